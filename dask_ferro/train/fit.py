@@ -9,7 +9,8 @@ There are no callbacks: what is to happen between two steps is written in the lo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from numbers import Real
 from typing import Any
 
 from dask_ferro.errors import ConfigError
@@ -21,12 +22,17 @@ from dask_ferro.train.data.order import is_whole
 from dask_ferro.train.data.source import source_of
 from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics, own_inputs
 from dask_ferro.train.program import Recipe, with_rate
-from dask_ferro.train.rates import RateOf
+from dask_ferro.train.rates import RateOf, rate_of
 from dask_ferro.train.stopping import EarlyStopping
 from dask_ferro.train.training import CheckpointOptions, Fit
 from dask_ferro.train.trees import constants
 from dask_ferro.train.update.scaling import LossScale, loss_scale_of
 
+_CHOICES = {
+    "last": ("keep", "drop"),
+    "precision": (None, *PRECISIONS),
+    "nonfinite": ("stop", "skip", "continue"),
+}
 # Keywords of `parallel` that are passed on.
 _OPTIONS = ("micro_batches", "schedule", "stages", "reduction", "workers")
 
@@ -43,11 +49,12 @@ def fit(
     seed: int | None = 0,
     last: str = "keep",
     metrics: Metrics | None = None,
-    rate: RateOf | None = None,
+    rate: RateOf | float | None = None,
     clip: float | None = None,
     accumulate: int = 1,
     precision: str | None = None,
     loss_scale: LossScale | float | str | None = None,
+    nonfinite: str = "stop",
     checkpoint: str | os.PathLike[str] | None = None,
     every: int | None = None,
     keep: int = 2,
@@ -88,9 +95,9 @@ def fit(
         What becomes of the last rows of an epoch that are fewer than `batch_size`.
     metrics : mapping of str to callable or Tensor, optional
         Scalars of the same arguments as the loss, computed in the same pass, and combined as losses are.
-    rate : callable, optional
+    rate : callable or float, optional
         From the number of updates before a step to its learning rate, in place of the optimizer's: `ff.CosineRate`, or
-        any function of the number alone.
+        any function of the number alone.  A number stays the rate.
     clip : float, optional
         The largest norm of all gradients together; larger ones are scaled down.
     accumulate : int, optional
@@ -101,12 +108,17 @@ def fit(
     loss_scale : LossScale, float or "dynamic", optional
         The scale of the loss, by default "dynamic" with float16 and none otherwise.  A batch whose gradients are not
         finite changes no parameters; it counts as an update for `rate`.
+    nonfinite : {"stop", "skip", "continue"}, optional
+        What a batch with a NaN or infinite loss does.  "stop": the training ends before it, by an error with its
+        number.  "skip": it changes nothing, as with a loss scale, and neither does one whose gradients are not finite,
+        which ranks and stages tell each other in every step.  "continue": it is a batch as any other.
     checkpoint : path, optional
-        A folder of checkpoints.  If it has one, the training goes on from the newest, with the same bits.  With workers
-        they have to see the folder too: they write the parts that they hold.
+        A folder of checkpoints, of one training at a time.  If it has one, the training goes on from the newest, with
+        the same bits; a warning names settings that have changed.  With workers they have to see the folder too: they
+        write the parts that they hold.
     every : int, optional
         The number of batches between checkpoints.  One is also written at the end, and when the loop is left: by
-        `break`, an error, or Ctrl-C.
+        `break`, an error, or Ctrl-C.  Arrays that are not finite are no checkpoint, and replace none.
     keep : int, optional
         The number of checkpoints that stay in the folder.
     patience : int, optional
@@ -122,7 +134,7 @@ def fit(
     -------
     Fit
         An iterable of steps with `loss`, `metrics`, `epoch`, `index`, `rows`, `is_updated`, `rate` and `params`;
-        numbers and arrays are fetched when they are read.  `Fit.params` are the parameters after the step that the loop
+        arrays are fetched when they are read.  `Fit.params` are the parameters after the step that the loop
         has.  With a client the next steps are submitted before, up to eight where they are small, so their batches and
         rates are asked for early.
 
@@ -130,7 +142,8 @@ def fit(
     ------
     ConfigError
         An option out of range, batches that the loss or the plan does not take, or a checkpoint that is damaged or of
-        another training; where the sizes of batches are known, before anything is computed.
+        another training; where the sizes of batches are known, before anything is computed.  A folder that another
+        training holds, or a loss that is not finite.
     UnsupportedOp
         An op without a gradient.
 
@@ -148,32 +161,48 @@ def fit(
     >>> len(losses), training.params["w"].round(2).tolist()
     (18, [[3.0]])
     """
-    metrics = metrics or {}
+    metrics = {} if metrics is None else metrics
+    _check_kinds(loss, metrics, optimizer)
     counts = {"epochs": epochs, "accumulate": accumulate, "every": every, "keep": keep, "patience": patience}
     _check_counts(counts, seed)
-    _check_choices("last", last, ("keep", "drop"))
-    _check_choices("precision", precision, (None, *PRECISIONS))
-    _check_choices("monitor", monitor, ("loss", *metrics))
+    choices = {"last": last, "precision": precision, "nonfinite": nonfinite, "monitor": monitor}
+    _check_choices(choices, {**_CHOICES, "monitor": ("loss", *metrics)})
     _check_others(options, metrics, clip, checkpoint if every else "")
-    folder = _folder(checkpoint)
-    tensors = constants(params)
-    scale, update = loss_scale_of(loss_scale, precision), with_rate(optimizer) if rate else optimizer
-    recipe = Recipe(loss, metrics, update, clip, accumulate, precision, scale, {"plan": plan, **options})
+    tensors, scale, rates = constants(params), loss_scale_of(loss_scale, precision), rate_of(rate)
+    update, options = optimizer if rates is None else with_rate(optimizer), {"plan": plan, **options}
+    recipe = Recipe(loss, metrics, update, clip, accumulate, precision, scale, nonfinite, options)
     names = own_inputs(loss, metrics, tensors) if isinstance(loss, Tensor) else ()
     data = source_of(batches, batch_size, seed, keeps_last=last == "keep", names=names)
-    keeping = CheckpointOptions(folder, every, keep)
-    return Fit(recipe, tensors, data, epochs, rate, EarlyStopping(patience, monitor), keeping, progress)
+    keeping = CheckpointOptions(_folder(checkpoint), every, keep)
+    return Fit(recipe, tensors, data, epochs, rates, EarlyStopping(patience, monitor), keeping, progress)
 
 
 def _folder(checkpoint: str | os.PathLike[str] | None) -> str | None:
     if checkpoint is None:
         return None
+    if not isinstance(checkpoint, (str, os.PathLike)) or not os.fspath(checkpoint):
+        raise ConfigError(f"fit: checkpoint: got {checkpoint!r}, wanted the path of a folder")
     if is_address(path := os.fspath(checkpoint)):
         raise ConfigError(
             f"fit: checkpoint: got {without_secrets(path)!r}, wanted the path of a folder: checkpoints are written to"
             " file systems, not to addresses; give a folder that this process and the workers see, as a mounted one"
         )
     return os.path.abspath(path)
+
+
+def _check_kinds(loss: object, metrics: object, optimizer: object) -> None:
+    if isinstance(optimizer, type) or not (hasattr(optimizer, "init") and hasattr(optimizer, "step")):
+        raise ConfigError(f"fit: optimizer: got {optimizer!r}, wanted one such as ff.optim.Adam(1e-3)")
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"fit: metrics: got {metrics!r}, wanted them by name: {{'accuracy': accuracy}}")
+    for name, value in {
+        "loss": loss,
+        **{f"metrics: {name!r}": metric for name, metric in metrics.items()},
+    }.items():
+        if not isinstance(value, Tensor) and not callable(value):
+            raise ConfigError(
+                f"fit: {name}: got {value!r}, wanted a function of (params, batch), or a Tensor"
+            )
 
 
 def _check_counts(counts: Mapping[str, int | None], seed: int | None) -> None:
@@ -185,9 +214,12 @@ def _check_counts(counts: Mapping[str, int | None], seed: int | None) -> None:
             raise ConfigError(f"fit: {name}: got {value!r}, wanted a number from 1 on")
 
 
-def _check_choices(name: str, value: str | None, known: Iterable[str | None]) -> None:
-    if value not in known:
-        raise ConfigError(f"fit: {name}: got {value!r}, wanted one of {', '.join(map(repr, known))}")
+def _check_choices(values: Mapping[str, object], known: Mapping[str, Collection[object]]) -> None:
+    for name, value in values.items():
+        if value not in known[name]:
+            raise ConfigError(
+                f"fit: {name}: got {value!r}, wanted one of {', '.join(map(repr, known[name]))}"
+            )
 
 
 def _check_others(options: Mapping[str, Any], metrics: Metrics, clip: float | None, folder: Any) -> None:
@@ -199,7 +231,7 @@ def _check_others(options: Mapping[str, Any], metrics: Metrics, clip: float | No
         raise ConfigError("fit: metrics: 'loss' is the name of the loss; use another one")
     if options.get("reduction", "mean") not in ("mean", "sum"):
         raise ConfigError(f"fit: reduction: got {options['reduction']!r}, wanted 'mean' or 'sum'")
-    if clip is not None and (isinstance(clip, bool) or not clip > 0):
+    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, Real) or not clip > 0):
         raise ConfigError(f"fit: clip: got {clip!r}, wanted a norm above 0")
     if folder is None:
         raise ConfigError("fit: every: there is no folder for checkpoints; give checkpoint= too")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.dtypes import dtype_of
-from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.emit import build, reached
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor, argument, cast, widened
 from dask_ferro.train.data.batch import Batch, Named
@@ -55,8 +56,8 @@ def batch_graphs(
     Raises
     ------
     ConfigError
-        A loss or metric that is no scalar, a batch whose arrays are not those that the loss reads, or a precision for a
-        loss that is a Tensor.
+        A loss or metric that is no scalar, a loss that reads no parameter, a batch whose arrays are not those that the
+        loss reads, or a precision for a loss that is a Tensor.
     """
     if isinstance(loss, Tensor):
         if precision is not None:
@@ -68,6 +69,7 @@ def batch_graphs(
             raise ConfigError(
                 f"fit: metrics: {wrong}: the loss is a Tensor, so they are Tensors too, of its arguments"
             )
+        _check_depends(loss, params)
         tensors = {name: _metric(name, metric) for name, metric in metrics.items()}
         return BatchGraphs(loss, tensors, _matched(own_inputs(loss, metrics, params), form, list(first)))
     to = None if precision is None else dtype_of(precision)
@@ -78,6 +80,7 @@ def batch_graphs(
         "rows": argument(ROW_NUMBERS, ("rows",), np.int64),
     }
     found = _loss(_called(loss, narrow, batch, extra))
+    _check_depends(found, params)
     called = {n: _called(metric, narrow, batch, extra) for n, metric in metrics.items()}
     return BatchGraphs(found, {n: _metric(n, value) for n, value in called.items()}, {n: n for n in first})
 
@@ -88,6 +91,15 @@ def own_inputs(loss: Tensor, metrics: Metrics, params: Tree) -> list[str]:
     tensors = [loss, *(metric for metric in metrics.values() if isinstance(metric, Tensor))]
     inputs = build(tensors, leaves).model.graph.inputs
     return [str(value.name) for value in inputs][len({leaf.key for leaf in leaves}) :]
+
+
+def _check_depends(loss: Tensor, params: Tree) -> None:
+    inputs = chain.from_iterable(node.inputs for node in reached([loss]))
+    read = {loss.key, *(x.key for x in inputs if x is not None)}
+    if read.isdisjoint(leaf.key for leaf in pytree.leaves(params)):
+        raise ConfigError(
+            "fit: the loss reads none of params, so no step would change them; compute it from params"
+        )
 
 
 def _matched(own: Sequence[str], form: Any, names: Sequence[str]) -> dict[str, str]:

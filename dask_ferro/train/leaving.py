@@ -1,7 +1,7 @@
-"""The last checkpoint of a loop that is left, by Ctrl-C for instance: not waited for if its workers are gone.
+"""Checkpoints are written in a thread, which Ctrl-C does not reach: one that has begun is written to its end.
 
-A terminal sends Ctrl-C to workers on this machine too.  Those of `ff.LocalCluster` go on; other ones may end, and what
-they held with them.
+The last one of a loop that is left is not waited for if its workers are gone.  A terminal sends Ctrl-C to workers on
+this machine too: those of `ff.LocalCluster` go on; other ones may end, and what they held with them.
 """
 
 from __future__ import annotations
@@ -22,34 +22,41 @@ _EVERY_S = 0.1
 _ANSWER_S = 5.0
 
 
-def save_before_leaving(save: Callable[[], None]) -> None:
-    """Call a function that writes a checkpoint; with a client without workers, warn and return.
+def written_in_a_thread(write: Callable[[], None], *, is_leaving: bool) -> None:
+    """Call a function that writes a checkpoint, and raise its errors.
 
-    Its errors are raised here.
+    Ctrl-C is raised once it has ended, and a second one at once.  As a loop is left, a client without workers is a
+    warning.
     """
-    client = live_client()
-    if client is None:
-        save()
-        return
     failed: list[BaseException] = []
-    writer = Thread(target=copy_context().run, args=(_kept, save, failed), daemon=True)
-    writer.start()
+    writer = Thread(target=copy_context().run, args=(_kept, write, failed), daemon=True)
+    try:
+        writer.start()
+        _wait(writer, is_leaving)
+    except KeyboardInterrupt:
+        _wait(writer, True)
+        raise
+    if failed:
+        raise failed[0]
+
+
+def _wait(writer: Thread, is_leaving: bool) -> None:
+    """Wait for a thread; as the loop is left, while there are workers."""
+    client = live_client() if is_leaving else None
     seen = time.monotonic()
     while writer.is_alive():
         writer.join(_EVERY_S)
         now = time.monotonic()
-        if _has_workers(client):
+        if client is None or _has_workers(client):
             seen = now
         elif now - seen > GONE_S:
             warnings.warn(
                 "fit: the workers are gone, and parameters with them: no checkpoint was written as the loop was left;"
                 " the last one stays",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
             return
-    if failed:
-        raise failed[0]
 
 
 def _kept(save: Callable[[], None], failed: list[BaseException]) -> None:

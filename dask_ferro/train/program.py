@@ -20,9 +20,10 @@ import numpy as np
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.stages import LOSS
 from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.namespace import abs, isinf, isnan, logical_or, where
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.graph.tensor.tensor import Tensor, argument, cast, widened
+from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, cast, widened
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.pipeline.run import PipelineRun
@@ -33,7 +34,7 @@ from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS, STEP, Loss, Metrics, batch_graphs, own_inputs
 from dask_ferro.train.trees import leaves_of
 from dask_ferro.train.update.scaling import LossScale
-from dask_ferro.train.update.update import ENDS, ROWS, SCALE, BatchUpdate
+from dask_ferro.train.update.update import ENDS, ROWS, SCALE, UPDATED, BatchUpdate
 
 RATE, LOSS_SCALE = "fit.rate", "fit.scale"
 OTHER_SIZES = "choose batch_size by the plan, or last='drop' where the last batch of an epoch is smaller"
@@ -45,7 +46,7 @@ class Recipe:
 
     Attributes
     ----------
-    loss, metrics, clip, accumulate, precision
+    loss, metrics, clip, accumulate, precision, nonfinite
         As `ff.fit` takes them.
     optimizer : Optimizer
         Where the rate is a function of the step, one that reads the argument `RATE`.
@@ -61,7 +62,17 @@ class Recipe:
     accumulate: int = 1
     precision: str | None = None
     scale: LossScale | None = None
+    nonfinite: str = "stop"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What may change in a run that goes on, in words by name."""
+        own = getattr(self.optimizer, "__dict__", {})
+        found = {"optimizer": type(self.optimizer).__name__, **{f"optimizer.{n}": v for n, v in own.items()}}
+        found |= {"clip": self.clip, "precision": self.precision, "reduction": "sum" if self.sums else "mean"}
+        # A rate that is a function is a Tensor here.
+        return {name: "a function" if isinstance(v, Tensor) else str(v) for name, v in found.items()}
 
     @property
     def sums(self) -> bool:
@@ -71,17 +82,19 @@ class Recipe:
     @property
     def update(self) -> BatchUpdate:
         """The update of a batch."""
-        return BatchUpdate(self.optimizer, self.clip, self.accumulate > 1, self.sums, self.scale)
+        skips = self.nonfinite == "skip"
+        return BatchUpdate(self.optimizer, self.clip, self.accumulate > 1, self.sums, self.scale, skips)
 
 
 class Trained(NamedTuple):
-    """The results of a step, in this process or sharded on workers, and the scale that its loss has."""
+    """The results of a step, here or sharded on workers, the scale of its loss, and whether it updated (0: no)."""
 
     loss: Any
     metrics: Mapping[str, Any]
     params: Tree
     state: Tree
     scale: Any = None
+    updated: Any = None
 
 
 def with_rate(optimizer: Optimizer) -> Optimizer:
@@ -103,6 +116,10 @@ def with_rate(optimizer: Optimizer) -> Optimizer:
 
 def _scaled(loss: Tensor, recipe: Recipe) -> Tensor:
     """Return a loss times its scale, an input, where the recipe has one."""
+    if recipe.nonfinite == "skip":
+        # The factor gives a loss that is not finite gradients that are not either, and it stays what it is.
+        wrong = logical_or(isnan(loss), isinf(loss))
+        loss = loss * where(wrong, abs(loss), asarray(np.ones((), loss.dtype)))
     if recipe.scale is None:
         return loss
     wide = widened(loss)
@@ -243,7 +260,8 @@ class StepProgram(TrainingProgram):
         client = current_client()
         # Not `submit`, whose result has no metrics.
         held = _computed(run) if client is None else waiting(client).persist(run)
-        return Trained(held.loss, held.metrics, held.params, held.state, arrays.get(LOSS_SCALE))
+        updated = held.state.get(UPDATED) if isinstance(held.state, Mapping) else None
+        return Trained(held.loss, held.metrics, held.params, held.state, arrays.get(LOSS_SCALE), updated)
 
 
 def _computed(run: PipelineRun) -> Trained:

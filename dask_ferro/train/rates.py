@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import cos, isfinite, pi
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from dask_ferro.errors import ConfigError
 
@@ -64,6 +66,20 @@ class CosineRate:
         return self.last + (self.peak - self.last) * (1 + cos(pi * share)) / 2
 
 
+def rate_of(rate: RateOf | float | None) -> RateOf | None:
+    """Return a rate as a function of the update; a number stays what it is.
+
+    Raises
+    ------
+    ConfigError
+        It is neither.
+    """
+    if rate is None or callable(rate):
+        return rate
+    value = _checked(rate, "rate", "a number from 0 on, or a function from the number of updates to one")
+    return lambda update: value
+
+
 def rate_at(rate: RateOf, update: int) -> float:
     """Return the rate of an update.
 
@@ -72,7 +88,11 @@ def rate_at(rate: RateOf, update: int) -> float:
     ConfigError
         The function returns no finite number from 0 on.
     """
-    value = float(rate(update))
-    if not (isfinite(value) and value >= 0):
-        raise ConfigError(f"fit: rate({update}): got {value!r}, wanted a finite number from 0 on")
-    return value
+    return _checked(rate(update), f"rate({update})", "a finite number from 0 on")
+
+
+def _checked(value: Any, name: str, wanted: str) -> float:
+    is_number = np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
+    if not (is_number and isfinite(value) and value >= 0):
+        raise ConfigError(f"fit: {name}: got {value!r}, wanted {wanted}")
+    return float(value)

@@ -3,41 +3,49 @@
     batch --TrainingProgram.step--> parameters and state of the next step       checkpoint: between two steps
                        `--> FitStep, for the caller
 
-With a client the next steps are submitted before the loop has one, so that workers compute while the loop reads it.
+With a client the next steps are submitted before the loop has one, so that workers compute while the loop's body runs.
+The loop has a step once it is computed and its loss is accepted: until then the training stands before it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import chain
+from math import isfinite
+from threading import Lock
 from typing import Any, NamedTuple
+from warnings import warn
 
 import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.lock import Hold
 from dask_ferro.lower.client import current_client
 from dask_ferro.train.data.batch import Batch, digest_of, rows_of
 from dask_ferro.train.data.source import Source
-from dask_ferro.train.leaving import save_before_leaving
+from dask_ferro.train.leaving import written_in_a_thread
 from dask_ferro.train.program import Recipe, TrainingProgram
 from dask_ferro.train.progress import bar
 from dask_ferro.train.rates import RateOf, rate_at
 from dask_ferro.train.saved import checkpoint as files
 from dask_ferro.train.saved import reading
 from dask_ferro.train.saved.manifest import Manifest, Position, differences, mismatches
-from dask_ferro.train.step import FitStep, Latest, StepNumbers
+from dask_ferro.train.step import FitStep, SubmittedStep
 from dask_ferro.train.stopping import EarlyStopping
 from dask_ferro.train.trees import check_reachable, named_leaves, values, whole
+from dask_ferro.train.update.update import UPDATED
 from dask_ferro.train.whole_step import program_of
 
 # With a client, the most steps that are submitted beyond the one that the loop has, and the bytes that they may hold:
 # parameters and state on workers, and batches in this process.  Dask sends a client's messages every 10 ms, so that
 # short steps share one.
 _STEPS_BEYOND, _BYTES_BEYOND = 8, 64 * 2**20
+# The fact that may change in a run that goes on from a checkpoint.
+_SETTINGS = "settings"
 
 
 class CheckpointOptions(NamedTuple):
@@ -59,8 +67,6 @@ class _State(NamedTuple):
         Of the last step.
     batch : dict of str to array
         The last batch.
-    pending : (int, StepNumbers), optional
-        Rows and numbers of the last step, unless it was waited for.
     """
 
     position: Position
@@ -68,24 +74,12 @@ class _State(NamedTuple):
     params: Tree
     state: Tree
     batch: Batch = {}  # noqa: RUF012 - never changed
-    pending: tuple[int, StepNumbers] | None = None
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """Parameters and the update's state by name."""
-        return dict(chain(named_leaves(self.params, "params"), named_leaves(self.state, "state")))
-
-    def settled(self) -> _State:
-        """Return the state with the last step counted for early stopping, once it is computed."""
-        if self.pending is None:
-            return self
-        rows, numbers = self.pending
-        # The numbers are waited for in any case, so that the client is not far ahead of the workers.
-        found, stopping = numbers.by_name, self.stopping
-        # Without early stopping a sum of losses would only be written into checkpoints.
-        if stopping.most is not None:
-            stopping = stopping.seen(found[stopping.monitor], rows)
-        return self._replace(stopping=stopping, pending=None)
+        """Parameters and the update's state by name, without what no step reads."""
+        pairs = chain(named_leaves(self.params, "params"), named_leaves(self.state, "state"))
+        return {name: leaf for name, leaf in pairs if name != f"state.{UPDATED}"}
 
     def epoch_ended(self) -> _State:
         """Return the state at the start of the next epoch."""
@@ -96,7 +90,7 @@ class _State(NamedTuple):
 
 
 # A step, and the state after it.
-_Submitted = tuple[FitStep, _State]
+_Submitted = tuple[SubmittedStep, _State]
 
 
 class Fit:
@@ -115,22 +109,23 @@ class Fit:
     ) -> None:
         self._recipe, self._tensors, self._source = recipe, params, source
         self._epochs, self._rate, self._keeping, self._progress = epochs, rate, keeping, progress
-        self._facts = {**source.facts, "accumulate": recipe.accumulate}
+        self._facts = {**source.facts, "accumulate": recipe.accumulate, _SETTINGS: recipe.settings}
         # Replaced by one assignment: Ctrl-C may come between any two.
         self._now = _State(Position(), stopping, values(params), values(recipe.update.init(params)))
         self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._now.arrays.items()}
         self._nbytes = sum(leaf.nbytes for leaf in self._now.arrays.values())
         self._program: TrainingProgram | None = None
-        self._latest: Latest = deque(maxlen=2 * _STEPS_BEYOND)
         self._saved: int | None = None
         # The last error of writing a checkpoint, which is not tried again because of it.
         self._failure: BaseException | None = None
+        self._writes = Lock()
+        self._holds: list[Hold] = []
         # Batches of known sizes are checked before any is computed; others when they come.
         if source.sizes:
             self._ready(next(source.epoch(0, 0))).check(source.sizes)
         if keeping.folder is not None:
-            files.prepare(keeping.folder)
-            self._resume(keeping.folder)
+            with files.held(keeping.folder):
+                self._resume(keeping.folder)
 
     @property
     def params(self) -> Tree:
@@ -144,20 +139,24 @@ class Fit:
     def __iter__(self) -> Iterator[FitStep]:
         count = self._source.count
         total = None if count is None else count * self._epochs
-        with bar(total, self._now.position.step, self._progress) as show:
+        with ExitStack() as stack:
+            if self._keeping.folder is not None:
+                held = files.held(self._keeping.folder, self._now.position.step)
+                self._holds = stack.enter_context(held)
+            show = stack.enter_context(bar(total, self._now.position.step, self._progress))
             try:
                 yield from self._steps(show)
+                self._save()
             except BaseException as error:
                 # A loop that is left, by Ctrl-C, an error or `break`, goes on from here next time.
                 if self._is_ahead and error is not self._failure:
                     self._save_behind(error)
                 raise
-        self._save()
 
     def _save_behind(self, error: BaseException) -> None:
         """Write a checkpoint as the loop is left by an error, which stays the one that is raised."""
         try:
-            save_before_leaving(self._save)
+            self._save(is_leaving=True)
         except Exception as other:
             # `break` and Ctrl-C are no failure of their own.
             if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
@@ -169,16 +168,40 @@ class Fit:
     def _steps(self, show: Callable[[int, int, float], None]) -> Iterator[FitStep]:
         every = self._keeping.every
         while self._now.position.epoch < self._epochs and not self._now.stopping.is_over:
-            for step, after in _early(self._submitted(), self._beyond):
-                self._settle(show)
+            for submitted, after, later in _early(self._submitted(), self._beyond):
+                # It is waited for in any case, so that the client is not far ahead of the workers.
+                step = submitted.computed(later)
                 # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
-                self._now = after._replace(stopping=self._now.stopping)
+                self._now = after._replace(stopping=self._counted(step, after.position))
+                show(step.epoch, after.position.step, step.loss)
                 yield step
                 # Only now is the caller done with the step.
                 if every is not None and self._now.position.step % every == 0:
                     self._save()
-            self._settle(show)
             self._now = self._now.epoch_ended()
+
+    def _counted(self, step: FitStep, after: Position) -> EarlyStopping:
+        """Return early stopping after a step.
+
+        Raises
+        ------
+        ConfigError
+            Its loss is not finite, and the training is to stop there.
+        """
+        stopping, nonfinite = self._now.stopping, self._recipe.nonfinite
+        if nonfinite != "continue" and not isfinite(step.loss):
+            if nonfinite == "skip":
+                return stopping
+            raise ConfigError(
+                f"fit: the loss of batch {after.batch - 1} of epoch {step.epoch} (step {step.index}) is {step.loss},"
+                " wanted a finite number: a value or label is out of range, the rate too large, or gradients before it"
+                " were not finite; the training stands before this batch: mend it and go on, or have such batches left"
+                " out (nonfinite='skip')"
+            )
+        # Without early stopping a sum of losses would only be written into checkpoints.
+        if stopping.most is None:
+            return stopping
+        return stopping.seen({**step.metrics, "loss": step.loss}[stopping.monitor], step.rows)
 
     def _beyond(self, batch: Batch) -> int:
         """Return how many steps with batches like this one may be submitted beyond the one that the loop has."""
@@ -227,22 +250,14 @@ class Fit:
         rate = None if self._rate is None else rate_at(self._rate, at.updates)
         program = self._ready(batch)
         made = program.step(batch, now.params, now.state, number=at.step, rows=rows, ends=ends, rate=rate)
-        numbers = StepNumbers(made, self._latest)
         after = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
-        step = FitStep(at.epoch, at.step, rows, ends, rate, numbers, made.params)
-        return step, _State(after, now.stopping, made.params, made.state, batch, (rows, numbers))
+        step = SubmittedStep(made, ends=ends, epoch=at.epoch, index=at.step, rows=rows, rate=rate)
+        return step, _State(after, now.stopping, made.params, made.state, batch)
 
     def _ready(self, batch: Batch) -> TrainingProgram:
         if self._program is None:
             self._program = program_of(self._recipe, self._tensors, self._source.form, batch)
         return self._program
-
-    def _settle(self, show: Callable[[int, int, float], None] | None = None) -> None:
-        """Wait for the last step."""
-        pending, self._now = self._now.pending, self._now.settled()
-        if show is not None and pending is not None:
-            at = self._now.position
-            show(at.epoch, at.step, pending[1].by_name["loss"])
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
 
@@ -251,23 +266,28 @@ class Fit:
         """Whether there is a folder without a checkpoint of this position."""
         return self._keeping.folder is not None and self._now.position.step not in (0, self._saved)
 
-    def _save(self) -> None:
+    def _save(self, *, is_leaving: bool = False) -> None:
         """Write a checkpoint, unless there is no folder, or it has one of this position."""
-        folder = self._keeping.folder
-        if folder is None or not self._is_ahead:
-            return
-        self._settle()
-        now = self._now
-        at = now.position
-        # At the start of an epoch there is no batch before the position.
-        digest = digest_of(now.batch) if at.batch else ""
-        manifest = Manifest(at._replace(digest=digest), now.stopping, self._facts)
-        try:
-            files.save(folder, manifest, now.arrays, self._types, keep=self._keeping.keep)
-        except BaseException as error:
-            self._failure = error
-            raise
-        self._saved = at.step
+        if self._is_ahead:
+            written_in_a_thread(self._write, is_leaving=is_leaving)
+
+    def _write(self) -> None:
+        # Ctrl-C as a thread starts leaves it running: the next one waits for it.
+        with self._writes:
+            folder, now, at = self._keeping.folder, self._now, self._now.position
+            if folder is None or not self._is_ahead:
+                return
+            # At the start of an epoch there is no batch before the position.
+            digest = digest_of(now.batch) if at.batch else ""
+            manifest = Manifest(at._replace(digest=digest), now.stopping, self._facts)
+            try:
+                for hold in self._holds:
+                    hold.check()
+                files.save(folder, manifest, now.arrays, self._types, keep=self._keeping.keep)
+            except BaseException as error:
+                self._failure = error
+                raise
+            self._saved = at.step
 
     def _resume(self, folder: str) -> None:
         """Go on from the newest checkpoint of a folder, if there is one.
@@ -281,12 +301,18 @@ class Fit:
         if not found:
             return
         manifest = reading.read_manifest(found[0])
-        wrong = differences(manifest.facts, self._facts) + mismatches(manifest.arrays, self._types)
+        was, now_is = dict(manifest.facts), dict(self._facts)
+        settings = now_is.pop(_SETTINGS)
+        others = differences(was.pop(_SETTINGS, settings), settings)
+        wrong = differences(was, now_is) + mismatches(manifest.arrays, self._types)
         if wrong:
             raise ConfigError(
                 f"fit: checkpoint {found[0]!r} is of another training: {'; '.join(wrong)}; give the same, or another"
                 " folder"
             )
+        if others:
+            text = "; ".join(others)
+            warn(f"fit: checkpoint {found[0]!r}: other settings hold from here: {text}", stacklevel=4)
         arrays, now = reading.read_arrays(found[0], manifest), self._now
         params, state = _filled(now.params, "params", arrays), _filled(now.state, "state", arrays)
         self._now = _State(manifest.position, now.stopping.after(manifest.stopping), params, state)
@@ -295,7 +321,7 @@ class Fit:
 
 def _filled(tree: Tree, prefix: str, arrays: Mapping[str, Any]) -> Tree:
     """Return a tree with arrays in place of its leaves, by their names."""
-    return pytree.like(tree, [arrays[name] for name, _ in named_leaves(tree, prefix)])
+    return pytree.like(tree, [arrays.get(name, leaf) for name, leaf in named_leaves(tree, prefix)])
 
 
 def steps_beyond(nbytes: int) -> int:
@@ -303,18 +329,26 @@ def steps_beyond(nbytes: int) -> int:
     return max(1, min(_STEPS_BEYOND, _BYTES_BEYOND // max(1, nbytes)))
 
 
-def _early(steps: Iterator[_Submitted], beyond: Callable[[Batch], int]) -> Iterator[_Submitted]:
-    """Yield each step once so many more are submitted; if one cannot be, those before it come first."""
+def _early(
+    steps: Iterator[_Submitted], beyond: Callable[[Batch], int]
+) -> Iterator[tuple[SubmittedStep, _State, list[SubmittedStep]]]:
+    """Yield each step and those after it, once so many are submitted; if one cannot be, those before it come first."""
     held: deque[_Submitted] = deque()
+
+    def first() -> tuple[SubmittedStep, _State, list[SubmittedStep]]:
+        step, after = held.popleft()
+        return step, after, [later for later, _ in held]
+
     failed = None
     try:
         for step in steps:
             held.append(step)
             if len(held) > beyond(step[1].batch):
-                yield held.popleft()
+                yield first()
     except Exception as error:  # noqa: BLE001 - it is raised below
         failed = error
-    yield from held
+    while held:
+        yield first()
     if failed is not None:
         raise failed
 

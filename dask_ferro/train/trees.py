@@ -112,7 +112,7 @@ def _value(leaf: Tensor) -> Any:
 
 def _constant(name: str, leaf: Any) -> Tensor:
     if not isinstance(leaf, Tensor):
-        return asarray(as_array(leaf), name=name)
+        return asarray(as_array(leaf, f"params: {name!r}"), name=name)
     if getattr(leaf.origin, "tensor", None) is None:
         raise ConfigError(f"fit: params: {name!r}: got {leaf!r}, wanted an array, or a constant (ff.asarray)")
     return leaf

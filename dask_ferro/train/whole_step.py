@@ -46,9 +46,11 @@ from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS
 from dask_ferro.train.program import Recipe, StepProgram, Trained, TrainingProgram, refusal, waiting
 from dask_ferro.train.trees import leaves_of
+from dask_ferro.train.update.update import UPDATED
 
 # Options of `parallel` that a step without stages and micro-batches has too.
 _WHOLE = frozenset({"plan", "reduction", "workers", "micro_batches"})
+_UPDATED = "fit.updated"
 
 
 def program_of(recipe: Recipe, params: Tree, form: Any, first: Batch) -> TrainingProgram:
@@ -93,7 +95,9 @@ class WholeStep(TrainingProgram):
         names = dict(zip(self._grads, leaves_of(grads), strict=True)) if is_split else {}
         # The loss that the caller reads has no scale, of which a rank's tuple would be read too.
         told = self._graphs.loss if recipe.scale is None else widened(self._graphs.loss)
-        self._model = build({LOSS: told, **metrics, **ends}, kept, names=names).model
+        # Read from the state, whether there was an update would be a whole tuple too.
+        flag = {_UPDATED: then[UPDATED]} if UPDATED in then else {}
+        self._model = build({LOSS: told, **metrics, **flag, **ends}, kept, names=names).model
         # The first inputs are those given here, in their order.
         for i, value in enumerate(self._model.graph.inputs[len(self._after) : len(kept)]):
             # No name of its own: a plan's pattern for inputs of the batch would match `input_0`.
@@ -149,6 +153,7 @@ class WholeStep(TrainingProgram):
             {name: found[name] for name in self._graphs.metrics},
             pytree.like(params, [found[name] for name in self._after]),
             pytree.like(state, [found[name] for name in self._then]),
+            updated=found.get(_UPDATED),
         )
 
     def _computed(self, arrays: Arrays) -> dict[str, Any]:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from shutil import copytree, rmtree
+from subprocess import PIPE, Popen
 
 import dask
+import numpy as np
 import pytest
+import xxhash
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
+from dask_ferro.train.saved.manifest import Manifest
 from tests.train.nets import data, loss, params, ran, same_bits
+from tests.waiting import WHOLE_S
 
 # Three batches an epoch, the last one smaller.
 FULL = {
@@ -62,7 +70,7 @@ def saved(tmp_path_factory):
 
 
 def names(folder):
-    return sorted(os.listdir(folder))
+    return sorted(name for name in os.listdir(folder) if name != ".ferro-lock")
 
 
 # ---- the same bits -----------------------------------------------------------------------------------------
@@ -168,38 +176,67 @@ def test_ctrl_c_within_a_step_leaves_a_checkpoint_of_the_one_before(tmp_path):
     assert ran(rate=rate, checkpoint=tmp_path)[0] == whole[2:]
 
 
-def test_a_file_is_no_folder(tmp_path):
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(
-            ConfigError, match=r"checkpoint: .*file.*; give a folder, or the path of a new one"
-        ):
-            ran(checkpoint=path, steps=0)
-
-
 # ---- interrupted writes ------------------------------------------------------------------------------------
 
 # The system calls of a write, in their order: each may be the last.
 CALLS = [("fsync", 0), ("fsync", 1), ("fsync", 2), ("rename", 0)]
 
 
+@pytest.mark.usefixtures("pythons_own_handler")
+@pytest.mark.parametrize("by", ["a full disk", "Ctrl-C"])
 @pytest.mark.parametrize(("call", "number"), CALLS, ids=[f"{call} {number}" for call, number in CALLS])
-def test_an_interrupted_write_leaves_the_last_checkpoint(call, number, tmp_path, monkeypatch):
+def test_an_interrupted_write_leaves_the_last_checkpoint(call, number, by, tmp_path, monkeypatch):
+    """Ctrl-C lets the write come to its end."""
     whole = uninterrupted()
     told, _ = ran(checkpoint=tmp_path, steps=2)
     real, counted = getattr(os, call), iter(range(99))
 
     def failing(*arguments, **options):
         if next(counted) == number:
-            raise OSError(28, "No space left on device")
+            if by == "a full disk":
+                raise OSError(28, "No space left on device")
+            signal.raise_signal(signal.SIGINT)
         return real(*arguments, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, call, failing)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises((OSError, KeyboardInterrupt)) as raised:
             ran(checkpoint=tmp_path, every=1)
-    assert names(tmp_path) == ["step-000000000002"]
-    assert told + ran(checkpoint=tmp_path)[0] == whole
+    ended = by == "Ctrl-C"
+    if not ended:
+        assert re.search(
+            r"No space left on device; those before it stay: '.*/\.step-0+3\.", str(raised.value)
+        )
+    assert names(tmp_path) == ["step-000000000002", "step-000000000003"][: 1 + ended]
+    # The loop had the third step, and is not told of it again.
+    assert told + whole[2 : 2 + ended] + ran(checkpoint=tmp_path)[0] == whole
+
+
+HOLDER = """
+import sys, time
+from tests.train.nets import ran
+ran(checkpoint=sys.argv[1], every=1, rate=lambda n: 0.01 if n < 3 else print("holds", flush=True) or time.sleep(600))
+"""
+
+
+def test_a_folder_has_one_training_until_it_ends_or_is_killed(tmp_path):
+    options = {"checkpoint": tmp_path, "rate": 0.01}
+    late = ff.fit(loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, **options)
+    holder = Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "holds\n"
+        says = f"folder '{tmp_path}/' is being written by another ff.fit: process {holder.pid} on host"
+        for other in (lambda: ran(**options, steps=0), lambda: list(late)):
+            with pytest.raises(ConfigError, match=says):
+                other()
+    finally:
+        holder.kill()
+        holder.communicate(timeout=WHOLE_S)
+    with pytest.raises(
+        ConfigError, match=r"step-0+3' was written by another training, and this one .* step 0"
+    ):
+        list(late)
+    assert ran(**options)[0] == uninterrupted()[3:]
 
 
 def test_what_a_killed_writer_left_is_neither_read_nor_kept(tmp_path):
@@ -223,12 +260,27 @@ def _flip(path: Path):
     path.write_bytes(content)
 
 
+def _spoil(path: Path):
+    """Write a NaN and its right checksums, as earlier releases did."""
+    manifest, held = Manifest.from_bytes(path.read_bytes()), path.with_name("held-0.bin")
+    name, saved = next(iter(manifest.arrays.items()))
+    nan = np.full(saved.shape, np.nan, "f4").tobytes()
+    held.write_bytes(nan + held.read_bytes()[len(nan) :])
+    spoiled = saved._replace(parts=(saved.parts[0]._replace(check=xxhash.xxh3_64_hexdigest(nan)),))
+    path.write_bytes(replace(manifest, arrays={**manifest.arrays, name: spoiled}).to_bytes())
+
+
 DAMAGE = {
     "a file that is missing": ("held-0.bin", os.unlink, "held-0.bin: .*No such file"),
     "a file that is cut short": ("held-0.bin", _shorten, r"held-0.bin: it ends at byte \d+, wanted \d+"),
     "a bit that is flipped": ("held-0.bin", _flip, r"held-0.bin: the checksum of bytes \d+ to \d+ is wrong"),
     "no manifest": ("manifest.json", os.unlink, "manifest.json: .*No such file"),
     "a manifest that is changed": ("manifest.json", _flip, "manifest.json: its checksum is wrong"),
+    "a NaN": (
+        "manifest.json",
+        _spoil,
+        r"params.first.weight: 1 of \d+ arrays have values that are not finite",
+    ),
 }
 
 
@@ -273,6 +325,13 @@ def test_a_checkpoint_of_another_training_is_refused_with_what_differs(name, sav
             **{"batch_size": 8, "optimizer": ff.optim.Adam(0.01)}
             | {n: value for n, value in options.items() if n not in ("params", "data")},
         )
+
+
+def test_other_settings_of_the_optimizer_hold_and_are_told(saved, tmp_path):
+    copytree(saved, tmp_path / "made")
+    says = r"step-0+3': other settings hold from here: optimizer.rate: was '0.01', is '0.02'; clip: was 'None', is '1'"
+    with pytest.warns(UserWarning, match=says):
+        ran(checkpoint=tmp_path / "made", optimizer=ff.optim.Adam(0.02), clip=1, steps=0)
 
 
 def test_other_data_under_the_same_shapes_are_found_by_the_last_batch(saved, tmp_path):

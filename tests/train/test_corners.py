@@ -34,23 +34,6 @@ def losses(training):
 USUAL = losses(fitted())
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"reduction": "bogus"}, "reduction: got 'bogus'"),
-        ({"seed": 1.5}, "seed: got 1.5"),
-        ({"seed": True}, "seed: got True"),
-        ({"clip": True}, "clip: got True"),
-        ({"epochs": 0}, "epochs: got 0"),
-        ({"epochs": True}, "epochs: got True"),
-        ({"batch_size": 2.0}, "batch_size: got 2.0"),
-    ],
-)
-def test_what_is_no_option_is_refused(options, says):
-    with pytest.raises(ConfigError, match=says):
-        fitted(**options)
-
-
 def test_numbers_of_numpy_are_numbers():
     assert losses(fitted(batch_size=np.int64(4), epochs=np.int64(1))) == USUAL
 

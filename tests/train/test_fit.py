@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from dask.array import from_array
 from torch.utils.data import DataLoader, TensorDataset
 
 import dask_ferro as ff
@@ -65,8 +68,9 @@ def test_steps_tell_where_they_are():
     assert repr(training) == "<Fit at epoch 2 of 2, 6 batches done>"
 
 
-def test_a_rate_that_stays_is_the_optimizers_rate():
-    (told, _), (wanted, _) = ran(rate=lambda update: 0.01), ran()
+@pytest.mark.parametrize("rate", [0.01, lambda update: 0.01])
+def test_a_rate_that_stays_is_the_optimizers_rate(rate):
+    (told, _), (wanted, _) = ran(rate=rate, optimizer=ff.optim.Adam(0.5)), ran()
     assert told == wanted
 
 
@@ -202,6 +206,9 @@ def test_no_line_is_shown_without_a_terminal(capsys):
 
 
 W = ff.asarray(np.ones(6, "f4"), name="w")
+MASKED = np.ma.masked_greater(data()["x"], 1.0)
+# Batches that come as they are asked for.
+LOADER = {"batch_size": None, "steps": 1}
 TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
 
 
@@ -209,6 +216,12 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
     ("options", "message"),
     [
         ({"epochs": 0}, "epochs: got 0, wanted a number from 1 on"),
+        ({"epochs": True}, "epochs: got True"),
+        ({"reduction": "bogus"}, "reduction: got 'bogus'"),
+        ({"seed": 1.5}, "seed: got 1.5"),
+        ({"seed": True}, "seed: got True"),
+        ({"batch_size": 2.0}, "batch_size: got 2.0"),
+        ({"clip": True}, "clip: got True"),
         ({"accumulate": 1.5}, "accumulate: got 1.5"),
         ({"keep": 0}, "keep: got 0"),
         ({"patience": 0}, "patience: got 0"),
@@ -235,7 +248,33 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
         ),
         ({"params": {}}, "params: got no arrays"),
         ({"params": ff.argument("w", (6,))}, "params: 'params': .*, wanted an array, or a constant"),
-        ({"rate": lambda update: 0.1, "optimizer": object()}, "rate: object has no field `rate` to replace"),
+        (
+            {"rate": 0.1, "optimizer": SimpleNamespace(init=dict, step=dict)},
+            "rate: SimpleNamespace has no field `rate` to replace",
+        ),
+        ({"rate": "cosine"}, "rate: got 'cosine', wanted a number from 0 on, or a function"),
+        ({"rate": -0.1}, "rate: got -0.1, wanted a number from 0 on"),
+        ({"rate": lambda update: None, "steps": 1}, r"rate\(0\): got None, wanted a finite number from 0 on"),
+        ({"optimizer": "adam"}, r"optimizer: got 'adam', wanted one such as ff.optim.Adam\(1e-3\)"),
+        ({"optimizer": ff.optim.Adam}, "optimizer: got <class .*Adam'>, wanted one such as"),
+        ({"metrics": [distance]}, "metrics: got .*, wanted them by name: {'accuracy': accuracy}"),
+        ({"metrics": {"distance": 3}}, "metrics: 'distance': got 3, wanted a function of"),
+        ({"loss": "mse"}, r"loss: got 'mse', wanted a function of \(params, batch\), or a Tensor"),
+        ({"loss": lambda p, batch: ff.mean(batch["x"])}, "the loss reads none of params, so no step would"),
+        ({"params": None}, "params: 'params': got None, wanted an array"),
+        ({"clip": "1"}, "clip: got '1', wanted a norm above 0"),
+        ({"nonfinite": "raise"}, "nonfinite: got 'raise', wanted one of 'stop', 'skip', 'continue'"),
+        ({"checkpoint": ""}, "checkpoint: got '', wanted the path of a folder"),
+        ({"checkpoint": 3}, "checkpoint: got 3, wanted the path of a folder"),
+        ({"checkpoint": "/dev/null"}, "checkpoint: .*/dev/null.*; give a folder, or the path of a new one"),
+        ({"checkpoint": "/dev/null/here"}, "checkpoint: .*/dev/null/here.*; give a folder, or the path of"),
+        ({"checkpoint": "/proc/none"}, "checkpoint: .*/proc/none.*; give a folder, or the path of a new one"),
+        ({"data": None}, "batches: got NoneType, wanted arrays with batch_size="),
+        ({"data": {**data(), "x": MASKED}}, "batches: 'x': got a masked array, whose mask would be dropped"),
+        ({"data": {**data(), "x": from_array(MASKED)}}, "batches: 'x': got a masked array"),
+        ({**LOADER, "data": [None]}, "batches: 'batch': got None, wanted an array"),
+        ({**LOADER, "data": [{**data(), "t": None}]}, "batches: 't': got None, wanted an array"),
+        ({**LOADER, "data": lambda epoch: iter([])}, "batches: epoch 0 has none, wanted one batch or more"),
         (
             {"loss": TENSOR, "params": W, "precision": "float16"},
             "the loss is a Tensor, whose dtypes are decided",
@@ -254,7 +293,7 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
 )
 def test_what_it_cannot_do_is_refused_before_anything_is_computed(options, message):
     with pytest.raises(ConfigError, match=message):
-        ran(**options, steps=0)
+        ran(**{"steps": 0, **options})
 
 
 def test_batches_that_change_their_shape_are_refused():

@@ -165,7 +165,7 @@ def test_a_generator_may_fill_one_buffer_again():
 
 
 def test_tensors_with_gradients_are_arrays():
-    assert as_array(torch.ones(2, requires_grad=True)).tolist() == [1, 1]
+    assert as_array(torch.ones(2, requires_grad=True), "x").tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -59,19 +59,38 @@ def named(batch: Any, form: Any) -> Batch:
             f"fit: batches: got a batch of {_shown(own)}, wanted {_shown(form)}, as the first one"
         )
     if isinstance(form, Mapping):
-        return {name: as_array(batch[key]) for key, name in form.items()}
-    values = batch if isinstance(form, tuple) else [batch]
-    return dict(zip([form] if isinstance(form, str) else form, map(as_array, values), strict=True))
+        return {name: as_array(batch[key], f"batches: {name!r}") for key, name in form.items()}
+    pairs = zip(form, batch, strict=True) if isinstance(form, tuple) else [(form, batch)]
+    return {name: as_array(value, f"batches: {name!r}") for name, value in pairs}
 
 
-def as_array(value: Any) -> Any:
-    """Return an array of numpy, or a dask array as it is."""
+def as_array(value: Any, name: str) -> Any:
+    """Return an array of numpy, or a dask array as it is.
+
+    Raises
+    ------
+    ConfigError
+        It is None or text, or values of it are masked; in a dask array, whether they are is not known.
+    """
+    if value is None or isinstance(value, (str, bytes)):
+        raise ConfigError(f"fit: {name}: got {value!r}, wanted an array")
+    if np.ma.is_masked(value) or (is_dask_array(value) and _is_masked(value)):
+        raise ConfigError(
+            f"fit: {name}: got a masked array, whose mask would be dropped; fill it (`filled`), and give the mask as an"
+            " array of its own if the loss needs it"
+        )
     if is_dask_array(value):
         return value
     # A torch.Tensor that has a gradient, or is on a device, gives no array by itself.
     if hasattr(value, "detach"):
         value = value.detach().cpu()
     return np.asarray(value)
+
+
+def _is_masked(array: Any) -> bool:
+    from dask.array.utils import meta_from_array
+
+    return isinstance(meta_from_array(array), np.ma.MaskedArray)
 
 
 def copied(value: Any) -> Any:

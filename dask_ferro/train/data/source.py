@@ -72,14 +72,14 @@ def source_of(
     alone = hasattr(batches, "dtype") and hasattr(batches, "shape")
     if alone or (isinstance(batches, (Mapping, tuple)) and columns and all(map(_has_rows, columns))):
         return RowBatches(of_arrays(batches), _checked_size(size), seed, keeps_last)
-    if size is not None or not keeps_last:
-        raise ConfigError(
-            "fit: batch_size and last are for arrays and files, and an iterable of batches was given; leave them out"
-        )
     if not isinstance(batches, Iterable) and not callable(batches):
         raise ConfigError(
             f"fit: batches: got {type(batches).__name__}, wanted arrays with batch_size=, the path of parquet files, an"
             " iterable of batches, or a function from an epoch's number to one"
+        )
+    if size is not None or not keeps_last:
+        raise ConfigError(
+            "fit: batch_size and last are for arrays and files, and an iterable of batches was given; leave them out"
         )
     return Stream(batches, seed)
 

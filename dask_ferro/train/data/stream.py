@@ -43,13 +43,17 @@ class Stream:
         Raises
         ------
         ConfigError
-            An iterator, which can be read once, is asked for another epoch.
+            An iterator, which can be read once, is asked for another epoch; or there is no batch.
         """
+        is_empty = not start
         for batch in islice(self._batches(epoch), start, None):
             if self._form is None:
                 self._form = form_of(batch)
+            is_empty = False
             # A generator may fill the same buffer again, while this batch is still being computed.
             yield {name: copied(value) for name, value in named(batch, self._form).items()}
+        if is_empty:
+            raise ConfigError(f"fit: batches: epoch {epoch} has none, wanted one batch or more in each")
 
     def _batches(self, epoch: int) -> Iterator[Any]:
         if isinstance(self._given, Sequence):

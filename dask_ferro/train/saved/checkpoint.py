@@ -3,10 +3,11 @@
     <folder>/step-000000000100/manifest.json     written last, with the checksums of the parts
                                held-0.bin        parts of arrays, one file for each process that has some
              .step-000000000200.1f3a.part/       being written, or left by a writer that was killed: not read
+             .ferro-lock                         while a training holds the folder
 
 A checkpoint is written under another name, each file and then its folder are synchronised with the disk, and the folder
 gets its name by one rename.  Whatever is interrupted, the checkpoints before it are complete.  A damaged file is found
-by its checksum and reported: an earlier checkpoint is never used in silence.
+by its checksum and reported: an earlier checkpoint is never used in silence.  Arrays that are not finite give none.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import xxhash
 
+from dask_ferro import lock, portable
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.parts import part as box_of
 from dask_ferro.lower.client import live_client
@@ -33,6 +36,7 @@ from dask_ferro.train.saved.reading import MANIFEST, found_in
 
 _PART = ".part"
 _SHARED = "give a folder on a file system that client and workers share"
+_WORDS = lock.Words("fit: checkpoint folder", "written", "ff.fit")
 
 # dtype and shape by name
 Types: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -70,24 +74,28 @@ def save(folder: str, manifest: Manifest, arrays: Mapping[str, Any], types: Type
     Raises
     ------
     ConfigError
-        A worker has written to a folder that this process does not see.
+        A worker has written to a folder that this process does not see, or a value is not finite.
     OSError
-        A file cannot be written.
+        A file cannot be written; with its path.
     """
-    path = os.path.join(folder, f"step-{manifest.position.step:012d}")
+    path = _path_of(folder, manifest.position.step)
     part = os.path.join(folder, f".{os.path.basename(path)}.{uuid.uuid4().hex[:8]}{_PART}")
-    os.makedirs(part)
     try:
+        os.makedirs(part)
         saved = _saved(part, arrays, types)
-        whole = Manifest(manifest.position, manifest.stopping, manifest.facts, saved)
-        _write(os.path.join(part, MANIFEST), [whole.to_bytes()])
+        _write(os.path.join(part, MANIFEST), [replace(manifest, arrays=saved).to_bytes()])
         _synchronise(part)
         # The same step is saved again by a run that went on from an earlier checkpoint.
         _remove(path)
         os.rename(part, path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise
+        # Those of connections have no number.
+        if not isinstance(error, OSError) or error.errno is None:
+            raise
+        # A write to a full disk does not say where.
+        why = f"fit: checkpoint: {error.strerror or error}; those before it stay"
+        raise OSError(error.errno, why, error.filename or part) from error
     # The rename too has to outlive a crash of the machine, before an older checkpoint may go.
     _synchronise(folder)
     for old in found_in(folder)[keep:]:
@@ -109,21 +117,41 @@ def _saved(folder: str, arrays: Mapping[str, Any], types: Types) -> dict[str, Sa
     return {name: SavedArray(*types[name], tuple(written[name])) for name in arrays}
 
 
-def prepare(folder: str) -> None:
-    """Create the folder of checkpoints, and remove what killed writers left in it.
+def _path_of(folder: str, step: int) -> str:
+    return os.path.join(folder, f"step-{step:012d}")
+
+
+@contextmanager
+def held(folder: str, step: int | None = None) -> Iterator[list[lock.Hold]]:
+    """Create the folder of checkpoints, hold it while the block runs, and remove what killed writers left in it.
 
     Raises
     ------
     ConfigError
-        It is a file, or a worker of the current client does not see it.
+        It cannot be created, a worker of the current client does not see it, another training holds it, or one was
+        beyond `step` meanwhile.
     """
     try:
         os.makedirs(folder, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
+    except OSError as error:
         raise ConfigError(f"fit: checkpoint: {error}; give a folder, or the path of a new one") from error
-    for name in os.listdir(folder):
-        if name.startswith(".step-") and name.endswith(_PART):
-            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    # The separator puts the lock's file into the folder, whose parent may be read-only.  Windows has no such locks.
+    with lock.held([os.path.join(folder, "")] if portable.has_locks() else [], _WORDS) as holds:
+        for name in os.listdir(folder):
+            if name.startswith(".step-") and name.endswith(_PART):
+                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+        newest = found_in(folder)[:1]
+        if step is None:
+            _check_workers(folder)
+        elif newest and newest[0] > _path_of(folder, step):
+            raise ConfigError(
+                f"fit: checkpoint {newest[0]!r} was written by another training, and this one stood at step {step};"
+                " call ff.fit again to go on from it, or give another folder"
+            )
+        yield holds
+
+
+def _check_workers(folder: str) -> None:
     client = live_client()
     # Asked before the first step: the first checkpoint may be hours away.
     seen = {} if client is None else ask_workers(client, os.path.isdir, folder)
@@ -163,23 +191,37 @@ def _written(folder: str, name: str, pieces: Iterable[Sequence[_Piece]]) -> dict
             continue
         where = {"workers": [holder], "allow_other_workers": True, "pure": False}
         tasks.append(client.submit(write_parts, path, values, **where))
+    # One that is still writing after an error of another would make the folder again.
+    _wait([task for task in tasks if hasattr(task, "key")])
     notes = tasks if client is None else client.gather(tasks)
     found: dict[str, list[Part]] = {}
+    wrong = set()
     for file, mine, told in zip(files, groups.values(), notes, strict=True):
         _check_seen(os.path.join(folder, file))
-        for piece, (offset, check) in zip(mine, told, strict=True):
+        for piece, (offset, check, is_finite) in zip(mine, told, strict=True):
             found.setdefault(piece.name, []).append(Part(piece.start, piece.stop, file, offset, check))
+            wrong |= set() if is_finite else {piece.name}
+    if wrong:
+        raise ConfigError(
+            f"fit: checkpoint {os.path.dirname(folder)!r}: {len(wrong)} of {len(found)} arrays ({min(wrong)!r}) have"
+            " values that are not finite; none was written, and those before it stay.  Gradients of an earlier batch"
+            " were not finite: nonfinite='skip' leaves such batches out"
+        )
     return found
 
 
-def _by_holder(pieces: Sequence[_Piece]) -> dict[str | None, list[_Piece]]:
-    """Return pieces by the address of a worker that holds them; None is this process."""
-    futures = [piece.value for piece in pieces if hasattr(piece.value, "key")]
+def _wait(futures: Sequence[object]) -> None:
     if futures:
         # Loading distributed takes a third of a second, and a process without workers does not need it.
         from distributed import wait
 
         wait(futures)
+
+
+def _by_holder(pieces: Sequence[_Piece]) -> dict[str | None, list[_Piece]]:
+    """Return pieces by the address of a worker that holds them; None is this process."""
+    futures = [piece.value for piece in pieces if hasattr(piece.value, "key")]
+    _wait(futures)
     where = live_client().who_has(futures) if futures else {}
     found: dict[str | None, list[_Piece]] = {}
     for piece in pieces:
@@ -189,15 +231,18 @@ def _by_holder(pieces: Sequence[_Piece]) -> dict[str | None, list[_Piece]]:
     return found
 
 
-def write_parts(path: str, values: Sequence[tuple[Any, int]]) -> list[tuple[int, str]]:
-    """Write arrays, or items of tuples, into a new file; return the offset and the checksum of each."""
+def write_parts(path: str, values: Sequence[tuple[Any, int]]) -> list[tuple[int, str, bool]]:
+    """Write arrays, or items of tuples, into a new file; return offset and checksum of each, and if it is finite."""
     arrays = [np.ascontiguousarray(value if item < 0 else value[item]) for value, item in values]
     views = [array.reshape(-1).view(np.uint8).data for array in arrays]
     # On a worker, the folder's name may not be known yet to a file system of several hosts.
     os.makedirs(os.path.dirname(path), exist_ok=True)
     _write(path, views)
     offsets = np.cumsum([0, *(view.nbytes for view in views)]).tolist()
-    return [(offset, xxhash.xxh3_64_hexdigest(view)) for offset, view in zip(offsets, views, strict=False)]
+    return [
+        (offset, xxhash.xxh3_64_hexdigest(view), bool(np.isfinite(array).all()))
+        for offset, view, array in zip(offsets, views, arrays, strict=False)
+    ]
 
 
 def _write(path: str, contents: Sequence[Any]) -> None:

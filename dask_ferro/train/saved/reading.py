@@ -45,9 +45,14 @@ def read_arrays(path: str, manifest: Manifest) -> dict[str, np.ndarray[Any, Any]
     Raises
     ------
     ConfigError
-        A file is missing, shorter than the manifest says, or changed.
+        A file is missing, shorter than the manifest says, or changed; or a value is not finite.
     """
-    return {name: _read(path, saved) for name, saved in manifest.arrays.items()}
+    arrays = {name: _read(path, saved) for name, saved in manifest.arrays.items()}
+    if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
+        raise _damaged(
+            path, wrong[0], f"{len(wrong)} of {len(arrays)} arrays have values that are not finite"
+        )
+    return arrays
 
 
 def _read(path: str, saved: SavedArray) -> np.ndarray[Any, Any]:

@@ -2,7 +2,7 @@
 
     gradients --/ scale--> --+ sums of the batches before--> mean over all rows --clip--> optimizer --> parameters
                  |                                      `-- not the last batch of k: parameters stay as they are
-                 `-- inf or NaN: left out
+                 `-- inf or NaN: left out, with a loss scale or by `skips`
 
 It is an `Optimizer`, so it is sharded, staged and saved with the parameters, by any plan.  Every batch computes the
 optimizer's step, and `where` drops it unless it is the last of k: one graph serves all batches, and nothing is fetched
@@ -30,7 +30,8 @@ from dask_ferro.train.update.scaling import LossScale, all_finite, next_scale
 
 # Arguments that the client gives with each batch.
 ROWS, ENDS = "fit.rows", "fit.ends"
-SCALE = "scale"
+# Entries of the state: the loss scale, and whether the last batch changed the parameters (1 or 0), which no step reads.
+SCALE, UPDATED = "scale", "updated"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class BatchUpdate:
         Whether losses are sums over rows: gradients are then added, not averaged.
     scale : LossScale, optional
         How the loss is scaled.
+    skips : bool
+        Whether a batch whose gradients are not finite is left out, as with a loss scale.
     """
 
     optimizer: Optimizer
@@ -57,6 +60,12 @@ class BatchUpdate:
     accumulates: bool = False
     sums: bool = False
     scale: LossScale | None = None
+    skips: bool = False
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a batch may change nothing, so that the state says whether the last one did."""
+        return self.scale is not None or self.skips
 
     def init(self, params: Tree) -> State:
         """Return the state before the first batch."""
@@ -65,6 +74,8 @@ class BatchUpdate:
             state |= {"sums": pytree.mapped(_zeros, params), "rows": _number(0.0)}
         if self.scale is not None:
             state |= {SCALE: _number(self.scale.initial), "good": _number(0.0)}
+        if self.leaves_out:
+            state[UPDATED] = _number(0.0)
         # A part without tensors (plain SGD) is no part of the tree.
         return {name: part for name, part in state.items() if not _is_empty(part)}
 
@@ -78,9 +89,11 @@ class BatchUpdate:
         if self.scale is not None:
             scale = state[SCALE]
             grads = pytree.mapped(lambda g: g / cast(scale, g.type.dtype), grads)
+        if self.leaves_out:
             finite = all_finite(pytree.leaves(grads))
-            after[SCALE], after["good"] = next_scale(self.scale, scale, state["good"], finite)
             conditions.append(finite)
+            if self.scale is not None:
+                after[SCALE], after["good"] = next_scale(self.scale, state[SCALE], state["good"], finite)
         if self.accumulates:
             grads, kept, conditions = self._accumulated(grads, state, finite)
             after |= kept
@@ -92,6 +105,7 @@ class BatchUpdate:
         if conditions:
             does = reduce(logical_and, conditions)
             moved, then = _chosen(does, moved, params), _chosen(does, then, given)
+            after[UPDATED] = where(does, _number(1.0), _number(0.0))
         if not _is_empty(then):
             after["optimizer"] = then
         return moved, {name: after[name] for name in state}
