@@ -28,24 +28,24 @@ _AHEAD_MOST = 0.25
 _GRACE = 30.0
 
 # The parts of every job's script before and after the start of its worker: forward signals, and exit like the worker.
+# A prologue may have set -e, -u or a trap of ERR: no statement here fails outside of a condition.
 _LISTENING = """\
 ferro_pid= ferro_timer=
-trap '[ -z "$ferro_pid" ] || kill -USR1 "$ferro_pid"' USR1
-trap '[ -n "$ferro_pid" ] || exit 143; kill -TERM "$ferro_pid" 2>/dev/null' TERM
+trap '[ -z "$ferro_pid" ] || kill -USR1 "$ferro_pid" || :' USR1
+trap '[ -n "$ferro_pid" ] || exit 143; kill -TERM "$ferro_pid" 2>/dev/null || :' TERM
 """
 _WAITING = """\
 while :; do
-    wait "$ferro_pid"
-    ferro_status=$?
+    ferro_status=0 ferro_last=0
+    wait "$ferro_pid" || ferro_status=$?
     # A signal ends the wait, not the worker.
     kill -0 "$ferro_pid" 2>/dev/null && continue
     # It may have ended since; 127: that was its status.
-    wait "$ferro_pid" 2>/dev/null
-    ferro_last=$?
+    wait "$ferro_pid" 2>/dev/null || ferro_last=$?
     [ "$ferro_last" -eq 127 ] || ferro_status=$ferro_last
     # bash loses the status (-1) of what ends while a signal is handled.
     [ "$ferro_status" -ge 0 ] || ferro_status=143
-    [ -z "$ferro_timer" ] || kill "$ferro_timer" 2>/dev/null
+    [ -z "$ferro_timer" ] || kill "$ferro_timer" 2>/dev/null || :
     exit "$ferro_status"
 done
 """

@@ -113,13 +113,15 @@ def test_a_job_knows_its_limits_and_resources(options, walltime, lifetime, resou
 def run(tmp_path: Path) -> Any:
     """Runs the script with a Python program instead of the worker; returns the shell."""
 
-    def start(program: str, first: int = 0, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        program: str, first: int = 0, shell: str = "bash", prologue: str = "", **environment: str
+    ) -> subprocess.Popen[str]:
         worker = tmp_path / "worker.py"
         worker.write_text(program)
-        script = job(python=f"{sys.executable} {worker}").job_script(first)
+        options = {"python": f"{sys.executable} {worker}", "job_script_prologue": [prologue]}
         return subprocess.Popen(
-            ["bash"],
-            stdin=_file(tmp_path, script),
+            [shell],
+            stdin=_file(tmp_path, job(**options).job_script(first)),
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | environment,
@@ -161,8 +163,18 @@ def test_the_end_that_slurm_tells_counts(run):
         assert shell.communicate(timeout=20)[0].split()[1] == "1795293374"
 
 
+STRICT = ("", "set -eu", "set -m", "trap 'echo cleaned' EXIT", "trap 'echo got' USR1 TERM; exec 2>/dev/null")
+BASH = ("set -Eeuo pipefail; shopt -s inherit_errexit", "set -E; trap 'exit 9' ERR", "set -o posix -e")
+
+
+@pytest.mark.parametrize(
+    ("shell", "prologue"),
+    [(shell, line) for shell in ("bash", "sh") for line in STRICT] + [("bash", line) for line in BASH],
+)
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
-def test_the_script_hands_the_signal_on_and_waits_for_the_worker_however_often_it_comes(run, name):
+def test_the_script_hands_the_signal_on_and_waits_for_the_worker_however_often_it_comes(
+    run, name, shell, prologue
+):
     program = f"""if True:
         import signal, sys
         signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.{name}}})
@@ -173,13 +185,14 @@ def test_the_script_hands_the_signal_on_and_waits_for_the_worker_however_often_i
             print(got, flush=True)
         sys.exit(7)
     """
-    with run(program) as shell:
-        said = [shell.stdout.readline().strip()]
+    with run(program, shell=shell, prologue=prologue) as process:
+        said = [process.stdout.readline().strip()]
         for _ in range(3):
-            shell.send_signal(signal.Signals[name])
-            said.append(shell.stdout.readline().strip())
-        assert shell.wait(20) == 7
-    assert said == ["ready", "1", "2", "3"]
+            process.send_signal(signal.Signals[name])
+            said.append(process.stdout.readline().strip())
+        assert process.wait(20) == 7
+        said += process.stdout.read().split()
+    assert said == ["ready", "1", "2", "3", *(["cleaned"] if "cleaned" in prologue else [])]
 
 
 # -- pools ---------------------------------------------------------------------------------------------------
