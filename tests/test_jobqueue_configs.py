@@ -119,11 +119,13 @@ def test_modules_are_loaded_before_the_worker_starts(name, line):
     assert line in lines[:worker]
 
 
-def test_logs_lie_where_all_nodes_see_them(tmp_path):
-    job_config.load("narval").scripts()
-    job_config.load("slurm-cpu").scripts()
-    assert (tmp_path / "scratch" / "dask-ferro" / "logs").is_dir()
-    assert (tmp_path / "dask-logs").is_dir()
+@pytest.mark.parametrize(
+    ("name", "folder"), [("narval", "{}/scratch/dask-ferro/logs"), ("slurm-cpu", "dask-logs")]
+)
+def test_logs_lie_where_all_nodes_see_them_and_a_script_alone_makes_no_folder(name, folder, tmp_path):
+    (script,) = job_config.load(name).scripts().values()
+    assert f"#SBATCH -o {folder.format(tmp_path)}/" in script
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,16 +2,19 @@
 
 The script stays alive: it starts the worker, forwards SIGUSR1 and SIGTERM to it, and waits.  The worker's name
 follows from variables that SLURM sets (the index in an array, the number of requeues), so that one script serves a
-whole array and no name is used twice.  Durations are seconds.
+whole array and no name is used twice.  The threads of a task's kernels (OpenMP, MKL, OpenBLAS) are the CPUs of the job
+divided by the tasks at a time.  Durations are seconds.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping
 
+import dask
 from dask.utils import parse_timedelta
 from dask_jobqueue.core import Job
 from dask_jobqueue.slurm import SLURMJob
@@ -56,15 +59,31 @@ FERRO_WORKER="{prefix}-$(({first} + ${{SLURM_ARRAY_TASK_ID:-0}}))"
 [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || FERRO_WORKER="$FERRO_WORKER.$SLURM_RESTART_COUNT"\
 """
 
+# Dask's nanny sets these variables to 1, unless they are set; then a task would use one of the CPUs of its job.
+_SHARING = """\
+ferro_threads=$((${{SLURM_CPUS_PER_TASK:-${{NCPUS:-{cores}}}}} / {tasks}))
+[ "$ferro_threads" -ge 1 ] || ferro_threads=1
+"""
+
 _SCRIPT = """\
 {shebang}
 
 {header}
 {prologue}
 {naming}
-{exports}{listening}{command} &
+{exports}{sharing}{listening}{command} &
 ferro_pid=$!
 {timer}{waiting}"""
+
+
+class JobWithoutFolders(Job):  # type: ignore[misc]
+    """A base of a job class of dask-jobqueue that creates no folder, since a script may only be printed."""
+
+    def __init__(self, *given: object, log_directory: str | None = None, **options: object) -> None:
+        super().__init__(*given, log_directory=os.curdir, **options)  # the folder that exists
+        if log_directory is None:
+            log_directory = dask.config.get(f"jobqueue.{self.config_name}.log-directory", None)
+        self.log_directory = log_directory
 
 
 class ScriptedJob(Job):  # type: ignore[misc]
@@ -115,6 +134,14 @@ class ScriptedJob(Job):  # type: ignore[misc]
         """Return shell code that sends the warning signal, where the batch system sends none."""
         return ""
 
+    def _sharing(self) -> str:
+        """Return shell code that divides the job's CPUs among the tasks that run at a time."""
+        tasks = self.worker_process_threads * self.worker_processes
+        preset = dask.config.get("distributed.nanny.pre-spawn-environ")
+        names = [name for name, value in preset.items() if name.endswith("_NUM_THREADS") and value == 1]
+        lines = [f'export {name}="${{{name}:-$ferro_threads}}"\n' for name in names]
+        return "".join([_SHARING.format(cores=self.worker_cores, tasks=tasks), *lines])
+
     def _add_directive(self, directive: str) -> None:
         """Add a line to the script's head, unless the user skips it."""
         if not any(skip in directive for skip in self.job_directives_skip):
@@ -141,6 +168,7 @@ class ScriptedJob(Job):  # type: ignore[misc]
             prologue="\n".join(prologue_of(self)),
             naming=self._naming(first),
             exports="".join(f"export FERRO_JOB_{name}={value}\n" for name, value in told.items()),
+            sharing=self._sharing(),
             listening=_LISTENING,
             command=command_of(self),
             timer=self._timer(),
@@ -176,7 +204,7 @@ class ScriptedJob(Job):  # type: ignore[misc]
         return value
 
 
-class WorkerJob(ScriptedJob, SLURMJob):  # type: ignore[misc]
+class WorkerJob(ScriptedJob, SLURMJob, JobWithoutFolders):  # type: ignore[misc]
     """A job of dask-jobqueue's SLURM with our script.
 
     Parameters are those of `dask_jobqueue.slurm.SLURMJob`, and

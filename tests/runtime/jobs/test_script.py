@@ -158,6 +158,26 @@ def test_the_worker_has_the_name_that_is_expected(run, environment, name):
     assert shell.returncode == 3
 
 
+MATH = "import os; print(*(os.environ[f'{name}_NUM_THREADS'] for name in ('OMP', 'MKL', 'OPENBLAS')))"
+
+
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        pytest.param({}, "1 1 1", id="as many CPUs as tasks"),
+        pytest.param({"SLURM_CPUS_PER_TASK": "12"}, "3 3 3", id="12 CPUs for four tasks"),
+        pytest.param({"NCPUS": "9"}, "2 2 2", id="nine of PBS"),
+        pytest.param({"SLURM_CPUS_PER_TASK": "2"}, "1 1 1", id="fewer CPUs than tasks"),
+        pytest.param({"SLURM_CPUS_PER_TASK": "12", "OMP_NUM_THREADS": "5"}, "5 3 3", id="the user's"),
+    ],
+)
+def test_the_kernels_of_a_task_have_its_share_of_the_jobs_cpus(run, monkeypatch, environment, threads):
+    for name in ("OMP", "MKL", "OPENBLAS"):
+        monkeypatch.delenv(f"{name}_NUM_THREADS", raising=False)
+    with run(MATH, **environment) as shell:
+        assert shell.communicate(timeout=20)[0].strip() == threads
+
+
 def test_the_end_that_slurm_tells_counts(run):
     with run(TELL, SLURM_JOB_END_TIME="1795293374") as shell:
         assert shell.communicate(timeout=20)[0].split()[1] == "1795293374"
