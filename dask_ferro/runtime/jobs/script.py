@@ -53,6 +53,10 @@ while :; do
 done
 """
 
+# The cluster's scheduler was there before the job. Seconds for an address that refuses: a name server or a node's network
+# may fail for a moment.
+_LOOKING = "export FERRO_JOB_LOOK=10\n"
+
 # After a requeue, workers have new names: the scheduler may still know those lost with the first run.
 _NAMING = """\
 FERRO_WORKER="{prefix}-$(({first} + ${{SLURM_ARRAY_TASK_ID:-0}}))"
@@ -167,7 +171,7 @@ class ScriptedJob(Job):  # type: ignore[misc]
             header=self.job_header,
             prologue="\n".join(prologue_of(self)),
             naming=self._naming(first),
-            exports="".join(f"export FERRO_JOB_{name}={value}\n" for name, value in told.items()),
+            exports=_LOOKING + "".join(f"export FERRO_JOB_{name}={value}\n" for name, value in told.items()),
             sharing=self._sharing(),
             listening=_LISTENING,
             command=command_of(self),
@@ -191,6 +195,12 @@ class ScriptedJob(Job):  # type: ignore[misc]
         """Abstract resources of each worker: Dask's ``--resources``."""
         pairs = (pair.partition("=") for pair in re.split(r"[\s,]+", self._option("--resources") or ""))
         return {name: float(amount) for name, _, amount in pairs if amount}
+
+    @property
+    def network(self) -> str:
+        """The network of the workers, as text."""
+        interface = self._option("--interface")
+        return f"interface {interface}" if interface else "the interface of the default route"
 
     def _option(self, option: str) -> str | None:
         """Return the value of the worker's last option of a name."""

@@ -394,7 +394,11 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         self._strays.forget(job, is_lost=is_lost)
         self._recording.over(job, ending.why, by_us=False, state=ending.state)
         self._ask_exit(job, ending)
-        kind, why = self._kind(job.pool), f"job {job.job_id}: {ending.why}"
+        kind = self._kind(job.pool)
+        why = f"job {job.job_id}: {ending.why}"
+        if job.node:
+            address = upstream_deploy.scheduler_address(self)
+            why += f" on {job.node}, whose workers connect to {address} by {kind.job.network}"
         if ending.refused and kind.close(why, now):
             self._closings.tell(kind)
         elif job.name not in self._adopted and ending.failed and not ending.refused and kind.fail(why, now):
