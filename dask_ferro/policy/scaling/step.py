@@ -14,10 +14,21 @@ not available to the next.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
-from dask_ferro.policy.scaling.facts import PAUSED, Action, Cancel, Decision, Drain, Name, ScalingFacts
+from dask_ferro.policy.estimates import SPARE
+from dask_ferro.policy.scaling.facts import (
+    PAUSED,
+    RUNNING,
+    Action,
+    Cancel,
+    Decision,
+    Drain,
+    Keep,
+    Name,
+    ScalingFacts,
+)
 from dask_ferro.policy.scaling.fleet import Fleet, ScalingParameters, counted
 from dask_ferro.policy.scaling.grow import grow
 from dask_ferro.policy.scaling.shrink import recall, shrink, useful
@@ -70,7 +81,32 @@ def step(
         staff.now if goes else state.shrunk,
         surplus,
     )
-    return Decision(tuple(actions), wanted, _why(fleet, staff)), state
+    return Decision(tuple(actions), wanted, _why(fleet, staff), _advice(fleet, leaving)), state
+
+
+def _advice(fleet: Fleet, leaving: list[Action]) -> dict[Name, str]:
+    """Return what to change for pools whose jobs live too short to run a task, or to hand over their results."""
+    found = {}
+    kept = {name for action in leaving if isinstance(action, Keep) for name in action.jobs}
+    alone = not any(job.state == RUNNING for job in fleet.jobs)
+    for job in fleet.spent:
+        if job.name in kept and alone and job.ends_in <= fleet.parameters.notice:
+            name, lead = job.pool, fleet.lead(job.pool)
+            found[name] = (
+                f"results of jobs of {name} are lost at their end: a job has {fleet.working_life(name):.3g} s after its"
+                f" start-up, and a successor takes {lead:.3g} s to come; give them a longer walltime or --lifetime, or"
+                " allow a surge"
+            )
+    for item in fleet.works:
+        if not any(fleet.suffices(name, item) for name in item.pools):
+            name = max(item.pools, key=fleet.working_life)
+            least = fleet.pools[name].start_up + (item.longest + SPARE) / item.speed(name)
+            found[name] = (
+                f"no job has the time for tasks of {item.longest:.3g} s: one of {name} has"
+                f" {fleet.working_life(name):.3g} s after its start-up of {fleet.pools[name].start_up:.3g} s; give it"
+                f" a walltime of at least {ceil(least)} s, and no shorter --lifetime"
+            )
+    return found
 
 
 def _why(fleet: Fleet, staff: ScalingFacts) -> str:

@@ -179,6 +179,7 @@ class Elastic(upstream_deploy.Adapting):
         # Only one controller acts at a time, old or new: an old one must not act on facts that it gathered before.
         self._turn: asyncio.Lock = taken._turn if taken else asyncio.Lock()
         self._lifetimes: dict[str, float] = taken._lifetimes if taken else {}
+        self._advised: set[str] = taken._advised if taken else set()  # pools
 
     async def adapt(self) -> None:
         """Gather the facts, decide, and carry the decision out."""
@@ -446,6 +447,10 @@ class Elastic(upstream_deploy.Adapting):
             self._acted = entry["actions"]
             for text in entry["actions"]:
                 logger.info("dask_ferro: %s", text)
+        for pool in decision.advice.keys() - self._advised:
+            self._advised.add(pool)
+            logger.warning("dask_ferro: %s", decision.advice[pool])
+            await self._calls.log_event(topic="warn", msg=f"dask_ferro: {decision.advice[pool]}")
         said = (decision.why, entry["actions"], counts, entry["wanted"], entry["closed"], entry["reasons"])
         if said == self._said and staff.now < self._published + _PUBLISHED:
             return

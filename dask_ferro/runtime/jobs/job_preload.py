@@ -3,10 +3,10 @@
     dask worker ... --preload-nanny dask_ferro.runtime.jobs.job_preload        (with --no-nanny: --preload)
 
 FERRO_JOB_ENDS      when the job's walltime is over, in seconds since the epoch; a worker's lifetime counts too
-FERRO_JOB_NOTICE    how many seconds before the end SIGUSR1 comes (default 30) FERRO_JOB_GRACE     how many seconds a
-preempted job has, whose SIGUSR1 comes at any time (default 30) FERRO_JOB_KILLWAIT  how many seconds after SIGTERM the
-batch system sends SIGKILL (default 30) FERRO_JOB_LOOK      how many seconds a job looks for its scheduler at an address
-that refuses (default: as long as at one that does not answer)
+FERRO_JOB_NOTICE    how many seconds before the end SIGUSR1 comes (default 30)
+FERRO_JOB_GRACE     how many seconds a preempted job has, whose SIGUSR1 comes at any time (default 30)
+FERRO_JOB_KILLWAIT  how many seconds after SIGTERM the batch system sends SIGKILL (default 30)
+FERRO_JOB_LOOK      how many seconds a job looks for its scheduler at an address that refuses (default: as for silence)
 
 On SIGUSR1 all workers of the process are retired, data first, and then the process ends.  If no other worker has room
 for the data, retirement is retried until the job is killed, since a replacement may be on its way. On SIGTERM
@@ -15,8 +15,8 @@ that time is over, and at once when its workers are not needed: the cluster clos
 SIGTERM ends it at once as well (`sigterm`). When the scheduler is gone, killed with everything that would have
 cancelled the job, the worker closes, and the process ends within seconds whatever its task does.  A job looks for its
 scheduler before it starts a worker: it ends with one line that tells why after FERRO_JOB_LOOK where connections are
-refused, and just before Dask's ``--death-timeout`` where nothing answers.  Requests by others to retire the same workers do no harm.
-Durations are seconds.
+refused, and just before Dask's ``--death-timeout`` where nothing answers.  Requests by others to retire the same
+workers do no harm.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -29,17 +29,15 @@ import socket
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from math import inf
-from typing import Any
 from weakref import WeakSet
 
 import dask
-from dask.utils import parse_timedelta
 from distributed import Nanny, Status, Worker
 from distributed.metrics import time
 
 from dask_ferro.runtime.jobs import sigterm
 from dask_ferro.runtime.scheduler_calls import LeaveAnswer, LostCount, RosterCalls
-from dask_ferro.runtime.upstream_worker import address_of, keywords_of
+from dask_ferro.runtime.upstream_worker import address_of
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +72,10 @@ _OVER = (Status.closing, Status.closed, Status.failed)
 
 
 async def dask_setup(server: Nanny | Worker) -> None:
-    """Report the job's end to the scheduler, and handle the batch system's signals."""
+    """Handle the batch system's signals, find the scheduler, and report to it when a worker ends."""
     if isinstance(server, Worker) and server.nanny:
         sigterm.hold(kill_wait(os.environ))  # its nanny handles the signal
+        await _report_end(server)
         return
     _servers.add(server)
     try:
@@ -88,10 +87,15 @@ async def dask_setup(server: Nanny | Worker) -> None:
     if isinstance(server, Nanny):
         _on_its_worker(server)
         sigterm.watch(server)
-    at = ends_at(os.environ, server)
-    if at is not None and server.name is not None:
+    else:
+        await _report_end(server)
+
+
+async def _report_end(worker: Worker) -> None:
+    at = ends_at(os.environ, worker)
+    if at is not None:
         try:
-            await server.scheduler.ferro_ends(ends={str(server.name): at}, by="worker")
+            await worker.scheduler.ferro_ends(ends={str(worker.name): at}, by="worker")
         # without our scheduler extension, or without a scheduler, a worker still works
         except (KeyError, OSError) as error:
             logger.info("dask_ferro: the scheduler was not told when the job ends: %r", error)
@@ -142,32 +146,18 @@ def dask_teardown(server: Nanny | Worker) -> None:
     _servers.discard(server)
 
 
-def ends_at(environ: Mapping[str, str], server: object) -> float | None:
-    """Return when a server's workers end, in seconds since the epoch: the job's end, or an earlier lifetime.
+def ends_at(environ: Mapping[str, str], worker: Worker) -> float | None:
+    """Return when a worker ends, in seconds since the epoch: the job's end, or the end of its lifetime before that.
 
     Raises
     ------
     ValueError
         For a time that is not a number.
     """
-    told, lifetime = environ.get(ENDS), _lifetime(server)
-    ends = [float(told)] if told else []
-    ends += [time() + lifetime] if lifetime else []
+    ends = [float(told)] if (told := environ.get(ENDS)) else []
+    # Counted from its own start: its nanny's may have been many seconds earlier.
+    ends += [time() + float(worker.lifetime)] if worker.lifetime else []
     return min(ends, default=None)
-
-
-def _lifetime(server: Any) -> float:
-    """Return the earliest seconds after which a server's worker closes by itself; 0: never."""
-    if isinstance(server, Worker):
-        return float(server.lifetime or 0.0)
-    options = keywords_of(server)
-    lifetime = _seconds(options, "lifetime", "distributed.worker.lifetime.duration")
-    return max(lifetime - _seconds(options, "lifetime_stagger", "distributed.worker.lifetime.stagger"), 0.0)
-
-
-def _seconds(options: Mapping[str, Any], name: str, key: str) -> float:
-    given = options.get(name)
-    return float(parse_timedelta(dask.config.get(key) if given is None else given) or 0.0)
 
 
 def time_left(environ: Mapping[str, str], now: float) -> float:

@@ -53,8 +53,8 @@ while :; do
 done
 """
 
-# The cluster's scheduler was there before the job. Seconds for an address that refuses: a name server or a node's network
-# may fail for a moment.
+# The cluster's scheduler was there before the job. Seconds for an address that refuses: a name server or a network may
+# fail for a moment.
 _LOOKING = "export FERRO_JOB_LOOK=10\n"
 
 # After a requeue, workers have new names: the scheduler may still know those lost with the first run.
@@ -186,9 +186,13 @@ class ScriptedJob(Job):  # type: ignore[misc]
 
     @property
     def lifetime(self) -> float:
-        """Seconds after which its workers retire by Dask's own ``--lifetime``; infinite without."""
-        value = self._option("--lifetime")
-        return math.inf if value is None else float(parse_timedelta(value, default="s"))
+        """Seconds after their start when its workers retire at the earliest, by Dask's ``--lifetime`` less
+        ``--lifetime-stagger``; infinite without.
+        """
+        if (value := self._option("--lifetime")) is None:
+            return math.inf
+        stagger = self._option("--lifetime-stagger") or "0s"
+        return max(float(parse_timedelta(value, "s")) - float(parse_timedelta(stagger, "s")), 0.0)
 
     @property
     def resources(self) -> dict[str, float]:

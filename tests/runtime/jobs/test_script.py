@@ -96,8 +96,8 @@ def test_the_time_from_sigterm_on_is_told_where_it_is_known():
             3600.0, 25.0, {"GPU": 1.0, "memory": 2e9}, id="the worker's own",
         ),
         pytest.param(
-            {"worker_extra_args": ["--lifetime=1h --resources='GPU=2 disk=3'"]},
-            3600.0, 3600.0, {"GPU": 2.0, "disk": 3.0}, id="written another way",
+            {"worker_extra_args": ["--lifetime=1h --lifetime-stagger 5m --resources='GPU=2 disk=3'"]},
+            3600.0, 3300.0, {"GPU": 2.0, "disk": 3.0}, id="written another way",
         ),
     ],
 )  # fmt: skip
