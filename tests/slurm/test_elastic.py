@@ -5,6 +5,7 @@ The stock figures are of dask-jobqueue 0.9 and distributed 2026.8 on the same ki
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -32,6 +33,32 @@ def test_a_scale_down_loses_no_result(site):
     s.queued(lambda jobs: len(jobs) == 1, "one job")
     assert s.client.gather(held) == list(range(20))
     assert max(s.started().values()) == 1
+
+
+def test_with_a_strict_prologue_and_more_cpus_than_threads_a_warned_job_loses_nothing_and_uses_its_cpus(site):
+    """`set -e` ended the script at the first signal, and with it the worker; OMP_NUM_THREADS was 1."""
+    s = site(job_cpu=4, job_script_prologue=["set -eu; trap : EXIT", "unset OMP_NUM_THREADS"])
+    s.cluster.scale(2)
+    s.connected(2)
+    assert set(s.client.run(os.getenv, "OMP_NUM_THREADS").values()) == {"4"}
+    held = s.submit(20, 0.05)
+    finished(held)
+    before = set(s.workers)
+    command("scancel", "--signal=USR1", "--batch", next(iter(queue(s.cluster))))
+    until(lambda: not before <= set(s.workers), "the job to leave")
+    assert s.client.gather(held) == list(range(20))
+    assert max(s.started().values()) == 1
+
+
+def test_short_lives_beside_a_slow_start_finish_the_work(site, tmp_path):
+    """3 of 16 tasks in 150 s: each worker counted as spent when it connected, and none was allowed to leave."""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(12)\n\ndef dask_setup(worker):\n    pass\n")
+    life = ["--lifetime", "30s", "--lifetime-stagger", "3s", "--preload", str(tmp_path / "slow.py")]
+    s = site(worker_extra_args=life)
+    s.cluster.adapt(minimum=2, maximum=2)
+    held = s.submit(16, 4.0)
+    finished(held, seconds=150)
+    assert s.client.gather(held) == list(range(16))
 
 
 def test_adapting_to_the_minimum_after_a_run_keeps_all_results(site):
