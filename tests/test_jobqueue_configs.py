@@ -105,21 +105,6 @@ def test_it_renders_the_script_that_its_site_wants(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("narval", "module load StdEnv/2023 python/3.11 cuda/12"),
-        ("nibi", "module load StdEnv/2023 python/3.11 cuda/12"),
-        ("gadi-gpu", "module load python3/3.11.0 cuda/12.6.2"),
-    ],
-)
-def test_modules_are_loaded_before_the_worker_starts(name, line):
-    (script,) = job_config.load(name).scripts().values()
-    lines = script.splitlines()
-    worker = next(i for i, text in enumerate(lines) if "dask_worker" in text)
-    assert line in lines[:worker]
-
-
-@pytest.mark.parametrize(
     ("name", "folder"), [("narval", "{}/scratch/dask-ferro/logs"), ("slurm-cpu", "dask-logs")]
 )
 def test_logs_lie_where_all_nodes_see_them_and_a_script_alone_makes_no_folder(name, folder, tmp_path):

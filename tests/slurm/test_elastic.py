@@ -9,12 +9,14 @@ import os
 import time
 from typing import Any
 
+import dask
 import pytest
 
 from tests.slurm.tools import away, busy, command, queue
 from tests.waiting import finished, until
 
-pytestmark = pytest.mark.slurm
+# A client warns in its own thread, where an error would be a log.
+pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default:dask_ferro. :UserWarning")]
 
 
 def nodes(cluster: Any) -> list[str]:
@@ -48,17 +50,6 @@ def test_with_a_strict_prologue_and_more_cpus_than_threads_a_warned_job_loses_no
     until(lambda: not before <= set(s.workers), "the job to leave")
     assert s.client.gather(held) == list(range(20))
     assert max(s.started().values()) == 1
-
-
-def test_short_lives_beside_a_slow_start_finish_the_work(site, tmp_path):
-    """3 of 16 tasks in 150 s: each worker counted as spent when it connected, and none was allowed to leave."""
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(12)\n\ndef dask_setup(worker):\n    pass\n")
-    life = ["--lifetime", "30s", "--lifetime-stagger", "3s", "--preload", str(tmp_path / "slow.py")]
-    s = site(worker_extra_args=life)
-    s.cluster.adapt(minimum=2, maximum=2)
-    held = s.submit(16, 4.0)
-    finished(held, seconds=150)
-    assert s.client.gather(held) == list(range(16))
 
 
 def test_adapting_to_the_minimum_after_a_run_keeps_all_results(site):
@@ -164,19 +155,30 @@ def test_a_drained_node_hands_its_work_to_others(site):
     assert max(s.started().values()) == 1
 
 
-def test_walltimes_lose_nothing(site):
-    """Stock, 12 x 8 s under a lifetime of 25 s: 136 s where 48 are ideal; 25 task starts, all results lost thrice."""
-    s = site(worker_extra_args=["--lifetime", "15s"])
-    s.cluster.adapt(minimum=2, maximum=2, surge=2)
+@pytest.mark.parametrize(
+    ("life", "start_up", "surge"),
+    [
+        pytest.param("18s", 0, 2, id="stock: 25 starts of 12 tasks, all results lost thrice"),
+        pytest.param("25s", 6, 0, id="a slow start: each worker counted as spent when it connected"),
+    ],
+)
+def test_workers_with_a_lifetime_are_replaced_before(site, tmp_path, caplog, life, start_up, surge):
+    slow = tmp_path / "slow.py"
+    slow.write_text(f"import time\ntime.sleep({start_up})\n\ndef dask_setup(worker):\n    pass\n")
+    lives = ["--lifetime", life, "--lifetime-stagger", "3s", "--preload", str(slow)]
+    s = site(worker_extra_args=lives)
+    s.cluster.adapt(minimum=2, maximum=2, surge=surge)
     s.connected(2)
     first = set(s.workers)
-    futures = s.submit(10, 4.0)
-    assert s.client.gather(futures) == list(range(10))
-    assert max(s.started().values()) == 1
-    until(
-        lambda: not first & set(s.workers),
-        "the end of the first two, whose time was over before the work was",
-    )
+    futures = s.submit(14, 4.0)
+    finished(futures, seconds=200)
+    assert s.client.gather(futures) == list(range(14))
+    assert not surge or max(s.started().values()) == 1
+    until(lambda: not first & set(s.workers), "the end of the first two, whose time was over")
+    with dask.annotate(ferro={"seconds": 600}):
+        long = s.submit(1, 0.0)
+    until(lambda: "no job has the time for tasks of 600 s" in caplog.text, "the warning")
+    del long
 
 
 def test_preemption_with_a_signal_loses_nothing(site, tmp_path):

@@ -18,17 +18,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from dask_ferro.policy.estimates import SPARE
-from dask_ferro.policy.scaling.facts import (
-    PAUSED,
-    RUNNING,
-    Action,
-    Cancel,
-    Decision,
-    Drain,
-    Keep,
-    Name,
-    ScalingFacts,
-)
+from dask_ferro.policy.scaling.facts import PAUSED, Action, Cancel, Decision, Drain, Name, ScalingFacts
 from dask_ferro.policy.scaling.fleet import Fleet, ScalingParameters, counted
 from dask_ferro.policy.scaling.grow import grow
 from dask_ferro.policy.scaling.shrink import recall, shrink, useful
@@ -81,30 +71,28 @@ def step(
         staff.now if goes else state.shrunk,
         surplus,
     )
-    return Decision(tuple(actions), wanted, _why(fleet, staff), _advice(fleet, leaving)), state
+    return Decision(tuple(actions), wanted, _why(fleet, staff), _advice(fleet)), state
 
 
-def _advice(fleet: Fleet, leaving: list[Action]) -> dict[Name, str]:
+def _advice(fleet: Fleet) -> dict[Name, str]:
     """Return what to change for pools whose jobs live too short to run a task, or to hand over their results."""
-    found = {}
-    kept = {name for action in leaving if isinstance(action, Keep) for name in action.jobs}
-    alone = not any(job.state == RUNNING for job in fleet.jobs)
-    for job in fleet.spent:
-        if job.name in kept and alone and job.ends_in <= fleet.parameters.notice:
-            name, lead = job.pool, fleet.lead(job.pool)
-            found[name] = (
-                f"results of jobs of {name} are lost at their end: a job has {fleet.working_life(name):.3g} s after its"
-                f" start-up, and a successor takes {lead:.3g} s to come; give them a longer walltime or --lifetime, or"
-                " allow a surge"
-            )
+    last, there = fleet.parameters.notice, (*fleet.jobs, *fleet.spent)
+    ends = [job.pool for job in fleet.spent if job.ends_in <= last and job.unique > 0]
+    found = {
+        name: f"results of jobs of {name} are lost at their end: a job lives {fleet.working_life(name):.3g} s after its"
+        f" start-up, and a successor takes {fleet.lead(name):.3g} s to come; give them a longer walltime or --lifetime,"
+        " or allow a surge"
+        for name in ends
+        if not any(job.threads and job.ends_in > last for job in there)
+    }
     for item in fleet.works:
         if not any(fleet.suffices(name, item) for name in item.pools):
             name = max(item.pools, key=fleet.working_life)
             least = fleet.pools[name].start_up + (item.longest + SPARE) / item.speed(name)
             found[name] = (
-                f"no job has the time for tasks of {item.longest:.3g} s: one of {name} has"
-                f" {fleet.working_life(name):.3g} s after its start-up of {fleet.pools[name].start_up:.3g} s; give it"
-                f" a walltime of at least {ceil(least)} s, and no shorter --lifetime"
+                f"no job has the time for tasks of {item.longest:.3g} s: one of {name} lives"
+                f" {fleet.working_life(name):.3g} s after its start-up; give it a walltime of at least {ceil(least)} s,"
+                " and no shorter --lifetime"
             )
     return found
 

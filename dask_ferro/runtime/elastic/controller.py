@@ -167,10 +167,8 @@ class Elastic(upstream_deploy.Adapting):
         self._not_before: dict[str, float] = taken._not_before if taken else {}
         self._recalled: set[str] = taken._recalled if taken else set()
         self._ordered: set[str] = taken._ordered if taken else set()  # jobs that leave on an order
-        # Jobs that were leaving without a time limit when an order came.
-        self._overtaken: set[str] = set(self._leaving) if ordered else set()
-        # losses of the jobs that now leave on an order
-        self._lost: list[LostCount] = taken._lost if taken else []
+        self._overtaken: set[str] = set(self._leaving) if ordered else set()  # which had no time limit
+        self._lost: list[LostCount] = taken._lost if taken else []  # of jobs that now leave on an order
         self._released: set[str] = taken._released if taken else set()  # since the latest step began
         self._state: step.ScalingState = taken._state if taken else step.ScalingState()
         self.decisions: deque[ScaleEvent] = taken.decisions if taken else deque(maxlen=_KEPT)

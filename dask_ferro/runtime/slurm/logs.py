@@ -56,13 +56,9 @@ class Log(NamedTuple):
 
         >>> Log("/w-1.err", ("a", "b")).brief()
         "its log /w-1.err ends with 'b'"
-        >>> Log("/w-1.err", ("a", "b"), cause="no such interface").brief()
-        "its log /w-1.err has the error 'no such interface'"
         """
-        if self.cause:
-            return f"its log {self.path} has the error {self.cause[:_BRIEF]!r}"
         end = f"ends with {self.lines[-1][:_BRIEF]!r}" if self.lines else self.trouble
-        return f"its log {self.path} {end}"
+        return f"its log {self.path} {f'has the error {self.cause[:_BRIEF]!r}' if self.cause else end}"
 
     def shown(self) -> str:
         """Return the lines, indented."""

@@ -255,6 +255,11 @@ def test_a_pool_says_by_itself_that_its_jobs_may_be_preempted_and_in_what_words_
     assert "#SBATCH --signal=B:USR1@90" in spot.job.job_script()
 
 
+def test_a_job_whose_workers_have_a_lifetime_lives_longer_by_their_start() -> None:
+    short = pool(start_up=8.6, worker_extra_args=["--lifetime", "20s", "--lifetime-stagger", "3s"])
+    assert short.pool(now=0.0, trouble="").lifetime == pytest.approx(25.6)
+
+
 @pytest.mark.parametrize("name", ["gpu 1", "gpu-1", "", "a;b", 3])
 def test_a_pool_has_a_name_that_workers_can_have(name):
     with pytest.raises(ff.ConfigError, match="wanted letters"):

@@ -176,14 +176,12 @@ def test_without_a_surge_nobody_is_beyond_the_maximum_and_nothing_is_lost_either
 
 
 class Advised(Scaling):
-    """It keeps what it advised."""
-
     advice = ""
 
     def decide(self, staff, scheduler):  # type: ignore[no-untyped-def]
-        decision, self._state = step(staff, self._state, self.parameters)
-        self.advice = "".join(decision.advice.values()) or self.advice
-        return decision.actions
+        advice = step(staff, self._state, self.parameters)[0].advice
+        self.advice = advice.get("default", self.advice)
+        return super().decide(staff, scheduler)
 
 
 # A start-up of 8.6 s: a worker with a lifetime of 20 s, less 3 s of stagger, counted as spent when it connected.
@@ -193,12 +191,11 @@ class Advised(Scaling):
 )
 def test_with_short_lives_all_work_is_done_or_it_is_told_what_to_change(life, start_up, task, surge) -> None:
     scaling = Advised(ScalingParameters(minimum=2, maximum=2, surge=surge))
-    # A job runs a task, and a successor comes while it can still hand over: after a wait of 1 s and two steps.
+    # A successor comes while a job can still hand over: after a wait of 1 s and two steps.
     able = start_up + task + 1.0 + start_up + scaling.parameters.notice + 2.0 <= life
+    pool = VirtualPool(walltime=life, start_up=start_up)
     try:
-        simulate_elastic(
-            independent(16, task), [VirtualPool(walltime=life, start_up=start_up)], scaling, limit=400.0
-        )
+        simulate_elastic(independent(16, task), [pool], scaling, limit=400.0)
     except Stuck:
         assert not able
         assert "walltime" in scaling.advice
