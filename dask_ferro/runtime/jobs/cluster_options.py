@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from functools import cache
 from inspect import Parameter, signature
 from numbers import Integral
+from typing import Any
 
 import dask
 from dask_jobqueue.core import JobQueueCluster
@@ -79,7 +80,7 @@ def _check_shape(options: Mapping[str, object], job_cls: type) -> None:
         raise ConfigError(
             f"{WHO}: got config_name={config_name!r}, and Dask's configuration has no {section}"
         )
-    shape = {
+    shape: dict[str, Any] = {
         name: dask.config.get(f"{section}.{name}", None) if options.get(name) is None else options[name]
         for name in ("cores", "memory", "processes", "walltime")
     }

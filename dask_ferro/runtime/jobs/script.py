@@ -83,8 +83,8 @@ ferro_pid=$!
 class JobWithoutFolders(Job):  # type: ignore[misc]
     """A base of a job class of dask-jobqueue that creates no folder, since a script may only be printed."""
 
-    def __init__(self, *given: object, log_directory: str | None = None, **options: object) -> None:
-        super().__init__(*given, log_directory=os.curdir, **options)  # the folder that exists
+    def __init__(self, *, log_directory: str | None = None, **options: object) -> None:
+        super().__init__(log_directory=os.curdir, **options)  # the folder that exists
         if log_directory is None:
             log_directory = dask.config.get(f"jobqueue.{self.config_name}.log-directory", None)
         self.log_directory = log_directory
