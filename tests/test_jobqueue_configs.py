@@ -105,25 +105,12 @@ def test_it_renders_the_script_that_its_site_wants(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("narval", "module load StdEnv/2023 python/3.11 cuda/12"),
-        ("nibi", "module load StdEnv/2023 python/3.11 cuda/12"),
-        ("gadi-gpu", "module load python3/3.11.0 cuda/12.6.2"),
-    ],
+    ("name", "folder"), [("narval", "{}/scratch/dask-ferro/logs"), ("slurm-cpu", "dask-logs")]
 )
-def test_modules_are_loaded_before_the_worker_starts(name, line):
+def test_logs_lie_where_all_nodes_see_them_and_a_script_alone_makes_no_folder(name, folder, tmp_path):
     (script,) = job_config.load(name).scripts().values()
-    lines = script.splitlines()
-    worker = next(i for i, text in enumerate(lines) if "dask_worker" in text)
-    assert line in lines[:worker]
-
-
-def test_logs_lie_where_all_nodes_see_them(tmp_path):
-    job_config.load("narval").scripts()
-    job_config.load("slurm-cpu").scripts()
-    assert (tmp_path / "scratch" / "dask-ferro" / "logs").is_dir()
-    assert (tmp_path / "dask-logs").is_dir()
+    assert f"#SBATCH -o {folder.format(tmp_path)}/" in script
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -155,7 +155,6 @@ _ROWS: dict[tuple[str, str], list[tuple[str, ...]]] = {
     ],
     ("distributed.nanny.Nanny", WORKER): [
         ("worker_address", "worker", "the address of the worker that a nanny looks after"),
-        ("worker_kwargs", "worker", "the lifetime that a nanny gives its worker"),
     ],
     ("distributed.deploy.spec.SpecCluster", CLUSTER): [
         ("_adaptive", "cluster", "the controller that looks after a cluster"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypedDict, cast
 
 from distributed import Nanny, Worker
@@ -20,11 +20,6 @@ class Transfer(TypedDict):
 def address_of(server: Worker | Nanny) -> str | None:
     """Return the address at which the scheduler knows a worker, or a nanny's worker; None: there is none yet."""
     return server.worker_address if isinstance(server, Nanny) else server.contact_address
-
-
-def keywords_of(nanny: Nanny) -> Mapping[str, object]:
-    """Return the keywords that a nanny passes to its worker."""
-    return nanny.worker_kwargs
 
 
 def workers_here() -> list[Worker]:

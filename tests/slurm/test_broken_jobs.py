@@ -6,6 +6,8 @@ Stock dask-jobqueue asks for them once, or again and again, without a message: t
 from __future__ import annotations
 
 import logging
+import re
+import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,7 +27,7 @@ from dask_ferro.views.pages.elastic import ElasticPage
 from tests.batchclusters import closing as closing_sites
 from tests.batchclusters import settings
 from tests.slurm.tools import Site, queue
-from tests.waiting import until
+from tests.waiting import BOUND_S, until
 
 # A client warns in its own thread, where an error would be a log.
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default:dask_ferro. pool:UserWarning")]
@@ -76,6 +78,40 @@ def test_scale_raises_with_the_jobs_last_lines_and_everybody_is_told_once(
         assert event["log"] in text
         assert "\n    module: no such thing <4>" in text
         assert clock in text
+
+
+@pytest.mark.parametrize(
+    ("options", "address", "error"),
+    [
+        pytest.param({"interface": "ib9"}, "", "has the error \"ValueError: 'ib9' is not a valid", id="no interface"),
+        pytest.param({}, "tcp://127.0.0.1:9", "finds no scheduler at {}: it refuses connections", id="it refuses"),
+        pytest.param({}, "silent", "finds no scheduler at {}: it does not answer within 9 s", id="it says nothing"),
+    ],
+)  # fmt: skip
+def test_who_never_reaches_the_scheduler_is_told_with_node_address_network_and_line(
+    site, options, address, error
+):
+    """It was "Nanny failed to start", or that it timed out, after two minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = address.replace("silent", f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        scheduler = {
+            "dashboard_address": "127.0.0.1:0",
+            "interface": "lo",
+            "contact_address": address or None,
+        }
+        s = site(**options, death_timeout=10, scheduler_options=scheduler)
+
+        def staff() -> None:
+            s.cluster.scale(3)
+            s.cluster.wait_for_workers(3, timeout=BOUND_S)
+
+        with pytest.raises(ff.ConfigError) as raised:
+            staff()
+    text, network = str(raised.value), options.get("interface", "lo")
+    assert re.search(
+        rf" on c\d, whose workers connect to {address or 'tcp:'}\S* by interface {network}; its log ", text
+    )
+    assert error.format(address) in text
 
 
 async def test_an_event_loop_is_told_too(slurm, tmp_path):

@@ -5,15 +5,18 @@ The stock figures are of dask-jobqueue 0.9 and distributed 2026.8 on the same ki
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
+import dask
 import pytest
 
 from tests.slurm.tools import away, busy, command, queue
 from tests.waiting import finished, until
 
-pytestmark = pytest.mark.slurm
+# A client warns in its own thread, where an error would be a log.
+pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default:dask_ferro. :UserWarning")]
 
 
 def nodes(cluster: Any) -> list[str]:
@@ -30,6 +33,21 @@ def test_a_scale_down_loses_no_result(site):
     s.cluster.scale(1)
     s.connected(1)
     s.queued(lambda jobs: len(jobs) == 1, "one job")
+    assert s.client.gather(held) == list(range(20))
+    assert max(s.started().values()) == 1
+
+
+def test_with_a_strict_prologue_and_more_cpus_than_threads_a_warned_job_loses_nothing_and_uses_its_cpus(site):
+    """`set -e` ended the script at the first signal, and with it the worker; OMP_NUM_THREADS was 1."""
+    s = site(job_cpu=4, job_script_prologue=["set -eu; trap : EXIT", "unset OMP_NUM_THREADS"])
+    s.cluster.scale(2)
+    s.connected(2)
+    assert set(s.client.run(os.getenv, "OMP_NUM_THREADS").values()) == {"4"}
+    held = s.submit(20, 0.05)
+    finished(held)
+    before = set(s.workers)
+    command("scancel", "--signal=USR1", "--batch", next(iter(queue(s.cluster))))
+    until(lambda: not before <= set(s.workers), "the job to leave")
     assert s.client.gather(held) == list(range(20))
     assert max(s.started().values()) == 1
 
@@ -137,19 +155,30 @@ def test_a_drained_node_hands_its_work_to_others(site):
     assert max(s.started().values()) == 1
 
 
-def test_walltimes_lose_nothing(site):
-    """Stock, 12 x 8 s under a lifetime of 25 s: 136 s where 48 are ideal; 25 task starts, all results lost thrice."""
-    s = site(worker_extra_args=["--lifetime", "15s"])
-    s.cluster.adapt(minimum=2, maximum=2, surge=2)
+@pytest.mark.parametrize(
+    ("life", "start_up", "surge"),
+    [
+        pytest.param("18s", 0, 2, id="stock: 25 starts of 12 tasks, all results lost thrice"),
+        pytest.param("25s", 6, 0, id="a slow start: each worker counted as spent when it connected"),
+    ],
+)
+def test_workers_with_a_lifetime_are_replaced_before(site, tmp_path, caplog, life, start_up, surge):
+    slow = tmp_path / "slow.py"
+    slow.write_text(f"import time\ntime.sleep({start_up})\n\ndef dask_setup(worker):\n    pass\n")
+    lives = ["--lifetime", life, "--lifetime-stagger", "3s", "--preload", str(slow)]
+    s = site(worker_extra_args=lives)
+    s.cluster.adapt(minimum=2, maximum=2, surge=surge)
     s.connected(2)
     first = set(s.workers)
-    futures = s.submit(10, 4.0)
-    assert s.client.gather(futures) == list(range(10))
-    assert max(s.started().values()) == 1
-    until(
-        lambda: not first & set(s.workers),
-        "the end of the first two, whose time was over before the work was",
-    )
+    futures = s.submit(14, 4.0)
+    finished(futures, seconds=200)
+    assert s.client.gather(futures) == list(range(14))
+    assert not surge or max(s.started().values()) == 1
+    until(lambda: not first & set(s.workers), "the end of the first two, whose time was over")
+    with dask.annotate(ferro={"seconds": 600}):
+        long = s.submit(1, 0.0)
+    until(lambda: "no job has the time for tasks of 600 s" in caplog.text, "the warning")
+    del long
 
 
 def test_preemption_with_a_signal_loses_nothing(site, tmp_path):

@@ -74,9 +74,10 @@ PROGRAM = """
     cluster = SLURMCluster(
         queue="cpu", cores=1, processes=1, memory="400MB", interface="lo", log_directory=sys.argv[1],
         scheduler_options={"dashboard_address": "127.0.0.1:0", "interface": "lo"},
+        pools={"later": {"job_extra_directives": ["--begin=now+1hour"], "minimum": 1, "maximum": 1}},
     )
     client = Client(cluster)
-    cluster.scale(2)
+    cluster.scale(3)
     client.wait_for_workers(2, timeout=60)
     held = client.map(bytes, range(1000, 1010))
     client.gather(held)
@@ -91,7 +92,8 @@ PROGRAM = """
 def test_jobs_whose_cluster_was_killed_with_its_watchdog_end_by_themselves_and_wait_for_no_task(
     slurm, tmp_path
 ):
-    """No process is left that could cancel them.  A worker that ran a task was there for 33 s more."""
+    """No process is left that could cancel them.  A worker that ran a task was there for 33 s more, and a job that
+    started later held its node for its death timeout, 60 s."""
     program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, start_new_session=True) as killed:
         assert killed.stdout is not None
@@ -102,10 +104,12 @@ def test_jobs_whose_cluster_was_killed_with_its_watchdog_end_by_themselves_and_w
         for process in reversed(tree):
             process.kill()
     try:
+        (pending,) = command("squeue", "-h", "-r", "-n", name, "-t", "PENDING", "-o", "%i").split()
+        command("scontrol", "update", f"jobid={pending}", "starttime=now")
         until(
             lambda: not command("squeue", "-h", "-n", name).strip(),
             "no job to be left",
-            seconds=20.0,
+            seconds=45.0,
             seen=lambda: command("squeue", "-n", name),
         )
     finally:

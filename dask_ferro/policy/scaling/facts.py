@@ -208,8 +208,11 @@ class Decision(NamedTuple):
         Jobs that the work can use, within the bounds.
     why : str
         The reason for `wanted`, as text.
+    advice : mapping of pool to str
+        For pools whose jobs live too short for the work: what to change.
     """
 
     actions: tuple[Action, ...]
     wanted: Mapping[Name, int]
     why: str
+    advice: Mapping[Name, str] = {}

@@ -36,6 +36,8 @@ from dask_ferro.policy.scaling.work_profile import Profile, apart, cleaned, merg
 
 # Speeds outside these bounds are ignored.
 _SLOWEST, _FASTEST = 1e-6, 1e6
+# Seconds between two steps, about: a successor arrives after one, and is seen at the next.
+_STEP = 1.0
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ class Fleet:
 
     def is_old(self, job: Job) -> bool:
         """Return whether a job has at most half of its life left."""
-        return self.is_spent(job) or (job.ends_in < inf and job.ends_in <= self._lifetimes[job.pool] / 2)
+        return self.is_spent(job) or (job.ends_in < inf and job.ends_in <= self.working_life(job.pool) / 2)
 
     def is_unwanted(self, job: Job) -> bool:
         """Return whether a job belongs to a removed pool."""
@@ -261,23 +263,29 @@ class Fleet:
     def _warning(self, pool: Name, works: Iterable[MergedDemand]) -> float:
         """Return the seconds before its end from which a job counts as spent.
 
-        It is at most half of the job's life, and tasks that no successor would have time for are ignored.
+        For tasks it is at most half of the job's life, and those that no successor would have time for are ignored.
         """
         # A task that begins just before the successor arrives must be able to finish on the old job.
-        seconds = [work.longest / work.speed(pool) for work in works if self._suffices(pool, work)]
-        wanted = self.lead(pool) + max(seconds, default=0.0)
-        return max(self.parameters.notice, min(wanted, self._lifetimes[pool] / 2))
+        seconds = [work.longest / work.speed(pool) for work in works if self.suffices(pool, work)]
+        for_tasks = min(self.lead(pool) + max(seconds, default=0.0), self._lifetimes[pool] / 2)
+        # However short the lives: a successor that arrives later takes over no results, and they are lost each time.
+        for_data = min(self.lead(pool) + self.parameters.notice + _STEP, self.working_life(pool))
+        return max(self.parameters.notice, for_tasks, for_data)
 
-    def _suffices(self, pool: Name, work: MergedDemand) -> bool:
+    def working_life(self, pool: Name) -> float:
+        """Return the seconds that a fresh job of a pool has after its start-up."""
+        return max(self._lifetimes[pool] - self.pools[pool].start_up, 0.0)
+
+    def suffices(self, pool: Name, work: MergedDemand) -> bool:
         """Return whether a fresh job of a pool may run a work and has the time for its longest task."""
         if pool not in work.pools:
             return False
         needs = (work.longest + SPARE) / work.speed(pool)
-        return self.pools[pool].start_up + needs <= self._lifetimes[pool]
+        return needs <= self.working_life(pool)
 
     def _parted(self, work: MergedDemand) -> list[MergedDemand]:
         """Separate the longest tasks of a work, if some jobs or pools have no time for them and fresh ones would."""
-        able = tuple(name for name in work.pools if self._suffices(name, work))
+        able = tuple(name for name in work.pools if self.suffices(name, work))
         # There is no point without pools that can give fresh jobs.
         if work.longest <= 0.0 or all(self.pools[name].closed for name in able):
             return [work]

@@ -169,7 +169,11 @@ def _end(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
     ordered = fleet.parameters.ordered and fleet.workers(new=False) >= fleet.parameters.maximum
     removed = _Leavers(fleet, hold, "their pool was removed", ordered)
     leavers = _Leavers(fleet, hold, "their time ends")
-    for job in sorted(fleet.spent, key=_order):
+    # A job that ends later may take over the data of one that ends now, though it counts as gone, too: a short life is
+    # spent from its beginning on.
+    stay = [job for job in (*fleet.jobs, *fleet.spent) if job.ends_in > fleet.parameters.notice]
+    later = _FreeMemory(stay, hold.load)
+    for job in sorted(fleet.spent, key=lambda job: (job.ends_in, _order(job))):
         if fleet.is_unwanted(job):
             if ordered or not job.held:
                 removed.take(job)
@@ -179,8 +183,9 @@ def _end(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
         # An idle job that could not finish the longest task is of no use any more.
         longest = max((work.longest for work in fleet.works if job.pool in work.pools), default=0.0)
         idle = job.idle_for > (0.0 if job.ends_in < longest else fleet.limit(job.pool))
-        if job.ends_in <= fleet.parameters.notice or (idle and not fleet.on_the_way(job.pool)):
-            leavers.take(job)
+        goes = job.ends_in <= fleet.parameters.notice or (idle and not fleet.on_the_way(job.pool))
+        if goes and leavers.take(job, is_admitted=later.admits(job)):
+            later.take(job)
     return removed.actions() + leavers.actions()
 
 

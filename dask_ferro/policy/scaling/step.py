@@ -14,9 +14,10 @@ not available to the next.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
+from dask_ferro.policy.estimates import SPARE
 from dask_ferro.policy.scaling.facts import PAUSED, Action, Cancel, Decision, Drain, Name, ScalingFacts
 from dask_ferro.policy.scaling.fleet import Fleet, ScalingParameters, counted
 from dask_ferro.policy.scaling.grow import grow
@@ -70,7 +71,30 @@ def step(
         staff.now if goes else state.shrunk,
         surplus,
     )
-    return Decision(tuple(actions), wanted, _why(fleet, staff)), state
+    return Decision(tuple(actions), wanted, _why(fleet, staff), _advice(fleet)), state
+
+
+def _advice(fleet: Fleet) -> dict[Name, str]:
+    """Return what to change for pools whose jobs live too short to run a task, or to hand over their results."""
+    last, there = fleet.parameters.notice, (*fleet.jobs, *fleet.spent)
+    ends = [job.pool for job in fleet.spent if job.ends_in <= last and job.unique > 0]
+    found = {
+        name: f"results of jobs of {name} are lost at their end: a job lives {fleet.working_life(name):.3g} s after its"
+        f" start-up, and a successor takes {fleet.lead(name):.3g} s to come; give them a longer walltime or --lifetime,"
+        " or allow a surge"
+        for name in ends
+        if not any(job.threads and job.ends_in > last for job in there)
+    }
+    for item in fleet.works:
+        if not any(fleet.suffices(name, item) for name in item.pools):
+            name = max(item.pools, key=fleet.working_life)
+            least = fleet.pools[name].start_up + (item.longest + SPARE) / item.speed(name)
+            found[name] = (
+                f"no job has the time for tasks of {item.longest:.3g} s: one of {name} lives"
+                f" {fleet.working_life(name):.3g} s after its start-up; give it a walltime of at least {ceil(least)} s,"
+                " and no shorter --lifetime"
+            )
+    return found
 
 
 def _why(fleet: Fleet, staff: ScalingFacts) -> str:

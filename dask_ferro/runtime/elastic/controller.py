@@ -167,10 +167,8 @@ class Elastic(upstream_deploy.Adapting):
         self._not_before: dict[str, float] = taken._not_before if taken else {}
         self._recalled: set[str] = taken._recalled if taken else set()
         self._ordered: set[str] = taken._ordered if taken else set()  # jobs that leave on an order
-        # Jobs that were leaving without a time limit when an order came.
-        self._overtaken: set[str] = set(self._leaving) if ordered else set()
-        # losses of the jobs that now leave on an order
-        self._lost: list[LostCount] = taken._lost if taken else []
+        self._overtaken: set[str] = set(self._leaving) if ordered else set()  # which had no time limit
+        self._lost: list[LostCount] = taken._lost if taken else []  # of jobs that now leave on an order
         self._released: set[str] = taken._released if taken else set()  # since the latest step began
         self._state: step.ScalingState = taken._state if taken else step.ScalingState()
         self.decisions: deque[ScaleEvent] = taken.decisions if taken else deque(maxlen=_KEPT)
@@ -179,6 +177,7 @@ class Elastic(upstream_deploy.Adapting):
         # Only one controller acts at a time, old or new: an old one must not act on facts that it gathered before.
         self._turn: asyncio.Lock = taken._turn if taken else asyncio.Lock()
         self._lifetimes: dict[str, float] = taken._lifetimes if taken else {}
+        self._advised: set[str] = taken._advised if taken else set()  # pools
 
     async def adapt(self) -> None:
         """Gather the facts, decide, and carry the decision out."""
@@ -446,6 +445,10 @@ class Elastic(upstream_deploy.Adapting):
             self._acted = entry["actions"]
             for text in entry["actions"]:
                 logger.info("dask_ferro: %s", text)
+        for pool in decision.advice.keys() - self._advised:
+            self._advised.add(pool)
+            logger.warning("dask_ferro: %s", decision.advice[pool])
+            await self._calls.log_event(topic="warn", msg=f"dask_ferro: {decision.advice[pool]}")
         said = (decision.why, entry["actions"], counts, entry["wanted"], entry["closed"], entry["reasons"])
         if said == self._said and staff.now < self._published + _PUBLISHED:
             return

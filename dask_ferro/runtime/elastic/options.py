@@ -14,7 +14,7 @@ from dask_ferro.policy.scaling.facts import Pool
 _NAMED = ("interval", "minimum", "maximum")
 # Options of Dask's own Adaptive without meaning here, and what to use instead.
 _FOREIGN = {
-    "target_duration": "efficiency",
+    "target_duration": "worth, the seconds for which another job has to be busy, and efficiency for its price",
     "wait_count": "cooldown",
     "worker_key": "nothing: jobs leave as a whole",
 }

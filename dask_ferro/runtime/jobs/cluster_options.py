@@ -11,9 +11,11 @@ from difflib import get_close_matches
 from functools import cache
 from inspect import Parameter, signature
 from numbers import Integral
+from typing import Any
 
 import dask
 from dask_jobqueue.core import JobQueueCluster
+from dask_jobqueue.slurm import SLURMJob
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
@@ -53,7 +55,7 @@ def check_options(
     for name, overrides in pools.items():
         _check_names(f"{WHO}: pool {name!r}", overrides, (job - _OF_THE_CLUSTER) | _OF_A_POOL)
     for shape in (options, *({**options, **overrides} for overrides in pools.values())):
-        _check_shape(shape, str(shape.get("config_name") or getattr(job_cls, "config_name", "slurm")))
+        _check_shape(shape, job_cls)
 
 
 def _check_names(where: str, given: Mapping[str, object], known: Iterable[str]) -> None:
@@ -70,16 +72,17 @@ def _check_names(where: str, given: Mapping[str, object], known: Iterable[str]) 
         raise ConfigError(f"{where}: {'; '.join(problems)}{rest}")
 
 
-def _check_shape(options: Mapping[str, object], config_name: str) -> None:
-    """Refuse jobs without cores or memory, and invalid numbers of cores or processes."""
+def _check_shape(options: Mapping[str, object], job_cls: type) -> None:
+    """Refuse jobs without cores or memory, invalid numbers of cores or processes, and a walltime that is a number."""
+    config_name = options.get("config_name") or getattr(job_cls, "config_name", "slurm")
     section = f"jobqueue.{config_name}"
     if not isinstance(dask.config.get(section, None), Mapping):
         raise ConfigError(
             f"{WHO}: got config_name={config_name!r}, and Dask's configuration has no {section}"
         )
-    shape = {
+    shape: dict[str, Any] = {
         name: dask.config.get(f"{section}.{name}", None) if options.get(name) is None else options[name]
-        for name in ("cores", "memory", "processes")
+        for name in ("cores", "memory", "processes", "walltime")
     }
     if missing := [name for name in ("cores", "memory") if shape[name] is None]:
         cores, memory = shape["cores"] or 8, shape["memory"] or "24GB"
@@ -91,6 +94,16 @@ def _check_shape(options: Mapping[str, object], config_name: str) -> None:
         value = shape[name]
         if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
             raise ConfigError(f"{WHO}: got {name}={value!r}, wanted a whole number of at least 1")
+    if shape["processes"] is not None and shape["processes"] > shape["cores"]:
+        raise ConfigError(
+            f"{WHO}: got processes={shape['processes']} and cores={shape['cores']}, wanted at most as many processes"
+            " as cores: each has a thread of its own"
+        )
+    if issubclass(job_cls, SLURMJob) and not isinstance(shape["walltime"], str | None):
+        raise ConfigError(
+            f"{WHO}: got walltime={shape['walltime']!r}, wanted text such as '01:30:00': SLURM reads a number as"
+            " minutes, and YAML reads 01:30:00 without quotes as the number 5400"
+        )
 
 
 @cache

@@ -3,18 +3,20 @@
     dask worker ... --preload-nanny dask_ferro.runtime.jobs.job_preload        (with --no-nanny: --preload)
 
 FERRO_JOB_ENDS      when the job's walltime is over, in seconds since the epoch; a worker's lifetime counts too
-FERRO_JOB_NOTICE    how many seconds before the end SIGUSR1 comes (default 30) FERRO_JOB_GRACE     how many seconds a
-preempted job has, whose SIGUSR1 comes at any time (default 30) FERRO_JOB_KILLWAIT  how many seconds after SIGTERM the
-batch system sends SIGKILL (default 30)
+FERRO_JOB_NOTICE    how many seconds before the end SIGUSR1 comes (default 30)
+FERRO_JOB_GRACE     how many seconds a preempted job has, whose SIGUSR1 comes at any time (default 30)
+FERRO_JOB_KILLWAIT  how many seconds after SIGTERM the batch system sends SIGKILL (default 30)
+FERRO_JOB_LOOK      how many seconds a job looks for its scheduler at an address that refuses (default: as for silence)
 
 On SIGUSR1 all workers of the process are retired, data first, and then the process ends.  If no other worker has room
 for the data, retirement is retried until the job is killed, since a replacement may be on its way. On SIGTERM
 (`scancel`, a node that shuts down) the same happens, within the time between the two signals.  The process ends when
 that time is over, and at once when its workers are not needed: the cluster closes, or the scheduler is gone. A second
 SIGTERM ends it at once as well (`sigterm`). When the scheduler is gone, killed with everything that would have
-cancelled the job, the worker closes, and the process ends within seconds whatever its task does; a worker that never
-found a scheduler ends by Dask's ``--death-timeout``.  Requests by others to retire the same workers do no harm.
-Durations are seconds.
+cancelled the job, the worker closes, and the process ends within seconds whatever its task does.  A job looks for its
+scheduler before it starts a worker: it ends with one line that tells why after FERRO_JOB_LOOK where connections are
+refused, and just before Dask's ``--death-timeout`` where nothing answers.  Requests by others to retire the same
+workers do no harm.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -23,25 +25,24 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from math import inf
-from typing import Any
 from weakref import WeakSet
 
 import dask
-from dask.utils import parse_timedelta
 from distributed import Nanny, Status, Worker
 from distributed.metrics import time
 
 from dask_ferro.runtime.jobs import sigterm
 from dask_ferro.runtime.scheduler_calls import LeaveAnswer, LostCount, RosterCalls
-from dask_ferro.runtime.upstream_worker import address_of, keywords_of
+from dask_ferro.runtime.upstream_worker import address_of
 
 logger = logging.getLogger(__name__)
 
 ENDS, NOTICE, GRACE = "FERRO_JOB_ENDS", "FERRO_JOB_NOTICE", "FERRO_JOB_GRACE"
-KILL_WAIT = "FERRO_JOB_KILLWAIT"
+KILL_WAIT, LOOK = "FERRO_JOB_KILLWAIT", "FERRO_JOB_LOOK"
 # The default of SLURM's KillWait.
 _NOTICE = _GRACE = _KILL_WAIT = 30.0
 # SLURM may send the signal a minute early; an earlier one means preemption.
@@ -58,6 +59,11 @@ _CLOSING = 5.0
 # After SIGTERM: the part of the remaining time reserved for ending, its upper limit, and seconds between attempts.
 _LAST, _MOST_LAST, _AGAIN = 0.1, 2.0, 1.0
 
+# Seconds between two connections to an address that refuses, and the part of the death timeout that a job looks for its
+# scheduler: at its end Dask would end the job, and would not say why.
+_REFUSED, _PATIENT = 0.5, 0.9
+_FOREVER = 1e8
+
 # All nannies, or workers without one, of this process.
 _servers: WeakSet[Nanny | Worker] = WeakSet()
 _leaving: set[asyncio.Task[None]] = set()
@@ -66,9 +72,10 @@ _OVER = (Status.closing, Status.closed, Status.failed)
 
 
 async def dask_setup(server: Nanny | Worker) -> None:
-    """Report the job's end to the scheduler, and handle the batch system's signals."""
+    """Handle the batch system's signals, find the scheduler, and report to it when a worker ends."""
     if isinstance(server, Worker) and server.nanny:
         sigterm.hold(kill_wait(os.environ))  # its nanny handles the signal
+        await _report_end(server)
         return
     _servers.add(server)
     try:
@@ -76,16 +83,50 @@ async def dask_setup(server: Nanny | Worker) -> None:
         sigterm.listen(_terminated, _exit)
     except (ValueError, RuntimeError):  # signals reach only the main thread, and this loop runs in another
         logger.info("dask_ferro: no main thread; SIGUSR1 and SIGTERM are not listened to")
+    await _look_for_scheduler(server)
     if isinstance(server, Nanny):
         _on_its_worker(server)
         sigterm.watch(server)
-    at = ends_at(os.environ, server)
-    if at is not None and server.name is not None:
+    else:
+        await _report_end(server)
+
+
+async def _report_end(worker: Worker) -> None:
+    at = ends_at(os.environ, worker)
+    if at is not None:
         try:
-            await server.scheduler.ferro_ends(ends={str(server.name): at}, by="worker")
+            await worker.scheduler.ferro_ends(ends={str(worker.name): at}, by="worker")
         # without our scheduler extension, or without a scheduler, a worker still works
         except (KeyError, OSError) as error:
             logger.info("dask_ferro: the scheduler was not told when the job ends: %r", error)
+
+
+async def _look_for_scheduler(server: Nanny | Worker) -> None:
+    """Return when the scheduler answers; end the process if it does not in time."""
+    address, begin = server.scheduler.address, time()
+    limit = _PATIENT * (server.death_timeout or _FOREVER)
+    look = min(float(os.environ.get(LOOK) or _FOREVER), limit)
+    while await sigterm.is_gone(address):
+        if time() - begin > look:
+            _give_up(address, f"it refuses connections for {look:g} s")
+        await asyncio.sleep(_REFUSED)
+    try:
+        async with asyncio.timeout(begin + limit - time()):
+            server.rpc.reuse(address, await server.rpc.connect(address))
+    except TimeoutError:
+        _give_up(address, f"it does not answer within {limit:g} s")
+    except Exception as error:  # noqa: BLE001 - whatever answers there, it is no scheduler
+        _give_up(address, repr(error))
+
+
+def _give_up(address: str, why: str) -> None:
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    logger.error(
+        "dask_ferro: node %s finds no scheduler at %s: %s; unless the cluster has ended, give scheduler_options an"
+        " interface or a contact_address that this node reaches",
+        *(node, address, why),
+    )
+    sigterm.exit_now(list(_servers), 1)
 
 
 def _on_its_worker(nanny: Nanny) -> None:
@@ -105,32 +146,18 @@ def dask_teardown(server: Nanny | Worker) -> None:
     _servers.discard(server)
 
 
-def ends_at(environ: Mapping[str, str], server: object) -> float | None:
-    """Return when a server's workers end, in seconds since the epoch: the job's end, or an earlier lifetime.
+def ends_at(environ: Mapping[str, str], worker: Worker) -> float | None:
+    """Return when a worker ends, in seconds since the epoch: the job's end, or the end of its lifetime before that.
 
     Raises
     ------
     ValueError
         For a time that is not a number.
     """
-    told, lifetime = environ.get(ENDS), _lifetime(server)
-    ends = [float(told)] if told else []
-    ends += [time() + lifetime] if lifetime else []
+    ends = [float(told)] if (told := environ.get(ENDS)) else []
+    # Counted from its own start: its nanny's may have been many seconds earlier.
+    ends += [time() + float(worker.lifetime)] if worker.lifetime else []
     return min(ends, default=None)
-
-
-def _lifetime(server: Any) -> float:
-    """Return the earliest seconds after which a server's worker closes by itself; 0: never."""
-    if isinstance(server, Worker):
-        return float(server.lifetime or 0.0)
-    options = keywords_of(server)
-    lifetime = _seconds(options, "lifetime", "distributed.worker.lifetime.duration")
-    return max(lifetime - _seconds(options, "lifetime_stagger", "distributed.worker.lifetime.stagger"), 0.0)
-
-
-def _seconds(options: Mapping[str, Any], name: str, key: str) -> float:
-    given = options.get(name)
-    return float(parse_timedelta(dask.config.get(key) if given is None else given) or 0.0)
 
 
 def time_left(environ: Mapping[str, str], now: float) -> float:

@@ -2,16 +2,19 @@
 
 The script stays alive: it starts the worker, forwards SIGUSR1 and SIGTERM to it, and waits.  The worker's name
 follows from variables that SLURM sets (the index in an array, the number of requeues), so that one script serves a
-whole array and no name is used twice.  Durations are seconds.
+whole array and no name is used twice.  The threads of a task's kernels (OpenMP, MKL, OpenBLAS) are the CPUs of the job
+divided by the tasks at a time.  Durations are seconds.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping
 
+import dask
 from dask.utils import parse_timedelta
 from dask_jobqueue.core import Job
 from dask_jobqueue.slurm import SLURMJob
@@ -28,32 +31,42 @@ _AHEAD_MOST = 0.25
 _GRACE = 30.0
 
 # The parts of every job's script before and after the start of its worker: forward signals, and exit like the worker.
+# A prologue may have set -e, -u or a trap of ERR: no statement here fails outside of a condition.
 _LISTENING = """\
 ferro_pid= ferro_timer=
-trap '[ -z "$ferro_pid" ] || kill -USR1 "$ferro_pid"' USR1
-trap '[ -n "$ferro_pid" ] || exit 143; kill -TERM "$ferro_pid" 2>/dev/null' TERM
+trap '[ -z "$ferro_pid" ] || kill -USR1 "$ferro_pid" || :' USR1
+trap '[ -n "$ferro_pid" ] || exit 143; kill -TERM "$ferro_pid" 2>/dev/null || :' TERM
 """
 _WAITING = """\
 while :; do
-    wait "$ferro_pid"
-    ferro_status=$?
+    ferro_status=0 ferro_last=0
+    wait "$ferro_pid" || ferro_status=$?
     # A signal ends the wait, not the worker.
     kill -0 "$ferro_pid" 2>/dev/null && continue
     # It may have ended since; 127: that was its status.
-    wait "$ferro_pid" 2>/dev/null
-    ferro_last=$?
+    wait "$ferro_pid" 2>/dev/null || ferro_last=$?
     [ "$ferro_last" -eq 127 ] || ferro_status=$ferro_last
     # bash loses the status (-1) of what ends while a signal is handled.
     [ "$ferro_status" -ge 0 ] || ferro_status=143
-    [ -z "$ferro_timer" ] || kill "$ferro_timer" 2>/dev/null
+    [ -z "$ferro_timer" ] || kill "$ferro_timer" 2>/dev/null || :
     exit "$ferro_status"
 done
 """
+
+# The cluster's scheduler was there before the job. Seconds for an address that refuses: a name server or a network may
+# fail for a moment.
+_LOOKING = "export FERRO_JOB_LOOK=10\n"
 
 # After a requeue, workers have new names: the scheduler may still know those lost with the first run.
 _NAMING = """\
 FERRO_WORKER="{prefix}-$(({first} + ${{SLURM_ARRAY_TASK_ID:-0}}))"
 [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || FERRO_WORKER="$FERRO_WORKER.$SLURM_RESTART_COUNT"\
+"""
+
+# Dask's nanny sets these variables to 1, unless they are set; then a task would use one of the CPUs of its job.
+_SHARING = """\
+ferro_threads=$((${{SLURM_CPUS_PER_TASK:-${{NCPUS:-{cores}}}}} / {tasks}))
+[ "$ferro_threads" -ge 1 ] || ferro_threads=1
 """
 
 _SCRIPT = """\
@@ -62,9 +75,19 @@ _SCRIPT = """\
 {header}
 {prologue}
 {naming}
-{exports}{listening}{command} &
+{exports}{sharing}{listening}{command} &
 ferro_pid=$!
 {timer}{waiting}"""
+
+
+class JobWithoutFolders(Job):  # type: ignore[misc]
+    """A base of a job class of dask-jobqueue that creates no folder, since a script may only be printed."""
+
+    def __init__(self, *, log_directory: str | None = None, **options: object) -> None:
+        super().__init__(log_directory=os.curdir, **options)  # the folder that exists
+        if log_directory is None:
+            log_directory = dask.config.get(f"jobqueue.{self.config_name}.log-directory", None)
+        self.log_directory = log_directory
 
 
 class ScriptedJob(Job):  # type: ignore[misc]
@@ -115,6 +138,14 @@ class ScriptedJob(Job):  # type: ignore[misc]
         """Return shell code that sends the warning signal, where the batch system sends none."""
         return ""
 
+    def _sharing(self) -> str:
+        """Return shell code that divides the job's CPUs among the tasks that run at a time."""
+        tasks = self.worker_process_threads * self.worker_processes
+        preset = dask.config.get("distributed.nanny.pre-spawn-environ")
+        names = [name for name, value in preset.items() if name.endswith("_NUM_THREADS") and value == 1]
+        lines = [f'export {name}="${{{name}:-$ferro_threads}}"\n' for name in names]
+        return "".join([_SHARING.format(cores=self.worker_cores, tasks=tasks), *lines])
+
     def _add_directive(self, directive: str) -> None:
         """Add a line to the script's head, unless the user skips it."""
         if not any(skip in directive for skip in self.job_directives_skip):
@@ -140,7 +171,8 @@ class ScriptedJob(Job):  # type: ignore[misc]
             header=self.job_header,
             prologue="\n".join(prologue_of(self)),
             naming=self._naming(first),
-            exports="".join(f"export FERRO_JOB_{name}={value}\n" for name, value in told.items()),
+            exports=_LOOKING + "".join(f"export FERRO_JOB_{name}={value}\n" for name, value in told.items()),
+            sharing=self._sharing(),
             listening=_LISTENING,
             command=command_of(self),
             timer=self._timer(),
@@ -154,15 +186,25 @@ class ScriptedJob(Job):  # type: ignore[misc]
 
     @property
     def lifetime(self) -> float:
-        """Seconds after which its workers retire by Dask's own ``--lifetime``; infinite without."""
-        value = self._option("--lifetime")
-        return math.inf if value is None else float(parse_timedelta(value, default="s"))
+        """Seconds after their start when its workers retire at the earliest, by Dask's ``--lifetime`` less
+        ``--lifetime-stagger``; infinite without.
+        """
+        if (value := self._option("--lifetime")) is None:
+            return math.inf
+        stagger = self._option("--lifetime-stagger") or "0s"
+        return max(float(parse_timedelta(value, "s")) - float(parse_timedelta(stagger, "s")), 0.0)
 
     @property
     def resources(self) -> dict[str, float]:
         """Abstract resources of each worker: Dask's ``--resources``."""
         pairs = (pair.partition("=") for pair in re.split(r"[\s,]+", self._option("--resources") or ""))
         return {name: float(amount) for name, _, amount in pairs if amount}
+
+    @property
+    def network(self) -> str:
+        """The network of the workers, as text."""
+        interface = self._option("--interface")
+        return f"interface {interface}" if interface else "the interface of the default route"
 
     def _option(self, option: str) -> str | None:
         """Return the value of the worker's last option of a name."""
@@ -176,7 +218,7 @@ class ScriptedJob(Job):  # type: ignore[misc]
         return value
 
 
-class WorkerJob(ScriptedJob, SLURMJob):  # type: ignore[misc]
+class WorkerJob(ScriptedJob, SLURMJob, JobWithoutFolders):  # type: ignore[misc]
     """A job of dask-jobqueue's SLURM with our script.
 
     Parameters are those of `dask_jobqueue.slurm.SLURMJob`, and

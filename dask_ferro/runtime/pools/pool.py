@@ -125,7 +125,7 @@ class JobPool:
             start_up=self.start_up.value,
             minimum=0 if self.mode == REMOVED else offer.minimum,
             maximum=offer.maximum,
-            lifetime=min(job.walltime, job.lifetime),
+            lifetime=min(job.walltime, self.start_up.value + job.lifetime),
             cost=offer.cost,
             closed=self.told_mode(why) if self.mode else why,
             closed_until=self.closed_until if shut and self.is_explained and not self.mode else 0.0,

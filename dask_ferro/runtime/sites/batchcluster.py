@@ -16,6 +16,7 @@ import yaml
 from dask_jobqueue.core import Job
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.jobs.script import JobWithoutFolders
 from dask_ferro.runtime.sites import qstat
 from dask_ferro.runtime.sites.commands import CommandSite
 from dask_ferro.runtime.sites.sitecluster import SiteCluster
@@ -79,7 +80,7 @@ class _PlainJob(Job):  # type: ignore[misc]
         self.job_header = "\n".join(lines)
 
 
-class BatchWorkerJob(TimedJob, _PlainJob):  # type: ignore[misc]
+class BatchWorkerJob(TimedJob, _PlainJob, JobWithoutFolders):  # type: ignore[misc]
     """The same job with our script."""
 
     config_name = _NAME

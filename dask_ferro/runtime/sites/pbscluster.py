@@ -12,6 +12,7 @@ import dask
 from dask_jobqueue.pbs import PBSJob
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.jobs.script import JobWithoutFolders
 from dask_ferro.runtime.sites import qstat
 from dask_ferro.runtime.sites.pbs import PBSSite
 from dask_ferro.runtime.sites.sitecluster import SiteCluster
@@ -21,7 +22,7 @@ from dask_ferro.runtime.sites.workerjob import TimedJob
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,229}")
 
 
-class PBSWorkerJob(TimedJob, PBSJob):  # type: ignore[misc]
+class PBSWorkerJob(TimedJob, PBSJob, JobWithoutFolders):  # type: ignore[misc]
     """A job of dask-jobqueue's PBS with our script."""
 
     config_name = "pbs"

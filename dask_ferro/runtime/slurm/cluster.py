@@ -44,7 +44,7 @@ from dask_ferro.runtime.slurm.cancel_queue import Cancellation
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, Patience
 from dask_ferro.runtime.slurm.orphan_guard import GuardedJobs
-from dask_ferro.runtime.slurm.parsing import ENDING, OVER, QueueRow
+from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PERMANENT, QueueRow
 from dask_ferro.runtime.slurm.site import SlurmSite
 from dask_ferro.runtime.slurm.strays import Strays
 from dask_ferro.runtime.slurm.submit_queue import Submission
@@ -144,7 +144,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
     def _open(self, job_name: str, kept: GuardedJobs) -> None:
         """Create the objects that submit, cancel and check jobs."""
         self._site = self._opened_site(job_name, kept)
-        self._submission = Submission(self._site, self._script, self._accepted, self._refused)
+        self._submission = Submission(self._site, self._submitted, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
         self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
 
@@ -167,6 +167,16 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
 
     def _script(self, pool: str, first: int) -> str:
         return self._rendered(self._kind(pool), first)
+
+    def _submitted(self, pool: str, first: int) -> str:
+        """Return a script that is submitted next, and create the folder of its logs, without which jobs fail."""
+        if folder := self._kind(pool).job.log_directory:
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                words = f"log_directory {str(folder)!r} cannot be created: {error.strerror}; give another one"
+                raise Refused(words, PERMANENT) from error
+        return self._script(pool, first)
 
     def _rendered(self, kind: JobPool, first: int) -> str:
         return self._addressed(kind.job.job_script(first, self._graces, self._kill_wait), ADDRESS)
@@ -384,7 +394,11 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         self._strays.forget(job, is_lost=is_lost)
         self._recording.over(job, ending.why, by_us=False, state=ending.state)
         self._ask_exit(job, ending)
-        kind, why = self._kind(job.pool), f"job {job.job_id}: {ending.why}"
+        kind = self._kind(job.pool)
+        why = f"job {job.job_id}: {ending.why}"
+        if job.node:
+            address = upstream_deploy.scheduler_address(self)
+            why += f" on {job.node}, whose workers connect to {address} by {kind.job.network}"
         if ending.refused and kind.close(why, now):
             self._closings.tell(kind)
         elif job.name not in self._adopted and ending.failed and not ending.refused and kind.fail(why, now):

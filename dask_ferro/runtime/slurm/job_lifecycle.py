@@ -105,8 +105,8 @@ class BatchJob:
         Actual names of workers, where the job's shell changed those in the script.
     was_listed : bool
         Whether SLURM has listed it.
-    nodes : int
-        Number of its nodes.
+    node, nodes : str, int
+        Its nodes in SLURM's notation, and their number.
     ran : tuple of float or None
         For a job that is over, its start and end as reported by SLURM.
     """
@@ -131,6 +131,7 @@ class BatchJob:
     short_at: float | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     was_listed: bool = False
+    node: str = ""
     nodes: int = 1
     ran: tuple[float | None, float | None] = (None, None)
 
@@ -193,6 +194,7 @@ class BatchJob:
         self._pass(_MISSING)
         self.was_listed = True
         self.reason = row.reason
+        self.node = row.node or self.node
         if row.phase == OVER:
             self.ran = row.starts, row.ends
             return Ending(row.told, row.state, failed=self._no_worker_came(row))

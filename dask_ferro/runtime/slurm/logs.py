@@ -13,15 +13,18 @@ import os
 import re
 import stat
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from dask_ferro.runtime.slurm.parsing import element, option
 
-# Read from a file: a traceback has its error at the end, and this fits on a screen.
-_LINES, _BYTES = 20, 4096
+# The lines that fit on a screen, and the bytes read for them: a chain of tracebacks has its cause at the beginning.
+_LINES, _BYTES = 20, 16384
+# What Python prints between an error and one that followed from it.
+_FOLLOWED = ("The above exception was the direct cause", "During handling of the above exception")
 # Characters of the last line, where there is room for only one line.
-_BRIEF = 200
+_BRIEF = 300
 # Seconds for the answer of SLURM, and for the file.
 _ASKED, _READ = 2.0, 2.0
 _PATTERN = re.compile(r"%(\d*)([%AajJNuxnst])")
@@ -39,20 +42,23 @@ class Log(NamedTuple):
     lines : tuple of str
     trouble : str
         Why there are no lines; empty if there are some.
+    cause : str
+        The first error of the last traceback, from which its others followed; empty: the last line is what happened.
     """
 
     path: str
     lines: tuple[str, ...] = ()
     trouble: str = ""
+    cause: str = ""
 
     def brief(self) -> str:
-        """Return the path and the last line, on one line.
+        """Return the path and the line that says what happened, on one line.
 
         >>> Log("/w-1.err", ("a", "b")).brief()
         "its log /w-1.err ends with 'b'"
         """
         end = f"ends with {self.lines[-1][:_BRIEF]!r}" if self.lines else self.trouble
-        return f"its log {self.path} {end}"
+        return f"its log {self.path} {f'has the error {self.cause[:_BRIEF]!r}' if self.cause else end}"
 
     def shown(self) -> str:
         """Return the lines, indented."""
@@ -163,7 +169,18 @@ def tail(path: str) -> Log:
     kept = [line.rstrip() for line in text.split("\n") if line.strip()]
     if whole > _BYTES and len(kept) > 1:
         kept = kept[1:]  # the first line may be incomplete
-    return Log(path, tuple(kept[-_LINES:]), "" if kept else "is empty")
+    return Log(path, tuple(kept[-_LINES:]), "" if kept else "is empty", _cause(kept))
+
+
+def _cause(lines: list[str]) -> str:
+    """Return the error from which the others of the last chain of tracebacks followed; empty: there is no chain."""
+    cause = ""
+    for before, line in pairwise(lines):
+        if line.startswith("Traceback (") and not before.startswith(_FOLLOWED):
+            cause = ""  # of an earlier chain
+        elif line.startswith(_FOLLOWED):
+            cause = cause or before
+    return cause
 
 
 def _first_with_lines(paths: tuple[str, ...]) -> Log:

@@ -134,6 +134,7 @@ class ElasticDriver:
         for action in self.controller.decide(self.staff(), scheduler):
             if isinstance(action, facts.Submit):
                 self.batch.submit(action.pool, action.count)
+            if isinstance(action, facts.Submit | facts.Keep):
                 continue
             for name in action.jobs:
                 if name in self.batch.jobs:

@@ -268,10 +268,10 @@ def ending(seconds: float, pool: str = "cpu", **facts: Any) -> list[Job]:
             id="one that is over both for a while, where that is allowed",
         ),
         pytest.param(
-            [HOUR._replace(lifetime=9.0)], ending(4.0), {"notice": 0.0}, {"cpu": 1}, id="one that comes when it ends"
+            [HOUR._replace(lifetime=9.0)], ending(5.0), {"notice": 0.0}, {"cpu": 1}, id="one that comes before it ends"
         ),
         pytest.param(
-            [HOUR._replace(lifetime=9.0)], ending(4.1), {"notice": 0.0}, {},
+            [HOUR._replace(lifetime=9.0)], ending(5.1), {"notice": 0.0}, {},
             id="none for a task that it had no time for either",
         ),
         pytest.param(

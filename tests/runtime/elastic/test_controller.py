@@ -52,7 +52,7 @@ def looked(elastic: ff.Elastic, times: int) -> None:
             {"fail_unrunnable": "maybe"}, "fail_unrunnable='maybe', wanted True or False", id="no truth"
         ),
         pytest.param({"wait_count": 3}, "use cooldown", id="an option of Dask's own"),
-        pytest.param({"target_duration": "5s"}, "use efficiency", id="another"),
+        pytest.param({"target_duration": "5s"}, "use worth, the seconds for which", id="another"),
         pytest.param({"minimun": 3}, "unknown minimun; wanted some of interval, minimum", id="misspelled"),
     ],
 )

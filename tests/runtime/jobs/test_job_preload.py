@@ -348,20 +348,18 @@ def test_the_time_left_of_a_job(environ, left):
     ("environ", "options", "wanted"),
     [
         pytest.param({"FERRO_JOB_ENDS": "5"}, {"lifetime": "60s"}, 5.0, id="with its job"),
-        pytest.param(
-            {}, {"lifetime": "60s", "lifetime_stagger": "10s"}, 50.0, id="with its lifetime at the earliest"
-        ),
+        pytest.param({}, {"lifetime": "60s"}, 60.0, id="with its lifetime"),
         pytest.param({}, {}, None, id="at no time that is known"),
     ],
 )
 def test_a_workers_end_is(environ, options, wanted):
     async def run():
-        nanny = Nanny("tcp://127.0.0.1:1", **options)
+        worker = Worker("tcp://127.0.0.1:1", **options)
         try:
-            found = job_preload.ends_at(environ, nanny)
+            found = job_preload.ends_at(environ, worker)
             return found if environ or found is None else found - time.time()
         finally:
-            await nanny.close()
+            await worker.close()
 
     found = asyncio.run(run())
     assert found == (None if wanted is None else pytest.approx(wanted, abs=1.0))

@@ -201,6 +201,9 @@ def test_temporary_certificates_are_put_where_the_workers_find_them(tmp_path) ->
         pytest.param({"config_name": "nosuch"}, "configuration has no jobqueue.nosuch", id="no such section"),
         pytest.param({"cores": "4"}, r"got cores='4', wanted a whole number", id="cores as text"),
         pytest.param({"processes": 0}, r"got processes=0, wanted a whole number", id="no process"),
+        pytest.param({"processes": 5}, r"got processes=5 and cores=4, wanted at most as many", id="no thread for each"),
+        pytest.param({"pools": {"s": {"cores": 1}}}, r"got processes=2 and cores=1, wanted", id="nor in a pool"),
+        pytest.param({"pools": {"s": {"walltime": 5400}}}, "walltime=5400, wanted text such as", id="YAML's number"),
         pytest.param({"memory": "abc"}, r"Could not interpret 'abc' as a byte unit", id="no size"),
     ],
 )  # fmt: skip

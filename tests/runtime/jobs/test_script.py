@@ -96,8 +96,8 @@ def test_the_time_from_sigterm_on_is_told_where_it_is_known():
             3600.0, 25.0, {"GPU": 1.0, "memory": 2e9}, id="the worker's own",
         ),
         pytest.param(
-            {"worker_extra_args": ["--lifetime=1h --resources='GPU=2 disk=3'"]},
-            3600.0, 3600.0, {"GPU": 2.0, "disk": 3.0}, id="written another way",
+            {"worker_extra_args": ["--lifetime=1h --lifetime-stagger 5m --resources='GPU=2 disk=3'"]},
+            3600.0, 3300.0, {"GPU": 2.0, "disk": 3.0}, id="written another way",
         ),
     ],
 )  # fmt: skip
@@ -113,13 +113,15 @@ def test_a_job_knows_its_limits_and_resources(options, walltime, lifetime, resou
 def run(tmp_path: Path) -> Any:
     """Runs the script with a Python program instead of the worker; returns the shell."""
 
-    def start(program: str, first: int = 0, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        program: str, first: int = 0, shell: str = "bash", prologue: str = "", **environment: str
+    ) -> subprocess.Popen[str]:
         worker = tmp_path / "worker.py"
         worker.write_text(program)
-        script = job(python=f"{sys.executable} {worker}").job_script(first)
+        options = {"python": f"{sys.executable} {worker}", "job_script_prologue": [prologue]}
         return subprocess.Popen(
-            ["bash"],
-            stdin=_file(tmp_path, script),
+            [shell],
+            stdin=_file(tmp_path, job(**options).job_script(first)),
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | environment,
@@ -156,13 +158,43 @@ def test_the_worker_has_the_name_that_is_expected(run, environment, name):
     assert shell.returncode == 3
 
 
+MATH = "import os; print(*(os.environ[f'{name}_NUM_THREADS'] for name in ('OMP', 'MKL', 'OPENBLAS')))"
+
+
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        pytest.param({}, "1 1 1", id="as many CPUs as tasks"),
+        pytest.param({"SLURM_CPUS_PER_TASK": "12"}, "3 3 3", id="12 CPUs for four tasks"),
+        pytest.param({"NCPUS": "9"}, "2 2 2", id="nine of PBS"),
+        pytest.param({"SLURM_CPUS_PER_TASK": "2"}, "1 1 1", id="fewer CPUs than tasks"),
+        pytest.param({"SLURM_CPUS_PER_TASK": "12", "OMP_NUM_THREADS": "5"}, "5 3 3", id="the user's"),
+    ],
+)
+def test_the_kernels_of_a_task_have_its_share_of_the_jobs_cpus(run, monkeypatch, environment, threads):
+    for name in ("OMP", "MKL", "OPENBLAS"):
+        monkeypatch.delenv(f"{name}_NUM_THREADS", raising=False)
+    with run(MATH, **environment) as shell:
+        assert shell.communicate(timeout=20)[0].strip() == threads
+
+
 def test_the_end_that_slurm_tells_counts(run):
     with run(TELL, SLURM_JOB_END_TIME="1795293374") as shell:
         assert shell.communicate(timeout=20)[0].split()[1] == "1795293374"
 
 
+STRICT = ("", "set -eu", "set -m", "trap 'echo cleaned' EXIT", "trap 'echo got' USR1 TERM; exec 2>/dev/null")
+BASH = ("set -Eeuo pipefail; shopt -s inherit_errexit", "set -E; trap 'exit 9' ERR", "set -o posix -e")
+
+
+@pytest.mark.parametrize(
+    ("shell", "prologue"),
+    [(shell, line) for shell in ("bash", "sh") for line in STRICT] + [("bash", line) for line in BASH],
+)
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
-def test_the_script_hands_the_signal_on_and_waits_for_the_worker_however_often_it_comes(run, name):
+def test_the_script_hands_the_signal_on_and_waits_for_the_worker_however_often_it_comes(
+    run, name, shell, prologue
+):
     program = f"""if True:
         import signal, sys
         signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.{name}}})
@@ -173,13 +205,14 @@ def test_the_script_hands_the_signal_on_and_waits_for_the_worker_however_often_i
             print(got, flush=True)
         sys.exit(7)
     """
-    with run(program) as shell:
-        said = [shell.stdout.readline().strip()]
+    with run(program, shell=shell, prologue=prologue) as process:
+        said = [process.stdout.readline().strip()]
         for _ in range(3):
-            shell.send_signal(signal.Signals[name])
-            said.append(shell.stdout.readline().strip())
-        assert shell.wait(20) == 7
-    assert said == ["ready", "1", "2", "3"]
+            process.send_signal(signal.Signals[name])
+            said.append(process.stdout.readline().strip())
+        assert process.wait(20) == 7
+        said += process.stdout.read().split()
+    assert said == ["ready", "1", "2", "3", *(["cleaned"] if "cleaned" in prologue else [])]
 
 
 # -- pools ---------------------------------------------------------------------------------------------------
@@ -220,6 +253,11 @@ def test_a_pool_says_by_itself_that_its_jobs_may_be_preempted_and_in_what_words_
     assert facts.preemptible
     assert facts.queue_wait == 120.0
     assert "#SBATCH --signal=B:USR1@90" in spot.job.job_script()
+
+
+def test_a_job_whose_workers_have_a_lifetime_lives_longer_by_their_start() -> None:
+    short = pool(start_up=8.6, worker_extra_args=["--lifetime", "20s", "--lifetime-stagger", "3s"])
+    assert short.pool(now=0.0, trouble="").lifetime == pytest.approx(25.6)
 
 
 @pytest.mark.parametrize("name", ["gpu 1", "gpu-1", "", "a;b", 3])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.policy.scaling.remaining_work import _few
-from dask_ferro.policy.scaling.step import ScalingParameters
+from dask_ferro.policy.scaling.step import ScalingParameters, step
 from dask_ferro.simulate.baselines.stock_adaptive import StockAdaptive
 from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import VirtualCluster
@@ -173,6 +173,32 @@ def test_without_a_surge_nobody_is_beyond_the_maximum_and_nothing_is_lost_either
     run = simulate_elastic(independent(12, 8.0), [pool], pinned(2))
     assert (run.recomputed, run.expired, run.peak) == (0, 0, 2)
     assert run.makespan < 1.4 * 12 * 8.0 / 2  # a successor comes when a job has gone
+
+
+class Advised(Scaling):
+    advice = ""
+
+    def decide(self, staff, scheduler):  # type: ignore[no-untyped-def]
+        advice = step(staff, self._state, self.parameters)[0].advice
+        self.advice = advice.get("default", self.advice)
+        return super().decide(staff, scheduler)
+
+
+# A start-up of 8.6 s: a worker with a lifetime of 20 s, less 3 s of stagger, counted as spent when it connected.
+@pytest.mark.parametrize(
+    ("life", "start_up", "task", "surge"),
+    [*product((12.0, 20.0, 25.6, 40.0), (2.5, 5.0, 8.6), (0.5, 4.0, 8.0, 15.0), (0, 2))],
+)
+def test_with_short_lives_all_work_is_done_or_it_is_told_what_to_change(life, start_up, task, surge) -> None:
+    scaling = Advised(ScalingParameters(minimum=2, maximum=2, surge=surge))
+    # A successor comes while a job can still hand over: after a wait of 1 s and two steps.
+    able = start_up + task + 1.0 + start_up + scaling.parameters.notice + 2.0 <= life
+    pool = VirtualPool(walltime=life, start_up=start_up)
+    try:
+        simulate_elastic(independent(16, task), [pool], scaling, limit=400.0)
+    except Stuck:
+        assert not able
+        assert "walltime" in scaling.advice
 
 
 def test_stock_loses_results_as_fast_as_it_makes_them() -> None:
