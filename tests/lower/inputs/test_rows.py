@@ -63,7 +63,7 @@ def test_a_model_that_combines_rows_runs_on_all_of_them(tmp_path):
 
 COMBINE_ROWS = {
     "centered": (centered, r"node 'mean' \(ReduceMean\) combines them all; run it on all rows"),
-    "tried on a few": (secretly_centered, r"model 'secret': .* 'y' of 5 rows differ when they are cut"),
+    "tried on a few": (secretly_centered, r"model 'secret': .* 'y' of 6 rows differ when they are cut"),
     "repeated by count": (repeated_by_count, r"node 'expand' \(Expand\) computes with their number"),
 }
 CUTS = {
