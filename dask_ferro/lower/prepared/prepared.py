@@ -102,6 +102,8 @@ class PreparedModel:
         sig = self.signature
         if isinstance(sig.batch, int) or not any(sig.carries):
             return {}
+        if held := sig.held_elsewhere:
+            return {s.name: Finding(True, held) for s in sig.outputs}
         carriers = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
         shapes = {name: shape_of(a) for name, a in arrays.items()}
         # Without the rows: the answer is the same for any number of them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
@@ -56,6 +57,15 @@ def test_numbers_that_the_dtype_holds_are_taken(dtype, given):
 def test_what_it_does_not_hold_is_refused_by_name(dtype, given):
     with pytest.raises(ff.ConfigError, match="input 'x'"):
         echo(dtype)({"x": given})
+
+
+@pytest.mark.parametrize("lazy", [np.asarray, dask.delayed, lambda x: da.from_array(x, chunks=2)])
+@pytest.mark.parametrize("dtype", [np.dtypes.StringDType(), object, "U9"])
+def test_texts_of_each_dtype_of_numpy_are_taken(dtype, lazy):
+    texts = np.array(["a", "", "bytes: é"], dtype)
+    assert echo(TensorProto.STRING)({"x": lazy(texts)}).compute(scheduler="sync").tolist() == list(texts)
+    with pytest.raises(ff.ConfigError, match="input 'x' has dtype"):
+        echo(FLOAT)({"x": lazy(texts)}).compute(scheduler="sync")
 
 
 def test_an_object_that_numpy_reads_is_an_array():

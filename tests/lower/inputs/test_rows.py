@@ -74,6 +74,37 @@ CUTS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:model 'graph'")
+@pytest.mark.parametrize("cut", ["batch", "dask"])
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "s = Shape (x) k = Gather (s, nine) y = Expand (x, k)",
+        "s = Shape (x) k = Slice (s, zero, nine, zero, zero) y = Expand (x, k)",
+        "y = Slice (x, one, nine, one, zero)",
+        "y = GatherElements <axis = 9> (x, nine)",
+    ],
+)
+def test_what_no_engine_computes_is_refused_in_words_where_rows_are_cut(nodes, cut):
+    text = f"(float[N,6] x) => (float[N,6] y) {{ {nodes} }}"
+    m = ff.from_onnx(written(text, {"zero": [0], "one": [1], "nine": [9]}, opset=17))
+    with pytest.raises((ff.ConfigError, ff.ModelError), match="Gather|Slice|output y"):
+        CUTS[cut](m, None).compute(scheduler="sync")
+
+
+def test_an_axis_with_the_name_of_the_rows_is_not_cut_beside_them(tmp_path):
+    x, m = X[:6], ff.from_onnx(written("(float[N,N] x) => (float[N,N] y) { y = Relu (x) }"))
+    close(m(x).compute(scheduler="sync"), x * (x > 0))
+    calls = (
+        lambda: m(x, batch=2),
+        lambda: m(da.from_array(x, chunks=(3, 6))),
+        lambda: ff.run(m, x, tmp_path / "y.npy", batch=2, progress=False),
+    )
+    for call in calls:
+        with pytest.raises(ff.ConfigError, match="axis 1 of input 'x' is 'N' too, the number of all rows"):
+            call()
+
+
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("name", COMBINE_ROWS)
 def test_a_model_that_combines_rows_is_not_cut(name, cut, tmp_path):
