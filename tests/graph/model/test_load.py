@@ -168,6 +168,47 @@ def split(tmp_path: Path) -> Path:
     return tmp_path / "m.onnx"
 
 
+def as_hugging_face_caches(split: Path, folder: Path) -> None:
+    for name in ("m.onnx", "sub/w.bin"):
+        blob = folder / "blobs" / (name[-5:] * 8)
+        (split.parent / name).rename(blob)
+        (folder / "snapshot" / name).symlink_to(os.path.relpath(blob, (folder / "snapshot" / name).parent))
+
+
+def with_weights_elsewhere(split: Path, folder: Path) -> None:
+    split.rename(folder / "snapshot" / "m.onnx")
+    (split.parent / "sub" / "w.bin").rename(folder / "blobs" / "w")
+    (folder / "snapshot" / "sub" / "w.bin").symlink_to(folder / "blobs" / "w")
+
+
+def as_uv_and_conda_install(split: Path, folder: Path) -> None:
+    for name in ("m.onnx", "sub/w.bin"):
+        os.link(split.parent / name, folder / "snapshot" / name)
+
+
+@pytest.mark.parametrize("limits", [None, MAPPED])
+@pytest.mark.parametrize("lay", [as_hugging_face_caches, with_weights_elsewhere, as_uv_and_conda_install])
+def test_external_data_may_be_links_to_files_that_its_owner_alone_may_write(lay, limits, split, tmp_path):
+    expected, x = load(split).digest, np.ones(1, np.float32)
+    wanted = evaluate(onnx.load(split), x=x)
+    (tmp_path / "cache" / "blobs").mkdir(parents=True)
+    (tmp_path / "cache" / "snapshot" / "sub").mkdir(parents=True)
+    lay(split, tmp_path / "cache")
+    loaded = load(tmp_path / "cache" / "snapshot" / "m.onnx", limits=limits)
+    # A worker opens it by its path.
+    assert load(loaded.path, limits=limits).digest == loaded.digest == expected
+    assert_equal(evaluate(loaded.model, x=x), wanted)
+
+
+def test_a_size_of_minus_one_is_an_open_size():
+    proto = written("(float[N,M] x) => (float[N,M] y) { y = Relu (x) }")
+    for info in (*proto.graph.input, *proto.graph.output):
+        for dim in info.type.tensor_type.shape.dim:
+            dim.dim_value = -1
+    x = load(proto).model.graph.inputs[0]
+    assert not any(isinstance(dim, int) for dim in x.shape)
+
+
 def test_external_weights_point_into_their_file(split: Path) -> None:
     loaded = load(split, limits=MAPPED)
     for i, original in enumerate(with_weights(40, 4096, 100_000).graph.initializer):
