@@ -52,11 +52,10 @@ def _gathered(o: TypedNode) -> Rule:
     return Rule((without(dims, (axis,)), picks), (out,), linear=((0,),), commutes=REDUCTIONS, pick=pick)
 
 
-def _gathered_elements(o: TypedNode) -> Rule | None:
+def _gathered_elements(o: TypedNode) -> Rule:
     """The dimensions beside `axis` that the indices run through wholly."""
-    if o.rank() != o.rank(1):
-        return None
-    partly = [i for i, (a, b) in enumerate(zip(o.shape(0), o.shape(1), strict=True)) if a != b]
+    # No engine takes indices of another rank, and `strict` would fail in place of one.
+    partly = [i for i, (a, b) in enumerate(zip(o.shape(0), o.shape(1), strict=False)) if a != b]
     dims = without(names(o.rank()), (o.axis(0), *partly))
     pick = _numbers(o, Pick(o.axis(0)))
     return Rule((dims, dims), (dims,), linear=((0,),), commutes=REDUCTIONS, pick=pick)
