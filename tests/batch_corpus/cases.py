@@ -474,6 +474,10 @@ CASES: dict[str, Case] = {
     "half of their number": Case(REFUSED,
         "s = Shape (x); n = Gather (s, v0); h = Div (n, v2); w = Concat <axis = 0> (h, m1);"
         " r = Reshape (x, w); q = Softmax <axis = 1> (r); y = Reshape (q, s)", rows=(6, 7), empty=False),
+    "an axis taken by their number": Case(REFUSED,
+        "s = Shape (x); n = Gather (s, v0); k = Mod (n, v2); k1 = Add (k, v1); y = Squeeze (x, k1)", "float[N,1,1] x"),
+    "as many of the largest as rows": Case(REFUSED, "s = Shape (x); n = Gather (s, v0); t, i = TopK (x, n);"
+        " y = ReduceSum <keepdims = 1> (t, v1)", rows=(2, 5), empty=False),
     "not zero": Case(REFUSED, "i = NonZero (x); t = Transpose (i); y = Cast <to = 1> (t)"),
     "distinct": Case(REFUSED, "y = Unique (x)", "float[N] x"),
     "distinct by another domain": Case(REFUSED,

@@ -112,42 +112,6 @@ def test_rows_are_independent_in(case):
     assert found(*INDEPENDENT[case]) == {}
 
 
-COUNT = "shape = Shape (x) n = Gather (shape, v0) "
-TAKEN_FOR_ELSE = {
-    "how often to repeat": ("y = Expand (x, n)", ("N", 1)),
-    "a new axis": ("u = Unsqueeze (x, v1) to = Concat <axis = 0> (v1, n, v1) y = Expand (u, to)", ("N", 4)),
-    "a length of images": ("to = Concat <axis = 0> (n, v1, n, v1) y = Resize (x, , , to)", ("N", 1, 4, 4)),
-    "a diagonal": ("y = Trilu (x, n)", ("N", 4, 4)),
-    "an axis to add": ("y = Unsqueeze (x, n)", ("N", 4)),
-    "an axis to take": ("y = Squeeze (x, n)", ("N", 1, 4)),
-    "an axis to sum": ("y = ReduceSum (x, n)", ("N", 4)),
-    "a count of copies": ("to = Concat <axis = 0> (v1, n) y = Tile (x, to)", ("N", 4)),
-    "a count of the largest": ("y, i = TopK (x, n)", ("N", 4)),
-    "a margin": ("to = Concat <axis = 0> (v0, v0, v0, n) y = Pad (x, to)", ("N", 4)),
-    "where columns end": ("y = Slice (x, v0, n, v1)", ("N", 4)),
-    "a part of columns": ("to = Concat <axis = 0> (n, n) y, z = Split <axis = 1> (x, to)", ("N", 4)),
-}
-
-
-@pytest.mark.parametrize("what", TAKEN_FOR_ELSE)
-def test_the_number_of_rows_is_surely_taken_for(what):
-    nodes, shape = TAKEN_FOR_ELSE[what]
-    (sure, why) = found(COUNT + nodes, shape)["y"]
-    assert sure, why
-
-
-def test_the_number_of_rows_may_be_the_length_of_their_axis():
-    assert found(COUNT + "to = Concat <axis = 0> (n, v4) y = Expand (x, to)", ("N", 1)) == {}
-    resized = "to = Concat <axis = 0> (n, v1, v4, v4) y = Resize (x, , , to)"
-    assert found(COUNT + resized, ("N", 1, 2, 2)) == {}
-
-
-@pytest.mark.parametrize("op", ["Div", "Mod"])
-def test_a_part_of_the_number_of_rows_is_not_their_number(op):
-    nodes = f"h = {op} (n, v2) to = Concat <axis = 0> (h, m1) y = Reshape (x, to)"
-    assert "has a shape that is not known" in found(COUNT + nodes)["y"][1]
-
-
 OF_ANY_SIZE = {
     "distinct rows": "y = Unique <axis = 0> (x)",
     "distinct columns": "y = Unique <axis = 1> (x)",

@@ -44,15 +44,6 @@ def secretly_centered():
     return looped("m = ReduceMean <axes = [0], keepdims = 1> (v) w = Sub (v, m)", "secret")
 
 
-def repeated_by_count():
-    """Sum each row as often as there are rows: times 2 in chunks of 2."""
-    text = (
-        "(float[N,6] x) => (float[N,1] y) { shape = Shape <end = 1> (x) s = ReduceSum <keepdims = 1> (x, one)"
-        " [expand] e = Expand (s, shape) y = ReduceSum <keepdims = 1> (e, one) }"
-    )
-    return written(text, {"one": [1]}, opset=17, name="repeated")
-
-
 def test_a_model_that_combines_rows_runs_on_all_of_them(tmp_path):
     with dask.config.set(scheduler="sync"):
         got = ff.from_onnx(centered())(X, batch=10).compute()
@@ -64,7 +55,6 @@ def test_a_model_that_combines_rows_runs_on_all_of_them(tmp_path):
 COMBINE_ROWS = {
     "centered": (centered, r"node 'mean' \(ReduceMean\) combines them all; run it on all rows"),
     "tried on a few": (secretly_centered, r"model 'secret': .* 'y' of 6 rows differ when they are cut"),
-    "repeated by count": (repeated_by_count, r"node 'expand' \(Expand\) computes with their number"),
 }
 CUTS = {
     "batch": lambda m, sink: m(X, batch=5),
