@@ -80,6 +80,7 @@ WEIGHTS = {
     **{f"v{a}{b}": _ints(a, b) for a, b in ((0, 1), (0, 2), (1, 2), (2, 0))},
     **{f"t{a}{b}": _ints(a, b) for a, b in ((1, 1), (1, 2), (2, 1), (2, 2))},
     "flat": _ints(-1, 4),
+    "back5": _ints(5, -1, 4),
     "to22": _ints(-1, 2, 2),
     "keep22": _ints(0, 2, 2),
     "keep": _ints(0, -1),
@@ -184,6 +185,9 @@ CASES: dict[str, Case] = {
     "rows and steps together and apart": Case(CUT,
         "f = Reshape (x, flat); h = MatMul (f, w44); y = Reshape (h, back54)", CUBE),
     "transposed and back": Case(CUT, "t = Transpose (x); r = Relu (t); y = Transpose (r)"),
+    "axes moved and moved back": Case(CUT, "t = Transpose <perm = [1,0,2]> (x); f = Reshape (t, flat);"
+        " h = MatMul (f, w44); r = Reshape (h, back5); y = Transpose <perm = [1,0,2]> (r)", CUBE),
+    "cast as others are": Case(CUT, "c = CastLike (b4, x); a = Add (x, c); y = CastLike (a, w44)"),
     "axes added and taken": Case(CUT, "u = Unsqueeze (x, v1); y = Squeeze (u, v1)"),
     "columns side by side": Case(CUT, "n = Neg (x); y = Concat <axis = 1> (x, n)"),
     "columns apart": Case(CUT, "y, z = Split <axis = 1> (x, two_two)", outputs="y z"),

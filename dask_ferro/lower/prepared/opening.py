@@ -79,7 +79,8 @@ def with_defaults_replaced(model: PreparedModel, given: object) -> PreparedModel
 
     A default is an initializer that is an input too (from IR version 4 on; before, each initializer had to be one).
     """
-    names = frozenset(given if isinstance(given, Mapping) else ()) - {s.name for s in model.signature.inputs}
+    sig = model.signature
+    names = frozenset(given if isinstance(given, Mapping) else ()) - {s.name for s in sig.inputs}
     kept = _replacing.setdefault(model, {}) if names else {}
     if names and names not in kept:
         proto = onnx.load(model.ref.path, load_external_data=False)
@@ -96,12 +97,8 @@ def with_defaults_replaced(model: PreparedModel, given: object) -> PreparedModel
         del proto.graph.initializer[:]
         proto.graph.initializer.extend(weights)
         made = open_model(proto, outputs=model.ref.outputs or None)
-        carriers = [
-            s.name
-            for s, carries in zip(model.signature.inputs, model.signature.carries, strict=True)
-            if carries
-        ]
-        kept[names] = replace(made, name=model.name).with_batch(carriers)
+        cut = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
+        kept[names] = replace(made, name=model.name).with_batch(cut)
     return kept.get(names, model)
 
 

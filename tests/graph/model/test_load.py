@@ -168,33 +168,29 @@ def split(tmp_path: Path) -> Path:
     return tmp_path / "m.onnx"
 
 
-def as_hugging_face_caches(split: Path, folder: Path) -> None:
-    for name in ("m.onnx", "sub/w.bin"):
-        blob = folder / "blobs" / (name[-5:] * 8)
-        (split.parent / name).rename(blob)
-        (folder / "snapshot" / name).symlink_to(os.path.relpath(blob, (folder / "snapshot" / name).parent))
-
-
-def with_weights_elsewhere(split: Path, folder: Path) -> None:
-    split.rename(folder / "snapshot" / "m.onnx")
-    (split.parent / "sub" / "w.bin").rename(folder / "blobs" / "w")
-    (folder / "snapshot" / "sub" / "w.bin").symlink_to(folder / "blobs" / "w")
-
-
-def as_uv_and_conda_install(split: Path, folder: Path) -> None:
-    for name in ("m.onnx", "sub/w.bin"):
-        os.link(split.parent / name, folder / "snapshot" / name)
+# Whether the model and its weights are links: symbolic ones into a folder of blobs, or hard ones.
+LAYOUTS = {
+    "Hugging Face": ("soft", "soft"),
+    "weights elsewhere": ("plain", "soft"),
+    "uv and conda": ("hard", "hard"),
+}
 
 
 @pytest.mark.parametrize("limits", [None, MAPPED])
-@pytest.mark.parametrize("lay", [as_hugging_face_caches, with_weights_elsewhere, as_uv_and_conda_install])
-def test_external_data_may_be_links_to_files_that_its_owner_alone_may_write(lay, limits, split, tmp_path):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_external_data_may_be_links_to_files_that_its_owner_alone_may_write(layout, limits, split, tmp_path):
     expected, x = load(split).digest, np.ones(1, np.float32)
     wanted = evaluate(onnx.load(split), x=x)
-    (tmp_path / "cache" / "blobs").mkdir(parents=True)
-    (tmp_path / "cache" / "snapshot" / "sub").mkdir(parents=True)
-    lay(split, tmp_path / "cache")
-    loaded = load(tmp_path / "cache" / "snapshot" / "m.onnx", limits=limits)
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot" / "sub").mkdir(parents=True)
+    for name, kind in zip(("m.onnx", "sub/w.bin"), LAYOUTS[layout], strict=True):
+        blob, link = tmp_path / "blobs" / (name[-5:] * 8), tmp_path / "snapshot" / name
+        if kind == "soft":
+            (tmp_path / name).rename(blob)
+            link.symlink_to(os.path.relpath(blob, link.parent))
+        else:
+            (os.link if kind == "hard" else os.rename)(tmp_path / name, link)
+    loaded = load(tmp_path / "snapshot" / "m.onnx", limits=limits)
     # A worker opens it by its path.
     assert load(loaded.path, limits=limits).digest == loaded.digest == expected
     assert_equal(evaluate(loaded.model, x=x), wanted)
