@@ -279,7 +279,9 @@ def _size(value: ir.Value, axis: int) -> int | None:
 def _leaves(size: int | None, first: int, last: int, step: int) -> bool:
     """Return whether first:last:step selects elements of an axis, whose size is at least 1 where it is unknown."""
     if size is not None:
-        return len(range(size)[first : (None if step < 0 and last < -size else last) : step]) > 0
+        return (
+            step != 0 and len(range(size)[first : (None if step < 0 and last < -size else last) : step]) > 0
+        )
     if step < 0:
         return first in (-1, *range(_LARGEST, _LARGEST + 2)) and last < -_LARGEST
     return (first == 0 and last > 0) or (first < 0 and last >= _LARGEST)

@@ -84,6 +84,17 @@ class Signature:
         """1 for a model whose batch size is fixed at 1, so that it is run row by row; else 0."""
         return 1 if self.batch == 1 else 0
 
+    @property
+    def held_elsewhere(self) -> str:
+        """Text on an axis that has the number of rows by its name and is not cut with them; "" where there is none."""
+        pairs = list(zip(self.inputs, self.carries, strict=True))
+        names = {s.shape[0] for s, carries in pairs if carries and s.shape and isinstance(s.shape[0], str)}
+        for spec, carries in pairs:
+            for axis, dim in enumerate(spec.shape or ()):
+                if dim in names and (axis or not carries):
+                    return f"axis {axis} of input {spec.name!r} is {dim!r} too, the number of all rows"
+        return ""
+
 
 def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
     """Return the signature of a loaded model whose values have `types`."""
@@ -277,8 +288,11 @@ def as_array(spec: ValueSpec, given: Any, title: str) -> Any:
     ConfigError
         They cannot be converted to an array, or the input's dtype cannot represent them.
     """
-    if spec.kind != "tensor" or isinstance(given, np.ndarray) or comes_later(given):
+    if spec.kind != "tensor" or comes_later(given):
         return given
+    if isinstance(given, np.ndarray):
+        # Engines take no array of NumPy's StringDType.
+        return given.astype(object) if given.dtype.kind == "T" and spec.dtype == np.dtype(object) else given
     if isinstance(given, np.generic):
         return np.asarray(given)
     if isinstance(given, (list, tuple, range, int, float, bool, complex, str, bytes)):

@@ -61,6 +61,10 @@ def check_sources(sig: Signature, sources: Mapping[str, RowSource], title: str) 
         raise ConfigError(
             f"{title} has no batch axis: its first input must have an axis 0, declared in the model"
         )
+    if sig.held_elsewhere:
+        raise ConfigError(
+            f"{title}: its rows cannot be streamed in chunks: {sig.held_elsewhere}; call the model on all rows at once"
+        )
     if len(set(lengths.values())) > 1:
         raise ConfigError(f"{title}: sources differ in rows: {lengths}")
     rows = next(iter(lengths.values()))

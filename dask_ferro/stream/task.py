@@ -193,8 +193,8 @@ def _check(value: Any, layout: Layout, length: int, model: str) -> None:
     if got != wanted:
         raise ConfigError(
             f"model {os.path.basename(model)!r}: output {layout.name!r} is {got[1]}{list(got[0] or ())}, wanted"
-            f" {wanted[1]}{list(wanted[0])}: a streamed model must return one row for each row of its inputs, all of"
-            " the same shape"
+            f" {wanted[1]}{list(wanted[0])}, as the model declares it or inference finds it: a streamed model must"
+            " return one row for each row of its inputs, all of the same shape"
         )
 
 

@@ -68,6 +68,7 @@ WEIGHTS = {
     "rnn_w": _random(1, 3, 4) / 3,
     "rnn_r": _random(1, 3, 3) / 3,
     **{name: np.array(i, np.int64) for i, name in enumerate(["zero", "one", "two", "three", "four"])},
+    "eight": np.array(8, np.int64),
     **{f"f{n}": np.float32(n) for n in (0, 1, 3)},
     "half": np.float32(0.5),
     "yes": np.array(True),
@@ -77,8 +78,9 @@ WEIGHTS = {
     "all": _ints(2**63 - 1),
     "all32": _ints(2**31 - 1),
     **{f"v{a}{b}": _ints(a, b) for a, b in ((0, 1), (0, 2), (1, 2), (2, 0))},
-    **{f"t{a}{b}": _ints(a, b) for a, b in ((1, 2), (2, 1), (2, 2))},
+    **{f"t{a}{b}": _ints(a, b) for a, b in ((1, 1), (1, 2), (2, 1), (2, 2))},
     "flat": _ints(-1, 4),
+    "back5": _ints(5, -1, 4),
     "to22": _ints(-1, 2, 2),
     "keep22": _ints(0, 2, 2),
     "keep": _ints(0, -1),
@@ -110,6 +112,10 @@ WEIGHTS = {
     "times": _ints(4, 3, 2, 4),
 }
 
+_BRANCH = (
+    "q = If (c) <then_branch = t () => (float a) { a = Identity (f1) }, else_branch = e () => (float b)"
+    " { b = Identity (f3) }>"
+)
 IMAGE = "float[N,1,6,6] x"
 CUBE = "float[N,5,4] x"
 
@@ -179,6 +185,9 @@ CASES: dict[str, Case] = {
     "rows and steps together and apart": Case(CUT,
         "f = Reshape (x, flat); h = MatMul (f, w44); y = Reshape (h, back54)", CUBE),
     "transposed and back": Case(CUT, "t = Transpose (x); r = Relu (t); y = Transpose (r)"),
+    "axes moved and moved back": Case(CUT, "t = Transpose <perm = [1,0,2]> (x); f = Reshape (t, flat);"
+        " h = MatMul (f, w44); r = Reshape (h, back5); y = Transpose <perm = [1,0,2]> (r)", CUBE),
+    "cast as others are": Case(CUT, "c = CastLike (b4, x); a = Add (x, c); y = CastLike (a, w44)"),
     "axes added and taken": Case(CUT, "u = Unsqueeze (x, v1); y = Squeeze (u, v1)"),
     "columns side by side": Case(CUT, "n = Neg (x); y = Concat <axis = 1> (x, n)"),
     "columns apart": Case(CUT, "y, z = Split <axis = 1> (x, two_two)", outputs="y z"),
@@ -403,6 +412,40 @@ CASES: dict[str, Case] = {
     "positions": Case(REFUSED, "s = Shape (x); n = Gather (s, zero); r = Range (zero, n, one); f = Cast <to = 1> (r);"
         " u = Unsqueeze (f, v1); y = Add (x, u)"),
     "times their number": Case(REFUSED, "s = Shape (x); n = Gather (s, zero); f = Cast <to = 1> (n); y = Mul (x, f)"),
+    # A value that is made of the number of rows, in a shape that may hold it.
+    **{
+        f"{what} of their number, repeated for each row": Case(REFUSED,
+            f"s = Shape (x); n = Gather (s, zero); {nodes}; y = Mul (x, e)", rows=(2, 14), empty=False)
+        for what, nodes in {
+            "the float": "f = Cast <to = 1> (n); e = Expand (f, s)",
+            "the size": "z = Size (x); f = Cast <to = 1> (z); e = Expand (f, s)",
+            "torch's full, its reciprocal": "f = Cast <to = 1> (n); r = Reciprocal (f); u = Unsqueeze (n, v0);"
+                " w = Concat <axis = 0> (u, v1); e = Expand (r, w)",
+            "the tile": "f = Cast <to = 1> (n); u = Reshape (f, t11); a = Shape <end = 1> (x);"
+                " r = Concat <axis = 0> (a, v1); e = Tile (u, r)",
+            "the shape as a row": "f = Cast <to = 1> (s); c = Concat <axis = 0> (f, f); e = Expand (c, s)",
+            "a comparison": "c = Greater (n, two); a = Where (c, f1, f3); e = Expand (a, s)",
+            "an entry by": "m = Mod (n, four); g = Gather (b4, m); e = Expand (g, s)",
+            "an element written": "f = Cast <to = 1> (s); a = Gather (f, v0); c = ScatterElements (b4, v0, a);"
+                " e = Expand (c, s)",
+            "the one-hot": "u = Reshape (n, v1); o = OneHot (v1, u, onoff); f = ReduceSum <keepdims = 0> (o);"
+                " e = Expand (f, s)",
+            "the size of zeros": "z = ConstantOfShape (s); k = Size (z); f = Cast <to = 1> (k); e = Expand (f, s)",
+            "a loop": "q = Loop (n, , f1) <body = b (int64 i, bool c, float v) => (bool d, float w)"
+                " { d = Identity (c)  w = Add (v, v) }>; e = Expand (q, s)",
+            "a mean of a range": "r = Range (zero, n, one); f = Cast <to = 1> (r); m = ReduceMean <keepdims = 0> (f);"
+                " e = Expand (m, s)",
+            "a branch on the parity": f"m = Mod (n, two); c = Cast <to = 9> (m); {_BRANCH}; e = Expand (q, s)",
+            "a branch above some": f"c = Greater (n, eight); {_BRANCH}; e = Expand (q, s)",
+        }.items()
+    },
+    "a loop that asks for the parity of their number": Case(REFUSED,
+        "s = Shape (x); n = Gather (s, zero);"
+        " y = Loop (one, , x) <body = b (int64 i, bool c, float[N,4] v) => (bool d, float[N,4] w)"
+        " { d = Identity (c)  m = Mod (n, two)  f = Cast <to = 1> (m)  w = Mul (v, f) }>"),
+    "a constant for each row": Case(CUT, "s = Shape (x); e = Expand (b4, s); y = Mul (x, e)"),
+    "zeros for each row": Case(CUT, "s = Shape (x); e = ConstantOfShape (s); y = Add (x, e)"),
+    "a row made a list and back": Case(CUT, "s = Shape (x); r = Reshape (x, lone); y = Reshape (r, s)"),
     "rows repeated by their number": Case(REFUSED,
         "s = Shape (x); n = Gather (s, v0); e = Expand (x, n); y = ReduceSum <keepdims = 1> (e, v1)", "float[N,1] x"),
     "a new axis of their number": Case(REFUSED,
@@ -435,6 +478,10 @@ CASES: dict[str, Case] = {
     "half of their number": Case(REFUSED,
         "s = Shape (x); n = Gather (s, v0); h = Div (n, v2); w = Concat <axis = 0> (h, m1);"
         " r = Reshape (x, w); q = Softmax <axis = 1> (r); y = Reshape (q, s)", rows=(6, 7), empty=False),
+    "an axis taken by their number": Case(REFUSED,
+        "s = Shape (x); n = Gather (s, v0); k = Mod (n, v2); k1 = Add (k, v1); y = Squeeze (x, k1)", "float[N,1,1] x"),
+    "as many of the largest as rows": Case(REFUSED, "s = Shape (x); n = Gather (s, v0); t, i = TopK (x, n);"
+        " y = ReduceSum <keepdims = 1> (t, v1)", rows=(2, 5), empty=False),
     "not zero": Case(REFUSED, "i = NonZero (x); t = Transpose (i); y = Cast <to = 1> (t)"),
     "distinct": Case(REFUSED, "y = Unique (x)", "float[N] x"),
     "distinct by another domain": Case(REFUSED,

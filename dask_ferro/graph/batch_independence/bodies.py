@@ -19,10 +19,13 @@ Walk: TypeAlias = Callable[[ir.Graph, Sequence[State]], Sequence[State]]
 _ITERATIONS = 3
 
 
-def branched(o: TypedNode, state: Look, walk: Walk) -> Sequence[State] | None:
-    """Return the states of the outputs of an If whose branches agree; None: not known."""
+def branched(o: TypedNode, state: Look, walk: Walk) -> Sequence[State] | str | None:
+    """Return the states of the outputs of an If whose branches agree, a text if it surely combines rows, or None."""
+    condition = state(o.node.inputs[0])
+    if isinstance(condition, Counts) and condition.depends is not None:
+        return "takes a branch by their number"
     # The branch would depend on the chunk.
-    if state(o.node.inputs[0]) != FREE:
+    if condition != FREE:
         return None
     one, other = (list(walk(body, ())) for body in bodies(o.node))
     found = next((s for s in [*one, *other] if isinstance(s, Finding)), None)

@@ -160,6 +160,10 @@ class _RowWalk:
             return Counts(None)
         elements = [self._depends(node, i, s) for i, s in enumerate(states)]
         made = self._told(node, sizes(self._site(node), elements, self.rows))
+        # The last operand is the shape of what is filled or repeated; the operands before are its values.
+        values = [s.depends for s in states[:-1] if isinstance(s, Counts)]
+        if isinstance(made, Rows) and values:
+            return self._told(node, Finding(None not in values, "computes with their number"))
         if not isinstance(made, Counts) or counts_of(made.depends) == FREE:
             return FREE if isinstance(made, Counts) else made
         return Counts(made.depends, made.exact and all(s.exact for s in states if isinstance(s, Counts)))

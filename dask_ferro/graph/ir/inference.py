@@ -268,12 +268,12 @@ def _inferred(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
         return proto
     infer_shapes = propagation.infer if grown.elements <= ELEMENTS else shape_inference.infer_shapes
     try:
-        return infer_shapes(proto)
+        # Strictly, since a declared shape that the graph contradicts is otherwise taken for the inferred one.
+        return infer_shapes(proto, strict_mode=True)
     except Exception:  # noqa: BLE001 - its C++ raises several kinds, and a bare declaration is still of use
         pass
-    # The usual reason of a refusal is an output's declared shape that the graph contradicts.
     try:
-        return infer_shapes(_undeclared(proto))
+        return infer_shapes(_corrected(proto, infer_shapes(_undeclared(proto))))
     except Exception:  # noqa: BLE001
         return proto
 
@@ -286,6 +286,22 @@ def _undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
         if info.type.HasField("tensor_type"):
             info.type.tensor_type.ClearField("shape")
     del copy.graph.value_info[:]
+    return copy
+
+
+def _corrected(proto: onnx.ModelProto, alone: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy whose declared shapes are those of `alone`, inferred without them, as far as those are known."""
+    copy, known = onnx.ModelProto(), types_of(alone.graph)
+    copy.CopyFrom(proto)
+    for info in [*copy.graph.output, *copy.graph.value_info]:
+        tensor, found = info.type.tensor_type, known.get(info.name, onnx.TypeProto()).tensor_type
+        if not info.type.HasField("tensor_type") or not found.HasField("shape"):
+            continue
+        declared = list(tensor.shape.dim)
+        tensor.shape.CopyFrom(found.shape)
+        for size, said in zip(tensor.shape.dim, declared, strict=False):
+            if len(declared) == len(tensor.shape.dim) and _dim(size) is None:
+                size.CopyFrom(said)
     return copy
 
 

@@ -33,15 +33,17 @@ _FLOATS = frozenset(dtype.value for dtype in ARITHMETIC_FLOATS)
 Types = Mapping[str, onnx.TypeProto]
 
 
-def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
+def infer(proto: onnx.ModelProto, strict_mode: bool = False) -> onnx.ModelProto:
     """Return `proto` with inferred types; values of shapes are propagated as far as that is cheap.
+
+    `strict_mode` is that of ONNX's inference.
 
     Raises
     ------
     Exception
         Whatever ONNX's inference raises.
     """
-    found = shape_inference.infer_shapes(proto)
+    found = shape_inference.infer_shapes(proto, strict_mode=strict_mode)
     if not may_follow(found.graph):
         return found
     for _ in range(_ROUNDS):
@@ -49,11 +51,11 @@ def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
         if met > ELEMENTS:
             return found
         if not open_before:
-            return shape_inference.infer_shapes(proto, data_prop=True)
+            return shape_inference.infer_shapes(proto, strict_mode=strict_mode, data_prop=True)
         cut = onnx.ModelProto()
         cut.CopyFrom(proto)
         _cut(cut.graph, cut.graph, found.graph, {})
-        found = _mended(shape_inference.infer_shapes(cut, data_prop=True), proto)
+        found = _mended(shape_inference.infer_shapes(cut, strict_mode=strict_mode, data_prop=True), proto)
         if _met(found.graph, {})[1] == open_before:
             return found
     return found

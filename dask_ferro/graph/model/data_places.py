@@ -33,8 +33,6 @@ class Original(NamedTuple):
         The file's messages, with references in place of large data. Not to be changed.
     view : memoryview
         The file's bytes, in memory or mapped.
-    folder : str or None
-        Where files of external data lie; None for a model from memory.
     places : Places
         The places of all data that the messages refer to.
     held : mapping of FilePart to bytes
@@ -45,7 +43,6 @@ class Original(NamedTuple):
 
     proto: onnx.ModelProto
     view: memoryview
-    folder: str | None
     places: Places
     held: Mapping[external_data.FilePart, bytes]
     files: SourceFiles
@@ -62,7 +59,7 @@ class Original(NamedTuple):
         if span in self.held:
             return self.held[span]
         if not is_embedded(tensor):
-            return external_data.content(str(self.folder), span)
+            return external_data.content(span)
         # Before and after: a change during the copy could not be noticed later.
         self.files()
         content = bytes(self.view[span.offset : span.offset + span.length])
@@ -78,13 +75,13 @@ def referring_inside(proto: onnx.ModelProto) -> Iterator[TensorProto]:
     yield from chain.from_iterable(map(_in_attributes, nodes))
 
 
-def locate(proto: onnx.ModelProto, folder: str | None, size: int) -> tuple[Places, list[str]]:
+def locate(proto: onnx.ModelProto, model: str | None, size: int) -> tuple[Places, list[str]]:
     """Return the place of all data outside of the skeleton `proto`, and the problems of references to it.
 
     Parameters
     ----------
-    folder : str or None
-        The real folder of the model file, None for a model from memory.
+    model : str or None
+        Name of the model file, which may be a link, in its real folder; None for a model from memory.
     size : int
         Bytes of the file that the skeleton was made of.
     """
@@ -108,13 +105,13 @@ def locate(proto: onnx.ModelProto, folder: str | None, size: int) -> tuple[Place
                     f"an attribute has external data ({_location(tensor)!r}), which only initializers may; "
                     "make it one, or store it in the model"
                 )
-            _place(tensor, folder, size, places)
+            _place(tensor, model, size, places)
         except external_data.Problem as problem:
             wrong.append(f"{where}: {problem}")
     return places, wrong
 
 
-def _place(tensor: TensorProto, folder: str | None, size: int, places: Places) -> None:
+def _place(tensor: TensorProto, model: str | None, size: int, places: Places) -> None:
     """Check the reference of `tensor`, add it to `places`, and write it in its shortest form."""
     nbytes = tensors.size(tensor.data_type, prod(tensor.dims))
     if tensor.data_type == TensorProto.STRING:
@@ -122,7 +119,7 @@ def _place(tensor: TensorProto, folder: str | None, size: int, places: Places) -
     if is_embedded(tensor):
         span = _embedded_span(tensor, nbytes, size)
     else:
-        span = external_data.locate(tensor, folder, nbytes)
+        span = external_data.locate(tensor, model, nbytes)
     # Two references to one place are then equal, so it is read, mapped and hashed once.
     del tensor.external_data[:]
     for key in ("location", "offset", "length"):

@@ -47,8 +47,8 @@ def of_memory(content: memoryview | bytes, held: Mapping[FilePart, bytes]) -> st
     return state.hexdigest()
 
 
-def of_file(path: str, descriptor: int, folder: str, spans: Sequence[FilePart]) -> str:
-    """Return the digest of the file open as `descriptor`, whose external data is `spans` of files in `folder`.
+def of_file(path: str, descriptor: int, spans: Sequence[FilePart]) -> str:
+    """Return the digest of the file open as `descriptor`, whose external data is `spans`.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def of_file(path: str, descriptor: int, folder: str, spans: Sequence[FilePart]) 
         if settled and key in _known:
             _known.move_to_end(key)
             return _known[key]
-    digest = _read(descriptor, before[2], folder, ranges)
+    digest = _read(descriptor, before[2], ranges)
     if identity(os.fstat(descriptor)) != before:
         raise Problem("the model file changed while it was read; load it when it is written to the end")
     # A file that changed within the resolution of its file system's clock may change again with the same time stamps.
@@ -76,12 +76,12 @@ def of_file(path: str, descriptor: int, folder: str, spans: Sequence[FilePart]) 
     return digest
 
 
-def _read(descriptor: int, size: int, folder: str, spans: Sequence[FilePart]) -> str:
+def _read(descriptor: int, size: int, spans: Sequence[FilePart]) -> str:
     state = blake2b(digest_size=DIGEST_BYTES)
     _update(state, descriptor, 0, size, "the model file")
     for span in spans:
         state.update(_separator(span))
-        with opened(folder, span) as external:
+        with opened(span) as external:
             _update(state, external, span.offset, span.length, span.location)
     return state.hexdigest()
 

@@ -7,12 +7,11 @@ larger one is mapped and its weights are never copied: large tensors of the resu
 external files that it names), so processes share their pages, and `Loaded.files` tells when one changed.  Every
 problem that one pass finds is reported at once, and each pass runs only on what the one before let through, so ONNX's
 own libraries never see a model that could make them read elsewhere, recurse, or allocate without bound.  The user's
-own path may be a symbolic link or a hard link; what the file names may not.  Sizes and offsets are bytes.
+own path may be a symbolic link or a hard link.  Sizes and offsets are bytes.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
@@ -136,7 +135,7 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     proto = parse(file.view, headline, limits.structure_bytes)
     outputs = select(proto, wanted, file.name)
     found = check(proto, _limits(proto, file, limits))
-    found_places, wrong = data_places.locate(proto, file.folder, len(file.view))
+    found_places, wrong = data_places.locate(proto, file.named, len(file.view))
     found.wrong += wrong
     found.raise_any(headline)
     # Before its normal form, which reuses these messages.
@@ -155,7 +154,8 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     return Loaded(
         model=accepted(_with_classes(model, classes)),
         digest=digest.of_outputs(_digest(file, spans, held), outputs),
-        path=file.path,
+        # Beside a link may lie the links to external data.
+        path=file.named if spans else file.path,
         weight_bytes=_weight_bytes(model),
         opset=model.opset_imports[""],
         files=files,
@@ -164,7 +164,7 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
         outputs=outputs,
         original=None
         if kept is None
-        else data_places.Original(kept, file.view, file.folder, found_places, held or {}, files),
+        else data_places.Original(kept, file.view, found_places, held or {}, files),
     )
 
 
@@ -254,7 +254,7 @@ def _held(file: SourceBytes, spans: Sequence[external_data.FilePart], mapped_abo
     ranges = set(spans)
     if file.mapped or len(file.view) + sum(span.length for span in ranges) > mapped_above:
         return None if spans else {}
-    return {span: external_data.content(str(file.folder), span) for span in ranges}
+    return {span: external_data.content(span) for span in ranges}
 
 
 def _files(file: SourceBytes, spans: Sequence[external_data.FilePart], held: Held) -> SourceFiles:
@@ -263,8 +263,8 @@ def _files(file: SourceBytes, spans: Sequence[external_data.FilePart], held: Hel
     if file.mapped and file.path is not None and file.descriptor is not None:
         found.append(seen(file.path, file.descriptor))
     for span in {span.location: span for span in spans if held is None}.values():
-        with external_data.opened(str(file.folder), span) as descriptor:
-            found.append(seen(os.path.join(str(file.folder), span.location), descriptor))
+        with external_data.opened(span) as descriptor:
+            found.append(seen(span.location, descriptor))
     return SourceFiles(found)
 
 
@@ -273,7 +273,7 @@ def _digest(file: SourceBytes, spans: Sequence[external_data.FilePart], held: He
         return digest.of_memory(file.view, held)
     if file.path is None or file.descriptor is None:
         return digest.of_bytes(file.view)
-    return digest.of_file(file.path, file.descriptor, str(file.folder), spans)
+    return digest.of_file(file.path, file.descriptor, spans)
 
 
 # Conversion of messages to onnx_ir.
@@ -349,21 +349,15 @@ def _outside(
     if not embedded and place in held:
         return _viewed(tensor, memoryview(held[place]), 0)
     assert file.path is not None
-    folder, location = os.path.split(file.path)
-    if not embedded:
-        location = str(tensor.location)
-    elif os.stat(file.path).st_nlink > 1:
-        # onnx_ir refuses a hard link below a `base_dir`, but reads an absolute path; the user chose this file.
-        folder, location = "", file.path
+    # The real path and no `base_dir`: onnx_ir refuses links below one, and these have been checked.
     mapped = FileTensor(
-        location,
+        file.path if embedded else str(tensor.location),
         tensor.offset,
         tensor.length,
         tensor.dtype,
         shape=tensor.shape,
         name=tensor.name,
         doc_string=tensor.doc_string,
-        base_dir=folder,
     )
     mapped.files = files
     return mapped

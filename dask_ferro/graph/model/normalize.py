@@ -42,6 +42,7 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     _one_name_per_domain(proto)
     graph = proto.graph
     _drop_initialized_inputs(graph)
+    _open_sizes([graph, *chain.from_iterable(map(bodies, all_nodes(graph.node)))])
     _plain_sparse(graph)
     _lift_constants(graph)
     _sort(graph)
@@ -94,6 +95,15 @@ def _drop_initialized_inputs(graph: onnx.GraphProto) -> None:
     kept = [info for info in graph.input if info.name not in stored]
     if len(kept) < len(graph.input):
         _replace(graph.input, kept)
+
+
+def _open_sizes(graphs: Iterable[onnx.GraphProto]) -> None:
+    """Leave out sizes of -1, which stand for open ones."""
+    for graph in graphs:
+        for info in [*graph.input, *graph.output, *graph.value_info]:
+            for dim in info.type.tensor_type.shape.dim:
+                if dim.dim_value == -1:
+                    dim.Clear()
 
 
 def _plain_sparse(graph: onnx.GraphProto) -> None:

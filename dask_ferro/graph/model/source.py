@@ -25,18 +25,14 @@ Source = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelPro
 
 
 class SourceBytes(NamedTuple):
-    """The bytes of a source, with path and descriptor if it is a file."""
+    """The bytes of a source; if it is a file with its real path, its descriptor, and its name in a real folder."""
 
     name: str
     view: memoryview
     path: str | None
     descriptor: int | None
+    named: str | None = None
     mapped: bool = False
-
-    @property
-    def folder(self) -> str | None:
-        """The real folder of the file."""
-        return os.path.dirname(self.path) if self.path else None
 
 
 @contextmanager
@@ -77,7 +73,8 @@ def _serialized(proto: onnx.ModelProto) -> bytes:
 @contextmanager
 def _file(name: str, mapped_above: int) -> Iterator[SourceBytes]:
     try:
-        # The real path: external data lies beside the file itself, not beside a link to it.
+        folder, last = os.path.split(os.path.abspath(name))
+        named = os.path.join(os.path.realpath(folder), last)
         path = os.path.realpath(name)
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -96,9 +93,9 @@ def _file(name: str, mapped_above: int) -> Iterator[SourceBytes]:
             raise ModelError(f"cannot load {path!r}", ["the file is empty; it was not written to the end"])
         if size > mapped_above:
             content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-            yield SourceBytes(repr(path), memoryview(content), path, descriptor, mapped=True)
+            yield SourceBytes(repr(path), memoryview(content), path, descriptor, named, mapped=True)
         else:
-            yield SourceBytes(repr(path), memoryview(_read(path, descriptor)), path, descriptor)
+            yield SourceBytes(repr(path), memoryview(_read(path, descriptor)), path, descriptor, named)
     finally:
         os.close(descriptor)
 

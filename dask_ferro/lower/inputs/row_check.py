@@ -21,8 +21,9 @@ from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import ValueSpec, made_up, may_carry, shape_of
 
-# Rows that are tried, and in which pieces: one alone, which may be taken for no batch at all, and several.
-_PIECES = (1, 3, 1)
+# Rows that are tried, and in which pieces: one alone, which may be taken for no batch at all, and several.  Even and
+# odd numbers, as a value that depends on the number of rows may depend on no more than its parity.
+_PIECES = (1, 3, 2)
 # A model that takes longer for so few rows is not run twice before the caller's own.
 _WORTH_TRYING_S = 2.0
 # Sums of a few thousand floats in another order differ by less, and numbers that depend on other rows by more.

@@ -13,6 +13,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.keys import is_dask_array, rechunked, row_chunks, whole_rest
+from dask_ferro.lower.prepared.opening import with_defaults_replaced
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import Signature, as_array, by_name, check_arrays, synthetic
 
@@ -68,6 +69,7 @@ def bind(
     ConfigError
         Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
     """
+    model = with_defaults_replaced(model, given)
     sig, title = model.signature, f"model {model.name!r}"
     named = by_name(sig, given, title)
     arrays = {spec.name: as_array(spec, named[spec.name], title) for spec in sig.inputs}

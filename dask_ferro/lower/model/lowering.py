@@ -27,6 +27,7 @@ from dask_ferro.lower.inputs.keys import (
     Feed,
     all_there,
     feed,
+    is_dask_array,
     token_of,
     usable_here,
 )
@@ -38,7 +39,7 @@ from dask_ferro.lower.model.joining import assemble
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import Dim, Signature
 from dask_ferro.lower.worker.bundle_ref import BundleRef
-from dask_ferro.lower.worker.row_count import RowCount
+from dask_ferro.lower.worker.row_count import DaskShapes, RowCount
 from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.trace import ABOUT
 
@@ -353,7 +354,22 @@ def _bundle_ref(planned: BundlePlan, number: int, *, by_name: bool, rowed: RowCo
         flops=0.0 if by_rows else float(bundle.cost.flops),
         down=tuple(sorted({s.place for s in plan.outputs if s.bundle == number})),
         rowed=rowed,
+        dask_shapes=_dask_shapes(planned, number),
     )
+
+
+def _dask_shapes(planned: BundlePlan, number: int) -> DaskShapes:
+    """Return the sizes of a bundle's outputs that are dask arrays: of all axes but that of the rows of a chunk."""
+    bound, types = planned.bound, planned.sized.types
+    if not any(map(is_dask_array, bound.arrays.values())):
+        return ()
+    first, made = int(bound.rows is not None), []
+    for source, spec in zip(planned.plan.outputs, bound.model.signature.outputs, strict=True):
+        shape = types[spec.name].shape
+        if source.bundle == number and shape:
+            known = (d if isinstance(d, int) and axis >= first else None for axis, d in enumerate(shape))
+            made.append((source.place, spec.name, tuple(known)))
+    return tuple(made)
 
 
 def _row_count(opened: PreparedModel, plan: Plan, number: int) -> RowCount | None:

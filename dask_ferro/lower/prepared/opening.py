@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import onnx
 
@@ -67,6 +68,38 @@ def open_model(
     return _prepared(
         _lying_at(path, loaded, content, bounds.of_ours()), path, loaded.model.graph.name or "model"
     )
+
+
+# Models by the defaults that calls replace.
+_replacing: WeakKeyDictionary[PreparedModel, dict[frozenset[str], PreparedModel]] = WeakKeyDictionary()
+
+
+def with_defaults_replaced(model: PreparedModel, given: object) -> PreparedModel:
+    """Return the model of a call, which has an input in the place of each default that the call names.
+
+    A default is an initializer that is an input too (from IR version 4 on; before, each initializer had to be one).
+    """
+    sig = model.signature
+    names = frozenset(given if isinstance(given, Mapping) else ()) - {s.name for s in sig.inputs}
+    kept = _replacing.setdefault(model, {}) if names else {}
+    if names and names not in kept:
+        proto = onnx.load(model.ref.path, load_external_data=False)
+        weights = [tensor for tensor in proto.graph.initializer if tensor.name not in names]
+        defaults = {tensor.name for tensor in proto.graph.initializer} & {i.name for i in proto.graph.input}
+        # Another name, which the check of names refuses.
+        if proto.ir_version < 4 or not names <= defaults:
+            return model
+        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in weights):
+            raise ConfigError(
+                f"model {model.name!r}: {', '.join(sorted(names))} replaces a default, which takes a model of one file,"
+                " and this one has external data; store the weights in the model's file"
+            )
+        del proto.graph.initializer[:]
+        proto.graph.initializer.extend(weights)
+        made = open_model(proto, outputs=model.ref.outputs or None)
+        cut = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
+        kept[names] = replace(made, name=model.name).with_batch(cut)
+    return kept.get(names, model)
 
 
 # By digest and path, so that each task of a worker that unpickles a model gets the one that is open.

@@ -74,8 +74,6 @@ class PreparedModel:
         key = (_shapes(arrays), rows)
         if key not in self._by_shape.sized:
             types = self.types(arrays, rows)
-            if self._is_declared_fixed:
-                types |= self._inferred_outputs(arrays, rows)
             cost = model_cost(self.loaded.model, types)
             _bounded(self._by_shape.sized)[key] = SizedModel(types, cost, sum(cost.seconds))
         return self._by_shape.sized[key]
@@ -96,20 +94,6 @@ class PreparedModel:
                 shapes[spec.name] = tuple(int(d) for d in shape)
         return self.inference.types(shapes=shapes, trusts_declared=trusts_declared)
 
-    @property
-    def _is_declared_fixed(self) -> bool:
-        """Whether outputs of an open batch are declared with a size on axis 0, as converters write it in error."""
-        sig = self.signature
-        return not isinstance(sig.batch, int) and any(
-            s.shape and isinstance(s.shape[0], int) for s in sig.outputs
-        )
-
-    def _inferred_outputs(self, arrays: Mapping[str, Any], rows: int | None) -> dict[str, ValueType]:
-        """Return the types of outputs as inference finds them without the declared ones."""
-        types = self.types(arrays, rows, trusts_declared=False)
-        found = {s.name: types[s.name] for s in self.signature.outputs}
-        return {n: t for n, t in found.items() if t.shape is not None and None not in t.shape}
-
     def row_dependence(self, arrays: Mapping[str, Any]) -> Mapping[str, Finding]:
         """Return the outputs whose rows may depend on each other, with the reasons.
 
@@ -118,6 +102,8 @@ class PreparedModel:
         sig = self.signature
         if isinstance(sig.batch, int) or not any(sig.carries):
             return {}
+        if held := sig.held_elsewhere:
+            return {s.name: Finding(True, held) for s in sig.outputs}
         carriers = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
         shapes = {name: shape_of(a) for name, a in arrays.items()}
         # Without the rows: the answer is the same for any number of them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dask_ferro.engines.selection import Engine
-from dask_ferro.lower.worker.row_count import RowCount
+from dask_ferro.lower.worker.row_count import DaskShapes, RowCount
 
 
 class ModelRef(NamedTuple):
@@ -48,6 +48,8 @@ class BundleRef(NamedTuple):
         Whether its bits must not depend on where the model was cut.
     rowed : RowCount or None
         The outputs that must have as many rows as the chunk.
+    dask_shapes : tuple of (position, name, shape)
+        The outputs that are dask arrays, with the sizes that those were made with; None: any.
     """
 
     inputs: tuple[str, ...]
@@ -62,3 +64,4 @@ class BundleRef(NamedTuple):
     down: tuple[int, ...] = ()
     exact: bool = False
     rowed: RowCount | None = None
+    dask_shapes: DaskShapes = ()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from dask_ferro.errors import ConfigError
+
+# Position and name of an output, and its sizes; None: any.
+DaskShapes: TypeAlias = tuple[tuple[int, str, tuple[int | None, ...]], ...]
 
 
 class RowCount(NamedTuple):
@@ -87,3 +90,16 @@ def _length(value: Any) -> int | None:
     if shape is not None:
         return int(shape[0]) if len(shape) else None
     return len(value) if isinstance(value, list) else None
+
+
+def check_shapes(model: str, wanted: DaskShapes, results: Sequence[Any]) -> None:
+    """Raise `ConfigError` where an output has another shape than the dask array that was made for it."""
+    for position, name, sizes in wanted:
+        got = tuple(results[position].shape)
+        if len(got) != len(sizes) or any(w not in (None, g) for g, w in zip(got, sizes, strict=True)):
+            declared = ", ".join("?" if size is None else str(size) for size in sizes)
+            raise ConfigError(
+                f"model {model!r}: output {name!r} has shape {got}, and the model declares [{declared}], of which the"
+                " dask array was made; correct or remove the declared shape of this output, or pass numpy arrays, whose"
+                " results have the shapes that are computed"
+            )

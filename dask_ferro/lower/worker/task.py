@@ -31,7 +31,7 @@ from dask_ferro.lower.worker.device_engines import chosen
 from dask_ferro.lower.worker.late import BundleInputs, Expectations, arrived
 from dask_ferro.lower.worker.no_rows import run_on_nothing
 from dask_ferro.lower.worker.outputs import together, together_by_name
-from dask_ferro.lower.worker.row_count import check_count
+from dask_ferro.lower.worker.row_count import check_count, check_shapes
 from dask_ferro.lower.worker.threads import intra_op_threads
 from dask_ferro.lower.worker.unshared import unshared
 
@@ -96,6 +96,7 @@ def run_bundle(
         raise
     if bundle.rowed is not None:
         check_count(bundle.rowed, results, arrays, rows)
+    check_shapes(model.path, bundle.dask_shapes, results)
     return _shown(bundle, results if residency is not None else unshared(results, arrays))
 
 

@@ -168,6 +168,43 @@ def split(tmp_path: Path) -> Path:
     return tmp_path / "m.onnx"
 
 
+# Whether the model and its weights are links: symbolic ones into a folder of blobs, or hard ones.
+LAYOUTS = {
+    "Hugging Face": ("soft", "soft"),
+    "weights elsewhere": ("plain", "soft"),
+    "uv and conda": ("hard", "hard"),
+}
+
+
+@pytest.mark.parametrize("limits", [None, MAPPED])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_external_data_may_be_links_to_files_that_its_owner_alone_may_write(layout, limits, split, tmp_path):
+    expected, x = load(split).digest, np.ones(1, np.float32)
+    wanted = evaluate(onnx.load(split), x=x)
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot" / "sub").mkdir(parents=True)
+    for name, kind in zip(("m.onnx", "sub/w.bin"), LAYOUTS[layout], strict=True):
+        blob, link = tmp_path / "blobs" / (name[-5:] * 8), tmp_path / "snapshot" / name
+        if kind == "soft":
+            (tmp_path / name).rename(blob)
+            link.symlink_to(os.path.relpath(blob, link.parent))
+        else:
+            (os.link if kind == "hard" else os.rename)(tmp_path / name, link)
+    loaded = load(tmp_path / "snapshot" / "m.onnx", limits=limits)
+    # A worker opens it by its path.
+    assert load(loaded.path, limits=limits).digest == loaded.digest == expected
+    assert_equal(evaluate(loaded.model, x=x), wanted)
+
+
+def test_a_size_of_minus_one_is_an_open_size():
+    proto = written("(float[N,M] x) => (float[N,M] y) { y = Relu (x) }")
+    for info in (*proto.graph.input, *proto.graph.output):
+        for dim in info.type.tensor_type.shape.dim:
+            dim.dim_value = -1
+    x = load(proto).model.graph.inputs[0]
+    assert not any(isinstance(dim, int) for dim in x.shape)
+
+
 def test_external_weights_point_into_their_file(split: Path) -> None:
     loaded = load(split, limits=MAPPED)
     for i, original in enumerate(with_weights(40, 4096, 100_000).graph.initializer):

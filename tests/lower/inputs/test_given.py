@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
 import dask_ferro as ff
-from tests.graphs import FLOAT, model
+from tests.graphs import FLOAT, model, written
 
 
 def echo(dtype=FLOAT, name="x"):
@@ -56,6 +57,32 @@ def test_numbers_that_the_dtype_holds_are_taken(dtype, given):
 def test_what_it_does_not_hold_is_refused_by_name(dtype, given):
     with pytest.raises(ff.ConfigError, match="input 'x'"):
         echo(dtype)({"x": given})
+
+
+@pytest.mark.parametrize("inputs", ["float[N,2] x, float[1] scale", "float[1] scale, float[N,2] x"])
+@pytest.mark.parametrize("chunks", [(1, 2), (2, 2), (3, 2)])
+def test_an_initializer_that_is_an_input_is_a_default(inputs, chunks):
+    made = written(f"({inputs}) => (float[N,2] y) {{ y = Mul (x, scale) }}", {"scale": np.float32([2])})
+    x, five = np.ones((3, 2), np.float32), np.float32([5])
+    m = ff.from_onnx(made)
+    lazy = da.from_array(x, chunks=chunks)
+    for given, wanted in (({"x": x}, 2), ({"x": x, "scale": five}, 5), ({"scale": five * 2, "x": x}, 10)):
+        for y in (m(given, batch=chunks[0]), m({**given, "x": lazy})):
+            np.testing.assert_array_equal(y.compute(scheduler="sync"), x * wanted)
+        np.testing.assert_array_equal(m.predict(given), x * wanted)
+    made.ir_version = 3
+    for model_, name in ((m, "other"), (ff.from_onnx(made), "scale")):
+        with pytest.raises(ff.ConfigError, match=f"unknown input '{name}'"):
+            model_({"x": x, name: five})
+
+
+@pytest.mark.parametrize("lazy", [np.asarray, dask.delayed, lambda x: da.from_array(x, chunks=2)])
+@pytest.mark.parametrize("dtype", [np.dtypes.StringDType(), object, "U9"])
+def test_texts_of_each_dtype_of_numpy_are_taken(dtype, lazy):
+    texts = np.array(["a", "", "bytes: é"], dtype)
+    assert echo(TensorProto.STRING)({"x": lazy(texts)}).compute(scheduler="sync").tolist() == list(texts)
+    with pytest.raises(ff.ConfigError, match="input 'x' has dtype"):
+        echo(FLOAT)({"x": lazy(texts)}).compute(scheduler="sync")
 
 
 def test_an_object_that_numpy_reads_is_an_array():

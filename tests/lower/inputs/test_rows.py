@@ -44,15 +44,6 @@ def secretly_centered():
     return looped("m = ReduceMean <axes = [0], keepdims = 1> (v) w = Sub (v, m)", "secret")
 
 
-def repeated_by_count():
-    """Sum each row as often as there are rows: times 2 in chunks of 2."""
-    text = (
-        "(float[N,6] x) => (float[N,1] y) { shape = Shape <end = 1> (x) s = ReduceSum <keepdims = 1> (x, one)"
-        " [expand] e = Expand (s, shape) y = ReduceSum <keepdims = 1> (e, one) }"
-    )
-    return written(text, {"one": [1]}, opset=17, name="repeated")
-
-
 def test_a_model_that_combines_rows_runs_on_all_of_them(tmp_path):
     with dask.config.set(scheduler="sync"):
         got = ff.from_onnx(centered())(X, batch=10).compute()
@@ -63,8 +54,7 @@ def test_a_model_that_combines_rows_runs_on_all_of_them(tmp_path):
 
 COMBINE_ROWS = {
     "centered": (centered, r"node 'mean' \(ReduceMean\) combines them all; run it on all rows"),
-    "tried on a few": (secretly_centered, r"model 'secret': .* 'y' of 5 rows differ when they are cut"),
-    "repeated by count": (repeated_by_count, r"node 'expand' \(Expand\) computes with their number"),
+    "tried on a few": (secretly_centered, r"model 'secret': .* 'y' of 6 rows differ when they are cut"),
 }
 CUTS = {
     "batch": lambda m, sink: m(X, batch=5),
@@ -72,6 +62,37 @@ CUTS = {
     "dask, row by row": lambda m, sink: m(da.from_array(X, chunks=(1, 6))),
     "run": lambda m, sink: ff.run(m, X, sink, batch=4, progress=False),
 }
+
+
+@pytest.mark.filterwarnings("ignore:model 'graph'")
+@pytest.mark.parametrize("cut", ["batch", "dask"])
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "s = Shape (x) k = Gather (s, nine) y = Expand (x, k)",
+        "s = Shape (x) k = Slice (s, zero, nine, zero, zero) y = Expand (x, k)",
+        "y = Slice (x, one, nine, one, zero)",
+        "y = GatherElements <axis = 9> (x, nine)",
+    ],
+)
+def test_what_no_engine_computes_is_refused_in_words_where_rows_are_cut(nodes, cut):
+    text = f"(float[N,6] x) => (float[N,6] y) {{ {nodes} }}"
+    m = ff.from_onnx(written(text, {"zero": [0], "one": [1], "nine": [9]}, opset=17))
+    with pytest.raises((ff.ConfigError, ff.ModelError), match=r"Gather|Slice|output y"):
+        CUTS[cut](m, None).compute(scheduler="sync")
+
+
+def test_an_axis_with_the_name_of_the_rows_is_not_cut_beside_them(tmp_path):
+    x, m = X[:6], ff.from_onnx(written("(float[N,N] x) => (float[N,N] y) { y = Relu (x) }"))
+    close(m(x).compute(scheduler="sync"), x * (x > 0))
+    calls = (
+        lambda: m(x, batch=2),
+        lambda: m(da.from_array(x, chunks=(3, 6))),
+        lambda: ff.run(m, x, tmp_path / "y.npy", batch=2, progress=False),
+    )
+    for call in calls:
+        with pytest.raises(ff.ConfigError, match="axis 1 of input 'x' is 'N' too, the number of all rows"):
+            call()
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -340,6 +361,40 @@ def test_a_streamed_task_whose_output_lacks_rows_says_so(tmp_path):
     want = r"model 'dropping.onnx': output 'y' is float32\[1, 6\], wanted float32\[2, 6\]"
     with pytest.raises(ff.ConfigError, match=want):
         ff.run(str(file), x, tmp_path / "y.npy", batch=2, progress=False)
+
+
+def declared(op, *shape):
+    """A model that keeps the shape of x, and declares another; of com.microsoft.Gelu inference knows none."""
+    made = model(
+        [node(op, ["x"], ["y"], domain="com.microsoft" if op == "Gelu" else "")],
+        {"x": ["N", 6, 5]},
+        {"y": shape},
+    )
+    made.opset_import.add(domain="com.microsoft", version=1)
+    return ff.from_onnx(made)
+
+
+@pytest.mark.filterwarnings("ignore:model 'graph'")
+@pytest.mark.parametrize("shape", [("N",), ("N", 6, 7), ("N", 6, 5, 1), ("N", "N", 5)])
+@pytest.mark.parametrize("chunks", [(3, 6, 5), (7, 6, 5)])
+def test_what_is_inferred_wins_over_what_is_declared_and_what_is_seen_over_both(shape, chunks, tmp_path):
+    x = np.random.default_rng(3).random((7, 6, 5), np.float32)
+    known, unknown = declared("Relu", *shape), declared("Gelu", *shape)
+    for m in (known, unknown):
+        assert (
+            m(x).compute(scheduler="sync").shape == m(x, batch=3).compute(scheduler="sync").shape == x.shape
+        )
+    y, z = (m(da.from_array(x, chunks=chunks)) for m in (known, unknown))
+    assert (y.shape, known.outputs["y"].shape) == (x.shape, ("N", 6, 5))
+    np.testing.assert_array_equal((y + 1).compute(scheduler="sync"), x + 1)
+    ff.run(known, x, tmp_path / "y.npy", batch=3, progress=False)
+    for lazy in (z, z.sum()):
+        with pytest.raises(ff.ConfigError, match=r"'y' has shape \(\d, 6, 5\), and the model declares \[\?"):
+            lazy.compute(scheduler="sync")
+    with pytest.raises(
+        ff.ConfigError, match=r"'y' is float32\[3, 6, 5\], wanted float32\[3.*, as the model declares"
+    ):
+        ff.run(unknown, x, tmp_path / "z.npy", batch=3, progress=False)
 
 
 def test_pieces_that_read_no_rows_check_theirs_too():

@@ -348,7 +348,8 @@ def _type_problems(info: onnx.ValueInfoProto, what: str) -> Iterator[str]:
             known = f"onnx {onnx.__version__}"
             yield f"{what} {info.name!r} has dtype number {number}, which {known} does not know"
         for i, dim in enumerate(tensor.shape.dim):
-            if dim.HasField("dim_value") and dim.dim_value < 0:
+            # Exporters write -1 for an open size, which the normal form leaves out.
+            if dim.dim_value < -1:
                 yield (
                     f"{what} {info.name!r} has the size {dim.dim_value} in dimension {i}; "
                     "name a dimension of any size instead (dim_param), or leave it out"

@@ -54,7 +54,8 @@ def _gathered(o: TypedNode) -> Rule:
 
 def _gathered_elements(o: TypedNode) -> Rule:
     """The dimensions beside `axis` that the indices run through wholly."""
-    partly = [i for i, (a, b) in enumerate(zip(o.shape(0), o.shape(1), strict=True)) if a != b]
+    # No engine takes indices of another rank, and `strict` would fail in place of one.
+    partly = [i for i, (a, b) in enumerate(zip(o.shape(0), o.shape(1), strict=False)) if a != b]
     dims = without(names(o.rank()), (o.axis(0), *partly))
     pick = _numbers(o, Pick(o.axis(0)))
     return Rule((dims, dims), (dims,), linear=((0,),), commutes=REDUCTIONS, pick=pick)
@@ -131,7 +132,9 @@ def _compressed_rows(o: TypedNode, states: Sequence[State]) -> Finding:
 
 def _picked_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     first, picked = elements[0], o.constant(1)
-    return Counts(None if first is None or picked is None else tuple(first[i] for i in picked))
+    if first is None or picked is None or not all(-len(first) <= i < len(first) for i in picked):
+        return Counts(None)
+    return Counts(tuple(first[i] for i in picked))
 
 
 # A chunk counts its own rows.

@@ -386,7 +386,7 @@ def _joined_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State
 def _sliced_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     starts, ends = (o.constant(1), o.constant(2)) if o.has(1) else (None, None)
     steps = o.constant(4) if o.has(4) else (1,)
-    if elements[0] is None or not starts or not ends or not steps or len(starts) > 1:
+    if elements[0] is None or not starts or not ends or not steps or 0 in steps or len(starts) > 1:
         return Counts(None)
     return Counts(elements[0][starts[0] : ends[0] : steps[0]])
 
