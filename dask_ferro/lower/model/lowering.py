@@ -36,9 +36,9 @@ from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.model.bundles import BundlePlan
 from dask_ferro.lower.model.joining import assemble
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import Dim, Signature
+from dask_ferro.lower.signature import Dim, Signature, shape_of
 from dask_ferro.lower.worker.bundle_ref import BundleRef
-from dask_ferro.lower.worker.row_count import RowCount
+from dask_ferro.lower.worker.row_count import RowCount, Shapes
 from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.trace import ABOUT
 
@@ -327,11 +327,13 @@ def _graph(name: str, layer: BundleLayer, arrivals: _Arrivals) -> HighLevelGraph
 def _bundle_refs(planned: BundlePlan, by_name: bool) -> tuple[BundleRef, ...]:
     bound, plan = planned.bound, planned.plan
     names = [node.name or node.op_type for node in bound.model.loaded.model.graph]
-    counts = bound.rows is not None and (planned.chunks > 1 or bound.has_dask_rows)
+    is_cut = bound.rows is not None and (planned.chunks > 1 or bound.has_dask_rows)
+    # A batch of 1 that is run row by row has other shapes inside than its inputs.
+    shapes = None if is_cut or planned.splits else tuple((n, _sizes(a)) for n, a in bound.arrays.items())
     refs = []
     for number, bundle in enumerate(plan.bundles):
         title = _title([names[position] for position in bundle.nodes])
-        rowed = _row_count(bound.model, plan, number) if counts else None
+        rowed = _row_count(bound.model, plan, number, shapes) if is_cut or shapes else None
         refs.append(_bundle_ref(planned, number, by_name=by_name, title=title, rowed=rowed))
     return tuple(refs)
 
@@ -364,14 +366,22 @@ def _bundle_ref(
     )
 
 
-def _row_count(opened: PreparedModel, plan: Plan, number: int) -> RowCount | None:
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of an array; None where it is not known yet."""
+    shape = shape_of(value)
+    return shape if shape is not None and all(d == d for d in shape) else None
+
+
+def _row_count(
+    opened: PreparedModel, plan: Plan, number: int, shapes: Shapes | None
+) -> RowCount | None:
     """Return the check of a bundle's row count: its results that are outputs, its inputs with rows; None: no output."""
     sig, bundle = opened.signature, plan.bundles[number]
     outputs = tuple(
         (s.place, spec.name) for s, spec in zip(plan.outputs, sig.outputs, strict=True) if s.bundle == number
     )
     reads = (i for i, s in enumerate(bundle.sources) if s.bundle == MODEL_INPUT and sig.carries[s.place])
-    return RowCount(opened.name, outputs, tuple(reads)) if outputs else None
+    return RowCount(opened.name, outputs, tuple(reads), shapes) if outputs else None
 
 
 def _about(opened: PreparedModel, plan: Plan, series: Sequence[KeySeries]) -> dict[str, Any]:

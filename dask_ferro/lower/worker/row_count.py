@@ -1,11 +1,23 @@
-"""The row count check of tasks of chunks: an output has as many rows as its chunk's inputs."""
+"""The check of the rows that a task returns.
+
+An output of a chunk has as many rows as the chunk's inputs.  In a call on all rows at once an output may have any
+number of rows.  Where shape inference knows that number, another one is an engine's fault, and the rows that are left
+may belong to other inputs.  Inference runs only where an output is as long as no input, since most tasks are shorter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import ConfigError, ModelError
+from dask_ferro.graph.ir.inference import ValueType
+
+# Shapes of a model's inputs, by name; None: not known.
+Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...] | None], ...]
+# Calls whose inferred rows a process keeps: a model may have outputs of other lengths in each of its calls.
+_KEPT = 4096
+_rows_by_call: dict[tuple[str, Shapes], dict[str, int | None]] = {}
 
 
 class RowCount(NamedTuple):
@@ -19,11 +31,14 @@ class RowCount(NamedTuple):
         The bundle's results that are outputs of the model.
     reads : tuple of int
         Positions of the inputs that have the rows of the chunk.
+    shapes : tuple of (name, shape), optional
+        In a call on all rows at once: the shapes of the model's inputs.
     """
 
     model: str
     outputs: tuple[tuple[int, str], ...]
     reads: tuple[int, ...] = ()
+    shapes: Shapes | None = None
 
 
 def check_count(wanted: RowCount, results: Sequence[Any], arrays: Sequence[Any], rows: int | None) -> None:
@@ -56,6 +71,57 @@ def check_count(wanted: RowCount, results: Sequence[Any], arrays: Sequence[Any],
                 f"model {wanted.model!r}: output {name!r} has {what} for a chunk of {rows} rows, wanted {rows}: it"
                 " does not have one row per input row, so the batch cannot be cut; run it on all rows at once (no"
                 " batch=, dask arrays of one chunk along axis 0)"
+            )
+
+
+def check_whole(
+    wanted: RowCount,
+    results: Sequence[Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    digest: str,
+    infer: Callable[[Mapping[str, tuple[int, ...] | None]], Mapping[str, ValueType]],
+) -> None:
+    """Check that outputs of a call on all rows have the rows that follow from the shapes of the model's inputs.
+
+    Parameters
+    ----------
+    wanted : RowCount
+    results : sequence of array or list
+        The bundle's results.
+    shapes : mapping of str to tuple
+        The shapes of the bundle's inputs.
+    digest : str
+        The model's.
+    infer : callable
+        Returns the types of the model's values, by the shapes of its inputs.
+
+    Raises
+    ------
+    ModelError
+        An output with another number of rows.
+    """
+    known = {name: shapes.get(name, shape) for name, shape in wanted.shapes or ()}
+    lengths = {shape[0] for shape in known.values() if shape}
+    others = {name: results[position] for position, name in wanted.outputs}
+    others = {name: value for name, value in others.items() if _length(value) not in lengths}
+    if not others or None in known.values():
+        return
+    call = digest, tuple(known.items())
+    if call not in _rows_by_call:
+        if len(_rows_by_call) >= _KEPT:
+            _rows_by_call.clear()
+        found = ((name, type_.shape or (None,)) for name, type_ in infer(known).items())
+        _rows_by_call[call] = {name: n if isinstance(n := shape[0], int) else None for name, shape in found}
+    for name, value in others.items():
+        rows = _rows_by_call[call].get(name)
+        if rows not in (None, _length(value)):
+            raise ModelError(
+                f"model {wanted.model!r}: output {name!r} has {_length(value)} rows, wanted {rows}, which follow from"
+                f" the shapes of the inputs ({', '.join(f'{n}: {list(s or ())}' for n, s in known.items())})",
+                [
+                    "an engine dropped or added rows, so that the others may belong to other inputs; rewrite the operator"
+                    " that does (mostly one on texts), or export the model again"
+                ],
             )
 
 

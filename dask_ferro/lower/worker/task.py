@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from dask_ferro.engines.executable import Executable, compile_bundle, nodes_betw
 from dask_ferro.engines.onnxruntime.host_memory import Returns
 from dask_ferro.engines.time_limit import within
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.model.load import Loaded, load
 from dask_ferro.lower.annotations import Told, told
 from dask_ferro.lower.crash_notes import noted
@@ -32,7 +33,7 @@ from dask_ferro.lower.worker.device_engines import chosen
 from dask_ferro.lower.worker.late import BundleInputs, Expectations, arrived
 from dask_ferro.lower.worker.no_rows import run_on_nothing
 from dask_ferro.lower.worker.outputs import together, together_by_name
-from dask_ferro.lower.worker.row_count import check_count
+from dask_ferro.lower.worker.row_count import check_count, check_whole
 from dask_ferro.lower.worker.threads import intra_op_threads, this_worker
 from dask_ferro.lower.worker.unshared import unshared
 
@@ -98,8 +99,11 @@ def run_bundle(
     except Exception as error:
         error.add_note(_situation(model, bundle, arrays))
         raise
-    if bundle.rowed is not None:
+    if bundle.rowed is not None and bundle.rowed.shapes is None:
         check_count(bundle.rowed, results, arrays, rows)
+    elif bundle.rowed is not None:
+        shapes = {n: a.shape for n, a in zip(bundle.inputs, arrays, strict=True) if hasattr(a, "shape")}
+        check_whole(bundle.rowed, results, shapes, model.digest, partial(_inferred, model, copy))
     return _shown(bundle, results if residency is not None else unshared(results, arrays))
 
 
@@ -140,6 +144,11 @@ def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -
 def _array(value: Any) -> Any:
     """Return `value`, or for a numpy scalar (a sum, `x[()]`) a 0-d array, since engines take no scalars."""
     return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _inferred(model: ModelRef, copy: Any, shapes: Mapping[str, Any]) -> Mapping[str, ValueType]:
+    """Return the types of a model's values for shapes of its inputs; declared shapes do not count."""
+    return infer(open_model(model, copy).model, shapes=shapes, trusts_declared=False)
 
 
 def _told(model: ModelRef, bundle: BundleRef, copy: Any) -> Told:
