@@ -7,50 +7,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import cache
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array
-from dask_ferro.engines.array.ops.elementwise import DIVIDED_BY_ZERO
 from dask_ferro.engines.hooks import OpHook, Watched
+from dask_ferro.engines.reference_ops import replacements
 from dask_ferro.engines.subgraph import extract, weights_of
 from dask_ferro.engines.time_limit import interrupted
-
-
-@cache
-def _stricter() -> list[type]:
-    """Return reference operators that refuse cases which the standard leaves undefined, as the other engines do.
-
-    The cases are Div and Mod of an integer by 0, and StringNormalizer of other shapes than [C] and [1, C].
-    """
-    from onnx.reference.ops import op_div, op_mod, op_string_normalizer
-
-    def refuse(b: Array, result: Array) -> None:
-        if b.dtype.kind in "iu" and result.size and (b == 0).any():
-            raise ZeroDivisionError(DIVIDED_BY_ZERO)
-
-    class Div(op_div.Div):  # type: ignore[misc]  # onnx is untyped here
-        def _run(self, a: Array, b: Array) -> tuple[Array, ...]:
-            results: tuple[Array, ...] = super()._run(a, b)  # type: ignore[no-untyped-call]
-            refuse(b, results[0])
-            return results
-
-    class Mod(op_mod.Mod):  # type: ignore[misc]
-        def _run(self, a: Array, b: Array, fmod: int | None = None) -> tuple[Array, ...]:
-            results: tuple[Array, ...] = super()._run(a, b, fmod=fmod)  # type: ignore[no-untyped-call]
-            refuse(b, results[0])
-            return results
-
-    class StringNormalizer(op_string_normalizer.StringNormalizer):  # type: ignore[misc]
-        def _run(self, x: Array, **attributes: object) -> tuple[Array, ...]:  # type: ignore[override]
-            if x.ndim not in (1, 2) or (x.ndim == 2 and len(x) != 1):
-                raise ValueError(f"StringNormalizer takes the shapes [C] and [1, C], and got {list(x.shape)}")
-            results: tuple[Array, ...] = super()._run(x, **attributes)  # type: ignore[no-untyped-call]
-            return results
-
-    return [Div, Mod, StringNormalizer]
 
 
 class ReferenceRun:
@@ -68,7 +34,7 @@ class ReferenceRun:
         from onnx.reference import ReferenceEvaluator
 
         piece = extract(model, nodes, inputs, outputs, opset=opset, weights_as_inputs=True)
-        self._evaluator = ReferenceEvaluator(piece.proto, new_ops=_stricter())
+        self._evaluator = ReferenceEvaluator(piece.proto, new_ops=replacements())
         # Mapped from their file where they are external; as part of the model they would be copied.
         self._weights = {name: tensor.numpy() for name, tensor in weights_of(model, nodes).items()}
         self._inputs = tuple(inputs)
@@ -81,9 +47,14 @@ class ReferenceRun:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             results = interrupted(lambda: self._evaluator.run(None, feeds))
-        # The reference operators return numpy scalars for 0-d results.
-        return tuple(np.asarray(r) if isinstance(r, np.generic) else r for r in results)
+        # The reference operators return numpy scalars for 0-d results, and texts of numpy's own.
+        return tuple(_array(r) for r in results)
 
     def watched(self, watch: OpHook) -> Watched:
         """Return the same run, which is one operator for `watch`: the evaluator's loop has no hooks."""
         return Watched(watch.kernel("reference", f"{self._nodes} nodes", "", self))
+
+
+def _array(result: Any) -> Any:
+    found = np.asarray(result) if isinstance(result, np.generic) else result
+    return found.astype(object) if getattr(found, "dtype", None) is not None and found.dtype.kind == "U" else found

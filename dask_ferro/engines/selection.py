@@ -14,6 +14,7 @@ and the inputs of a bundle are checked for it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import chain, groupby
 from math import prod
@@ -26,7 +27,7 @@ from dask_ferro.engines.onnxruntime.known_defects import differs_between_engines
 from dask_ferro.engines.onnxruntime.support import onnxruntime_supports, schema_of
 from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.ir.nodes import bodies
+from dask_ferro.graph.ir.nodes import attribute_of, bodies
 
 # "onnxruntime-device" is a session on the device of the values; `device_selection` chooses it.
 Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
@@ -34,6 +35,8 @@ Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
 # Up to this many nodes numpy is faster than a session (adding 1,000 floats takes 0.14 of its time).
 _TINY_NODES = 3
 _TINY_BYTES = 64 * 1024
+# One class of letters, repeated, means the same to RE2 and Python, and takes no more than linear time.
+_CLASS_OF_LETTERS = re.compile(r"(\[[^\[\]]+\]|\\w)\+")
 
 
 class Support(NamedTuple):
@@ -105,7 +108,7 @@ def support(model: ir.Model) -> list[Support]:
 
 def _support(node: ir.Node, opsets: dict[str, int]) -> Support:
     engines = engines_for(node, opsets)
-    problem = "" if engines else _problem(node, opsets)
+    problem = _words_out_of_reach(node) if engines else _problem(node, opsets)
     alike = not differs_between_engines(node, opsets.get(node.domain, 1))
     return Support(node.name or "", node.op_type, engines, _touched_bytes(node), problem, alike)
 
@@ -116,6 +119,31 @@ def _problem(node: ir.Node, opsets: dict[str, int]) -> str:
         f"node {node.name!r}: no engine here computes {node.domain or 'ai.onnx'}.{node.op_type}"
         f" (opset {opsets.get(node.domain, '?')}) on ({types});"
         " rewrite it with other operators, or export the model at another opset"
+    )
+
+
+def _words_out_of_reach(node: ir.Node) -> str:
+    """Return that a vocabulary has words that no text is split into; "" where there are none, or it is not known.
+
+    skl2onnx writes a pattern of ASCII letters, so that `déjà` becomes the words `d` and `j`.
+    """
+    source = node if node.op_type == "TfIdfVectorizer" else None
+    while source is not None and source.op_type != "Tokenizer":
+        source = source.inputs[0].producer() if source.inputs and source.inputs[0] is not None else None
+    pattern = "" if source is None else str(attribute_of(source, "tokenexp", ""))
+    if not _CLASS_OF_LETTERS.fullmatch(pattern):
+        return ""
+    try:
+        words = re.compile(pattern, re.ASCII)
+    except re.error:  # RE2 has classes that Python lacks
+        return ""
+    lost = [word for word in attribute_of(node, "pool_strings", ()) if not words.fullmatch(word)]
+    if not lost:
+        return ""
+    return (
+        f"node {node.name!r}: its vocabulary has {len(lost)} words that the Tokenizer's pattern {pattern!r} never gives,"
+        f" {lost[0]!r} for one, so texts with them get other scores than those of the learner that was exported; export"
+        r" it with a pattern of its letters, such as skl2onnx's options={TfidfVectorizer: {'tokenexp': r'[\p{L}0-9_]+'}}"
     )
 
 
