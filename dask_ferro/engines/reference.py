@@ -57,4 +57,8 @@ class ReferenceRun:
 
 def _array(result: Any) -> Any:
     found = np.asarray(result) if isinstance(result, np.generic) else result
-    return found.astype(object) if getattr(found, "dtype", None) is not None and found.dtype.kind == "U" else found
+    return (
+        found.astype(object)
+        if getattr(found, "dtype", None) is not None and found.dtype.kind == "U"
+        else found
+    )

@@ -47,7 +47,12 @@ def replacements() -> list[type]:
 
     class LinearRegressor(op_linear_regressor.LinearRegressor):  # type: ignore[misc]  # onnx is untyped here
         def _run(  # type: ignore[override]
-            self, x: Array, coefficients: list[float], intercepts: list[float] | None, targets: int, **_: object
+            self,
+            x: Array,
+            coefficients: list[float],
+            intercepts: list[float] | None,
+            targets: int,
+            **_: object,
         ) -> tuple[Array, ...]:
             weights = np.array(coefficients).reshape(targets, -1)
             return ((np.atleast_2d(x) @ weights.T + (intercepts or 0.0)).astype(np.float32),)
@@ -58,7 +63,13 @@ def replacements() -> list[type]:
 
     class StringNormalizer(op_string_normalizer.StringNormalizer):  # type: ignore[misc]
         def _run(  # type: ignore[override]
-            self, x: Array, *, case_change_action: str, is_case_sensitive: int, stopwords: list[str], **_: object
+            self,
+            x: Array,
+            *,
+            case_change_action: str,
+            is_case_sensitive: int,
+            stopwords: list[str],
+            **_: object,
         ) -> tuple[Array, ...]:
             if x.ndim not in (1, 2) or (x.ndim == 2 and len(x) != 1):
                 raise ValueError(f"StringNormalizer takes the shapes [C] and [1, C], and got {list(x.shape)}")
@@ -70,4 +81,10 @@ def replacements() -> list[type]:
             return (np.array(cased or [""] * bool(x.size), object).reshape(*x.shape[:-1], -1),)
 
     learners = [of_floats(getattr(_op_list, name)) for name in _OF_FLOATS]
-    return [*map(of_integers, (op_div.Div, op_mod.Mod)), *learners, LinearRegressor, StringConcat, StringNormalizer]
+    return [
+        *map(of_integers, (op_div.Div, op_mod.Mod)),
+        *learners,
+        LinearRegressor,
+        StringConcat,
+        StringNormalizer,
+    ]

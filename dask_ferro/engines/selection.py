@@ -138,13 +138,12 @@ def _words_out_of_reach(node: ir.Node) -> str:
     except re.error:  # RE2 has classes that Python lacks
         return ""
     lost = [word for word in attribute_of(node, "pool_strings", ()) if not words.fullmatch(word)]
-    if not lost:
-        return ""
-    return (
-        f"node {node.name!r}: its vocabulary has {len(lost)} words that the Tokenizer's pattern {pattern!r} never gives,"
-        f" {lost[0]!r} for one, so texts with them get other scores than those of the learner that was exported; export"
-        r" it with a pattern of its letters, such as skl2onnx's options={TfidfVectorizer: {'tokenexp': r'[\p{L}0-9_]+'}}"
+    problem = (
+        f"node {node.name!r}: its vocabulary has {len(lost)} words that the Tokenizer's pattern {pattern!r} never gives"
+        f" ({', '.join(map(repr, lost[:2]))}), so texts with them get other scores than from the learner that it was;"
+        r" export it with a pattern of all letters, as by skl2onnx's option 'tokenexp': r'[\p{L}0-9_]+'"
     )
+    return problem if lost else ""
 
 
 def check(headline: str, rows: Sequence[Support]) -> None:

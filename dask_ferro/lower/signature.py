@@ -210,8 +210,8 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
         problems += _dtype_problem(spec, given)
         if not holds_texts(given):
             problems.append(
-                f"input {spec.name!r} holds {', '.join(_other_kinds(given))} among its texts, which an engine would read"
-                " as texts ('None', 'nan'): fill or drop missing values first, and convert others with str()"
+                f"input {spec.name!r} holds {', '.join(_other_kinds(given))} among its texts, which an engine would"
+                " read as 'None' or 'nan': fill or drop missing values first, and convert others with str()"
             )
         problems += _shape_problems(spec, given, symbols, free_rows=carries and bool(sig.fixed_rows))
     if problems:
@@ -225,7 +225,9 @@ def holds_texts(given: Any) -> bool:
 
 def _other_kinds(given: np.ndarray) -> list[str]:
     """Return the names of the types of elements that are no texts."""
-    return sorted(kind.__name__ for kind in set(map(type, given.ravel().tolist())) if not issubclass(kind, str))
+    return sorted(
+        kind.__name__ for kind in set(map(type, given.ravel().tolist())) if not issubclass(kind, str)
+    )
 
 
 def unreadable_items(given: Any) -> list[str]:

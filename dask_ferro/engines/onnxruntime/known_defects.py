@@ -42,10 +42,15 @@ class Wrong(NamedTuple):
 
 
 def _each(
-    ops: Sequence[str], when: Callable[[ir.Node, int], bool], seen: str, *, extremes: bool = False
+    ops: Sequence[str],
+    when: Callable[[ir.Node, int], bool],
+    seen: str,
+    *,
+    domain: str = "",
+    extremes: bool = False,
 ) -> Iterator[Wrong]:
     """Yield the rows of a defect that several operators share."""
-    return (Wrong(op, when, seen, extremes=extremes) for op in ops)
+    return (Wrong(op, when, seen, domain, extremes) for op in ops)
 
 
 def _has_input(node: ir.Node, position: int) -> bool:
@@ -228,10 +233,6 @@ ONNXRUNTIME: tuple[Wrong, ...] = (
     Wrong("ReduceMean", _reduces_nothing, "returns 0, not NaN, as the mean of no elements", extremes=True),
 )
 
-def _finishes(node: ir.Node, opset: int) -> bool:
-    """Return whether a learner computes more than its sums."""
-    return attribute_of(node, "post_transform", "NONE") != "NONE"
-
 
 def _looks_up_other_keys(node: ir.Node, opset: int) -> bool:
     """Return whether a LabelEncoder may have NaN as a key, or has a default that its file leaves out."""
@@ -239,29 +240,43 @@ def _looks_up_other_keys(node: ir.Node, opset: int) -> bool:
     return floats or ("values_tensor" in node.attributes and "default_tensor" not in node.attributes)
 
 
-def _cases_by_locale(node: ir.Node, opset: int) -> bool:
-    """Return whether a language has letters of its own for i and I, or for accents on them."""
-    return str(attribute_of(node, "locale", ""))[:2] in ("tr", "az", "lt")
+def _has_texts(node: ir.Node, opset: int) -> bool:
+    return any(v is not None and v.dtype == D.STRING for v in (*node.inputs, *node.outputs))
 
-
-# Operators that the reference computes on texts by the standard: they move, compare or look up whole texts, or are ours
-# (`reference_ops`).  Others pad texts with the number 0, end them before a NUL, or have Python's regular expressions.
-_TEXTS_IN_REFERENCE = frozenset(
-    "ArrayFeatureExtractor Compress Concat ConcatFromSequence Constant DepthToSpace Equal Expand Flatten Gather"
-    " GatherElements GatherND Identity If LabelEncoder LinearClassifier Loop OneHotEncoder Optional OptionalGetElement"
-    " OptionalHasElement Reshape ReverseSequence SVMClassifier Scan ScatterElements ScatterND SequenceAt"
-    " SequenceConstruct SequenceErase SequenceInsert SequenceLength SequenceMap Shape Size Slice SpaceToDepth Split"
-    " SplitToSequence Squeeze StringConcat StringNormalizer Tile Transpose TreeEnsembleClassifier Unique Unsqueeze"
-    " Where ZipMap".split()
-)
 
 REFERENCE: tuple[Wrong, ...] = (
-    *(
-        Wrong(op, _finishes, "has no post_transform", "ai.onnx.ml")
-        for op in ("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor")
+    *_each(
+        (
+            *(
+                "Cast",
+                "CastLike",
+                "CenterCropPad",
+                "Col2Im",
+                "GridSample",
+                "NonZero",
+                "OneHot",
+                "Pad",
+                "Resize",
+            ),
+            *("RegexFullMatch", "StringSplit", "TensorScatter", "Trilu", "Upsample"),
+        ),
+        _has_texts,
+        "texts: pads them with the number 0, ends them before a NUL, has Python's numbers, spaces and expressions",
+    ),
+    *_each(("CastMap", "CategoryMapper", "ZipMap"), _always, "has no such operator", domain="ai.onnx.ml"),
+    *_each(
+        ("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"),
+        lambda n, v: attribute_of(n, "post_transform", "NONE") != "NONE",
+        "has no post_transform",
+        domain="ai.onnx.ml",
     ),
     Wrong("LabelEncoder", _looks_up_other_keys, "matches no NaN, has no default of its own", "ai.onnx.ml"),
-    Wrong("StringNormalizer", _cases_by_locale, "changes letters as in English"),
+    # Languages with other letters for i and I, or for accents on them.
+    Wrong(
+        "StringNormalizer",
+        lambda n, v: str(attribute_of(n, "locale", ""))[:2] in ("tr", "az", "lt"),
+        "changes case as in English",
+    ),
     *_each(
         ("Softmax", "LogSoftmax", "Hardmax"),
         _flattens,
@@ -341,6 +356,4 @@ def differs_between_engines(node: ir.Node, opset: int) -> bool:
 
 def wrong_in_reference(node: ir.Node, opset: int) -> bool:
     """Return whether the reference operators are known to compute this node wrongly, or to lack it."""
-    values = [v for v in (*node.inputs, *node.outputs) if v is not None]
-    has_texts = any(v.dtype == D.STRING for v in values)
-    return (has_texts and node.op_type not in _TEXTS_IN_REFERENCE) or _hits(_IN_REFERENCE, node, opset)
+    return _hits(_IN_REFERENCE, node, opset)

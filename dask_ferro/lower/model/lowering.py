@@ -372,9 +372,7 @@ def _sizes(value: Any) -> tuple[int, ...] | None:
     return shape if shape is not None and all(d == d for d in shape) else None
 
 
-def _row_count(
-    opened: PreparedModel, plan: Plan, number: int, shapes: Shapes | None
-) -> RowCount | None:
+def _row_count(opened: PreparedModel, plan: Plan, number: int, shapes: Shapes | None) -> RowCount | None:
     """Return the check of a bundle's row count: its results that are outputs, its inputs with rows; None: no output."""
     sig, bundle = opened.signature, plan.bundles[number]
     outputs = tuple(

@@ -16,7 +16,14 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.dtypes import array_dtype
 from dask_ferro.graph.ir.inference import declared_type
-from dask_ferro.lower.signature import Signature, ValueSpec, as_array, check_arrays, holds_texts, unreadable_items
+from dask_ferro.lower.signature import (
+    Signature,
+    ValueSpec,
+    as_array,
+    check_arrays,
+    holds_texts,
+    unreadable_items,
+)
 
 # The number of bundles whose expectations a process keeps: names, and a tuple each.
 _KEPT = 4096

@@ -81,24 +81,10 @@ def check_whole(
     digest: str,
     infer: Callable[[Mapping[str, tuple[int, ...] | None]], Mapping[str, ValueType]],
 ) -> None:
-    """Check that outputs of a call on all rows have the rows that follow from the shapes of the model's inputs.
+    """Raise `ModelError` unless the rows of a whole call's outputs follow from the shapes of the model's inputs.
 
-    Parameters
-    ----------
-    wanted : RowCount
-    results : sequence of array or list
-        The bundle's results.
-    shapes : mapping of str to tuple
-        The shapes of the bundle's inputs.
-    digest : str
-        The model's.
-    infer : callable
-        Returns the types of the model's values, by the shapes of its inputs.
-
-    Raises
-    ------
-    ModelError
-        An output with another number of rows.
+    `shapes` are those of the bundle's own inputs; `infer` returns the types of the model's values, by the shapes of its
+    inputs.
     """
     known = {name: shapes.get(name, shape) for name, shape in wanted.shapes or ()}
     lengths = {shape[0] for shape in known.values() if shape}
@@ -119,8 +105,8 @@ def check_whole(
                 f"model {wanted.model!r}: output {name!r} has {_length(value)} rows, wanted {rows}, which follow from"
                 f" the shapes of the inputs ({', '.join(f'{n}: {list(s or ())}' for n, s in known.items())})",
                 [
-                    "an engine dropped or added rows, so that the others may belong to other inputs; rewrite the operator"
-                    " that does (mostly one on texts), or export the model again"
+                    "an engine dropped or added rows, so that the others may belong to other inputs; rewrite the"
+                    " operator that does (mostly one on texts), or export the model again"
                 ],
             )
 
