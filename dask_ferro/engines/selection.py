@@ -27,7 +27,7 @@ from dask_ferro.engines.onnxruntime.known_defects import differs_between_engines
 from dask_ferro.engines.onnxruntime.support import onnxruntime_supports, schema_of
 from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.ir.nodes import attribute_of, bodies
+from dask_ferro.graph.ir.nodes import attribute_of, bodies, input_of
 
 # "onnxruntime-device" is a session on the device of the values; `device_selection` chooses it.
 Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
@@ -35,8 +35,8 @@ Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
 # Up to this many nodes numpy is faster than a session (adding 1,000 floats takes 0.14 of its time).
 _TINY_NODES = 3
 _TINY_BYTES = 64 * 1024
-# One class of letters, repeated, means the same to RE2 and Python, and takes no more than linear time.
-_CLASS_OF_LETTERS = re.compile(r"(\[[^\[\]]+\]|\\w)\+")
+# Patterns of words that exporters write; to RE2 they are the same.
+_ASCII_WORDS = ("[a-zA-Z0-9_]+", r"\w+")
 
 
 class Support(NamedTuple):
@@ -129,19 +129,15 @@ def _words_out_of_reach(node: ir.Node) -> str:
     """
     source = node if node.op_type == "TfIdfVectorizer" else None
     while source is not None and source.op_type != "Tokenizer":
-        source = source.inputs[0].producer() if source.inputs and source.inputs[0] is not None else None
+        source = value.producer() if (value := input_of(source, 0)) is not None else None
     pattern = "" if source is None else str(attribute_of(source, "tokenexp", ""))
-    if not _CLASS_OF_LETTERS.fullmatch(pattern):
+    if pattern not in _ASCII_WORDS:
         return ""
-    try:
-        words = re.compile(pattern, re.ASCII)
-    except re.error:  # RE2 has classes that Python lacks
-        return ""
-    lost = [word for word in attribute_of(node, "pool_strings", ()) if not words.fullmatch(word)]
+    lost = [w for w in attribute_of(node, "pool_strings", ()) if not re.fullmatch(_ASCII_WORDS[0], w)]
     problem = (
         f"node {node.name!r}: its vocabulary has {len(lost)} words that the Tokenizer's pattern {pattern!r} never gives"
-        f" ({', '.join(map(repr, lost[:2]))}), so texts with them get other scores than from the learner that it was;"
-        r" export it with a pattern of all letters, as by skl2onnx's option 'tokenexp': r'[\p{L}0-9_]+'"
+        f" ({', '.join(map(repr, lost[:2]))}), so texts with them get other scores than before the export; export"
+        r" the learner with a pattern of all letters, by skl2onnx's option 'tokenexp': r'[\p{L}0-9_]+'"
     )
     return problem if lost else ""
 

@@ -208,36 +208,31 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
             )
             continue
         problems += _dtype_problem(spec, given)
-        if not holds_texts(given):
-            problems.append(
-                f"input {spec.name!r} holds {', '.join(_other_kinds(given))} among its texts, which an engine would"
-                " read as 'None' or 'nan': fill or drop missing values first, and convert others with str()"
-            )
+        if given.dtype == np.dtype(object):
+            problems += [f"input {spec.name!r} holds {what}" for what in unreadable_items(given)]
         problems += _shape_problems(spec, given, symbols, free_rows=carries and bool(sig.fixed_rows))
     if problems:
         raise ConfigError(f"{title}: " + "; ".join(problems))
 
 
-def holds_texts(given: Any) -> bool:
-    """Return whether the elements of a numpy array of objects are texts; True for any other array."""
-    return not isinstance(given, np.ndarray) or given.dtype != np.dtype(object) or not _other_kinds(given)
-
-
-def _other_kinds(given: np.ndarray) -> list[str]:
-    """Return the names of the types of elements that are no texts."""
-    return sorted(
-        kind.__name__ for kind in set(map(type, given.ravel().tolist())) if not issubclass(kind, str)
-    )
-
-
 def unreadable_items(given: Any) -> list[str]:
-    """Return descriptions of the arrays in a list that an engine would misread: of foreign byte order, or masked."""
+    """Return descriptions of arrays that an engine would misread: of foreign byte order, masked, or with no text."""
     if isinstance(given, (list, tuple)):
         return list(dict.fromkeys(chain.from_iterable(map(unreadable_items, given))))
     if isinstance(given, np.ma.MaskedArray):
         return ["a masked array, which models do not support: fill it with .filled(value)"]
     if isinstance(given, np.ndarray) and not given.dtype.isnative:
         return [f"an array of {given.dtype}: convert it with .astype({given.dtype.newbyteorder('=').name!r})"]
+    if isinstance(given, np.ndarray) and given.dtype == np.dtype(object):
+        others = {
+            kind.__name__ for kind in set(map(type, given.ravel().tolist())) if not issubclass(kind, str)
+        }
+        remedy = "fill or drop missing values first, and convert others with str()"
+        return (
+            [f"{' and '.join(sorted(others))} among its texts, which is read as a text: {remedy}"]
+            if others
+            else []
+        )
     return []
 
 

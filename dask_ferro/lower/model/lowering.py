@@ -27,6 +27,7 @@ from dask_ferro.lower.inputs.keys import (
     Feed,
     all_there,
     feed,
+    is_dask_array,
     token_of,
     usable_here,
 )
@@ -328,8 +329,9 @@ def _bundle_refs(planned: BundlePlan, by_name: bool) -> tuple[BundleRef, ...]:
     bound, plan = planned.bound, planned.plan
     names = [node.name or node.op_type for node in bound.model.loaded.model.graph]
     is_cut = bound.rows is not None and (planned.chunks > 1 or bound.has_dask_rows)
-    # A batch of 1 that is run row by row has other shapes inside than its inputs.
-    shapes = None if is_cut or planned.splits else tuple((n, _sizes(a)) for n, a in bound.arrays.items())
+    # A dask array may not know its sizes yet.  A batch of 1 that is run row by row has other shapes than its inputs.
+    known = ((n, None if is_dask_array(a) else shape_of(a)) for n, a in bound.arrays.items())
+    shapes = None if is_cut or planned.splits else tuple(known)
     refs = []
     for number, bundle in enumerate(plan.bundles):
         title = _title([names[position] for position in bundle.nodes])
@@ -364,12 +366,6 @@ def _bundle_ref(
         down=tuple(sorted({s.place for s in plan.outputs if s.bundle == number})),
         rowed=rowed,
     )
-
-
-def _sizes(value: Any) -> tuple[int, ...] | None:
-    """Return the shape of an array; None where it is not known yet."""
-    shape = shape_of(value)
-    return shape if shape is not None and all(d == d for d in shape) else None
 
 
 def _row_count(opened: PreparedModel, plan: Plan, number: int, shapes: Shapes | None) -> RowCount | None:

@@ -16,14 +16,7 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.dtypes import array_dtype
 from dask_ferro.graph.ir.inference import declared_type
-from dask_ferro.lower.signature import (
-    Signature,
-    ValueSpec,
-    as_array,
-    check_arrays,
-    holds_texts,
-    unreadable_items,
-)
+from dask_ferro.lower.signature import Signature, ValueSpec, as_array, check_arrays, unreadable_items
 
 # The number of bundles whose expectations a process keeps: names, and a tuple each.
 _KEPT = 4096
@@ -74,7 +67,7 @@ class Expected:
     def keep(self, values: Sequence[Any]) -> None:
         """Record the dtypes and shapes of values that fit, where all are arrays."""
         pairs = [(s, v) for s, v in zip(self.specs, values, strict=True) if s is not None]
-        # Of texts each is looked at: one may be missing.
+        # Each text is looked at: one may be missing.
         if self._are_tensors and all(type(v) is np.ndarray and v.dtype != object for _, v in pairs):
             self._fitted = tuple(
                 None if s is None else (v.dtype, v.shape) for s, v in zip(self.specs, values, strict=True)
@@ -148,7 +141,9 @@ def _agree(specs: Specs, values: Sequence[Any]) -> bool:
             if unreadable_items(value):
                 return False
             continue
-        if type(value) is not np.ndarray or value.dtype != spec.dtype or not holds_texts(value):
+        if type(value) is not np.ndarray or value.dtype != spec.dtype:
+            return False
+        if value.dtype == object and unreadable_items(value):
             return False
         if spec.shape is None:
             continue

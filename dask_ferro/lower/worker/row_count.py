@@ -1,8 +1,9 @@
-"""The check of the rows that a task returns.
+"""The row count check of tasks.
 
 An output of a chunk has as many rows as the chunk's inputs.  In a call on all rows at once an output may have any
 number of rows.  Where shape inference knows that number, another one is an engine's fault, and the rows that are left
-may belong to other inputs.  Inference runs only where an output is as long as no input, since most tasks are shorter.
+may belong to other inputs.  Inference runs only where an output is not as long as an input: it takes longer than most
+tasks.
 """
 
 from __future__ import annotations
@@ -15,9 +16,6 @@ from dask_ferro.graph.ir.inference import ValueType
 
 # Shapes of a model's inputs, by name; None: not known.
 Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...] | None], ...]
-# Calls whose inferred rows a process keeps: a model may have outputs of other lengths in each of its calls.
-_KEPT = 4096
-_rows_by_call: dict[tuple[str, Shapes], dict[str, int | None]] = {}
 
 
 class RowCount(NamedTuple):
@@ -77,33 +75,24 @@ def check_count(wanted: RowCount, results: Sequence[Any], arrays: Sequence[Any],
 def check_whole(
     wanted: RowCount,
     results: Sequence[Any],
-    shapes: Mapping[str, tuple[int, ...]],
-    digest: str,
-    infer: Callable[[Mapping[str, tuple[int, ...] | None]], Mapping[str, ValueType]],
+    infer: Callable[[Shapes], Mapping[str, ValueType]],
+    arrays: Mapping[str, Any],
 ) -> None:
-    """Raise `ModelError` unless the rows of a whole call's outputs follow from the shapes of the model's inputs.
+    """Raise `ModelError` where an output of a call on all rows has others than follow from the shapes of the inputs.
 
-    `shapes` are those of the bundle's own inputs; `infer` returns the types of the model's values, by the shapes of its
-    inputs.
+    `arrays` are the bundle's inputs by name; `infer` returns the types of the model's values.
     """
-    known = {name: shapes.get(name, shape) for name, shape in wanted.shapes or ()}
-    lengths = {shape[0] for shape in known.values() if shape}
-    others = {name: results[position] for position, name in wanted.outputs}
-    others = {name: value for name, value in others.items() if _length(value) not in lengths}
-    if not others or None in known.values():
-        return
-    call = digest, tuple(known.items())
-    if call not in _rows_by_call:
-        if len(_rows_by_call) >= _KEPT:
-            _rows_by_call.clear()
-        found = ((name, type_.shape or (None,)) for name, type_ in infer(known).items())
-        _rows_by_call[call] = {name: n if isinstance(n := shape[0], int) else None for name, shape in found}
-    for name, value in others.items():
-        rows = _rows_by_call[call].get(name)
-        if rows not in (None, _length(value)):
+    shapes = tuple((n, getattr(arrays.get(n), "shape", shape)) for n, shape in wanted.shapes or ())
+    lengths = {shape[0] for _, shape in shapes if shape}
+    for position, name in wanted.outputs:
+        got = _length(results[position])
+        if got in lengths or None in dict(shapes).values():
+            continue
+        rows = (infer(shapes)[name].shape or (None,))[0]
+        if isinstance(rows, int) and got != rows:
+            listed = ", ".join(f"{n}: {list(shape or ())}" for n, shape in shapes)
             raise ModelError(
-                f"model {wanted.model!r}: output {name!r} has {_length(value)} rows, wanted {rows}, which follow from"
-                f" the shapes of the inputs ({', '.join(f'{n}: {list(s or ())}' for n, s in known.items())})",
+                f"model {wanted.model!r}: output {name!r} has {got} rows, wanted {rows} for inputs of shapes {listed}",
                 [
                     "an engine dropped or added rows, so that the others may belong to other inputs; rewrite the"
                     " operator that does (mostly one on texts), or export the model again"

@@ -14,6 +14,7 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from dask_ferro import config
 from dask_ferro.engines.cache import Cache
@@ -33,7 +34,7 @@ from dask_ferro.lower.worker.device_engines import chosen
 from dask_ferro.lower.worker.late import BundleInputs, Expectations, arrived
 from dask_ferro.lower.worker.no_rows import run_on_nothing
 from dask_ferro.lower.worker.outputs import together, together_by_name
-from dask_ferro.lower.worker.row_count import check_count, check_whole
+from dask_ferro.lower.worker.row_count import Shapes, check_count, check_whole
 from dask_ferro.lower.worker.threads import intra_op_threads, this_worker
 from dask_ferro.lower.worker.unshared import unshared
 
@@ -102,8 +103,8 @@ def run_bundle(
     if bundle.rowed is not None and bundle.rowed.shapes is None:
         check_count(bundle.rowed, results, arrays, rows)
     elif bundle.rowed is not None:
-        shapes = {n: a.shape for n, a in zip(bundle.inputs, arrays, strict=True) if hasattr(a, "shape")}
-        check_whole(bundle.rowed, results, shapes, model.digest, partial(_inferred, model, copy))
+        by_name = dict(zip(bundle.inputs, arrays, strict=True))
+        check_whole(bundle.rowed, results, lambda s: _inferred(open_model(model, copy).model, s), by_name)
     return _shown(bundle, results if residency is not None else unshared(results, arrays))
 
 
@@ -146,9 +147,10 @@ def _array(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
-def _inferred(model: ModelRef, copy: Any, shapes: Mapping[str, Any]) -> Mapping[str, ValueType]:
+@lru_cache(maxsize=_MODELS_KEPT)
+def _inferred(model: ir.Model, shapes: Shapes) -> Mapping[str, ValueType]:
     """Return the types of a model's values for shapes of its inputs; declared shapes do not count."""
-    return infer(open_model(model, copy).model, shapes=shapes, trusts_declared=False)
+    return infer(model, shapes=dict(shapes), trusts_declared=False)
 
 
 def _told(model: ModelRef, bundle: BundleRef, copy: Any) -> Told:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 
 import dask
 import dask.array as da
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
+from onnx_ir.serde import deserialize_model
 
 import dask_ferro as ff
+from dask_ferro.graph.ir.inference import infer
 from dask_ferro.lower.model.joining import join
+from dask_ferro.lower.worker.row_count import RowCount, check_whole
 from tests.graphs import close, mlp, mlp_reference, model, written
 
 node = helper.make_node
@@ -372,6 +377,31 @@ def test_a_late_input_that_is_taken_whole_goes_to_each_chunk(cut):
 def test_what_names_no_inputs_is_refused(batched):
     with pytest.raises(ff.ConfigError, match=r"batched=.*, wanted names of inputs: x"):
         ff.from_onnx(unsure())(X, batch=5, batched=batched)
+
+
+@pytest.mark.parametrize(
+    ("made", "rows"),
+    [
+        pytest.param('y = StringNormalizer<case_change_action = "LOWER">(s)', 3, id="texts"),
+        pytest.param('y = StringNormalizer<stopwords = ["a"]>(s)', None, id="stop words"),
+        pytest.param("y = Compress<axis = 0>(s, m)", None, id="some rows, declared as all"),
+        pytest.param("y = Concat<axis = 0>(s, s)", 6, id="two for each"),
+    ],
+)
+def test_a_whole_call_has_the_rows_that_follow_from_its_inputs(made, rows):
+    text = f'<ir_version: 9, opset_import: ["": 17]> g (string[N] s, bool[N] m) => (string[N] y) {{ {made} }}'
+    proto = onnx.parser.parse_model(text)
+    given = {"s": np.array(["a", "", "é"], object), "m": np.array([True, False, True])}
+    assert len(ff.from_onnx(proto)(given).compute(scheduler="sync")) == (rows or 2)
+    wanted = RowCount("g", ((0, "y"),), shapes=(("s", (3,)), ("m", None)))
+    ir_model = deserialize_model(proto)
+    lost = pytest.raises(
+        ff.ModelError, match=f"output 'y' has 2 rows, wanted {rows} for inputs .*s: .3., m: .3."
+    )
+    with lost if rows else nullcontext():
+        check_whole(
+            wanted, [given["s"][:2]], lambda s: infer(ir_model, shapes=dict(s), trusts_declared=False), given
+        )
 
 
 def texts_apart():
