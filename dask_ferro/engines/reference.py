@@ -1,22 +1,90 @@
 """A run of nodes on the onnx package's reference operators, which are slow and nearly complete.
 
 Weights are passed as arrays and are not part of the model, so that they stay memory-mapped.
+
+Our own operators take the place of those that differ from the standard's text: onnx.reference drops empty texts, strips
+accents, takes stop words out of the midst of texts and ends texts before a NUL; it computes learners in the dtype of
+their input, which may be an integer; and it divides an integer by 0.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array
+from dask_ferro.engines.array.ops.elementwise import DIVIDED_BY_ZERO
 from dask_ferro.engines.hooks import OpHook, Watched
-from dask_ferro.engines.reference_ops import replacements
 from dask_ferro.engines.subgraph import extract, weights_of
 from dask_ferro.engines.time_limit import interrupted
+
+# Learners whose scores the standard has as float32, whatever the dtype of their input.
+_OF_FLOATS = (
+    *("LinearClassifier", "SVMClassifier", "SVMRegressor", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
+    *("Normalizer", "Scaler"),
+)
+_CASES = {"LOWER": str.lower, "UPPER": str.upper}
+
+
+@cache
+def _replacements() -> list[type]:
+    """Return the operators that take the place of others."""
+    from onnx.reference.ops import op_div, op_mod, op_string_concat, op_string_normalizer
+    from onnx.reference.ops.aionnxml import _op_list as learners
+
+    bodies = [
+        *((base, partial(_divided, base)) for base in (op_div.Div, op_mod.Mod)),
+        *((base, partial(_of_floats, base)) for base in (getattr(learners, name) for name in _OF_FLOATS)),
+        (learners.LinearRegressor, _linear),  # type: ignore[attr-defined]  # onnx is untyped here
+        (op_string_concat.StringConcat, _joined),
+        (op_string_normalizer.StringNormalizer, _normalized),
+    ]
+    # A lambda, since a partial object is no method.
+    return [
+        type(base.__name__, (base,), {"_run": lambda self, *x, _body=body, **more: _body(self, *x, **more)})
+        for base, body in bodies
+    ]
+
+
+def _divided(base: Any, self: object, a: Array, b: Array, **attributes: object) -> tuple[Array, ...]:
+    """Refuse an integer divided by 0, as the other engines do."""
+    results: tuple[Array, ...] = base._run(self, a, b, **attributes)
+    if b.dtype.kind in "iu" and results[0].size and (b == 0).any():
+        raise ZeroDivisionError(DIVIDED_BY_ZERO)
+    return results
+
+
+def _of_floats(base: Any, self: object, x: Array, **attributes: object) -> tuple[Array, ...]:
+    results = base._run(self, x if x.dtype == np.float32 else x.astype(np.float64), **attributes)
+    return tuple(r.astype(np.float32) if r.dtype == np.float64 else r for r in results)
+
+
+def _linear(
+    self: object, x: Array, coefficients: Sequence[float], intercepts: Any, targets: int, **_: object
+) -> tuple[Array, ...]:
+    weights = np.array(coefficients).reshape(targets, -1)
+    return ((np.atleast_2d(x) @ weights.T + (intercepts or 0.0)).astype(np.float32),)
+
+
+def _joined(self: object, x: Array, y: Array) -> tuple[Array, ...]:
+    return (np.asarray(x.astype(object) + y.astype(object), object),)
+
+
+def _normalized(
+    self: object, x: Array, case_change_action: str, is_case_sensitive: int, stopwords: Any, **_: object
+) -> tuple[Array, ...]:
+    if x.ndim not in (1, 2) or (x.ndim == 2 and len(x) != 1):
+        raise ValueError(f"StringNormalizer takes the shapes [C] and [1, C], and got {list(x.shape)}")
+    alike = str if is_case_sensitive else str.casefold
+    stops = set(map(alike, stopwords or ()))
+    texts = [_CASES.get(case_change_action, str)(t) for t in x.ravel() if alike(t) not in stops]
+    # One empty text where all were stop words.
+    return (np.array(texts or [""] * bool(x.size), object).reshape(*x.shape[:-1], -1),)
 
 
 class ReferenceRun:
@@ -34,7 +102,7 @@ class ReferenceRun:
         from onnx.reference import ReferenceEvaluator
 
         piece = extract(model, nodes, inputs, outputs, opset=opset, weights_as_inputs=True)
-        self._evaluator = ReferenceEvaluator(piece.proto, new_ops=replacements())
+        self._evaluator = ReferenceEvaluator(piece.proto, new_ops=_replacements())
         # Mapped from their file where they are external; as part of the model they would be copied.
         self._weights = {name: tensor.numpy() for name, tensor in weights_of(model, nodes).items()}
         self._inputs = tuple(inputs)

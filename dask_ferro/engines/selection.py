@@ -133,7 +133,8 @@ def _words_out_of_reach(node: ir.Node) -> str:
     pattern = "" if source is None else str(attribute_of(source, "tokenexp", ""))
     if pattern not in _ASCII_WORDS:
         return ""
-    lost = [w for w in attribute_of(node, "pool_strings", ()) if not re.fullmatch(_ASCII_WORDS[0], w)]
+    pool: Sequence[str] = attribute_of(node, "pool_strings", ())
+    lost = [word for word in pool if not re.fullmatch(_ASCII_WORDS[0], word)]
     problem = (
         f"node {node.name!r}: its vocabulary has {len(lost)} words that the Tokenizer's pattern {pattern!r} never gives"
         f" ({', '.join(map(repr, lost[:2]))}), so texts with them get other scores than before the export; export"

@@ -150,7 +150,7 @@ def _array(value: Any) -> Any:
 @lru_cache(maxsize=_MODELS_KEPT)
 def _inferred(model: ir.Model, shapes: Shapes) -> Mapping[str, ValueType]:
     """Return the types of a model's values for shapes of its inputs; declared shapes do not count."""
-    return infer(model, shapes=dict(shapes), trusts_declared=False)
+    return infer(model, shapes={n: s for n, s in shapes if s is not None}, trusts_declared=False)
 
 
 def _told(model: ModelRef, bundle: BundleRef, copy: Any) -> Told:
