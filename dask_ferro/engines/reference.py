@@ -3,8 +3,8 @@
 Weights are passed as arrays and are not part of the model, so that they stay memory-mapped.
 
 Our own operators take the place of those that differ from the standard's text: onnx.reference drops empty texts, strips
-accents, takes stop words out of the midst of texts and ends texts before a NUL; it computes learners in the dtype of
-their input, which may be an integer; and it divides an integer by 0.
+accents and takes stop words out of the midst of texts; it computes learners in the dtype of their input, which may be
+an integer; and it divides an integer by 0.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ _CASES = {"LOWER": str.lower, "UPPER": str.upper}
 @cache
 def _replacements() -> list[type]:
     """Return the operators that take the place of others."""
-    from onnx.reference.ops import op_div, op_mod, op_string_concat, op_string_normalizer
+    from onnx.reference.ops import op_div, op_mod, op_string_normalizer
     from onnx.reference.ops.aionnxml import _op_list as learners
 
     bodies = [
         *((base, partial(_divided, base)) for base in (op_div.Div, op_mod.Mod)),
         *((base, partial(_of_floats, base)) for base in (getattr(learners, name) for name in _OF_FLOATS)),
         (learners.LinearRegressor, _linear),  # type: ignore[attr-defined]  # onnx is untyped here
-        (op_string_concat.StringConcat, _joined),
         (op_string_normalizer.StringNormalizer, _normalized),
     ]
     # A lambda, since a partial object is no method.
@@ -69,10 +68,6 @@ def _linear(
 ) -> tuple[Array, ...]:
     weights = np.array(coefficients).reshape(targets, -1)
     return ((np.atleast_2d(x) @ weights.T + (intercepts or 0.0)).astype(np.float32),)
-
-
-def _joined(self: object, x: Array, y: Array) -> tuple[Array, ...]:
-    return (np.asarray(x.astype(object) + y.astype(object), object),)
 
 
 def _normalized(

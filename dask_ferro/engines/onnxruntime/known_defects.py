@@ -239,7 +239,7 @@ def _has_texts(node: ir.Node, opset: int) -> bool:
 
 _NO_TEXTS = (
     "Cast", "CastLike", "CenterCropPad", "Col2Im", "GridSample", "NonZero", "OneHot", "Pad", "RegexFullMatch", "Resize",
-    "StringSplit", "TensorScatter", "Trilu", "Upsample",
+    "StringConcat", "StringSplit", "TensorScatter", "Trilu", "Upsample",
 )  # fmt: skip
 _REGRESSORS = ("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor")
 

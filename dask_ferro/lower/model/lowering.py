@@ -335,7 +335,7 @@ def _bundle_refs(planned: BundlePlan, by_name: bool) -> tuple[BundleRef, ...]:
     refs = []
     for number, bundle in enumerate(plan.bundles):
         title = _title([names[position] for position in bundle.nodes])
-        rowed = _row_count(bound.model, plan, number, shapes) if is_cut or shapes else None
+        rowed = _row_count(planned, number, shapes) if is_cut or shapes else None
         refs.append(_bundle_ref(planned, number, by_name=by_name, title=title, rowed=rowed))
     return tuple(refs)
 
@@ -368,14 +368,17 @@ def _bundle_ref(
     )
 
 
-def _row_count(opened: PreparedModel, plan: Plan, number: int, shapes: Shapes | None) -> RowCount | None:
+def _row_count(planned: BundlePlan, number: int, shapes: Shapes | None) -> RowCount | None:
     """Return the check of a bundle's row count: its results that are outputs, its inputs with rows; None: no output."""
+    opened, plan = planned.bound.model, planned.plan
     sig, bundle = opened.signature, plan.bundles[number]
     outputs = tuple(
         (s.place, spec.name) for s, spec in zip(plan.outputs, sig.outputs, strict=True) if s.bundle == number
     )
     reads = (i for i, s in enumerate(bundle.sources) if s.bundle == MODEL_INPUT and sig.carries[s.place])
-    return RowCount(opened.name, outputs, tuple(reads), shapes) if outputs else None
+    firsts = [(planned.sized.types[name].shape or (None,))[0] for _, name in outputs]
+    rows = tuple(n if isinstance(n, int) else None for n in firsts)
+    return RowCount(opened.name, outputs, tuple(reads), shapes, rows) if outputs else None
 
 
 def _about(opened: PreparedModel, plan: Plan, series: Sequence[KeySeries]) -> dict[str, Any]:

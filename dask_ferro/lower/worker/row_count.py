@@ -2,8 +2,7 @@
 
 An output of a chunk has as many rows as the chunk's inputs.  In a call on all rows at once an output may have any
 number of rows.  Where shape inference knows that number, another one is an engine's fault, and the rows that are left
-may belong to other inputs.  Inference runs only where an output is not as long as an input: it takes longer than most
-tasks.
+may belong to other inputs.  A declared shape may be wrong, so the task infers without them where an output differs.
 """
 
 from __future__ import annotations
@@ -31,12 +30,15 @@ class RowCount(NamedTuple):
         Positions of the inputs that have the rows of the chunk.
     shapes : tuple of (name, shape), optional
         In a call on all rows at once: the shapes of the model's inputs.
+    rows : tuple of int or None
+        The rows of each output for these shapes; None: not known.
     """
 
     model: str
     outputs: tuple[tuple[int, str], ...]
     reads: tuple[int, ...] = ()
     shapes: Shapes | None = None
+    rows: tuple[int | None, ...] = ()
 
 
 def check_count(wanted: RowCount, results: Sequence[Any], arrays: Sequence[Any], rows: int | None) -> None:
@@ -83,10 +85,13 @@ def check_whole(
     `arrays` are the bundle's inputs by name; `infer` returns the types of the model's values.
     """
     shapes = tuple((n, getattr(arrays.get(n), "shape", shape)) for n, shape in wanted.shapes or ())
-    lengths = {shape[0] for _, shape in shapes if shape}
-    for position, name in wanted.outputs:
+    # Inputs of which the graph knew no shape: then an output is first compared with all inputs.
+    late = (
+        {shape[0] for _, shape in shapes if shape} if None in dict(wanted.shapes or ()).values() else {None}
+    )
+    for (position, name), expected in zip(wanted.outputs, wanted.rows, strict=True):
         got = _length(results[position])
-        if got in lengths or None in dict(shapes).values():
+        if got is None or got == expected or expected in late or got in late or None in dict(shapes).values():
             continue
         rows = (infer(shapes)[name].shape or (None,))[0]
         if isinstance(rows, int) and got != rows:
