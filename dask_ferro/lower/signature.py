@@ -216,7 +216,7 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
 
 
 def unreadable_items(given: Any) -> list[str]:
-    """Return descriptions of arrays that an engine would misread: of foreign byte order, masked, or with no text."""
+    """Return descriptions of arrays that an engine would misread: of foreign byte order, a mask, no text."""
     if isinstance(given, (list, tuple)):
         return list(dict.fromkeys(chain.from_iterable(map(unreadable_items, given))))
     if isinstance(given, np.ma.MaskedArray):
@@ -224,15 +224,9 @@ def unreadable_items(given: Any) -> list[str]:
     if isinstance(given, np.ndarray) and not given.dtype.isnative:
         return [f"an array of {given.dtype}: convert it with .astype({given.dtype.newbyteorder('=').name!r})"]
     if isinstance(given, np.ndarray) and given.dtype == np.dtype(object):
-        others = {
-            kind.__name__ for kind in set(map(type, given.ravel().tolist())) if not issubclass(kind, str)
-        }
+        kinds = sorted({k.__name__ for k in set(map(type, given.flat)) if not issubclass(k, str)})
         remedy = "fill or drop missing values first, and convert others with str()"
-        return (
-            [f"{' and '.join(sorted(others))} among its texts, which is read as a text: {remedy}"]
-            if others
-            else []
-        )
+        return [f"{k} among its texts, which would be read as a text: {remedy}" for k in kinds]
     return []
 
 
