@@ -1,13 +1,18 @@
 """A run of nodes on the onnx package's reference operators, which are slow and nearly complete.
 
 Weights are passed as arrays and are not part of the model, so that they stay memory-mapped.
+
+Our own operators take the place of those that differ from the standard's text: onnx.reference drops empty texts, strips
+accents and takes stop words out of the midst of texts; it computes learners in the dtype of their input, which may be
+an integer; and it divides an integer by 0.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,39 +23,63 @@ from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.subgraph import extract, weights_of
 from dask_ferro.engines.time_limit import interrupted
 
+# Learners whose scores the standard has as float32, whatever the dtype of their input.
+_OF_FLOATS = (
+    *("LinearClassifier", "SVMClassifier", "SVMRegressor", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
+    *("Normalizer", "Scaler"),
+)
+_CASES = {"LOWER": str.lower, "UPPER": str.upper}
+
 
 @cache
-def _stricter() -> list[type]:
-    """Return reference operators that refuse cases which the standard leaves undefined, as the other engines do.
-
-    The cases are Div and Mod of an integer by 0, and StringNormalizer of other shapes than [C] and [1, C].
-    """
+def _replacements() -> list[type]:
+    """Return the operators that take the place of others."""
     from onnx.reference.ops import op_div, op_mod, op_string_normalizer
+    from onnx.reference.ops.aionnxml import _op_list as learners
 
-    def refuse(b: Array, result: Array) -> None:
-        if b.dtype.kind in "iu" and result.size and (b == 0).any():
-            raise ZeroDivisionError(DIVIDED_BY_ZERO)
+    bodies = [
+        *((base, partial(_divided, base)) for base in (op_div.Div, op_mod.Mod)),
+        *((base, partial(_of_floats, base)) for base in (getattr(learners, name) for name in _OF_FLOATS)),
+        (learners.LinearRegressor, _linear),  # type: ignore[attr-defined]  # onnx is untyped here
+        (op_string_normalizer.StringNormalizer, _normalized),
+    ]
+    # A lambda, since a partial object is no method.
+    return [
+        type(base.__name__, (base,), {"_run": lambda self, *x, _body=body, **more: _body(self, *x, **more)})
+        for base, body in bodies
+    ]
 
-    class Div(op_div.Div):  # type: ignore[misc]  # onnx is untyped here
-        def _run(self, a: Array, b: Array) -> tuple[Array, ...]:
-            results: tuple[Array, ...] = super()._run(a, b)  # type: ignore[no-untyped-call]
-            refuse(b, results[0])
-            return results
 
-    class Mod(op_mod.Mod):  # type: ignore[misc]
-        def _run(self, a: Array, b: Array, fmod: int | None = None) -> tuple[Array, ...]:
-            results: tuple[Array, ...] = super()._run(a, b, fmod=fmod)  # type: ignore[no-untyped-call]
-            refuse(b, results[0])
-            return results
+def _divided(base: Any, self: object, a: Array, b: Array, **attributes: object) -> tuple[Array, ...]:
+    """Refuse an integer divided by 0, as the other engines do."""
+    results: tuple[Array, ...] = base._run(self, a, b, **attributes)
+    if b.dtype.kind in "iu" and results[0].size and (b == 0).any():
+        raise ZeroDivisionError(DIVIDED_BY_ZERO)
+    return results
 
-    class StringNormalizer(op_string_normalizer.StringNormalizer):  # type: ignore[misc]
-        def _run(self, x: Array, **attributes: object) -> tuple[Array, ...]:  # type: ignore[override]
-            if x.ndim not in (1, 2) or (x.ndim == 2 and len(x) != 1):
-                raise ValueError(f"StringNormalizer takes the shapes [C] and [1, C], and got {list(x.shape)}")
-            results: tuple[Array, ...] = super()._run(x, **attributes)  # type: ignore[no-untyped-call]
-            return results
 
-    return [Div, Mod, StringNormalizer]
+def _of_floats(base: Any, self: object, x: Array, **attributes: object) -> tuple[Array, ...]:
+    results = base._run(self, x if x.dtype == np.float32 else x.astype(np.float64), **attributes)
+    return tuple(r.astype(np.float32) if r.dtype == np.float64 else r for r in results)
+
+
+def _linear(
+    self: object, x: Array, coefficients: Sequence[float], intercepts: Any, targets: int, **_: object
+) -> tuple[Array, ...]:
+    weights = np.array(coefficients).reshape(targets, -1)
+    return ((np.atleast_2d(x) @ weights.T + (intercepts or 0.0)).astype(np.float32),)
+
+
+def _normalized(
+    self: object, x: Array, case_change_action: str, is_case_sensitive: int, stopwords: Any, **_: object
+) -> tuple[Array, ...]:
+    if x.ndim not in (1, 2) or (x.ndim == 2 and len(x) != 1):
+        raise ValueError(f"StringNormalizer takes the shapes [C] and [1, C], and got {list(x.shape)}")
+    alike = str if is_case_sensitive else str.casefold
+    stops = set(map(alike, stopwords or ()))
+    texts = [_CASES.get(case_change_action, str)(t) for t in x.ravel() if alike(t) not in stops]
+    # One empty text where all were stop words.
+    return (np.array(texts or [""] * bool(x.size), object).reshape(*x.shape[:-1], -1),)
 
 
 class ReferenceRun:
@@ -68,7 +97,7 @@ class ReferenceRun:
         from onnx.reference import ReferenceEvaluator
 
         piece = extract(model, nodes, inputs, outputs, opset=opset, weights_as_inputs=True)
-        self._evaluator = ReferenceEvaluator(piece.proto, new_ops=_stricter())
+        self._evaluator = ReferenceEvaluator(piece.proto, new_ops=_replacements())
         # Mapped from their file where they are external; as part of the model they would be copied.
         self._weights = {name: tensor.numpy() for name, tensor in weights_of(model, nodes).items()}
         self._inputs = tuple(inputs)
@@ -81,9 +110,18 @@ class ReferenceRun:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             results = interrupted(lambda: self._evaluator.run(None, feeds))
-        # The reference operators return numpy scalars for 0-d results.
-        return tuple(np.asarray(r) if isinstance(r, np.generic) else r for r in results)
+        # The reference operators return numpy scalars for 0-d results, and texts of numpy's own.
+        return tuple(_array(r) for r in results)
 
     def watched(self, watch: OpHook) -> Watched:
         """Return the same run, which is one operator for `watch`: the evaluator's loop has no hooks."""
         return Watched(watch.kernel("reference", f"{self._nodes} nodes", "", self))
+
+
+def _array(result: Any) -> Any:
+    found = np.asarray(result) if isinstance(result, np.generic) else result
+    return (
+        found.astype(object)
+        if getattr(found, "dtype", None) is not None and found.dtype.kind == "U"
+        else found
+    )

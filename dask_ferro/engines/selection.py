@@ -14,6 +14,7 @@ and the inputs of a bundle are checked for it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import chain, groupby
 from math import prod
@@ -26,7 +27,7 @@ from dask_ferro.engines.onnxruntime.known_defects import differs_between_engines
 from dask_ferro.engines.onnxruntime.support import onnxruntime_supports, schema_of
 from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.ir.nodes import bodies
+from dask_ferro.graph.ir.nodes import attribute_of, bodies, input_of
 
 # "onnxruntime-device" is a session on the device of the values; `device_selection` chooses it.
 Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
@@ -34,6 +35,8 @@ Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
 # Up to this many nodes numpy is faster than a session (adding 1,000 floats takes 0.14 of its time).
 _TINY_NODES = 3
 _TINY_BYTES = 64 * 1024
+# Patterns of words that exporters write; to RE2 they are the same.
+_ASCII_WORDS = ("[a-zA-Z0-9_]+", r"\w+")
 
 
 class Support(NamedTuple):
@@ -105,7 +108,7 @@ def support(model: ir.Model) -> list[Support]:
 
 def _support(node: ir.Node, opsets: dict[str, int]) -> Support:
     engines = engines_for(node, opsets)
-    problem = "" if engines else _problem(node, opsets)
+    problem = _words_out_of_reach(node) if engines else _problem(node, opsets)
     alike = not differs_between_engines(node, opsets.get(node.domain, 1))
     return Support(node.name or "", node.op_type, engines, _touched_bytes(node), problem, alike)
 
@@ -117,6 +120,27 @@ def _problem(node: ir.Node, opsets: dict[str, int]) -> str:
         f" (opset {opsets.get(node.domain, '?')}) on ({types});"
         " rewrite it with other operators, or export the model at another opset"
     )
+
+
+def _words_out_of_reach(node: ir.Node) -> str:
+    """Return that a vocabulary has words that no text is split into; "" where there are none, or it is not known.
+
+    skl2onnx writes a pattern of ASCII letters, so that `déjà` becomes the words `d` and `j`.
+    """
+    source = node if node.op_type == "TfIdfVectorizer" else None
+    while source is not None and source.op_type != "Tokenizer":
+        source = value.producer() if (value := input_of(source, 0)) is not None else None
+    pattern = "" if source is None else str(attribute_of(source, "tokenexp", ""))
+    if pattern not in _ASCII_WORDS:
+        return ""
+    pool: Sequence[str] = attribute_of(node, "pool_strings", ())
+    lost = [word for word in pool if not re.fullmatch(_ASCII_WORDS[0], word)]
+    problem = (
+        f"node {node.name!r}: its vocabulary has {len(lost)} words that the Tokenizer's pattern {pattern!r} never gives"
+        f" ({', '.join(map(repr, lost[:2]))}), so texts with them get other scores than before the export; export"
+        r" the learner with a pattern of all letters, by skl2onnx's option 'tokenexp': r'[\p{L}0-9_]+'"
+    )
+    return problem if lost else ""
 
 
 def check(headline: str, rows: Sequence[Support]) -> None:

@@ -59,6 +59,11 @@ class BundleTasks(NamedTuple):
     arguments: tuple[KeysOrValue, ...]
 
 
+def _is_counted(bundle: BundleTasks) -> bool:
+    """Return whether a bundle's tasks are told how many rows their chunk has."""
+    return bundle.ref.check is not None and bundle.ref.check.is_cut
+
+
 class LazyLayer(Layer):
     """A layer whose tasks are generated on first access and are not serialized."""
 
@@ -117,7 +122,7 @@ class BundleLayer(LazyLayer):
         rows: Sequence[float] | None = None,
     ) -> None:
         super().__init__(annotations=annotations)
-        is_counted = any(b.ref.rowed is not None for b in bundles)
+        is_counted = any(_is_counted(b) for b in bundles)
         # Run-length encoded, so that the layer stays small whatever the number of chunks.
         self.rows = [(n, len(list(same))) for n, same in groupby(rows or ())] if is_counted else []
         self.model = model
@@ -129,7 +134,7 @@ class BundleLayer(LazyLayer):
         extra: dict[str, Any] = {} if self.copy is None else {"copy": TaskRef(self.copy)}
         rows = list(chain.from_iterable(starmap(repeat, self.rows)))
         for bundle in self.bundles:
-            counted = rows if bundle.ref.rowed is not None else []
+            counted = rows if _is_counted(bundle) else []
             for chunk in range(self.chunks):
                 arguments = (
                     TaskRef(a.at(chunk)) if isinstance(a, KeySeries) else a.at(chunk)

@@ -219,19 +219,25 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
             )
             continue
         problems += _dtype_problem(spec, given)
+        if given.dtype == np.dtype(object):
+            problems += [f"input {spec.name!r} holds {what}" for what in unreadable_items(given)]
         problems += _shape_problems(spec, given, symbols, free_rows=carries and bool(sig.fixed_rows))
     if problems:
         raise ConfigError(f"{title}: " + "; ".join(problems))
 
 
 def unreadable_items(given: Any) -> list[str]:
-    """Return descriptions of the arrays in a list that an engine would misread: of foreign byte order, or masked."""
+    """Return descriptions of arrays that an engine would misread: of foreign byte order, a mask, no text."""
     if isinstance(given, (list, tuple)):
         return list(dict.fromkeys(chain.from_iterable(map(unreadable_items, given))))
     if isinstance(given, np.ma.MaskedArray):
         return ["a masked array, which models do not support: fill it with .filled(value)"]
     if isinstance(given, np.ndarray) and not given.dtype.isnative:
         return [f"an array of {given.dtype}: convert it with .astype({given.dtype.newbyteorder('=').name!r})"]
+    if isinstance(given, np.ndarray) and given.dtype == np.dtype(object):
+        kinds = sorted({k.__name__ for k in set(map(type, given.flat)) if not issubclass(k, str)})
+        remedy = "fill or drop missing values first, and convert others with str()"
+        return [f"{k} among its texts, which would be read as a text: {remedy}" for k in kinds]
     return []
 
 

@@ -148,12 +148,6 @@ def _batchwise(node: ir.Node, opset: int) -> bool:
     return bool(attribute_of(node, "layout", 0))
 
 
-def _changes_case(node: ir.Node, opset: int) -> bool:
-    return attribute_of(node, "case_change_action", "NONE") != "NONE" or not attribute_of(
-        node, "is_case_sensitive", 0
-    )
-
-
 def _scatters_what_it_lacks(node: ir.Node, opset: int) -> bool:
     """Return whether a scatter has a reduction that the registry declares for its dtype, but the kernel refuses."""
     reduction = attribute_of(node, "reduction", "none")
@@ -201,7 +195,7 @@ ONNXRUNTIME: tuple[Wrong, ...] = (
         "ScatterElements", _scatters_what_it_lacks, "refuses float16 with add and mul, bool with max and min"
     ),
     Wrong("ScatterND", _scatters_what_it_lacks, "refuses float16 with a reduction, bool with max and min"),
-    Wrong("StringNormalizer", _changes_case, "requires an en_US locale on the machine"),
+    Wrong("StringNormalizer", _always, "requires an en_US locale on the machine"),
     Wrong("Dropout", lambda n, v: _has_input(n, 2), "training mode: another random mask"),
     Wrong("BatchNormalization", _trains, "writes the running mean over its weight: the next run differs"),
     # ONNX Runtime raises for an integer divided by 0, even where nothing is divided; min / -1 is a SIGFPE.
@@ -228,7 +222,41 @@ ONNXRUNTIME: tuple[Wrong, ...] = (
     Wrong("ReduceMean", _reduces_nothing, "returns 0, not NaN, as the mean of no elements", extremes=True),
 )
 
+
+def _looks_up_other_keys(node: ir.Node, opset: int) -> bool:
+    """Return whether a LabelEncoder may have NaN as a key, or has a default that its file leaves out."""
+    floats = _dtype(node) not in _INTEGERS | {D.STRING}
+    return floats or ("values_tensor" in node.attributes and "default_tensor" not in node.attributes)
+
+
+def _has_other_letters(node: ir.Node, opset: int) -> bool:
+    return str(attribute_of(node, "locale", ""))[:2] in ("tr", "az", "lt")
+
+
+def _has_texts(node: ir.Node, opset: int) -> bool:
+    return any(v is not None and v.dtype == D.STRING for v in (*node.inputs, *node.outputs))
+
+
+_NO_TEXTS = (
+    "Cast", "CastLike", "CenterCropPad", "Col2Im", "GridSample", "NonZero", "OneHot", "Pad", "RegexFullMatch", "Resize",
+    "StringConcat", "StringSplit", "TensorScatter", "Trilu", "Upsample",
+)  # fmt: skip
+_REGRESSORS = ("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor")
+
 REFERENCE: tuple[Wrong, ...] = (
+    *_each(
+        _NO_TEXTS, _has_texts, "pads with the number 0, stops at a NUL, has Python's numbers and expressions"
+    ),
+    *(
+        Wrong(op, lambda n, v: attribute_of(n, "post_transform", "NONE") != "NONE", "lacks it", "ai.onnx.ml")
+        for op in _REGRESSORS
+    ),
+    *(
+        Wrong(op, _always, "has no such operator", "ai.onnx.ml")
+        for op in ("CastMap", "CategoryMapper", "ZipMap")
+    ),
+    Wrong("LabelEncoder", _looks_up_other_keys, "matches no NaN, has no default of its own", "ai.onnx.ml"),
+    Wrong("StringNormalizer", _has_other_letters, "changes case as in English"),
     *_each(
         ("Softmax", "LogSoftmax", "Hardmax"),
         _flattens,

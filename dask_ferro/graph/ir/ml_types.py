@@ -1,6 +1,7 @@
 """Output types of ai.onnx.ml operators, which ONNX's inference lacks, so that it would end at a classifier.
 
-GroupNormalization is here too: ONNX's inference does not look into its function body.
+Some others are here too: ONNX's inference does not look into the function body of GroupNormalization, and gives no
+length to the texts of StringNormalizer and none to those of ONNX Runtime's Tokenizer.
 
 Shapes are those of ONNX Runtime's results.  A table of one dimension is one row to the operators that read rows: they
 give the results of one, whatever its length.
@@ -18,6 +19,10 @@ from onnx import TensorProto, helper
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 
 DOMAIN = "ai.onnx.ml"
+_OF_OTHERS = frozenset(
+    {(domain, op) for domain in STANDARD_DOMAINS for op in ("GroupNormalization", "StringNormalizer")}
+    | {("com.microsoft", "Tokenizer")}
+)
 # `ir.Value.meta` key: the class labels of the columns of an output that a ZipMap would pair with them.
 CLASSES = "dask_ferro.classes"
 # After each added type inference gets further; pipelines have a few such nodes in a row.
@@ -59,7 +64,7 @@ def add_types(graph: onnx.GraphProto) -> bool:
 
 def is_left_out(node: onnx.NodeProto) -> bool:
     """Return whether ONNX's inference leaves out the node's output types and this module may know them."""
-    return node.domain == DOMAIN or (node.op_type == "GroupNormalization" and node.domain in STANDARD_DOMAINS)
+    return node.domain == DOMAIN or (node.domain, node.op_type) in _OF_OTHERS
 
 
 def _made(
@@ -232,6 +237,12 @@ def _joined(given: Given, shape: Shape) -> Sequence[Made]:
     return ((TensorProto.FLOAT, (_records(shape), wide or None)),)
 
 
+def _normalized(given: Given, shape: Shape) -> Sequence[Made]:
+    """Return StringNormalizer's output: all texts where there are no stop words."""
+    texts = (*shape[:-1], None) if _size(given, "stopwords") else shape
+    return ((TensorProto.STRING, texts),)
+
+
 _TABLE: Mapping[str, Row] = {
     "ArrayFeatureExtractor": _extracted,
     "Binarizer": _same,
@@ -245,8 +256,11 @@ _TABLE: Mapping[str, Row] = {
     "Normalizer": _floats,
     "OneHotEncoder": _one_hot,
     "Scaler": _floats,
+    "StringNormalizer": _normalized,
     "SVMClassifier": _classified(_machine_scores),
     "SVMRegressor": _scores(lambda given: 1),
+    # The words of each text, as many as the longest one has.
+    "Tokenizer": lambda given, shape: ((TensorProto.STRING, (*shape, None)),),
     "TreeEnsemble": _trees,
     "TreeEnsembleClassifier": _classified(_labels),
     "TreeEnsembleRegressor": _scores(lambda given: given.attributes.get("n_targets", 1)),

@@ -37,9 +37,9 @@ from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.model.bundles import BundlePlan
 from dask_ferro.lower.model.joining import assemble
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import Dim, Signature
+from dask_ferro.lower.signature import Dim, Signature, shape_of
 from dask_ferro.lower.worker.bundle_ref import BundleRef
-from dask_ferro.lower.worker.row_count import DaskShapes, RowCount
+from dask_ferro.lower.worker.output_check import OutputCheck, Sizes
 from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.trace import ABOUT
 
@@ -323,16 +323,10 @@ def _graph(name: str, layer: BundleLayer, arrivals: _Arrivals) -> HighLevelGraph
 
 
 def _bundle_refs(planned: BundlePlan, by_name: bool) -> tuple[BundleRef, ...]:
-    bound, plan = planned.bound, planned.plan
-    counts = bound.rows is not None and (planned.chunks > 1 or bound.has_dask_rows)
-    refs = []
-    for number in range(len(plan.bundles)):
-        rowed = _row_count(bound.model, plan, number) if counts else None
-        refs.append(_bundle_ref(planned, number, by_name=by_name, rowed=rowed))
-    return tuple(refs)
+    return tuple(_bundle_ref(planned, n, by_name=by_name) for n in range(len(planned.plan.bundles)))
 
 
-def _bundle_ref(planned: BundlePlan, number: int, *, by_name: bool, rowed: RowCount | None) -> BundleRef:
+def _bundle_ref(planned: BundlePlan, number: int, *, by_name: bool) -> BundleRef:
     plan, model, splits = planned.plan, planned.bound.model, planned.splits
     sig = model.signature
     bundle = plan.bundles[number]
@@ -353,33 +347,36 @@ def _bundle_ref(planned: BundlePlan, number: int, *, by_name: bool, rowed: RowCo
         by_name=by_name,
         flops=0.0 if by_rows else float(bundle.cost.flops),
         down=tuple(sorted({s.place for s in plan.outputs if s.bundle == number})),
-        rowed=rowed,
-        dask_shapes=_dask_shapes(planned, number),
+        check=_output_check(planned, number),
     )
 
 
-def _dask_shapes(planned: BundlePlan, number: int) -> DaskShapes:
-    """Return the sizes of a bundle's outputs that are dask arrays: of all axes but that of the rows of a chunk."""
-    bound, types = planned.bound, planned.sized.types
-    if not any(map(is_dask_array, bound.arrays.values())):
-        return ()
-    first, made = int(bound.rows is not None), []
-    for source, spec in zip(planned.plan.outputs, bound.model.signature.outputs, strict=True):
-        shape = types[spec.name].shape
-        if source.bundle == number and shape:
-            known = (d if isinstance(d, int) and axis >= first else None for axis, d in enumerate(shape))
-            made.append((source.place, spec.name, tuple(known)))
-    return tuple(made)
-
-
-def _row_count(opened: PreparedModel, plan: Plan, number: int) -> RowCount | None:
-    """Return the check of a bundle's row count: its results that are outputs, its inputs with rows; None: no output."""
-    sig, bundle = opened.signature, plan.bundles[number]
+def _output_check(planned: BundlePlan, number: int) -> OutputCheck | None:
+    """Return the check of a bundle's results that are outputs of the model; None: there is none."""
+    bound, plan = planned.bound, planned.plan
+    sig, bundle = bound.model.signature, plan.bundles[number]
+    is_cut = bound.rows is not None and (planned.chunks > 1 or bound.has_dask_rows)
+    is_dask = any(map(is_dask_array, bound.arrays.values()))
+    # A batch of 1 that is run row by row has other shapes than its inputs.
+    is_whole = not (is_cut or planned.splits)
     outputs = tuple(
-        (s.place, spec.name) for s, spec in zip(plan.outputs, sig.outputs, strict=True) if s.bundle == number
+        (s.place, spec.name, _sizes(planned, spec.name, int(not is_whole)) if is_dask or is_whole else None)
+        for s, spec in zip(plan.outputs, sig.outputs, strict=True)
+        if s.bundle == number
     )
+    if not outputs or not (is_cut or is_dask or is_whole):
+        return None
     reads = (i for i, s in enumerate(bundle.sources) if s.bundle == MODEL_INPUT and sig.carries[s.place])
-    return RowCount(opened.name, outputs, tuple(reads)) if outputs else None
+    shapes = ((n, shape_of(a)) for n, a in bound.arrays.items()) if is_whole and not is_dask else ()
+    return OutputCheck(bound.model.name, outputs, tuple(reads), is_cut, tuple(shapes))
+
+
+def _sizes(planned: BundlePlan, name: str, first: int) -> Sizes:
+    """Return the sizes of an output as far as they are known, from the axis `first` on."""
+    shape = planned.sized.types[name].shape
+    if not shape:
+        return None
+    return tuple(d if isinstance(d, int) and axis >= first else None for axis, d in enumerate(shape))
 
 
 def _about(opened: PreparedModel, plan: Plan, series: Sequence[KeySeries]) -> dict[str, Any]:

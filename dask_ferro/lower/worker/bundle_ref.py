@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dask_ferro.engines.selection import Engine
-from dask_ferro.lower.worker.row_count import DaskShapes, RowCount
+from dask_ferro.lower.worker.output_check import OutputCheck
 
 
 class ModelRef(NamedTuple):
@@ -46,10 +46,8 @@ class BundleRef(NamedTuple):
         Positions of the outputs that are the model's own: a device copies them to the host.
     exact : bool
         Whether its bits must not depend on where the model was cut.
-    rowed : RowCount or None
-        The outputs that must have as many rows as the chunk.
-    dask_shapes : tuple of (position, name, shape)
-        The outputs that are dask arrays, with the sizes that those were made with; None: any.
+    check : OutputCheck or None
+        What the results have to be that are outputs of the model.
     """
 
     inputs: tuple[str, ...]
@@ -63,5 +61,4 @@ class BundleRef(NamedTuple):
     flops: float = 0.0
     down: tuple[int, ...] = ()
     exact: bool = False
-    rowed: RowCount | None = None
-    dask_shapes: DaskShapes = ()
+    check: OutputCheck | None = None

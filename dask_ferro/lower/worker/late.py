@@ -67,7 +67,8 @@ class Expected:
     def keep(self, values: Sequence[Any]) -> None:
         """Record the dtypes and shapes of values that fit, where all are arrays."""
         pairs = [(s, v) for s, v in zip(self.specs, values, strict=True) if s is not None]
-        if self._are_tensors and all(type(v) is np.ndarray for _, v in pairs):
+        # Each text is looked at: one may be missing.
+        if self._are_tensors and all(type(v) is np.ndarray and v.dtype != object for _, v in pairs):
             self._fitted = tuple(
                 None if s is None else (v.dtype, v.shape) for s, v in zip(self.specs, values, strict=True)
             )
@@ -141,6 +142,8 @@ def _agree(specs: Specs, values: Sequence[Any]) -> bool:
                 return False
             continue
         if type(value) is not np.ndarray or value.dtype != spec.dtype:
+            return False
+        if value.dtype == object and unreadable_items(value):
             return False
         if spec.shape is None:
             continue

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from dask_ferro import config
 from dask_ferro.engines.cache import Cache
@@ -22,6 +23,7 @@ from dask_ferro.engines.executable import Executable, compile_bundle, nodes_betw
 from dask_ferro.engines.onnxruntime.host_memory import Returns
 from dask_ferro.engines.time_limit import within
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.model.load import Loaded, load
 from dask_ferro.lower.annotations import Told, told
 from dask_ferro.lower.limits import limits
@@ -30,8 +32,8 @@ from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.device_engines import chosen
 from dask_ferro.lower.worker.late import BundleInputs, Expectations, arrived
 from dask_ferro.lower.worker.no_rows import run_on_nothing
+from dask_ferro.lower.worker.output_check import Shapes, check_outputs
 from dask_ferro.lower.worker.outputs import together, together_by_name
-from dask_ferro.lower.worker.row_count import check_count, check_shapes
 from dask_ferro.lower.worker.threads import intra_op_threads
 from dask_ferro.lower.worker.unshared import unshared
 
@@ -94,9 +96,11 @@ def run_bundle(
     except Exception as error:
         error.add_note(_situation(model, bundle, arrays))
         raise
-    if bundle.rowed is not None:
-        check_count(bundle.rowed, results, arrays, rows)
-    check_shapes(model.path, bundle.dask_shapes, results)
+    if bundle.check is not None:
+        by_name = dict(zip(bundle.inputs, arrays, strict=True))
+        check_outputs(
+            bundle.check, results, by_name, rows, lambda s: _inferred(open_model(model, copy).model, s)
+        )
     return _shown(bundle, results if residency is not None else unshared(results, arrays))
 
 
@@ -136,6 +140,12 @@ def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -
 def _array(value: Any) -> Any:
     """Return `value`, or for a numpy scalar (a sum, `x[()]`) a 0-d array, since engines take no scalars."""
     return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+@lru_cache(maxsize=_MODELS_KEPT)
+def _inferred(model: ir.Model, shapes: Shapes) -> Mapping[str, ValueType]:
+    """Return the types of a model's values for shapes of its inputs; declared shapes do not count."""
+    return infer(model, shapes={n: s for n, s in shapes if s is not None}, trusts_declared=False)
 
 
 def _told(model: ModelRef, bundle: BundleRef, copy: Any) -> Told:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 
 import dask
 import dask.array as da
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
+from onnx_ir.serde import deserialize_model
 
 import dask_ferro as ff
+from dask_ferro.graph.ir.inference import infer
 from dask_ferro.lower.model.joining import join
+from dask_ferro.lower.worker.output_check import OutputCheck, check_outputs
 from tests.graphs import close, mlp, mlp_reference, model, written
 
 node = helper.make_node
@@ -389,7 +394,7 @@ def test_what_is_inferred_wins_over_what_is_declared_and_what_is_seen_over_both(
     np.testing.assert_array_equal((y + 1).compute(scheduler="sync"), x + 1)
     ff.run(known, x, tmp_path / "y.npy", batch=3, progress=False)
     for lazy in (z, z.sum()):
-        with pytest.raises(ff.ConfigError, match=r"'y' has shape \(\d, 6, 5\), and the model declares \[\?"):
+        with pytest.raises(ff.ModelError, match=r"'y' has shape \(\d, 6, 5\), wanted \[\?(.|\n)*declares"):
             lazy.compute(scheduler="sync")
     with pytest.raises(
         ff.ConfigError, match=r"'y' is float32\[3, 6, 5\], wanted float32\[3.*, as the model declares"
@@ -427,6 +432,35 @@ def test_a_late_input_that_is_taken_whole_goes_to_each_chunk(cut):
 def test_what_names_no_inputs_is_refused(batched):
     with pytest.raises(ff.ConfigError, match=r"batched=.*, wanted names of inputs: x"):
         ff.from_onnx(unsure())(X, batch=5, batched=batched)
+
+
+@pytest.mark.parametrize(
+    ("made", "rows"),
+    [
+        pytest.param('y = StringNormalizer<case_change_action = "LOWER">(s)', 3, id="texts"),
+        pytest.param('y = StringNormalizer<stopwords = ["a"]>(s)', None, id="stop words"),
+        pytest.param("y = Compress<axis = 0>(s, m)", None, id="some rows, declared as all"),
+        pytest.param("y = Concat<axis = 0>(s, s)", 6, id="two for each"),
+    ],
+)
+def test_a_whole_call_has_the_rows_that_follow_from_its_inputs(made, rows):
+    text = f'<ir_version: 9, opset_import: ["": 17]> g (string[N] s, bool[N] m) => (string[N] y) {{ {made} }}'
+    proto = onnx.parser.parse_model(text)
+    given = {"s": np.array(["a", "", "é"], object), "m": np.array([True, False, True])}
+    assert len(ff.from_onnx(proto)(given).compute(scheduler="sync")) == (rows or 2)
+    wanted = OutputCheck("g", ((0, "y", (None,)),), shapes=(("s", (3,)), ("m", None)))
+    ir_model = deserialize_model(proto)
+    lost = pytest.raises(
+        ff.ModelError, match=rf"output 'y' has shape \(2,\), wanted \[{rows}\](.|\n)*inputs \(s: .3., m: .3."
+    )
+    with lost if rows else nullcontext():
+        check_outputs(
+            wanted,
+            [given["s"][:2]],
+            given,
+            None,
+            lambda s: infer(ir_model, shapes=dict(s), trusts_declared=False),
+        )
 
 
 def texts_apart():
