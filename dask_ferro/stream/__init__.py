@@ -47,6 +47,12 @@ from dask_ferro.stream.window import ChunkFailed, drive
 
 __all__ = ["Summary", "run"]
 
+# Errors of rows, models and programs, which a further try does not mend; files, memory and workers may be there again.
+_LASTING = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, NotImplementedError,
+    TypeError, ValueError,
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -348,13 +354,21 @@ def _resumable(job: StreamJob, why: Callable[[str], str]) -> Iterator[None]:
         what = (
             f"rows {start} to {stop_row - 1} failed: {type(failed.error).__name__}: {failed.error}{others}."
         )
-        raise kind(
-            f"{what}{why(what)} {_kept(job)}; call ff.run as before to compute the others"
-        ) from failed.error
+        changed = why(what)
+        # A source that changed may be restored, whatever error its new rows gave.
+        remedy = _remedy(None if changed else failed.error, "to compute the others")
+        raise kind(f"{what}{changed} {_kept(job)}; {remedy}") from failed.error
     except BaseException as stop:
         # An interrupt, or the end of the cluster: done chunks stay done.
-        stop.add_note(f"{_kept(job)}; call ff.run as before to resume")
+        stop.add_note(f"{_kept(job)}; {_remedy(stop, 'to resume')}")
         raise
+
+
+def _remedy(error: BaseException | None, purpose: str) -> str:
+    """Return whether the same call helps after an error."""
+    if isinstance(error, _LASTING):
+        return "the same call fails again until the cause is corrected; if that changes rows or model, overwrite=True"
+    return f"call ff.run as before {purpose}"
 
 
 def _kept(job: StreamJob) -> str:

@@ -121,11 +121,9 @@ def called(part: Frame, call: PartitionCall) -> Frame:
 
 def _no_results(model: Any, empty: Frame, sample: Frame, sig: Signature, title: str) -> Frame:
     """Return the results of no rows: as the model declares them, else of a sample."""
-    results = empty_results(sig, rows=1)
+    results = empty_results(sig)
     if results is not None:
-        # Of one row, as partitions are: pandas has strings where an array of no strings is one of objects.
-        one = TableForm(nw.Implementation.PANDAS, 1, None, classes_of(sig)).table(results, title)
-        return one.iloc[:0].set_axis(empty.index, axis=0)
+        return TableForm(nw.Implementation.PANDAS, 0, empty.index, classes_of(sig)).table(results, title)
     try:
         return model.predict(sample).iloc[:0].set_axis(empty.index, axis=0)
     except Exception as error:

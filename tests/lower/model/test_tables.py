@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
+import warnings
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import dask_ferro as ff
-from tests.graphs import mlp, mlp_reference
+from tests.graphs import mlp, mlp_reference, written
 from tests.waiting import BOUND_S
 
 pd = pytest.importorskip("pandas")
@@ -24,27 +23,17 @@ COLUMNS = [f"c{k}" for k in range(6)]
 INDEX = pd.date_range("2026-01-01", periods=ROWS, name="day")
 X = np.random.default_rng(1).standard_normal((ROWS, 6), dtype=np.float32)
 LIBRARIES = ["pandas", "polars", "pyarrow"]
-F, INT, STR = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 
 
 def by_columns(axes: int = 1) -> onnx.ModelProto:
     """A model of three inputs, a float, an integer and a string, and three outputs."""
-    shape: list[Any] = ["N", 1][:axes]
-    inputs = [
-        helper.make_tensor_value_info(n, k, shape) for n, k in (("price", F), ("count", INT), ("city", STR))
-    ]
-    outputs = [
-        helper.make_tensor_value_info(n, k, shape) for n, k in (("total", F), ("more", INT), ("town", STR))
-    ]
-    nodes = [
-        helper.make_node("Cast", ["count"], ["c"], to=F),
-        helper.make_node("Mul", ["price", "c"], ["total"]),
-        helper.make_node("Add", ["count", "one"], ["more"]),
-        helper.make_node("Identity", ["city"], ["town"]),
-    ]
-    one = onnx.numpy_helper.from_array(np.int64([1]), "one")
-    graph = helper.make_graph(nodes, "shop", inputs, outputs, [one])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    dims = ["N", "N,1"][axes - 1]
+    return written(
+        f"(float[{dims}] price, int64[{dims}] count, string[{dims}] city)"
+        f" => (float[{dims}] total, int64[{dims}] more, string[{dims}] town) <int64[1] one = {{1}}>"
+        " { c = Cast<to=1>(count) total = Mul(price, c) more = Add(count, one) town = Identity(city) }",
+        name="shop",
+    )
 
 
 def sales(**others: Any) -> Any:
@@ -55,6 +44,10 @@ def sales(**others: Any) -> Any:
         "count": np.arange(ROWS),
     }
     return pd.DataFrame(values | others, index=INDEX)
+
+
+class Sales(pd.DataFrame):  # type: ignore[misc]
+    """A data frame of a class of its own."""
 
 
 def of(library: str, frame: Any) -> Any:
@@ -75,7 +68,9 @@ def pandas_of(table: Any) -> Any:
 
 
 def computed(model: Any, table: Any, how: str, **options: Any) -> Any:
-    return model.predict(table) if how == "predict" else model(table, **options).compute(scheduler="sync")
+    if how != "call":
+        return model.predict(table, **({"batch": 5} if how == "batch" else {}))
+    return model(table, **options).compute(scheduler="sync")
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -221,18 +216,91 @@ def test_a_column_of_vectors_is_a_matrix() -> None:
         np.testing.assert_allclose(got.to_numpy(), mlp_reference(X), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("how", ["predict", "call"])
-def test_a_dict_of_columns_is_a_table(library: str, how: str) -> None:
-    table = of(library, sales())
-    columns = {name: table[name] for name in ("count", "price", "city")}
-    if library == "pyarrow":
-        columns = {name: table.column(name) for name in columns}
-    got = computed(ff.from_onnx(by_columns()), columns, how)
-    assert type(got) is type(table)
-    assert pandas_of(got)["more"].tolist() == list(range(1, ROWS + 1))
-    if library == "pandas":
-        assert got.index.equals(INDEX)
+NOT_COMPUTED, ROW = (
+    r"LazyFrame, which is not computed yet.*table\.collect\(\)",
+    r"Series.*table\.loc\[\[label\]\]",
+)
+FORMS: list[Any] = [
+    ("pandas", lambda f: f, pd.DataFrame),
+    ("a class of its own", Sales, pd.DataFrame),
+    ("polars", lambda f: of("polars", f), pl.DataFrame),
+    ("pyarrow", lambda f: of("pyarrow", f), pa.Table),
+    ("dict of pandas", dict, pd.DataFrame),
+    ("dict of polars", lambda f: of("polars", f).to_dict(), pl.DataFrame),
+    ("dict of pyarrow", lambda f: dict(zip(f, of("pyarrow", f).columns, strict=True)), pa.Table),
+    ("a column of dask", lambda f: dd.from_pandas(f, npartitions=2)["price"], "column of a dask.dataframe"),
+    ("polars lazy", lambda f: of("polars", f).lazy(), NOT_COMPUTED),
+    ("record batch", lambda f: pa.RecordBatch.from_pandas(f), r"RecordBatch.*pyarrow\.Table"),
+    ("list of dicts", lambda f: f.to_dict("records"), r"list of rows.*pandas\.DataFrame\(rows\)"),
+    ("one row", lambda f: f.iloc[0], ROW),
+    ("one column", lambda f: f["price"], ROW),
+    (
+        "one row of polars",
+        lambda f: of("polars", f).row(0, named=True),
+        r"one row as a dict.*DataFrame\(\[row\]\)",
+    ),
+    ("records", lambda f: f.to_records(index=False), r"structured array.*pandas\.DataFrame\(records\)"),
+]
+
+
+@pytest.mark.parametrize("rows", [ROWS, 1, 0])
+@pytest.mark.parametrize("how", ["predict", "batch", "call"])
+@pytest.mark.parametrize(("form", "outcome"), [pytest.param(*form[1:], id=form[0]) for form in FORMS])
+def test_what_a_table_may_be(form: Any, outcome: Any, how: str, rows: int) -> None:
+    model, frame = ff.from_onnx(by_columns()), sales()[["price", "count", "city"]].iloc[: rows or 1]
+    if isinstance(outcome, str):
+        with pytest.raises(ff.ConfigError, match=outcome):
+            computed(model, form(frame), how)
+        return
+    got, full, wanted = computed(model, form(frame.iloc[:rows]), how), form(frame), model.predict(frame)
+    assert type(got) is outcome
+    # Texts are of one type, whether there are rows or not.
+    assert pandas_of(got)["town"].dtype == pandas_of(computed(model, full, how))["town"].dtype
+    table = pandas_of(got).set_axis(wanted.index[:rows], axis=0)
+    pd.testing.assert_frame_equal(table, wanted.iloc[:rows], check_dtype=False, check_freq=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"city": pd.array(["Bern"] * ROWS, dtype="string"), "count": pd.array(range(ROWS), dtype="Int64")},
+        {"city": pd.Categorical(["Bern"] * ROWS), "price": pd.array(range(ROWS), dtype="Float32")},
+    ],
+)
+@pytest.mark.parametrize("how", ["partitions", "batch", "a function", "overlap", "model"])
+def test_a_function_of_partitions_needs_no_meta(how: str, change: Any) -> None:
+    model, frame = ff.from_onnx(by_columns()), sales(**change)
+    table = dd.from_pandas(frame, npartitions=3)
+    table = table[table["id"] < 107]
+    if how == "model":
+        with pytest.raises(ff.ConfigError, match=r"lazy graph.*use model\.predict\(x\).*model\(table\)"):
+            table.map_partitions(model)
+        return
+    lazy = {
+        "partitions": lambda: table.map_partitions(model.predict),
+        "batch": lambda: table.map_partitions(model.predict, batch=2),
+        "a function": lambda: table.map_partitions(
+            lambda part: model(part, batch=2).compute(scheduler="sync")
+        ),
+        "overlap": lambda: table.map_overlap(model.predict, 0, 0),
+    }[how]()
+    got, wanted = lazy.compute(scheduler="sync"), model.predict(frame.iloc[:7])
+    assert lazy.dtypes.tolist() == got.dtypes.tolist() == wanted.dtypes.tolist()
+    pd.testing.assert_frame_equal(got, wanted, check_freq=False)
+
+
+def test_missing_values_of_the_callers_own_are_not_made_up() -> None:
+    """The rows by which Dask asks for metadata have some, and give results there alone."""
+    from dask.dataframe.dispatch import meta_nonempty
+
+    sample = meta_nonempty(dd.from_pandas(sales(), npartitions=1)._meta)
+    with pytest.raises(ff.ConfigError, match="1 missing values"):
+        ff.from_onnx(by_columns()).predict(sample)
+    missing = sales(city=["Bern", None, "Rome"] * 4)
+    lazy = dd.from_pandas(missing, npartitions=2).map_partitions(ff.from_onnx(by_columns()).predict)
+    with pytest.raises(ff.ConfigError, match="2 missing values"):
+        lazy.compute(scheduler="sync")
 
 
 def test_columns_of_different_tables_are_refused() -> None:
@@ -246,22 +314,9 @@ def test_columns_of_different_tables_are_refused() -> None:
         model({"price": frame["price"], "count": np.arange(ROWS), "city": frame["city"]})
 
 
-@pytest.mark.parametrize("rows", [0, 1])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_tables_of_no_row_and_of_one(library: str, rows: int) -> None:
-    table = of(library, sales().iloc[:rows])
-    assert len(pandas_of(ff.from_onnx(by_columns()).predict(table))) == rows
-
-
 def test_an_output_without_a_row_for_each_row_is_refused() -> None:
-    graph = helper.make_graph(
-        [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)],
-        "sum",
-        [helper.make_tensor_value_info("x", F, ["N", 2])],
-        [helper.make_tensor_value_info("y", F, [])],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    frame = pd.DataFrame(np.ones((3, 2)), columns=["a", "b"])
+    proto = written("(float[N,2] x) => (float y) { y = ReduceSum<keepdims=0>(x) }")
+    frame = pd.DataFrame(np.ones((3, 2)), columns=["c0", "c1"])
     for how in ("predict", "call"):
         with pytest.raises(ff.ConfigError, match=r"output 'y' has shape \(\).*3 rows"):
             computed(ff.from_onnx(proto), frame, how)
@@ -316,7 +371,6 @@ def test_empty_partitions_stay_empty() -> None:
     [
         pytest.param(lambda m, t: m(t.drop(columns="price")), "no column for input 'price'", id="a column"),
         pytest.param(lambda m, t: m(t.assign(price="x")), "'price'.*wanted float32", id="a dtype"),
-        pytest.param(lambda m, t: m(t, batch=3), "repartition", id="a batch"),
         pytest.param(lambda m, t: m.predict(t), "call the model itself", id="predict"),
     ],
 )
@@ -326,14 +380,8 @@ def test_what_does_not_fit_a_dask_dataframe_is_told_before_anything_runs(call: A
 
 
 def test_rows_that_depend_on_each_other_are_not_cut() -> None:
-    graph = helper.make_graph(
-        [helper.make_node("Softmax", ["x"], ["y"], axis=0)],
-        "softmax",
-        [helper.make_tensor_value_info("x", F, ["N", 2])],
-        [helper.make_tensor_value_info("y", F, ["N", 2])],
-    )
-    model = ff.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
-    frame = pd.DataFrame(np.ones((4, 2)), columns=["a", "b"])
+    model = ff.from_onnx(written("(float[N,2] x) => (float[N,2] y) { y = Softmax<axis=0>(x) }"))
+    frame = pd.DataFrame(np.ones((4, 2)), columns=["c0", "c1"])
     with pytest.raises(ff.ConfigError, match="cannot be cut"):
         model(dd.from_pandas(frame, npartitions=2))
     whole = model(dd.from_pandas(frame, npartitions=1)).compute(scheduler="sync")
@@ -352,7 +400,7 @@ def test_tables_on_worker_processes(tmp_path: Any) -> None:
         for lazy in (
             model(table),
             model(frame),
-            table.map_partitions(model.predict, meta=wanted.iloc[:0]),
+            table.map_partitions(model.predict),
         ):
             got = client.compute(lazy).result(timeout=BOUND_S)
             pd.testing.assert_frame_equal(got, wanted, check_freq=False, check_dtype=False)
@@ -360,11 +408,6 @@ def test_tables_on_worker_processes(tmp_path: Any) -> None:
         pd.testing.assert_frame_equal(eager, wanted, check_dtype=False)
         kept = model(frame).persist()
         pd.testing.assert_frame_equal(kept.compute(), wanted, check_dtype=False)
-
-
-def test_a_pickled_model_takes_tables() -> None:
-    model = pickle.loads(pickle.dumps(ff.from_onnx(by_columns())))
-    assert model.predict(sales())["more"].tolist() == list(range(1, ROWS + 1))
 
 
 # ---- scikit-learn -------------------------------------------------------------------------------------------
@@ -395,24 +438,16 @@ def test_a_pipeline_of_scikit_learn_takes_the_table_that_it_was_trained_on() -> 
 # ---- what a reader of the code found ------------------------------------------------------------------------
 
 
-def twins() -> onnx.ModelProto:
-    """Outputs "a" of two columns and "a_0" of one, whose columns have one name."""
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["a"]), helper.make_node("ReduceSum", ["x", "last"], ["a_0"])],
-        "twins",
-        [helper.make_tensor_value_info("x", F, ["N", 2])],
-        [helper.make_tensor_value_info("a", F, ["N", 2]), helper.make_tensor_value_info("a_0", F, ["N", 1])],
-        [onnx.numpy_helper.from_array(np.int64([1]), "last")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
 @pytest.mark.parametrize("how", ["predict", "call"])
 def test_two_results_of_one_name_are_refused(how: str) -> None:
+    """Outputs "a" of two columns and "a_0" of one."""
+    last = "<int64[1] last = {1}> { a = Identity(x) a_0 = ReduceSum(x, last) }"
+    proto = written(f"(float[N,2] x) => (float[N,2] a, float[N,1] a_0) {last}")
     with pytest.raises(ff.ConfigError, match=r"output 'a_0' gives columns \['a_0'\]"):
-        computed(ff.from_onnx(twins()), pd.DataFrame(np.ones((3, 2)), columns=["p", "q"]), how)
+        computed(ff.from_onnx(proto), pd.DataFrame(np.ones((3, 2)), columns=["c0", "c1"]), how)
 
 
+@pytest.mark.filterwarnings("ignore:.*does not name its columns")
 @pytest.mark.parametrize("labels", [range(6), [None, *range(5)], [("a", k) for k in range(6)]])
 @pytest.mark.parametrize("is_lazy", [False, True])
 def test_labels_that_are_no_names(labels: Any, is_lazy: bool) -> None:
@@ -432,18 +467,51 @@ def test_columns_of_one_name_are_refused() -> None:
         ff.from_onnx(mlp()).predict(frame)
 
 
-@pytest.mark.parametrize("width", [3, "K"])
-def test_a_matrix_has_a_column_of_the_inputs_name(width: Any) -> None:
-    graph = helper.make_graph(
-        [helper.make_node("ReduceSum", ["x", "last"], ["y"])],
-        "sums",
-        [helper.make_tensor_value_info("x", F, ["N", width])],
-        [helper.make_tensor_value_info("y", F, ["N", 1])],
-        [onnx.numpy_helper.from_array(np.int64([1]), "last")],
-    )
-    model = ff.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
-    frame = pd.DataFrame({"x": [1.0, 2.0], "y": [10.0, 20.0], "z": [100.0, 200.0]})
-    assert model.predict(frame)["y"].tolist() == [111.0, 222.0]
+@pytest.mark.parametrize(
+    ("width", "names"),
+    [
+        *((3, names) for names in (None, '["b", "x", "y"]', " b,x, y", '["b"]', '{"b": 0}', "[" * 100_000)),
+        *(("K", names) for names in (None, "b,x,y", '["b", 0, "y"]', "[b, x, y]", "[" * 100_000)),
+    ],
+)
+@pytest.mark.parametrize("how", ["predict", "call", "partitions", "run"])
+def test_a_matrix_takes_columns_by_the_names_in_the_model_and_else_warns(
+    width: int | str, names: str | None, how: str, tmp_path: Any
+) -> None:
+    text = f"(float[N,{width}] x) => (float[N,1] z) <float[3,1] w = {{1, 10, 100}}> {{ z = MatMul(x, w) }}"
+    proto = written(text)
+    onnx.helper.set_model_props(proto, {} if names is None else {"feature_names": names})
+    model = ff.from_onnx(proto)
+    # Of two columns with names one has the name of the input, which takes it only where it is the only one.
+    frame = pd.DataFrame({"y": [3.0, 4.0], "b": [1.0, 1.0], "x": [2.0, 5.0]})
+    is_named = names is not None and "x" in names and names[:2] != "[b"
+    right = [321.0, 451.0] if is_named else [213.0, 514.0]
+
+    def scored(table: Any) -> list[float]:
+        if how == "partitions":
+            return model(dd.from_pandas(table, npartitions=2)).compute(scheduler="sync")["z"].tolist()
+        if how == "run":
+            table.to_parquet(tmp_path / "in.parquet", index=False)
+            ff.run(
+                model, str(tmp_path / "in.parquet"), str(tmp_path / "out.parquet"), keep=["k"], overwrite=True
+            )
+            return pd.read_parquet(tmp_path / "out.parquet")["z"].tolist()
+        return computed(model, table, how)["z"].tolist()
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert scored(frame.assign(k=0) if is_named or how == "run" else frame) == right
+        assert scored(frame.assign(k=0) if is_named or how == "run" else frame) == right
+    said = [str(w.message) for w in seen if "does not name its columns" in str(w.message)]
+    assert len(said) == (0 if is_named or how == "run" else 1)
+    if is_named:
+        assert "(columns: 'b', 'x', 'y')" in repr(model)
+        assert "columns by name as 'x'" in repr(model)
+        with pytest.raises(ff.ConfigError, match="no column for 'y' of input 'x'"):
+            scored(frame.drop(columns="y").assign(k=0, v=0))
+    if how in ("predict", "call"):
+        plain = frame[["b", "x", "y"]].set_axis(range(3), axis=1)
+        assert computed(model, plain, how)["z"].tolist() == [321.0, 451.0]
 
 
 def test_strings_of_partitions_are_those_of_pandas(tmp_path: Any) -> None:
@@ -457,14 +525,8 @@ def test_a_model_in_memory_is_in_the_graph_of_partitions_once() -> None:
     import cloudpickle
 
     weight = np.random.default_rng(0).standard_normal((6, 50_000)).astype("f4")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("ReduceMax", ["h", "last"], ["y"])],
-        "large",
-        [helper.make_tensor_value_info("x", F, ["N", 6])],
-        [helper.make_tensor_value_info("y", F, ["N", 1])],
-        [onnx.numpy_helper.from_array(weight, "w"), onnx.numpy_helper.from_array(np.int64([1]), "last")],
-    )
-    model = ff.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    text = "(float[N,6] x) => (float[N,1] y) { h = MatMul(x, w) y = ReduceMax(h, last) }"
+    model = ff.from_onnx(written(text, {"w": weight, "last": np.int64([1])}))
     table = dd.from_pandas(pd.DataFrame(np.ones((40, 6), "f4")).add_prefix("c"), npartitions=20)
     tasks = dict(model(table).optimize().__dask_graph__())
     assert sum(len(cloudpickle.dumps(task)) for task in tasks.values()) < 2 * weight.nbytes
@@ -479,16 +541,3 @@ def test_options_of_rows_are_not_those_of_partitions(options: Any) -> None:
 def test_a_batch_of_the_model_is_no_argument_of_the_call() -> None:
     lazy = ff.from_onnx(by_columns(), batch=2)(dd.from_pandas(sales(), npartitions=2))
     assert lazy.compute(scheduler="sync")["more"].tolist() == list(range(1, ROWS + 1))
-
-
-def test_columns_of_a_dask_dataframe_are_refused_by_themselves() -> None:
-    table = dd.from_pandas(sales(), npartitions=2)
-    with pytest.raises(ff.ConfigError, match=r"column of a dask.dataframe.*model\(table\)"):
-        ff.from_onnx(by_columns())({name: table[name] for name in ("price", "count", "city")})
-
-
-def test_a_data_frame_of_a_class_of_its_own() -> None:
-    class Sales(pd.DataFrame):
-        pass
-
-    assert ff.from_onnx(by_columns()).predict(Sales(sales()))["more"].tolist() == list(range(1, ROWS + 1))
