@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import onnx
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.batching import batched as with_batched
@@ -47,11 +47,8 @@ from dask_ferro.stream.window import ChunkFailed, drive
 
 __all__ = ["Summary", "run"]
 
-# Errors of rows, models and programs, which a further try does not mend; files, memory and workers may be there again.
-_LASTING = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, NotImplementedError,
-    TypeError, ValueError,
-)  # fmt: skip
+# The errors that say what has to change, and those of a program; files, memory and workers may be there again.
+_LASTING = (ConfigError, ModelError, UnsupportedOp, TypeError, NameError, AttributeError, ImportError)
 
 
 @dataclass(frozen=True)
