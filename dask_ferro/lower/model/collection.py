@@ -193,7 +193,9 @@ class ModelGraph(LoweredCollection):
             One array for a model with one input; several arrays in the model's order; a dict by name; or
             keywords.  Arrays may be numpy arrays, dask arrays (chunked along axis 0), delayed values, futures.
             Or one table: a data frame of pandas, polars, pyarrow or dask.dataframe, or a dict of columns.  Each input
-            takes the column of its name; a model with one input of two axes takes all columns in their order.
+            takes the column of its name.  A model with one input of two axes takes the columns that its metadata names
+            ("feature_names": a JSON list, or separated by commas), else all in their order, with a warning where they
+            have names.
             Or xarray's DataArrays, or one Dataset, of which each input takes the variable of its name.
         batch : int, optional
             Rows per task, along axis 0; dask arrays are rechunked to it.  Rows that are cut into chunks, by `batch`
