@@ -18,16 +18,21 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import narwhals as nw
 import numpy as np
 from dask.base import tokenize
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.inputs.no_tables import is_of_a_library, refuse_no_tables
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import FEATURE_NAMES, Signature, ValueSpec, holds
+from dask_ferro.lower.upstream import infers_meta
 
-_LIBRARIES = frozenset(("pandas", "polars", "pyarrow", "modin", "cudf"))
 _NAMES_SHOWN = 8
+# Models whose caller was warned that they take columns in the order of the table.
+_warned: WeakSet[PreparedModel] = WeakSet()
 
 
 class TableForm(NamedTuple):
@@ -101,16 +106,37 @@ class TableInputs(NamedTuple):
     by_position: Sequence[str]
 
 
+def table_of(model: PreparedModel, given: Any) -> TableInputs | None:
+    """Return a table as a model's inputs, as `read_table` does, with a warning, once a model, of columns by position.
+
+    Where Dask asks for the columns of a result, its made-up rows are read.
+    """
+    title = f"model {model.name!r}"
+    try:
+        table = read_table(given, model.signature, title)
+    except ConfigError:
+        if not hasattr(given, "iloc") or not infers_meta():
+            raise
+        # Only the types count, and the first row alone has no missing values.
+        table = read_table(given.iloc[[0] * len(given)].set_axis(given.index, axis=0), model.signature, title)
+    if table is not None and table.by_position and model not in _warned:
+        _warned.add(model)
+        warnings.warn(
+            f"{title}: it does not name its columns, so the table's are taken in their order"
+            f" ({_listed(table.by_position)}); the results are wrong if it was trained on another order.  Write the"
+            " names into the model to have columns taken by name, onnx.helper.set_model_props(proto,"
+            f' {{"{FEATURE_NAMES}": json.dumps(names)}}), or pass table.to_numpy()',
+            UserWarning,
+            stacklevel=3,
+        )
+    return table
+
+
 def is_series(value: object) -> bool:
     """Return whether a value is one column of a table in memory."""
-    return _is_of_a_library(value) and isinstance(
+    return is_of_a_library(value) and isinstance(
         nw.from_native(value, pass_through=True, series_only=True), nw.Series
     )
-
-
-def _is_of_a_library(value: object) -> bool:
-    # Of all its classes, as people derive their own data frames.
-    return any(kind.__module__.partition(".")[0] in _LIBRARIES for kind in type(value).__mro__)
 
 
 def _labelled(value: Any, title: str) -> Any:
@@ -150,7 +176,7 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
         given = _joined(given, title)
     frame = None
     # A LazyFrame has to compute its columns.
-    if _is_of_a_library(given) and not hasattr(given, "collect"):
+    if is_of_a_library(given) and not hasattr(given, "collect"):
         frame = nw.from_native(_labelled(given, title), pass_through=True, eager_only=True)
     if not isinstance(frame, nw.DataFrame):
         refuse_no_tables(given, sig, title)
@@ -168,47 +194,6 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
     index = given.index if frame.implementation.is_pandas_like() else None
     form = TableForm(frame.implementation, len(frame), index, classes_of(sig))
     return TableInputs(arrays, form, by_position)
-
-
-def refuse_no_tables(given: Any, sig: Signature, title: str) -> None:
-    """Raise `ConfigError` where rows or columns have a form that is neither a table nor an input."""
-    if any(spec.kind != "tensor" for spec in sig.inputs) or (form := _form_of(given, sig)) is None:
-        return
-    got, remedy = form
-    raise ConfigError(
-        f"{title}: got {got}, wanted arrays, or a table: a data frame of pandas, polars, pyarrow, modin, cuDF or"
-        f" dask.dataframe, or a dict of their columns; pass {remedy}"
-    )
-
-
-def _form_of(given: Any, sig: Signature) -> tuple[str, str] | None:
-    """Return what rows or columns that are no table are, and a table of them; None of a table and of inputs."""
-    if isinstance(given, (list, tuple)) and given and isinstance(given[0], Mapping):
-        return f"a {type(given).__name__} of rows", "pandas.DataFrame(rows)"
-    if isinstance(given, Mapping):
-        if len(given) > 1 and all(map(_is_scalar, given.values())) and any(spec.shape for spec in sig.inputs):
-            return "one row as a dict", "pandas.DataFrame([row])"
-        are_columns = len(given) > 1 and len(sig.inputs) == 1 and sig.inputs[0].name not in given
-        return ("columns as a dict of arrays", "pandas.DataFrame(columns)") if are_columns else None
-    if isinstance(given, np.ndarray) and given.dtype.names:
-        return "a structured array", "pandas.DataFrame(records)"
-    if not _is_of_a_library(given):
-        return None
-    if hasattr(given, "collect"):
-        return f"a {type(given).__name__}, which is not computed yet", "table.collect()"
-    # A column is an array to a model with one input of one axis.
-    wanted = sig.inputs[0].shape if len(sig.inputs) == 1 else ()
-    if hasattr(given, "dtype") and (wanted is None or np.ndim(given) == len(wanted)):
-        return None
-    what = type(given).__name__
-    return (
-        f"a {what}",
-        "a row as table.loc[[label]], a column as .to_frame(), batches as pyarrow.Table.from_batches",
-    )
-
-
-def _is_scalar(value: object) -> bool:
-    return value is None or isinstance(value, (int, float, complex, str, bytes, np.generic))
 
 
 def vectors_of(frame: nw.DataFrame) -> frozenset[str]:
@@ -260,20 +245,9 @@ def takes_matrix(sig: Signature) -> bool:
 
 def tells_positions(columns: Sequence[str]) -> bool:
     """Return whether names are numbers in order, from 0 or 1, behind one prefix: they say no more than the order."""
-    first = columns[0].rstrip("0123456789") if columns else ""
-    return any(list(columns) == [f"{first}{start + k}" for k in range(len(columns))] for start in (0, 1))
-
-
-def warn_of_order(columns: Sequence[str], title: str) -> None:
-    """Warn that columns with names are taken in the order of the table, as the model does not know their names."""
-    warnings.warn(
-        f"{title}: it does not name its columns, so the table's are taken in their order ({_listed(columns)});"
-        " the results are wrong if it was trained on another order.  Write the names into the model to have columns"
-        f' taken by name, onnx.helper.set_model_props(proto, {{"{FEATURE_NAMES}": json.dumps(names)}}), or pass'
-        " table.to_numpy()",
-        UserWarning,
-        stacklevel=4,
-    )
+    prefix = columns[0].rstrip("0123456789") if columns else ""
+    counted = [f"{prefix}{number}" for number in range(len(columns) + 1)]
+    return list(columns) in (counted[:-1], counted[1:])
 
 
 def described(sig: Signature) -> str:

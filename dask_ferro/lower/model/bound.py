@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import dask
+import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.keys import is_dask_array, rechunked, row_chunks, whole_rest
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import Signature, as_array, by_name, check_arrays, synthetic
+from dask_ferro.lower.signature import Signature, as_array, by_name, check_arrays, shape_of, synthetic
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,6 +44,38 @@ class BoundModel:
     has_dask_rows: bool
     granularity: Granularity
     annotations: Mapping[str, Any]
+
+
+def given_inputs(
+    sig: Signature,
+    args: tuple[object, ...],
+    named: Mapping[str, object],
+    batch: object,
+    batched: object,
+    title: str,
+) -> Any:
+    """Return the inputs of a call as `bind` takes them.
+
+    Raises
+    ------
+    ConfigError
+        Inputs by position and by name, an option that a call does not have, or an input of an option's name.
+    """
+    names = {spec.name for spec in sig.inputs}
+    clashes = {
+        "batch": batch is not None and not isinstance(batch, (int, np.integer)),
+        "batched": shape_of(batched) is not None,
+    }
+    for option, clash in clashes.items():
+        if clash and option in names:
+            raise ConfigError(
+                f"{title}: {option!r} is an input and an argument; pass inputs as a dict by name"
+            )
+    if not (args and named):
+        return named if named else (args[0] if len(args) == 1 else args)
+    unknown = ", ".join(name for name in named if name not in names)
+    why = f"{unknown} is no input, and options of a call are batch, batched and dims; from_onnx has others"
+    raise ConfigError(f"{title}: {why if unknown else 'pass inputs by position or by name, not both'}")
 
 
 def bind(

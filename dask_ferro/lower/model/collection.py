@@ -14,9 +14,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
-import numpy as np
 from dask.base import is_dask_collection, tokenize
 from dask.delayed import single_key
 from dask.highlevelgraph import HighLevelGraph
@@ -29,16 +27,9 @@ from dask_ferro.lower.inputs import partitions
 from dask_ferro.lower.inputs.keys import is_future
 from dask_ferro.lower.inputs.labelled import read_labelled
 from dask_ferro.lower.inputs.row_check import check_rows
-from dask_ferro.lower.inputs.tables import (
-    TableForm,
-    TableInputs,
-    empty_results,
-    read_table,
-    rebuilt_table,
-    warn_of_order,
-)
+from dask_ferro.lower.inputs.tables import TableForm, empty_results, rebuilt_table, table_of
 from dask_ferro.lower.layer import Key
-from dask_ferro.lower.model.bound import BoundModel, bind, bind_synthetic, checked_batch
+from dask_ferro.lower.model.bound import BoundModel, bind, bind_synthetic, checked_batch, given_inputs
 from dask_ferro.lower.model.bundles import BundlePlan, plan_bundles
 from dask_ferro.lower.model.joining import join
 from dask_ferro.lower.model.lowered_collection import LoweredCollection
@@ -48,17 +39,11 @@ from dask_ferro.lower.model.results import Request, run_here
 from dask_ferro.lower.prepared.opening import reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.store import is_temporary
-from dask_ferro.lower.signature import ValueSpec, shape_of
-from dask_ferro.lower.upstream import infers_meta
+from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.lower.worker.bundle_ref import ModelRef
 
 Names = Collection[str] | None
-_IS_LAZY = (
-    "on its inputs is a lazy graph, and no value that a task can return or be sent: in tasks, use model.predict(x),"
-    " which computes at once"
-)
-# Models whose caller was warned that they take columns in the order of the table.
-_warned_of_order: WeakSet[PreparedModel] = WeakSet()
+_IS_LAZY = "on its inputs is a lazy graph, and no value of a task: use model.predict(x) there, which computes at once"
 
 
 class CallDefaults(NamedTuple):
@@ -218,14 +203,14 @@ class ModelGraph(LoweredCollection):
         ConfigError
             Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
         """
-        title, defaults = f"model {self.name!r}", self._defaults
-        given = self._inputs_of(args, named, batch, batched)
+        sig, title, defaults = self._opened.signature, f"model {self.name!r}", self._defaults
+        given = given_inputs(sig, args, named, batch, batched, title)
         if partitions.is_dask_table(given):
             return self._over_partitions(given, {"batch": batch, "batched": batched, "dims": dims}, title)
         partitions.refuse_dask_columns(given, title)
         batch = checked_batch(batch if batch is not None else defaults.batch, title)
-        given, labels = read_labelled(given, self._opened.signature, dims, title)
-        table = self._table_of(given)
+        given, labels = read_labelled(given, sig, dims, title)
+        table = table_of(self._opened, given)
         inputs = given if table is None else table.arrays
         cut = batched if batched is not None else defaults.batched
         bound = bind(self._opened, inputs, batch=batch, batched=cut, granularity=defaults.granularity)
@@ -240,44 +225,11 @@ class ModelGraph(LoweredCollection):
             return labels.results(bound.model.signature, arrays, cut=bound.rows is not None)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
-    def _inputs_of(self, args: tuple[object, ...], named: dict[str, object], batch: Any, batched: Any) -> Any:
-        """Return the inputs of a call as `bind` takes them."""
-        title = f"model {self.name!r}"
-        if "batch" in self.inputs and batch is not None and not isinstance(batch, (int, np.integer)):
-            raise ConfigError(f"{title}: 'batch' is an input and an argument; pass inputs as a dict by name")
-        if "batched" in self.inputs and batched is not None and shape_of(batched) is not None:
-            raise ConfigError(
-                f"{title}: 'batched' is an input and an argument; pass inputs as a dict by name"
-            )
-        if args and named:
-            unknown = ", ".join(name for name in named if name not in self.inputs)
-            why = f"{unknown} is no input, and options of a call are batch, batched and dims; from_onnx has others"
-            raise ConfigError(
-                f"{title}: {why if unknown else 'pass inputs by position or by name, not both'}"
-            )
-        return named if named else (args[0] if len(args) == 1 else args)
-
-    def _table_of(self, given: Any) -> TableInputs | None:
-        """Return a table as inputs; None where none is given."""
-        sig, title = self._opened.signature, f"model {self.name!r}"
-        try:
-            table = read_table(given, sig, title)
-        except ConfigError:
-            if not hasattr(given, "iloc") or not infers_meta():
-                raise
-            # Of the rows that Dask makes up the types count; the first one alone has no missing values.
-            table = read_table(given.iloc[[0] * len(given)].set_axis(given.index, axis=0), sig, title)
-        # Once a model, and so before its tasks in this process, which call `predict`.
-        if table is not None and table.by_position and self._opened not in _warned_of_order:
-            _warned_of_order.add(self._opened)
-            warn_of_order(table.by_position, title)
-        return table
-
     def _over_partitions(self, table: Any, options: Mapping[str, Any], title: str) -> Any:
         """Return the model over the partitions of a dask.dataframe."""
 
         def try_rows(sample: Any) -> None:
-            inputs = self._table_of(sample)
+            inputs = table_of(self._opened, sample)
             assert inputs is not None
             settings = self._defaults._replace(batch=1)._asdict()
             _check_chunks(bind(self._opened, inputs.arrays, **settings))
@@ -298,10 +250,8 @@ class ModelGraph(LoweredCollection):
         *args, **named
             numpy arrays: one for a model with one input; several in the model's order; a dict by name; or keywords.
             Or one table in memory, or xarray's arrays, as a call of the model takes them.
-        batch : int, optional
-            Rows that are computed together, one batch after the other; by default all, whatever `from_onnx` says.
-        batched, dims : optional
-            As in a call of the model.
+        batch, batched, dims : optional
+            As in a call of the model; batches are computed one after the other, by default all rows at once.
 
         Returns
         -------
@@ -320,20 +270,19 @@ class ModelGraph(LoweredCollection):
         >>> client.submit(model.predict, images).result()            # doctest: +SKIP
         """
         sig, title = self._opened.signature, f"model {self.name!r}"
-        given = self._inputs_of(args, named, batch, batched)
+        given = given_inputs(sig, args, named, batch, batched, title)
         partitions.refuse_dask_tables(given, title)
         partitions.refuse_dask_columns(given, title)
         given, labels = read_labelled(given, sig, dims, title, at_once=True)
-        table = self._table_of(given)
+        table = table_of(self._opened, given)
         if table is not None and not table.form.rows and (declared := empty_results(sig)) is not None:
             return table.form.table(declared, title)
         given = given if table is None else table.arrays
-        rows = checked_batch(batch, title)
-        bound = bind(self._opened, given, batch=rows, batched=batched, granularity="model")
+        batch, cut = checked_batch(batch, title), batched if batched is not None else self._defaults.batched
+        bound = bind(self._opened, given, batch=batch, batched=cut, granularity="model")
         if lazy := [n for n, a in bound.arrays.items() if is_future(a) or is_dask_collection(a)]:
             raise ConfigError(
-                f"{title}: predict computes at once, and {lazy} is lazy: call the model itself, model(x), or compute x"
-                " first"
+                f"{title}: predict computes at once, and {lazy} is lazy: call model(x), or compute x first"
             )
         if bound.rows is None:
             results = run_here(bound.model, bound.arrays)
@@ -350,9 +299,7 @@ class ModelGraph(LoweredCollection):
         """No attribute; of a table `ConfigError`: dask.dataframe asks a function of partitions' result for it."""
         if self._form is None:
             raise AttributeError("shape")
-        raise ConfigError(
-            f"model {self.name!r} {_IS_LAZY}, or call the model on the whole table, model(table)"
-        )
+        raise ConfigError(f"model {self.name!r} {_IS_LAZY}; or call the model on the whole table")
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._given is not None or self._held is not None:

@@ -274,7 +274,7 @@ def test_a_function_of_partitions_needs_no_meta(how: str, change: Any) -> None:
     table = dd.from_pandas(frame, npartitions=3)
     table = table[table["id"] < 107]
     if how == "model":
-        with pytest.raises(ff.ConfigError, match=r"lazy graph.*use model\.predict\(x\).*model\(table\)"):
+        with pytest.raises(ff.ConfigError, match=r"lazy graph.*use model\.predict\(x\).*whole table"):
             table.map_partitions(model)
         return
     lazy = {
