@@ -21,39 +21,40 @@ def is_of_a_library(value: object) -> bool:
 
 def refuse_no_tables(given: Any, sig: Signature, title: str) -> None:
     """Raise `ConfigError` where rows or columns have a form that is neither a table nor an input."""
-    if any(spec.kind != "tensor" for spec in sig.inputs) or (form := _form_of(given, sig)) is None:
+    got, remedy = _form_of(given, sig)
+    if not got or any(spec.kind != "tensor" for spec in sig.inputs):
         return
-    got, remedy = form
     raise ConfigError(
         f"{title}: got {got}, wanted arrays ({'; '.join(map(str, sig.inputs))}) or a table (a data frame of pandas,"
         f" polars, pyarrow, modin, cuDF or dask.dataframe, or a dict of their columns): pass {remedy}"
     )
 
 
-def _form_of(given: Any, sig: Signature) -> tuple[str, str] | None:
-    """Return what rows or columns that are no table are, and a table of them; None of a table and of inputs."""
+def _form_of(given: Any, sig: Signature) -> tuple[str, str]:
+    """Return what rows or columns that are no table are, and a table of them; "" of a table and of inputs."""
+    values = (
+        list(given.values()) if isinstance(given, Mapping) else given if isinstance(given, tuple) else [given]
+    )
+    if any(type(value).__module__.startswith("dask.dataframe") for value in values):
+        return "a dask.dataframe or a column of one", "the data frame to the model itself, model(table)"
     if isinstance(given, (list, tuple)) and given and isinstance(given[0], Mapping):
         return f"a {type(given).__name__} of rows", "pandas.DataFrame(rows)"
-    if isinstance(given, Mapping):
-        if len(given) > 1 and all(map(_is_scalar, given.values())) and any(spec.shape for spec in sig.inputs):
+    if isinstance(given, Mapping) and len(given) > 1:
+        if all(map(np.isscalar, values)) and any(spec.shape for spec in sig.inputs):
             return "one row as a dict", "pandas.DataFrame([row])"
-        are_columns = len(given) > 1 and len(sig.inputs) == 1 and sig.inputs[0].name not in given
-        return ("columns as a dict of arrays", "pandas.DataFrame(columns)") if are_columns else None
+        if len(sig.inputs) == 1 and sig.inputs[0].name not in given:
+            return "columns as a dict of arrays", "pandas.DataFrame(columns)"
     if isinstance(given, np.ndarray) and given.dtype.names:
         return "a structured array", "pandas.DataFrame(records)"
     if not is_of_a_library(given):
-        return None
+        return "", ""
     if hasattr(given, "collect"):
         return f"a {type(given).__name__}, which is not computed yet", "table.collect()"
     # A column is an array to a model with one input of one axis.
     wanted = sig.inputs[0].shape if len(sig.inputs) == 1 else ()
     if hasattr(given, "dtype") and (wanted is None or np.ndim(given) == len(wanted)):
-        return None
+        return "", ""
     return (
         f"a {type(given).__name__}",
         "table.loc[[label]] for a row, .to_frame() of a column, or a pyarrow.Table",
     )
-
-
-def _is_scalar(value: object) -> bool:
-    return value is None or isinstance(value, (int, float, complex, str, bytes, np.generic))

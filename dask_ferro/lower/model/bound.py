@@ -8,14 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import dask
-import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.keys import is_dask_array, rechunked, row_chunks, whole_rest
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import Signature, as_array, by_name, check_arrays, shape_of, synthetic
+from dask_ferro.lower.signature import (
+    Signature,
+    as_array,
+    by_name,
+    check_arrays,
+    comes_later,
+    shape_of,
+    synthetic,
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,27 +54,12 @@ class BoundModel:
 
 
 def given_inputs(
-    sig: Signature,
-    args: tuple[object, ...],
-    named: Mapping[str, object],
-    batch: object,
-    batched: object,
-    title: str,
+    sig: Signature, args: tuple[Any, ...], named: Mapping[str, Any], batch: Any, batched: Any, title: str
 ) -> Any:
-    """Return the inputs of a call as `bind` takes them.
-
-    Raises
-    ------
-    ConfigError
-        Inputs by position and by name, an option that a call does not have, or an input of an option's name.
-    """
+    """Return the inputs of a call as `bind` takes them; raises `ConfigError` where they and options are mixed up."""
     names = {spec.name for spec in sig.inputs}
-    clashes = {
-        "batch": batch is not None and not isinstance(batch, (int, np.integer)),
-        "batched": shape_of(batched) is not None,
-    }
-    for option, clash in clashes.items():
-        if clash and option in names:
+    for option, value in (("batch", batch), ("batched", batched)):
+        if option in names and (shape_of(value) or comes_later(value)):
             raise ConfigError(
                 f"{title}: {option!r} is an input and an argument; pass inputs as a dict by name"
             )

@@ -207,7 +207,6 @@ class ModelGraph(LoweredCollection):
         given = given_inputs(sig, args, named, batch, batched, title)
         if partitions.is_dask_table(given):
             return self._over_partitions(given, {"batch": batch, "batched": batched, "dims": dims}, title)
-        partitions.refuse_dask_columns(given, title)
         batch = checked_batch(batch if batch is not None else defaults.batch, title)
         given, labels = read_labelled(given, sig, dims, title)
         table = table_of(self._opened, given)
@@ -271,8 +270,6 @@ class ModelGraph(LoweredCollection):
         """
         sig, title = self._opened.signature, f"model {self.name!r}"
         given = given_inputs(sig, args, named, batch, batched, title)
-        partitions.refuse_dask_tables(given, title)
-        partitions.refuse_dask_columns(given, title)
         given, labels = read_labelled(given, sig, dims, title, at_once=True)
         table = table_of(self._opened, given)
         if table is not None and not table.form.rows and (declared := empty_results(sig)) is not None:

@@ -228,22 +228,20 @@ def test_outputs_that_are_inputs_or_weights(granularity, batch):
     close(got["w"], [1, 2])
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda model: model(X),
-        lambda model: model.predict(X),
-        lambda model: model(X[:4], batch=2),
-        lambda model: model(da.from_array(X[:4], chunks=(2, 6))),
-        lambda model: model.predict(pd.DataFrame(X)),
-        lambda model: model(dd.from_pandas(pd.DataFrame(X), npartitions=2)),
-    ],
-)
-def test_another_fixed_batch_is_a_size_like_any_other(call):
+def test_another_fixed_batch_is_a_size_like_any_other():
     """Nothing says that the rows of a model of batch 4 do not depend on each other."""
+    fixed, cut = ff.from_onnx(mlp(rows=4)), da.from_array(X[:4], chunks=(2, 6))
+    table = dd.from_pandas(pd.DataFrame(X), npartitions=2)
     exporter = r"dynamic_axes={'x': {0: 'batch'}}, or dynamic_shapes=\({0: torch.export.Dim\('batch'\)},\)"
-    with pytest.raises(ff.ConfigError, match=f"( on axis 0, wanted 4|fixed at 4 rows).*{exporter}"):
-        call(ff.from_onnx(mlp(rows=4)))
+    for call in (
+        fixed,
+        fixed.predict,
+        lambda x: fixed(x[:4], batch=2),
+        lambda _: fixed(cut),
+        lambda _: fixed(table),
+    ):
+        with pytest.raises(ff.ConfigError, match=f"( on axis 0, wanted 4|fixed at 4 rows).*{exporter}"):
+            call(X)
     close(ff.from_onnx(mlp(rows=4), X[:4]).compute(scheduler="sync"), mlp_reference(X[:4]))
 
 
