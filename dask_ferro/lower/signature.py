@@ -146,14 +146,13 @@ def _spec(value: ir.Value, types: Mapping[str, ValueType]) -> ValueSpec:
 def _with_columns(spec: ValueSpec, text: str) -> ValueSpec:
     """Return a matrix with the names of its columns: a JSON list, or separated by commas; unchanged if none fit."""
     try:
-        listed = json.loads(text) if text.startswith("[") else [name.strip() for name in text.split(",")]
+        names = json.loads(text) if text.startswith("[") else [name.strip() for name in text.split(",")]
     except (ValueError, RecursionError):
         return spec
-    if spec.shape is None or len(spec.shape) != 2:
-        return spec
-    are_names = all(isinstance(name, str) for name in listed) and len(set(listed)) == len(listed)
-    fits = are_names and (spec.shape[1] == len(listed) or not isinstance(spec.shape[1], int))
-    return spec._replace(columns=tuple(listed)) if fits else spec
+    is_matrix = spec.shape is not None and len(spec.shape) == 2
+    fits = is_matrix and (spec.shape[1] == len(names) or not isinstance(spec.shape[1], int))
+    are_names = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    return spec._replace(columns=tuple(names)) if fits and are_names else spec
 
 
 def by_name(sig: Signature, given: Any, title: str) -> dict[str, Any]:

@@ -49,6 +49,7 @@ __all__ = ["Summary", "run"]
 
 # The errors that say what has to change, and those of a program; files, memory and workers may be there again.
 _LASTING = (ConfigError, ModelError, UnsupportedOp, TypeError, NameError, AttributeError, ImportError)
+_CORRECT = "the same call fails again until the cause is corrected; for other rows or models, overwrite=True"
 
 
 @dataclass(frozen=True)
@@ -351,21 +352,16 @@ def _resumable(job: StreamJob, why: Callable[[str], str]) -> Iterator[None]:
         what = (
             f"rows {start} to {stop_row - 1} failed: {type(failed.error).__name__}: {failed.error}{others}."
         )
-        changed = why(what)
         # A source that changed may be restored, whatever error its new rows gave.
-        remedy = _remedy(None if changed else failed.error, "to compute the others")
+        changed = why(what)
+        lasts = isinstance(failed.error, _LASTING) and not changed
+        remedy = _CORRECT if lasts else "call ff.run as before to compute the others"
         raise kind(f"{what}{changed} {_kept(job)}; {remedy}") from failed.error
     except BaseException as stop:
         # An interrupt, or the end of the cluster: done chunks stay done.
-        stop.add_note(f"{_kept(job)}; {_remedy(stop, 'to resume')}")
+        remedy = _CORRECT if isinstance(stop, _LASTING) else "call ff.run as before to resume"
+        stop.add_note(f"{_kept(job)}; {remedy}")
         raise
-
-
-def _remedy(error: BaseException | None, purpose: str) -> str:
-    """Return whether the same call helps after an error."""
-    if isinstance(error, _LASTING):
-        return "the same call fails again until the cause is corrected; if that changes rows or model, overwrite=True"
-    return f"call ff.run as before {purpose}"
 
 
 def _kept(job: StreamJob) -> str:

@@ -39,11 +39,10 @@ def _form_of(given: Any, sig: Signature) -> tuple[str, str]:
         return "a dask.dataframe or a column of one", "the data frame to the model itself, model(table)"
     if isinstance(given, (list, tuple)) and given and isinstance(given[0], Mapping):
         return f"a {type(given).__name__} of rows", "pandas.DataFrame(rows)"
-    if isinstance(given, Mapping) and len(given) > 1:
-        if all(map(np.isscalar, values)) and any(spec.shape for spec in sig.inputs):
-            return "one row as a dict", "pandas.DataFrame([row])"
-        if len(sig.inputs) == 1 and sig.inputs[0].name not in given:
-            return "columns as a dict of arrays", "pandas.DataFrame(columns)"
+    if isinstance(given, Mapping) and len(given) > 1 and all(map(np.isscalar, values)):
+        return (
+            ("one row as a dict", "pandas.DataFrame([row])") if any(s.shape for s in sig.inputs) else ("", "")
+        )
     if isinstance(given, np.ndarray) and given.dtype.names:
         return "a structured array", "pandas.DataFrame(records)"
     if not is_of_a_library(given):

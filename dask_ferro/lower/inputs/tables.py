@@ -107,17 +107,14 @@ class TableInputs(NamedTuple):
 
 
 def table_of(model: PreparedModel, given: Any) -> TableInputs | None:
-    """Return a table as a model's inputs, as `read_table` does, with a warning, once a model, of columns by position.
-
-    Where Dask asks for the columns of a result, its made-up rows are read.
-    """
+    """Return a table as a model's inputs, as `read_table` does, with a warning, once a model, of columns by position."""
     title = f"model {model.name!r}"
     try:
         table = read_table(given, model.signature, title)
     except ConfigError:
         if not hasattr(given, "iloc") or not infers_meta():
             raise
-        # Only the types count, and the first row alone has no missing values.
+        # Of the rows that Dask made up the types count, and the first one alone has no missing values.
         table = read_table(given.iloc[[0] * len(given)].set_axis(given.index, axis=0), model.signature, title)
     if table is not None and table.by_position and model not in _warned:
         _warned.add(model)
@@ -187,8 +184,8 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
     by_position: Sequence[str] = ()
     for name, columns in columns_for(sig, frame.columns, title, vectors_of(frame)).items():
         arrays[name] = _input(frame, columns, specs[name], problems)
-        if not (isinstance(columns, str) or specs[name].columns or tells_positions(columns)):
-            by_position = columns
+        is_ordered = isinstance(columns, list) and len(columns) > 1 and not specs[name].columns
+        by_position = columns if is_ordered and not tells_positions(columns) else by_position
     if problems:
         raise ConfigError(f"{title}: {'; '.join(problems)}")
     index = given.index if frame.implementation.is_pandas_like() else None

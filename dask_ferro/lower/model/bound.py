@@ -14,15 +14,7 @@ from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.keys import is_dask_array, rechunked, row_chunks, whole_rest
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import (
-    Signature,
-    as_array,
-    by_name,
-    check_arrays,
-    comes_later,
-    shape_of,
-    synthetic,
-)
+from dask_ferro.lower.signature import Signature, as_array, by_name, check_arrays, shape_of, synthetic
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,10 +51,8 @@ def given_inputs(
     """Return the inputs of a call as `bind` takes them; raises `ConfigError` where they and options are mixed up."""
     names = {spec.name for spec in sig.inputs}
     for option, value in (("batch", batch), ("batched", batched)):
-        if option in names and (shape_of(value) or comes_later(value)):
-            raise ConfigError(
-                f"{title}: {option!r} is an input and an argument; pass inputs as a dict by name"
-            )
+        if option in names and shape_of(value):
+            raise ConfigError(f"{title}: {option!r} is an input and an argument; pass inputs in a dict")
     if not (args and named):
         return named if named else (args[0] if len(args) == 1 else args)
     unknown = ", ".join(name for name in named if name not in names)

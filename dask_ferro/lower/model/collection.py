@@ -278,9 +278,7 @@ class ModelGraph(LoweredCollection):
         batch, cut = checked_batch(batch, title), batched if batched is not None else self._defaults.batched
         bound = bind(self._opened, given, batch=batch, batched=cut, granularity="model")
         if lazy := [n for n, a in bound.arrays.items() if is_future(a) or is_dask_collection(a)]:
-            raise ConfigError(
-                f"{title}: predict computes at once, and {lazy} is lazy: call model(x), or compute x first"
-            )
+            raise ConfigError(f"{title}: predict computes at once, and {lazy} is lazy: call model(x) instead")
         if bound.rows is None:
             results = run_here(bound.model, bound.arrays)
         else:

@@ -48,10 +48,6 @@ def sales(**others: Any) -> Any:
     return pd.DataFrame(values | others, index=INDEX)
 
 
-class Sales(pd.DataFrame):  # type: ignore[misc]
-    """A data frame of a class of its own."""
-
-
 def of(library: str, frame: Any) -> Any:
     plain = frame.reset_index(drop=True)
     return {
@@ -105,6 +101,7 @@ def test_columns_go_to_inputs_by_name(
     frame = sales()
     got = pandas_of(computed(model, of(library, frame), how, batch=batch))
     assert list(got.columns) == ["total", "more", "town"]
+    assert "tables    a column for each input, by name" in repr(model)
     np.testing.assert_allclose(got["total"], (frame["price"] * frame["count"]).astype("f4"))
     assert got["more"].tolist() == (frame["count"] + 1).tolist()
     assert got["town"].tolist() == frame["city"].tolist()
@@ -134,12 +131,11 @@ def test_columns_of_other_kinds(change: dict[str, Any]) -> None:
 
 
 def test_a_missing_number_is_a_nan_where_the_input_takes_floats() -> None:
-    for missing in (np.nan, None, pd.NA):
-        prices = (
-            pd.array([missing] + [1.0] * (ROWS - 1), dtype="Float64")
-            if missing is pd.NA
-            else [missing] + [1.0] * (ROWS - 1)
-        )
+    for prices in (
+        [np.nan] + [1.0] * 11,
+        [None] + [1.0] * 11,
+        pd.array([pd.NA] + [1.0] * 11, dtype="Float64"),
+    ):
         got = ff.from_onnx(by_columns()).predict(sales(price=prices))
         assert np.isnan(got["total"].iloc[0])
         assert not np.isnan(got["total"].iloc[1:]).any()
@@ -175,17 +171,12 @@ def test_a_column_that_does_not_fit_is_named(library: str, change: Any, words: l
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     frame = sales(price=["cheap"] * ROWS, count=np.linspace(0, 1, ROWS))
-    with pytest.raises(ff.ConfigError, match=r"'price'.*'count'"):
-        ff.from_onnx(by_columns()).predict(frame)
-
-
-def test_columns_that_are_not_there_are_named() -> None:
-    for frame, words in (
-        (sales().drop(columns=["price", "city"]), "no column for input 'price', input 'city'"),
-        (pd.DataFrame(), "no column for input 'price'"),
+    for given, words in (
+        (frame, r"'price'.*'count'"),
+        (frame[["count"]], "no column for input 'price', input 'city'"),
     ):
         with pytest.raises(ff.ConfigError, match=words):
-            ff.from_onnx(by_columns())(frame)
+            ff.from_onnx(by_columns()).predict(given)
 
 
 @pytest.mark.parametrize("columns", [COLUMNS[:4], [*COLUMNS, "c6"]])
@@ -212,7 +203,7 @@ NOT_COMPUTED, ROW = (
 )
 FORMS: list[Any] = [
     ("pandas", lambda f: f, pd.DataFrame),
-    ("a class of its own", Sales, pd.DataFrame),
+    ("a class of its own", type("Sales", (pd.DataFrame,), {}), pd.DataFrame),
     ("polars", lambda f: of("polars", f), pl.DataFrame),
     ("pyarrow", lambda f: of("pyarrow", f), pa.Table),
     ("dict of pandas", dict, pd.DataFrame),
@@ -324,11 +315,6 @@ def test_the_same_arrays_of_another_table_are_another_result() -> None:
     assert second.compute(scheduler="sync").index.equals(pd.RangeIndex(ROWS))
 
 
-def test_how_columns_are_mapped_is_in_the_repr() -> None:
-    assert "tables    a column for each input, by name" in repr(ff.from_onnx(by_columns()))
-    assert "tables    6 columns in order as" in repr(ff.from_onnx(mlp()))
-
-
 # ---- dask.dataframe -----------------------------------------------------------------------------------------
 
 
@@ -337,14 +323,9 @@ def test_how_columns_are_mapped_is_in_the_repr() -> None:
 def test_a_dask_dataframe_is_computed_partition_by_partition(parts: int, source: str, tmp_path: Any) -> None:
     onnx.save(by_columns(), tmp_path / "shop.onnx")
     model = ff.from_onnx(by_columns() if source == "bytes" else str(tmp_path / "shop.onnx"))
-    frame = sales()
-    table = dd.from_pandas(frame, npartitions=parts)
+    table = dd.from_pandas(sales(), npartitions=parts)
     lazy = model(table)
-    assert isinstance(lazy, dd.DataFrame)
     assert (lazy.divisions, lazy.npartitions) == (table.divisions, table.npartitions)
-    assert lazy.dtypes[["total", "more"]].astype(str).tolist() == ["float32", "int64"]
-    wanted = model.predict(frame)
-    pd.testing.assert_frame_equal(lazy.compute(scheduler="sync"), wanted, check_freq=False, check_dtype=False)
     joined = table[["id"]].join(lazy)
     joined = joined[joined["more"] > 3]
     assert joined.compute(scheduler="sync")["id"].tolist() == list(range(103, 112))
@@ -381,11 +362,7 @@ def test_tables_on_worker_processes(tmp_path: Any) -> None:
     table = dd.from_pandas(frame, npartitions=3)
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "processes": True}
     with LocalCluster(**options) as cluster, Client(cluster) as client:
-        for lazy in (
-            model(table),
-            model(frame),
-            table.map_partitions(model.predict),
-        ):
+        for lazy in (model(table), model(frame), table.map_partitions(model.predict)):
             got = client.compute(lazy).result(timeout=BOUND_S)
             pd.testing.assert_frame_equal(got, wanted, check_freq=False, check_dtype=False)
         eager = client.submit(model.predict, frame).result(timeout=BOUND_S)
@@ -461,12 +438,8 @@ def test_a_matrix_takes_columns_by_the_names_in_the_model_and_else_warns(
 ) -> None:
     text = f"(float[N,{width}] x) => (float[N,1] z) <float[3,1] w = {{1, 10, 100}}> {{ z = MatMul(x, w) }}"
     onnx.helper.set_model_props(proto := written(text), {"feature_names": names})
-    model, is_named, source, sink = (
-        ff.from_onnx(proto),
-        names in ('["b", "x", "y"]', "b,x, y"),
-        f"{tmp_path}/in.parquet",
-        f"{tmp_path}/z.parquet",
-    )
+    model, is_named = ff.from_onnx(proto), names in ('["b", "x", "y"]', "b,x, y")
+    source, sink = f"{tmp_path}/in.parquet", f"{tmp_path}/z.parquet"
     # One column has the name of the input, which takes it alone only where there are no others.
     frame = pd.DataFrame({"y": [3.0, 4.0], "b": [1.0, 1.0], "x": [2.0, 5.0]})
 
@@ -476,9 +449,8 @@ def test_a_matrix_takes_columns_by_the_names_in_the_model_and_else_warns(
             ff.run(model, source, sink, keep=["k"], overwrite=True)
             return list(pd.read_parquet(sink)["z"])
         given = table.assign(k=0) if is_named else table
-        return list(
-            computed(model, dd.from_pandas(given, npartitions=2) if how == "partitions" else given, how)["z"]
-        )
+        given = dd.from_pandas(given, npartitions=2) if how == "partitions" else given
+        return list(computed(model, given, how)["z"])
 
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -486,7 +458,7 @@ def test_a_matrix_takes_columns_by_the_names_in_the_model_and_else_warns(
             assert scored(frame) == ([321.0, 451.0] if is_named else [213.0, 514.0])
     warned = [w for w in seen if "does not name its columns" in str(w.message)]
     assert len(warned) == (0 if is_named or how == "run" else 1)
-    assert ("columns by name as 'x'" in repr(model)) == is_named
+    assert f"columns {'by name' if is_named else 'in order'} as 'x'" in repr(model)
     if is_named:
         with pytest.raises(ff.ConfigError, match="no column for 'y' of input 'x'"):
             scored(frame.drop(columns="y").assign(v=0))
