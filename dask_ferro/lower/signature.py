@@ -149,8 +149,8 @@ def _with_columns(spec: ValueSpec, text: str) -> ValueSpec:
         names = json.loads(text) if text.startswith("[") else [name.strip() for name in text.split(",")]
     except (ValueError, RecursionError):
         return spec
-    is_matrix = spec.shape is not None and len(spec.shape) == 2
-    fits = is_matrix and (spec.shape[1] == len(names) or not isinstance(spec.shape[1], int))
+    width = (spec.shape or ())[1:]
+    fits = len(width) == 1 and (width[0] == len(names) or not isinstance(width[0], int))
     are_names = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
     return spec._replace(columns=tuple(names)) if fits and are_names else spec
 

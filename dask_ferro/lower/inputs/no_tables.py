@@ -32,17 +32,14 @@ def refuse_no_tables(given: Any, sig: Signature, title: str) -> None:
 
 def _form_of(given: Any, sig: Signature) -> tuple[str, str]:
     """Return what rows or columns that are no table are, and a table of them; "" of a table and of inputs."""
-    values = (
-        list(given.values()) if isinstance(given, Mapping) else given if isinstance(given, tuple) else [given]
-    )
+    named = given if isinstance(given, Mapping) else {}
+    values = given if isinstance(given, tuple) else list(named.values()) or [given]
     if any(type(value).__module__.startswith("dask.dataframe") for value in values):
         return "a dask.dataframe or a column of one", "the data frame to the model itself, model(table)"
     if isinstance(given, (list, tuple)) and given and isinstance(given[0], Mapping):
         return f"a {type(given).__name__} of rows", "pandas.DataFrame(rows)"
-    if isinstance(given, Mapping) and len(given) > 1 and all(map(np.isscalar, values)):
-        return (
-            ("one row as a dict", "pandas.DataFrame([row])") if any(s.shape for s in sig.inputs) else ("", "")
-        )
+    if len(named) > 1 and all(map(np.isscalar, values)) and any(spec.shape for spec in sig.inputs):
+        return "one row as a dict", "pandas.DataFrame([row])"
     if isinstance(given, np.ndarray) and given.dtype.names:
         return "a structured array", "pandas.DataFrame(records)"
     if not is_of_a_library(given):
@@ -53,7 +50,5 @@ def _form_of(given: Any, sig: Signature) -> tuple[str, str]:
     wanted = sig.inputs[0].shape if len(sig.inputs) == 1 else ()
     if hasattr(given, "dtype") and (wanted is None or np.ndim(given) == len(wanted)):
         return "", ""
-    return (
-        f"a {type(given).__name__}",
-        "table.loc[[label]] for a row, .to_frame() of a column, or a pyarrow.Table",
-    )
+    remedy = "table.loc[[label]] for a row, .to_frame() of a column, or a pyarrow.Table"
+    return f"a {type(given).__name__}", remedy

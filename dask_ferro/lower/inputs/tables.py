@@ -107,7 +107,7 @@ class TableInputs(NamedTuple):
 
 
 def table_of(model: PreparedModel, given: Any) -> TableInputs | None:
-    """Return a table as a model's inputs, as `read_table` does, with a warning, once a model, of columns by position."""
+    """Return a table as `read_table` does; warns once a model that columns are taken by position."""
     title = f"model {model.name!r}"
     try:
         table = read_table(given, model.signature, title)

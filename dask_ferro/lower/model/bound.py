@@ -46,17 +46,18 @@ class BoundModel:
 
 
 def given_inputs(
-    sig: Signature, args: tuple[Any, ...], named: Mapping[str, Any], batch: Any, batched: Any, title: str
+    sig: Signature, args: tuple[object, ...], named: dict[str, object], options: dict[str, object], title: str
 ) -> Any:
     """Return the inputs of a call as `bind` takes them; raises `ConfigError` where they and options are mixed up."""
     names = {spec.name for spec in sig.inputs}
-    for option, value in (("batch", batch), ("batched", batched)):
-        if option in names and shape_of(value):
-            raise ConfigError(f"{title}: {option!r} is an input and an argument; pass inputs in a dict")
+    if clashes := [option for option, value in options.items() if option in names and shape_of(value)]:
+        raise ConfigError(
+            f"{title}: {clashes[0]!r} is an input and an argument; pass inputs as a dict by name"
+        )
     if not (args and named):
         return named if named else (args[0] if len(args) == 1 else args)
     unknown = ", ".join(name for name in named if name not in names)
-    why = f"{unknown} is no input, and options of a call are batch, batched and dims; from_onnx has others"
+    why = f"{unknown} is no input, and options of a call are {', '.join(options)}; from_onnx has others"
     raise ConfigError(f"{title}: {why if unknown else 'pass inputs by position or by name, not both'}")
 
 

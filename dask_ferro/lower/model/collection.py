@@ -204,9 +204,10 @@ class ModelGraph(LoweredCollection):
             Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
         """
         sig, title, defaults = self._opened.signature, f"model {self.name!r}", self._defaults
-        given = given_inputs(sig, args, named, batch, batched, title)
+        options = {"batch": batch, "batched": batched, "dims": dims}
+        given = given_inputs(sig, args, named, options, title)
         if partitions.is_dask_table(given):
-            return self._over_partitions(given, {"batch": batch, "batched": batched, "dims": dims}, title)
+            return self._over_partitions(given, options, title)
         batch = checked_batch(batch if batch is not None else defaults.batch, title)
         given, labels = read_labelled(given, sig, dims, title)
         table = table_of(self._opened, given)
@@ -269,7 +270,8 @@ class ModelGraph(LoweredCollection):
         >>> client.submit(model.predict, images).result()            # doctest: +SKIP
         """
         sig, title = self._opened.signature, f"model {self.name!r}"
-        given = given_inputs(sig, args, named, batch, batched, title)
+        options = {"batch": batch, "batched": batched, "dims": dims}
+        given = given_inputs(sig, args, named, options, title)
         given, labels = read_labelled(given, sig, dims, title, at_once=True)
         table = table_of(self._opened, given)
         if table is not None and not table.form.rows and (declared := empty_results(sig)) is not None:

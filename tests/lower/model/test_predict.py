@@ -72,7 +72,7 @@ def test_inputs_by_position_and_by_name_are_refused():
         with pytest.raises(ff.ConfigError, match="by position or by name, not both"):
             call(X, x=X)
         with pytest.raises(
-            ff.ConfigError, match=r"granularity is no input, and options .* batch, batched and dims"
+            ff.ConfigError, match=r"granularity is no input, and options .* batch, batched, dims"
         ):
             call(X, batch=3, granularity="op")
 
