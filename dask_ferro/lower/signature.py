@@ -8,6 +8,7 @@ is built.
 
 from __future__ import annotations
 
+import json
 import sys
 import zlib
 from collections.abc import Collection, Mapping
@@ -27,14 +28,17 @@ from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.lower.upstream import is_masked
 
 Dim = int | str | None
-# Labels of classes that a model's text shows; some classifiers have thousands.
-_CLASSES_SHOWN = 10
+# Labels of columns that a model's text shows; some classifiers have thousands of classes.
+_LABELS_SHOWN = 10
+# The entry of a model's metadata with the names of its input's columns; ONNX has no other place for them.
+FEATURE_NAMES = "feature_names"
 
 
 class ValueSpec(NamedTuple):
     """Name, numpy dtype (None: not a tensor, or unknown) and shape (None: rank unknown) of an input or output.
 
-    `classes` are the labels of the columns of a classifier's scores, where the model's ZipMap has them.
+    `classes` are the labels of the columns of a classifier's scores, where the model's ZipMap has them; `columns` the
+    names of an input's columns, where the model's metadata has them.
     """
 
     name: str
@@ -42,6 +46,7 @@ class ValueSpec(NamedTuple):
     shape: tuple[Dim, ...] | None
     kind: str = "tensor"
     classes: tuple[str | int, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.kind != "tensor" or self.dtype is None:
@@ -52,8 +57,9 @@ class ValueSpec(NamedTuple):
     @property
     def _columns(self) -> str:
         """The labels of the columns, as text."""
-        more = len(self.classes) - _CLASSES_SHOWN
-        shown = ", ".join(map(repr, self.classes[:_CLASSES_SHOWN])) + (f", {more} more" if more > 0 else "")
+        labels = self.classes or self.columns
+        more = len(labels) - _LABELS_SHOWN
+        shown = ", ".join(map(repr, labels[:_LABELS_SHOWN])) + (f", {more} more" if more > 0 else "")
         return f" (columns: {shown})" if shown else ""
 
 
@@ -99,6 +105,8 @@ class Signature:
 def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
     """Return the signature of a loaded model whose values have `types`."""
     inputs = tuple(_spec(v, types) for v in model.graph.inputs)
+    if len(inputs) == 1 and (names := model.metadata_props.get(FEATURE_NAMES)):
+        inputs = (_with_columns(inputs[0], names),)
     outputs = tuple(_spec(v, types) for v in model.graph.outputs)
     ranked = [s for s in inputs if s.shape]
     first = next((s for s in ranked if _is_open(s)), ranked[0] if ranked else None)
@@ -144,6 +152,18 @@ def _spec(value: ir.Value, types: Mapping[str, ValueType]) -> ValueSpec:
     if dtype is not None and kind == "tensor":
         numpy_dtype = array_dtype(dtype)
     return ValueSpec(value.name, numpy_dtype, shape, kind, value.meta.get(ml_types.CLASSES, ()))
+
+
+def _with_columns(spec: ValueSpec, text: str) -> ValueSpec:
+    """Return a matrix with the names of its columns: a JSON list, or separated by commas; unchanged if none fit."""
+    try:
+        names = json.loads(text) if text.startswith("[") else [name.strip() for name in text.split(",")]
+    except (ValueError, RecursionError):
+        return spec
+    width = (spec.shape or ())[1:]
+    fits = len(width) == 1 and (width[0] == len(names) or not isinstance(width[0], int))
+    are_names = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    return spec._replace(columns=tuple(names)) if fits and are_names else spec
 
 
 def by_name(sig: Signature, given: Any, title: str) -> dict[str, Any]:
@@ -265,7 +285,8 @@ def _shape_problems(
         if axis == 0 and free_rows:
             continue
         if isinstance(wanted, int) and size != wanted:
-            problems.append(f"input {spec.name!r} has {size} on axis {axis}, wanted {wanted}: {spec}")
+            remedy = "" if axis else f"; {fixed_batch(spec)}"
+            problems.append(f"input {spec.name!r} has {size} on axis {axis}, wanted {wanted}: {spec}{remedy}")
         elif isinstance(wanted, str) and size == size:
             # A size that dask does not know is nan, which equals no value, and is not compared.
             known = symbols.setdefault(wanted, (size, spec.name))
@@ -274,6 +295,15 @@ def _shape_problems(
                     f"input {spec.name!r} has {size} on axis {axis} ({wanted!r}), but {known[1]!r} has {known[0]}"
                 )
     return problems
+
+
+def fixed_batch(spec: ValueSpec) -> str:
+    """Return how to export a model without a fixed size on axis 0 of an input, for an error."""
+    return (
+        "the export fixed axis 0: if it is the batch, export the model again with an open one, in torch.onnx.export"
+        f" dynamic_axes={{{spec.name!r}: {{0: 'batch'}}}}, or dynamic_shapes=({{0: torch.export.Dim('batch')}},) with"
+        " dynamo=True"
+    )
 
 
 def comes_later(value: Any) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from traceback import walk_stack
 from typing import Any
 from uuid import uuid4
 
@@ -25,13 +26,22 @@ from dask._task_spec import _execute_subgraph as execute_subgraph
 
 __all__ = [
     "Alias", "Boxed", "DataNode", "Expr", "FinalizeCompute", "GraphNode", "LLGExpr", "List", "MarkedExpr", "Task",
-    "TaskRef", "convert_legacy_graph", "execute_subgraph", "is_masked", "place_again", "pool_size", "resolve_aliases",
+    "TaskRef", "convert_legacy_graph", "execute_subgraph", "infers_meta", "is_masked", "place_again", "pool_size",
+    "resolve_aliases",
 ]  # fmt: skip
 
 
 def is_masked(values: Any) -> bool:
     """Whether an array is a numpy masked array, or a dask array has masked chunks."""
     return isinstance(getattr(values, "_meta", values), np.ma.MaskedArray)
+
+
+def infers_meta() -> bool:
+    """Whether dask.dataframe is calling, on rows that it made up, to learn the columns of a result."""
+    return any(
+        frame.f_code.co_name == "emulate" and frame.f_globals["__name__"].startswith("dask.dataframe")
+        for frame, _ in walk_stack(None)
+    )
 
 
 def place_again(scheduler: Any, keys: Iterable[Any], stimulus_id: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import onnx
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.batching import batched as with_batched
@@ -46,6 +46,10 @@ from dask_ferro.stream.task import StreamJob
 from dask_ferro.stream.window import ChunkFailed, drive
 
 __all__ = ["Summary", "run"]
+
+# The errors that say what has to change, and those of a program; files, memory and workers may be there again.
+_LASTING = (ConfigError, ModelError, UnsupportedOp, TypeError, NameError, AttributeError, ImportError)
+_CORRECT = "the same call fails again until the cause is corrected; for other rows or models, overwrite=True"
 
 
 @dataclass(frozen=True)
@@ -348,12 +352,15 @@ def _resumable(job: StreamJob, why: Callable[[str], str]) -> Iterator[None]:
         what = (
             f"rows {start} to {stop_row - 1} failed: {type(failed.error).__name__}: {failed.error}{others}."
         )
-        raise kind(
-            f"{what}{why(what)} {_kept(job)}; call ff.run as before to compute the others"
-        ) from failed.error
+        # A source that changed may be restored, whatever error its new rows gave.
+        changed = why(what)
+        lasts = isinstance(failed.error, _LASTING) and not changed
+        remedy = _CORRECT if lasts else "call ff.run as before to compute the others"
+        raise kind(f"{what}{changed} {_kept(job)}; {remedy}") from failed.error
     except BaseException as stop:
         # An interrupt, or the end of the cluster: done chunks stay done.
-        stop.add_note(f"{_kept(job)}; call ff.run as before to resume")
+        remedy = _CORRECT if isinstance(stop, _LASTING) else "call ff.run as before to resume"
+        stop.add_note(f"{_kept(job)}; {remedy}")
         raise
 
 

@@ -261,10 +261,11 @@ def open_columns(source: object, keep: Sequence[str] | None, sig: Signature, tit
         raise ConfigError(
             f"{title}: keep={unknown} are no columns of {table.path!r}; it has {', '.join(table.columns)}"
         )
-    # A column that is kept may be an input by its name as well, but none of a matrix.
+    # A column that is kept may be an input by its name as well, but none of a matrix whose columns have no names.
     others = [name for name in table.columns if name not in kept]
     vectors = vectors_of(nw.from_native(table.empty(), eager_only=True))
-    mapped = columns_for(sig, others if takes_matrix(sig) else table.columns, title, vectors)
+    by_position = takes_matrix(sig) and not sig.inputs[0].columns
+    mapped = columns_for(sig, others if by_position else table.columns, title, vectors)
     columns = TableColumns(table, mapped, kept)
     # Other columns are never read: tables are often wide.
     read = replace(table, columns=tuple(dict.fromkeys((*kept, *columns.features))))

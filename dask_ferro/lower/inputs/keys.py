@@ -21,7 +21,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.layer import Key, KeySeries, KeysOrValue, Literal
-from dask_ferro.lower.signature import Signature, shape_of
+from dask_ferro.lower.signature import Signature, fixed_batch, shape_of
 from dask_ferro.lower.upstream import Alias, DataNode
 
 # Bytes of a task's own description: an input that adds no more to each task does not change a graph's size much.
@@ -133,9 +133,10 @@ def row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> 
     else:
         chunks = tuple(min(batch, rows - start) for start in range(0, rows, batch))
     if isinstance(sig.batch, int) and sig.batch > 1 and any(n != sig.batch for n in chunks):
+        first = sig.inputs[sig.carries.index(True)]
         raise ConfigError(
             f"the model's batch is fixed at {sig.batch} rows, so it cannot be cut into chunks of {chunks}; run without"
-            " batch=, and with dask arrays of one chunk along axis 0"
+            f" batch=, and with dask arrays of one chunk along axis 0; {fixed_batch(first)}"
         )
     return chunks
 
@@ -156,7 +157,8 @@ def _refuse_outputs(sig: Signature, *, chunked: bool, splitting: bool) -> None:
     """Raise `ConfigError` for the outputs that chunks cannot be joined to."""
     without = [str(s) for s, gives in zip(sig.outputs, sig.gives, strict=True) if not gives]
     if splitting:
-        why, remedy = "the model's batch is fixed at 1, and it was given more", "pass one row at a time"
+        why = "the model's batch is fixed at 1, and it was given more"
+        remedy = f"pass one row at a time; {fixed_batch(sig.inputs[sig.carries.index(True)])}"
     elif chunked:
         why, remedy = "an input is a dask array", "pass it as one numpy array (.compute())"
     else:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import narwhals as nw
-from dask.base import is_dask_collection
+from dask.base import is_dask_collection, tokenize
 from dask.delayed import delayed
 
 from dask_ferro.errors import ConfigError
@@ -22,49 +23,8 @@ def is_dask_table(value: object) -> bool:
     return isinstance(value, sys.modules["dask.dataframe"].DataFrame)
 
 
-def refuse_dask_tables(given: object, title: str) -> None:
-    """Raise `ConfigError` where a lazy table is given to what computes at once."""
-    if is_dask_table(given):
-        raise ConfigError(
-            f"{title}: predict computes at once, and a dask.dataframe is lazy: call the model itself, model(table)"
-        )
-
-
-def refuse_dask_columns(given: object, title: str) -> None:
-    """Raise `ConfigError` where a column of a dask.dataframe is given by itself."""
-    values = given.values() if isinstance(given, Mapping) else given if isinstance(given, tuple) else (given,)
-    if any(type(v).__module__.startswith("dask.dataframe") and not is_dask_table(v) for v in values):
-        raise ConfigError(
-            f"{title}: got a column of a dask.dataframe, wanted the data frame: model(table), whose columns have the"
-            " names of the inputs, or arrays, column.to_dask_array(lengths=True)"
-        )
-
-
 # A data frame of dask.dataframe or pandas, which have no types.
 Frame = Any
-
-
-class PartitionCall:
-    """The call of a model on one partition.
-
-    Parameters
-    ----------
-    model : ModelGraph
-        Without inputs; pickled, it is a path, or the bytes of a model from memory.
-    meta : DataFrame
-        The results of no rows.
-    """
-
-    def __init__(self, model: Any, meta: Frame) -> None:
-        self.model, self.meta = model, meta
-
-    def __call__(self, part: Frame) -> Frame:
-        """Return the results of a partition, with its index."""
-        # Some engines compute nothing of no rows, and dask.dataframe has empty partitions.
-        return self.model.predict(part) if len(part) else self.meta.iloc[:0].set_axis(part.index, axis=0)
-
-    def __dask_tokenize__(self) -> object:
-        return "ferro-partition", self.model.digest, tuple(self.model.outputs), self.model.name
 
 
 def partitioned(
@@ -110,22 +70,22 @@ def partitioned(
         try_rows(sample)
     meta = _no_results(model, empty, sample, sig, title)
     # One value for all tasks: a model that is no file is sent with its weights.
-    call = delayed(PartitionCall(model, meta), pure=True, traverse=False)
-    return table.map_partitions(called, call, meta=meta)
+    key = f"ferro-partition-{tokenize(model.digest, tuple(model.outputs), model.name)}"
+    predict = delayed(model.predict, name=key, traverse=False)
+    return table.map_partitions(partial(results_of, meta), predict, meta=meta)
 
 
-def called(part: Frame, call: PartitionCall) -> Frame:
-    """Return the results of a partition."""
-    return call(part)
+def results_of(empty: Frame, part: Frame, predict: Callable[[Frame], Frame]) -> Frame:
+    """Return the results of a partition, with its index."""
+    # Some engines compute nothing of no rows, and dask.dataframe has empty partitions.
+    return predict(part) if len(part) else empty.set_axis(part.index, axis=0)
 
 
 def _no_results(model: Any, empty: Frame, sample: Frame, sig: Signature, title: str) -> Frame:
     """Return the results of no rows: as the model declares them, else of a sample."""
-    results = empty_results(sig, rows=1)
+    results = empty_results(sig)
     if results is not None:
-        # Of one row, as partitions are: pandas has strings where an array of no strings is one of objects.
-        one = TableForm(nw.Implementation.PANDAS, 1, None, classes_of(sig)).table(results, title)
-        return one.iloc[:0].set_axis(empty.index, axis=0)
+        return TableForm(nw.Implementation.PANDAS, 0, empty.index, classes_of(sig)).table(results, title)
     try:
         return model.predict(sample).iloc[:0].set_axis(empty.index, axis=0)
     except Exception as error:

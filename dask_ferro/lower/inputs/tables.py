@@ -4,7 +4,9 @@ pandas, polars, pyarrow, modin and cuDF come through narwhals.  There are two wa
 model's signature decides:
 
     columns by name    each input has a column of its name; other columns are left alone
-    matrix             a model with one input of two axes, (rows, k), takes all k columns in their order
+    named matrix       a model with one input of two axes, (rows, k), whose metadata has the k names under
+                       "feature_names", takes the columns of these names; other columns are left alone
+    matrix             one without names takes all k columns in their order, and warns where their labels are names
 
 Each output with a row for each row of the table becomes a column with the output's name, or ``name_0``, ``name_1``, ...
 where it has two axes; ``name_<class>`` of a classifier's scores, whose classes the model tells.
@@ -12,19 +14,25 @@ where it has two axes; ``name_<class>`` of a classifier's scores, whose classes 
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import narwhals as nw
 import numpy as np
 from dask.base import tokenize
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.signature import Signature, ValueSpec, holds
+from dask_ferro.lower.inputs.no_tables import is_of_a_library, refuse_no_tables
+from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.signature import FEATURE_NAMES, Signature, ValueSpec, holds
+from dask_ferro.lower.upstream import infers_meta
 
-_LIBRARIES = frozenset(("pandas", "polars", "pyarrow", "modin", "cudf"))
 _NAMES_SHOWN = 8
+# Models whose caller was warned that they take columns in the order of the table.
+_warned: WeakSet[PreparedModel] = WeakSet()
 
 
 class TableForm(NamedTuple):
@@ -64,10 +72,14 @@ class TableForm(NamedTuple):
             An output has no row for each row of the table, or more than two axes.
         """
         columns = result_columns(results, self.rows, title, self.classes)
+        if not self.rows:
+            # One row stands in: the libraries know the type of texts by their values alone.
+            columns = {n: np.full(1, "" if v.dtype.kind == "O" else 0, v.dtype) for n, v in columns.items()}
         if self.index is not None:
-            return self.implementation.to_native_namespace().DataFrame(columns, index=self.index)
+            made = self.implementation.to_native_namespace().DataFrame(columns)
+            return made.iloc[: self.rows].set_axis(self.index, axis=0)
         # narwhals' own type leaves out its lazy libraries, which no table in memory is of.
-        return nw.from_dict(columns, backend=self.implementation).to_native()  # type: ignore[arg-type]
+        return nw.from_dict(columns, backend=self.implementation).head(self.rows).to_native()  # type: ignore[arg-type]
 
     def of(self, results: Any, names: Sequence[str], title: str) -> Any:
         """Return a model's value, one array or several by name, as a table."""
@@ -87,22 +99,41 @@ def rebuilt_table(
 
 
 class TableInputs(NamedTuple):
-    """A table as a model's inputs by name, and the form of the results."""
+    """A table as a model's inputs by name, the form of the results, and names of columns that are taken by position."""
 
     arrays: Mapping[str, np.ndarray]
     form: TableForm
+    by_position: Sequence[str]
+
+
+def table_of(model: PreparedModel, given: Any) -> TableInputs | None:
+    """Return a table as `read_table` does; warns once a model that columns are taken by position."""
+    title = f"model {model.name!r}"
+    try:
+        table = read_table(given, model.signature, title)
+    except ConfigError:
+        if not hasattr(given, "iloc") or not infers_meta():
+            raise
+        # Of the rows that Dask made up the types count, and the first one alone has no missing values.
+        table = read_table(given.iloc[[0] * len(given)].set_axis(given.index, axis=0), model.signature, title)
+    if table is not None and table.by_position and model not in _warned:
+        _warned.add(model)
+        warnings.warn(
+            f"{title}: it does not name its columns, so the table's are taken in their order"
+            f" ({_listed(table.by_position)}); the results are wrong if it was trained on another order.  Write the"
+            " names into the model to have columns taken by name, onnx.helper.set_model_props(proto,"
+            f' {{"{FEATURE_NAMES}": json.dumps(names)}}), or pass table.to_numpy()',
+            UserWarning,
+            stacklevel=3,
+        )
+    return table
 
 
 def is_series(value: object) -> bool:
     """Return whether a value is one column of a table in memory."""
-    return _is_of_a_library(value) and isinstance(
+    return is_of_a_library(value) and isinstance(
         nw.from_native(value, pass_through=True, series_only=True), nw.Series
     )
-
-
-def _is_of_a_library(value: object) -> bool:
-    # Of all its classes, as people derive their own data frames.
-    return any(kind.__module__.partition(".")[0] in _LIBRARIES for kind in type(value).__mro__)
 
 
 def _labelled(value: Any, title: str) -> Any:
@@ -136,24 +167,30 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
     Raises
     ------
     ConfigError
-        Columns that are missing or do not fit, all of them at once.
+        Columns that are missing or do not fit, all of them at once; rows or columns that are no table.
     """
     if isinstance(given, Mapping) and any(map(is_series, given.values())):
         given = _joined(given, title)
-    elif not _is_of_a_library(given):
-        return None
-    frame = nw.from_native(_labelled(given, title), pass_through=True, eager_only=True)
+    frame = None
+    # A LazyFrame has to compute its columns.
+    if is_of_a_library(given) and not hasattr(given, "collect"):
+        frame = nw.from_native(_labelled(given, title), pass_through=True, eager_only=True)
     if not isinstance(frame, nw.DataFrame):
+        refuse_no_tables(given, sig, title)
         return None
     problems: list[str] = []
     arrays = {}
     specs = {spec.name: spec for spec in sig.inputs}
+    by_position: Sequence[str] = ()
     for name, columns in columns_for(sig, frame.columns, title, vectors_of(frame)).items():
         arrays[name] = _input(frame, columns, specs[name], problems)
+        is_ordered = isinstance(columns, list) and len(columns) > 1 and not specs[name].columns
+        by_position = columns if is_ordered and not tells_positions(columns) else by_position
     if problems:
         raise ConfigError(f"{title}: {'; '.join(problems)}")
     index = given.index if frame.implementation.is_pandas_like() else None
-    return TableInputs(arrays, TableForm(frame.implementation, len(frame), index, classes_of(sig)))
+    form = TableForm(frame.implementation, len(frame), index, classes_of(sig))
+    return TableInputs(arrays, form, by_position)
 
 
 def vectors_of(frame: nw.DataFrame) -> frozenset[str]:
@@ -172,12 +209,19 @@ def columns_for(
     Raises
     ------
     ConfigError
-        An input has no column.
+        An input, or a name of a matrix's columns, has no column.
     """
     if takes_matrix(sig):
-        name = sig.inputs[0].name
-        is_one = name in columns and (name in vectors or len(columns) == 1)
-        return {name: name if is_one else list(columns)}
+        spec = sig.inputs[0]
+        if spec.name in columns and (spec.name in vectors or len(columns) == 1):
+            return {spec.name: spec.name}
+        unknown = [name for name in spec.columns if name not in columns]
+        if not unknown or tells_positions(columns):
+            return {spec.name: list(columns if unknown else spec.columns or columns)}
+        raise ConfigError(
+            f"{title}: the table has no column for {_listed(unknown)} of input {spec.name!r}; it has"
+            f" {_listed(columns)}; name the columns as the model's {FEATURE_NAMES}, or pass an array in their order"
+        )
     missing = [s for s in sig.inputs if s.name not in columns]
     if missing:
         raise ConfigError(
@@ -196,6 +240,13 @@ def takes_matrix(sig: Signature) -> bool:
     return sig.inputs[0].kind == "tensor" and (shape is None or (len(shape) == 2 and shape[1] != 1))
 
 
+def tells_positions(columns: Sequence[str]) -> bool:
+    """Return whether names are numbers in order, from 0 or 1, behind one prefix: they say no more than the order."""
+    prefix = columns[0].rstrip("0123456789") if columns else ""
+    counted = [f"{prefix}{number}" for number in range(len(columns) + 1)]
+    return list(columns) in (counted[:-1], counted[1:])
+
+
 def described(sig: Signature) -> str:
     """Return how a table's columns are mapped, for a repr."""
     if not sig.inputs:
@@ -203,7 +254,7 @@ def described(sig: Signature) -> str:
     if takes_matrix(sig):
         name, shape = sig.inputs[0].name, sig.inputs[0].shape
         number = shape[1] if shape and isinstance(shape[1], int) else "any number of"
-        return f"{number} columns in order as {name!r}"
+        return f"{number} columns {'by name' if sig.inputs[0].columns else 'in order'} as {name!r}"
     return "a column for each input, by name"
 
 
@@ -399,23 +450,22 @@ def columns_of(
     return {f"{name}_{label}": value[:, k] for k, label in enumerate(labels)}
 
 
-def empty_results(sig: Signature, rows: int = 0) -> dict[str, np.ndarray] | None:
-    """Return outputs of zeros, of the declared dtypes and shapes; None where these are not declared."""
-    found = dict(_declared_results(sig, rows))
+def empty_results(sig: Signature) -> dict[str, np.ndarray] | None:
+    """Return outputs of no rows, of the declared dtypes and shapes; None where these are not declared."""
+    found = dict(_declared_results(sig))
     return found if len(found) == len(sig.outputs) else None
 
 
 def check_columns(sig: Signature, taken: Collection[str], title: str) -> None:
     """Raise `ConfigError` where declared outputs give two columns of one name, or one that is in `taken`."""
-    result_columns(dict(_declared_results(sig, 0)), 0, title, classes_of(sig), taken)
+    result_columns(dict(_declared_results(sig)), 0, title, classes_of(sig), taken)
 
 
-def _declared_results(sig: Signature, rows: int) -> Iterator[tuple[str, np.ndarray]]:
+def _declared_results(sig: Signature) -> Iterator[tuple[str, np.ndarray]]:
     for spec in sig.outputs:
         rest = (spec.shape or (None, None, None))[1:]
         if spec.kind == "tensor" and spec.dtype is not None and all(isinstance(d, int) for d in rest):
-            shape = (rows, *[int(d) for d in rest if isinstance(d, int)])
-            yield spec.name, np.full(shape, "" if spec.dtype == np.dtype(object) else 0, spec.dtype)
+            yield spec.name, np.empty((0, *[int(d) for d in rest if isinstance(d, int)]), spec.dtype)
 
 
 def _listed(columns: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.keys import is_dask_array, rechunked, row_chunks, whole_rest
 from dask_ferro.lower.prepared.opening import with_defaults_replaced
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import Signature, as_array, by_name, check_arrays, synthetic
+from dask_ferro.lower.signature import Signature, as_array, by_name, check_arrays, shape_of, synthetic
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,6 +44,22 @@ class BoundModel:
     has_dask_rows: bool
     granularity: Granularity
     annotations: Mapping[str, Any]
+
+
+def given_inputs(
+    sig: Signature, args: tuple[object, ...], named: dict[str, object], options: dict[str, object], title: str
+) -> Any:
+    """Return the inputs of a call as `bind` takes them; raises `ConfigError` where they and options are mixed up."""
+    names = {spec.name for spec in sig.inputs}
+    if clashes := [option for option, value in options.items() if option in names and shape_of(value)]:
+        raise ConfigError(
+            f"{title}: {clashes[0]!r} is an input and an argument; pass inputs as a dict by name"
+        )
+    if not (args and named):
+        return named if named else (args[0] if len(args) == 1 else args)
+    unknown = ", ".join(name for name in named if name not in names)
+    why = f"{unknown} is no input, and options of a call are {', '.join(options)}; from_onnx has others"
+    raise ConfigError(f"{title}: {why if unknown else 'pass inputs by position or by name, not both'}")
 
 
 def bind(

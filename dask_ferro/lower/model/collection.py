@@ -15,7 +15,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from dask.base import is_dask_collection, tokenize
 from dask.delayed import single_key
 from dask.highlevelgraph import HighLevelGraph
@@ -28,9 +27,9 @@ from dask_ferro.lower.inputs import partitions
 from dask_ferro.lower.inputs.keys import is_future
 from dask_ferro.lower.inputs.labelled import read_labelled
 from dask_ferro.lower.inputs.row_check import check_rows
-from dask_ferro.lower.inputs.tables import TableForm, read_table, rebuilt_table
+from dask_ferro.lower.inputs.tables import TableForm, empty_results, rebuilt_table, table_of
 from dask_ferro.lower.layer import Key
-from dask_ferro.lower.model.bound import BoundModel, bind, bind_synthetic, checked_batch
+from dask_ferro.lower.model.bound import BoundModel, bind, bind_synthetic, checked_batch, given_inputs
 from dask_ferro.lower.model.bundles import BundlePlan, plan_bundles
 from dask_ferro.lower.model.joining import join
 from dask_ferro.lower.model.lowered_collection import LoweredCollection
@@ -41,10 +40,11 @@ from dask_ferro.lower.portable import portable
 from dask_ferro.lower.prepared.opening import reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.store import is_temporary
-from dask_ferro.lower.signature import ValueSpec, shape_of
+from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.lower.worker.bundle_ref import ModelRef
 
 Names = Collection[str] | None
+_IS_LAZY = "on its inputs is a lazy graph, and no value of a task: use model.predict(x) there, which computes at once"
 
 
 class CallDefaults(NamedTuple):
@@ -179,7 +179,9 @@ class ModelGraph(LoweredCollection):
             One array for a model with one input; several arrays in the model's order; a dict by name; or
             keywords.  Arrays may be numpy arrays, dask arrays (chunked along axis 0), delayed values, futures.
             Or one table: a data frame of pandas, polars, pyarrow or dask.dataframe, or a dict of columns.  Each input
-            takes the column of its name; a model with one input of two axes takes all columns in their order.
+            takes the column of its name.  A model with one input of two axes takes the columns that its metadata names
+            ("feature_names": a JSON list, or separated by commas), else all in their order, with a warning where they
+            have names.
             Or xarray's DataArrays, or one Dataset, of which each input takes the variable of its name.
         batch : int, optional
             Rows per task, along axis 0; dask arrays are rechunked to it.  Rows that are cut into chunks, by `batch`
@@ -202,21 +204,14 @@ class ModelGraph(LoweredCollection):
         ConfigError
             Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
         """
-        title = f"model {self.name!r}"
-        given = _given(title, args, named)
-        if "batch" in self.inputs and batch is not None and not isinstance(batch, (int, np.integer)):
-            raise ConfigError(f"{title}: 'batch' is an input and an argument; pass inputs as a dict by name")
-        if "batched" in self.inputs and batched is not None and shape_of(batched) is not None:
-            raise ConfigError(
-                f"{title}: 'batched' is an input and an argument; pass inputs as a dict by name"
-            )
-        defaults = self._defaults
+        sig, title, defaults = self._opened.signature, f"model {self.name!r}", self._defaults
+        options = {"batch": batch, "batched": batched, "dims": dims}
+        given = given_inputs(sig, args, named, options, title)
         if partitions.is_dask_table(given):
-            return self._over_partitions(given, {"batch": batch, "batched": batched, "dims": dims}, title)
-        partitions.refuse_dask_columns(given, title)
+            return self._over_partitions(given, options, title)
         batch = checked_batch(batch if batch is not None else defaults.batch, title)
-        given, labels = read_labelled(given, self._opened.signature, dims, title)
-        table = read_table(given, self._opened.signature, title)
+        given, labels = read_labelled(given, sig, dims, title)
+        table = table_of(self._opened, given)
         inputs = given if table is None else table.arrays
         cut = batched if batched is not None else defaults.batched
         bound = bind(self._opened, inputs, batch=batch, batched=cut, granularity=defaults.granularity)
@@ -233,28 +228,31 @@ class ModelGraph(LoweredCollection):
 
     def _over_partitions(self, table: Any, options: Mapping[str, Any], title: str) -> Any:
         """Return the model over the partitions of a dask.dataframe."""
-        sig = self._opened.signature
 
         def try_rows(sample: Any) -> None:
-            found = read_table(sample, sig, title)
-            assert found is not None
+            inputs = table_of(self._opened, sample)
+            assert inputs is not None
             settings = self._defaults._replace(batch=1)._asdict()
-            _check_chunks(bind(self._opened, found.arrays, **settings))
+            _check_chunks(bind(self._opened, inputs.arrays, **settings))
 
-        return partitions.partitioned(self, table, sig, options, title, try_rows)
+        return partitions.partitioned(self, table, self._opened.signature, options, title, try_rows)
 
-    def predict(self, /, *args: Any, **named: Any) -> Any:
-        """Return the model's outputs on arrays, computed at once in this process, with all rows together.
+    def predict(
+        self, /, *args: Any, batch: int | None = None, batched: Names = None, dims: Any = None, **named: Any
+    ) -> Any:
+        """Return the model's outputs on arrays, computed at once in this process.
 
-        It is a function for tasks: ``client.map(model.predict, parts)``, ``x.map_blocks(model.predict, dtype=...)``.
-        A model from a file is sent as its path, one from bytes with them; each process opens it once and keeps its
-        sessions.
+        It is a function for tasks: ``client.map(model.predict, parts)``, ``table.map_partitions(model.predict)``,
+        ``x.map_blocks(model.predict, dtype=..., chunks=...)``.  A model from a file is sent as its path, one from bytes
+        with them; each process opens it once and keeps its sessions.
 
         Parameters
         ----------
         *args, **named
             numpy arrays: one for a model with one input; several in the model's order; a dict by name; or keywords.
             Or one table in memory, or xarray's arrays, as a call of the model takes them.
+        batch, batched, dims : optional
+            As in a call of the model; batches are computed one after the other, by default all rows at once.
 
         Returns
         -------
@@ -272,30 +270,38 @@ class ModelGraph(LoweredCollection):
         >>> model = ff.from_onnx("examples/models/digits_mlp.onnx")  # doctest: +SKIP
         >>> client.submit(model.predict, images).result()            # doctest: +SKIP
         """
-        title = f"model {self.name!r}"
-        given = _given(title, args, named)
-        partitions.refuse_dask_tables(given, title)
-        given, labels = read_labelled(given, self._opened.signature, None, title, at_once=True)
-        table = read_table(given, self._opened.signature, title)
+        sig, title = self._opened.signature, f"model {self.name!r}"
+        options = {"batch": batch, "batched": batched, "dims": dims}
+        given = given_inputs(sig, args, named, options, title)
+        given, labels = read_labelled(given, sig, dims, title, at_once=True)
+        table = table_of(self._opened, given)
+        if table is not None and not table.form.rows and (declared := empty_results(sig)) is not None:
+            return table.form.table(declared, title)
         given = given if table is None else table.arrays
-        bound = bind(self._opened, given, batch=None, batched=None, granularity="model")
+        batch, cut = checked_batch(batch, title), batched if batched is not None else self._defaults.batched
+        bound = bind(self._opened, given, batch=batch, batched=cut, granularity="model")
         if lazy := [n for n, a in bound.arrays.items() if is_future(a) or is_dask_collection(a)]:
-            raise ConfigError(
-                f"{title}: predict computes at once, and {lazy} is lazy: call the model itself, model(x), or compute x"
-                " first"
-            )
-        results = run_here(bound.model, bound.arrays)
+            raise ConfigError(f"{title}: predict computes at once, and {lazy} is lazy: call model(x) instead")
+        if bound.rows is None:
+            results = run_here(bound.model, bound.arrays)
+        else:
+            _check_chunks(bound)
+            results = ModelGraph(bound.model, CallDefaults(), bound).compute(scheduler="sync")
         if labels is not None:
-            named = results if len(self._names) > 1 else {self._names[0]: results}
-            return labels.results(bound.model.signature, named, cut=False)
+            arrays = results if len(self._names) > 1 else {self._names[0]: results}
+            return labels.results(bound.model.signature, arrays, cut=bound.rows is not None)
         return results if table is None else table.form.of(results, self._names, title)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """No attribute; of a table `ConfigError`: dask.dataframe asks a function of partitions' result for it."""
+        if self._form is None:
+            raise AttributeError("shape")
+        raise ConfigError(f"model {self.name!r} {_IS_LAZY}; or call the model on the whole table")
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._given is not None or self._held is not None:
-            raise ConfigError(
-                f"model {self.name!r} on its inputs is a lazy graph, and no value that a task can return or be sent:"
-                " in tasks, use model.predict(x), which computes at once"
-            )
+            raise ConfigError(f"model {self.name!r} {_IS_LAZY}")
         ref, loaded = self._opened.ref, self._opened.loaded
         content = None
         if is_temporary(ref.path):
@@ -397,13 +403,6 @@ class ModelGraph(LoweredCollection):
         # It keeps the inputs that were sent for it, as Dask's scheduler keeps what a task needs to run again.
         kept = replace(lowered, graph=held, layer_name=name)
         return ModelGraph(self._opened, self._defaults, self._bound, kept, self._form)
-
-
-def _given(title: str, args: tuple[object, ...], named: dict[str, object]) -> object:
-    """Return the inputs of a call as `bind` takes them."""
-    if args and named:
-        raise ConfigError(f"{title}: pass inputs by position or by name, not both")
-    return named if named else (args[0] if len(args) == 1 else args)
 
 
 def _reopen(ref: ModelRef, content: bytes | None, name: str, defaults: CallDefaults) -> ModelGraph:

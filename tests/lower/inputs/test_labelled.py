@@ -126,6 +126,7 @@ def test_a_model_without_a_batch_keeps_the_axes_that_it_names():
 def test_predict_computes_at_once_with_labels():
     model = ff.from_onnx(mlp())
     got = model.predict(A)
+    assert model.predict(A.T, dims="time", batch=2).identical(got)
     assert type(got.data) is np.ndarray
     assert got.identical(model(A).compute(scheduler="sync"))
     with pytest.raises(ff.ConfigError, match="is lazy"):

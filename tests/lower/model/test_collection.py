@@ -10,7 +10,9 @@ from pathlib import Path
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from onnx import helper
 
@@ -228,8 +230,18 @@ def test_outputs_that_are_inputs_or_weights(granularity, batch):
 
 def test_another_fixed_batch_is_a_size_like_any_other():
     """Nothing says that the rows of a model of batch 4 do not depend on each other."""
-    with pytest.raises(ff.ConfigError, match="has 10 on axis 0, wanted 4"):
-        ff.from_onnx(mlp(rows=4), X)
+    fixed, cut = ff.from_onnx(mlp(rows=4)), da.from_array(X[:4], chunks=(2, 6))
+    table = dd.from_pandas(pd.DataFrame(X), npartitions=2)
+    exporter = r"dynamic_axes={'x': {0: 'batch'}}, or dynamic_shapes=\({0: torch.export.Dim\('batch'\)},\)"
+    for call in (
+        fixed,
+        fixed.predict,
+        lambda x: fixed(x[:4], batch=2),
+        lambda _: fixed(cut),
+        lambda _: fixed(table),
+    ):
+        with pytest.raises(ff.ConfigError, match=f"( on axis 0, wanted 4|fixed at 4 rows).*{exporter}"):
+            call(X)
     close(ff.from_onnx(mlp(rows=4), X[:4]).compute(scheduler="sync"), mlp_reference(X[:4]))
 
 

@@ -68,8 +68,13 @@ def test_what_does_not_fit_is_refused(given, words):
 
 
 def test_inputs_by_position_and_by_name_are_refused():
-    with pytest.raises(ff.ConfigError, match="by position or by name, not both"):
-        ff.from_onnx(mlp()).predict(X, x=X)
+    for call in ((model := ff.from_onnx(mlp())), model.predict):
+        with pytest.raises(ff.ConfigError, match="by position or by name, not both"):
+            call(X, x=X)
+        with pytest.raises(
+            ff.ConfigError, match=r"granularity is no input, and options .* batch, batched, dims"
+        ):
+            call(X, batch=3, granularity="op")
 
 
 def test_a_model_from_a_file_travels_as_its_path(path):

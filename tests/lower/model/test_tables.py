@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
+import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from dask.dataframe.dispatch import meta_nonempty
 
 import dask_ferro as ff
-from tests.graphs import mlp, mlp_reference
+from tests.graphs import mlp, mlp_reference, written
 from tests.waiting import BOUND_S
 
 pd = pytest.importorskip("pandas")
@@ -24,27 +25,17 @@ COLUMNS = [f"c{k}" for k in range(6)]
 INDEX = pd.date_range("2026-01-01", periods=ROWS, name="day")
 X = np.random.default_rng(1).standard_normal((ROWS, 6), dtype=np.float32)
 LIBRARIES = ["pandas", "polars", "pyarrow"]
-F, INT, STR = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 
 
 def by_columns(axes: int = 1) -> onnx.ModelProto:
     """A model of three inputs, a float, an integer and a string, and three outputs."""
-    shape: list[Any] = ["N", 1][:axes]
-    inputs = [
-        helper.make_tensor_value_info(n, k, shape) for n, k in (("price", F), ("count", INT), ("city", STR))
-    ]
-    outputs = [
-        helper.make_tensor_value_info(n, k, shape) for n, k in (("total", F), ("more", INT), ("town", STR))
-    ]
-    nodes = [
-        helper.make_node("Cast", ["count"], ["c"], to=F),
-        helper.make_node("Mul", ["price", "c"], ["total"]),
-        helper.make_node("Add", ["count", "one"], ["more"]),
-        helper.make_node("Identity", ["city"], ["town"]),
-    ]
-    one = onnx.numpy_helper.from_array(np.int64([1]), "one")
-    graph = helper.make_graph(nodes, "shop", inputs, outputs, [one])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    dims = ["N", "N,1"][axes - 1]
+    return written(
+        f"(float[{dims}] price, int64[{dims}] count, string[{dims}] city)"
+        f" => (float[{dims}] total, int64[{dims}] more, string[{dims}] town) <int64[1] one = {{1}}>"
+        " { c = Cast<to=1>(count) total = Mul(price, c) more = Add(count, one) town = Identity(city) }",
+        name="shop",
+    )
 
 
 def sales(**others: Any) -> Any:
@@ -75,7 +66,9 @@ def pandas_of(table: Any) -> Any:
 
 
 def computed(model: Any, table: Any, how: str, **options: Any) -> Any:
-    return model.predict(table) if how == "predict" else model(table, **options).compute(scheduler="sync")
+    if how in ("predict", "batch"):
+        return model.predict(table, **({"batch": 5} if how == "batch" else {}))
+    return model(table, **options).compute(scheduler="sync")
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -108,6 +101,7 @@ def test_columns_go_to_inputs_by_name(
     frame = sales()
     got = pandas_of(computed(model, of(library, frame), how, batch=batch))
     assert list(got.columns) == ["total", "more", "town"]
+    assert "tables    a column for each input, by name" in repr(model)
     np.testing.assert_allclose(got["total"], (frame["price"] * frame["count"]).astype("f4"))
     assert got["more"].tolist() == (frame["count"] + 1).tolist()
     assert got["town"].tolist() == frame["city"].tolist()
@@ -137,12 +131,11 @@ def test_columns_of_other_kinds(change: dict[str, Any]) -> None:
 
 
 def test_a_missing_number_is_a_nan_where_the_input_takes_floats() -> None:
-    for missing in (np.nan, None, pd.NA):
-        prices = (
-            pd.array([missing] + [1.0] * (ROWS - 1), dtype="Float64")
-            if missing is pd.NA
-            else [missing] + [1.0] * (ROWS - 1)
-        )
+    for prices in (
+        [np.nan] + [1.0] * 11,
+        [None] + [1.0] * 11,
+        pd.array([pd.NA] + [1.0] * 11, dtype="Float64"),
+    ):
         got = ff.from_onnx(by_columns()).predict(sales(price=prices))
         assert np.isnan(got["total"].iloc[0])
         assert not np.isnan(got["total"].iloc[1:]).any()
@@ -166,6 +159,7 @@ def test_a_missing_number_is_a_nan_where_the_input_takes_floats() -> None:
             {"city": np.arange(ROWS)}, ["'city'", "takes strings", ".astype(str)"], id="numbers for strings"
         ),
         pytest.param({"price": INDEX}, ["'price'", "wanted float32"], id="dates"),
+        pytest.param({"count": pd.array([None] * ROWS, "Int64")}, ["'count'", "12 missing"], id="no integer"),
     ],
 )
 @pytest.mark.parametrize("how", ["predict", "call"])
@@ -177,30 +171,12 @@ def test_a_column_that_does_not_fit_is_named(library: str, change: Any, words: l
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     frame = sales(price=["cheap"] * ROWS, count=np.linspace(0, 1, ROWS))
-    with pytest.raises(ff.ConfigError, match=r"'price'.*'count'"):
-        ff.from_onnx(by_columns()).predict(frame)
-
-
-def test_a_missing_integer_is_refused() -> None:
-    counts = pd.array([None, *range(1, ROWS)], dtype="Int64")
-    with pytest.raises(ff.ConfigError, match=r"'count'.*1 missing values"):
-        ff.from_onnx(by_columns()).predict(sales(count=counts))
-
-
-@pytest.mark.parametrize(
-    ("frame", "words"),
-    [
-        pytest.param(
-            lambda: sales().drop(columns=["price", "city"]),
-            "no column for input 'price', input 'city'",
-            id="missing",
-        ),
-        pytest.param(lambda: pd.DataFrame(), "no column for input 'price'", id="no columns at all"),
-    ],
-)
-def test_columns_that_are_not_there_are_named(frame: Any, words: str) -> None:
-    with pytest.raises(ff.ConfigError, match=words):
-        ff.from_onnx(by_columns())(frame())
+    for given, words in (
+        (frame, r"'price'.*'count'"),
+        (frame[["count"]], "no column for input 'price', input 'city'"),
+    ):
+        with pytest.raises(ff.ConfigError, match=words):
+            ff.from_onnx(by_columns()).predict(given)
 
 
 @pytest.mark.parametrize("columns", [COLUMNS[:4], [*COLUMNS, "c6"]])
@@ -221,18 +197,92 @@ def test_a_column_of_vectors_is_a_matrix() -> None:
         np.testing.assert_allclose(got.to_numpy(), mlp_reference(X), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("how", ["predict", "call"])
-def test_a_dict_of_columns_is_a_table(library: str, how: str) -> None:
-    table = of(library, sales())
-    columns = {name: table[name] for name in ("count", "price", "city")}
-    if library == "pyarrow":
-        columns = {name: table.column(name) for name in columns}
-    got = computed(ff.from_onnx(by_columns()), columns, how)
-    assert type(got) is type(table)
-    assert pandas_of(got)["more"].tolist() == list(range(1, ROWS + 1))
-    if library == "pandas":
-        assert got.index.equals(INDEX)
+NOT_COMPUTED, ROW = (
+    r"LazyFrame, which is not computed.*table\.collect\(\)",
+    r"Series.*table\.loc\[\[label\]\]",
+)
+FORMS: list[Any] = [
+    ("pandas", lambda f: f, pd.DataFrame),
+    ("a class of its own", type("Sales", (pd.DataFrame,), {}), pd.DataFrame),
+    ("polars", lambda f: of("polars", f), pl.DataFrame),
+    ("pyarrow", lambda f: of("pyarrow", f), pa.Table),
+    ("dict of pandas", dict, pd.DataFrame),
+    ("dict of polars", lambda f: of("polars", f).to_dict(), pl.DataFrame),
+    ("dict of pyarrow", lambda f: dict(zip(f, of("pyarrow", f).columns, strict=True)), pa.Table),
+    (
+        "a column of dask",
+        lambda f: dd.from_pandas(f, npartitions=2)["price"],
+        "the data frame to the model itself",
+    ),
+    (
+        "columns of dask",
+        lambda f: dict(dd.from_pandas(f, npartitions=2).items()),
+        "the data frame to the model itself",
+    ),
+    ("polars lazy", lambda f: of("polars", f).lazy(), NOT_COMPUTED),
+    ("record batch", lambda f: pa.RecordBatch.from_pandas(f), r"RecordBatch.*pyarrow\.Table"),
+    ("list of dicts", lambda f: f.to_dict("records"), r"list of rows.*pandas\.DataFrame\(rows\)"),
+    ("one row", lambda f: f.iloc[0], ROW),
+    ("one column", lambda f: f["price"], ROW),
+    ("one row as a dict", lambda f: dict(f.iloc[0]), r"one row as a dict.*DataFrame\(\[row\]\)"),
+    ("records", lambda f: f.to_records(index=False), r"structured array.*pandas\.DataFrame\(records\)"),
+]
+
+
+@pytest.mark.parametrize("rows", [ROWS, 1, 0])
+@pytest.mark.parametrize("how", ["predict", "batch", "call"])
+@pytest.mark.parametrize(("form", "outcome"), [pytest.param(*form[1:], id=form[0]) for form in FORMS])
+def test_what_a_table_may_be(form: Any, outcome: Any, how: str, rows: int) -> None:
+    model, frame = ff.from_onnx(by_columns()), sales()[["price", "count", "city"]].iloc[: rows or 1]
+    if isinstance(outcome, str):
+        with pytest.raises(ff.ConfigError, match=outcome):
+            computed(model, form(frame), how)
+        return
+    got, full, wanted = computed(model, form(frame.iloc[:rows]), how), form(frame), model.predict(frame)
+    assert type(got) is outcome
+    # Texts are of one type, whether there are rows or not.
+    assert pandas_of(got)["town"].dtype == pandas_of(computed(model, full, how))["town"].dtype
+    table = pandas_of(got).set_axis(wanted.index[:rows], axis=0)
+    pd.testing.assert_frame_equal(table, wanted.iloc[:rows], check_dtype=False, check_freq=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"city": pd.array(["Bern"] * ROWS, dtype="string"), "count": pd.array(range(ROWS), dtype="Int64")},
+        {"city": pd.Categorical(["Bern"] * ROWS), "price": pd.array(range(ROWS), dtype="Float32")},
+    ],
+)
+@pytest.mark.parametrize("how", ["partitions", "batch", "a function", "overlap", "the model", "model"])
+def test_a_function_of_partitions_needs_no_meta(how: str, change: Any) -> None:
+    model, frame = ff.from_onnx(by_columns()), sales(**change)
+    table = dd.from_pandas(frame, npartitions=3)
+    table = table[table["id"] < 107]
+    if how == "model":
+        with pytest.raises(ff.ConfigError, match=r"lazy graph.*use model\.predict\(x\).*whole table"):
+            table.map_partitions(model)
+        return
+    lazy = {
+        "partitions": lambda: table.map_partitions(model.predict),
+        "batch": lambda: table.map_partitions(model.predict, batch=2),
+        "a function": lambda: table.map_partitions(partial(computed, model, how="call")),
+        "the model": lambda: model(table),
+        "overlap": lambda: table.map_overlap(model.predict, 0, 0),
+    }[how]()
+    got, wanted = lazy.compute(scheduler="sync"), model.predict(frame.iloc[:7])
+    assert lazy.dtypes.tolist() == got.dtypes.tolist() == wanted.dtypes.tolist()
+    assert lazy.map_partitions(len).compute(scheduler="sync").tolist() == [4, 3, 0]
+    pd.testing.assert_frame_equal(got, wanted, check_freq=False)
+
+
+def test_missing_values_of_the_callers_own_are_not_made_up() -> None:
+    """Those of the rows by which Dask asks for metadata are, there alone."""
+    model, table = ff.from_onnx(by_columns()), dd.from_pandas(sales(city=["Bern", None] * 6), npartitions=2)
+    with pytest.raises(ff.ConfigError, match="1 missing values"):
+        model.predict(meta_nonempty(table._meta))
+    with pytest.raises(ff.ConfigError, match="3 missing values"):
+        table.map_partitions(model.predict).compute(scheduler="sync")
 
 
 def test_columns_of_different_tables_are_refused() -> None:
@@ -246,22 +296,9 @@ def test_columns_of_different_tables_are_refused() -> None:
         model({"price": frame["price"], "count": np.arange(ROWS), "city": frame["city"]})
 
 
-@pytest.mark.parametrize("rows", [0, 1])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_tables_of_no_row_and_of_one(library: str, rows: int) -> None:
-    table = of(library, sales().iloc[:rows])
-    assert len(pandas_of(ff.from_onnx(by_columns()).predict(table))) == rows
-
-
 def test_an_output_without_a_row_for_each_row_is_refused() -> None:
-    graph = helper.make_graph(
-        [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)],
-        "sum",
-        [helper.make_tensor_value_info("x", F, ["N", 2])],
-        [helper.make_tensor_value_info("y", F, [])],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    frame = pd.DataFrame(np.ones((3, 2)), columns=["a", "b"])
+    proto = written("(float[N,2] x) => (float y) { y = ReduceSum<keepdims=0>(x) }")
+    frame = pd.DataFrame(np.ones((3, 2)), columns=["c0", "c1"])
     for how in ("predict", "call"):
         with pytest.raises(ff.ConfigError, match=r"output 'y' has shape \(\).*3 rows"):
             computed(ff.from_onnx(proto), frame, how)
@@ -278,11 +315,6 @@ def test_the_same_arrays_of_another_table_are_another_result() -> None:
     assert second.compute(scheduler="sync").index.equals(pd.RangeIndex(ROWS))
 
 
-def test_how_columns_are_mapped_is_in_the_repr() -> None:
-    assert "tables    a column for each input, by name" in repr(ff.from_onnx(by_columns()))
-    assert "tables    6 columns in order as" in repr(ff.from_onnx(mlp()))
-
-
 # ---- dask.dataframe -----------------------------------------------------------------------------------------
 
 
@@ -291,24 +323,12 @@ def test_how_columns_are_mapped_is_in_the_repr() -> None:
 def test_a_dask_dataframe_is_computed_partition_by_partition(parts: int, source: str, tmp_path: Any) -> None:
     onnx.save(by_columns(), tmp_path / "shop.onnx")
     model = ff.from_onnx(by_columns() if source == "bytes" else str(tmp_path / "shop.onnx"))
-    frame = sales()
-    table = dd.from_pandas(frame, npartitions=parts)
+    table = dd.from_pandas(sales(), npartitions=parts)
     lazy = model(table)
-    assert isinstance(lazy, dd.DataFrame)
     assert (lazy.divisions, lazy.npartitions) == (table.divisions, table.npartitions)
-    assert lazy.dtypes[["total", "more"]].astype(str).tolist() == ["float32", "int64"]
-    wanted = model.predict(frame)
-    pd.testing.assert_frame_equal(lazy.compute(scheduler="sync"), wanted, check_freq=False, check_dtype=False)
     joined = table[["id"]].join(lazy)
     joined = joined[joined["more"] > 3]
     assert joined.compute(scheduler="sync")["id"].tolist() == list(range(103, 112))
-
-
-def test_empty_partitions_stay_empty() -> None:
-    table = dd.from_pandas(sales(), npartitions=3)
-    lazy = ff.from_onnx(by_columns())(table[table["count"] < 2])
-    assert lazy.map_partitions(len).compute(scheduler="sync").tolist() == [2, 0, 0]
-    assert lazy.compute(scheduler="sync")["more"].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -316,8 +336,7 @@ def test_empty_partitions_stay_empty() -> None:
     [
         pytest.param(lambda m, t: m(t.drop(columns="price")), "no column for input 'price'", id="a column"),
         pytest.param(lambda m, t: m(t.assign(price="x")), "'price'.*wanted float32", id="a dtype"),
-        pytest.param(lambda m, t: m(t, batch=3), "repartition", id="a batch"),
-        pytest.param(lambda m, t: m.predict(t), "call the model itself", id="predict"),
+        pytest.param(lambda m, t: m.predict(t), "to the model itself", id="predict"),
     ],
 )
 def test_what_does_not_fit_a_dask_dataframe_is_told_before_anything_runs(call: Any, words: str) -> None:
@@ -326,14 +345,8 @@ def test_what_does_not_fit_a_dask_dataframe_is_told_before_anything_runs(call: A
 
 
 def test_rows_that_depend_on_each_other_are_not_cut() -> None:
-    graph = helper.make_graph(
-        [helper.make_node("Softmax", ["x"], ["y"], axis=0)],
-        "softmax",
-        [helper.make_tensor_value_info("x", F, ["N", 2])],
-        [helper.make_tensor_value_info("y", F, ["N", 2])],
-    )
-    model = ff.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
-    frame = pd.DataFrame(np.ones((4, 2)), columns=["a", "b"])
+    model = ff.from_onnx(written("(float[N,2] x) => (float[N,2] y) { y = Softmax<axis=0>(x) }"))
+    frame = pd.DataFrame(np.ones((4, 2)), columns=["c0", "c1"])
     with pytest.raises(ff.ConfigError, match="cannot be cut"):
         model(dd.from_pandas(frame, npartitions=2))
     whole = model(dd.from_pandas(frame, npartitions=1)).compute(scheduler="sync")
@@ -349,22 +362,13 @@ def test_tables_on_worker_processes(tmp_path: Any) -> None:
     table = dd.from_pandas(frame, npartitions=3)
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "processes": True}
     with LocalCluster(**options) as cluster, Client(cluster) as client:
-        for lazy in (
-            model(table),
-            model(frame),
-            table.map_partitions(model.predict, meta=wanted.iloc[:0]),
-        ):
+        for lazy in (model(table), model(frame), table.map_partitions(model.predict)):
             got = client.compute(lazy).result(timeout=BOUND_S)
             pd.testing.assert_frame_equal(got, wanted, check_freq=False, check_dtype=False)
         eager = client.submit(model.predict, frame).result(timeout=BOUND_S)
         pd.testing.assert_frame_equal(eager, wanted, check_dtype=False)
         kept = model(frame).persist()
         pd.testing.assert_frame_equal(kept.compute(), wanted, check_dtype=False)
-
-
-def test_a_pickled_model_takes_tables() -> None:
-    model = pickle.loads(pickle.dumps(ff.from_onnx(by_columns())))
-    assert model.predict(sales())["more"].tolist() == list(range(1, ROWS + 1))
 
 
 # ---- scikit-learn -------------------------------------------------------------------------------------------
@@ -395,24 +399,16 @@ def test_a_pipeline_of_scikit_learn_takes_the_table_that_it_was_trained_on() -> 
 # ---- what a reader of the code found ------------------------------------------------------------------------
 
 
-def twins() -> onnx.ModelProto:
-    """Outputs "a" of two columns and "a_0" of one, whose columns have one name."""
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["a"]), helper.make_node("ReduceSum", ["x", "last"], ["a_0"])],
-        "twins",
-        [helper.make_tensor_value_info("x", F, ["N", 2])],
-        [helper.make_tensor_value_info("a", F, ["N", 2]), helper.make_tensor_value_info("a_0", F, ["N", 1])],
-        [onnx.numpy_helper.from_array(np.int64([1]), "last")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
 @pytest.mark.parametrize("how", ["predict", "call"])
 def test_two_results_of_one_name_are_refused(how: str) -> None:
+    """Outputs "a" of two columns and "a_0" of one."""
+    last = "<int64[1] last = {1}> { a = Identity(x) a_0 = ReduceSum(x, last) }"
+    proto = written(f"(float[N,2] x) => (float[N,2] a, float[N,1] a_0) {last}")
     with pytest.raises(ff.ConfigError, match=r"output 'a_0' gives columns \['a_0'\]"):
-        computed(ff.from_onnx(twins()), pd.DataFrame(np.ones((3, 2)), columns=["p", "q"]), how)
+        computed(ff.from_onnx(proto), pd.DataFrame(np.ones((3, 2)), columns=["c0", "c1"]), how)
 
 
+@pytest.mark.filterwarnings("ignore:.*does not name its columns")
 @pytest.mark.parametrize("labels", [range(6), [None, *range(5)], [("a", k) for k in range(6)]])
 @pytest.mark.parametrize("is_lazy", [False, True])
 def test_labels_that_are_no_names(labels: Any, is_lazy: bool) -> None:
@@ -433,38 +429,50 @@ def test_columns_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.parametrize("width", [3, "K"])
-def test_a_matrix_has_a_column_of_the_inputs_name(width: Any) -> None:
-    graph = helper.make_graph(
-        [helper.make_node("ReduceSum", ["x", "last"], ["y"])],
-        "sums",
-        [helper.make_tensor_value_info("x", F, ["N", width])],
-        [helper.make_tensor_value_info("y", F, ["N", 1])],
-        [onnx.numpy_helper.from_array(np.int64([1]), "last")],
-    )
-    model = ff.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
-    frame = pd.DataFrame({"x": [1.0, 2.0], "y": [10.0, 20.0], "z": [100.0, 200.0]})
-    assert model.predict(frame)["y"].tolist() == [111.0, 222.0]
+@pytest.mark.parametrize(
+    "names", ["", '["b", "x", "y"]', "b,x, y", '["b", 0, "y"]', "[b, x, y]", "[" * 100_000]
+)
+@pytest.mark.parametrize("how", ["predict", "call", "partitions", "run"])
+def test_a_matrix_takes_columns_by_the_names_in_the_model_and_else_warns(
+    width: int | str, names: str, how: str, tmp_path: Any
+) -> None:
+    text = f"(float[N,{width}] x) => (float[N,1] z) <float[3,1] w = {{1, 10, 100}}> {{ z = MatMul(x, w) }}"
+    onnx.helper.set_model_props(proto := written(text), {"feature_names": names})
+    model, is_named = ff.from_onnx(proto), names in ('["b", "x", "y"]', "b,x, y")
+    source, sink = f"{tmp_path}/in.parquet", f"{tmp_path}/z.parquet"
+    # One column has the name of the input, which takes it alone only where there are no others.
+    frame = pd.DataFrame({"y": [3.0, 4.0], "b": [1.0, 1.0], "x": [2.0, 5.0]})
 
+    def scored(table: Any) -> list[float]:
+        if how == "run":
+            table.assign(k=0).to_parquet(source, index=False)
+            ff.run(model, source, sink, keep=["k"], overwrite=True)
+            return list(pd.read_parquet(sink)["z"])
+        given = table.assign(k=0) if is_named else table
+        given = dd.from_pandas(given, npartitions=2) if how == "partitions" else given
+        return list(computed(model, given, how)["z"])
 
-def test_strings_of_partitions_are_those_of_pandas(tmp_path: Any) -> None:
-    lazy = ff.from_onnx(by_columns())(dd.from_pandas(sales(), npartitions=2))
-    assert lazy.dtypes["town"] == ff.from_onnx(by_columns()).predict(sales()).dtypes["town"]
-    lazy.to_parquet(tmp_path / "t.parquet", write_index=False)
-    assert pd.read_parquet(tmp_path / "t.parquet")["town"].tolist() == sales()["city"].tolist()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert scored(frame) == ([321.0, 451.0] if is_named else [213.0, 514.0])
+    warned = [w for w in seen if "does not name its columns" in str(w.message)]
+    assert len(warned) == (0 if is_named or how == "run" else 1)
+    assert f"columns {'by name' if is_named else 'in order'} as 'x'" in repr(model)
+    if is_named:
+        with pytest.raises(ff.ConfigError, match="no column for 'y' of input 'x'"):
+            scored(frame.drop(columns="y").assign(v=0))
+    # Labels that are numbers in order say no more than the order.
+    numbered = frame[["b", "x", "y"]].set_axis([f"f{k}" for k in range(3)], axis=1)
+    assert model.predict(numbered)["z"].tolist() == [321.0, 451.0]
 
 
 def test_a_model_in_memory_is_in_the_graph_of_partitions_once() -> None:
     import cloudpickle
 
     weight = np.random.default_rng(0).standard_normal((6, 50_000)).astype("f4")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("ReduceMax", ["h", "last"], ["y"])],
-        "large",
-        [helper.make_tensor_value_info("x", F, ["N", 6])],
-        [helper.make_tensor_value_info("y", F, ["N", 1])],
-        [onnx.numpy_helper.from_array(weight, "w"), onnx.numpy_helper.from_array(np.int64([1]), "last")],
-    )
-    model = ff.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    text = "(float[N,6] x) => (float[N,1] y) { h = MatMul(x, w) y = ReduceMax(h, last) }"
+    model = ff.from_onnx(written(text, {"w": weight, "last": np.int64([1])}))
     table = dd.from_pandas(pd.DataFrame(np.ones((40, 6), "f4")).add_prefix("c"), npartitions=20)
     tasks = dict(model(table).optimize().__dask_graph__())
     assert sum(len(cloudpickle.dumps(task)) for task in tasks.values()) < 2 * weight.nbytes
@@ -479,16 +487,3 @@ def test_options_of_rows_are_not_those_of_partitions(options: Any) -> None:
 def test_a_batch_of_the_model_is_no_argument_of_the_call() -> None:
     lazy = ff.from_onnx(by_columns(), batch=2)(dd.from_pandas(sales(), npartitions=2))
     assert lazy.compute(scheduler="sync")["more"].tolist() == list(range(1, ROWS + 1))
-
-
-def test_columns_of_a_dask_dataframe_are_refused_by_themselves() -> None:
-    table = dd.from_pandas(sales(), npartitions=2)
-    with pytest.raises(ff.ConfigError, match=r"column of a dask.dataframe.*model\(table\)"):
-        ff.from_onnx(by_columns())({name: table[name] for name in ("price", "count", "city")})
-
-
-def test_a_data_frame_of_a_class_of_its_own() -> None:
-    class Sales(pd.DataFrame):
-        pass
-
-    assert ff.from_onnx(by_columns()).predict(Sales(sales()))["more"].tolist() == list(range(1, ROWS + 1))
