@@ -73,7 +73,7 @@ def _pooled(
     if any(2 * pad > length for pad, length in zip(geometry["pads"], kernel * 2, strict=True)):
         raise ConfigError(f"{where}: padding: got {padding!r}, wanted at most half of the size {size!r}")
     dims = (*image.shape[:2], *shape)
-    return emit(op_type, [image], dims, kernel_shape=list(kernel), **geometry, **counted)
+    return emit(op_type, [image], dims, kernel_shape=list(kernel), **(geometry | counted))
 
 
 __all__ = ["avg_pool2d", "max_pool2d"]
