@@ -88,7 +88,8 @@ class _TaskArrays(NamedTuple):
 
     def at_most(self, q: Quotient) -> Quotient:
         """Return a partition with the seconds that its tasks may take."""
-        return replace(q, seconds=np.bincount(q.piece_of, weights=self.most, minlength=len(q)))
+        seconds = np.bincount(q.piece_of, weights=self.most, minlength=len(q))
+        return replace(q, seconds=seconds.astype(np.float64))
 
 
 class _Projection(NamedTuple):
