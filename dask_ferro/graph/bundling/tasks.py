@@ -3,12 +3,13 @@
 `select.bundle` cuts a model, whose nodes are projected from their operators.  Here the nodes are tasks of somebody
 else's graph.  Of the partitions that are looked at, the one that is projected to end first is taken, if it gains:
 
-    projected(bundles, seconds) <= projected(tasks, seconds, half of the overheads)
+    projected(bundles, seconds) <= projected(tasks, seconds, half of the overheads of tasks that may be bundled)
     projected(bundles, most)    <= projected(tasks, most) x 1.05
 
 The overheads are the projection's largest error: a quiet machine has half of them, and a bundle costs more than a task.
-Rows of 8 points on 2 workers, by pairs, were projected to take 0.9 of the time, and took 1.15 of it.  `most` differs
-from `seconds` for guesses alone: a guess that is too short makes bundles that are too long.
+Rows of 8 points on 2 workers, by pairs, were projected to take 0.9 of the time, and took 1.15 of it.  Merging down
+chains alone needs no such margin: their tasks wait for each other anyway.  `most` differs from `seconds` for guesses
+alone: a guess that is too short makes bundles that are too long.
 
 Tasks that take less than was estimated are no risk: bundles that are too small still save overhead.  Nor may
 the results that are in memory at a time be projected to take more than 1.05 times what those of the graph as it is do,
@@ -87,7 +88,8 @@ class _TaskArrays(NamedTuple):
 
     def at_most(self, q: Quotient) -> Quotient:
         """Return a partition with the seconds that its tasks may take."""
-        return replace(q, seconds=np.bincount(q.piece_of, weights=self.most, minlength=len(q)))
+        seconds = np.bincount(q.piece_of, weights=self.most, minlength=len(q))
+        return replace(q, seconds=seconds.astype(np.float64))
 
 
 class _Projection(NamedTuple):
@@ -158,23 +160,26 @@ def bundle_tasks(
         return base.bundles()
     project = _Projection(workers, overheads)
     single = _Alternative(project.alone(base), base)
-    # What a partition gains has to be more than half of what tasks are assumed to cost.
-    halves = {name: getattr(overheads, name) / 2 for name in ("task_s", "hop_s", "dispatch_s")}
-    enough = project._replace(overheads=replace(overheads, **halves)).alone(base)
     # Merging saves nothing of what tasks cost that are by themselves.
     spent = np.bincount(base.piece_of, weights=(tasks.kinds == ALONE) * overheads.task_s, minlength=len(base))
+    halves = {name: getattr(overheads, name) / 2 for name in ("task_s", "hop_s", "dispatch_s")}
+    half = project._replace(overheads=replace(overheads, **halves))
+    enough = half.alone(replace(base, seconds=base.seconds + spent / 2))
+    chains = _packed(base, tasks, Coarseness(LONGEST, budget=0.0, cap=LONGEST, side_by_side=False))
+    enough_of_chains = (1 - EQUAL) * single.projected if len(chains) < len(base) else enough
     bound = lower_bound(replace(base, seconds=base.seconds + spent), workers=workers, overheads=FREE)
-    if bound > enough:
+    if bound > enough_of_chains:
         return base.bundles()
     longest = (1 + EQUAL) * project.alone(tasks.at_most(base)) if len(tasks.most) else inf
     is_tight = handed_out(base).sum() > allowance
     found, best = [single], single.projected
     seen: set[bytes] = set()
-    for partition in _partitions(base, tasks, workers, overheads, is_tight):
+    for partition in chain([chains], _partitions(base, tasks, workers, overheads, is_tight)):
         if (same := blake2b(partition.piece_of.tobytes(), digest_size=8).digest()) in seen:
             continue
         seen.add(same)
-        if project.least(partition) > min(best, enough) or (projected := project.of(partition)) > enough:
+        most = enough_of_chains if partition is chains else enough
+        if project.least(partition) > min(best, most) or (projected := project.of(partition)) > most:
             continue
         if longest < inf and project.of(tasks.at_most(partition)) > longest:
             continue
@@ -262,7 +267,6 @@ def _partitions(
 ) -> Iterator[Quotient]:
     """Return partitions from fine to coarse: merged along edges and among siblings, then across whole levels too.
 
-    The first one merges chains alone, however short the grain: their tasks wait for each other anyway.
     Where memory is tight, along edges alone too: a result that is read where it is made takes none.
 
     A small graph is packed afresh for each grain, which balances best; a large one starts from the grain before.
@@ -272,9 +276,6 @@ def _partitions(
     most = min(LONGEST, max(4 * total, 8 * grain))
     kin = level = edges = base
     fresh, stuck = len(base) <= SMALL, False
-    chains = _packed(base, tasks, Coarseness(LONGEST, budget=0.0, cap=LONGEST, side_by_side=False))
-    if len(chains) < len(base):
-        yield chains
     while grain <= most:
         how = Coarseness(grain, budget=grain, cap=grain)
         if not stuck:

@@ -75,9 +75,9 @@ class RecentChoices:
         digest = _digest(work, shares, limits)
         is_free = (np.asarray(work.kinds, np.int64) != ALONE) & (shares <= _LARGE)
         nbytes = EdgeColumns.of(work.dag.edges).size
-        most = np.asarray(work.most or work.dag.seconds, np.float64)
-        capped = (np.minimum(each[is_free], LONG_S) for each in (seconds, most))
-        now = _LastChoice(*capped, shares[is_free], nbytes, ())
+        most = np.asarray(work.most if len(work.most) else seconds, np.float64)
+        short, long = np.minimum(seconds[is_free], LONG_S), np.minimum(most[is_free], LONG_S)
+        now = _LastChoice(short, long, shares[is_free], nbytes, ())
         with self._lock:
             last = self._choices.get(digest)
             if last is not None and last.holds_for(now, shares):
