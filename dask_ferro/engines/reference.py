@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def _replacements() -> list[type]:
 
     bodies = [
         *((base, partial(_divided, base)) for base in (op_div.Div, op_mod.Mod)),
-        *((base, partial(_of_floats, base)) for base in (getattr(learners, name) for name in _OF_FLOATS)),
+        *((base, partial(_of_floats, base)) for base in attrgetter(*_OF_FLOATS)(learners)),
         (learners.LinearRegressor, _linear),  # type: ignore[attr-defined]  # onnx is untyped here
         (op_string_normalizer.StringNormalizer, _normalized),
     ]
@@ -118,10 +119,8 @@ class ReferenceRun:
         return Watched(watch.kernel("reference", f"{self._nodes} nodes", "", self))
 
 
-def _array(result: Any) -> Any:
-    found = np.asarray(result) if isinstance(result, np.generic) else result
-    return (
-        found.astype(object)
-        if getattr(found, "dtype", None) is not None and found.dtype.kind == "U"
-        else found
-    )
+def _array(result: Array) -> Array:
+    if isinstance(result, np.generic):
+        result = np.asarray(result)
+    is_text = isinstance(result, np.ndarray) and result.dtype.kind == "U"
+    return result.astype(object) if is_text else result

@@ -182,10 +182,10 @@ def _has_kernel(
 ) -> bool:
     """Return `has_kernel` for an operator with types of inputs and outputs."""
     # Cached, because most nodes of a model have the same operators and types, and reading a schema takes 20 us.
+    opsets = dict(imports)
     # Its body depends on the types: ONNX Runtime writes a Cast.
     if (op, domain) == ("CastLike", "") and "tensor(string)" in inputs:
         return _has_kernel("Cast", domain, imports, inputs[:1], inputs[1:], provider)
-    opsets = dict(imports)
     schema = schema_of(op, domain, opsets.get(domain, 1))
     # An operator of ONNX Runtime's own domains: only its registry declares it.
     if schema is None:

@@ -10,6 +10,7 @@ give the results of one, whatever its length.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,8 +21,7 @@ from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 
 DOMAIN = "ai.onnx.ml"
 _OF_OTHERS = frozenset(
-    {(domain, op) for domain in STANDARD_DOMAINS for op in ("GroupNormalization", "StringNormalizer")}
-    | {("com.microsoft", "Tokenizer")}
+    {*product(STANDARD_DOMAINS, ("GroupNormalization", "StringNormalizer")), ("com.microsoft", "Tokenizer")}
 )
 # `ir.Value.meta` key: the class labels of the columns of an output that a ZipMap would pair with them.
 CLASSES = "dask_ferro.classes"
