@@ -82,11 +82,12 @@ def check_outputs(
         got = getattr(results[position], "shape", None)
         if got is None or (_fits(got, sizes) and not (is_late and got and got[0] not in lengths)):
             continue
+        needed: Sequence[object] | None = sizes
         if shapes:
-            sizes = None if None in dict(shapes).values() else infer(shapes)[name].shape
-            if _fits(got, sizes):
+            needed = None if None in dict(shapes).values() else infer(shapes)[name].shape
+            if _fits(got, needed):
                 continue
-        text = ", ".join("?" if not isinstance(size, int) else str(size) for size in sizes or ())
+        text = ", ".join(str(size) if isinstance(size, int) else "?" for size in needed or ())
         raise ModelError(
             f"model {wanted.model!r}: output {name!r} has shape {tuple(got)}, wanted [{text}]",
             [

@@ -101,7 +101,6 @@ conv1d(line, kernel1, c, stride=2, padding=1, dilation=2)  conv1d(line, grouped,
 conv2d(image, kernel, c)  conv2d(image, kernel, stride=2, padding=(1, 2))  conv2d(image, kernel, dilation=(2, 1))
 conv2d(nan_image, kernel)  conv3d(volume, kernel3, gain, stride=(1, 2, 1), padding=(1, 0, 1))  max_pool2d(image, 2)
 max_pool2d(image, (3, 1))  max_pool2d(image, 3, stride=2, padding=1)  max_pool2d(inf_image, 2)
-max_pool2d(NAN_IMAGE, 2)  max_pool2d(NAN_IMAGE, 3, stride=1, padding=1)
 binary_cross_entropy(CERTAIN, RIGHT, reduction='none')  max_pool2d(image, 2, stride=(1, 2), padding=(0, 1))
 avg_pool2d(image, 2)  avg_pool2d(image, 2, padding=1)  avg_pool2d(image, (3, 2), stride=1, padding=(1, 0))
 avg_pool2d(nan_image, 3)  avg_pool2d(inf_image, 2)  cross_entropy(x, labels)  cross_entropy(x, LABELS)

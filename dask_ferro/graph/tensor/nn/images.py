@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.nn.windows import Sizes, counts, spatial, windows
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, emit
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, emit
 
 
 def max_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, padding: Sizes = 0) -> Tensor:
-    """Return the largest element of each window, channel by channel; NaN if one of them is.
+    """Return the largest element of each window, channel by channel; ONNX Runtime may pass over a NaN.
 
     Parameters
     ----------
@@ -39,15 +36,9 @@ def max_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, pa
     >>> import dask_ferro as ff
     >>> x = ff.argument("x", ("N", 3, 32, 32))
     >>> ff.nn.max_pool2d(x, 2)
-    <Tensor Add: float32(N, 3, 16, 16)>
+    <Tensor MaxPool: float32(N, 3, 16, 16)>
     """
-    image = spatial(x, 2, "max_pool2d")
-    is_nan = cast(xp.isnan(image), image.type.dtype)
-    largest, marks = (
-        _pooled("MaxPool", part, size, stride, padding, "max_pool2d") for part in (image, is_nan)
-    )
-    # ONNX Runtime passes over a NaN that is not the first element of a window.
-    return largest + xp.where(marks > 0.0, np.asarray(np.nan, image.dtype), 0.0)
+    return _pooled("MaxPool", x, size, stride, padding, "max_pool2d")
 
 
 def avg_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, padding: Sizes = 0) -> Tensor:
