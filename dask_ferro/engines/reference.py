@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import cache, partial
-from operator import attrgetter
-from typing import Any
+from functools import cache
+from importlib import import_module
+from itertools import repeat
 
 import numpy as np
 import onnx_ir as ir
@@ -24,11 +24,16 @@ from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.subgraph import extract, weights_of
 from dask_ferro.engines.time_limit import interrupted
 
-# Learners whose scores the standard has as float32, whatever the dtype of their input.
-_OF_FLOATS = (
-    *("LinearClassifier", "SVMClassifier", "SVMRegressor", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
-    *("Normalizer", "Scaler"),
-)
+# Learners whose scores the standard has as float32, whatever the dtype of their input, by module.
+_OF_FLOATS = {
+    "op_linear_classifier": "LinearClassifier",
+    "op_normalizer": "Normalizer",
+    "op_scaler": "Scaler",
+    "op_svm_classifier": "SVMClassifier",
+    "op_svm_regressor": "SVMRegressor",
+    "op_tree_ensemble_classifier": "TreeEnsembleClassifier",
+    "op_tree_ensemble_regressor": "TreeEnsembleRegressor",
+}
 _CASES = {"LOWER": str.lower, "UPPER": str.upper}
 
 
@@ -36,51 +41,66 @@ _CASES = {"LOWER": str.lower, "UPPER": str.upper}
 def _replacements() -> list[type]:
     """Return the operators that take the place of others."""
     from onnx.reference.ops import op_div, op_mod, op_string_normalizer
-    from onnx.reference.ops.aionnxml import _op_list as learners
+    from onnx.reference.ops.aionnxml import op_linear_regressor
 
-    bodies = [
-        *((base, partial(_divided, base)) for base in (op_div.Div, op_mod.Mod)),
-        *((base, partial(_of_floats, base)) for base in attrgetter(*_OF_FLOATS)(learners)),
-        (learners.LinearRegressor, _linear),  # type: ignore[attr-defined]  # onnx is untyped here
-        (op_string_normalizer.StringNormalizer, _normalized),
+    learners = [
+        getattr(import_module(f"onnx.reference.ops.aionnxml.{module}"), name)
+        for module, name in _OF_FLOATS.items()
     ]
-    # A lambda, since a partial object is no method.
-    return [
-        type(base.__name__, (base,), {"_run": lambda self, *x, _body=body, **more: _body(self, *x, **more)})
-        for base, body in bodies
+    pairs = [
+        *zip(repeat(_Integers), (op_div.Div, op_mod.Mod), strict=False),
+        *zip(repeat(_Floats), learners, strict=False),
+        (_Linear, op_linear_regressor.LinearRegressor),
+        (_Normalizer, op_string_normalizer.StringNormalizer),
     ]
+    return [type(base.__name__, (ours, base), {}) for ours, base in pairs]
 
 
-def _divided(base: Any, self: object, a: Array, b: Array, **attributes: object) -> tuple[Array, ...]:
-    """Refuse an integer divided by 0, as the other engines do."""
-    results: tuple[Array, ...] = base._run(self, a, b, **attributes)
-    if b.dtype.kind in "iu" and results[0].size and (b == 0).any():
-        raise ZeroDivisionError(DIVIDED_BY_ZERO)
-    return results
+class _Integers:
+    def _run(self, a: Array, b: Array, **attributes: object) -> tuple[Array, ...]:
+        """Refuse an integer divided by 0, as the other engines do."""
+        results: tuple[Array, ...] = super()._run(a, b, **attributes)  # type: ignore[misc]  # of onnx's class
+        if b.dtype.kind in "iu" and results[0].size and (b == 0).any():
+            raise ZeroDivisionError(DIVIDED_BY_ZERO)
+        return results
 
 
-def _of_floats(base: Any, self: object, x: Array, **attributes: object) -> tuple[Array, ...]:
-    results = base._run(self, x if x.dtype == np.float32 else x.astype(np.float64), **attributes)
-    return tuple(r.astype(np.float32) if r.dtype == np.float64 else r for r in results)
+class _Floats:
+    def _run(self, x: Array, **attributes: object) -> tuple[Array, ...]:
+        floats = x if x.dtype == np.float32 else x.astype(np.float64)
+        results = super()._run(floats, **attributes)  # type: ignore[misc]  # of onnx's class
+        return tuple(r.astype(np.float32) if r.dtype == np.float64 else r for r in results)
 
 
-def _linear(
-    self: object, x: Array, coefficients: Sequence[float], intercepts: Any, targets: int, **_: object
-) -> tuple[Array, ...]:
-    weights = np.array(coefficients).reshape(targets, -1)
-    return ((np.atleast_2d(x) @ weights.T + (intercepts or 0.0)).astype(np.float32),)
+class _Linear:
+    def _run(
+        self,
+        x: Array,
+        coefficients: Sequence[float],
+        intercepts: Sequence[float] | None,
+        targets: int,
+        **_: object,
+    ) -> tuple[Array, ...]:
+        weights = np.array(coefficients).reshape(targets, -1)
+        return ((np.atleast_2d(x) @ weights.T + (intercepts or 0.0)).astype(np.float32),)
 
 
-def _normalized(
-    self: object, x: Array, case_change_action: str, is_case_sensitive: int, stopwords: Any, **_: object
-) -> tuple[Array, ...]:
-    if x.ndim not in (1, 2) or (x.ndim == 2 and len(x) != 1):
-        raise ValueError(f"StringNormalizer takes the shapes [C] and [1, C], and got {list(x.shape)}")
-    alike = str if is_case_sensitive else str.casefold
-    stops = set(map(alike, stopwords or ()))
-    texts = [_CASES.get(case_change_action, str)(t) for t in x.ravel() if alike(t) not in stops]
-    # One empty text where all were stop words.
-    return (np.array(texts or [""] * bool(x.size), object).reshape(*x.shape[:-1], -1),)
+class _Normalizer:
+    def _run(
+        self,
+        x: Array,
+        case_change_action: str,
+        is_case_sensitive: int,
+        stopwords: Sequence[str] | None,
+        **_: object,
+    ) -> tuple[Array, ...]:
+        if x.ndim not in (1, 2) or (x.ndim == 2 and len(x) != 1):
+            raise ValueError(f"StringNormalizer takes the shapes [C] and [1, C], and got {list(x.shape)}")
+        alike = str if is_case_sensitive else str.casefold
+        stops = set(map(alike, stopwords or ()))
+        texts = [_CASES.get(case_change_action, str)(t) for t in x.ravel() if alike(t) not in stops]
+        # One empty text where all were stop words.
+        return (np.array(texts or [""] * bool(x.size), object).reshape(*x.shape[:-1], -1),)
 
 
 class ReferenceRun:
