@@ -173,6 +173,7 @@ def _gaining(base: Quotient, tasks: _TaskArrays, project: _Projection, is_tight:
     found = [single := _Alternative(project.alone(base), base)]
     # Merging saves nothing of what tasks cost that are by themselves.
     spent = np.bincount(base.piece_of, weights=(tasks.kinds == ALONE) * overheads.task_s, minlength=len(base))
+    # What a partition gains has to be more than half of what tasks are assumed to cost.
     halves = {name: getattr(overheads, name) / 2 for name in ("task_s", "hop_s", "dispatch_s")}
     half = project._replace(overheads=replace(overheads, **halves))
     enough = half.alone(replace(base, seconds=base.seconds + spent / 2))
