@@ -158,10 +158,22 @@ def bundle_tasks(
     base = finest(work.dag)
     if len(base) < 2 or not (tasks.kinds != ALONE).any():
         return base.bundles()
-    project = _Projection(workers, overheads)
-    single = _Alternative(project.alone(base), base)
+    is_tight = handed_out(base).sum() > allowance
+    found = _gaining(base, tasks, _Projection(workers, overheads), is_tight)
+    if is_tight:
+        peak = partial(peak_bytes, workers=workers, overheads=overheads, ranks=ranks)
+        found = _fitting(found, allowance, lambda q: peak(as_sent(q, overheads)))
+    bundles = _chosen(found).partition.bundles()
+    return tuple(chain.from_iterable(_within(bundle, tasks.shares) for bundle in bundles))
+
+
+def _gaining(base: Quotient, tasks: _TaskArrays, project: _Projection, is_tight: bool) -> list[_Alternative]:
+    """Return the tasks as they are, and partitions that gain, until one is as good as the bound of all."""
+    workers, overheads = project
+    found = [single := _Alternative(project.alone(base), base)]
     # Merging saves nothing of what tasks cost that are by themselves.
     spent = np.bincount(base.piece_of, weights=(tasks.kinds == ALONE) * overheads.task_s, minlength=len(base))
+    # What a partition gains has to be more than half of what tasks are assumed to cost.
     halves = {name: getattr(overheads, name) / 2 for name in ("task_s", "hop_s", "dispatch_s")}
     half = project._replace(overheads=replace(overheads, **halves))
     enough = half.alone(replace(base, seconds=base.seconds + spent / 2))
@@ -169,10 +181,9 @@ def bundle_tasks(
     enough_of_chains = (1 - EQUAL) * single.projected if len(chains) < len(base) else enough
     bound = lower_bound(replace(base, seconds=base.seconds + spent), workers=workers, overheads=FREE)
     if bound > enough_of_chains:
-        return base.bundles()
+        return found
     longest = (1 + EQUAL) * project.alone(tasks.at_most(base)) if len(tasks.most) else inf
-    is_tight = handed_out(base).sum() > allowance
-    found, best = [single], single.projected
+    best = single.projected
     seen: set[bytes] = set()
     for partition in chain([chains], _partitions(base, tasks, workers, overheads, is_tight)):
         if (same := blake2b(partition.piece_of.tobytes(), digest_size=8).digest()) in seen:
@@ -187,11 +198,7 @@ def bundle_tasks(
         best = min(best, projected)
         if best <= (1 + EQUAL) * bound:
             break
-    if is_tight:
-        peak = partial(peak_bytes, workers=workers, overheads=overheads, ranks=ranks)
-        found = _fitting(found, allowance, lambda q: peak(as_sent(q, overheads)))
-    bundles = _chosen(found).partition.bundles()
-    return tuple(chain.from_iterable(_within(bundle, tasks.shares) for bundle in bundles))
+    return found
 
 
 def _fitting(
