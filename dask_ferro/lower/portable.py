@@ -31,7 +31,7 @@ _MODULE = (
 _is_inside: ContextVar[bool] = ContextVar("dask_ferro_portable", default=False)
 
 
-def portable(value: object, around: Callable[[Any], Any] | None = None) -> tuple[Any, ...] | None:
+def portable(value: object, around: Callable[[object], object] | None = None) -> tuple[object, ...] | None:
     """Return what the `__reduce__` of an object returns, so that it loads everywhere; None inside another such object.
 
     Parameters
@@ -53,7 +53,7 @@ def portable(value: object, around: Callable[[Any], Any] | None = None) -> tuple
 
 
 @cache
-def _frame() -> dict[str, Any]:
+def _frame() -> dict[str, object]:
     """Return the part of a message that is always the same."""
     source = files("dask_ferro.lower").joinpath("stand_in.py").read_bytes()
     wanted = own_version()
@@ -79,13 +79,13 @@ class PortableTask(Task):  # type: ignore[misc]
 class PortableCall:
     """A function with its last arguments, as a value that each process can load; a call fails without dask_ferro."""
 
-    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> None:
+    def __init__(self, function: Callable[..., object], arguments: tuple[object, ...] = ()) -> None:
         self.function, self.arguments = function, arguments
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> object:
         return self.function(*args, *self.arguments)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return portable(self) or (type(self), (self.function, self.arguments))
 
 
@@ -95,5 +95,5 @@ class PortablePlugin:
     def __init__(self, pickled: bytes) -> None:
         self.pickled = pickled
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return portable(self) or (loads, (self.pickled,))

@@ -15,7 +15,7 @@ from typing import Any
 LACKS = "ferro-lacks"
 
 
-def load(sent: dict[str, Any]) -> Any:
+def load(sent: dict[str, Any]) -> object:
     """Return the object in a message of `portable`, or what stands in for it."""
     try:
         return pickle.loads(sent["payload"])
@@ -42,27 +42,27 @@ def _version() -> str:
         return ""
 
 
-def _stand_in(sent: dict[str, Any], got: str) -> Any:
+def _stand_in(sent: dict[str, Any], got: str) -> object:
     from distributed import get_worker
     from distributed.diagnostics.plugin import WorkerPlugin
 
-    def sentence(worker: Any) -> str:
-        return f"worker {worker.address}: dask_ferro: got {got}, {sent['remedy']}"
+    def sentence(address: str) -> str:
+        return f"worker {address}: dask_ferro: got {got}, {sent['remedy']}"
 
-    class StandIn(WorkerPlugin):  # type: ignore[misc]
+    class Substitute(WorkerPlugin):  # type: ignore[misc]
         def setup(self, worker: Any) -> None:
             worker.log_event(LACKS, {"worker": worker.address, "got": got})
 
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            raise ImportError(sentence(get_worker()))
+        def __call__(self, *args: object, **kwargs: object) -> object:
+            raise ImportError(sentence(get_worker().address))
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             # A method of what was sent, such as `predict` of a model; Dask looks for underscored names of its own.
             if name.startswith("_"):
                 raise AttributeError(name)
             return self
 
-        def __reduce__(self) -> Any:
+        def __reduce__(self) -> tuple[object, ...]:
             return eval, (sent["expression"], {"sent": sent})
 
-    return StandIn()
+    return Substitute()

@@ -155,25 +155,27 @@ async def _take_off(client: Client) -> None:
 
 async def _figures(client: Client) -> PluginFigures:
     with importing("figures"):
-        found: PluginFigures | None = await client.run_on_scheduler(_figures_there)
-    if found is None:
-        raise ConfigError(NOT_INSTALLED)
-    return found
+        if (found := await client.run_on_scheduler(_figures_there)) is not None:
+            return found  # type: ignore[no-any-return]
+    raise ConfigError(NOT_INSTALLED)
 
 
 # No handlers of the scheduler: Dask keeps each one that it has called for as long as the process lives.
 async def _remove(*, dask_scheduler: Scheduler) -> list[str]:
-    plugin = dask_scheduler.plugins.get(NAME)
-    return await plugin.remove() if isinstance(plugin, FerroScheduler) else []
+    plugin = _plugin(dask_scheduler)
+    return [] if plugin is None else await plugin.remove()
 
 
 def _figures_there(*, dask_scheduler: Scheduler) -> PluginFigures | None:
-    plugin = dask_scheduler.plugins.get(NAME)
-    return plugin.figures() if isinstance(plugin, FerroScheduler) else None
+    plugin = _plugin(dask_scheduler)
+    return None if plugin is None else plugin.figures()
 
 
 def _there(*, dask_scheduler: Scheduler) -> _There:
-    plugin = dask_scheduler.plugins.get(NAME)
-    if not isinstance(plugin, FerroScheduler):
-        return _There(stays_off(), None, [])
-    return _There(stays_off(), plugin.settings, plugin.late)
+    plugin = _plugin(dask_scheduler)
+    return _There(stays_off(), plugin and plugin.settings, [] if plugin is None else plugin.late)
+
+
+def _plugin(scheduler: Scheduler) -> FerroScheduler | None:
+    plugin = scheduler.plugins.get(NAME)
+    return plugin if isinstance(plugin, FerroScheduler) else None

@@ -151,12 +151,10 @@ def _while(task: RunningTask | None) -> str:
 
 def _package(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     if facts.lacking:
-        got = few(sorted(set(facts.lacking.values())))
-        sentence = (
-            f"{workers(list(facts.lacking))}: dask_ferro: got {got}, wanted {absent.own_version()}: tasks of models and"
-            " bundles fail there, and devices and links are not measured"
-        )
-        yield OverviewFinding("package", "risk", sentence, absent.remedy(absent.own_version()), "workers")
+        got, wanted = few(sorted(set(facts.lacking.values()))), absent.own_version()
+        lack = f"{workers(list(facts.lacking))}: dask_ferro: got {got}, wanted {wanted}"
+        sentence = f"{lack}; tasks of models and bundles fail there, and nothing is measured"
+        yield OverviewFinding("package", "risk", sentence, absent.remedy(wanted), "workers")
 
 
 def _memory(facts: OverviewFacts) -> Iterator[OverviewFinding]:
