@@ -154,6 +154,7 @@ KEYWORDS = {
     "batches of one update": ("accumulate", "fit"),
     "the dtype of the computation": ("precision", "fit"),
     "the scale of the loss": ("loss_scale", "fit"),
+    "what a loss that is not finite does": ("nonfinite", "fit"),
     "a folder of checkpoints": ("checkpoint", "fit"),
     "batches between checkpoints": ("every", "fit"),
     "checkpoints that stay": ("keep", "fit"),

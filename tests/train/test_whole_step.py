@@ -160,7 +160,8 @@ def test_each_rank_reads_parameters_state_and_loss_scale_where_it_made_them(plan
     ranks = program.ranks(8)
     arrays = {name: value[:8] for name, value in data(16).items()}
     state = [name for name, _ in named_leaves(training._now.state)]
-    kept = dict(zip(program._kept, training._now.arrays.values(), strict=True))
+    now = [leaf for tree in (training._now.params, training._now.state) for _, leaf in named_leaves(tree)]
+    kept = dict(zip(program._kept, now, strict=True))
     first = ranks({**arrays, **kept, LOSS_SCALE: np.float32(8)})
     after = dict(zip(program._kept, map(first.get, (*program._after, *program._then)), strict=True))
     scale = first[program._then[state.index("scale")]]
