@@ -12,6 +12,7 @@ from typing import Any
 import dask
 import pytest
 
+from dask_ferro.runtime.elastic.scheduler_rpc import NAME
 from tests.slurm.tools import away, busy, command, queue
 from tests.waiting import finished, until
 
@@ -21,6 +22,11 @@ pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default:dask_ferro.
 
 def nodes(cluster: Any) -> list[str]:
     return command("squeue", "-h", "-r", "-o", "%N", "--name", cluster.job_name).split()
+
+
+def times_left(dask_scheduler: Any) -> list[float]:
+    """Return the seconds that each worker has left; runs on the scheduler."""
+    return [row["ends_in"] for row in dask_scheduler.plugins[NAME].roster()["workers"].values()]
 
 
 def test_a_scale_down_loses_no_result(site):
@@ -155,30 +161,35 @@ def test_a_drained_node_hands_its_work_to_others(site):
     assert max(s.started().values()) == 1
 
 
-@pytest.mark.parametrize(
-    ("life", "start_up", "surge"),
-    [
-        pytest.param("18s", 0, 2, id="stock: 25 starts of 12 tasks, all results lost thrice"),
-        pytest.param("25s", 6, 0, id="a slow start: each worker counted as spent when it connected"),
-    ],
-)
-def test_workers_with_a_lifetime_are_replaced_before(site, tmp_path, caplog, life, start_up, surge):
-    slow = tmp_path / "slow.py"
-    slow.write_text(f"import time\ntime.sleep({start_up})\n\ndef dask_setup(worker):\n    pass\n")
-    lives = ["--lifetime", life, "--lifetime-stagger", "3s", "--preload", str(slow)]
-    s = site(worker_extra_args=lives)
-    s.cluster.adapt(minimum=2, maximum=2, surge=surge)
+def test_walltimes_lose_nothing(site):
+    """Stock, 12 x 8 s under a lifetime of 25 s: 136 s where 48 are ideal; 25 task starts, all results lost thrice."""
+    s = site(worker_extra_args=["--lifetime", "15s"])
+    s.cluster.adapt(minimum=2, maximum=2, surge=2)
     s.connected(2)
     first = set(s.workers)
-    futures = s.submit(14, 4.0)
-    finished(futures, seconds=200)
-    assert s.client.gather(futures) == list(range(14))
-    assert not surge or max(s.started().values()) == 1
-    until(lambda: not first & set(s.workers), "the end of the first two, whose time was over")
+    futures = s.submit(10, 4.0)
+    assert s.client.gather(futures) == list(range(10))
+    assert max(s.started().values()) == 1
+    until(
+        lambda: not first & set(s.workers),
+        "the end of the first two, whose time was over before the work was",
+    )
+
+
+def test_a_lifetime_counts_from_the_workers_start_and_a_task_that_no_job_has_time_for_is_told(
+    site, tmp_path, caplog
+):
+    """It counted from its nanny's start: a worker that took 8 s to start was spent when it connected."""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(12)\n\ndef dask_setup(worker):\n    pass\n")
+    life = ["--lifetime", "40s", "--lifetime-stagger", "3s", "--preload", str(tmp_path / "slow.py")]
+    s = site(worker_extra_args=life)
+    s.cluster.adapt(minimum=1, maximum=1)
+    s.connected(1)
+    (left,) = s.client.run_on_scheduler(times_left)
+    assert left > 40 - 3 - 10
     with dask.annotate(ferro={"seconds": 600}):
-        long = s.submit(1, 0.0)
-    until(lambda: "no job has the time for tasks of 600 s" in caplog.text, "the warning")
-    del long
+        _long = s.submit(1, 4.0)
+    until(lambda: "no job has the time for tasks of" in caplog.text, "the warning")
 
 
 def test_preemption_with_a_signal_loses_nothing(site, tmp_path):
