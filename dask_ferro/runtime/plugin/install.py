@@ -173,7 +173,9 @@ def _figures_there(*, dask_scheduler: Scheduler) -> PluginFigures | None:
 
 def _there(*, dask_scheduler: Scheduler) -> _There:
     plugin = _plugin(dask_scheduler)
-    return _There(stays_off(), plugin and plugin.settings, [] if plugin is None else plugin.late)
+    if plugin is None:
+        return _There(stays_off(), None, [])
+    return _There(stays_off(), plugin.settings, plugin.late)
 
 
 def _plugin(scheduler: Scheduler) -> FerroScheduler | None:
