@@ -77,13 +77,14 @@ def step(
 def _advice(fleet: Fleet) -> dict[Name, str]:
     """Return what to change for pools whose jobs live too short to run a task, or to hand over their results."""
     last, there = fleet.parameters.notice, (*fleet.jobs, *fleet.spent)
+    is_taken_over = any(job.threads and job.ends_in > last for job in there)
     ends = [job.pool for job in fleet.spent if job.ends_in <= last and job.unique > 0]
     found = {
         name: f"results of jobs of {name} are lost at their end: a job lives {fleet.working_life(name):.3g} s after its"
         f" start-up, and a successor takes {fleet.lead(name):.3g} s to come; give them a longer walltime or --lifetime,"
         " or allow a surge"
         for name in ends
-        if not any(job.threads and job.ends_in > last for job in there)
+        if not is_taken_over
     }
     for item in fleet.works:
         if not any(fleet.suffices(name, item) for name in item.pools):
