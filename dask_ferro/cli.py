@@ -246,12 +246,8 @@ def simulate(
 
 @main.command()
 @arguments.job_configuration("A shipped job configuration, or your own.", required=True)
-@click.option(
-    "--minimum", cls=arguments.Renamed, former="--min", type=click.IntRange(min=0), help="Workers, at least."
-)
-@click.option(
-    "--maximum", cls=arguments.Renamed, former="--max", type=_AT_LEAST_ONE, help="Workers, at most."
-)
+@click.option("--minimum", type=click.IntRange(min=0), help="Workers, at least.")
+@click.option("--maximum", type=_AT_LEAST_ONE, help="Workers, at most.")
 @click.option("--name", help="Name of the cluster and of its jobs in the queue.")
 @click.option(
     "--scheduler-file",

@@ -81,11 +81,6 @@ BAD = {
     "rows of an input": ("run THIS --input HERE.npy --rows 2", "--rows is for synthetic"),
     "output to nowhere": ("run THIS --output no/y.npz", "folder 'no' does not exist"),
     "two clusters": ("run THIS --scheduler tcp://a:1 --workers 2", "--workers is for"),
-    "a graph by both its names": ("run --workload wide --dag wide", "former name of --workload"),
-    "a graph by its former name first": ("run --dag wide --workload wide", "former name of --workload"),
-    "a configuration by both its names": ("config --jobs THIS --config THIS", "former name of --config"),
-    "two schedulers to watch": ("top tcp://a:1 --scheduler tcp://b:1", "give one scheduler"),
-    "a scheduler and a file of one": ("top tcp://a:1 --scheduler-file THIS", "give one scheduler"),
     "nothing to import": ("import", "Missing argument 'MODEL'"),
     "an import that is not there": ("import absent.onnx", "does not exist"),
 }

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 import click
-import pytest
 
 import dask_ferro as ff
 from dask_ferro.cli import main
@@ -58,16 +57,6 @@ OPTIONS = {
         "run import simulate cluster check pools/* jobs replay top config",
     ),
 }  # fmt: skip
-
-# The former name of an option, a command that has it, and what is parsed: they work, and no help has them.
-FORMER = [
-    pytest.param("run", ["--dag", "wide"], "workload", "wide", id="run --dag"),
-    pytest.param("simulate", ["--dag", "skew"], "workload", "skew", id="simulate --dag"),
-    pytest.param("config", ["--jobs", "mine.yaml"], "source", "mine.yaml", id="config --jobs"),
-    pytest.param("cluster", ["--config", "x", "--min", "2"], "minimum", 2, id="cluster --min"),
-    pytest.param("cluster", ["--config", "x", "--max", "3"], "maximum", 3, id="cluster --max"),
-    pytest.param("top", ["tcp://x:1"], "address", "tcp://x:1", id="top ADDRESS"),
-]
 
 # What it means: its keyword, and the functions and classes that have it.
 KEYWORDS = {
@@ -190,15 +179,6 @@ def test_each_option_is_in_the_table_with_its_commands():
 
 def test_each_meaning_has_one_option_and_each_option_one_meaning():
     assert max(Counter(option for option, _ in OPTIONS.values()).values()) == 1
-
-
-@pytest.mark.parametrize(("name", "words", "key", "value"), FORMER)
-def test_a_former_name_works_and_is_not_in_the_help(name, words, key, value):
-    command = COMMANDS[name]
-    context = command.make_context(name, list(words), resilient_parsing=True)
-    assert context.params[key] == value
-    former = words[-2] if words[-2:-1] else "ADDRESS]"
-    assert f"{former} " not in command.get_help(click.Context(command))
 
 
 # What a program calls; array functions have the names of the array-API standard.

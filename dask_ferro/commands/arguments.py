@@ -2,37 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Renamed(click.Option):
-    """An option whose former name is still accepted, and is not in the help."""
-
-    def __init__(self, *names: Any, former: str, **options: Any) -> None:
-        super().__init__(*names, **options)
-        self.former = former
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        super().add_to_parser(parser, ctx)
-        parser.add_option(self, opts=[self.former], dest=self.former, action="store", nargs=self.nargs)
-
-    def handle_parse_result(
-        self, ctx: click.Context, opts: Mapping[str, object], args: list[str]
-    ) -> tuple[object, list[str]]:
-        # The parser keeps the last value of a name alone, so the former name has one of its own there.
-        given = dict(opts)
-        if self.former in given:
-            if self.name in given:
-                raise click.UsageError(
-                    f"{self.former} is the former name of {self.opts[0]}: give {self.opts[0]} alone", ctx
-                )
-            given[str(self.name)] = given.pop(self.former)
-        return super().handle_parse_result(ctx, given, args)
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
@@ -52,14 +27,12 @@ seed = click.option(
 
 def workload(help: str) -> Callable[[F], F]:
     """Return the option --workload, the name of a built-in graph."""
-    return click.option("--workload", cls=Renamed, former="--dag", metavar="NAME", help=help)
+    return click.option("--workload", metavar="NAME", help=help)
 
 
 def job_configuration(help: str, **options: Any) -> Callable[[F], F]:
     """Return the option --config, a job configuration."""
-    return click.option(
-        "--config", "source", cls=Renamed, former="--jobs", metavar="NAME|FILE", help=help, **options
-    )
+    return click.option("--config", "source", metavar="NAME|FILE", help=help, **options)
 
 
 def parameters(help: str) -> Callable[[F], F]:

@@ -12,7 +12,6 @@ from dask_ferro.views.top.choice import SORTS, Choice
 
 
 @click.command(cls=Command)
-@click.argument("address", required=False, metavar="")  # the former place of --scheduler
 @arguments.scheduler
 @arguments.scheduler_file
 @click.option("--once", is_flag=True, help="Print one table and exit; the default if output is no terminal.")
@@ -34,7 +33,6 @@ from dask_ferro.views.top.choice import SORTS, Choice
 )
 @arguments.debug
 def top(
-    address: str | None,
     scheduler: str | None,
     scheduler_file: str | None,
     once: bool,
@@ -52,14 +50,12 @@ def top(
     dask ferro top --scheduler tcp://host:8786
     dask ferro top --scheduler-file scheduler.json --once
     """
-    if address and (scheduler or scheduler_file):
-        raise click.UsageError("an address without an option is the former --scheduler: give one scheduler")
     import asyncio
 
     from dask_ferro.runtime.telemetry.top import SchedulerConnection, where
     from dask_ferro.views.top.live import Screen, print_once
 
-    line = SchedulerConnection(where(scheduler or address, scheduler_file))
+    line = SchedulerConnection(where(scheduler, scheduler_file))
     choice = Choice(wanted=wanted).sorted_by(sort)
     # The screen needs a POSIX terminal, and a pipe has no keyboard.
     if once or as_json or not sys.stdout.isatty() or sys.platform == "win32":
