@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.nested import with_bodies
-from dask_ferro.graph.ir.nodes import Operands, Types, bodies, reads, sizes, type_of, value_bytes
+from dask_ferro.graph.ir.nodes import Operands, Types, bodies, sizes, type_of, value_bytes
 from dask_ferro.graph.ops.lookup import flops
 from dask_ferro.graph.ops.table import facts_of
 
@@ -90,30 +90,6 @@ def model_cost(model: ir.Model, types: Types, profile: DeviceProfile | None = No
     of = profile or CPU
     times = (seconds(n, cost, of, types=known) for n, cost in zip(model.graph, each, strict=True))
     return ModelCost(each, tuple(times))
-
-
-def peak_bytes(model: ir.Model, types: Types) -> int:
-    """Return the most bytes of inputs and intermediates alive at once, nodes run one by one in order.
-
-    Weights do not count, nor do values inside bodies; graph outputs stay alive.
-    """
-    last: dict[ir.Value, int] = {}
-    for position, node in enumerate(model.graph):
-        last.update(dict.fromkeys(reads(node), position))
-    last.update(dict.fromkeys(model.graph.outputs, len(model.graph)))
-    dies: list[list[ir.Value]] = [[] for _ in range(len(model.graph) + 1)]
-    for value, position in last.items():
-        dies[position].append(value)
-    alive = {value: value_bytes(type_of(value, types)) for value in model.graph.inputs}
-    now = peak = sum(alive.values())
-    for position, node in enumerate(model.graph):
-        made = {value: value_bytes(type_of(value, types)) for value in node.outputs}
-        now += sum(made.values())
-        peak = max(peak, now)
-        alive.update((value, size) for value, size in made.items() if value in last)
-        now -= sum(size for value, size in made.items() if value not in last)
-        now -= sum(alive.pop(value, 0) for value in dies[position])
-    return peak
 
 
 def _is_weight(value: ir.Value) -> bool:

@@ -9,10 +9,9 @@ a region are decided elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -100,44 +99,3 @@ def written_in(region: Region) -> Iterator[None]:
 def region_of(node: ir.Node) -> Region:
     """Return the region of a model's node."""
     return Region(node.metadata_props.get(REGION_KEY, ""), node.metadata_props.get(PHASE_KEY, ""))
-
-
-def with_regions(model: ir.Model, patterns: Mapping[str, str]) -> ir.Model:
-    """Return a copy of `model` whose nodes have regions by patterns over their names; weights are shared.
-
-    Parameters
-    ----------
-    model : onnx_ir.Model
-        Not changed.
-    patterns : mapping of str to str
-        Shell pattern over node names (``*`` also matches "/") to region; of several that match, the first.
-
-    Raises
-    ------
-    ConfigError
-        A pattern that no node's name matches, or an empty region.
-    """
-    _check_patterns(model, patterns)
-    named = model.clone()
-    for node in named.graph:
-        found = next((p for p in patterns if fnmatchcase(node.name or "", p)), None)
-        if found is not None:
-            node.metadata_props[REGION_KEY] = patterns[found]
-    return named
-
-
-def _matches(pattern: str, names: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names)
-
-
-def _check_patterns(model: ir.Model, patterns: Mapping[str, str]) -> None:
-    empty = [pattern for pattern, region in patterns.items() if not region]
-    if empty:
-        raise ConfigError(f"signal: pattern {empty[0]!r} has an empty region; give it a name")
-    names = [node.name or "" for node in model.graph]
-    unmatched = [pattern for pattern in patterns if not _matches(pattern, names)]
-    if unmatched:
-        raise ConfigError(
-            f"signal: no node's name matches {', '.join(map(repr, unmatched))}; "
-            f"the model's names are like {', '.join(map(repr, names[:4]))}"
-        )

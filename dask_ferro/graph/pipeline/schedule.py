@@ -111,32 +111,6 @@ class Schedule:
         """
         return tuple(_peak(row) for row in self.stages)
 
-    def within(self, activations: int | Sequence[int]) -> Schedule:
-        """Return the schedule itself if no stage ever keeps more activations than its limit.
-
-        Parameters
-        ----------
-        activations : int, or one for each stage
-            As counted by `peaks`.
-
-        Raises
-        ------
-        ConfigError
-            A stage keeps more.
-        """
-        most = [activations] * len(self.stages) if isinstance(activations, int) else list(activations)
-        if len(most) != len(self.stages):
-            raise ConfigError(f"activations: got {len(most)} numbers, wanted one, or {len(self.stages)}")
-        over = [
-            f"stage {stage} keeps {peak} activations at a time, wanted at most {limit}"
-            for stage, (peak, limit) in enumerate(zip(self.peaks, most, strict=True))
-            if peak > limit
-        ]
-        if over:
-            remedy = "more stages or smaller micro-batches, or 1f1b, which keeps the fewest"
-            raise refusal(f"schedule {self.name!r} keeps too much ({remedy}):", first(over))
-        return self
-
     def forward(self) -> Schedule:
         """Return the schedule of inference: the forwards in their order."""
         return Schedule(tuple(map(_forwards, self.stages)), f"{self.name}, forward")

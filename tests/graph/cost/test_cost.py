@@ -26,7 +26,6 @@ from dask_ferro.graph.cost.roofline import (
     DeviceProfile,
     costs,
     node_cost,
-    peak_bytes,
     seconds,
     value_bytes,
 )
@@ -400,27 +399,6 @@ def test_a_depthwise_convolution_has_an_efficiency_of_its_own() -> None:
 
 def test_a_profile_travels() -> None:
     assert pickle.loads(pickle.dumps(CPU)) == CPU
-
-
-# --- memory -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "peak"),
-    [
-        pytest.param("(float[10] x) => (float[10] y) { a = Neg(x) b = Neg(a) y = Neg(b) }", 80, id="a chain"),
-        pytest.param("(float[10] x) => (float[10] y) { a = Neg(x) b = Neg(a) c = Neg(b) y = Add(a, c) }", 120,
-            id="a value that is kept"),
-        pytest.param("(float[10] x) => (float[10] a, float[10] y) { a = Neg(x) b = Neg(a) y = Neg(b) }", 120,
-            id="an output stays"),
-        pytest.param("(float[10] x, bool c) => (float[10] y) { a = Neg(x) b = Neg(a) d = Neg(b)"
-            " y = If(c) <then_branch = t () => (float[10] u) { u = Add(a, d) },"
-            " else_branch = e () => (float[10] v) { v = Neg(d) }> }", 121, id="a value that a branch captures"),
-    ],
-)  # fmt: skip
-def test_peak_bytes(text: str, peak: int) -> None:
-    model = loaded(text)
-    assert peak_bytes(model, infer(model)) == peak
 
 
 # --- the graph of a model -----------------------------------------------------------------------------------

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import threading
 
 import onnx_ir as ir
 import pytest
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.regions import BACKWARD, Region, current, region_of, signal, with_regions, written_in
+from dask_ferro.graph.ir.regions import BACKWARD, Region, current, region_of, signal, written_in
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.emit import to_model
@@ -115,26 +114,3 @@ def test_a_region_may_be_taken_up_again():
 def test_a_name_that_is_none_is_refused(name):
     with pytest.raises(ConfigError, match="a name is a string"), signal(name):
         pass
-
-
-def test_names_of_nodes_become_regions():
-    model = _two_layers()
-    named = with_regions(model, {"layer1/inner/*": "deep", "*Abs*": "top"})
-    assert _regions(named) == {"Exp": "layer1", "Tanh": "deep", "Abs": "top"}
-    assert _regions(model) == WANTED
-
-
-def test_the_first_pattern_that_matches_counts():
-    assert set(_regions(with_regions(_two_layers(), {"*": "all", "*Exp*": "exp"})).values()) == {"all"}
-
-
-@pytest.mark.parametrize(
-    ("patterns", "said"),
-    [
-        pytest.param({"block*": "a"}, "no node's name matches 'block*'", id="a pattern that matches nothing"),
-        pytest.param({"*": ""}, "an empty region", id="no region"),
-    ],
-)
-def test_wrong_patterns_are_refused(patterns, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        with_regions(_two_layers(), patterns)

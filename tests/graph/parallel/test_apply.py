@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.regions import signal, with_regions
+from dask_ferro.graph.ir.regions import signal
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.parallel.config import read_plan
 from dask_ferro.graph.sharding.device_configurations import placements_in
@@ -219,10 +219,6 @@ class TestRegions:
             ("l2", (0,)),
             ("backward", (1,)),
         }
-
-    def test_of_an_imported_model_by_pattern(self):
-        imported = with_regions(network(), {"MatMul_*": "head"})
-        assert apply(imported, {"head": {"stage": 1}}).stages == {1: ("MatMul_0",)}
 
     def test_the_model_that_was_given_is_not_changed(self):
         model = network()

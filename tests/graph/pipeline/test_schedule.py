@@ -129,27 +129,6 @@ def test_peaks(rows, peaks):
     assert schedule(*rows).peaks == peaks
 
 
-@pytest.mark.parametrize(
-    ("most", "problem"),
-    [
-        pytest.param(4, None, id="four are enough"),
-        pytest.param([4, 3, 2, 1], None, id="for each stage its own"),
-        pytest.param(2, "stage 0 keeps 4 .*wanted at most 2\n.*stage 1 keeps 3", id="two are not"),
-        pytest.param(
-            [4, 3, 2, 0], "stage 3 keeps 1 activations at a time, wanted at most 0", id="one is not"
-        ),
-        pytest.param([4, 3], "got 2 numbers, wanted one, or 4", id="two numbers for four stages"),
-    ],
-)
-def test_memory_is_bounded(most, problem):
-    one = known("1f1b", 4, 8)
-    if problem is None:
-        assert one.within(most) is one
-    else:
-        with pytest.raises(ConfigError, match=problem):
-            one.within(most)
-
-
 @given(feasible(), st.randoms())
 @settings(max_examples=60, deadline=None)
 def test_lists_deadlock_exactly_where_edges_and_lists_make_a_cycle(one, random):
