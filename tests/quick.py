@@ -36,7 +36,6 @@ SLOW: dict[str, int] = {
     "train/test_fit.py": 7,
     "train/test_plans.py": 7,
     "train/test_update.py": 4,
-    "test_house_counts.py": 6,  # `make check` counts too
     "test_waits.py": 5,
 }
 
