@@ -32,7 +32,6 @@ SLOW: dict[str, int] = {
     "stream/test_names.py": 10,  # with a cluster
     "suite/test_backend.py": 7,
     "suite/test_backend_device.py": 7,
-    "train/test_checkpoint.py": 9,
     "train/test_fit.py": 7,
     "train/test_plans.py": 7,
     "train/test_update.py": 4,

@@ -255,7 +255,9 @@ def unreadable_items(given: Any) -> list[str]:
     if isinstance(given, np.ndarray) and not given.dtype.isnative:
         return [f"an array of {given.dtype}: convert it with .astype({given.dtype.newbyteorder('=').name!r})"]
     if isinstance(given, np.ndarray) and given.dtype == np.dtype(object):
-        kinds = sorted({k.__name__ for k in set(map(type, given.flat)) if not issubclass(k, str)})
+        # An array that stands in for a source is one element, however many rows it has.
+        elements = given.flat if any(given.strides) else given.flat[:1]
+        kinds = sorted({k.__name__ for k in set(map(type, elements)) if not issubclass(k, str)})
         remedy = "fill or drop missing values first, and convert others with str()"
         return [f"{k} among its texts, which would be read as a text: {remedy}" for k in kinds]
     return []
@@ -310,8 +312,8 @@ def comes_later(value: Any) -> bool:
     """Whether `value` is a future or a Dask collection, such as a delayed value."""
     if is_dask_collection(value):
         return True
-    distributed = sys.modules.get("distributed")
-    return distributed is not None and isinstance(value, distributed.Future)
+    # Another thread may be importing it.
+    return isinstance(value, getattr(sys.modules.get("distributed"), "Future", ()))
 
 
 def as_array(spec: ValueSpec, given: Any, title: str) -> Any:

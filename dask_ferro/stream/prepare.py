@@ -44,7 +44,8 @@ def as_they_are(sources: Mapping[str, RowSource]) -> dict[str, Array]:
 def _standin(source: RowSource, rows: int | None = None) -> Array:
     # Broadcast from one number, which takes no memory for any shape.
     return np.broadcast_to(
-        np.zeros((), source.dtype), (source.rows if rows is None else rows, *source.row_shape)
+        np.array("" if source.dtype == np.dtype(object) else 0, source.dtype),
+        (source.rows if rows is None else rows, *source.row_shape),
     )
 
 

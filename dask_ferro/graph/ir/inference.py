@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -273,9 +274,13 @@ def _inferred(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
     except Exception:  # noqa: BLE001 - its C++ raises several kinds, and a bare declaration is still of use
         pass
     try:
-        return infer_shapes(_corrected(proto, infer_shapes(_undeclared(proto))))
-    except Exception:  # noqa: BLE001
-        return proto
+        corrected = _corrected(proto, infer_shapes(_undeclared(proto), strict_mode=True))
+    except Exception:  # noqa: BLE001 - an operator that inference does not know, or misjudges
+        corrected = proto
+    for one in (corrected, _undeclared(proto)):
+        with suppress(Exception):
+            return infer_shapes(one)
+    return proto
 
 
 def _undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -290,10 +295,13 @@ def _undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _corrected(proto: onnx.ModelProto, alone: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy whose declared shapes are those of `alone`, inferred without them, as far as those are known."""
+    """Return a copy whose outputs have the shapes of `alone`, inferred without declared ones, where those are known."""
+    # ONNX infers the first size of a label of Einsum, also where that size is 1 and broadcasts.
+    if any(node.op_type == "Einsum" for node in proto.graph.node):
+        return proto
     copy, known = onnx.ModelProto(), types_of(alone.graph)
     copy.CopyFrom(proto)
-    for info in [*copy.graph.output, *copy.graph.value_info]:
+    for info in copy.graph.output:
         tensor, found = info.type.tensor_type, known.get(info.name, onnx.TypeProto()).tensor_type
         if not info.type.HasField("tensor_type") or not found.HasField("shape"):
             continue

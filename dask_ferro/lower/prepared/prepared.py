@@ -74,6 +74,8 @@ class PreparedModel:
         key = (_shapes(arrays), rows)
         if key not in self._by_shape.sized:
             types = self.types(arrays, rows)
+            if self._is_declared_fixed:
+                types |= self._inferred_outputs(arrays, rows)
             cost = model_cost(self.loaded.model, types)
             _bounded(self._by_shape.sized)[key] = SizedModel(types, cost, sum(cost.seconds))
         return self._by_shape.sized[key]
@@ -93,6 +95,20 @@ class PreparedModel:
             if all(d == d for d in shape):
                 shapes[spec.name] = tuple(int(d) for d in shape)
         return self.inference.types(shapes=shapes, trusts_declared=trusts_declared)
+
+    @property
+    def _is_declared_fixed(self) -> bool:
+        """Whether outputs of an open batch are declared with a size on axis 0, as converters write it in error."""
+        sig = self.signature
+        return not isinstance(sig.batch, int) and any(
+            s.shape and isinstance(s.shape[0], int) for s in sig.outputs
+        )
+
+    def _inferred_outputs(self, arrays: Mapping[str, Any], rows: int | None) -> dict[str, ValueType]:
+        """Return the types of outputs as inference finds them without the declared ones."""
+        types = self.types(arrays, rows, trusts_declared=False)
+        found = {s.name: types[s.name] for s in self.signature.outputs}
+        return {n: t for n, t in found.items() if t.shape is not None and None not in t.shape}
 
     def row_dependence(self, arrays: Mapping[str, Any]) -> Mapping[str, Finding]:
         """Return the outputs whose rows may depend on each other, with the reasons.

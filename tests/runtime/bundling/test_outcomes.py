@@ -59,7 +59,7 @@ def outcome(future: Any) -> tuple[str, object]:
     """Return the status of a future, with its result, or the type of its error and its text up to a key."""
     wait([future], timeout=BOUND_S)
     if future.status == "finished":
-        return future.status, future.result()
+        return future.status, future.result(timeout=BOUND_S)
     error = future.exception() if future.status == "error" else None
     return future.status, (type(error).__name__, str(error).split(" '")[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import asyncio
 import sys
 import time
@@ -478,9 +479,9 @@ def check_tape_of_a_pipeline(client: Client, *, ops: bool) -> None:
     found = ff.tape(run)
     each = {(stage, i) for stage in (0, 1) for i in (0, 1)}
     if ops:
-        products = [row for row in found if row.op in ("MatMul", "Gemm")]
+        products = [row for row in found if row.op in ("MatMul", "Gemm", "FusedMatMul")]
         assert {(r.stage, r.micro_batch) for r in products} == each
-        layers = {(r.stage, r.region.partition(" ")[0]) for r in products}
+        layers = {(r.stage, layer) for r in products for layer in re.findall(r"layer\d", r.region)}
         assert layers == {(0, "layer0"), (0, "layer1"), (1, "layer2"), (1, "layer3")}
         return
     rows = [row for row in found if row.op in ("forward", "backward")]
