@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import asyncio
+import re
 import sys
 import time
 from collections.abc import Iterator
