@@ -176,9 +176,8 @@ def test_walltimes_lose_nothing(site):
     )
 
 
-def test_a_lifetime_counts_from_the_workers_start_and_a_task_that_no_job_has_time_for_is_told(
-    site, tmp_path, caplog
-):
+@pytest.mark.filterwarnings("ignore:dask_ferro. no job has the time")
+def test_a_lifetime_counts_from_the_workers_start_and_a_task_that_no_job_has_time_for_is_told(site, tmp_path):
     """It counted from its nanny's start: a worker that took 8 s to start was spent when it connected."""
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(12)\n\ndef dask_setup(worker):\n    pass\n")
     life = ["--lifetime", "40s", "--lifetime-stagger", "3s", "--preload", str(tmp_path / "slow.py")]
@@ -189,7 +188,8 @@ def test_a_lifetime_counts_from_the_workers_start_and_a_task_that_no_job_has_tim
     assert left > 40 - 3 - 10
     with dask.annotate(ferro={"seconds": 600}):
         _long = s.submit(1, 4.0)
-    until(lambda: "no job has the time for tasks of" in caplog.text, "the warning")
+    told = "no job has the time for tasks of 600 s: one of default lives 37 s"
+    until(lambda: told in str(s.client.get_events("warn")), "the warning")
 
 
 def test_preemption_with_a_signal_loses_nothing(site, tmp_path):
