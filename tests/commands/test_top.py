@@ -305,7 +305,7 @@ def test_what_names_no_scheduler_is_refused(arguments, wanted):
 
 @pytest.mark.cluster
 def test_nobody_answers_is_one_line_and_status_2():
-    done = ran([*COMMAND, "tcp://127.0.0.1:9", "--once"])
+    done = ran([*COMMAND, "--scheduler", "tcp://127.0.0.1:9", "--once"])
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("dask ferro: no scheduler answers")
 
@@ -556,7 +556,7 @@ def has(text):
 def test_it_is_driven_by_keys_and_survives_a_resize_and_the_clusters_absence(terminals):
     with cluster() as client:
         address = client.scheduler.address
-        terminal = terminals([*COMMAND, address, "--interval", "0.2"])
+        terminal = terminals([*COMMAND, "--scheduler", address, "--interval", "0.2"])
         frame = terminal.until(has("q quit"))
         frame = terminal.until(has("2 workers, 2 threads"))
         assert (is_whole(frame), terminal.hides_cursor()) == (True, True)
@@ -584,7 +584,7 @@ def test_it_is_driven_by_keys_and_survives_a_resize_and_the_clusters_absence(ter
 
 @pytest.mark.cluster
 def test_a_terminal_that_is_closed_ends_it(terminals):
-    terminal = terminals([*COMMAND, "tcp://127.0.0.1:9"])
+    terminal = terminals([*COMMAND, "--scheduler", "tcp://127.0.0.1:9"])
     terminal.until(has("no answer from the scheduler for"))
     terminal.hang_up()
     assert terminal.program.wait(20) is not None
@@ -594,7 +594,7 @@ def test_a_terminal_that_is_closed_ends_it(terminals):
 def test_it_can_be_stopped_and_goes_on_in_a_shell_and_ends_by_signals(terminals):
     terminal = terminals(["bash", "--norc", "--noprofile", "-i"])
     terminal.shell()
-    asks = shlex.join([*COMMAND, "tcp://127.0.0.1:9"])
+    asks = shlex.join([*COMMAND, "--scheduler", "tcp://127.0.0.1:9"])
     terminal.types(asks)
     terminal.until(has("no answer from the scheduler for"))
     terminal.resize(60, 10)  # the kernel signals the process group in the foreground
