@@ -137,8 +137,7 @@ def _failure(scheduler: Scheduler) -> FailedTask | None:
 
 def _lacking(scheduler: Scheduler) -> Mapping[str, str]:
     """Return what workers said that they have in place of this dask_ferro, by name."""
-    said = {event["worker"]: event["got"] for _, event in scheduler.get_events(LACKS)}
-    return {label(a, ws): said[a] for a, ws in scheduler.workers.items() if a in said}
+    return {label(a, ws): ws.metrics[LACKS] for a, ws in scheduler.workers.items() if LACKS in ws.metrics}
 
 
 def _mean(prefix: TaskPrefix) -> float | None:
