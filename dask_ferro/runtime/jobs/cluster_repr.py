@@ -113,13 +113,8 @@ def _closed(pool: Pool) -> str:
 def outputs(header: str, job_name: str, since: float) -> list[Path]:
     """Return the newest output files written since a time by jobs with this script header, the newest last."""
     patterns = [pattern for pattern in _files(header, job_name) if pattern.parent.is_dir()]
-    return newest(chain.from_iterable(pattern.parent.glob(pattern.name) for pattern in patterns), since)
-
-
-def newest(paths: Iterable[Path], since: float) -> list[Path]:
-    """Return the newest of some files written since a time, the newest last, at most `_FILES`."""
     found: dict[Path, float] = {}
-    for path in paths:
+    for path in chain.from_iterable(pattern.parent.glob(pattern.name) for pattern in patterns):
         with suppress(OSError):  # removed meanwhile
             if path.is_file() and path.stat().st_mtime >= since:
                 found[path] = path.stat().st_mtime

@@ -21,7 +21,7 @@ from dask_ferro.runtime.pools.pool import JobPool
 from dask_ferro.runtime.pools.providers import told_closed
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
-from dask_ferro.runtime.slurm.watched_site import WatchedSite
+from dask_ferro.runtime.slurm.site import SlurmSite
 from dask_ferro.runtime.telemetry.events import CLOSED, TOPIC
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Closings:
 
     Parameters
     ----------
-    site : WatchedSite
+    site : SlurmSite
     script : callable
         Returns the job script of a pool.
     publish : callable
@@ -54,7 +54,7 @@ class Closings:
 
     def __init__(
         self,
-        site: WatchedSite,
+        site: SlurmSite,
         script: Callable[[str], str],
         publish: Callable[[str, object], Awaitable[None]],
         refuse: Callable[[str, str], bool],

@@ -24,7 +24,7 @@ from distributed.metrics import time
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import REMOVED, Pool
 from dask_ferro.runtime.jobs.cluster_options import check_options
-from dask_ferro.runtime.jobs.script import WorkerJob
+from dask_ferro.runtime.jobs.script import WorkerJob, resources_of
 from dask_ferro.runtime.pools.pool import JobPool, overrides_of
 from dask_ferro.runtime.pools.providers import told_closed
 from dask_ferro.runtime.pools.rpc import PoolRow
@@ -125,7 +125,7 @@ class PoolOrders:
 
     def resources(self: Any, pool: str) -> dict[str, float]:
         """Return the abstract resources of each worker of a pool."""
-        return self._kind(pool).job.resources
+        return resources_of(self._kind(pool).job)
 
     def _first_job(self: Any) -> WorkerJob:
         """Return the default pool's job; the first call, by dask-jobqueue before the start, builds all pools."""

@@ -16,7 +16,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Mean
 from dask_ferro.policy.scaling.facts import BOOTING, PAUSED, PENDING, REMOVED, RUNNING, Pool
 from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, keywords_of, read
-from dask_ferro.runtime.jobs.script import WorkerJob
+from dask_ferro.runtime.jobs.script import WorkerJob, lifetime_of
 from dask_ferro.runtime.pools import failures
 from dask_ferro.runtime.slurm.job_lifecycle import SUBMITTING, BatchJob
 from dask_ferro.runtime.slurm.parsing import is_job_name, is_plain
@@ -125,7 +125,7 @@ class JobPool:
             start_up=self.start_up.value,
             minimum=0 if self.mode == REMOVED else offer.minimum,
             maximum=offer.maximum,
-            lifetime=min(job.walltime, self.start_up.value + job.lifetime),
+            lifetime=min(job.walltime, self.start_up.value + lifetime_of(job)),
             cost=offer.cost,
             closed=self.told_mode(why) if self.mode else why,
             closed_until=self.closed_until if shut and self.is_explained and not self.mode else 0.0,

@@ -143,14 +143,10 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
 
     def _open(self, job_name: str, kept: GuardedJobs) -> None:
         """Create the objects that submit, cancel and check jobs."""
-        self._site = self._opened_site(job_name, kept)
+        self._site = SlurmSite(job_name, self._tag, kept)
         self._submission = Submission(self._site, self._submitted, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
         self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
-
-    def _opened_site(self, job_name: str, keep: Any = None) -> Any:
-        """Return the batch system's commands; other batch systems have the same methods (`sites.batchsite`)."""
-        return SlurmSite(job_name, self._tag, keep)
 
     async def _open_cluster(self) -> None:
         self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
@@ -226,7 +222,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         try:
             rows = await self._site.queue()
         except Refused as refused:
-            logger.warning("dask_ferro: %s failed: %s", self._site.lists, refused.words)
+            logger.warning("dask_ferro: squeue failed: %s", refused.words)
             return
         await asyncio.gather(self._settle_former(rows), self._recording.exchange())
         connected = self._connected_names()
@@ -332,9 +328,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         self._recording.write()
 
     def _refused(self, jobs: Sequence[BatchJob], words: str) -> None:
-        logger.warning(
-            "dask_ferro: %s refuses %d jobs of pool %s: %s", self._site.word, len(jobs), jobs[0].pool, words
-        )
+        logger.warning("dask_ferro: SLURM refuses %d jobs of pool %s: %s", len(jobs), jobs[0].pool, words)
         kind = self._kind(jobs[0].pool)
         if kind.close(words, time()):
             self._closings.tell(kind)
