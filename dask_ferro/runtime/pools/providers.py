@@ -13,7 +13,6 @@ import logging
 import math
 from collections.abc import Iterable
 from contextlib import suppress
-from time import localtime, strftime
 from typing import Any, Protocol
 
 from dask.utils import parse_bytes
@@ -24,7 +23,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Mean
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Pool
 from dask_ferro.runtime import upstream_deploy
-from dask_ferro.runtime.site_jobs import DEFAULT, MODES, SiteJob
+from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 
 logger = logging.getLogger(__name__)
 
@@ -82,23 +81,6 @@ def pools_of(cluster: Any) -> Pools:
         f"ff.Elastic: got {type(cluster).__name__}, which cannot start workers by itself; wanted a LocalCluster, "
         "a dask-jobqueue cluster, or another SpecCluster with a worker specification"
     )
-
-
-def told_closed(kinds: Iterable[Pool]) -> str:
-    """Return a description of closed or paused pools: the reasons, the times, and the output of their last jobs.
-
-    >>> told_closed([Pool("cpu", closed="no more"), Pool("gpu")])
-    'cpu is closed: no more'
-    """
-    said = []
-    for kind in kinds:
-        if kind.closed:
-            at = strftime(" until %H:%M:%S", localtime(kind.closed_until)) if kind.closed_until else ""
-            said.append(
-                f"{kind.name} is {MODES.get(kind.mode, 'closed')}{at}: {kind.closed}"
-                + (f"\n{kind.output}" if kind.output else "")
-            )
-    return "\n".join(said)
 
 
 class SpecPools:
