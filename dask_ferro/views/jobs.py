@@ -14,20 +14,14 @@ from dask_ferro.views.terminal import many, table
 _COLUMNS = ("job", "name", "pool", "state", "asked", "waited", "ran", "node-s", "tasks", "why", "ending")
 
 
-def show_jobs(out: Console, records: Sequence[JobRecord], now: float | None) -> None:
-    """Print a table of jobs, and their totals.
-
-    Parameters
-    ----------
-    now : float or None
-        The current time, for jobs that still run; None: each job ran until its last record in the journal.
-    """
+def show_jobs(out: Console, records: Sequence[JobRecord], now: float) -> None:
+    """Print a table of jobs, and their totals."""
     if records:
         table(out, "jobs", _COLUMNS, [_row(one, now) for one in records], left=len(_COLUMNS))
     out.print(summary(records, now), style="bold")
 
 
-def summary(records: Sequence[JobRecord], now: float | None = None) -> str:
+def summary(records: Sequence[JobRecord], now: float = 0.0) -> str:
     """Return the totals on one line.
 
     >>> summary([JobRecord("a-0", state="ended", started=10.0, ended=70.0, tasks=12), JobRecord("a-1")])
@@ -42,8 +36,8 @@ def summary(records: Sequence[JobRecord], now: float | None = None) -> str:
     return f"{many(len(records), 'job')}: {counts}; {held:,.0f} node-seconds, {tasks:,} tasks"
 
 
-def _row(record: JobRecord, now: float | None) -> tuple[str, ...]:
-    until = record.ended if record.ended is not None else record.seen if now is None else now
+def _row(record: JobRecord, now: float) -> tuple[str, ...]:
+    until = record.ended if record.ended is not None else now
     return (
         record.job_id or "-",
         record.name,

@@ -1,9 +1,8 @@
-"""`dask ferro jobs`: from a journal, and from a scheduler."""
+"""`dask ferro jobs`: the jobs that a scheduler has a record of."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from distributed.protocol.pickle import dumps
 
 from dask_ferro.cli import main
 from dask_ferro.runtime.records.counts import JobCounts
-from dask_ferro.runtime.records.journal import JobJournal
 from dask_ferro.runtime.records.record import JobRecord
 from tests.clusters import running
 from tests.waiting import result
@@ -33,38 +31,9 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["jobs", *map(str, arguments)], prog_name="dask ferro")
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    kept = JobJournal(tmp_path / "jobs", "ferro-1")
-    kept.begin("mine", 1.0)
-    kept.add(RECORDS)
-    kept.end(2.0, jobs_left=True)
-    return tmp_path / "jobs"
-
-
-def test_a_journal_is_a_table_of_every_job_and_the_sums(journal: Path) -> None:
-    done = call("--journal", journal)
-    assert done.exit_code == 0, done.stderr
-    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert any(line.startswith("17 default-0 default ended") for line in lines)
-    assert any(f"30 s 1,200 s 2,400 1,200 scale(4): {WHY} NODE_FAIL" in line for line in lines)
-    assert any(line.startswith("18_0 gpu-1 gpu pending") and " 60 s - 0 0 adapt" in line for line in lines)
-    assert any(line.startswith("- gpu-2 gpu submitting") for line in lines)
-    assert lines[-1] == "3 jobs: 1 submitting, 1 pending, 1 ended; 2,400 node-seconds, 1,200 tasks"
-
-
-def test_as_json_it_is_one_object(journal: Path) -> None:
-    told = json.loads(call("--journal", journal, "--json").stdout)["jobs"]
-    assert [JobRecord.from_dict(one) for one in told] == RECORDS
-    assert [one["node_seconds"] for one in told] == [2400.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        pytest.param(("--journal", "nowhere"), "journal 'nowhere': no such file", id="no journal"),
-        pytest.param(("--journal", __file__), "it has no line of a journal", id="another file"),
-        pytest.param(("--journal", "a", "--scheduler", "tcp://b:1"), "not both", id="two sources"),
         pytest.param(("--scheduler", "tcp://127.0.0.1:1"), "no scheduler answers", id="nobody there"),
         pytest.param(("--scheduler-file", "nowhere"), "scheduler file 'nowhere'", id="no scheduler file"),
         pytest.param((), "no scheduler: give --scheduler ADDRESS", id="none named"),
@@ -80,17 +49,29 @@ def test_faults_are_one_line_and_status_2(arguments: tuple[str, ...], said: str)
 @pytest.mark.cluster
 def test_a_scheduler_is_asked_and_one_without_a_record_says_so() -> None:
     with running(1, dashboard_address="127.0.0.1:0", processes=False, protocol="tcp") as client:
-        done = call("--scheduler", client.cluster.scheduler_address)
+        at = ("--scheduler", client.cluster.scheduler_address)
+        done = call(*at)
         assert done.exit_code == 2
         assert "keeps no record of jobs" in done.stderr
         scheduler: Any = client.scheduler
         client.sync(
             scheduler.register_scheduler_plugin, plugin=dumps(JobCounts()), name="ferro-jobs", idempotent=True
         )
-        assert call("--scheduler", client.cluster.scheduler_address).stdout == "no jobs\n"
+        assert call(*at).stdout == "no jobs\n"
         name = str(client.cluster.scheduler.workers[next(iter(client.cluster.scheduler.workers))].name)
         record = JobRecord(name, workers=(name,), state="running")
-        client.sync(scheduler.ferro_jobs_told, records=[record.as_dict()])
+        client.sync(scheduler.ferro_jobs_told, records=[one.as_dict() for one in (*RECORDS, record)])
         assert result(client.submit(int, 7)) == 7
-        told = json.loads(call("--scheduler", client.cluster.scheduler_address, "--json").stdout)["jobs"]
-        assert [(one["name"], one["tasks"]) for one in told] == [(name, 1)]
+        told = json.loads(call(*at, "--json").stdout)["jobs"]
+        assert [JobRecord.from_dict(one) for one in told[:3]] == RECORDS
+        assert [one["node_seconds"] for one in told] == [2400.0, 0.0, 0.0, 0.0]
+        assert (told[3]["name"], told[3]["tasks"]) == (name, 1)
+        lines = [" ".join(line.split()) for line in call(*at).stdout.splitlines()]
+        assert any(line.startswith("17 default-0 default ended") for line in lines)
+        assert any(f"30 s 1,200 s 2,400 1,200 scale(4): {WHY} NODE_FAIL" in line for line in lines)
+        assert any(line.startswith("18_0 gpu-1 gpu pending") for line in lines)
+        assert any(line.startswith("- gpu-2 gpu submitting") for line in lines)
+        assert (
+            lines[-1]
+            == "4 jobs: 1 submitting, 1 pending, 1 running, 1 ended; 2,400 node-seconds, 1,201 tasks"
+        )

@@ -28,7 +28,7 @@ class Connections:
 
     def _followed(self: Any) -> list[BatchJob]:
         """Return the jobs that are followed or being ended."""
-        return [*self._book.values(), *self._going.values(), *self._former.values()]
+        return [*self._book.values(), *self._going.values()]
 
     def _connected_names(self: Any) -> set[str]:
         return upstream_deploy.names_of(self)
@@ -88,7 +88,7 @@ class Connections:
             self._connected_at.update(dict.fromkeys(came, now))
             shapes = {name: kind.job.worker_processes for name, kind in self._pool_records.items()}
             for name in came:
-                self._names.learn(name, shapes, lambda job: job in self._book or job in self._former)
+                self._names.learn(name, shapes, self._book.__contains__)
         elif op == "remove":
             self._connected_at.pop(str(upstream_deploy.workers_of(self)[msg]["name"]), None)
         super()._worker_changed(op, msg)  # type: ignore[misc]

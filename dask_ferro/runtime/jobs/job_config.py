@@ -40,7 +40,6 @@ _FOLDERS = (_PACKAGE / "jobqueue_configs", _PACKAGE.parent / "jobqueue_configs")
 _OF_ELASTIC = tuple(key for key, _ in options_of(ElasticOptions))
 # Keys that are no options of `ff.Elastic`, but settings in Dask's configuration.
 _SETTINGS = tuple(key for key in _OF_ELASTIC if key.startswith(("failures", "copy-")))
-_OF_SLURM = frozenset(("journal", "keep"))
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,6 @@ class JobConfig:
             If it cannot start here: a network interface or a port that this machine does not have.
         """
         dask.config.set(self.settings)
-        if self.kind != "slurm" and (wrong := sorted(_OF_SLURM & keywords.keys())):
-            raise ConfigError(f"{self.path}: {' and '.join(wrong)}: jobs are recorded on SLURM only")
         with self._blamed("the cluster did not start"):
             return _class_of(self.kind)(**self._with(keywords))
 

@@ -153,8 +153,8 @@ class PoolOrders:
 
     def _pool_facts(self: Any) -> tuple[Pool, ...]:
         now = time()
-        # Inherited and cancelled jobs may still exist: they count for the maximum.
-        ending = self._going | self._former | {job.name: job for job in self._cancellation.jobs}
+        # Cancelled jobs may still exist: they count for the maximum.
+        ending = self._going | {job.name: job for job in self._cancellation.jobs}
         lingering = Counter(job.pool for name, job in ending.items() if name not in self._book)
         # Unknown strays, mostly of lost submissions, count for the first pool.
         unknown = self._cancellation.job_ids - {job.job_id for job in self._cancellation.jobs}

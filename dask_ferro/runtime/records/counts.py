@@ -1,7 +1,7 @@
 """The scheduler plugin that counts finished tasks by worker and publishes the records of all jobs.
 
-    ferro_jobs()             the records, in the form of `JobRecord.as_dict` ferro_jobs_told(...)     takes the
-    cluster's changed records; returns the tasks by worker
+    ferro_jobs()             the records, in the form of `JobRecord.as_dict`
+    ferro_jobs_told(...)     takes the cluster's changed records; returns the tasks by worker
 
     client.sync(client.scheduler.ferro_jobs)
 
@@ -42,7 +42,7 @@ class JobCounts(SchedulerPlugin):
         # The jobs of workers, as far as they are not over; and the workers that are gone.
         self._job_of: dict[str, str] = {}
         self._gone: dict[str, None] = {}
-        self._book = JobBook("")
+        self._book = JobBook()
 
     async def start(self, scheduler: Scheduler) -> None:
         """Count from now on."""

@@ -54,8 +54,6 @@ class JobRecord:
         Number of tasks that its workers finished without error.
     order : int
         Its number in its cluster, never reused.
-    run, kind : str
-        The tag of the run that requested it, and a digest of its script.
     seen : float
         The time of this record.
     """
@@ -78,8 +76,6 @@ class JobRecord:
     before: float = 0.0
     tasks: int = 0
     order: int = 0
-    run: str = ""
-    kind: str = ""
     seen: float = 0.0
 
     @property
@@ -146,14 +142,12 @@ class JobBook:
 
     Parameters
     ----------
-    run : str
-        The tag of its run.
     most : int
         The most records kept of jobs that are over.
     """
 
-    def __init__(self, run: str, most: int = KEPT) -> None:
-        self.run, self._most = run, most
+    def __init__(self, most: int = KEPT) -> None:
+        self._most = most
         self._records: dict[str, JobRecord] = {}
         self._over: dict[str, None] = {}
         self._changed: dict[str, None] = {}
@@ -177,7 +171,7 @@ class JobBook:
         return [self._records[name] for name in names if name in self._records]
 
     def put(self, record: JobRecord) -> None:
-        """Add a record as it is, of a previous run."""
+        """Add a record as it is."""
         self._records[record.name] = record
         self._changed[record.name] = None
         if record.is_over:
@@ -188,13 +182,13 @@ class JobBook:
                 for facts in (self._changed, self._noted, self._tasks_before):
                     facts.pop(oldest, None)  # type: ignore[attr-defined]
 
-    def asked(self, jobs: Iterable[BatchJob], why: str, now: float, kind: str = "") -> None:
+    def asked(self, jobs: Iterable[BatchJob], why: str, now: float) -> None:
         """Record requested jobs."""
         for job in jobs:
             asked = JobRecord(
                 job.name, job.pool, workers=job.workers, processes=job.processes, order=job.order
             )
-            self.put(replace(asked, why=why, asked=now, run=self.run, kind=kind, seen=now))
+            self.put(replace(asked, why=why, asked=now, seen=now))
 
     def note(self, job: BatchJob, now: float, connected: float | None = None) -> None:
         """Update a job's record.

@@ -1,7 +1,7 @@
-"""The recording of one cluster's jobs: in memory, on the scheduler, and in a journal if there is one.
+"""The recording of one cluster's jobs: in memory, and on the scheduler.
 
 `ff.SLURMCluster` reports events; this class forwards them, and asks the scheduler for the tasks of workers.  If a
-scheduler or a disk does not answer, the recording is incomplete, but the cluster works.  Durations are seconds.
+scheduler does not answer, the recording is incomplete, but the cluster works.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +17,11 @@ from distributed.metrics import time
 from distributed.protocol.pickle import dumps
 
 from dask_ferro.runtime.records.counts import NAME, JobCounts
-from dask_ferro.runtime.records.journal import JobJournal, Told
-from dask_ferro.runtime.records.journal_writer import JournalWriter
 from dask_ferro.runtime.records.record import JobBook, JobRecord, gone_by_us
+from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
+from dask_ferro.runtime.slurm.parsing import exit_status
+from dask_ferro.runtime.slurm.watched_site import WatchedSite
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ _TOLD = 2.0
 _REPLACES = 60.0
 # The most jobs of a pool whose replacement is awaited.
 _MISSED = 100
+# The most failed jobs whose exit status is being queried at a time.
+_EXITS = 4
 
 Tell = Callable[[list[dict[str, Any]]], Awaitable[Mapping[str, int]]]
 
@@ -39,14 +42,15 @@ class Recording:
 
     Parameters
     ----------
-    run : str
-        The cluster's tag.
-    journal : JobJournal, optional
+    site : WatchedSite
+        Is asked for the exit status of failed jobs.
+    begin : callable
+        Runs a coroutine in the background.
     """
 
-    def __init__(self, run: str, journal: JobJournal | None = None) -> None:
-        self.book = JobBook(run)
-        self.journal = None if journal is None else JournalWriter(journal)
+    def __init__(self, site: WatchedSite, begin: Callable[[Coroutine[object, object, None]], None]) -> None:
+        self.book = JobBook()
+        self._site, self._begin, self._exits = site, begin, 0
         self._tell: Tell | None = None
         # Whether the scheduler accepts no plugin.
         self._is_alone = False
@@ -57,26 +61,8 @@ class Recording:
 
     # -- the beginning and the end ---------------------------------------------------------------------------
 
-    async def begin(self, job_name: str) -> Told:
-        """Lock the journal, if there is one; return its previous content.
-
-        Raises
-        ------
-        ConfigError
-            If another cluster uses it, or it is not a journal.
-        """
-        if self.journal is None:
-            return Told()
-        told = await self.journal.begin(job_name, time())
-        for record in told.records:
-            self.book.put(record)
-        self._told.update((record.name, record) for record in self.book.changed())
-        return told
-
-    async def connect(self, scheduler: Any, address: str) -> None:
-        """Publish the records on the scheduler from now on, and the scheduler's address for jobs."""
-        if self.journal is not None:
-            await self.journal.announce(address)
+    async def connect(self, scheduler: Any) -> None:
+        """Publish the records on the scheduler from now on."""
         try:
             await scheduler.register_scheduler_plugin(plugin=dumps(JobCounts()), name=NAME, idempotent=True)
         except Exception as error:  # noqa: BLE001 - a scheduler that takes no plugins still works
@@ -86,20 +72,11 @@ class Recording:
             return
         self._tell = lambda records: scheduler.ferro_jobs_told(records=records)
 
-    async def release(self) -> None:
-        """Release the journal, as the cluster did not start."""
-        if self.journal is not None:
-            await self.journal.release(time())
-
-    async def end(self, *, jobs_left: bool) -> None:
-        """Write the last lines."""
-        now = time()
+    def end(self) -> None:
+        """Record that all jobs are over, since their cluster is."""
         for record in self.book.records:
-            if not record.is_over and not jobs_left:
-                self.book.over(record.name, "its cluster ended", now)
-        self.write()
-        if self.journal is not None:
-            await self.journal.end(now, jobs_left=jobs_left)
+            if not record.is_over:
+                self.book.over(record.name, "its cluster ended", time())
 
     # -- what happens ----------------------------------------------------------------------------------------
 
@@ -110,7 +87,7 @@ class Recording:
         if not names:
             self._because = why
 
-    def asked(self, jobs: Iterable[BatchJob], kind: str) -> None:
+    def asked(self, jobs: Iterable[BatchJob]) -> None:
         """Record requested jobs."""
         now, why, self._because = time(), self._because, ""
         for job in jobs:
@@ -118,7 +95,7 @@ class Recording:
             while missed and now - missed[0][0] > _REPLACES:
                 missed.popleft()
             replaces = f"replaces {missed.popleft()[1]}" if missed else ""
-            self.book.asked([job], "; ".join(filter(None, (why, replaces))), now, kind)
+            self.book.asked([job], "; ".join(filter(None, (why, replaces))), now)
         self.write()
 
     def note(self, job: BatchJob, connected: float | None = None) -> None:
@@ -146,25 +123,26 @@ class Recording:
             self._missed[job.pool].append((now, f"job {job.job_id or job.name}: {ending}"))
         self.book.over(job.name, ending, now, job.ran)
         self.write()
+        if state == "FAILED" and self._exits < _EXITS:
+            self._exits += 1
+            self._begin(self._learn_exit(job))
 
-    def amend(self, job: BatchJob, words: str) -> None:
-        """Append to the reason why a job is over."""
-        self.book.amend(job.name, words)
-        self.write()
+    async def _learn_exit(self, job: BatchJob) -> None:
+        try:
+            shown = await self._site.ask("scontrol", "--oneliner", "show", "job", job.job_id)
+        except Refused:
+            return  # then only the reason is known
+        finally:
+            self._exits -= 1
+        if status := exit_status(shown):
+            self.book.amend(job.name, status)
+            self.write()
 
     def write(self) -> None:
-        """Write changed records to the journal."""
+        """Collect changed records for the scheduler."""
         changed = self.book.changed()
         if not self._is_alone:
             self._told.update((record.name, record) for record in changed)
-        if self.journal is not None:
-            self.journal.add(changed)
-
-    def drop(self, tags: Iterable[str]) -> None:
-        """Drop previous runs that have no jobs any more, so that the next run need not look for them."""
-        live = {record.run for record in self.book.records if not record.is_over}
-        if self.journal is not None and (gone := [tag for tag in tags if tag not in live]):
-            self.journal.drop(gone, time())
 
     # -- what is asked ---------------------------------------------------------------------------------------
 

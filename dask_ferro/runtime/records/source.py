@@ -1,32 +1,17 @@
-"""The records of a cluster's jobs, read from its running scheduler or from its journal."""
+"""The records of a cluster's jobs, read from its running scheduler."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 
 from distributed import Security, rpc
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.records.journal import read
 from dask_ferro.runtime.records.record import JobRecord
 
 # A running scheduler accepts a connection at once, and sends 10,000 records within a second.
 _CONNECT, _PATIENCE = 3.0, 15.0
-
-
-def of_journal(path: str | os.PathLike[str]) -> tuple[JobRecord, ...]:
-    """Return the records in a journal.
-
-    Raises
-    ------
-    ConfigError
-        If there is none, or it cannot be read.
-    """
-    if not os.path.exists(path):
-        raise ConfigError(f"journal {os.fspath(path)!r}: no such file")
-    return read(path).records
 
 
 async def of_scheduler(where: Callable[[], str]) -> tuple[JobRecord, ...]:

@@ -173,5 +173,5 @@ class BatchCluster(SiteCluster):
         CommandSite("checked", "checked", **self._commands)
         super().__init__(*args, pools=pools, **options)
 
-    def _opened_site(self, job_name: str, keep: object = None) -> CommandSite:
+    def _opened_site(self, job_name: str) -> CommandSite:
         return CommandSite(job_name, self._tag, **self._commands)

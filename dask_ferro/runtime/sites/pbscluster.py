@@ -84,5 +84,5 @@ class PBSCluster(SiteCluster):
             )
         super().__init__(*args, pools=pools, **options)
 
-    def _opened_site(self, job_name: str, keep: object = None) -> PBSSite:
+    def _opened_site(self, job_name: str) -> PBSSite:
         return PBSSite(job_name, self._tag)

@@ -15,8 +15,6 @@ from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending
 
 _SLURMS = "ff.SLURMCluster"
-# Options that other batch systems lack: a restarted cluster cannot find its jobs there.
-_SLURM_ONLY = frozenset(("journal", "keep"))
 
 
 class SiteCluster(SLURMCluster):
@@ -25,8 +23,6 @@ class SiteCluster(SLURMCluster):
     _site: BatchSite
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        if given := sorted(_SLURM_ONLY & options.keys()):
-            raise ConfigError(f"ff.{type(self).__name__}: {given[0]} is an option of ff.SLURMCluster only")
         options["config_name"] = options.get("config_name") or self.job_cls.config_name
         with told_of(f"ff.{type(self).__name__}"):
             super().__init__(*args, **options)

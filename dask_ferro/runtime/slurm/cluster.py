@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -38,16 +37,16 @@ from dask_ferro.runtime.pools.live import ADDRESS, LivePools, PoolOrders
 from dask_ferro.runtime.pools.pool import JobPool, checked_name, overrides_of
 from dask_ferro.runtime.pools.rpc import serve
 from dask_ferro.runtime.pools.shortage import shortage
-from dask_ferro.runtime.records.recorded_cluster import RecordedCluster, recording_of
+from dask_ferro.runtime.records.recording import Recording
 from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, Patience
-from dask_ferro.runtime.slurm.orphan_guard import GuardedJobs
 from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PERMANENT, QueueRow
 from dask_ferro.runtime.slurm.site import SlurmSite
 from dask_ferro.runtime.slurm.strays import Strays
 from dask_ferro.runtime.slurm.submit_queue import Submission
+from dask_ferro.runtime.slurm.tag import new_tag
 from dask_ferro.runtime.upstream_jobqueue import JobCluster
 from dask_ferro.runtime.upstream_names import JOBQUEUE, WORKER
 
@@ -64,7 +63,7 @@ _LOOK = 1.0
 
 
 @described(ClusterKeywords)
-class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, PoolOrders, JobCluster):  # type: ignore[misc]
+class SLURMCluster(ElasticCluster, Described, Connections, PoolOrders, JobCluster):  # type: ignore[misc]
     """Workers in SLURM jobs, which grow, shrink and are replaced without loss of results.
 
     Parameters
@@ -104,14 +103,13 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         self._given = dict(options)
         config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
-        self._tag = f"ferro-{uuid.uuid4().hex[:12]}"
+        self._tag = new_tag()
         self._guesses = {name: getattr(own, name) for name in ("queue_wait", "start_up", "preemptible")}
         self._kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
-        self._recording, kept = recording_of(self._tag, own.journal, own.keep)
         self._names = WorkerNames(options.get("name"))
         self._patience = read(Patience, f"{WHO}: patience", own.patience or {})
         self._begin()
-        self._open(job_name, kept)
+        self._open(job_name)
         options |= {"job_name": job_name, "signal_ahead": own.signal_ahead, "grace": own.grace}
         if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
             del options["processes"]
@@ -120,10 +118,6 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
 
     def _begin(self) -> None:
         """Initialise the state without jobs and pools."""
-        # From previous runs on this journal: jobs without a decision yet, and adopted jobs, which may not have found
-        # a scheduler, so that their failure says nothing about their pool.
-        self._former: dict[str, BatchJob] = {}
-        self._adopted: set[str] = set()
         self._pool_records: dict[str, JobPool] = {}
         self._past: dict[str, JobPool] = {}  # removed pools
         self._live_pools = LivePools(self._pool_facts, self._order_pool)
@@ -141,20 +135,22 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         self._kill_wait: float | None = None
         self._began = time()
 
-    def _open(self, job_name: str, kept: GuardedJobs) -> None:
-        """Create the objects that submit, cancel and check jobs."""
-        self._site = self._opened_site(job_name, kept)
+    def _open(self, job_name: str) -> None:
+        """Create the objects that submit, cancel, check and record jobs."""
+        self._site = self._opened_site(job_name)
         self._submission = Submission(self._site, self._submitted, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
         self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
+        self._recording = Recording(self._site, self._closings.begin)
 
-    def _opened_site(self, job_name: str, keep: Any = None) -> Any:
+    def _opened_site(self, job_name: str) -> Any:
         """Return the batch system's commands; other batch systems have the same methods (`sites.batchsite`)."""
-        return SlurmSite(job_name, self._tag, keep)
+        return SlurmSite(job_name, self._tag)
 
     async def _open_cluster(self) -> None:
         self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
         await super()._open_cluster()
+        await self._recording.connect(upstream_deploy.scheduler_rpc(self))
         serve(self.scheduler, self._carry_out, self._pool_rows)
         for kind in self._records().values():
             self._closings.foresee(kind)
@@ -179,9 +175,24 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         return self._script(pool, first)
 
     def _rendered(self, kind: JobPool, first: int) -> str:
-        return self._addressed(kind.job.job_script(first, self._graces, self._kill_wait), ADDRESS)
+        script = kind.job.job_script(first, self._graces, self._kill_wait)
+        return script.replace(ADDRESS, upstream_deploy.scheduler_address(self) or ADDRESS)
 
     # -- what is said of it ----------------------------------------------------------------------------------
+
+    def jobs(self) -> Any:
+        """Return all requested jobs, including those that are over, the newest 10,000 of them.
+
+        Returns
+        -------
+        tuple of JobRecord
+            In the order of the requests: the reason, the outcome, and the tasks of each.
+        """
+        return self.sync(self._recording.records)
+
+    def because(self, why: str, jobs: Iterable[str] = ()) -> None:
+        """Set the reason why the next jobs are requested, or why the named ones are released."""
+        self._recording.because(why, jobs)
 
     def _known(self) -> Known:
         adaptive = self._adapting()
@@ -228,7 +239,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         except Refused as refused:
             logger.warning("dask_ferro: %s failed: %s", self._site.lists, refused.words)
             return
-        await asyncio.gather(self._settle_former(rows), self._recording.exchange())
+        await self._recording.exchange()
         connected = self._connected_names()
         silent = (job for job in known if connected.isdisjoint(job.workers))
         unlisted = [job.job_id for job in silent if job.job_id not in rows]
@@ -255,7 +266,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
             for n in range(first, self._count)
         ]
         self._book.update((job.name, job) for job in jobs)
-        self._recording.asked(jobs, self._kind_digest(pool) or "")
+        self._recording.asked(jobs)
         self._submission.add(jobs)
 
     async def release(self, names: Iterable[str]) -> None:
@@ -393,7 +404,6 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         del self._book[job.name]
         self._strays.forget(job, is_lost=is_lost)
         self._recording.over(job, ending.why, by_us=False, state=ending.state)
-        self._ask_exit(job, ending)
         kind = self._kind(job.pool)
         why = f"job {job.job_id}: {ending.why}"
         if job.node:
@@ -401,7 +411,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
             why += f" on {job.node}, whose workers connect to {address} by {kind.job.network}"
         if ending.refused and kind.close(why, now):
             self._closings.tell(kind)
-        elif job.name not in self._adopted and ending.failed and not ending.refused and kind.fail(why, now):
+        elif ending.failed and not ending.refused and kind.fail(why, now):
             self._closings.tell(kind, "" if ending.is_held and job.started_at is None else job.job_id)
 
     def _look_after_strays(self, rows: Mapping[str, QueueRow]) -> None:
@@ -415,6 +425,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
             logger.warning("dask_ferro: job %s (%s) was thought gone, and is there", job.name, job.job_id)
             self._book[job.name] = job
         if found.ends:
+            logger.warning("dask_ferro: cancelled jobs that no cluster follows: %s", ", ".join(found.ends))
             self._cancellation.add(found.ends)
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -430,7 +441,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
                     await super()._close_cluster()
                 finally:
                     self._site.close(jobs_left=not gone)
-                    await self._recording.end(jobs_left=not gone or bool(self._former))
+                    self._recording.end()
 
     async def _end_all(self) -> bool:
         """End every job; return whether SLURM confirms that none is left."""
@@ -444,8 +455,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         await self._recording.exchange()
         there = {job.job_id for job in (*self._book.values(), *self._going.values()) if job.job_id}
         there |= self._cancellation.job_ids
-        had_jobs = self._submission.had_jobs or self._site.former_tags
-        gone = not had_jobs or await self._site.cancel_all(_LAST_JOBS, there)
+        gone = not self._submission.had_jobs or await self._site.cancel_all(_LAST_JOBS, there)
         await self._cancellation.close()
         self._book.clear()
         if not (landed and gone):

@@ -42,8 +42,6 @@ class WatchedSite(ABC):
     elements = 1
     # Partitions or queues whose jobs may end without a warning.
     preemptible: frozenset[str] = frozenset()
-    # The tags of previous runs whose jobs are looked after.
-    former_tags: tuple[str, ...] = ()
 
     def __init__(self, job_name: str, tag: str) -> None:
         self.job_name, self.tag = job_name, tag
@@ -112,7 +110,7 @@ class WatchedSite(ABC):
     @property
     def was_used(self) -> bool:
         """Whether there may be jobs."""
-        return self._watchdog is not None or bool(self.former_tags)
+        return self._watchdog is not None
 
     def guarded(self) -> Watchdog:
         """Return the watchdog, started on the first call.

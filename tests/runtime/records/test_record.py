@@ -10,23 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import dask_ferro as ff
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING
-from dask_ferro.runtime.jobs.keywords import ClusterKeywords, read
 from dask_ferro.runtime.records.counts import JobCounts
 from dask_ferro.runtime.records.record import ENDED, STATES, JobBook, JobRecord
-from dask_ferro.runtime.records.recorded_cluster import recording_of
 from dask_ferro.runtime.records.recording import Recording
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
+from dask_ferro.runtime.slurm.site import SlurmSite
 
 
 def job(number: int = 0, **facts: Any) -> BatchJob:
     return BatchJob(f"a-{number}", "a", number, 1, 0.0, **facts)
 
 
+def recorded() -> Recording:
+    """A recording that asks nobody for an exit status."""
+    return Recording(SlurmSite("test", "ferro-1"), lambda work: None)
+
+
 def lived() -> tuple[JobBook, BatchJob]:
     """A job that runs on two nodes since 110, after it ran on one from 20 to 50."""
-    book, one = JobBook("r"), job()
+    book, one = JobBook(), job()
     book.asked([one], "adapt: work", 10.0)
     one.job_id, one.state, one.submitted_at = "7", PENDING, 11.0
     book.note(one, 12.0)
@@ -74,7 +77,7 @@ def test_one_that_was_thought_over_lives_again() -> None:
 
 
 def test_of_jobs_that_are_over_the_newest_are_kept_and_of_others_all() -> None:
-    book = JobBook("r", most=2)
+    book = JobBook(most=2)
     book.asked([job(n) for n in range(6)], "", 0.0)
     for n in (1, 0, 2, 4):
         book.over(f"a-{n}", "done", 1.0)
@@ -108,13 +111,13 @@ def test_what_is_no_record_is_refused(told: dict[str, Any]) -> None:
 
 
 def test_a_job_tells_which_one_it_replaces() -> None:
-    recording = Recording("r")
-    recording.asked([job(0), job(1)], "k")
+    recording = recorded()
+    recording.asked([job(0), job(1)])
     lost = job(0, job_id="7")
     recording.over(lost, "CANCELLED", by_us=False, state="CANCELLED")
     recording.given_back(job(1, job_id="8", state=RUNNING))
     recording.because("adapt: 8 s of work")
-    recording.asked([job(2), job(3)], "k")
+    recording.asked([job(2), job(3)])
     records = {record.name: record for record in recording.book.records}
     assert records["a-0"].ending == "cancelled, and not by this cluster"
     assert records["a-1"].ending == "drained"
@@ -148,7 +151,7 @@ def test_a_record_that_is_none_costs_nobody_else_his() -> None:
 
 def test_on_the_scheduler_nothing_grows_without_end() -> None:
     counts, most = JobCounts(), 1000
-    counts._book = JobBook("", most=10)
+    counts._book = JobBook(most=10)
     live = JobRecord("live", workers=("live",), state=RUNNING)
     workers = ["live", *(f"w-{n}" for n in range(most + 500))]
     for name in workers:
@@ -165,7 +168,7 @@ def test_on_the_scheduler_nothing_grows_without_end() -> None:
 
 
 def test_a_job_that_is_requeued_again_and_again_keeps_its_newest_workers_and_all_tasks() -> None:
-    book, one = JobBook("r"), job(job_id="7", state=RUNNING)
+    book, one = JobBook(), job(job_id="7", state=RUNNING)
     book.asked([one], "", 0.0)
     for restarts in range(300):
         one.restarts = restarts
@@ -178,7 +181,7 @@ def test_a_job_that_is_requeued_again_and_again_keeps_its_newest_workers_and_all
 
 
 def test_forgotten_jobs_leave_nothing_behind() -> None:
-    book = JobBook("r", most=3)
+    book = JobBook(most=3)
     for n in range(20):
         one = job(n, job_id=str(n), state=PENDING)
         book.asked([one], "", 0.0)
@@ -189,9 +192,9 @@ def test_forgotten_jobs_leave_nothing_behind() -> None:
 
 
 async def test_for_a_scheduler_that_takes_no_plugin_nothing_is_kept() -> None:
-    recording = Recording("r")
-    await recording.connect(None, "tcp://a:1")
-    recording.asked([job(n) for n in range(5)], "k")
+    recording = recorded()
+    await recording.connect(None)
+    recording.asked([job(n) for n in range(5)])
     assert not recording._told
 
 
@@ -206,9 +209,9 @@ def test_a_scheduler_that_does_not_answer_is_told_later() -> None:
         return {"a-0": 5}
 
     async def play() -> None:
-        recording = Recording("r")
+        recording = recorded()
         recording._tell = fails
-        recording.asked([job()], "k")
+        recording.asked([job()])
         await recording.exchange()
         recording._tell = answers
         await recording.exchange(only_news=True)
@@ -217,23 +220,3 @@ def test_a_scheduler_that_does_not_answer_is_told_later() -> None:
         assert recording.book.records[0].tasks == 5
 
     asyncio.run(play())
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"keep": 5}, "keep needs journal"),
-        ({"journal": "x", "keep": -1}, "got keep=-1, wanted a duration .* number of seconds, of at least 0"),
-        ({"journal": "x", "keep": float("inf")}, "got keep=inf"),
-        ({"journal": "x", "keep": True}, "got keep=True"),
-        ({"journal": ""}, "got journal='', wanted the path"),
-        ({"journal": 3}, "got journal=3, wanted the path"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
-    def opened() -> None:
-        own = read(ClusterKeywords, "ff.SLURMCluster", options)
-        recording_of("r", own.journal, own.keep)
-
-    with pytest.raises(ff.ConfigError, match=said):
-        opened()
