@@ -27,16 +27,14 @@ def jobs(scheduler: str | None, scheduler_file: str | None, as_json: bool, debug
     dask ferro jobs --scheduler-file scheduler.json --json
     """
     import asyncio
-    from time import time
 
-    from dask_ferro.runtime.records.source import of_scheduler
+    from dask_ferro.runtime.records.remote import call
     from dask_ferro.runtime.telemetry.top import where
     from dask_ferro.views.jobs import show_jobs
     from dask_ferro.views.terminal import show_wide
 
-    now, records = time(), asyncio.run(of_scheduler(where(scheduler, scheduler_file)))
+    rows = asyncio.run(call(where(scheduler, scheduler_file)))
     if as_json:
-        told = [{**one.as_dict(), "node_seconds": one.node_seconds(now)} for one in records]
-        click.echo(json.dumps({"jobs": told}))
+        click.echo(json.dumps({"jobs": rows}))
     else:
-        show_wide(lambda out: show_jobs(out, records, now))
+        show_wide(lambda out: show_jobs(out, rows))

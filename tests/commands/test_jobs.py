@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from distributed.protocol.pickle import dumps
 
 from dask_ferro.cli import main
-from dask_ferro.runtime.records.counts import JobCounts
-from dask_ferro.runtime.records.record import JobRecord
+from dask_ferro.runtime.records.job_book import JobBook
+from dask_ferro.runtime.records.remote import serve
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
 from tests.clusters import running
 from tests.waiting import result
 
 # Longer than a line.
 WHY = f"at least 4 workers{' and more' * 20}"
-RECORDS = [
-    JobRecord(
-        "default-0", job_id="17", state="ended", asked=1.0, submitted=1.0, started=31.0, ended=1231.0, nodes=2,
-        why=f"scale(4): {WHY}", ending="NODE_FAIL", tasks=1200,
-    ),
-    JobRecord("gpu-1", "gpu", "18_0", state="pending", asked=40.0, submitted=41.0, seen=101.0, why="adapt: work"),
-    JobRecord("gpu-2", "gpu", why="adapt: 8 s of work", seen=101.0),
-]  # fmt: skip
+
+
+def fill(book: JobBook) -> None:
+    """Add a job that ran on two nodes, one that waits, and one that is submitted."""
+    ran = BatchJob("default-0", "default", 0, 1, 1.0, "17", nodes=2, tasks=1200)
+    waits = BatchJob("gpu-1", "gpu", 1, 1, 41.0, "18_0", JobState.PENDING, submitted_at=41.0)
+    book.because(f"scale(4): {WHY}")
+    book.request([ran, waits, BatchJob("gpu-2", "gpu", 2, 1, 41.0)])
+    ran.submitted_at, ran.started_at, ran.ended_at = 1.0, 31.0, 1231.0
+    book.end(ran, "NODE_FAIL", by_us=False)
 
 
 def call(*arguments: object) -> Result:
@@ -49,23 +50,22 @@ def test_faults_are_one_line_and_status_2(arguments: tuple[str, ...], said: str)
 @pytest.mark.cluster
 def test_a_scheduler_is_asked_and_one_without_a_record_says_so() -> None:
     with running(1, dashboard_address="127.0.0.1:0", processes=False, protocol="tcp") as client:
-        at = ("--scheduler", client.cluster.scheduler_address)
+        at, book = ("--scheduler", client.cluster.scheduler_address), JobBook()
         done = call(*at)
         assert done.exit_code == 2
         assert "keeps no record of jobs" in done.stderr
-        scheduler: Any = client.scheduler
-        client.sync(
-            scheduler.register_scheduler_plugin, plugin=dumps(JobCounts()), name="ferro-jobs", idempotent=True
-        )
+        serve(client.cluster.scheduler, book)
         assert call(*at).stdout == "no jobs\n"
-        name = str(client.cluster.scheduler.workers[next(iter(client.cluster.scheduler.workers))].name)
-        record = JobRecord(name, workers=(name,), state="running")
-        client.sync(scheduler.ferro_jobs_told, records=[one.as_dict() for one in (*RECORDS, record)])
+        fill(book)
+        (worker,) = client.cluster.scheduler.workers
+        book.counts.add_worker(client.cluster.scheduler, worker)
+        name = str(client.cluster.scheduler.workers[worker].name)
+        book.request([BatchJob(name, "default", 3, 1, 2.0, "19", JobState.RUNNING)])
         assert result(client.submit(int, 7)) == 7
-        told = json.loads(call(*at, "--json").stdout)["jobs"]
-        assert [JobRecord.from_dict(one) for one in told[:3]] == RECORDS
-        assert [one["node_seconds"] for one in told] == [2400.0, 0.0, 0.0, 0.0]
-        assert (told[3]["name"], told[3]["tasks"]) == (name, 1)
+        rows = json.loads(call(*at, "--json").stdout)["jobs"]
+        assert rows == book.rows()
+        assert [row["node_seconds"] for row in rows] == [2400.0, 0.0, 0.0, 0.0]
+        assert (rows[3]["name"], rows[3]["tasks"]) == (name, 1)
         lines = [" ".join(line.split()) for line in call(*at).stdout.splitlines()]
         assert any(line.startswith("17 default-0 default ended") for line in lines)
         assert any(f"30 s 1,200 s 2,400 1,200 scale(4): {WHY} NODE_FAIL" in line for line in lines)

@@ -6,11 +6,12 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from time import time
 
 import pytest
 
-from dask_ferro.runtime.records.record import JobRecord
 from dask_ferro.runtime.slurm.cluster import SLURMCluster
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
 from dask_ferro.runtime.slurm.tag import new_tag
 from tests.batchclusters import watchdogs
 from tests.slurm import tools
@@ -64,9 +65,9 @@ async def test_jobs_tells_why_each_job_was_asked_for_and_why_it_ended(play: Call
         async def found(count: int) -> bool:
             await cluster.reconcile()
             records[:] = await cluster.jobs()
-            return sum(record.is_over for record in records) == count
+            return sum(record.state == JobState.ENDED for record in records) == count
 
-        records: list[JobRecord] = []
+        records: list[BatchJob] = []
         cluster.because("to see")
         cluster.request("default", 1)
         cluster.request("broken", 1)
@@ -80,7 +81,7 @@ async def test_jobs_tells_why_each_job_was_asked_for_and_why_it_ended(play: Call
         await until_async(lambda: found(3), "the end of all", seen=lambda: records)
         one, _, other = records
         assert one.ending == "cancelled, and not by this cluster"
-        assert one.node_seconds() == 0
+        assert one.node_seconds(time()) == 0
         assert other.why.startswith(f"scale(1): at least 1 worker; replaces job {first.job_id}: cancelled")
         assert other.ending == "taken back before it started: scale(0): at most 0 workers"
         await until_async(

@@ -154,8 +154,9 @@ class PoolOrders:
     def _pool_facts(self: Any) -> tuple[Pool, ...]:
         now = time()
         # Cancelled jobs may still exist: they count for the maximum.
-        ending = self._going | {job.name: job for job in self._cancellation.jobs}
-        lingering = Counter(job.pool for name, job in ending.items() if name not in self._book)
+        ending = {job.name: job for job in (*self._book.leaving, *self._cancellation.jobs)}
+        followed = {job.name for job in self._book.followed}
+        lingering = Counter(job.pool for name, job in ending.items() if name not in followed)
         # Unknown strays, mostly of lost submissions, count for the first pool.
         unknown = self._cancellation.job_ids - {job.job_id for job in self._cancellation.jobs}
         lingering[next(iter(self._records()))] += len(unknown)
@@ -169,7 +170,7 @@ class PoolOrders:
     def _pool_rows(self: Any) -> list[PoolRow]:
         """Return the rows of a table of pools, in types that msgpack supports."""
         states: dict[str, Counter[str]] = {}
-        for job in self._book.values():
+        for job in self._book.followed:
             states.setdefault(job.pool, Counter())[job.state] += 1
         return [
             {
@@ -248,7 +249,7 @@ class PoolOrders:
         kind.retire(time())
         going = self._submission.waiting(name)
         if self._adapting() is None:
-            going = [job for job in self._book.values() if job.pool == name and not job.started_at]
+            going = [job for job in self._book.followed if job.pool == name and not job.started_at]
         self._release_soon(going)
         self._forget_removed()
 
@@ -275,7 +276,7 @@ class PoolOrders:
         """Forget removed pools once none of their jobs is left."""
         if all(kind.mode != REMOVED for kind in self._pool_records.values()):
             return
-        there = {job.pool for job in (*self._followed(), *self._cancellation.jobs)}
+        there = {job.pool for job in (*self._book.jobs.values(), *self._cancellation.jobs)}
         gone = {n: kind for n, kind in self._pool_records.items() if kind.mode == REMOVED and n not in there}
         if gone:
             self._past |= gone

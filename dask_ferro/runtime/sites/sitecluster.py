@@ -31,8 +31,8 @@ class SiteCluster(SLURMCluster):
         with told_of(f"ff.{type(self).__name__}"):
             return super()._kind(pool)
 
-    def _end(self, job: BatchJob, ending: Ending, now: float, is_lost: bool) -> None:
-        super()._end(job, ending._replace(why=ending.why.replace("SLURM", self._site.word)), now, is_lost)
+    def _end(self, job: BatchJob, ending: Ending, is_lost: bool) -> None:
+        super()._end(job, ending._replace(why=ending.why.replace("SLURM", self._site.word)), is_lost)
 
     def _written(self) -> list[Path]:
         folders = {kind.job.log_directory for kind in self._pool_records.values()}
