@@ -255,18 +255,6 @@ def simulate(
     callback=_in_folder,
     help="Where to write the scheduler's address while it runs.",
 )
-@click.option(
-    "--journal",
-    type=_WRITTEN,
-    callback=_in_folder,
-    help="File for a record of all jobs, by which a restart finds the jobs of a cluster that was killed.",
-)
-@click.option(
-    "--keep",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="With --journal: how long pending jobs are kept for a restart  [default: 0].",
-)
 @click.option("--dry-run", is_flag=True, help="Print the job script and start nothing.")
 @arguments.debug
 def cluster(
@@ -275,8 +263,6 @@ def cluster(
     maximum: int | None,
     name: str | None,
     scheduler_file: Path | None,
-    journal: Path | None,
-    keep: float | None,
     dry_run: bool,
     debug: bool,
 ) -> None:
@@ -299,8 +285,7 @@ def cluster(
             return
         # One name for both: workers are found in the queue by the name that Dask shows.
         named = {} if name is None else {"name": name, "job_name": name}
-        kept = {key: value for key, value in {"journal": journal, "keep": keep}.items() if value is not None}
-        stopped_by = _stand(config.bounded(minimum, maximum), scheduler_file, named | kept)
+        stopped_by = _stand(config.bounded(minimum, maximum), scheduler_file, named)
     if stopped_by is None:
         # Not an error: a client asked for it.
         click.echo("a client shut the cluster down", err=True)

@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from dask_ferro.cli import main
-from dask_ferro.lock import held
 from dask_ferro.runtime.local.foreground import summary
 from tests.programs import ran
 from tests.standing import PROGRAM
@@ -42,20 +41,12 @@ BAD = {
     "no workers at most": ("--config local-test --maximum 0", "'--maximum'"),
     "bounds that cross": ("--config local-test --minimum 9", "at least 9 workers, but at most 4"),
     "an address to nowhere": ("--config local-test --scheduler-file no/s.json", "folder 'no' does not exist"),
-    "a file for another batch system": (
-        "--config gadi-gpu",
-        "below jobqueue stands pbs; wanted slurm, with the keys of a job: for another batch",
-    ),
-    "a journal to nowhere": ("--config local-test --journal no/jobs", "folder 'no' does not exist"),
-    "jobs kept for nobody": ("--config local-test --keep 5", "keep needs journal"),
-    "a journal that is none": ("--config local-test --journal s.py", "s.py': it has no line of a journal"),
     "a command of more words": ("--config local-test now", "unexpected extra argument"),
 }
 
 
 @pytest.mark.parametrize(("line", "said"), BAD.values(), ids=BAD)
 def test_bad_arguments_exit_2_with_one_line(line, said):
-    Path("s.py").write_text("pass\n", encoding="utf-8")
     done = call(*line.split())
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr
@@ -69,15 +60,6 @@ def test_a_network_that_this_machine_has_not_exits_2_and_names_those_it_has(tmp_
     assert done.exit_code == 2
     assert "the cluster did not start" in done.stderr
     assert "'ib7' is not a valid network interface" in done.stderr
-
-
-def test_a_second_cluster_on_a_journal_exits_2_and_names_the_first(tmp_path):
-    journal = tmp_path / "jobs"
-    with held([str(journal)]):
-        done = call("--config", "local-test", "--journal", journal)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert f"is being kept by another cluster: process {os.getpid()} on host" in done.stderr
-    assert not journal.exists()
 
 
 def test_a_dry_run_prints_the_script_and_starts_nothing():

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
 from distributed.metrics import time
 
-from dask_ferro.policy.scaling.facts import RUNNING
 from dask_ferro.runtime import upstream_deploy
-from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
-from dask_ferro.runtime.slurm.parsing import OVER
+from dask_ferro.runtime.slurm.commands import Refused
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
+from dask_ferro.runtime.slurm.parsing import OVER, exit_status
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +26,6 @@ _LATE = 10.0
 
 class Connections:
     """A mixin that follows connected workers, for a cluster of SLURM jobs, before dask-jobqueue's class."""
-
-    def _followed(self: Any) -> list[BatchJob]:
-        """Return the jobs that are followed or being ended."""
-        return [*self._book.values(), *self._going.values(), *self._former.values()]
 
     def _connected_names(self: Any) -> set[str]:
         return upstream_deploy.names_of(self)
@@ -57,6 +54,15 @@ class Connections:
                     await self._unblame(workers)
                 return
 
+    async def _learn_exit(self: Any, job: BatchJob) -> None:
+        """Add a failed job's exit status to its ending; if many fail at once, of some."""
+        if self._exits.locked():
+            return
+        async with self._exits:
+            with suppress(Refused):  # then only the reason is known
+                shown = await self._site.ask("scontrol", "--oneliner", "show", "job", job.job_id)
+                job.ending = ", ".join(filter(None, (job.ending, exit_status(shown))))
+
     def _soon(self: Any, what: Coroutine[object, object, None]) -> None:
         """Run a coroutine in the background."""
         task = asyncio.get_running_loop().create_task(what)
@@ -73,7 +79,7 @@ class Connections:
 
     def _connected(self: Any, job: BatchJob) -> float | None:
         """Return when the last of a job's workers connected."""
-        if job.state != RUNNING:
+        if job.state != JobState.RUNNING:
             return None
         return max(
             (self._connected_at[worker] for worker in job.workers if worker in self._connected_at),
@@ -88,7 +94,7 @@ class Connections:
             self._connected_at.update(dict.fromkeys(came, now))
             shapes = {name: kind.job.worker_processes for name, kind in self._pool_records.items()}
             for name in came:
-                self._names.learn(name, shapes, lambda job: job in self._book or job in self._former)
+                self._names.learn(name, shapes, self._book.jobs.__contains__)
         elif op == "remove":
             self._connected_at.pop(str(upstream_deploy.workers_of(self)[msg]["name"]), None)
         super()._worker_changed(op, msg)  # type: ignore[misc]
@@ -96,9 +102,9 @@ class Connections:
     @property
     def plan(self: Any) -> set[str]:
         """The names of the workers of all requested jobs."""
-        return set(chain.from_iterable(job.workers for job in self._book.values()))
+        return set(chain.from_iterable(job.workers for job in self._book.followed))
 
     @property
     def requested(self: Any) -> set[str]:
         """The names of the workers whose jobs SLURM knows."""
-        return set(chain.from_iterable(job.workers for job in self._book.values() if job.job_id))
+        return set(chain.from_iterable(job.workers for job in self._book.followed if job.job_id))

@@ -54,7 +54,7 @@ _RENAMED = {
 _OF_THE_NODE = frozenset(
     ("local-directory", "job-script-prologue", "worker-extra-args", "worker-command", "python", "shebang")
 )
-_FOLDERS = frozenset(("log-directory", "shared-temp-directory", "journal"))
+_FOLDERS = frozenset(("log-directory", "shared-temp-directory"))
 
 # Keys of the cluster alone: a pool is another kind of job of the same cluster.
 _OF_THE_CLUSTER = frozenset(
@@ -65,8 +65,6 @@ _OF_THE_CLUSTER = frozenset(
         "scheduler-options",
         "interface",
         "shared-temp-directory",
-        "journal",
-        "keep",
     ]
 )
 # Keys of a pool alone.

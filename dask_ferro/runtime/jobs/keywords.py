@@ -82,16 +82,6 @@ class ClusterKeywords(JobKeywords):
     patience: Mapping[str, float] | None = given(
         "mapping", 'How long to wait for conditions that may pass, by name, as in {"stuck": 60}.', "by name"
     )
-    journal: str | None = given(
-        "file",
-        "A file for the record of all jobs (`jobs`). A cluster started again with this file after the previous one was"
-        " killed adopts the pending jobs that it would submit itself, and ends the others.",
-    )
-    keep: float = seconds(
-        "0s",
-        "Seconds for which the jobs of a killed cluster are kept to be adopted; 0: they end at once.",
-        most=_MOST,
-    )
 
 
 def keywords_of(kind: type) -> dict[str, Option]:

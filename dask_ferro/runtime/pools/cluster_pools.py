@@ -92,9 +92,10 @@ class PooledCluster:
 
     def _pool_facts(self: Any) -> tuple[Pool, ...]:
         now = time()
-        # Inherited and cancelled jobs may still exist: they count for the maximum.
-        ending = self._going | self._former | {job.name: job for job in self._cancellation.jobs}
-        lingering = Counter(job.pool for name, job in ending.items() if name not in self._book)
+        # Cancelled jobs may still exist: they count for the maximum.
+        ending = {job.name: job for job in (*self._book.leaving, *self._cancellation.jobs)}
+        followed = {job.name for job in self._book.followed}
+        lingering = Counter(job.pool for name, job in ending.items() if name not in followed)
         # Unknown strays, mostly of lost submissions, count for the first pool.
         unknown = self._cancellation.job_ids - {job.job_id for job in self._cancellation.jobs}
         lingering[DEFAULT] += len(unknown)
@@ -108,7 +109,7 @@ class PooledCluster:
     def _pool_rows(self: Any) -> list[PoolRow]:
         """Return the rows of a table of pools, in types that msgpack supports."""
         states: dict[str, Counter[str]] = {}
-        for job in self._book.values():
+        for job in self._book.followed:
             states.setdefault(job.pool, Counter())[job.state] += 1
         return [
             {

@@ -14,11 +14,11 @@ from typing import Any
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Mean
-from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Pool
+from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, keywords_of, read
 from dask_ferro.runtime.jobs.script import WorkerJob, lifetime_of
 from dask_ferro.runtime.pools import failures
-from dask_ferro.runtime.slurm.job_lifecycle import SUBMITTING, BatchJob
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
 from dask_ferro.runtime.slurm.parsing import is_job_name, is_plain
 
 # Seconds for which a pool is closed at first, and at most.
@@ -148,9 +148,10 @@ class JobPool:
 
     def measure(self, job: BatchJob, before: str, connected_at: float | None) -> None:
         """Learn queue wait and start-up from a job that changed its state."""
-        if before in (SUBMITTING, PENDING) and job.state in (BOOTING, RUNNING) and not job.restarts:
+        waited = before in (JobState.SUBMITTING, JobState.PENDING)
+        if waited and job.state in (JobState.BOOTING, JobState.RUNNING) and not job.restarts:
             self._add(self.queue_wait, job.submitted_at, job.started_at)
-        if before != RUNNING and job.state == RUNNING:
+        if before != JobState.RUNNING and job.state == JobState.RUNNING:
             # a worker restarted by its nanny connects much later than its job started
             if not job.is_measured:
                 self._add(self.start_up, job.started_at, connected_at)
