@@ -1,4 +1,4 @@
-"""Access to private or undocumented names of dask-jobqueue; `upstream_names` lists them.
+"""Access to private or undocumented names of dask-jobqueue.
 
 `JobCluster` has a method of ours for each step of a cluster's life, which mixins before it extend by `super()`.
 """
