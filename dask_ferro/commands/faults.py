@@ -15,8 +15,6 @@ from typing import Any
 
 import click
 
-from dask_ferro.commands.early import over
-
 
 @contextmanager
 def one_status_per_fault(debug: bool = False) -> Iterator[None]:
@@ -79,9 +77,6 @@ class Command(click.Command):
         from dask_ferro.runtime.local.sigint import kept
 
         with one_status_per_fault(debug=_wants_traceback(ctx)), kept():
-            # A group still has to import its command.
-            if not isinstance(self, click.Group):
-                over()
             return super().invoke(ctx)
 
 

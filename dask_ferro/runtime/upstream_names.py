@@ -1,7 +1,7 @@
 """The private or undocumented names of Dask without which a part of dask_ferro is not used, by part and owner.
 
-Only modules called `upstream*.py` use such names.  Each part checks its names on its first use (`missing`), so that with
-a Dask that lacks one stock Dask goes on.  Owners are imported only when they are checked.
+Only modules called `upstream*.py` use such names.  Each part checks its names on its first use (`missing`), so
+that stock Dask goes on where one is missing.  Owners are imported only when they are checked.
 """
 
 from __future__ import annotations

@@ -11,12 +11,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from inspect import signature
 from typing import Any
 
 import distributed
-import yaml
 from dask.utils import parse_bytes
 
 from dask_ferro.config import fault
@@ -172,8 +170,9 @@ def dask_jobqueue_keys(kind: str) -> frozenset[str]:
 
     For "batch" these are the keys common to all of its batch systems, and those of the commands.
     """
-    text = files("dask_jobqueue").joinpath("jobqueue.yaml").read_text(encoding="utf-8")
-    known = frozenset(yaml.safe_load(text)["jobqueue"]["pbs" if kind == "batch" else kind]) - set(_RENAMED)
+    from dask_ferro.runtime.upstream_jobqueue import defaults_of
+
+    known = frozenset(defaults_of("pbs" if kind == "batch" else kind)) - set(_RENAMED)
     return known - _NOT_OF_COMMANDS | _OF_COMMANDS if kind == "batch" else known
 
 
