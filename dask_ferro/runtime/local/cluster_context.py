@@ -69,8 +69,8 @@ def closed_pools(events: Iterable[tuple[float, object]]) -> str:
     said = [told for _, told in events if isinstance(told, Mapping) and told.get("action") == "scale"]
     newest = (said[-1].get("closed") or {}) if said else {}
     return told_closed(
-        # The names of `telemetry.events.ClosedPool`; an older scheduler has no mode.
-        Pool(name, closed=t["why"], closed_until=t["until"], output=t["output"], mode=t.get("mode", ""))
+        # The names of `telemetry.events.ClosedPool`.
+        Pool(name, closed=t["why"], closed_until=t["until"], output=t["output"], mode=t["mode"])
         for name, t in newest.items()
     )
 
