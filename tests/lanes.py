@@ -18,7 +18,6 @@ WAITING = (
     "tests/browser/",
     "tests/sites/",
     "tests/test_settings_words.py",
-    "tests/upstream_pains/",
     "tests/lower/pipeline/test_cluster.py",
     "tests/runtime/elastic/",
     "tests/runtime/jobs/",
