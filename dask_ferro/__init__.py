@@ -138,6 +138,7 @@ def _loaded(name: str, module: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "dask_jobqueue":
+            # What else is missing is no extra, but a fault of the installation.
             raise
         from dask_ferro.errors import ConfigError
 

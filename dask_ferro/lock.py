@@ -70,6 +70,7 @@ class Hold:
 
     def check(self) -> None:
         """Raise `ConfigError` if the lock file was removed, so that another process may hold a new one."""
+        # Somebody may have removed it by hand; the next process then locks a new file at the same path.
         if not _is_at(self.handle, self.path):
             raise ConfigError(
                 f"{self.words.thing} {self.sink!r}: its lock file {self.path!r} was removed or replaced while it was"
@@ -114,6 +115,7 @@ def _entered(stack: ExitStack, sink: str, words: Words) -> Hold:
             stack.callback(_remove_empty, folder)
         hold = _acquired(sink, words)
         stack.callback(hold.release)
+        # Only once the lock is held: until then the file names its last holder.
         text = json.dumps(record()).encode()
         os.write(hold.handle, text)
         os.ftruncate(hold.handle, len(text))

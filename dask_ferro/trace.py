@@ -388,6 +388,7 @@ def _row(row: Any) -> Span | TracedTask:
 
 
 def _read(readers: tuple[_Reader, ...], cells: list[Any]) -> list[Any]:
+    # `strict` refuses a line with fewer or more cells, such as one that was cut short.
     return [read(cell) for read, cell in zip(readers, cells, strict=True)]
 
 

@@ -31,8 +31,11 @@ def one_status_per_fault(debug: bool = False) -> Iterator[None]:
             2, f"{error.ctx.command_path if error.ctx else 'dask ferro'}: {error.format_message()}", line=True
         )
     except KeyboardInterrupt:
+        # Also while the command still imports, when nothing has been started that would have to be stopped.
         leave(130, "interrupted")
     except (click.exceptions.Exit, click.ClickException, click.Abort):
+        # Click prints these itself, and a group above must not count them as errors of its own: a command that has
+        # left with a status arrives here again.
         raise
     except ConfigError as error:
         leave(2, f"dask ferro: {error}", line=True, debug=debug)
