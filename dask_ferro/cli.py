@@ -18,7 +18,6 @@ import click
 from dask_ferro.commands import arguments
 from dask_ferro.commands.check import check
 from dask_ferro.commands.config import config as config_
-from dask_ferro.commands.early import at_once, load_jobqueue
 from dask_ferro.commands.faults import Group, leave
 from dask_ferro.commands.jobs import jobs
 from dask_ferro.commands.pools import pools
@@ -274,18 +273,15 @@ def cluster(
     dask ferro cluster --config slurm-gpu --minimum 0 --maximum 16
     dask ferro cluster --config ./mine.yaml --dry-run
     """
-    with at_once():
-        # Ctrl-C during these imports ends the command at once (`at_once`): nothing has been started.
-        load_jobqueue()
-        from dask_ferro.runtime.jobs.job_config import load
+    from dask_ferro.runtime.jobs.job_config import load
 
-        config = load(source)
-        if dry_run:
-            _print_scripts(config.scripts())
-            return
-        # One name for both: workers are found in the queue by the name that Dask shows.
-        named = {} if name is None else {"name": name, "job_name": name}
-        stopped_by = _stand(config.bounded(minimum, maximum), scheduler_file, named)
+    config = load(source)
+    if dry_run:
+        _print_scripts(config.scripts())
+        return
+    # One name for both: workers are found in the queue by the name that Dask shows.
+    named = {} if name is None else {"name": name, "job_name": name}
+    stopped_by = _stand(config.bounded(minimum, maximum), scheduler_file, named)
     if stopped_by is None:
         # Not an error: a client asked for it.
         click.echo("a client shut the cluster down", err=True)

@@ -269,11 +269,6 @@ class ElasticOptions:
 class StreamOptions:
     """`ferro.stream`."""
 
-    lease: float = seconds(
-        "60s",
-        "A lock of `ff.run` that another host holds counts as abandoned when it was not renewed for this long: for"
-        " shared file systems that do not pass locks between hosts. A holder renews its lock 12 times in this time.",
-    )
     no_workers: float = seconds(
         "5s",
         "How long `ff.run` waits without any worker before it logs a warning; the next one comes after twice the time,"

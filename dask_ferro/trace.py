@@ -375,24 +375,21 @@ def _about(value: Any) -> About:
 
 
 _TASK: tuple[_Reader, ...] = (_key, _string, _string, _seconds, _count, _keys, _place, _about)
-# Cells per line of older files: before spans had a region, and before tasks had an order and `about`.
-_SPANS_BEFORE, _TASKS_BEFORE = (9,), (6, 7)
 
 
 def _row(row: Any) -> Span | TracedTask:
     """Return the span or task of one line; raise ValueError or TypeError for anything else."""
     name, *cells = row
     if name == "span":
-        return Span(*_read(_SPAN, cells, _SPANS_BEFORE))
+        return Span(*_read(_SPAN, cells))
     if name == "task":
-        return TracedTask(*_read(_TASK, cells, _TASKS_BEFORE))
+        return TracedTask(*_read(_TASK, cells))
     raise ValueError(f"got {name!r}")
 
 
-def _read(readers: tuple[_Reader, ...], cells: list[Any], before: tuple[int, ...]) -> list[Any]:
-    """Return the parsed cells of a line; lines of older files have fewer."""
-    is_old = len(cells) in before
-    return [read(cell) for read, cell in zip(readers, cells, strict=not is_old)]
+def _read(readers: tuple[_Reader, ...], cells: list[Any]) -> list[Any]:
+    # `strict` refuses a line with fewer or more cells, such as one that was cut short.
+    return [read(cell) for read, cell in zip(readers, cells, strict=True)]
 
 
 def _text(path: Path, where: str) -> str:

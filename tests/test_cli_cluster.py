@@ -82,10 +82,6 @@ def test_a_dry_run_prints_every_pools_script(tmp_path):
     ]
 
 
-IMPORTED = [
-    "dask_ferro.commands.faults", "dask_ferro.runtime.jobs.job_config", "dask_ferro.runtime.local.foreground",
-    "dask_jobqueue", "dask_jobqueue.htcondor",
-]  # fmt: skip
 # Loaded by Python at its start: Ctrl-C when a module is about to be imported.
 CUSTOM = """
 import os, signal, sys
@@ -101,9 +97,10 @@ sys.meta_path.insert(0, Interrupts())
 
 
 @pytest.mark.parametrize("program", [["dask-ferro"], ["dask", "ferro"]], ids=" ".join)
-@pytest.mark.parametrize("module", IMPORTED)
-def test_ctrl_c_while_it_imports_ends_it_with_one_line(module, program, tmp_path):
-    """dask-jobqueue ends a program at Ctrl-C with status 0 and no word, from its import on."""
+@pytest.mark.parametrize(
+    "module", ["dask_ferro.runtime.jobs.job_config", "dask_ferro.runtime.local.foreground"]
+)
+def test_ctrl_c_while_the_command_imports_ends_it_with_one_line(module, program, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(CUSTOM)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = ran(

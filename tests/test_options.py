@@ -323,14 +323,14 @@ def rows(tmp_path, files=None, here=None, **environment):
 
 def test_each_value_is_told_with_where_it_was_set(tmp_path):
     files = {
-        "a.yaml": "ferro: {cache: {bytes: 1GiB}, stream: {lease: 60s, no-workers: 1s}, device: null}",
+        "a.yaml": "ferro: {cache: {bytes: 1GiB}, stream: {no-workers: 5s}, device: null}",
         "b.yaml": "ferro: {cache: {bytes: 3GiB}, trace: {tasks: 5}}",
     }
     environment = {"DASK_FERRO__TRACE__TASKS": "7", "DASK_FERRO__INPUTS__EMBED_BYTES": "1KiB"}
     found, problems = rows(tmp_path, files, {"ferro.ranks.checkpoint-calls": 2}, **environment)
     assert problems == []
     assert found["cache.bytes"] == ["3GiB", str(tmp_path / "b.yaml")]
-    assert found["stream.lease"] == ["60s", str(tmp_path / "a.yaml")]  # set to the default is set
+    assert found["stream.no-workers"] == ["5s", str(tmp_path / "a.yaml")]  # set to the default is set
     assert found["trace.tasks"] == [7, "environment variable DASK_FERRO__TRACE__TASKS"]
     assert found["inputs.embed-bytes"] == ["1KiB", "environment variable DASK_FERRO__INPUTS__EMBED_BYTES"]
     assert found["ranks.checkpoint-calls"] == [2, "set in this process"]

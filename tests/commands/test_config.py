@@ -26,8 +26,8 @@ def printed(*words, status=0):
 def test_all_options_are_printed_each_on_one_line():
     lines = printed().stdout.splitlines()
     assert [line.split()[0].removeprefix("ferro.") for line in lines if "ferro." in line] == [*OPTIONS]
-    lease = next(line for line in lines if "stream.lease" in line)
-    assert lease.split() == ["ferro.stream.lease", "60s", "seconds", "60s", "default"]
+    patience = next(line for line in lines if "stream.no-workers" in line)
+    assert patience.split() == ["ferro.stream.no-workers", "5s", "seconds", "5s", "default"]
 
 
 @pytest.mark.parametrize("prefix", ["elastic.copy-", "ferro.elastic.copy-", "elastic.copy_"])

@@ -14,12 +14,11 @@ from numbers import Integral
 from typing import Any
 
 import dask
-from dask_jobqueue.core import JobQueueCluster
-from dask_jobqueue.slurm import SLURMJob
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, keywords_of
+from dask_ferro.runtime.upstream_jobqueue import JobQueueCluster, SLURMJob
 
 # Keywords of a pool beside the options of a job.
 _OF_A_POOL = frozenset(keywords_of(PoolKeywords))

@@ -179,9 +179,6 @@ class Described:
         """
         return self.sync(self._all_logs, jobs, cluster, scheduler, workers)
 
-    # Dask's older name.
-    logs = get_logs
-
     async def _all_logs(self: Any, jobs: bool, *of_dask: object) -> Logs:
         found: Logs = await self._dask_logs(*of_dask)
         if jobs:

@@ -11,12 +11,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from inspect import signature
 from typing import Any
 
 import distributed
-import yaml
 from dask.utils import parse_bytes
 
 from dask_ferro.config import fault
@@ -144,8 +142,9 @@ def dashed(section: Mapping[str, object]) -> dict[str, Any]:
 @cache
 def dask_jobqueue_keys() -> frozenset[str]:
     """Return the keys that the installed dask-jobqueue knows for SLURM, without renamed ones."""
-    text = files("dask_jobqueue").joinpath("jobqueue.yaml").read_text(encoding="utf-8")
-    return frozenset(yaml.safe_load(text)["jobqueue"]["slurm"]) - set(_RENAMED)
+    from dask_ferro.runtime.upstream_jobqueue import defaults_of
+
+    return frozenset(defaults_of("slurm")) - set(_RENAMED)
 
 
 # ---- values ------------------------------------------------------------------------------------------------

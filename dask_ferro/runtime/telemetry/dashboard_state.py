@@ -239,7 +239,7 @@ def elastic_picture(
 
 
 def _decision(at: float, message: ScaleEvent) -> ScalingDecision:
-    """Return a decision; fields missing in another version's event get defaults."""
+    """Return a decision; missing fields have defaults."""
     return ScalingDecision(
         message.get("time", at),
         sum((message.get("wanted") or {}).values()),

@@ -34,8 +34,6 @@ TOPIC = "ferro"
 # The elastic controller's actions by class; derived, so that new classes are counted as well.
 KINDS: dict[type, str] = {kind: kind.__name__.lower() for kind in get_args(Action)}
 SCALINGS = tuple(KINDS.values())
-# For actions of a controller that is newer than this plugin.
-OTHER = "other"
 # The action of an event that reports a closed pool of batch jobs.
 CLOSED = "pool-closed"
 # The action of an event that reports a pool being paused or resumed by its user.
@@ -82,7 +80,7 @@ class PendingJobs(TypedDict):
 
 
 class ScaleEvent(TypedDict, total=False):
-    """A decision of the elastic controller, as in `docs/metrics.md`; other versions may lack some fields."""
+    """A decision of the elastic controller, as in `docs/metrics.md`."""
 
     action: str
     time: float
@@ -157,7 +155,7 @@ class Events:
         if topic == TOPIC and (decision := _decision(message)) is not None:
             self.elastic = decision
             kinds = [action.get("kind", "") for action in decision.get("done", ())]
-            self.scalings.update(kind if kind in SCALINGS else OTHER for kind in kinds)
+            self.scalings.update(kinds)
 
     def left(self, worker: str) -> None:
         """Forget the totals of a worker."""

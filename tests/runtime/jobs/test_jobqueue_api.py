@@ -324,7 +324,7 @@ def test_the_jobs_own_output_stands_beside_dasks_logs(cluster, monkeypatch) -> N
     logs = cluster.get_logs(workers=False)
     assert sorted(logs) == sorted(["Cluster", "Scheduler", str(folder / "dask-worker-7.err")])
     assert logs[str(folder / "dask-worker-7.err")] == "... the last 30 of 61 bytes\nlong line\nlong line\n"
-    assert list(cluster.logs(cluster=False, scheduler=False, workers=False, jobs=False)) == []
+    assert list(cluster.get_logs(cluster=False, scheduler=False, workers=False, jobs=False)) == []
     assert "long line" in logs._repr_html_()
 
 

@@ -105,7 +105,6 @@ async def test_nothing_is_published_with_an_interval_of_0_and_all_is_counted(cli
     [
         pytest.param([SCALINGS], dict.fromkeys(SCALINGS, 1), id="every kind that a policy decides"),
         pytest.param([["submit"], ["submit"]], {"submit": 2}, id="over decisions"),
-        pytest.param([["dance"], []], {"other": 1}, id="one that is not known yet"),
     ],
 )
 @on_cluster(installed=True)
