@@ -19,6 +19,7 @@ from dask_ferro.policy.scaling import facts
 from dask_ferro.policy.scaling.facts import Job, Name, ScalingFacts
 from dask_ferro.simulate import virtual_tasks as tasks
 from dask_ferro.simulate.cluster import VirtualCluster
+from dask_ferro.simulate.core_adapter import SimulatedSettings
 from dask_ferro.simulate.elastic.controllers import Controller, Scaling
 from dask_ferro.simulate.elastic.pools import BatchSystem, VirtualJob, VirtualPool
 from dask_ferro.simulate.elastic.remaining_work import Remaining
@@ -256,6 +257,7 @@ def simulate_elastic(
     *,
     at_start: Mapping[Name, int] | None = None,
     policy: str = "informed",
+    rules: SimulatedSettings | None = None,
     receivers: Spread = spread,
     cluster: VirtualCluster | None = None,
     seed: int = 0,
@@ -269,7 +271,7 @@ def simulate_elastic(
         Default: `Scaling()`.
     at_start : mapping of pool to int, optional
         Jobs that run from the beginning; default: none.
-    policy : str
+    policy, rules
         Of placement and stealing, as for `simulate`.
     receivers : callable
         Chooses the workers that receive leaving workers' results.
@@ -285,7 +287,7 @@ def simulate_elastic(
     """
     elastic = ElasticDriver(tuple(pools), controller or Scaling(), at_start or {}, receivers, seed, limit)
     cluster = cluster if cluster is not None else VirtualCluster(())
-    trace = simulate(graph, cluster, policy=policy, seed=seed, attach=elastic.attach)
+    trace = simulate(graph, cluster, policy=policy, rules=rules, seed=seed, attach=elastic.attach)
     begins = elastic.scheduler.submissions
     ends = [*begins[1:], trace.counts["elapsed"]]
     return ElasticRun(
