@@ -16,8 +16,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ablation_workloads import Setup
-
-from dask_ferro.simulate.elastic.run import backup
+from simulated.elastic.run import backup
 
 HUGE = 2**60
 POLICY = "dask_ferro.policy."
@@ -428,7 +427,7 @@ ESTIMATES = (
 
 # ---- stealing ----------------------------------------------------------------------------------------------
 
-I, V, S = "stealing.informed:", "ledger_view:LedgerView.", "scheduling_core:SchedulingCore."
+N, V, S = "stealing.informed:", "ledger_view:LedgerView.", "scheduling_core:SchedulingCore."
 
 
 def _not_lost(old: Any) -> Any:
@@ -517,7 +516,7 @@ STEALING = (
     swap_steal(
         "victims keep nothing",
         "A victim is not left below its own threshold.",
-        (I + "Informed._best", _taken_to_the_last),
+        (N + "Informed._best", _taken_to_the_last),
     ),
     swap_steal(
         "no task unlocks",
@@ -538,7 +537,7 @@ STEALING = (
     swap_steal(
         "readers pay alone",
         "Readers of one input share the margin of its transfer.",
-        (I + "shared", gives(1)),
+        (N + "shared", gives(1)),
     ),
     swap_steal(
         "inputs on the way are fetched again",
@@ -548,7 +547,7 @@ STEALING = (
     swap_steal(
         "lost tasks are no others",
         "A task whose worker ends before it moves at any cost.",
-        (I + "Informed._at_victim", _not_lost),
+        (N + "Informed._at_victim", _not_lost),
     ),
     swap_steal(
         "thieves may end",
@@ -558,22 +557,22 @@ STEALING = (
     swap_steal(
         "back and forth",
         "A task that was moved returns only after a wait, doubled by each move.",
-        (I + "Informed._stays", _without(origins=())),
+        (N + "Informed._stays", _without(origins=())),
     ),
     swap_steal(
         "guessed slowness keeps overdue tasks",
         "A guess times a slowness keeps no overdue task waiting.",
-        (I + "Informed._ends_at_thief", _without(overdue=0.0)),
+        (N + "Informed._ends_at_thief", _without(overdue=0.0)),
     ),
     swap_steal(
         "no doubt",
         "An overdue task is expected to wait as long again.",
-        (I + "Informed._doubted", gives(0.0)),
+        (N + "Informed._doubted", gives(0.0)),
     ),
     swap_steal(
         "far victims as near ones",
         "A thief with a device asks the victims of its host first.",
-        (I + "is_far", gives(False)),
+        (N + "is_far", gives(False)),
     ),
     swap_steal(
         "near queues are not shown",

@@ -12,25 +12,26 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from dask_ferro.policy.estimates import Link
-from dask_ferro.policy.replication.evacuation import spread
-from dask_ferro.policy.scaling.step import ScalingParameters
-from dask_ferro.simulate.cluster import Change, VirtualCluster, VirtualWorker
-from dask_ferro.simulate.core_adapter import SimulatedSettings
-from dask_ferro.simulate.elastic.controllers import Scaling
-from dask_ferro.simulate.elastic.pools import VirtualPool
-from dask_ferro.simulate.elastic.run import Spread, simulate_elastic
-from dask_ferro.simulate.engine import Stuck, simulate
-from dask_ferro.simulate.graphs.generators import NAMES, build
-from dask_ferro.simulate.graphs.graph_builder import GraphBuilder
-from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
-from dask_ferro.simulate.graphs.tiled_linalg import (
+from simulated.elastic.controllers import Scaling
+from simulated.elastic.pools import VirtualPool
+from simulated.elastic.run import Spread, simulate_elastic
+from simulated.generators import NAMES, build
+from simulated.graph_builder import GraphBuilder
+from simulated.tiled_linalg import (
     cholesky,
     gemm,
     iterated_gemm,
     matmul_parallel,
     sparse_gemm,
 )
+
+from dask_ferro.policy.estimates import Link
+from dask_ferro.policy.replication.evacuation import spread
+from dask_ferro.policy.scaling.step import ScalingParameters
+from dask_ferro.policy.scheduling_core import SchedulingSettings
+from dask_ferro.simulate.cluster import Change, VirtualCluster, VirtualWorker
+from dask_ferro.simulate.engine import Stuck, simulate
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import Trace
 
 KB, MB = 1024, 1_000_000
@@ -62,7 +63,7 @@ class Setup:
     """All rules on, but for those that somebody switched off."""
 
     policy: str = "informed"
-    settings: SimulatedSettings = field(default_factory=SimulatedSettings)
+    settings: SchedulingSettings = field(default_factory=SchedulingSettings)
     scaling: Callable[[ScalingParameters], ScalingParameters] = lambda bounds: bounds
     receivers: Spread = spread
 
