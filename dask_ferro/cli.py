@@ -44,6 +44,14 @@ def _granularity(value: str) -> str | float:
     raise click.BadParameter(f"{value!r} is neither auto, op, model nor a positive number of seconds")
 
 
+def _parameter(text: str) -> tuple[str, int | float]:
+    name, _, number = text.partition("=")
+    try:
+        return name.strip(), float(number) if set(number) & set(".e") else int(number)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not of the form NAME=NUMBER") from None
+
+
 def _array_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
     if path is not None and path.suffix not in ARRAY_FILES:
         raise click.BadParameter(f"{str(path)!r} ends in neither {' nor '.join(ARRAY_FILES)}")
@@ -78,8 +86,10 @@ def main() -> None:
 
 @main.command()
 @click.argument("model", type=_MODEL, required=False)
-@arguments.workload("A built-in graph in place of MODEL, for instance imbalanced.")
-@arguments.parameters("A parameter of the built-in graph.")
+@click.option("--workload", metavar="NAME", help="A built-in graph in place of MODEL, such as imbalanced.")
+@click.option(
+    "--param", "params", type=_parameter, multiple=True, metavar="NAME=NUMBER", help="Of the graph."
+)
 @click.option(
     "--input",
     "source",
@@ -192,22 +202,18 @@ def import_(
 
 
 @main.command()
-@arguments.workload("A built-in task graph, for instance cholesky.")
 @click.option(
-    "--graph", "recorded", type=_MODEL, help="A recorded run (.ferrotrace) or a WfCommons file (.json)."
+    "--graph", type=_MODEL, required=True, help="A recorded run (.ferrotrace) or a WfCommons file (.json)."
 )
-@arguments.parameters("A parameter of the workload.")
 @click.option("--workers", type=_AT_LEAST_ONE, default=8, show_default=True, help="Virtual workers.")
 @click.option("--threads", type=_AT_LEAST_ONE, default=1, show_default=True, help="Threads of each.")
-@arguments.policies("Policies to compare; stock-none is stock Dask without stealing.")
+@arguments.policies("Policies to compare.")
 @click.option("--bundles", is_flag=True, help="Compare with the graph in bundles, as ff.bundled makes them.")
 @arguments.seed
 @arguments.as_json
 @arguments.debug
 def simulate(
-    workload: str | None,
-    recorded: str | None,
-    params: tuple[tuple[str, Any], ...],
+    graph: str,
     workers: int,
     threads: int,
     policies: tuple[str, ...],
@@ -219,13 +225,9 @@ def simulate(
     """Simulate a task graph under several policies, and compare.
 
     \b
-    dask ferro simulate --workload cholesky --workers 1000 --policy informed,stock
     dask ferro simulate --graph run.ferrotrace --workers 64
+    dask ferro simulate --graph workflow.json --workers 1000 --policy informed,none
     """
-    if bool(workload) == bool(recorded):
-        raise click.UsageError("give either --workload NAME or --graph FILE")
-    if recorded and params:
-        raise click.UsageError("--param goes with --workload")
     from dask_ferro.runtime.plugin.settings import Settings
     from dask_ferro.simulate import compare
     from dask_ferro.simulate.cluster import VirtualCluster
@@ -233,10 +235,9 @@ def simulate(
     from dask_ferro.views.terminal import console
 
     # With the user's own settings, as `ff.install` would use them here.
-    graph = compare.workload(workload, dict(params)) if workload else compare.recorded(str(recorded))
-    cluster = VirtualCluster.local(workers, threads)
-    rules = Settings.configured().rules
-    found = compare.compare(graph, cluster, policies, rules=rules, seed=seed, bundles=bundles)
+    cluster, rules = VirtualCluster.local(workers, threads), Settings.configured().rules
+    recorded = compare.recorded(graph)
+    found = compare.compare(recorded, cluster, policies, rules=rules, seed=seed, bundles=bundles)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
     else:

@@ -16,8 +16,8 @@ from dask_ferro.cli import main
 
 # What it means: its option, and the commands that have it.
 OPTIONS = {
-    "the name of a built-in graph": ("--workload", "run simulate"),
-    "a parameter of the built-in graph": ("--param", "run simulate"),
+    "the name of a built-in graph": ("--workload", "run"),
+    "a parameter of the built-in graph": ("--param", "run"),
     "a recorded graph": ("--graph", "simulate"),
     "recorded events": ("--events", "replay"),
     "policies of stealing": ("--policy", "simulate replay"),

@@ -43,9 +43,7 @@ def _set(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) ->
 @click.command(cls=Command)
 @click.argument("recorded", metavar="[RUN.ferrotrace]", type=_FILE, required=False)
 @click.option("--events", type=_FILE, metavar="FILE", help="Recorded events, instead of a recorded run.")
-@arguments.policies(
-    "Policies to simulate; stock-none is stock Dask without stealing. With --events: one policy to compare."
-)
+@arguments.policies("Policies to simulate. With --events: one policy to compare.")
 @click.option(
     "--set",
     "parameters",
@@ -74,7 +72,7 @@ def replay(
 
     \b
     dask ferro run --workload imbalanced --workers 8 --trace run.ferrotrace
-    dask ferro replay run.ferrotrace --policy informed,stock
+    dask ferro replay run.ferrotrace --policy informed,none
 
     With --events, repeat the decisions on a scheduler's recorded events (`ferro.scheduler.record: FILE`, or
     `ff.trace(client, events=True)`), and report the first decision that differs; the exit status is then 1.
@@ -122,16 +120,11 @@ def _run_again(recorded: str, policies: tuple[str, ...], seed: int, as_json: boo
 
 def _decide_again(path: str, policies: tuple[str, ...], parameters: dict[str, Json], as_json: bool) -> None:
     from dask_ferro.policy.recording.replay import replay as replayed
-    from dask_ferro.policy.stealing.policies import POLICIES
 
+    # Each recorded decision is shown beside one other.
     if len(policies) > 1:
         raise click.UsageError(f"--policy: got {len(policies)} policies, wanted one with --events")
     policy = policies[0] if policies else None
-    # Stock Dask's policies have no scheduling core that could decide on recorded events.
-    if policy not in (None, *POLICIES):
-        raise click.BadParameter(
-            f"got {policy!r}, wanted one of {', '.join(POLICIES)}", param_hint="--policy"
-        )
     # Bytes that are no text are replaced, and then refused as not being a recording.
     with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
         found = replayed(lines, path, policy=policy, parameters=parameters)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dask_ferro.policy import events
@@ -29,14 +30,23 @@ from dask_ferro.policy.events import Event, Instruction
 from dask_ferro.policy.facts import Address, Key, Move, Outcome, Worker
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.ledger_view import TASKS, VICTIMS
-from dask_ferro.policy.stealing.informed import Policy, StealingState, adapted, threshold_of, without
+from dask_ferro.policy.placement import PlacementParameters
+from dask_ferro.policy.stealing.informed import (
+    Policy,
+    StealingParameters,
+    StealingState,
+    adapted,
+    threshold_of,
+    without,
+)
 from dask_ferro.policy.stealing.policies import overdue_moves
 from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.policy.waits import OverdueTasks, look
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
-# Seconds within which events share a step, and seconds between ticks, unless configured.
-COALESCE, TICK = 0.001, 0.5
+# Seconds within which events share a step, seconds between ticks, and between two batches of messages, unless
+# configured.
+COALESCE, TICK, SENDS = 0.001, 0.5, 0.001
 # Thieves considered by one step, which sees the ends of ten queues.
 THIEVES = 32
 # The most unread outcomes kept: no step reads them while stealing is off.  100 kB.
@@ -46,6 +56,33 @@ IDLE = 256
 # A saturated loop counts as such until its load is below this share of the bound, as each change sends every worker a
 # message.
 EASED = 0.9
+
+
+@dataclass(frozen=True)
+class SchedulingSettings:
+    """What all decisions of a scheduler follow, in the plugin and in the simulator.
+
+    Attributes
+    ----------
+    parameters : StealingParameters
+    placement : PlacementParameters
+    learning : Learning
+    rank : bool
+        Whether narrow graphs are ordered by upward rank.
+    coalesce, tick : float
+        Seconds, as in `ferro.scheduler`.
+    scheduler_sends, worker_sends : float
+        Seconds between two batches of messages to a worker with little work, and from a worker.
+    """
+
+    parameters: StealingParameters = field(default_factory=StealingParameters)
+    placement: PlacementParameters = field(default_factory=PlacementParameters)
+    learning: Learning = LEARNING
+    rank: bool = True
+    coalesce: float = COALESCE
+    tick: float = TICK
+    scheduler_sends: float = SENDS
+    worker_sends: float = SENDS
 
 
 class PendingAsk(NamedTuple):

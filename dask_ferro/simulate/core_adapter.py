@@ -6,21 +6,18 @@ As in the plugin, the ledger holds the core's view: projected seconds, learned l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from dask_ferro.policy import events
 from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
-from dask_ferro.policy.estimates import LEARNING, Learning, Links
+from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import Answer, Event
 from dask_ferro.policy.facts import Address
-from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.scaling.remaining_work import left, unmeasured
-from dask_ferro.policy.scheduling_core import COALESCE, TICK, SchedulingCore
-from dask_ferro.policy.stealing.informed import StealingParameters
+from dask_ferro.policy.scheduling_core import SchedulingCore, SchedulingSettings
 from dask_ferro.policy.stealing.policies import NoStealing, named
-from dask_ferro.simulate.cluster import CORE_FLOPS, SHORT, STOCK_TO_WORKER
+from dask_ferro.simulate.cluster import CORE_FLOPS, STOCK_TO_WORKER
 from dask_ferro.simulate.task_facts import HOST, SimulatedFacts
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 from dask_ferro.simulate.virtual_tasks import VirtualTask
@@ -32,37 +29,10 @@ from dask_ferro.trace import Span
 _ANSWERS: dict[str, Answer] = {"ready": "given", "running": "kept", "gone": "gone"}
 
 
-@dataclass(frozen=True)
-class SimulatedSettings:
-    """The settings of a simulation.
-
-    Attributes
-    ----------
-    parameters : StealingParameters
-        Parameters of stealing.
-    placement : PlacementParameters
-    learning : Learning
-    rank : bool
-        Whether narrow graphs are ordered by upward rank.
-    coalesce, tick : float
-    scheduler_sends, worker_sends : float
-        Seconds between two batches of messages to a worker with little work, and from a worker.
-    """
-
-    parameters: StealingParameters = field(default_factory=StealingParameters)
-    placement: PlacementParameters = field(default_factory=PlacementParameters)
-    learning: Learning = LEARNING
-    rank: bool = True
-    coalesce: float = COALESCE
-    tick: float = TICK
-    scheduler_sends: float = SHORT
-    worker_sends: float = SHORT
-
-
 class CoreAdapter(Decider):
     """A decider that applies our stealing and placement."""
 
-    def __init__(self, scheduler: Scheduler, policy: str, rules: SimulatedSettings, seed: int) -> None:
+    def __init__(self, scheduler: Scheduler, policy: str, rules: SchedulingSettings, seed: int) -> None:
         self.links = Links(learning=rules.learning)
         self.facts = SimulatedFacts(scheduler, rules.learning)
         self.core = SchedulingCore(

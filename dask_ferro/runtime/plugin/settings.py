@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dask_ferro import config
+from dask_ferro.policy.scheduling_core import SchedulingSettings
 from dask_ferro.sections import AUTO, OFF, POLICIES, PluginOptions
-from dask_ferro.simulate.core_adapter import SimulatedSettings
 
 __all__ = ["AUTO", "OFF", "POLICIES", "Settings"]
 
@@ -33,10 +33,10 @@ class Settings(PluginOptions):
         return replace(found, placing=replace(found.placing, spare=found.parameters.spare))
 
     @property
-    def rules(self) -> SimulatedSettings:
+    def rules(self) -> SchedulingSettings:
         """The subset that a simulation follows."""
         names = ("rank", "coalesce", "tick", "scheduler_sends", "worker_sends")
-        return SimulatedSettings(
+        return SchedulingSettings(
             self.parameters, self.placing, self.learning, **{name: getattr(self, name) for name in names}
         )
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from distributed import Client, Event, LocalCluster, Worker
 from distributed.deploy import Cluster
+from simulated.tiled_linalg import iterated_cholesky
 
 import dask_ferro as ff
 from dask_ferro.policy.scaling.facts import Pool
@@ -19,7 +20,6 @@ from dask_ferro.runtime.elastic.options import check_room
 from dask_ferro.runtime.pools.providers import SpecPools
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph
-from dask_ferro.simulate.graphs.tiled_linalg import iterated_cholesky
 from dask_ferro.testing import workload_kernels
 from tests.clusters import running
 from tests.waiting import BOUND_S, finished, opened, until, until_async

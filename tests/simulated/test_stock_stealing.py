@@ -21,9 +21,9 @@ from distributed.scheduler import ClientState, SchedulerState, WorkerState
 from distributed.stealing import WorkStealing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated.stock_stealing import StockStealing
 from sortedcontainers import SortedDict
 
-from dask_ferro.simulate.baselines.stock_stealing import StockStealing
 from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec

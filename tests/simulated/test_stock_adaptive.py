@@ -13,6 +13,7 @@ import pytest
 from distributed import Adaptive
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated.stock_adaptive import StockAdaptive
 
 from dask_ferro.policy.scaling.facts import (
     LEAVING,
@@ -25,9 +26,8 @@ from dask_ferro.policy.scaling.facts import (
     ScalingFacts,
     Submit,
 )
-from dask_ferro.simulate.baselines.stock_adaptive import StockAdaptive
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
-from tests.simulate.baselines.test_stock_stealing import MB, Real, Virtual, graphs, step
+from tests.simulated.test_stock_stealing import MB, Real, Virtual, graphs, step
 from tests.waiting import BOUND_S
 
 MEMORY = 2**30

@@ -1,4 +1,4 @@
-"""Controllers of the number of virtual jobs: our policy; `baselines.stock_adaptive` is the one it is compared with.
+"""Controllers of the number of virtual jobs: our policy; `simulated.stock_adaptive` is the one it is compared with.
 
 Each gets the facts of a moment and returns actions; stock's also reads the scheduler, as Dask's does.
 """

@@ -11,18 +11,20 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated.contenders import simulate
+from simulated.elastic.controllers import Scaling
+from simulated.elastic.pools import BatchSystem, VirtualPool
+from simulated.elastic.run import backup, simulate_elastic, spread
+from simulated.stock_adaptive import StockAdaptive
+from simulated.tiled_linalg import iterated_cholesky, iterated_gemm
 
 from dask_ferro.policy.scaling.remaining_work import _few
 from dask_ferro.policy.scaling.step import ScalingParameters, step
-from dask_ferro.simulate.baselines.stock_adaptive import StockAdaptive
+from dask_ferro.policy.stealing.policies import POLICIES as OURS
 from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import VirtualCluster
-from dask_ferro.simulate.elastic.controllers import Scaling
-from dask_ferro.simulate.elastic.pools import BatchSystem, VirtualPool
-from dask_ferro.simulate.elastic.run import backup, simulate_elastic, spread
-from dask_ferro.simulate.engine import POLICIES, STOCK, Stuck, simulate
+from dask_ferro.simulate.engine import Stuck
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
-from dask_ferro.simulate.graphs.tiled_linalg import iterated_cholesky, iterated_gemm
 from tests.simulate.test_properties import graphs
 
 MB = 1_000_000
@@ -318,8 +320,7 @@ pools = st.fixed_dictionaries(
 ).map(lambda facts: VirtualPool(**facts))
 
 
-OURS = [policy for policy in POLICIES if policy not in STOCK]
-cases = given(graphs(), pools, st.sampled_from([0, 1, 4]), st.sampled_from(OURS), st.integers(0, 3))
+cases = given(graphs(), pools, st.sampled_from([0, 1, 4]), st.sampled_from([*OURS]), st.integers(0, 3))
 
 
 @cases

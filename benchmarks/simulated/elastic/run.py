@@ -17,15 +17,17 @@ from dask_ferro.policy.facts import Address, Key
 from dask_ferro.policy.replication.evacuation import spread
 from dask_ferro.policy.scaling import facts
 from dask_ferro.policy.scaling.facts import Job, Name, ScalingFacts
+from dask_ferro.policy.scheduling_core import SchedulingSettings
 from dask_ferro.simulate import virtual_tasks as tasks
 from dask_ferro.simulate.cluster import VirtualCluster
-from dask_ferro.simulate.elastic.controllers import Controller, Scaling
-from dask_ferro.simulate.elastic.pools import BatchSystem, VirtualJob, VirtualPool
-from dask_ferro.simulate.elastic.remaining_work import Remaining
-from dask_ferro.simulate.engine import Stuck, VirtualSite, simulate
+from dask_ferro.simulate.engine import Stuck, VirtualSite
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph
 from dask_ferro.simulate.worker_record import WorkerRecord
 from dask_ferro.trace import Trace
+from simulated.contenders import simulate
+from simulated.elastic.controllers import Controller, Scaling
+from simulated.elastic.pools import BatchSystem, VirtualJob, VirtualPool
+from simulated.elastic.remaining_work import Remaining
 
 TICK = 1.0
 # One day, after which a run is given up.
@@ -256,6 +258,7 @@ def simulate_elastic(
     *,
     at_start: Mapping[Name, int] | None = None,
     policy: str = "informed",
+    rules: SchedulingSettings | None = None,
     receivers: Spread = spread,
     cluster: VirtualCluster | None = None,
     seed: int = 0,
@@ -269,7 +272,7 @@ def simulate_elastic(
         Default: `Scaling()`.
     at_start : mapping of pool to int, optional
         Jobs that run from the beginning; default: none.
-    policy : str
+    policy, rules
         Of placement and stealing, as for `simulate`.
     receivers : callable
         Chooses the workers that receive leaving workers' results.
@@ -285,7 +288,7 @@ def simulate_elastic(
     """
     elastic = ElasticDriver(tuple(pools), controller or Scaling(), at_start or {}, receivers, seed, limit)
     cluster = cluster if cluster is not None else VirtualCluster(())
-    trace = simulate(graph, cluster, policy=policy, seed=seed, attach=elastic.attach)
+    trace = simulate(graph, cluster, policy=policy, rules=rules, seed=seed, attach=elastic.attach)
     begins = elastic.scheduler.submissions
     ends = [*begins[1:], trace.counts["elapsed"]]
     return ElasticRun(

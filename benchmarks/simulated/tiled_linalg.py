@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from dask_ferro.simulate.graphs.graph_builder import GraphBuilder
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph
+from simulated.graph_builder import GraphBuilder
 
 _KB = 1024
 

@@ -17,9 +17,9 @@ from math import floor
 from typing import Any
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.simulate.graphs.graph_builder import GraphBuilder
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph
-from dask_ferro.simulate.graphs.tiled_linalg import cholesky, gemm, sparse_gemm
+from simulated.graph_builder import GraphBuilder
+from simulated.tiled_linalg import cholesky, gemm, sparse_gemm
 
 _KB, _MB = 1024, 1024**2
 

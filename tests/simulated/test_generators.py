@@ -9,11 +9,11 @@ from dask.utils import key_split
 from distributed.utils import key_split_group
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated import generators
+from simulated.generators import NAMES, build
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph import workloads as models
-from dask_ferro.simulate.graphs import generators
-from dask_ferro.simulate.graphs.generators import NAMES, build
 
 # Their work is worth 1 to 4 s on 8 threads; ferroflow's are as published, scale-up and straggler for more threads.
 PUBLISHED = ("wide", "large-wide", "xlarge-wide", "imbalanced")

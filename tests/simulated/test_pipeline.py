@@ -11,6 +11,7 @@ from statistics import mean
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from simulated.pipeline import bubbles, peaks, simulate
 
 from dask_ferro.graph.pipeline.action import Action
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan
@@ -18,7 +19,6 @@ from dask_ferro.graph.pipeline.named import NAMES, known
 from dask_ferro.graph.pipeline.order_edges import CHAIN, FORMS, QUEUE, WINDOW, best_form, lowering
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.simulate.compare import of_trace
-from dask_ferro.simulate.pipeline import bubbles, peaks, simulate
 from dask_ferro.trace import Trace
 from tests.graph.pipeline.schedules import feasible, known_ones, sized
 

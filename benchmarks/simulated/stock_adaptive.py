@@ -24,8 +24,8 @@ from dask_ferro.policy.scaling.facts import (
     ScalingFacts,
     Submit,
 )
-from dask_ferro.simulate.baselines.stock import Stock
 from dask_ferro.simulate.virtual_scheduler import Scheduler
+from simulated.stock import Stock
 
 # Dask's seconds of work per thread, and for how many ticks a worker must be superfluous before it is closed.
 TARGET_DURATION, WAIT_COUNT = 5.0, 3
