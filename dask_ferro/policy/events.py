@@ -1,4 +1,4 @@
-"""The events that a scheduling core handles and the instructions that it returns, as values that can be recorded.
+"""The events that a scheduling core handles and the instructions that it returns, as values.
 
 Durations and times are seconds on the caller's clock; `SchedulingCore.handle` takes the time with each event.
 """
@@ -321,26 +321,3 @@ class Arrived(NamedTuple):
 
 
 Instruction = Wake | Ask | HandOver | PlaceAgain | Hurry | Settled | Arrived
-
-
-def _apart(cls: type[tuple[object, ...]]) -> None:
-    """Make values of a class unequal to those of other classes, though tuples of the same content are equal.
-
-    They are tuples because two are made for each task, and a frozen dataclass takes 1 us.
-    """
-
-    def is_equal(self: tuple[object, ...], other: object) -> bool:
-        return type(self) is type(other) and tuple.__eq__(self, other)
-
-    def is_other(self: tuple[object, ...], other: object) -> bool:
-        return not is_equal(self, other)
-
-    def hashed(self: tuple[object, ...]) -> int:
-        return hash((cls.__name__, *self))
-
-    for name, method in (("__eq__", is_equal), ("__ne__", is_other), ("__hash__", hashed)):
-        setattr(cls, name, method)
-
-
-for _kind in (*get_args(Event), *get_args(Instruction)):
-    _apart(_kind)

@@ -73,8 +73,6 @@ class CoreAdapter(Decider):
             tick=rules.tick,
             learning=rules.learning,
         )
-        # Or the log of a recorder.
-        self.handle = self.core.handle
         self.ledger = self.core.ledger
         self.facts.ledger = self.ledger
         self.candidates = Candidates(
@@ -195,7 +193,7 @@ class CoreAdapter(Decider):
     def _tell(self, event: Event) -> None:
         """Pass an event to the core and carry out its decisions, which takes the scheduler time."""
         cluster, steps = self._scheduler.world.cluster, self.core.steps
-        decided = self.handle(event, self._clock.now)
+        decided = self.core.handle(event, self._clock.now)
         if self.core.steps > steps:
             self._scheduler.think(cluster.per_step)
         self._scheduler.world.counts.update(self.core.counts, steps=float(self.core.steps))
