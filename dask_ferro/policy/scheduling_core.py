@@ -29,7 +29,7 @@ from dask_ferro.policy.events import Event, Instruction
 from dask_ferro.policy.facts import Address, Key, Move, Outcome, Worker
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.ledger_view import TASKS, VICTIMS
-from dask_ferro.policy.stealing.decision import Decision
+from dask_ferro.policy.stealing.decision import StealingDecision
 from dask_ferro.policy.stealing.informed import Policy, StealingState, adapted, threshold_of, without
 from dask_ferro.policy.stealing.policies import for_overdue
 from dask_ferro.policy.stealing.snapshot import Facts, Snapshot
@@ -91,7 +91,7 @@ class SchedulingCore:
         Number of policy steps and of sweeps.
     found : OverdueTasks
         The overdue tasks found by the latest sweep.
-    on_decision : callable (Decision) or None
+    on_decision : callable (StealingDecision) or None
         Receives each decision of the policy: values, which may be kept.
     """
 
@@ -115,7 +115,7 @@ class SchedulingCore:
         self.steps = 0
         self.found: OverdueTasks = look(self.ledger, 0.0, [], policy.parameters.patience, 0)
         self.coalesce, self.tick = coalesce, tick
-        self.on_decision: Callable[[Decision], None] | None = None
+        self.on_decision: Callable[[StealingDecision], None] | None = None
         self._is_on = True
         self._decided: list[Instruction] = []
         self._asked: dict[Key, PendingAsk] = {}
@@ -336,7 +336,7 @@ class SchedulingCore:
     def _step_of(self, policy: Policy, snapshot: Snapshot) -> tuple[Move, ...]:
         moves = policy.step(snapshot, self.state)
         if self.on_decision is not None:
-            self.on_decision(Decision(policy, self.state, snapshot, moves))
+            self.on_decision(StealingDecision(policy, self.state, snapshot, moves))
         return moves
 
     def _look_again(self, idle: Iterable[Address], now: float) -> None:

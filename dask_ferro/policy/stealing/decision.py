@@ -21,13 +21,15 @@ from dask_ferro.policy.stealing.informed import Policy, StealingParameters, Stea
 from dask_ferro.policy.stealing.policies import name_of, named
 from dask_ferro.policy.stealing.snapshot import Snapshot
 
+# Any value that `json` reads and writes, and the type hints of what it is read as.
+Json = Any
 # How each line begins, so that files of decisions can be told from others.
 BEGINS = '{"policy":'
 # Errors that a damaged line, or one of another version, may raise.
 _FAULTS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
-class Decision(NamedTuple):
+class StealingDecision(NamedTuple):
     """The input of one step of a policy, and the moves that followed."""
 
     policy: Policy
@@ -54,7 +56,7 @@ class Decision(NamedTuple):
         )
 
     @classmethod
-    def of_line(cls, line: str) -> Decision:
+    def of_line(cls, line: str) -> StealingDecision:
         """Return the decision that `line` wrote.
 
         Raises
@@ -105,7 +107,7 @@ def replay(lines: Iterable[str], name: str) -> Replayed:
     found = Replayed()
     for number, line in enumerate(lines, 1):
         try:
-            decision = Decision.of_line(line)
+            decision = StealingDecision.of_line(line)
         except _FAULTS as error:
             if not line.endswith("\n"):
                 break
@@ -117,7 +119,7 @@ def replay(lines: Iterable[str], name: str) -> Replayed:
     return found
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Json) -> Json:
     """Return a value made of what JSON has; records become objects without the fields at their default."""
     if (names := getattr(value, "_fields", None)) is not None:
         pairs, defaults = zip(names, value, strict=True), value._field_defaults
@@ -129,7 +131,7 @@ def _plain(value: Any) -> Any:
     return {name: _plain(one) for name, one in value.items()} if isinstance(value, Mapping) else value
 
 
-def _other(value: object) -> Any:
+def _other(value: object) -> Json:
     # The order of a set depends on the process; NumPy's integers occur among sizes.
     if isinstance(value, frozenset):
         return sorted(value)
@@ -141,16 +143,19 @@ def _other(value: object) -> Any:
 _hints = cache(get_type_hints)
 
 
-def _read(hint: Any, value: Any) -> Any:
+def _read(hint: Json, value: Json) -> Json:
     """Return the value that `_plain` was given, by its type."""
-    kind, parts = get_origin(hint) or hint, get_args(hint)
-    if kind is Hashable:  # the key of a task
+    parts: tuple[Json, ...] = get_args(hint)
+    kind: Json = get_origin(hint) or hint
+    # The key of a task, in which a list can only have been a tuple.
+    if kind is Hashable:
         return tuple(_read(hint, one) for one in value) if isinstance(value, list) else value
     if NoneType in parts:
         return None if value is None else _read(parts[0], value)
     if kind in (tuple, frozenset) and parts:
         return kind(_read(parts[0], one) for one in value)
-    if parts:  # a mapping, by text
+    # What else has parts is a mapping by text.
+    if parts:
         return {name: _read(parts[1], one) for name, one in value.items()}
     if is_dataclass(kind) or hasattr(kind, "_fields"):
         return kind(**{name: _read(_hints(kind)[name], one) for name, one in value.items()})

@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import Full, Queue
 from threading import Thread
 
-from dask_ferro.policy.stealing.decision import Decision
+from dask_ferro.policy.stealing.decision import StealingDecision
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +33,11 @@ class DecisionLog:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._queue: Queue[Decision | None] = Queue(_PENDING)
+        self._queue: Queue[StealingDecision | None] = Queue(_PENDING)
         self._thread = Thread(target=self._run, name="dask_ferro-decisions", daemon=True)
         self._thread.start()
 
-    def put(self, decision: Decision) -> None:
+    def put(self, decision: StealingDecision) -> None:
         """Append a decision; leave it out if too many wait to be written."""
         if not self._queue.full():
             self._queue.put_nowait(decision)

@@ -13,7 +13,7 @@ import pytest
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.facts import Replica, TaskFacts
-from dask_ferro.policy.stealing.decision import BEGINS, Decision, replay
+from dask_ferro.policy.stealing.decision import BEGINS, StealingDecision, replay
 from dask_ferro.policy.stealing.informed import StealingParameters, StealingState
 from dask_ferro.policy.stealing.policies import POLICIES, named
 from dask_ferro.simulate.core_adapter import CoreAdapter
@@ -25,9 +25,9 @@ from tests.simulate.test_engine import LATE, hoard
 FILES = sorted((Path(__file__).parent / "recorded").glob("*.decisions"))
 
 
-def recorded(policy: str) -> list[Decision]:
+def recorded(policy: str) -> list[StealingDecision]:
     """Return the decisions of a simulated run in which most tasks lie with one worker."""
-    decisions: list[Decision] = []
+    decisions: list[StealingDecision] = []
 
     def attach(site: VirtualSite) -> None:
         decider = site.scheduler.decider
@@ -49,10 +49,10 @@ def changed(line: str, change: Callable[[dict[str, Any]], object]) -> str:
     return json.dumps(read) + "\n"
 
 
-def of_one_task(one: TaskFacts, **thresholds: float) -> Decision:
+def of_one_task(one: TaskFacts, **thresholds: float) -> StealingDecision:
     state = StealingState(thresholds, {"a": "b"}, turns=3)
     policy = named("last-victim", StealingParameters(threshold=0.5), 7)
-    return Decision(policy, state, snapshot([stand("a"), stand("b", one, running=0.1 + 0.2)]), ())
+    return StealingDecision(policy, state, snapshot([stand("a"), stand("b", one, running=0.1 + 0.2)]), ())
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def of_one_task(one: TaskFacts, **thresholds: float) -> Decision:
 def test_what_is_written_is_read_as_the_same_decision(one: TaskFacts) -> None:
     decision = of_one_task(one, a=0.1, b=inf)
     assert decision.line().startswith(BEGINS)
-    read = Decision.of_line(decision.line())
+    read = StealingDecision.of_line(decision.line())
     assert (read, type(read.policy)) == (decision, type(decision.policy))
     assert read.line() == decision.line()
 
@@ -126,7 +126,7 @@ def test_the_first_difference_ends_a_replay(lines: list[str]) -> None:
     assert same.difference is not None
     assert (same.decisions, same.difference.line, same.difference.recorded) == (at - 1, at, ())
     assert (same.difference.now, same.difference.at) == (
-        Decision.of_line(lines[at - 1]).moves, json.loads(other)["snapshot"]["now"],
+        StealingDecision.of_line(lines[at - 1]).moves, json.loads(other)["snapshot"]["now"],
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dask_ferro as ff
-from dask_ferro.policy.stealing.decision import Decision, replay
+from dask_ferro.policy.stealing.decision import StealingDecision, replay
 from dask_ferro.runtime.plugin import decision_log
 from dask_ferro.runtime.plugin.decision_log import DecisionLog
 from dask_ferro.runtime.plugin.scheduler import NAME
@@ -89,7 +89,7 @@ def test_a_recording_has_the_configured_parameters_and_goes_on_in_the_same_file(
             ff.uninstall(client)
             counts.append(len(lines_of(path)))
     assert 0 < counts[0] < counts[1]
-    assert Decision.of_line(lines_of(path)[0]).policy.parameters.plenty == 0.05
+    assert StealingDecision.of_line(lines_of(path)[0]).policy.parameters.plenty == 0.05
     assert replay(lines_of(path), path.name).difference is None
 
 
@@ -123,7 +123,7 @@ def test_a_scheduler_that_closes_has_written_all(tmp_path: Path) -> None:
         ff.install(client, record=str(path))
         pile(client, 10)
         stealing = stealing_of(client)
-    taken = sum(len(Decision.of_line(line).moves) for line in lines_of(path))
+    taken = sum(len(StealingDecision.of_line(line).moves) for line in lines_of(path))
     assert taken >= stealing.counts["requests"] > 0
 
 
