@@ -175,13 +175,6 @@ class DurationLearned(NamedTuple):
     seconds: float
 
 
-class SizeLearned(NamedTuple):
-    """The first result of a prefix has this many bytes."""
-
-    prefix: str
-    nbytes: int
-
-
 class SpeedLearned(NamedTuple):
     """The measured speed of a device class: operations, and bytes read and written, per second; sent once."""
 
@@ -217,8 +210,8 @@ class Restarted(NamedTuple):
 
 Event = (
     Joined | Left | AcceptsTasks | Heard | Assigned | Finished | Answered | Unsent | Withdrawn | Ordered | MessagesSent
-    | Due | Tick | Sweep | DeviceTold | MemoryTold | ResourcesTold | EndTold | DurationLearned | SizeLearned
-    | SpeedLearned | TransferLearned | LoopMeasured | Switched | Restarted
+    | Due | Tick | Sweep | DeviceTold | MemoryTold | ResourcesTold | EndTold | DurationLearned | SpeedLearned
+    | TransferLearned | LoopMeasured | Switched | Restarted
 )  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------

@@ -146,7 +146,6 @@ class SchedulingCore:
             events.MemoryTold: lambda event, now: self.ledger.set_memory(*event),
             events.ResourcesTold: lambda event, now: self.ledger.set_resources(*event),
             events.EndTold: lambda event, now: self.ledger.set_end(*event),
-            events.SizeLearned: lambda event, now: self.ledger.set_bytes(*event),
             events.DurationLearned: lambda event, now: self.ledger.durations.add(*event),
             events.SpeedLearned: lambda event, now: self.ledger.durations.set_speed(*event),
             events.TransferLearned: lambda event, now: self.links.add(*event),

@@ -15,7 +15,7 @@ from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
 from dask_ferro.policy.estimates import LEARNING, Learning, Links
 from dask_ferro.policy.events import Answer, Event
 from dask_ferro.policy.facts import Address
-from dask_ferro.policy.placement import PlacementParameters
+from dask_ferro.policy.placement import Placed, PlacementParameters
 from dask_ferro.policy.scaling.remaining_work import left, unmeasured
 from dask_ferro.policy.scheduling_core import COALESCE, TICK, SchedulingCore
 from dask_ferro.policy.stealing.informed import StealingParameters
@@ -75,9 +75,7 @@ class CoreAdapter(Decider):
         )
         self.ledger = self.core.ledger
         self.facts.ledger = self.ledger
-        self.candidates = Candidates(
-            self.ledger, self.links, rules.placement, frees_soon=self.facts.frees_soon
-        )
+        self.candidates = Candidates(self.ledger, self.links, rules.placement, self._is_open)
         self.facts.candidates = self.candidates
         self._scheduler = scheduler
         self._clock = scheduler.clock
@@ -138,8 +136,7 @@ class CoreAdapter(Decider):
         self._held = held
         self._asked.pop(job.number, None)
         self._tell(events.Finished(job.number, True, held.stop - held.start))
-        if self.facts.done(job, record.address):
-            self._tell(events.SizeLearned(job.spec.prefix, job.spec.nbytes))
+        self.facts.done(job, record.address)
         self._freed = True
 
     def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
@@ -246,10 +243,14 @@ class CoreAdapter(Decider):
         held, nbytes = self.facts.held(job)
         workers = candidates.candidates(task, held, nbytes, job.priority, now)
         inputs = self.facts.inputs(job, [worker.address for worker in workers])
-        chosen = candidates.choose(task._replace(inputs=inputs), workers, self.ledger.fresh)
-        if chosen is not None:
-            del self._since[job.number]
-        return chosen
+        answer = candidates.choose(task._replace(inputs=inputs), workers, self.ledger.fresh)
+        if not isinstance(answer, Placed):
+            return None
+        del self._since[job.number]
+        return answer.worker
+
+    def _is_open(self, address: Address) -> bool:
+        return self.ledger.rows[address].accepts
 
     def _seconds(self, job: VirtualTask) -> tuple[float, bool]:
         return self.candidates.seconds(job.spec.prefix, job.spec.annotated)

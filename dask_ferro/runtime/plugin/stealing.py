@@ -238,7 +238,7 @@ class Stealing(EntryPoints):
                 if span["action"] == "compute":
                     seconds = span["stop"] - span["start"]
                     break
-            self.devices.done(ts, message.get("nbytes") or 0)
+            self.devices.sizes.add(ts.prefix.name, message.get("nbytes") or 0)
             if self.telemetry.is_on:
                 thread = message.get("thread")
                 self.telemetry.finished(ts, message["worker"], spans, message.get("nbytes"), thread)
