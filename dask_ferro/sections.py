@@ -177,15 +177,8 @@ class PluginOptions:
     # Here beside stealing's parameters, since a recording is used to examine them.
     record: str | None = given(
         "file",
-        "A file on the scheduler's machine that records all events and decisions of stealing, for"
-        " `dask ferro replay --events`. An existing recording is replaced, any other file is not; if the file cannot be"
-        " written, one warning says so and the scheduler goes on. Each task takes some 0.4 kB of the file, and 40 us of"
-        " the scheduler's process, 10 us of them in its event loop.",
-    )
-    record_bytes: int = size(
-        "256MiB",
-        "The most that a recording of events may take, also that of `ff.trace(events=True)` (in the scheduler's"
-        " memory, compressed). At the limit it stops with a warning; the part until then can be replayed.",
+        "A file on the scheduler's machine to which each decision of stealing is appended, for `dask ferro replay`: at"
+        " most 256 MiB. If the file cannot be written, one warning says so and the scheduler goes on.",
     )
 
 
@@ -289,10 +282,6 @@ class TraceOptions:
         False,
         "Whether `ff.trace` records the ops inside of bundles. That costs 1.4 us for each op of the array table; for"
         " ONNX Runtime, a second session and 16 us an op, for the first 20,000 ops of each session.",
-    )
-    events: bool = flag(
-        False,
-        "Whether `ff.trace` records all events and decisions of stealing, for `dask ferro replay --events`.",
     )
 
 

@@ -247,14 +247,12 @@ class ResultSizes:
     largest: dict[str, float] = field(default_factory=dict)
     learning: Learning = LEARNING
 
-    def add(self, prefix: str, nbytes: int) -> bool:
-        """Learn from a result; return whether it is the first of its prefix."""
+    def add(self, prefix: str, nbytes: int) -> None:
+        """Learn from a result."""
         before = self.largest.get(prefix)
-        if before == nbytes:  # as with most: nothing would change
-            return False
-        old = 0.0 if before is None else before
-        self.largest[prefix] = max(float(nbytes), old + (nbytes - old) * self.learning.newest)
-        return before is None
+        if before != nbytes:
+            old = before or 0.0
+            self.largest[prefix] = max(float(nbytes), old + (nbytes - old) * self.learning.newest)
 
     def of(self, prefix: str) -> int | None:
         """Return the projected bytes of a result; None for a prefix without any yet."""
@@ -356,7 +354,3 @@ class Links:
         """Return the seconds of copying bytes out of a device's memory or into it."""
         link = self.classes["device"]
         return nbytes / link.bandwidth + link.latency
-
-    def spilling(self, nbytes: int) -> float:
-        """Return the seconds that a device needs to spill this many bytes."""
-        return self._copy(nbytes) if nbytes > 0 else 0.0

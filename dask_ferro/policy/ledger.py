@@ -140,13 +140,6 @@ class Ledger(LedgerView):
         """Set the amounts of a worker's resources."""
         self.rows[address].resources = resources
 
-    def set_bytes(self, prefix: str, nbytes: int) -> None:
-        """Set the device bytes of a prefix's tasks, for those that were assigned before the first one was measured."""
-        for entry in self.entries.values():
-            if entry.prefix == prefix:
-                (entry.thief or entry.worker).promised += nbytes - entry.nbytes
-                entry.nbytes = nbytes
-
     def others(self, entry: Entry) -> dict[str, float]:
         """Return a task's projected seconds on the cluster's other device classes, where they are known."""
         return self.durations.known(entry.prefix, self.devices, entry.device, entry.annotated)

@@ -31,6 +31,7 @@ from dask_ferro.policy.facts import Address, Key, Move, Outcome, Worker
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.ledger_view import TASKS, VICTIMS
 from dask_ferro.policy.placement import PlacementParameters
+from dask_ferro.policy.stealing.decision import StealingDecision
 from dask_ferro.policy.stealing.informed import (
     Policy,
     StealingParameters,
@@ -39,8 +40,8 @@ from dask_ferro.policy.stealing.informed import (
     threshold_of,
     without,
 )
-from dask_ferro.policy.stealing.policies import overdue_moves
-from dask_ferro.policy.stealing.snapshot import Facts
+from dask_ferro.policy.stealing.policies import for_overdue
+from dask_ferro.policy.stealing.snapshot import Facts, Snapshot
 from dask_ferro.policy.waits import OverdueTasks, look
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
@@ -127,6 +128,8 @@ class SchedulingCore:
         Number of policy steps and of sweeps.
     found : OverdueTasks
         The overdue tasks found by the latest sweep.
+    on_decision : callable (StealingDecision) or None
+        Receives each decision of the policy: values, which may be kept.
     """
 
     def __init__(
@@ -149,6 +152,7 @@ class SchedulingCore:
         self.steps = 0
         self.found: OverdueTasks = look(self.ledger, 0.0, [], policy.parameters.patience, 0)
         self.coalesce, self.tick = coalesce, tick
+        self.on_decision: Callable[[StealingDecision], None] | None = None
         self._is_on = True
         self._decided: list[Instruction] = []
         self._asked: dict[Key, PendingAsk] = {}
@@ -179,7 +183,6 @@ class SchedulingCore:
             events.MemoryTold: lambda event, now: self.ledger.set_memory(*event),
             events.ResourcesTold: lambda event, now: self.ledger.set_resources(*event),
             events.EndTold: lambda event, now: self.ledger.set_end(*event),
-            events.SizeLearned: lambda event, now: self.ledger.set_bytes(*event),
             events.DurationLearned: lambda event, now: self.ledger.durations.add(*event),
             events.SpeedLearned: lambda event, now: self.ledger.durations.set_speed(*event),
             events.TransferLearned: lambda event, now: self.links.add(*event),
@@ -192,10 +195,6 @@ class SchedulingCore:
             return []
         decided, self._decided = self._decided, []
         return decided
-
-    def ask_of(self, facts: Facts) -> None:
-        """Replace the source of task facts."""
-        self.facts = self.ledger.facts = facts
 
     def threshold(self, address: Address) -> float:
         """Return a worker's stealing threshold in seconds of backlog."""
@@ -363,11 +362,17 @@ class SchedulingCore:
             few = policy.parameters.quick * (1 + threads)
         for room in (few, TASKS) if few < TASKS else (TASKS,):
             snapshot = ledger.snapshot(now, thieves, self.links, asked, skip=skip, tasks=room)
-            moves = policy.step(snapshot, self.state)
+            moves = self._step_of(policy, snapshot)
             if moves or sum(map(len, snapshot.queues.values())) < room:
                 break
         self.state = self.state._replace(turns=self.state.turns + 1)
         self.steps += 1
+        return moves
+
+    def _step_of(self, policy: Policy, snapshot: Snapshot) -> tuple[Move, ...]:
+        moves = policy.step(snapshot, self.state)
+        if self.on_decision is not None:
+            self.on_decision(StealingDecision(policy, self.state, snapshot, moves))
         return moves
 
     def _look_again(self, idle: Iterable[Address], now: float) -> None:
@@ -387,7 +392,7 @@ class SchedulingCore:
         self.facts.begin([worker.address for worker in idle])
         patience = policy.parameters.patience
         self.found = look(ledger, now, idle, patience, self.sweeps, policy.projects, self.links)
-        self._request(overdue_moves(policy, self.found.snapshot, self.state), now)
+        self._request(self._step_of(for_overdue(policy), self.found.snapshot), now)
         self.sweeps += 1
 
     def _some_idle(self, now: float) -> list[Worker]:

@@ -14,6 +14,7 @@ from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
 from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import Answer, Event
 from dask_ferro.policy.facts import Address
+from dask_ferro.policy.placement import Placed
 from dask_ferro.policy.scaling.remaining_work import left, unmeasured
 from dask_ferro.policy.scheduling_core import SchedulingCore, SchedulingSettings
 from dask_ferro.policy.stealing.policies import NoStealing, named
@@ -43,13 +44,9 @@ class CoreAdapter(Decider):
             tick=rules.tick,
             learning=rules.learning,
         )
-        # Or the log of a recorder.
-        self.handle = self.core.handle
         self.ledger = self.core.ledger
         self.facts.ledger = self.ledger
-        self.candidates = Candidates(
-            self.ledger, self.links, rules.placement, frees_soon=self.facts.frees_soon
-        )
+        self.candidates = Candidates(self.ledger, self.links, rules.placement, self._is_open)
         self.facts.candidates = self.candidates
         self._scheduler = scheduler
         self._clock = scheduler.clock
@@ -110,8 +107,7 @@ class CoreAdapter(Decider):
         self._held = held
         self._asked.pop(job.number, None)
         self._tell(events.Finished(job.number, True, held.stop - held.start))
-        if self.facts.done(job, record.address):
-            self._tell(events.SizeLearned(job.spec.prefix, job.spec.nbytes))
+        self.facts.done(job, record.address)
         self._freed = True
 
     def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
@@ -165,7 +161,7 @@ class CoreAdapter(Decider):
     def _tell(self, event: Event) -> None:
         """Pass an event to the core and carry out its decisions, which takes the scheduler time."""
         cluster, steps = self._scheduler.world.cluster, self.core.steps
-        decided = self.handle(event, self._clock.now)
+        decided = self.core.handle(event, self._clock.now)
         if self.core.steps > steps:
             self._scheduler.think(cluster.per_step)
         self._scheduler.world.counts.update(self.core.counts, steps=float(self.core.steps))
@@ -218,10 +214,14 @@ class CoreAdapter(Decider):
         held, nbytes = self.facts.held(job)
         workers = candidates.candidates(task, held, nbytes, job.priority, now)
         inputs = self.facts.inputs(job, [worker.address for worker in workers])
-        chosen = candidates.choose(task._replace(inputs=inputs), workers, self.ledger.fresh)
-        if chosen is not None:
-            del self._since[job.number]
-        return chosen
+        answer = candidates.choose(task._replace(inputs=inputs), workers, self.ledger.fresh)
+        if not isinstance(answer, Placed):
+            return None
+        del self._since[job.number]
+        return answer.worker
+
+    def _is_open(self, address: Address) -> bool:
+        return self.ledger.rows[address].accepts
 
     def _seconds(self, job: VirtualTask) -> tuple[float, bool]:
         return self.candidates.seconds(job.spec.prefix, job.spec.annotated)

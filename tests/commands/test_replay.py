@@ -16,8 +16,6 @@ from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
 from dask_ferro.simulate.engine import simulate
 from dask_ferro.simulate.replay import RECORDED, cluster_of, order_of, replay
 from dask_ferro.trace import Trace, TracedTask
-from tests.policy.recording.recordings import changed
-from tests.policy.recording.recordings import recorded as recorded_events
 from tests.runs import RUN, W0, W1
 
 
@@ -129,85 +127,45 @@ def test_work_is_that_of_all_runs() -> None:
     assert both.lower_bound <= twice(RUN).makespan
 
 
-# ---- recorded events -----------------------------------------------------------------------------------------
+# ---- recorded decisions --------------------------------------------------------------------------------------
+
+FILES = sorted((Path(__file__).parents[1] / "policy" / "stealing" / "recorded").glob("*.decisions"))
 
 
-@pytest.fixture(scope="module")
-def events() -> list[str]:
-    return recorded_events("informed")
+@pytest.fixture
+def decisions(tmp_path: Path) -> Path:
+    path = tmp_path / "run.decisions"
+    path.write_text("".join(file.read_text() for file in FILES))
+    return path
 
 
-def written(path: Path, lines: list[str]) -> str:
-    path.write_text("".join(lines))
-    return str(path)
+def test_decisions_that_are_made_again_are_told_as_such(decisions: Path) -> None:
+    done = invoke(str(decisions))
+    assert (done.exit_code, done.stdout) == (0, "5 decisions and their 6 moves are the same\n")
 
 
-def test_events_that_lead_to_the_same_are_told_as_such(events: list[str], tmp_path: Path) -> None:
-    done = invoke("--events", written(tmp_path / "run.events", events))
-    assert done.exit_code == 0, done.output
-    first, second = done.stdout.splitlines()
-    assert first.startswith(f"{len(events) - 1:,} events under informed, ")
-    assert second == "all decisions are the same"
-
-
-def test_the_first_difference_of_events_is_shown_and_is_a_failure(events: list[str], tmp_path: Path) -> None:
-    at = next(n for n, line in enumerate(events) if '{"is":"Ask"' in line)
-    events = [*events[:at], changed(events[at], lambda read: read["out"].clear()), *events[at + 1 :]]
-    path = written(tmp_path / "run.events", events)
-    done = invoke("--events", path)
+def test_the_first_other_decision_is_shown_and_is_a_failure(decisions: Path) -> None:
+    first, second, *others = decisions.read_text().splitlines()
+    read = json.loads(second)
+    read["moves"].clear()
+    decisions.write_text("\n".join([first, json.dumps(read, separators=(",", ":")), *others, ""]))
+    done = invoke(str(decisions))
     assert done.exit_code == 1
-    assert f"event {at:,}, at " in done.stdout
-    assert "  recorded: []" in done.stdout
-    assert '  now:      [{"is":"Ask",' in done.stdout
-    found = json.loads(invoke("--events", path, "--json").stdout)
-    assert (found["same"], found["difference"]["number"], found["events"]) == (False, at, at)
+    assert "1 decisions and their 1 moves are the same\nline 2, at " in done.stdout
+    assert "  recorded: ()\n  now:      (Move(key='t-3'," in done.stdout
+    found = json.loads(invoke(str(decisions), "--json").stdout)
+    assert (found["decisions"], found["difference"]["line"], found["difference"]["recorded"]) == (1, 2, [])
 
 
-def test_another_policy_and_other_parameters_are_asked_beside_the_recorded_ones(
-    events: list[str], tmp_path: Path
-) -> None:
-    path = written(tmp_path / "run.events", events)
-    none = invoke("--events", path, "--policy", "none")
-    assert none.exit_code == 0, none.output
-    assert "all decisions are the same" in none.stdout
-    assert "; the other: none" in none.stdout
-    same = invoke("--events", path, "--set", "threshold=5ms")
-    assert ", 0 of them differ" in same.stdout
-    other = json.loads(invoke("--events", path, "--set", "shortest=500ms", "--json").stdout)
-    assert other["same"]
-    assert 0 < len(other["other_steps"]) <= other["steps"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        pytest.param((), "give either RUN.ferrotrace or --events FILE", id="nothing"),
-        pytest.param(("RUN", "--events", "RUN"), "give either RUN.ferrotrace or --events FILE", id="both"),
-        pytest.param(
-            ("--events", "RUN", "--policy", "informed,none"),
-            "got 2 policies, wanted one with --events",
-            id="two policies",
-        ),
-        pytest.param(("RUN", "--set", "threshold=1s"), "--set goes with --events", id="a run's parameters"),
-        pytest.param(("--events", "RUN", "--set", "threshold"), "not of the form NAME=VALUE", id="no value"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(
-    recorded: Path, arguments: tuple[str, ...], wanted: str
-) -> None:
-    done = invoke(*(str(recorded) if word == "RUN" else word for word in arguments))
+def test_a_policy_is_chosen_for_a_run_and_not_for_decisions(decisions: Path) -> None:
+    done = invoke(str(decisions), "--policy", "none")
     assert done.exit_code == 2
-    assert wanted in done.output
+    assert "--policy is for a recorded run" in done.output
 
 
-def test_a_parameter_that_is_none_is_refused(events: list[str], tmp_path: Path) -> None:
-    path = written(tmp_path / "run.events", events[:2])
-    done = invoke("--events", path, "--set", "treshold=1s")
+@pytest.mark.parametrize("content", ["", "notes\n", "PK\x03\x04\n"], ids=["nothing", "text", "another file"])
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "notes").write_text(content)
+    done = invoke(str(tmp_path / "notes"))
     assert done.exit_code == 2
-    assert "did you mean threshold?" in done.output
-
-
-def test_a_run_is_no_recording_of_events(recorded: Path) -> None:
-    done = invoke("--events", str(recorded))
-    assert done.exit_code == 2
-    assert "line 1: not the head of a recording" in done.output
+    assert "wanted a trace of version 1" in done.output

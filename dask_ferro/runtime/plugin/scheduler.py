@@ -182,7 +182,7 @@ class FerroScheduler(SchedulerPlugin):
         self._end_events()
         if self.stealing is not None:
             await self.stealing.stop()
-            await self.stealing.close_logs()
+            await self._close_log()
         upstream.put_stock_placement(scheduler)
         if self._had_stealing:
             await upstream.put_stock_stealing(scheduler, self.stealing)
@@ -196,8 +196,11 @@ class FerroScheduler(SchedulerPlugin):
     async def close(self) -> None:
         """Stop publishing, counting and recording, as the scheduler is closing."""
         self._end_events()
-        if self.stealing is not None:
-            await self.stealing.close_logs()
+        await self._close_log()
+
+    async def _close_log(self) -> None:
+        if self.stealing is not None and self.stealing.decision_log is not None:
+            await asyncio.to_thread(self.stealing.decision_log.close)
 
     def _end_events(self) -> None:
         if self.events is not None and self._scheduler is not None:
@@ -232,9 +235,6 @@ class FerroScheduler(SchedulerPlugin):
             for who in telemetry.wanted:
                 if str(who).startswith(mine):
                     telemetry.stop_for(who)
-            for who in [who for who in self.stealing.logs if who.startswith(mine)]:
-                if (log := self.stealing.end_recording(who)) is not None:
-                    log.stop()
         for name in [name for name in upstream.worker_plugins(scheduler) if name.startswith(mine)]:
             scheduler.loop.add_callback(reach.take_off, name, self.settings.answer, dask_scheduler=scheduler)
 

@@ -21,7 +21,7 @@ from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.events import AcceptsTasks, MessagesSent, Sweep, Withdrawn
 from dask_ferro.policy.facts import Worker
-from dask_ferro.policy.waits import Wait, by_reason, waits_of
+from dask_ferro.policy.waits import WaitingTask, by_reason, waits_of
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.upstream_stealing import EntryPoints, StealRequest
@@ -52,11 +52,11 @@ class Waits:
 
     Attributes
     ----------
-    now : list of Wait
+    now : list of WaitingTask
         Waits at the newest tick, the longest first; if there are thousands, some of them.
     began : Counter of str
         Numbers of tasks seen waiting, by their first reason.
-    elsewhere : callable (idle workers) -> iterable of Wait
+    elsewhere : callable (idle workers) -> iterable of WaitingTask
         Returns the waits at the scheduler.
     awake : float
         Since when ticks have been on time: silence before that may be the scheduler's own.
@@ -69,9 +69,9 @@ class Waits:
     def __init__(self, stealing: EntryPoints, settings: Settings, take_step: Callable[[float], None]) -> None:
         self._stealing, self._settings = stealing, settings
         self._tell, self._take_step = stealing.tell, take_step
-        self.now: list[Wait] = []
+        self.now: list[WaitingTask] = []
         self.began: Counter[str] = Counter()
-        self.elsewhere: Callable[[list[Worker]], Iterable[Wait]] = lambda idle: ()
+        self.elsewhere: Callable[[list[Worker]], Iterable[WaitingTask]] = lambda idle: ()
         # The silent workers, with the time at which each was last heard of.
         self.silent: dict[str, float] = {}
         self._ticked = 0.0  # the time of the latest tick
@@ -133,7 +133,7 @@ class Waits:
         self._count(told)
         self.now = sorted(told, key=lambda wait: -wait.seconds)
 
-    def _count(self, told: list[Wait]) -> None:
+    def _count(self, told: list[WaitingTask]) -> None:
         """Count the tasks not reported before; of many, each tick reports others."""
         entries, unrunnable = self._stealing.ledger.entries, self._stealing.scheduler.unrunnable
         tasks = self._stealing.scheduler.tasks
@@ -147,7 +147,7 @@ class Waits:
         self.began.update(new.values())
         self._told.update(new)
 
-    def _asked(self, idle: list[Worker], now: float) -> list[Wait]:
+    def _asked(self, idle: list[Worker], now: float) -> list[WaitingTask]:
         """Return the tasks whose request a worker has not answered for long."""
         patience = self._settings.parameters.patience
         some = tuple(worker.address for worker in idle[:3])
@@ -157,7 +157,7 @@ class Waits:
             if entry is not None and now - entry.requested > patience:
                 reason = "silent" if ts.key in self._withdrawn else "asked"
                 address = info["victim"].address
-                waits.append(Wait(ts.key, address, now - entry.requested, len(idle), some, reason))
+                waits.append(WaitingTask(ts.key, address, now - entry.requested, len(idle), some, reason))
         return waits
 
     def is_open(self, ws: WorkerState) -> bool:

@@ -9,14 +9,11 @@ block.  Both are ring buffers; dropped records are counted: tasks under "dropped
     with ff.trace(client) as t:
         y.compute()
     t.report("run.html")
-
-With `events=True` the events and decisions of the scheduling core are included, for `dask ferro replay --events`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gzip
 import logging
 import os
 import pickle
@@ -37,7 +34,6 @@ from dask_ferro.account import account
 from dask_ferro.drawings.registry import handed, in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.plugin import reach
-from dask_ferro.runtime.plugin.event_log import EventsInMemory
 from dask_ferro.runtime.plugin.scheduler import NAME, NOT_INSTALLED, FerroScheduler, recordings_of, stays_off
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.telemetry.mark import Mark
@@ -82,7 +78,6 @@ class _Ended(NamedTuple):
     lost: tuple[int, int]
     counts: dict[str, float]
     trace: bytes
-    events: bytes
 
 
 class Tracing:
@@ -103,11 +98,9 @@ class Tracing:
     0.55
     """
 
-    def __init__(self, client: Client, *, tasks: int, ops: bool, events: bool) -> None:
+    def __init__(self, client: Client, *, tasks: int, ops: bool) -> None:
         self._client = client
         self._tasks = tasks
-        self._wants_events = events
-        self._events: tuple[str, ...] | None = None
         self._token = f"{recordings_of(client.id)}{uuid4().hex[:12]}"
         self._tape = TapePlugin(self._token) if ops else None
         self._begun: _Begun | None = None
@@ -144,7 +137,7 @@ class Tracing:
         if self._begun is not None:
             raise ConfigError("ff.trace: a recording is made once; call ff.trace(client) again")
         on_scheduler = self._client.run_on_scheduler
-        begun = await on_scheduler(_begin, self._token, self._tasks, self._wants_events)
+        begun = await on_scheduler(_begin, self._token, self._tasks)
         if isinstance(begun, str):
             raise ConfigError(f"ff.trace: {begun}")
         self._begun = begun
@@ -183,8 +176,6 @@ class Tracing:
                 "ff.trace: dask_ferro was taken off, or installed anew, while the trace was recorded"
             )
         reach.warn("ff.trace", ops.hung, self._begun.answer, ": its ops are not in the trace")
-        if self._wants_events:
-            self._events = tuple(gzip.decompress(ended.events).decode().splitlines(keepends=True))
         trace: Trace = pickle.loads(ended.trace)
         return replace(
             _with_ops(trace, ops.spans, self._begun.time),
@@ -231,25 +222,6 @@ class Tracing:
             raise ConfigError("ff.trace: the trace is there when the block has ended")
         return self._trace
 
-    @property
-    def events(self) -> tuple[str, ...]:
-        """The recorded events as lines of text, for `dask_ferro.policy.recording.replay.replay`.
-
-        Raises
-        ------
-        ConfigError
-            While the block runs, and if events were not requested.
-        """
-        if self._events is None:
-            raise ConfigError(
-                "ff.trace: events are there when a block of ff.trace(client, events=True) has ended"
-            )
-        return self._events
-
-    def save_events(self, path: str | os.PathLike[str]) -> None:
-        """Write the events for `dask ferro replay --events`."""
-        write_whole(path, "".join(self.events).encode())
-
     def summary(self) -> dict[str, float]:
         """Return the run's figures by name: counts, seconds, bytes and shares."""
         found = account(self.trace)
@@ -275,9 +247,7 @@ class Tracing:
         write[checked(path)](path)
 
 
-def trace(
-    client: Client, *, tasks: int | None = None, ops: bool | None = None, events: bool | None = None
-) -> Tracing:
+def trace(client: Client, *, tasks: int | None = None, ops: bool | None = None) -> Tracing:
     """Return a recording of a client's cluster: of all that finishes on it while the ``with`` block runs.
 
     Parameters
@@ -288,8 +258,6 @@ def trace(
         The most tasks kept, the newest; default: `ferro.trace.tasks`.  The scheduler needs 0.5 kB for each.
     ops : bool, optional
         Whether workers record the ops inside bundles; default: `ferro.trace.ops`.
-    events : bool, optional
-        Whether the events and decisions of stealing are recorded; default: `ferro.trace.events`.
 
     Raises
     ------
@@ -310,10 +278,10 @@ def trace(
     """
     if not isinstance(client, Client):
         raise ConfigError(f"ff.trace: got {type(client).__name__}, wanted a distributed.Client")
-    asked = {"tasks": tasks, "ops": ops, "events": events}
+    asked = {"tasks": tasks, "ops": ops}
     given = {name: told for name, told in asked.items() if told is not None}
     options = config.read(TraceOptions, "trace.", given, "ff.trace")
-    return Tracing(client, tasks=options.tasks, ops=options.ops, events=options.events)
+    return Tracing(client, tasks=options.tasks, ops=options.ops)
 
 
 def checked(path: str | os.PathLike[str]) -> str:
@@ -362,13 +330,11 @@ def _stealing_of(scheduler: Scheduler) -> Stealing | None:
     return plugin.stealing if isinstance(plugin, FerroScheduler) else None
 
 
-def _begin(token: str, tasks: int, events: bool, *, dask_scheduler: Scheduler) -> _Begun | str:
+def _begin(token: str, tasks: int, *, dask_scheduler: Scheduler) -> _Begun | str:
     """Start a recording; return the reason if the plugin is not active."""
     stealing = _stealing_of(dask_scheduler)
     if stealing is None:
         return stays_off() or NOT_INSTALLED
-    if events:
-        stealing.record(EventsInMemory(stealing.settings.record_bytes, "ff.trace"), token)
     stealing.telemetry.record_for(token, tasks)
     answer = stealing.settings.answer
     return _Begun(time(), stealing.telemetry.mark(), dict(stealing.counts), answer)
@@ -380,14 +346,12 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
     if stealing is None or token not in stealing.telemetry.wanted:
         return None
     telemetry = stealing.telemetry
-    log = stealing.end_recording(token)
     now, lost = time(), telemetry.lost(begun.mark, token)
     copy, counts = telemetry.copy(token), dict(stealing.counts)
     telemetry.stop_for(token)
-    # In threads: 100,000 tasks take 1 s, and the events' last batch waits for its own thread.
+    # In a thread: 100,000 tasks take 1 s.
     made = await asyncio.to_thread(lambda: pickle.dumps(copy.trace(begun.time)))
-    events = await asyncio.to_thread(log.taken) if isinstance(log, EventsInMemory) else b""
-    return _Ended(now, lost, counts, made, events)
+    return _Ended(now, lost, counts, made)
 
 
 # ---- what is made of it ------------------------------------------------------------------------------------

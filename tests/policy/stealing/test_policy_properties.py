@@ -26,7 +26,7 @@ from dask_ferro.policy import idle_order, ledger_view
 from dask_ferro.policy import ledger as ledger_module
 from dask_ferro.policy.estimates import is_duration
 from dask_ferro.policy.facts import Outcome, Worker
-from dask_ferro.policy.placement import PlacementParameters
+from dask_ferro.policy.placement import Nobody, PlacementParameters, Wait
 from dask_ferro.policy.stealing import policies as registry
 from dask_ferro.policy.stealing.informed import (
     Policy,
@@ -36,7 +36,7 @@ from dask_ferro.policy.stealing.informed import (
     is_starving,
     threshold_of,
 )
-from tests.policy.facts import Stand, decided, free_links, ledger, needs, snapshot, stand, task
+from tests.policy.facts import Stand, decided, free_links, ledger, needs, snapshot, stand, task, where
 
 ADDRESSES = [f"w{i}" for i in range(6)]
 KEYS = ["x", "y", ("x", 0), ("x", 1), *range(14)]
@@ -443,9 +443,9 @@ def test_a_placement_is_legal_and_does_not_depend_on_order(
     workers = [s.worker for s in stands]
     ready = task("t", 0.05, allowed=some, inputs=(needs(10**6, "w0"),))
     mixed = (workers, chance.sample(workers, len(workers)))
-    chosen, again = (PlacementParameters().choose(ready, each, free_links(), {}) for each in mixed)
+    chosen, again = (where(PlacementParameters().choose(ready, each, free_links(), {})) for each in mixed)
     open_ = {w.address for w in workers if w.accepts and (some is None or w.address in some)}
-    assert chosen in open_ if open_ else chosen is None
+    assert chosen in open_ if open_ else chosen == Nobody()
     assert again == chosen
 
 
@@ -457,13 +457,15 @@ def test_a_known_task_is_placed_in_time_or_waits_or_has_no_choice(
     workers = [s.worker for s in stands]
     ready = task("t", 0.05, known=known)
     spare = PlacementParameters().spare
-    chosen = PlacementParameters().choose(ready, workers, free_links(), {}, fresh)
+    chosen = where(PlacementParameters().choose(ready, workers, free_links(), {}, fresh))
     open_ = {w.address: w for w in workers if w.accepts}
     in_time = {a for a, w in open_.items() if w.has_time(w.starts_in, 0.05 * w.slowness + spare)}
-    if not known or in_time or not open_:
-        assert chosen in (in_time if known else open_) if open_ else chosen is None
-    elif 0.05 + spare <= fresh:
-        assert chosen is None
+    if in_time or (open_ and not known):
+        assert chosen in (in_time if known else open_)
+    elif known and 0.05 + spare <= fresh:
+        assert chosen == Wait("fresh")
+    elif not open_:
+        assert chosen == Nobody()
     else:
         left = {address: w.ends_in - w.starts_in for address, w in open_.items()}
         assert left[str(chosen)] == max(left.values())

@@ -294,18 +294,6 @@ async def test_forty_blocks_pass_through_a_device_of_four(s: Site) -> None:
     assert len(summed) == 40
 
 
-@on_site(CPU, DeclaredDevice("gpu", 20.0, total=4 * MB + 1000), patience="100ms")
-async def test_a_full_device_waits_for_a_slow_reader_elsewhere(s: Site) -> None:
-    """It has nothing to do meanwhile, and would fail the next task."""
-    start = s.client.submit(compute, 0.0, 8, key="start-0")
-    with Require("gpu"):
-        loaded = [s.client.submit(compute, 0.02, MB, start, key=f"load-{n}") for n in range(12)]
-    with Require("cpu"):
-        summed = [s.client.submit(compute, 0.2, 8, one, key=f"sum-{n}") for n, one in enumerate(loaded)]
-    del loaded
-    assert len(await s.gather(summed)) == 12
-
-
 @on_site(DeclaredDevice("gpu", 20.0, total=4 * MB, spills=True))
 async def test_results_that_stay_do_not_stop_the_rest(s: Site) -> None:
     """A device spills them: an idle one gets the next task, full or not."""

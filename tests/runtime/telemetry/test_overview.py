@@ -16,7 +16,7 @@ from distributed import Client, Event, Scheduler
 from distributed.metrics import time
 
 import dask_ferro as ff
-from dask_ferro.policy.waits import Wait
+from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.runtime.telemetry.events import PendingJobs, ScaleEvent
 from dask_ferro.runtime.telemetry.overview.facts import QueuedJobs, ShutPool
 from dask_ferro.runtime.telemetry.overview.observe import SOME, observed, overview_of, short
@@ -152,7 +152,7 @@ async def test_stealing_that_is_off_is_the_reason(client: Client, scheduler: Sch
     assert "stealing is off, which would move it" in sentence
     # The newest sweep's waits may have ended since.
     waits = (
-        Wait(key, at, 9.0, 1, (), "soon")
+        WaitingTask(key, at, 9.0, 1, (), "soon")
         for key, at in (("first", busy), ("gone", busy), ("second", "other"))
     )
     stealing.waits.now = [*stealing.waits.now, *waits]

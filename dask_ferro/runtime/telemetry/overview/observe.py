@@ -19,7 +19,7 @@ from distributed.metrics import monotonic
 from distributed.scheduler import TaskPrefix, TaskState, WorkerState
 
 from dask_ferro.lower.stand_in import LACKS
-from dask_ferro.policy.waits import Wait
+from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.stealing import Stealing
@@ -235,7 +235,7 @@ def _waits(scheduler: Scheduler, stealing: Stealing | None, now: float) -> Itera
                 yield _idle_wait(scheduler, wait, stealing, now)
 
 
-def _still_waits(scheduler: Scheduler, wait: Wait, stealing: Stealing) -> bool:
+def _still_waits(scheduler: Scheduler, wait: WaitingTask, stealing: Stealing) -> bool:
     if not wait.worker:
         return scheduler.tasks.get(cast(Key, wait.key)) in scheduler.unrunnable
     entry = stealing.ledger.entries.get(wait.key)
@@ -243,7 +243,7 @@ def _still_waits(scheduler: Scheduler, wait: Wait, stealing: Stealing) -> bool:
     return entry is not None and entry.started is None and entry.worker.address == wait.worker
 
 
-def _idle_wait(scheduler: Scheduler, wait: Wait, stealing: Stealing | None, now: float) -> IdleWait:
+def _idle_wait(scheduler: Scheduler, wait: WaitingTask, stealing: Stealing | None, now: float) -> IdleWait:
     workers = scheduler.workers
     at = workers.get(wait.worker)
     some = tuple(label(address, workers.get(address)) for address in wait.some)
