@@ -1,27 +1,25 @@
-"""`dask ferro cluster` without SLURM: its arguments, the scripts that it prints, and PBS by simulated commands.
+"""`dask ferro cluster` without SLURM: its arguments, and the scripts that it prints.
 
 On a real SLURM it is in tests/slurm/test_cluster_command.py.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
-import psutil
+import dask
 import pytest
 from click.testing import CliRunner
-from distributed import Client
 
 from dask_ferro.cli import main
 from dask_ferro.lock import held
 from dask_ferro.runtime.local.foreground import summary
 from tests.programs import ran
-from tests.sites.batch import Batch
-from tests.standing import PROGRAM, command
+from tests.standing import PROGRAM
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobqueue_configs"
 
@@ -32,20 +30,26 @@ def call(*arguments):
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """A folder of one's own: logs are written below it."""
+    """A folder of one's own, since logs are written below it, and Dask's configuration as it was."""
     monkeypatch.chdir(tmp_path)
-    for name in ("SBATCH_ACCOUNT", "PROJECT"):
-        monkeypatch.delenv(name, raising=False)
+    saved = copy.deepcopy(dask.config.config)
+    yield
+    dask.config.config.clear()
+    dask.config.config.update(saved)
 
 
 BAD = {
-    "no configuration": ("", "Missing option '--config'"),
+    "no configuration": ("--maximum 4", "cores and memory of a job must be given"),
+    "no maximum": (
+        "--config-name slurm",
+        "elastic.maximum: got null, wanted a number of workers; give --maximum",
+    ),
+    "no such section": ("--config-name fast --maximum 4", "Dask's configuration has no jobqueue.fast"),
     "a name that is none": ("--config narwal", "no job configuration 'narwal', did you mean narval?"),
     "a file that is not there": ("--config mine.yaml", "'mine.yaml': no such file"),
-    "nobody who pays": ("--config narval", "environment variable SBATCH_ACCOUNT is not set"),
     "less than nothing": ("--config local-test --minimum -1", "'--minimum'"),
     "no workers at most": ("--config local-test --maximum 0", "'--maximum'"),
-    "bounds that cross": ("--config local-test --minimum 9", "at least 9 workers, but at most 4"),
+    "bounds that cross": ("--config local-test --minimum 9", "got minimum=9, maximum=4"),
     "an address to nowhere": ("--config local-test --scheduler-file no/s.json", "folder 'no' does not exist"),
     "a journal to nowhere": ("--config local-test --journal no/jobs", "folder 'no' does not exist"),
     "jobs kept for nobody": ("--config local-test --keep 5", "keep needs journal"),
@@ -79,13 +83,6 @@ def test_a_second_cluster_on_a_journal_exits_2_and_names_the_first(tmp_path):
     assert (done.exit_code, done.stdout) == (2, "")
     assert f"is being kept by another cluster: process {os.getpid()} on host" in done.stderr
     assert not journal.exists()
-
-
-def test_on_pbs_a_journal_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("PROJECT", "ab12")
-    done = call("--config", "gadi-gpu", "--journal", tmp_path / "jobs")
-    assert done.exit_code == 2
-    assert "journal: jobs are recorded on SLURM only" in done.stderr
 
 
 def test_a_dry_run_prints_the_script_and_starts_nothing():
@@ -157,47 +154,3 @@ def test_the_slurm_cluster_leaves_ctrl_c_as_it_is():
 )  # fmt: skip
 def test_a_line_says_what_there_is_and_what_is_done(jobs, actions, line):
     assert summary({"jobs": jobs, "actions": actions}) == line
-
-
-# ---- PBS ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def pbs(tmp_path, monkeypatch):
-    """Gadi's configuration for this machine, and a simulated PBS."""
-    batch = Batch(cores=12)
-    batch.queues = ("gpuvolta",)
-    monkeypatch.setenv("PATH", f"{batch.bin}:{os.environ['PATH']}")
-    monkeypatch.setenv("PROJECT", "ab12")
-    monkeypatch.setenv("PBS_JOBFS", str(tmp_path / "jobfs"))
-    text = (CONFIGS / "gadi-gpu.yaml").read_text(encoding="utf-8")
-    for old, new in {
-        "ib0 ": "lo ",
-        "95GiB": "500MiB",
-        "':0'": "127.0.0.1:0",
-        "    - module load python3/3.11.0 cuda/12.6.2\n": "    - export LOADED=1\n",
-    }.items():
-        assert old in text
-        text = text.replace(old, new)
-    (tmp_path / "gadi.yaml").write_text(text, encoding="utf-8")
-    yield tmp_path
-    left = batch.alive()
-    batch.close()
-    assert left == []
-
-
-@pytest.mark.cluster
-def test_on_pbs_workers_come_know_their_end_and_go_with_the_command(pbs):
-    with command(pbs, "--config", "gadi.yaml", "--minimum", 1, "--maximum", 1) as running:
-        address = running.says(r"scheduler +(\S+)")[1]
-        running.says("1 running")
-        with Client(address) as client:
-            assert client.submit(os.getenv, "LOADED").result(timeout=10) == "1"
-            ends = float(client.submit(os.getenv, "FERRO_JOB_ENDS").result(timeout=10))
-            assert 7000 < ends - time.time() <= 7200
-            (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
-            assert worker["resources"] == {"GPU": 1}
-            process = psutil.Process(client.submit(os.getpid).result(timeout=10))
-        assert running.ends(signal.SIGINT) == 130
-    process.wait(10)
-    assert "stopped by SIGINT" in running.stderr

@@ -30,11 +30,6 @@ def workload(help: str) -> Callable[[F], F]:
     return click.option("--workload", metavar="NAME", help=help)
 
 
-def job_configuration(help: str, **options: Any) -> Callable[[F], F]:
-    """Return the option --config, a job configuration."""
-    return click.option("--config", "source", metavar="NAME|FILE", help=help, **options)
-
-
 def parameters(help: str) -> Callable[[F], F]:
     """Return the option --param, for parameters of a built-in graph."""
     return click.option("--param", "params", type=_parameter, multiple=True, metavar="NAME=NUMBER", help=help)

@@ -26,18 +26,20 @@ _FILE = click.Path(exists=True, dir_okay=False)
 
 
 def _set(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Json]:
-    """Return parameters of stealing by name, parsed as the configuration's options are."""
+    """Return parameters of stealing by name."""
     from dask_ferro import config
     from dask_ferro.policy.stealing.informed import StealingParameters
-    from dask_ferro.runtime.plugin.settings import Settings
 
     pairs = [value.partition("=") for value in values]
     if wrong := [value for value, (_, equals, _) in zip(values, pairs, strict=True) if not equals]:
-        raise click.BadParameter(f"{wrong[0]!r} is not of the form NAME=VALUE", ctx, param)
+        raise click.BadParameter(f"{wrong[0]!r} is not of the form NAME=NUMBER", ctx, param)
     given = {name.strip().replace("-", "_"): value.strip() for name, _, value in pairs}
-    config.refuse_unknown("--set", given, [one.name for one in fields(StealingParameters)])
-    read = Settings.configured(**given).parameters
-    return {name: getattr(read, name) for name in given}
+    defaults = StealingParameters()
+    config.refuse_unknown("--set", given, [one.name for one in fields(defaults)])
+    try:
+        return {name: type(getattr(defaults, name))(value) for name, value in given.items()}
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; wanted seconds or another number", ctx, param) from None
 
 
 @click.command(cls=Command)
@@ -51,8 +53,8 @@ def _set(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) ->
     "parameters",
     callback=_set,
     multiple=True,
-    metavar="NAME=VALUE",
-    help="With --events: a parameter of stealing for the compared policy, such as threshold=20ms.",
+    metavar="NAME=NUMBER",
+    help="With --events: a parameter of stealing for the compared policy, such as threshold=0.02.",
 )
 @arguments.seed
 @arguments.as_json
@@ -81,7 +83,7 @@ def replay(
 
     \b
     dask ferro replay --events run.events
-    dask ferro replay --events run.events --policy last-victim --set threshold=20ms
+    dask ferro replay --events run.events --policy last-victim --set threshold=0.02
     """
     if bool(recorded) == bool(events):
         raise click.UsageError("give either RUN.ferrotrace or --events FILE")

@@ -35,7 +35,7 @@ from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.policy.waits import OverdueTasks, look
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
-# Seconds within which events share a step, and seconds between ticks, unless configured.
+# Seconds within which events share a step, and seconds between ticks, at which every worker is examined.
 COALESCE, TICK = 0.001, 0.5
 # Thieves considered by one step, which sees the ends of ten queues.
 THIEVES = 32

@@ -21,8 +21,8 @@ import numpy as np
 from dask.delayed import Delayed
 from dask.system import CPU_COUNT
 
-from dask_ferro import config
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.inputs.keys import EMBED_BYTES
 from dask_ferro.lower.inputs.shipping import ask_workers, copy_for
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.remote import is_address
@@ -31,6 +31,8 @@ from dask_ferro.stream.window import LOOK_S, Lost
 
 # In flight: two chunks per thread, and some for the round trip of a result to the client and a task back.
 _PER_SLOT, _SPARE = 2, 2
+# Seconds without any worker until a warning; the next one comes after twice the time, and so on.
+_NO_WORKERS = 5.0
 # The cluster's size, which may change, is queried at most at this interval.
 _SIZE_KNOWN_S = 5.0
 # An error of a chunk may be a transient error of a shared file system, so it is retried once.  Dask itself counts
@@ -150,7 +152,7 @@ class ClientPool:
         self._job: StreamJob
         self._feeds: Sequence[RowFeed]
         self._name = ""
-        self._absence = Absence(config.value("stream.no-workers"))
+        self._absence = Absence(_NO_WORKERS)
 
     @property
     def slots(self) -> int:
@@ -249,7 +251,7 @@ class ClientPool:
     def _sent(self, piece: Any) -> Any:
         if isinstance(piece, Delayed):
             return self._client.compute(piece)
-        if isinstance(piece, np.ndarray) and piece.nbytes > config.value("inputs.embed-bytes"):
+        if isinstance(piece, np.ndarray) and piece.nbytes > EMBED_BYTES:
             return self._scattered(piece)
         return piece
 

@@ -171,9 +171,9 @@ def test_another_policy_and_other_parameters_are_asked_beside_the_recorded_ones(
     assert none.exit_code == 0, none.output
     assert "all decisions are the same" in none.stdout
     assert "; the other: none" in none.stdout
-    same = invoke("--events", path, "--set", "threshold=5ms")
+    same = invoke("--events", path, "--set", "threshold=0.005")
     assert ", 0 of them differ" in same.stdout
-    other = json.loads(invoke("--events", path, "--set", "shortest=500ms", "--json").stdout)
+    other = json.loads(invoke("--events", path, "--set", "shortest=0.5", "--json").stdout)
     assert other["same"]
     assert 0 < len(other["other_steps"]) <= other["steps"]
 
@@ -191,8 +191,8 @@ def test_another_policy_and_other_parameters_are_asked_beside_the_recorded_ones(
         pytest.param(
             ("--events", "RUN", "--policy", "stock"), "got 'stock', wanted one of informed,", id="no core's"
         ),
-        pytest.param(("RUN", "--set", "threshold=1s"), "--set goes with --events", id="a run's parameters"),
-        pytest.param(("--events", "RUN", "--set", "threshold"), "not of the form NAME=VALUE", id="no value"),
+        pytest.param(("RUN", "--set", "threshold=1"), "--set goes with --events", id="a run's parameters"),
+        pytest.param(("--events", "RUN", "--set", "threshold"), "not of the form NAME=NUMBER", id="no value"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -205,7 +205,7 @@ def test_what_does_not_go_together_is_refused(
 
 def test_a_parameter_that_is_none_is_refused(events: list[str], tmp_path: Path) -> None:
     path = written(tmp_path / "run.events", events[:2])
-    done = invoke("--events", path, "--set", "treshold=1s")
+    done = invoke("--events", path, "--set", "treshold=1")
     assert done.exit_code == 2
     assert "did you mean threshold?" in done.output
 
