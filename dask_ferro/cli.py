@@ -27,8 +27,6 @@ from dask_ferro.commands.top import top
 if TYPE_CHECKING:
     from signal import Signals
 
-    from dask_ferro.runtime.jobs.job_config import JobConfig
-
 ARRAY_FILES = (".npy", ".npz")
 
 
@@ -245,7 +243,19 @@ def simulate(
 
 
 @main.command()
-@arguments.job_configuration("A shipped job configuration, or your own.", required=True)
+@click.option(
+    "--config",
+    "source",
+    metavar="NAME|FILE",
+    help="A shipped job configuration, or a file of Dask's configuration  [default: ~/.config/dask].",
+)
+@click.option(
+    "--config-name",
+    default="slurm",
+    show_default=True,
+    metavar="SECTION",
+    help="The section of `jobqueue` that describes the jobs.",
+)
 @click.option("--minimum", type=click.IntRange(min=0), help="Workers, at least.")
 @click.option("--maximum", type=_AT_LEAST_ONE, help="Workers, at most.")
 @click.option("--name", help="Name of the cluster and of its jobs in the queue.")
@@ -258,7 +268,8 @@ def simulate(
 @click.option("--dry-run", is_flag=True, help="Print the job script and start nothing.")
 @arguments.debug
 def cluster(
-    source: str,
+    source: str | None,
+    config_name: str,
     minimum: int | None,
     maximum: int | None,
     name: str | None,
@@ -274,15 +285,18 @@ def cluster(
     dask ferro cluster --config slurm-gpu --minimum 0 --maximum 16
     dask ferro cluster --config ./mine.yaml --dry-run
     """
-    from dask_ferro.runtime.jobs.job_config import load
+    from dask_ferro.runtime.elastic.options import bounds_of
+    from dask_ferro.runtime.jobs.job_config import use
+    from dask_ferro.runtime.local.foreground import scripts
 
-    config = load(source)
+    if source is not None:
+        use(source)
     if dry_run:
-        _print_scripts(config.scripts())
+        _print_scripts(scripts(config_name=config_name))
         return
     # One name for both: workers are found in the queue by the name that Dask shows.
     named = {} if name is None else {"name": name, "job_name": name}
-    stopped_by = _stand(config.bounded(minimum, maximum), scheduler_file, named)
+    stopped_by = _stand(bounds_of(minimum, maximum), scheduler_file, named | {"config_name": config_name})
     if stopped_by is None:
         # Not an error: a client asked for it.
         click.echo("a client shut the cluster down", err=True)
@@ -295,18 +309,18 @@ def _print_scripts(scripts: Mapping[str, str]) -> None:
         click.echo((f"# ---- pool {pool}\n" if len(scripts) > 1 else "") + script)
 
 
-def _stand(config: JobConfig, scheduler_file: Path | None, keywords: Mapping[str, Any]) -> Signals | None:
+def _stand(
+    bounds: Mapping[str, float], scheduler_file: Path | None, keywords: Mapping[str, Any]
+) -> Signals | None:
     """Print what a cluster does until it ends; return the signal that ended it, or None."""
     from dask_ferro.runtime.local.foreground import standing
     from dask_ferro.views.terminal import console, facts
 
-    bounds = config.elastic
-    with standing(config, scheduler_file=scheduler_file, **keywords) as cluster:
+    with standing(bounds, scheduler_file=scheduler_file, **keywords) as cluster:
         rows = (
             ("scheduler", cluster.address),
             ("dashboard", cluster.dashboard or "none"),
-            ("workers", f"{bounds['minimum']} to {bounds['maximum']}"),
-            ("jobs", str(config.path)),
+            ("workers", f"{bounds['minimum']:g} to {bounds['maximum']:g}"),
         )
         facts(console(), rows)
         for change in cluster.changes():

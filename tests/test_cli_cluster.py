@@ -5,11 +5,13 @@ On a real SLURM it is in tests/slurm/test_cluster_command.py.
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
 from pathlib import Path
 
+import dask
 import pytest
 from click.testing import CliRunner
 
@@ -27,19 +29,26 @@ def call(*arguments):
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """A folder of one's own: logs are written below it."""
+    """A folder of one's own, since logs are written below it, and Dask's configuration as it was."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SBATCH_ACCOUNT", raising=False)
+    saved = copy.deepcopy(dask.config.config)
+    yield
+    dask.config.config.clear()
+    dask.config.config.update(saved)
 
 
 BAD = {
-    "no configuration": ("", "Missing option '--config'"),
+    "no configuration": ("--maximum 4", "cores and memory of a job must be given"),
+    "no maximum": (
+        "--config-name slurm",
+        "elastic.maximum: got null, wanted a number of workers; give --maximum",
+    ),
+    "no such section": ("--config-name fast --maximum 4", "Dask's configuration has no jobqueue.fast"),
     "a name that is none": ("--config narwal", "no job configuration 'narwal', did you mean narval?"),
     "a file that is not there": ("--config mine.yaml", "'mine.yaml': no such file"),
-    "nobody who pays": ("--config narval", "environment variable SBATCH_ACCOUNT is not set"),
     "less than nothing": ("--config local-test --minimum -1", "'--minimum'"),
     "no workers at most": ("--config local-test --maximum 0", "'--maximum'"),
-    "bounds that cross": ("--config local-test --minimum 9", "at least 9 workers, but at most 4"),
+    "bounds that cross": ("--config local-test --minimum 9", "got minimum=9, maximum=4"),
     "an address to nowhere": ("--config local-test --scheduler-file no/s.json", "folder 'no' does not exist"),
     "a command of more words": ("--config local-test now", "unexpected extra argument"),
 }

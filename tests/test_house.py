@@ -151,21 +151,6 @@ def test_the_command_line_is_installed(program):
 # ---- configuration ----------------------------------------------------------------------------------------
 
 
-def test_defaults_are_merged_once_and_under_what_the_user_set():
-    code = (
-        "import dask.config; dask.config.set({'ferro.cache.bytes': '3GiB'});"
-        "from dask_ferro import config; config.ensure(); config.ensure();"
-        "print(dask.config.get('ferro.cache.bytes'), dask.config.get('ferro.inputs.embed-bytes'),"
-        " dask.config.get('ferro.onnxruntime.prepack'), sum('ferro' in d for d in dask.config.defaults))"
-    )
-    assert _python(code, DASK_FERRO__ONNXRUNTIME__PREPACK="False").split() == ["3GiB", "64KiB", "False", "1"]
-
-
-def test_lower_merges_the_defaults():
-    code = "import dask_ferro as ff, dask.config; ff.from_onnx; print(dask.config.get('ferro.cache.bytes'))"
-    assert _python(code).strip() == "2GiB"
-
-
 @pytest.mark.parametrize(
     ("key", "value", "wanted"),
     [

@@ -25,11 +25,6 @@ seed = click.option(
 )
 
 
-def job_configuration(help: str, **options: Any) -> Callable[[F], F]:
-    """Return the option --config, a job configuration."""
-    return click.option("--config", "source", metavar="NAME|FILE", help=help, **options)
-
-
 def policies(help: str) -> Callable[[F], F]:
     """Return the option --policy, a comma-separated list of policies."""
     return click.option(

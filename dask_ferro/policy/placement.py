@@ -21,7 +21,6 @@ from itertools import chain
 from math import inf
 from typing import NamedTuple
 
-from dask_ferro import options
 from dask_ferro.policy.estimates import SPARE, Links
 from dask_ferro.policy.facts import Address, TaskFacts, Worker
 
@@ -47,7 +46,7 @@ Placement = Placed | Wait | Nobody
 
 @dataclass(frozen=True)
 class PlacementParameters:
-    """Parameters of placement: options, and some that follow from the options of stealing.
+    """Parameters of placement.
 
     Attributes
     ----------
@@ -63,60 +62,37 @@ class PlacementParameters:
         and the device spills: a message that frees bytes there may be on its way from a client.
     """
 
-    margin: float = options.seconds(
-        "5ms", "A task leaves the worker that holds its inputs for one where it is done so much earlier."
-    )
+    # A task leaves the worker that holds its inputs for one where it is done so much earlier.
+    margin: float = 0.005
     steals: bool = True
-    late: float = options.seconds(
-        "20ms",
-        "Without stealing, that margin for a task that takes no time; it falls to `margin` for one that takes as"
-        " long as that. News of what has ended are under way for so long while the scheduler is busy, and its"
-        " worker looks busy.",
-    )
-    transfer_margin: float = options.number(
-        0.5, "The same margin as a share of what the transfer is projected to take."
-    )
-    candidates: int = options.count(
-        4,
-        "Workers that are weighed beside the holders: those on which a task would start first.",
-        unit="workers",
-        least=0,
-    )
-    soon: float = options.number(
-        1.0,
-        "A worker is given a task whose inputs others hold when it runs dry within this share of the task's duration:"
-        " queues that differ by a task or two are no reason, and would send every other task somewhere else.",
-    )
-    light: int = options.size(
-        "64KiB", "An input up to this size is light: moving it takes little more than a message."
-    )
+    # Without stealing, that margin for a task that takes no time; it falls to `margin` for one that takes as long as
+    # that.  News of what has ended are under way for so long while the scheduler is busy, and its worker looks busy.
+    late: float = 0.02
+    # The same margin as a share of what the transfer is projected to take.
+    transfer_margin: float = 0.5
+    # Workers that are weighed beside the holders: those on which a task would start first.
+    candidates: int = 4
+    # A worker is given a task whose inputs others hold when it runs dry within this share of the task's duration:
+    # queues that differ by a task or two are no reason, and would send every other task somewhere else.
+    soon: float = 1.0
+    # An input up to this size is light: moving it takes little more than a message.
+    light: int = 64 << 10
     spare: float = SPARE
     patience: float = 0.5
-    alike: int = options.size(
-        "1MiB",
-        "Workers whose results differ by less count as holding as much: a few small results are no reason to prefer"
-        " one.",
-    )
-    tied: float = options.seconds(
-        "1ms",
-        "Workers that would be done with a short task within so much of each other count as equal: one short task"
-        " that took long is no reason to shun its worker for good.",
-    )
-
-    ahead: float = options.seconds(
-        "5ms",
-        "Queued tasks that take less are sent to a thread several at a time, this long in all: a message costs the"
-        " scheduler more than they do. Dask sends the next one when one has ended; 0: so, too.",
-    )
-    ahead_tasks: int = options.count(8, "The most of them, the running one included.", unit="tasks a thread")
-    ahead_bytes: int = options.size("1MiB", "The most bytes of their results: they are computed early.")
-
-    wide: float = options.number(
-        4.0,
-        "Tasks a thread, on average along the longest chain, beyond which a graph counts as wide: then `rank` leaves it"
-        " in Dask's order.",
-        unit="tasks a thread",
-    )
+    # Workers whose results differ by less count as holding as much: a few small results are no reason to prefer one.
+    alike: int = 1 << 20
+    # Workers that would be done with a short task within so much of each other count as equal: one short task that took
+    # long is no reason to shun its worker for good.
+    tied: float = 0.001
+    # Queued tasks that take less are sent to a thread several at a time, this long in all: a message costs the
+    # scheduler more than they do.  0: the next one is sent when one has ended, as Dask does.
+    ahead: float = 0.005
+    # The most of them for a thread, the running one included, and the most bytes of their results, which come early.
+    ahead_tasks: int = 8
+    ahead_bytes: int = 1 << 20
+    # Tasks a thread, on average along the longest chain, beyond which a graph counts as wide: then it stays in Dask's
+    # order, which needs less memory.
+    wide: float = 4.0
 
     def choose(
         self,

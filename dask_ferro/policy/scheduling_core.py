@@ -45,8 +45,8 @@ from dask_ferro.policy.stealing.snapshot import Facts, Snapshot
 from dask_ferro.policy.waits import OverdueTasks, look
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
-# Seconds within which events share a step, seconds between ticks, and between two batches of messages, unless
-# configured.
+# Seconds within which events share a step, seconds between ticks, at which every worker is examined, and seconds
+# between two batches of messages.
 COALESCE, TICK, SENDS = 0.001, 0.5, 0.001
 # Thieves considered by one step, which sees the ends of ten queues.
 THIEVES = 32

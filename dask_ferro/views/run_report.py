@@ -172,7 +172,7 @@ def _families(families: Sequence[Family], what: str) -> _TableOfText:
 
 def _ops_note(ops: Sequence[Family]) -> str:
     if not ops:
-        return "Not recorded: set ferro.trace.ops, or use ff.trace(client, ops=True), to see the ops inside bundles."
+        return "Not recorded: use ff.trace(client, ops=True) to see the ops inside bundles."
     return "Ops inside the bundles. A row with several nodes is a session that was timed as a whole."
 
 

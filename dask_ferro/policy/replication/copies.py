@@ -21,7 +21,6 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from dask_ferro import options
 from dask_ferro.policy.facts import Address, Key
 from dask_ferro.policy.replication.worth import rank
 
@@ -82,37 +81,22 @@ class ReplicaHolder(NamedTuple):
 
 @dataclass(frozen=True)
 class Copying:
-    """Parameters of copying: options."""
+    """Parameters of copying results that only preemptible jobs hold."""
 
-    share: float = options.number(
-        0.25,
-        "Results that only preemptible jobs hold and that take longer to compute than to copy are copied to other"
-        " workers, which reserve this share of the memory that they may fill before they spill. 0: nothing is copied.",
-        most=1.0,
-    )
-    rate: float = options.size(
-        "32MiB",
-        "The rate at which each worker sends and fetches such copies; a result counts as half a megabyte larger.",
-        unit="bytes/s",
-    )
-    bandwidth: float = options.size("100MB", "The bandwidth assumed for a copy.", unit="bytes/s", least=1)
-    worth: float = options.number(
-        2.0, "A result is copied if computing it takes longer than its copy by this factor.", unit="times"
-    )
-    message: float = options.seconds(
-        "5ms", "The fixed cost of a copy beside its bytes: two messages, and the threads that they interrupt."
-    )
-    dear: float = options.number(
-        100.0,
-        "A result that takes longer to compute than its copy by this factor is copied at once, however soon it is"
-        " released.",
-        unit="times",
-    )
-    least_dear: float = options.seconds(
-        "2s",
-        "The least compute time of a result that is copied at once: a chain of short tasks gets one such copy in"
-        " this time.",
-    )
+    # The option `elastic.copy-share`.
+    share: float = 0.25
+    # Bytes per second that each worker sends and fetches as copies; a result counts as half a megabyte larger.
+    rate: float = 32 << 20
+    # Bytes per second assumed for a copy.
+    bandwidth: float = 100e6
+    # A result is copied if computing it takes longer than its copy by this factor.
+    worth: float = 2.0
+    # The fixed cost of a copy beside its bytes: two messages, and the threads that they interrupt.
+    message: float = 0.005
+    # A result that takes longer to compute than its copy by this factor is copied at once, however soon it is released.
+    dear: float = 100.0
+    # The least compute time of a result that is copied at once: a chain of short tasks gets one such copy in this time.
+    least_dear: float = 2.0
 
     def is_worth(self, nbytes: int, seconds: float) -> bool:
         """Whether a result costs more to compute again than to copy."""

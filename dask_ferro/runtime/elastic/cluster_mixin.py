@@ -2,7 +2,7 @@
 
 Dask's own `scale` closes the worker that was added last, with all its data.  Here `scale(n)` is `adapt` with both
 bounds at n: workers drain before they close, and jobs that die are replaced.  It is an order: jobs beyond n end
-within `ferro.elastic.order-patience`; data that no other worker could take by then is lost, and the loss is reported.
+within half a minute; data that no other worker could take by then is lost, and the loss is reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.controller import Elastic
-from dask_ferro.runtime.elastic.options import check_room, scale_parameters
+from dask_ferro.runtime.elastic.options import check_room, elastic_options
 
 # Seconds for which a user's call waits for the controller's step, which goes on by itself.
 _LOOKED = 3.0
@@ -174,7 +174,5 @@ def _amount(name: str, value: Any) -> int | None:
 def _check(options: dict[str, Any], kinds: Iterable[Pool]) -> None:
     """Refuse invalid options early.  Bounds in cores, memory or jobs are read by dask-jobqueue."""
     by_others = set(map("_".join, product(("minimum", "maximum"), ("jobs", "cores", "memory"))))
-    own = {"Adaptive", "interval", "minimum", "maximum", "ordered", *by_others}
-    rest = {name: value for name, value in options.items() if name not in own}
-    scale_parameters(options.get("minimum"), options.get("maximum"), rest)
-    check_room(options.get("minimum"), options.get("maximum"), kinds)
+    own = {"Adaptive", "ordered", *by_others}
+    check_room(elastic_options({name: value for name, value in options.items() if name not in own}), kinds)

@@ -27,7 +27,7 @@ from dask_ferro.runtime.telemetry import prometheus
 from dask_ferro.runtime.telemetry.events import Events
 from dask_ferro.runtime.upstream_names import SCHEDULER, missing, remedy, warn_once
 from dask_ferro.runtime.worker.plugin import NAME as WORKER_NAME
-from dask_ferro.runtime.worker.plugin import FerroWorker
+from dask_ferro.runtime.worker.plugin import WORKER_SENDS, FerroWorker
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class FerroScheduler(SchedulerPlugin):
         upstream.put_stealing(scheduler, self.stealing, stock)
         await self.stealing.start()
         self.placing = Placing(scheduler, self.stealing, settings)
-        self.events = Events(scheduler, self.stealing, self.placing.placed, self.settings.events)
+        self.events = Events(scheduler, self.stealing, self.placing.placed)
         if self.settings.placement:
             placing = self.placing
             upstream.put_placement(scheduler, placing.ready, placing.queued, placing.is_tied, placing.ahead)
@@ -148,7 +148,7 @@ class FerroScheduler(SchedulerPlugin):
         await self._put_on_workers(scheduler)
 
     async def _put_on_workers(self, scheduler: Scheduler) -> None:
-        plugin = dumps(FerroWorker(sends=self.settings.worker_sends))
+        plugin = dumps(FerroWorker(sends=WORKER_SENDS))
         try:
             self.late = await reach.put_on(
                 WORKER_NAME, plugin, self.settings.answer, dask_scheduler=scheduler

@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 from dask_ferro import config
 
+# Twenty failures in ten minutes: a node that fails each of its jobs at once does that within the time of a few others.
+_WINDOW = (20, 600.0)
+
 
 class FailureLimits(NamedTuple):
     """The numbers of failures that close a pool.
@@ -32,18 +35,14 @@ class FailureLimits(NamedTuple):
 
 
 def limits() -> FailureLimits:
-    """Return the limits in the configuration.
+    """Return the limits, of which the first is an option.
 
     Raises
     ------
     ConfigError
         For an invalid value.
     """
-    return FailureLimits(
-        config.value("elastic.failures"),
-        config.value("elastic.failures-in-window"),
-        config.value("elastic.failures-window"),
-    )
+    return FailureLimits(config.value("elastic.failures"), *_WINDOW)
 
 
 def recent(times: Sequence[float], now: float, limit: FailureLimits) -> list[float]:

@@ -13,9 +13,10 @@ from time import localtime, strftime
 from typing import Any
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.options import options_of
 from dask_ferro.policy.estimates import Mean
 from dask_ferro.policy.scaling.facts import Pool
-from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, keywords_of, read
+from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, read
 from dask_ferro.runtime.jobs.script import WorkerJob, lifetime_of
 from dask_ferro.runtime.pools import failures
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
@@ -28,7 +29,7 @@ _CLOSED, _CLOSED_MOST = 30.0, 1800.0
 ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 
 # Keywords of a pool beside the options of its jobs.
-_OWN = frozenset(keywords_of(PoolKeywords))
+_OWN = frozenset(options_of(PoolKeywords))
 
 
 @dataclass

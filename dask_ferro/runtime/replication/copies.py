@@ -81,7 +81,7 @@ class Copies:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.copying = config.read(Copying, "elastic.copy-")
+        self.copying = Copying(share=config.value("elastic.copy-share"))
         self.made: Counter[str] = Counter()
         self.anchors = Anchors(scheduler)
         self._began = 0.0

@@ -22,12 +22,13 @@ import dask
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.options import options_of
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.cluster_mixin import ElasticCluster
-from dask_ferro.runtime.jobs.cluster_options import check_options
+from dask_ferro.runtime.jobs.cluster_options import check_options, section_of
 from dask_ferro.runtime.jobs.cluster_repr import Described, Known, outputs
 from dask_ferro.runtime.jobs.connections import Connections
-from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, described, keywords_of, read
+from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, described, read
 from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.jobs.worker_names import WorkerNames
 from dask_ferro.runtime.pools import failures
@@ -52,7 +53,7 @@ from dask_ferro.runtime.upstream_names import JOBQUEUE, WORKER
 
 logger = logging.getLogger(__name__)
 
-_OWN = tuple(keywords_of(ClusterKeywords))
+_OWN = tuple(options_of(ClusterKeywords))
 _PLUGIN = "dask_ferro.runtime.preload"
 # Seconds at the end for the last submission to be answered, and for the jobs to be gone.  The watchdog does the rest.
 _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
@@ -96,12 +97,18 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
 
     def __init__(self, *args: Any, **options: Any) -> None:
         upstream_deploy.check(f"ff.{type(self).__name__}", WORKER, JOBQUEUE)
-        checked = overrides_of(options.get("pools"))
-        check_options(options.get("job_cls") or self.job_cls, options, _OWN, checked)
-        own = read(ClusterKeywords, WHO, {name: options.pop(name) for name in _OWN if name in options})
+        job_cls = options.get("job_cls") or self.job_cls
+        section, configured = section_of(job_cls, options)
+        # As for dask-jobqueue's own, None leaves a keyword to the configuration.
+        given = configured | {
+            name: value for name, value in options.items() if name in _OWN and value is not None
+        }
+        checked = overrides_of(given.get("pools"))
+        check_options(job_cls, options, _OWN, checked)
+        options = {name: value for name, value in options.items() if name not in _OWN}
+        own = read(ClusterKeywords, WHO, given)
         failures.limits()  # invalid limits are reported now
-        config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
-        job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
+        job_name = checked_name(options.get("job_name") or dask.config.get(f"{section}.name", "dask-worker"))
         self._tag = new_tag()
         self._guesses = {name: getattr(own, name) for name in ("queue_wait", "start_up", "preemptible")}
         self._kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
@@ -112,7 +119,7 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
         options |= {"job_name": job_name, "signal_ahead": own.signal_ahead, "grace": own.grace}
         if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
             del options["processes"]
-        options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
+        options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), section)
         super().__init__(*args, **options)
 
     def _begin(self) -> None:
@@ -432,8 +439,8 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
             logger.debug("dask_ferro: the scheduler was not told that the cluster ends: %r", error)
 
 
-def _with_plugin(options: Mapping[str, object] | None, config: str) -> dict[str, Any]:
+def _with_plugin(options: Mapping[str, object] | None, section: str) -> dict[str, Any]:
     """Return the scheduler's options with our plugin as a preload, unless they set preloads."""
-    given = (dask.config.get(f"{config}.scheduler-options", None) if options is None else options) or {}
+    given = (dask.config.get(f"{section}.scheduler-options", None) if options is None else options) or {}
     configured = dask.config.get("distributed.scheduler.preload") or []
     return {"preload": [*configured, _PLUGIN], **given}

@@ -43,7 +43,7 @@ _MISSING, _ENDS, _STUCK, _ALONE = "missing", "ends", "stuck", "alone"
 class Patience:
     """Time limits for conditions that may pass: the keyword `patience` of a cluster, by name."""
 
-    ending: float = seconds("2s", "A job that is being requeued looks for a moment as if it had ended.")
+    ending: float = seconds("2s", "How long a job that is being requeued may look as if it had ended.")
     stuck: float = seconds("30s", "Time until a job whose request the site cannot meet is withdrawn.")
     boot: float = seconds("600s", "Time from a job's start until its first worker is connected.")
     lost: float = seconds(
@@ -61,7 +61,7 @@ class Patience:
         "Time after which a job is over that none of SLURM's commands lists and none of whose workers is connected.",
     )
     unseen: float = seconds(
-        "300s", "The same for a job that none of them has listed yet, or if only `squeue` answers."
+        "300s", "That time for a job that none of them has listed yet, or if only `squeue` answers."
     )
 
 

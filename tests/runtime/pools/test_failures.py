@@ -8,6 +8,7 @@ import dask
 import pytest
 
 import dask_ferro as ff
+from dask_ferro.runtime.pools import failures
 from dask_ferro.runtime.pools.failures import FailureLimits, limits, recent, too_many
 from tests.runtime.pools.test_pool import built
 
@@ -39,39 +40,29 @@ def test_no_more_are_remembered_than_may_matter() -> None:
     assert recent([float(n) for n in range(100)], 100.0, L) == [95.0, 96.0, 97.0, 98.0, 99.0]
 
 
-def test_what_fails_now_and_then_closes_its_pool_and_says_so() -> None:
+def test_what_fails_now_and_then_closes_its_pool_and_says_so(monkeypatch) -> None:
     """Every other job works: never two failures in a row."""
     pool, closed = built(), []
-    with dask.config.set({"ferro.elastic.failures-in-window": 4, "ferro.elastic.failures-window": "2m"}):
-        for n in range(12):
-            pool.failures = 0  # a job in between had its worker
-            if pool.fail(f"job {n}: FAILED", 10.0 * n):
-                closed.append((10.0 * n, pool.closed))
+    monkeypatch.setattr(failures, "_WINDOW", (4, 120.0))
+    for n in range(12):
+        pool.failures = 0  # a job in between had its worker
+        if pool.fail(f"job {n}: FAILED", 10.0 * n):
+            closed.append((10.0 * n, pool.closed))
     assert closed[0] == (30.0, "4 jobs ended before a worker came within 30 s; the last, job 3: FAILED")
     assert len(closed) == 2  # it was open again at 60, and those from before count no more
     assert closed[1] == (90.0, "4 jobs ended before a worker came within 30 s; the last, job 9: FAILED")
 
 
-@pytest.mark.parametrize(
-    ("settings", "wanted"),
-    [
-        ({}, FailureLimits(3, 20, 600.0)),
-        ({"failures": None, "failures-in-window": "none", "failures-window": "1h"}, FailureLimits(inf, inf, 3600.0)),
-        ({"failures": 1, "failures-in-window": 7, "failures-window": 30}, FailureLimits(1, 7, 30.0)),
-    ],
-)  # fmt: skip
-def test_limits_are_the_configurations(settings: dict, wanted: FailureLimits) -> None:
-    with dask.config.set({f"ferro.elastic.{key}": value for key, value in settings.items()}):
-        assert limits() == wanted
+@pytest.mark.parametrize(("written", "row"), [(3, 3), (None, inf), (1, 1)])
+def test_the_limit_of_failures_in_a_row_is_the_configurations(written: object, row: float) -> None:
+    with dask.config.set({"ferro.elastic.failures": written}):
+        assert limits() == FailureLimits(row, 20, 600.0)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("failures", 0), ("failures-in-window", -3), ("failures-window", "x")]
-)
-def test_what_is_no_limit_is_refused_by_its_key(key: str, value: object) -> None:
+def test_what_is_no_limit_is_refused_by_its_key() -> None:
     with (
-        dask.config.set({f"ferro.elastic.{key}": value}),
-        pytest.raises(ff.ConfigError, match=rf"ferro\.elastic\.{key}: got .*, wanted"),
+        dask.config.set({"ferro.elastic.failures": 0}),
+        pytest.raises(ff.ConfigError, match=r"ferro\.elastic\.failures: got .*, wanted"),
     ):
         limits()
 
