@@ -40,8 +40,8 @@ from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.event_log import EventsInMemory
 from dask_ferro.runtime.plugin.scheduler import NAME, NOT_INSTALLED, FerroScheduler, recordings_of, stays_off
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.telemetry.mark import Mark
 from dask_ferro.runtime.telemetry.op_recorder import Taped, TapePlugin, taped
+from dask_ferro.runtime.telemetry.recorder import Mark
 from dask_ferro.sections import TraceOptions
 from dask_ferro.trace import Key, Span, Trace, write_whole
 

@@ -113,7 +113,7 @@ def test_recording_is_on_for_the_block_alone(client: Client) -> None:
         with ff.trace(client):
             seen.append(len(telemetry.wanted))
         seen.append(len(telemetry.wanted))
-    assert [*seen, len(telemetry.wanted)] == [1, 2, 3, 2, 1]  # the dashboard's, for its timeline, stays
+    assert [*seen, len(telemetry.wanted)] == [0, 1, 2, 1, 0]
 
 
 def test_a_trace_within_another_is_a_part_of_it(client: Client) -> None:
