@@ -36,7 +36,7 @@ from dask_ferro.runtime.telemetry.dashboard_state import (
 from dask_ferro.runtime.telemetry.move_log import MoveLog, Sample, Second, Watch
 from dask_ferro.runtime.telemetry.overview.findings import OverviewFinding
 from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
-from dask_ferro.views.pages import look
+from dask_ferro.views.pages import look, put_on
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.overview import OverviewPage
 from dask_ferro.views.pages.site import KINDS
@@ -283,6 +283,12 @@ def test_other_events_push_no_decision_out(monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
+def test_a_dashboard_without_what_the_pages_need_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    take_off = put_on(SimpleNamespace(), None, None)  # type: ignore[arg-type]
+    assert take_off() is None
+    assert "dask_ferro's dashboard pages could not be added: AttributeError" in caplog.text
+
+
 # ---- on a scheduler ---------------------------------------------------------------------------------------
 
 
@@ -418,7 +424,7 @@ async def test_workers_that_leave_are_told_as_they_publish_it(client: Client, sc
     del held
 
 
-@on_cluster(unused_session_lifetime_milliseconds=50, check_unused_sessions_milliseconds=50)
+@on_cluster(unused_session_lifetime_milliseconds=500, check_unused_sessions_milliseconds=50)
 async def test_a_browser_that_goes_away_is_noticed(client: Client, scheduler: Scheduler) -> None:
     site = scheduler.plugins["ferro"]._take_pages_off.__self__
     assert await status(scheduler, "ferro-stealing") == 200

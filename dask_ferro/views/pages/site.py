@@ -30,7 +30,6 @@ from distributed.dashboard.scheduler import template_variables
 from distributed.metrics import time
 from tornado.ioloop import IOLoop
 
-from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.telemetry.dashboard_state import (
     ElasticPicture,
@@ -38,7 +37,7 @@ from dask_ferro.runtime.telemetry.dashboard_state import (
     elastic_picture,
     stealing_picture,
 )
-from dask_ferro.runtime.telemetry.events import ScaleEvent
+from dask_ferro.runtime.telemetry.events import Events
 from dask_ferro.runtime.telemetry.overview.observe import overview_of
 from dask_ferro.runtime.telemetry.overview.summary import Overview
 from dask_ferro.views.pages import look, scheme
@@ -85,27 +84,20 @@ class _Kind(NamedTuple):
 
     name: str
     draw: Callable[[], Any]
-    read: Callable[[Scheduler, Stealing], Any]
+    read: Callable[[SchedulerPages], Any]
     every: int
 
 
-def _overview(scheduler: Scheduler, stealing: Stealing) -> Overview:
-    return overview_of(scheduler, stealing, _newest(scheduler), time())
+def _overview(of: SchedulerPages) -> Overview:
+    return overview_of(of.scheduler, of.stealing, of.events.elastic, time())
 
 
-def _stealing(scheduler: Scheduler, stealing: Stealing) -> StealingPicture:
-    return stealing_picture(scheduler, stealing, time())
+def _stealing(of: SchedulerPages) -> StealingPicture:
+    return stealing_picture(of.scheduler, of.stealing, time())
 
 
-def _elastic(scheduler: Scheduler, stealing: Stealing) -> ElasticPicture:
-    return elastic_picture(scheduler, stealing, _newest(scheduler))
-
-
-def _newest(scheduler: Scheduler) -> ScaleEvent | None:
-    """Return the elastic controller's newest decision, or None."""
-    # Looked up at each update: the plugin may be removed, or installed again, while a page is open.
-    plugin = scheduler.plugins.get(NAME)
-    return plugin.events.elastic if isinstance(plugin, FerroScheduler) and plugin.events else None
+def _elastic(of: SchedulerPages) -> ElasticPicture:
+    return elastic_picture(of.scheduler, of.stealing, of.events.elastic)
 
 
 KINDS = (
@@ -138,9 +130,8 @@ class SchedulerPages:
         The open pages.
     """
 
-    def __init__(self, scheduler: Scheduler, stealing: Any, stock: BokehTornado) -> None:
-        self.scheduler = scheduler
-        self.stealing = stealing
+    def __init__(self, scheduler: Scheduler, stealing: Stealing, events: Events, stock: BokehTornado) -> None:
+        self.scheduler, self.stealing, self.events = scheduler, stealing, events
         self.documents: dict[Document, Any] = {}
         self._variables = template_variables(scheduler)
         self._application = self._served(stock)
@@ -223,7 +214,7 @@ class SchedulerPages:
         if page is None:
             return
         try:
-            page.update(kind.read(self.scheduler, self.stealing))
+            page.update(kind.read(self))
         except Exception as error:
             # Ended at the first error: Bokeh would log the exception at each update.
             logger.exception("dask_ferro: the %s page failed and is no longer updated", kind.name)
@@ -243,20 +234,7 @@ def _end(document: Document, page: Any, words: str) -> None:
     page.root.children.insert(0, look.line(f'<b style="color:{look.css(look.ALARM)}">{escape(words)}</b>'))
 
 
-def put_on(scheduler: Scheduler, stealing: Any) -> Callable[[], None]:
-    """Add the pages to a scheduler's dashboard, if it has one; return the function that removes them.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-    stealing : Stealing
-        The scheduler plugin's extension; the pages show its ledger, logs and telemetry.
-    """
+def dashboard_of(scheduler: Scheduler) -> BokehTornado | None:
+    """Return the application with the pages of Dask's dashboard; None: the scheduler was started without one."""
     applications = scheduler.http_application.applications
-    stock = next((app for app in applications if isinstance(app, BokehTornado)), None)
-    # The scheduler was started without a dashboard.
-    if stock is None:
-        return lambda: None
-    site = SchedulerPages(scheduler, stealing, stock)
-    site.put_on()
-    return site.take_off
+    return next((app for app in applications if isinstance(app, BokehTornado)), None)
