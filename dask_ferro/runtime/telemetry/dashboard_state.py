@@ -16,8 +16,7 @@ from distributed.scheduler import WorkerState
 
 from dask_ferro.policy.events import OUTCOMES, Settled
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.site_jobs import MODES
-from dask_ferro.runtime.telemetry.events import TOPIC, ClosedPool, ScaleEvent
+from dask_ferro.runtime.telemetry.events import TOPIC, ScaleEvent
 from dask_ferro.runtime.telemetry.move_log import Sample, Second
 
 # The most workers shown one by one: then each row is 6 pixels high.
@@ -79,33 +78,10 @@ class StealingPicture(NamedTuple):
     waits: tuple[str, ...] = ()
 
 
-class Closed(NamedTuple):
-    """A closed pool: the reason, the time of its reopening (epoch; 0: unknown), and its last job's last lines."""
-
-    pool: str
-    why: str
-    until: float = 0.0
-    output: str = ""
-    state: str = "closed"
-
-
-class ScalingDecision(NamedTuple):
-    """One decision of the elastic controller."""
-
-    time: float
-    wanted: int
-    jobs: Mapping[str, int]
-    why: str
-    actions: tuple[str, ...]
-    node_seconds: float
-    queue_wait: Mapping[str, float | None]
-    closed: tuple[Closed, ...] = ()
-
-
 class ElasticPicture(NamedTuple):
     """The content of the elastic page: decisions, oldest first; retired workers with reasons; the load."""
 
-    decisions: tuple[ScalingDecision, ...]
+    decisions: tuple[ScaleEvent, ...]
     departures: tuple[tuple[float, str], ...]
     samples: tuple[Sample, ...]
 
@@ -197,32 +173,13 @@ def elastic_picture(
         Its newest decision, in case Dask has dropped the event: it keeps 1,000 of all kinds.
     """
     told = [(at, message) for at, message in scheduler.get_events(TOPIC) if isinstance(message, dict)]
-    scaled = [(at, cast(ScaleEvent, message)) for at, message in told if message.get("action") == "scale"]
+    scaled = [{"time": at, **message} for at, message in told if message.get("action") == "scale"]
     if newest and not scaled:
-        scaled = [(newest.get("time", 0.0), newest)]
+        scaled = [{"time": 0.0, **newest}]
     went = [(at, message) for at, message in told if message.get("action") in _DEPARTURES]
-    decisions = tuple(_decision(at, message) for at, message in scaled[-EVENTS:])
+    decisions = tuple(cast(ScaleEvent, message) for message in scaled[-EVENTS:])
     departures = tuple((at, _departure(message)) for at, message in went[-EVENTS:])
     return ElasticPicture(decisions, departures, tuple(stealing.watch.samples))
-
-
-def _decision(at: float, message: ScaleEvent) -> ScalingDecision:
-    """Return a decision; fields missing in another version's event get defaults."""
-    return ScalingDecision(
-        message.get("time", at),
-        sum((message.get("wanted") or {}).values()),
-        message.get("jobs") or {},
-        message.get("why") or "",
-        tuple(message.get("actions") or ()),
-        message.get("node_seconds") or 0.0,
-        message.get("queue_wait") or {},
-        tuple(_closed(str(pool), told) for pool, told in (message.get("closed") or {}).items()),
-    )
-
-
-def _closed(pool: str, told: ClosedPool) -> Closed:
-    state = MODES.get(told.get("mode") or "", "closed")
-    return Closed(pool, told.get("why") or "", told.get("until") or 0.0, told.get("output") or "", state)
 
 
 def _departure(message: Mapping[str, Any]) -> str:

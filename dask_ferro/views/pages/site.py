@@ -31,15 +31,9 @@ from distributed.metrics import time
 from tornado.ioloop import IOLoop
 
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.telemetry.dashboard_state import (
-    ElasticPicture,
-    StealingPicture,
-    elastic_picture,
-    stealing_picture,
-)
-from dask_ferro.runtime.telemetry.events import Events
+from dask_ferro.runtime.telemetry.dashboard_state import elastic_picture, stealing_picture
+from dask_ferro.runtime.telemetry.events import Events, ScaleEvent
 from dask_ferro.runtime.telemetry.overview.observe import overview_of
-from dask_ferro.runtime.telemetry.overview.summary import Overview
 from dask_ferro.views.pages import look, scheme
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.overview import OverviewPage
@@ -88,25 +82,6 @@ class _Kind(NamedTuple):
     every: int
 
 
-def _overview(of: SchedulerPages) -> Overview:
-    return overview_of(of.scheduler, of.stealing, of.events.elastic, time())
-
-
-def _stealing(of: SchedulerPages) -> StealingPicture:
-    return stealing_picture(of.scheduler, of.stealing, time())
-
-
-def _elastic(of: SchedulerPages) -> ElasticPicture:
-    return elastic_picture(of.scheduler, of.stealing, of.events.elastic)
-
-
-KINDS = (
-    _Kind("overview", OverviewPage, _overview, 1000),
-    _Kind("stealing", StealingPage, _stealing, 500),
-    _Kind("elastic", ElasticPage, _elastic, 1000),
-)
-
-
 class _Beside(core.DaskBokehTornado):  # type: ignore[misc,name-defined]
     """The Bokeh application with our pages, in front of Dask's own application.
 
@@ -131,13 +106,20 @@ class SchedulerPages:
     """
 
     def __init__(self, scheduler: Scheduler, stealing: Stealing, events: Events, stock: BokehTornado) -> None:
-        self.scheduler, self.stealing, self.events = scheduler, stealing, events
+        self.scheduler = scheduler
+        self.stealing = stealing
+        self.events = events
         self.documents: dict[Document, Any] = {}
         self._variables = template_variables(scheduler)
         self._application = self._served(stock)
         self._plots = [
             {"url": f"individual-ferro-{kind.name}", "name": f"Ferro {kind.name.title()}"} for kind in KINDS
         ]
+
+    @property
+    def decision(self) -> ScaleEvent:
+        """The elastic controller's newest decision; empty: none."""
+        return self.events.elastic
 
     def put_on(self) -> None:
         """Serve the pages, and add them to the dashboard's lists."""
@@ -220,6 +202,13 @@ class SchedulerPages:
             logger.exception("dask_ferro: the %s page failed and is no longer updated", kind.name)
             del self.documents[document]
             _end(document, page, f"this page failed and is no longer updated: {error!r}; reload it")
+
+
+KINDS = (
+    _Kind("overview", OverviewPage, lambda of: overview_of(of.scheduler, of.stealing, of.decision, time()), 1000),
+    _Kind("stealing", StealingPage, lambda of: stealing_picture(of.scheduler, of.stealing, time()), 500),
+    _Kind("elastic", ElasticPage, lambda of: elastic_picture(of.scheduler, of.stealing, of.decision), 1000),
+)  # fmt: skip
 
 
 def _tabs(shown: _Kind) -> list[dict[str, Any]]:
