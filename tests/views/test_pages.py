@@ -262,6 +262,15 @@ def test_a_dashboard_without_what_the_pages_need_is_a_warning(caplog: pytest.Log
 # ---- on a scheduler ---------------------------------------------------------------------------------------
 
 
+async def opened(scheduler: Scheduler, name: str) -> WebSocketClientConnection:
+    """Open a page as a browser does: the document by HTTP, and then its websocket."""
+    root = f"127.0.0.1:{scheduler.http_server.port}/ferro-{name}"
+    page = await AsyncHTTPClient().fetch(f"http://{root}")
+    token = re.search(r'"token":"([^"]+)"', page.body.decode())
+    assert token is not None
+    return await websocket_connect(f"ws://{root}/ws", subprotocols=["bokeh", token[1]])
+
+
 @on_cluster()
 async def test_pages_come_with_the_plugin_once_and_go_with_it(client: Client, scheduler: Scheduler) -> None:
     listed = template_variables(scheduler)
@@ -280,22 +289,18 @@ async def test_pages_come_with_the_plugin_once_and_go_with_it(client: Client, sc
     )
     assert b"/individual-ferro-stealing" in named.body
     assert b"/individual-task-stream" in named.body
+    site = scheduler.plugins["ferro"]._take_pages_off.__self__
+    browser = await opened(scheduler, "stealing")
+    assert site.documents
     await ff.uninstall(client)
+    assert site.documents == {}  # those that are open are let go
     await ff.uninstall(client)
+    browser.close()
     assert "ferro" not in listed["pages"]
     assert [p for p in listed["plots"] if "erro" in p["name"]] == []
     assert len(applications) == 1
     assert [await status(scheduler, path) for path in ("ferro", *paths)] == [404] * 7
     assert await status(scheduler, "status") == 200
-
-
-async def opened(scheduler: Scheduler, name: str) -> WebSocketClientConnection:
-    """Open a page as a browser does: the document by HTTP, and then its websocket."""
-    root = f"127.0.0.1:{scheduler.http_server.port}/ferro-{name}"
-    page = await AsyncHTTPClient().fetch(f"http://{root}")
-    token = re.search(r'"token":"([^"]+)"', page.body.decode())
-    assert token is not None
-    return await websocket_connect(f"ws://{root}/ws", subprotocols=["bokeh", token[1]])
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.soak)])
@@ -319,6 +324,8 @@ async def test_pages_that_were_opened_and_closed_leave_nothing(
             "the end of the page",
             every=0.002,
         )
+    assert await status(scheduler, "ferro-stealing") == 200  # by a browser that goes before it is connected
+    await until_async(lambda: not site.documents, "word that it is gone", seen=lambda: site.documents)
     for _ in range(100):  # what is on its way to the last of them holds it still
         gc.collect()
         if not any(document() for document in seen):
@@ -328,50 +335,29 @@ async def test_pages_that_were_opened_and_closed_leave_nothing(
     assert [document for document in seen if document() is not None] == []
 
 
-@on_cluster()
-async def test_pages_that_are_open_when_the_plugin_goes_are_let_go(
-    client: Client, scheduler: Scheduler
-) -> None:
-    site = scheduler.plugins["ferro"]._take_pages_off.__self__
-    first = await opened(scheduler, "stealing")
-    assert len(site.documents) == 1
-    await ff.uninstall(client)
-    assert site.documents == {}
-    await ff.install(client)
-    new = scheduler.plugins["ferro"]._take_pages_off.__self__
-    second = await opened(scheduler, "stealing")
-    assert (len(site.documents), len(new.documents)) == (0, 1)
-    first.close()
-    second.close()
-
-
 def shown(document: Document) -> str:
     return " ".join(model.text for model in document.select({"type": Div}))
 
 
-@pytest.mark.parametrize("after", [pytest.param(0, id="at once"), pytest.param(1, id="later")])
 @on_cluster()
 async def test_a_page_that_fails_says_so_and_is_closed(
-    client: Client, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, after: int
+    client: Client, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = scheduler.plugins["ferro"]._take_pages_off.__self__
-    looks: list[int] = []
-    update = ElasticPage.update
 
     def failing(self: ElasticPage, picture: ElasticPicture) -> None:
-        looks.append(1)
-        if len(looks) > after:
-            raise ValueError("<on purpose>")
-        update(self, picture)
+        raise ValueError("<on purpose>")
 
+    kind, first, later = KINDS[NAMES.index("elastic")], Document(), Document()
+    site._open(kind, None, later)
+    assert "on purpose" not in shown(later)
     monkeypatch.setattr(ElasticPage, "update", failing)
-    kind, document = KINDS[NAMES.index("elastic")], Document()
-    site._open(kind, None, document)
-    if after:
-        assert "on purpose" not in shown(document)
-        site._update(document, kind)
-    assert "no longer updated: ValueError(&#x27;&lt;on purpose&gt;&#x27;)" in shown(document)
-    assert (site.documents, document.session_callbacks) == ({}, [])
+    site._open(kind, None, first)
+    site._update(later, kind)
+    for document in (first, later):
+        assert "no longer updated: ValueError(&#x27;&lt;on purpose&gt;&#x27;)" in shown(document)
+        assert document.session_callbacks == []
+    assert site.documents == {}
 
 
 @on_cluster()
@@ -392,16 +378,6 @@ async def test_workers_that_leave_are_told_as_they_publish_it(client: Client, sc
     assert texts[-1] == f"{stays} stayed: nobody would stay to take what they hold"
     await leaving.stop()
     del held
-
-
-@on_cluster(unused_session_lifetime_milliseconds=500, check_unused_sessions_milliseconds=50)
-async def test_a_browser_that_goes_away_is_noticed(client: Client, scheduler: Scheduler) -> None:
-    site = scheduler.plugins["ferro"]._take_pages_off.__self__
-    assert await status(scheduler, "ferro-stealing") == 200
-    assert len(site.documents) == 1
-    await until_async(
-        lambda: not site.documents, "word that the browser is gone", seen=lambda: site.documents
-    )
 
 
 def test_an_exchange_of_colours_can_be_undone() -> None:
