@@ -124,9 +124,6 @@ __all__ = [
 import_module("dask_ferro.trace")
 globals().pop("trace", None)
 
-# The runtime calls pages and reports that it may not import; this module may import every layer, so it registers them.
-import_module("dask_ferro.views.handed").hand()
-
 
 def _loaded(name: str, module: str) -> Any:
     """Import a module; where an optional dependency is missing, raise an error that names the extra to install."""

@@ -117,7 +117,7 @@ def main() -> None:
 @click.option(
     "--trace",
     metavar="FILE",
-    help="Record the last run: .ferrotrace (for replay), .json (for Perfetto), .html (a report).",
+    help="Record the last run: .ferrotrace (for replay) or .json (for Perfetto).",
 )
 @arguments.as_json
 @arguments.debug
@@ -126,7 +126,7 @@ def run(**options: Any) -> None:
 
     \b
     dask ferro run mlp.onnx --input x.npy --output y.npy --workers 4
-    dask ferro run --workload imbalanced --workers 8 --trace run.html
+    dask ferro run --workload imbalanced --workers 8 --trace run.json
     """
     # Before the imports, which take a second: a wrong call is reported at once.
     _check_run(options)

@@ -59,8 +59,6 @@ def test_each_module_imports_only_from_floors_below():
         pytest.param("import dask_ferro", set(), id="the package loads nothing heavy"),
         pytest.param("import dask_ferro; dir(dask_ferro)", set(), id="neither does listing its names"),
         pytest.param("from dask_ferro import ModelError", set(), id="nor do its errors"),
-        pytest.param("from dask_ferro.drawings.registry import handed; handed().put_pages", set(),
-            id="nor does handing views to the runtime"),
         pytest.param("import dask_ferro.cli", {"click"},
             id="the command line loads click alone, for `dask` loads it always"),
         pytest.param("import dask_ferro.graph.model.load", {"numpy", "onnx", "onnx_ir"},
@@ -71,6 +69,14 @@ def test_each_module_imports_only_from_floors_below():
 )  # fmt: skip
 def test_imports_are_lean(statement, allowed):
     assert _loaded_by(statement) & set(HEAVY) <= allowed
+
+
+def test_a_scheduler_without_a_dashboard_loads_no_bokeh():
+    statement = "import dask_ferro as ff; ff.LocalCluster(n_workers=0, processes=False, dashboard_address=None).close()"
+    assert _loaded_by(statement) & {"bokeh", "distributed", "dask_ferro.views.pages"} == {
+        "distributed",
+        "dask_ferro.views.pages",
+    }
 
 
 def test_no_module_is_named_in_words_from_a_floor_below():

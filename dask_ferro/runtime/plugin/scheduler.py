@@ -17,7 +17,6 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
-from dask_ferro.drawings.registry import handed
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.placement import Placing
@@ -144,7 +143,10 @@ class FerroScheduler(SchedulerPlugin):
             upstream.put_placement(scheduler, placing.ready, placing.queued, placing.is_tied, placing.ahead)
         self.events.start()
         prometheus.put_on(scheduler, self.events)
-        self._take_pages_off = handed().put_pages(scheduler, self.stealing)
+        # Imported here: `views` is above the runtime, and a process without a scheduler has no pages.
+        from dask_ferro.views.pages import put_on
+
+        self._take_pages_off = put_on(scheduler, self.stealing, self.events)
         await self._put_on_workers(scheduler)
 
     async def _put_on_workers(self, scheduler: Scheduler) -> None:

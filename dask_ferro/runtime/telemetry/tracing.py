@@ -8,7 +8,7 @@ block.  Both are ring buffers; dropped records are counted: tasks under "dropped
 
     with ff.trace(client) as t:
         y.compute()
-    t.report("run.html")
+    t.to_chrome("run.json")
 """
 
 from __future__ import annotations
@@ -29,20 +29,18 @@ from distributed import Client, Scheduler
 from distributed.metrics import time
 from distributed.protocol.pickle import dumps
 
-from dask_ferro.account import account
-from dask_ferro.drawings.registry import handed, in_notebook
 from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.scheduler import NAME, NOT_INSTALLED, FerroScheduler, recordings_of, stays_off
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.telemetry.mark import Mark
 from dask_ferro.runtime.telemetry.op_recorder import Taped, TapePlugin, taped
+from dask_ferro.runtime.telemetry.recorder import Mark
 from dask_ferro.trace import Key, Span, Trace, write_whole
 
 logger = logging.getLogger(__name__)
 
 # The suffixes of a path that choose the format.
-SUFFIXES = (".ferrotrace", ".json", ".html")
+SUFFIXES = (".ferrotrace", ".json")
 # The most ops in a trace, of all workers together: 150 MB in the client.
 _OPS = 500_000
 # The counts of missing records: dropped tasks, steals and ops; workers that hang.
@@ -91,7 +89,7 @@ class Tracing:
     >>> import dask_ferro as ff
     >>> with ff.trace(client) as run:         # doctest: +SKIP
     ...     y.compute()
-    >>> run.report("run.html")                # doctest: +SKIP
+    >>> run.to_chrome("run.json")             # doctest: +SKIP
     >>> run.summary()["makespan"]             # doctest: +SKIP
     0.55
     """
@@ -108,10 +106,6 @@ class Tracing:
         if self._trace is not None:
             return f"<ff.trace, recorded: {self._trace!r}>"
         return f"<ff.trace of {self._client}, {'recording' if self._begun else 'not begun'}>"
-
-    def _repr_html_(self) -> str | None:
-        # Without HTML, IPython shows the text.
-        return None if self._trace is None else in_notebook("trace", self._trace)
 
     # -- the block -----------------------------------------------------------------------------------------
 
@@ -222,9 +216,7 @@ class Tracing:
 
     def summary(self) -> dict[str, float]:
         """Return the run's figures by name: counts, seconds, bytes and shares."""
-        found = account(self.trace)
-        bounds = {"critical_path": found.critical_path, "lower_bound": found.lower_bound}
-        return {**self.trace.summary(), **bounds, "ops": sum(1 for _ in self.trace.of("op"))}
+        return {**self.trace.summary(), "ops": sum(1 for _ in self.trace.of("op"))}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace itself, for `Trace.load` and `dask ferro replay`; usually to a ".ferrotrace" file."""
@@ -232,16 +224,13 @@ class Tracing:
 
     def to_chrome(self, path: str | os.PathLike[str]) -> None:
         """Write the trace for https://ui.perfetto.dev or chrome://tracing; compressed if the path ends in ".gz"."""
-        write_whole(path, handed().chrome_json(self.trace).encode())
+        from dask_ferro.views.chrome import chrome_json
 
-    def report(self, path: str | os.PathLike[str], title: str = "") -> None:
-        """Write one HTML file that needs no network: timeline, flows, utilization, critical path, figures."""
-        page = handed().run_report(self.trace, account(self.trace), title or Path(path).stem)
-        write_whole(path, page.encode())
+        write_whole(path, chrome_json(self.trace).encode())
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the format of the path's suffix: ".ferrotrace", ".json" (Chrome's; both also ".gz") or ".html"."""
-        write = {".ferrotrace": self.save, ".json": self.to_chrome, ".html": self.report}
+        """Write the format of the path's suffix: ".ferrotrace" or ".json" (Chrome's); both also ".gz"."""
+        write = {".ferrotrace": self.save, ".json": self.to_chrome}
         write[checked(path)](path)
 
 
@@ -273,7 +262,7 @@ def trace(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing
     --------
     >>> with ff.trace(client) as t:                     # doctest: +SKIP
     ...     y.compute()
-    >>> t.to_chrome("run.json"); t.report("run.html")   # doctest: +SKIP
+    >>> t.to_chrome("run.json")                         # doctest: +SKIP
     """
     if not isinstance(client, Client):
         raise ConfigError(f"ff.trace: got {type(client).__name__}, wanted a distributed.Client")
@@ -292,8 +281,8 @@ def checked(path: str | os.PathLike[str]) -> str:
     """
     target = Path(path)
     plain = target.with_suffix("") if target.suffix == ".gz" else target
-    if plain.suffix not in SUFFIXES or (plain is not target and plain.suffix == ".html"):
-        wanted = ".ferrotrace (for replay), .json (for Perfetto) or .html (a report)"
+    if plain.suffix not in SUFFIXES:
+        wanted = ".ferrotrace (for replay) or .json (for Perfetto)"
         raise ConfigError(f"trace {str(target)!r}: its suffix names no format; wanted {wanted}")
     if not target.parent.is_dir():
         raise ConfigError(f"trace {str(target)!r}: folder {str(target.parent)!r} does not exist")

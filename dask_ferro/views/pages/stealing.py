@@ -98,7 +98,10 @@ class StealingPage:
 
     def _draw_backlogs(self, picture: StealingPicture) -> None:
         data = look.filled(_BACKLOG, picture.backlogs)
-        look.draw_bars(self.backlogs, data, self._bar_range, "worker")
+        # The first on top: Bokeh orders categories from the bottom.
+        if (names := data["worker"][::-1]) != list(self._bar_range.factors):
+            self._bar_range.factors = names
+        self.backlogs.data = data
         self._no_workers.visible = not picture.backlogs
 
     def _draw_moves(self, picture: StealingPicture) -> None:
@@ -181,7 +184,9 @@ class StealingPage:
         scale = {"x_axis_type": "log", "x_range": Range1d(start=_LEAST, end=1000)}
         fig = look.panel(title, y_range=self._bar_range, **scale, **options)
         bars = fig.hbar("worker", left=_LEAST, right="end", height=0.7, source=self.backlogs, color="color")
-        look.mark(fig, "threshold", "worker", self.backlogs, size=16)
+        # A threshold is a vertical line: Bokeh has no such marker, but a dash that can be rotated.
+        dash = {"marker": "dash", "angle": 1.5708, "size": 16, "line_width": 3, "color": look.RED}
+        fig.scatter("threshold", "worker", source=self.backlogs, **dash)
         fig.xaxis.formatter, fig.xaxis.ticker = look.seconds_ticks(), LogTicker(desired_num_ticks=8)
         fig.ygrid.grid_line_color = None
         fig.yaxis.axis_label = "worker"
