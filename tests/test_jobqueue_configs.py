@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 import dask_ferro as ff
 from dask_ferro import config
 from dask_ferro.runtime.jobs import job_config, job_keys
-from dask_ferro.runtime.pools.failures import limits
 from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -336,4 +335,4 @@ def test_settings_of_the_section_that_are_no_options_of_the_controller_are_set_w
     with dask.config.set(config.settings | {"ferro.elastic.failures": 3}):  # which are taken back at its end
         with pytest.raises(ff.ConfigError, match="the cluster did not start"):
             config.cluster(interface="nosuch0")
-        assert limits().row == 5
+        assert dask.config.get("ferro.elastic.failures") == 5

@@ -15,7 +15,6 @@ from typing import Any
 
 import dask
 from dask_jobqueue.core import JobQueueCluster
-from dask_jobqueue.slurm import SLURMJob
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
@@ -74,7 +73,7 @@ def _check_names(where: str, given: Mapping[str, object], known: Iterable[str]) 
 
 def _check_shape(options: Mapping[str, object], job_cls: type) -> None:
     """Refuse jobs without cores or memory, invalid numbers of cores or processes, and a walltime that is a number."""
-    config_name = options.get("config_name") or getattr(job_cls, "config_name", "slurm")
+    config_name = options.get("config_name") or job_cls.config_name  # type: ignore[attr-defined]
     section = f"jobqueue.{config_name}"
     if not isinstance(dask.config.get(section, None), Mapping):
         raise ConfigError(
@@ -99,7 +98,7 @@ def _check_shape(options: Mapping[str, object], job_cls: type) -> None:
             f"{WHO}: got processes={shape['processes']} and cores={shape['cores']}, wanted at most as many processes"
             " as cores: each has a thread of its own"
         )
-    if issubclass(job_cls, SLURMJob) and not isinstance(shape["walltime"], str | None):
+    if not isinstance(shape["walltime"], str | None):
         raise ConfigError(
             f"{WHO}: got walltime={shape['walltime']!r}, wanted text such as '01:30:00': SLURM reads a number as"
             " minutes, and YAML reads 01:30:00 without quotes as the number 5400"
