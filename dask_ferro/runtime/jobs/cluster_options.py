@@ -13,6 +13,10 @@ from numbers import Integral
 from typing import Any
 
 import dask
+<<<<<<< HEAD
+=======
+from dask_jobqueue.core import JobQueueCluster
+>>>>>>> A
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError, did_you_mean
@@ -103,6 +107,15 @@ def _check_names(where: str, given: Mapping[str, object], known: Iterable[str]) 
 
 def _check_shape(options: Mapping[str, object], job_cls: type, section: str) -> None:
     """Refuse jobs without cores or memory, invalid numbers of cores or processes, and a walltime that is a number."""
+<<<<<<< HEAD
+=======
+    config_name = options.get("config_name") or job_cls.config_name  # type: ignore[attr-defined]
+    section = f"jobqueue.{config_name}"
+    if not isinstance(dask.config.get(section, None), Mapping):
+        raise ConfigError(
+            f"{WHO}: got config_name={config_name!r}, and Dask's configuration has no {section}"
+        )
+>>>>>>> A
     shape: dict[str, Any] = {
         name: dask.config.get(f"{section}.{name}", None) if options.get(name) is None else options[name]
         for name in ("cores", "memory", "processes", "walltime")
@@ -122,7 +135,7 @@ def _check_shape(options: Mapping[str, object], job_cls: type, section: str) -> 
             f"{WHO}: got processes={shape['processes']} and cores={shape['cores']}, wanted at most as many processes"
             " as cores: each has a thread of its own"
         )
-    if issubclass(job_cls, SLURMJob) and not isinstance(shape["walltime"], str | None):
+    if not isinstance(shape["walltime"], str | None):
         raise ConfigError(
             f"{WHO}: got walltime={shape['walltime']!r}, wanted text such as '01:30:00': SLURM reads a number as"
             " minutes, and YAML reads 01:30:00 without quotes as the number 5400"

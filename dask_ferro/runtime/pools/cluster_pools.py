@@ -20,6 +20,7 @@ from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import Pool
+from dask_ferro.runtime.jobs.keywords import WHO
 from dask_ferro.runtime.jobs.script import WorkerJob, resources_of
 from dask_ferro.runtime.pools.pool import JobPool
 from dask_ferro.runtime.pools.rpc import PAUSE, RESUME, PoolRow
@@ -29,8 +30,6 @@ from dask_ferro.runtime.telemetry.events import POOL, TOPIC
 from dask_ferro.runtime.upstream_jobqueue import job_keywords
 
 logger = logging.getLogger(__name__)
-
-_WHO = "ff.SLURMCluster"
 
 
 class ClusterPools(tuple[Pool, ...]):
@@ -87,7 +86,7 @@ class PooledCluster:
     def _kind(self: Any, pool: str) -> JobPool:
         records: dict[str, JobPool] = self._records()
         if pool not in records:
-            raise ConfigError(f"{_WHO}: no pool {pool!r}; there are {', '.join(records)}")
+            raise ConfigError(f"{WHO}: no pool {pool!r}; there are {', '.join(records)}")
         return records[pool]
 
     def _pool_facts(self: Any) -> tuple[Pool, ...]:
@@ -135,7 +134,7 @@ class PooledCluster:
 
     async def _carry_out(self: Any, what: str, name: str) -> None:
         if self._closing or self.status in (Status.closing, Status.closed, Status.failed):
-            raise ConfigError(f"{_WHO}: pool {name!r}: the cluster is closed")
+            raise ConfigError(f"{WHO}: pool {name!r}: the cluster is closed")
         kind = self._kind(name)
         if what == PAUSE:
             kind.pause(time())

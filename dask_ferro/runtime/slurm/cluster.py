@@ -31,10 +31,9 @@ from dask_ferro.runtime.jobs.connections import Connections
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, described, read
 from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.jobs.worker_names import WorkerNames
-from dask_ferro.runtime.pools import failures
 from dask_ferro.runtime.pools.closing import Closings, is_young
 from dask_ferro.runtime.pools.cluster_pools import PooledCluster
-from dask_ferro.runtime.pools.pool import ADDRESS, JobPool, checked_name, overrides_of
+from dask_ferro.runtime.pools.pool import ADDRESS, JobPool, checked_name, failure_limits, overrides_of
 from dask_ferro.runtime.pools.rpc import serve
 from dask_ferro.runtime.pools.shortage import shortage
 from dask_ferro.runtime.records import remote
@@ -97,6 +96,7 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
 
     def __init__(self, *args: Any, **options: Any) -> None:
         upstream_deploy.check(f"ff.{type(self).__name__}", WORKER, JOBQUEUE)
+<<<<<<< HEAD
         job_cls = options.get("job_cls") or self.job_cls
         section, configured = section_of(job_cls, options)
         # As for dask-jobqueue's own, None leaves a keyword to the configuration.
@@ -110,6 +110,15 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
         failures.limits()  # invalid limits are reported now
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{section}.name", "dask-worker"))
         self._tag = new_tag()
+=======
+        checked = overrides_of(options.get("pools"))
+        check_options(options.get("job_cls") or self.job_cls, options, _OWN, checked)
+        own = read(ClusterKeywords, WHO, {name: options.pop(name) for name in _OWN if name in options})
+        config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
+        job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
+        self._tag = f"ferro-{uuid.uuid4().hex[:12]}"
+        failure_limits()  # invalid ones are reported now
+>>>>>>> A
         self._guesses = {name: getattr(own, name) for name in ("queue_wait", "start_up", "preemptible")}
         self._kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
         self._names = WorkerNames(options.get("name"))

@@ -5,10 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-import dask
 import pytest
 
-import dask_ferro as ff
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.jobs.cluster_repr import Known, in_rows, in_words
 from dask_ferro.runtime.local.cluster_context import closed_pools
@@ -58,6 +56,7 @@ def test_everybody_says_that_a_pool_is_paused() -> None:
         "no jobs; gpu is paused"
     )
     page = pytest.importorskip("dask_ferro.views.pages.elastic")
+<<<<<<< HEAD
     assert "<b>pool gpu is paused</b>: by its user" in page._shut("gpu", told)
     # As another version of the controller writes it.
     assert "<b>pool gpu is closed</b>: x" in page._shut("gpu", {"why": "x"})
@@ -70,3 +69,6 @@ def test_a_cluster_is_refused_whose_configuration_has_no_limit_of_failures() -> 
         pytest.raises(ff.ConfigError, match=r"ferro\.elastic\.failures: got 'many'"),
     ):
         ff.SLURMCluster(**shape)
+=======
+    assert "<b>pool gpu is paused</b>: by its user" in page._shut(_closed("gpu", told))
+>>>>>>> A

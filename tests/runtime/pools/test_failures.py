@@ -1,43 +1,51 @@
-"""Which failures of jobs close a pool: a table over a pure function, and a pool that has some."""
+"""Which failures of jobs close a pool, and a pool that is paused."""
 
 from __future__ import annotations
-
-from math import inf
 
 import dask
 import pytest
 
 import dask_ferro as ff
+<<<<<<< HEAD
 from dask_ferro.runtime.pools import failures
 from dask_ferro.runtime.pools.failures import FailureLimits, limits, recent, too_many
 from tests.runtime.pools.test_pool import built
+=======
+from tests.runtime.pools.test_pool import SHAPE, built
+>>>>>>> A
 
-L = FailureLimits(row=3, window=5, seconds=60.0)
-SAID = "5 jobs ended before a worker came within 40 s"
+WITHIN = "5 jobs ended before a worker came within 40 s"
+ROW = "3 jobs ended before a worker came"
+CONFIGURED = {"failures": 3, "failures-in-window": 5, "failures-window": 60}
 
 
 @pytest.mark.parametrize(
-    ("row", "times", "limit", "said"),
+    ("row", "times", "changes", "said"),
     [
-        pytest.param(0, [], L, "", id="none"),
-        pytest.param(2, [98.0, 99.0], L, "", id="two in a row"),
-        pytest.param(3, [1.0, 2.0, 99.0], L, "3 jobs ended before a worker came", id="three, however long it took"),
-        pytest.param(1, [60.0, 70.0, 80.0, 90.0, 100.0], L, SAID, id="five within a minute, some worked in between"),
-        pytest.param(1, [60.0, 70.0, 80.0, 100.0], L, "", id="four within a minute"),
-        pytest.param(1, [40.0, 70.0, 80.0, 90.0, 100.0], L, "", id="the first is a minute ago"),
-        pytest.param(1, [1.0, 2.0, 60.0, 70.0, 80.0, 90.0, 100.0], L, SAID, id="older ones count for nothing"),
-        pytest.param(9, [100.0] * 9, L._replace(row=inf, window=inf), "", id="neither is counted"),
-        pytest.param(4, [60.0, 70.0, 80.0, 90.0, 100.0], L._replace(row=inf), SAID, id="only the window counts"),
-        pytest.param(2, [100.0] * 9, L._replace(window=inf), "", id="only those in a row count"),
-        pytest.param(1, [100.0] * 9, L._replace(seconds=0.0), "", id="a window of no time has none"),
+        pytest.param(2, [98.0, 99.0], {}, "", id="two in a row"),
+        pytest.param(3, [1.0, 2.0, 99.0], {}, ROW, id="three, however long it took"),
+        pytest.param(1, [60.0, 70.0, 80.0, 90.0, 100.0], {}, WITHIN, id="five within a minute, some worked in between"),
+        pytest.param(1, [60.0, 70.0, 80.0, 100.0], {}, "", id="four within a minute"),
+        pytest.param(1, [40.0, 70.0, 80.0, 90.0, 100.0], {}, "", id="the first is a minute ago"),
+        pytest.param(1, [1.0, 2.0, 60.0, 70.0, 80.0, 90.0, 100.0], {}, WITHIN, id="older ones count for nothing"),
+        pytest.param(
+            9, [100.0] * 9, {"failures": None, "failures-in-window": "none"}, "", id="neither is counted"
+        ),
+        pytest.param(4, [60.0, 70.0, 80.0, 90.0, 100.0], {"failures": None}, WITHIN, id="only the window counts"),
+        pytest.param(2, [100.0] * 9, {"failures-in-window": None}, "", id="only those in a row count"),
+        pytest.param(1, [100.0] * 9, {"failures-window": 0}, "", id="a window of no time has none"),
     ],
 )  # fmt: skip
-def test_too_many(row: int, times: list[float], limit: FailureLimits, said: str) -> None:
-    assert too_many(row, times, 100.0, limit) == said
-
-
-def test_no_more_are_remembered_than_may_matter() -> None:
-    assert recent([float(n) for n in range(100)], 100.0, L) == [95.0, 96.0, 97.0, 98.0, 99.0]
+def test_too_many(row: int, times: list[float], changes: dict, said: str) -> None:
+    """The last failure of these, with so many in a row."""
+    pool = built()
+    with dask.config.set({f"ferro.elastic.{key}": value for key, value in (CONFIGURED | changes).items()}):
+        for at in times[:-1]:
+            pool.failures = 0  # a job in between had its worker
+            assert not pool.fail("job 1: FAILED", at)
+        pool.failures = row - 1
+        assert pool.fail("job 2: FAILED", times[-1]) == bool(said)
+    assert pool.closed == (f"{said}; the last, job 2: FAILED" if said else "")
 
 
 def test_what_fails_now_and_then_closes_its_pool_and_says_so(monkeypatch) -> None:
@@ -53,6 +61,7 @@ def test_what_fails_now_and_then_closes_its_pool_and_says_so(monkeypatch) -> Non
     assert closed[1] == (90.0, "4 jobs ended before a worker came within 30 s; the last, job 9: FAILED")
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(("written", "row"), [(3, 3), (None, inf), (1, 1)])
 def test_the_limit_of_failures_in_a_row_is_the_configurations(written: object, row: float) -> None:
     with dask.config.set({"ferro.elastic.failures": written}):
@@ -60,11 +69,17 @@ def test_the_limit_of_failures_in_a_row_is_the_configurations(written: object, r
 
 
 def test_what_is_no_limit_is_refused_by_its_key() -> None:
+=======
+@pytest.mark.parametrize(
+    ("key", "value"), [("failures", 0), ("failures-in-window", -3), ("failures-window", "x")]
+)
+def test_a_cluster_is_refused_whose_configuration_has_no_limit_of_failures(key: str, value: object) -> None:
+>>>>>>> A
     with (
         dask.config.set({"ferro.elastic.failures": 0}),
         pytest.raises(ff.ConfigError, match=r"ferro\.elastic\.failures: got .*, wanted"),
     ):
-        limits()
+        ff.SLURMCluster(**SHAPE)
 
 
 def test_a_pool_that_is_paused_says_so_until_it_is_resumed_and_then_is_open_whatever_closed_it() -> None:

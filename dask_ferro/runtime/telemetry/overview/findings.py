@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from time import localtime, strftime
 
@@ -95,7 +95,7 @@ Rule = Callable[[OverviewFacts], Iterator[OverviewFinding]]
 
 def findings(facts: OverviewFacts) -> list[OverviewFinding]:
     """Return what is wrong, the most severe first."""
-    found = [one for rule in _RULES for one in rule(facts)]
+    found = chain.from_iterable(rule(facts) for rule in _RULES)
     return sorted(found, key=lambda one: (SEVERITIES.index(one.severity), KINDS.index(one.kind)))
 
 
