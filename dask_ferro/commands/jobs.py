@@ -26,6 +26,7 @@ def jobs(scheduler: str | None, scheduler_file: str | None, as_json: bool, debug
     dask ferro jobs --scheduler tcp://host:8786
     dask ferro jobs --scheduler-file scheduler.json --json
     """
+    # The imports below take half a second.
     import asyncio
 
     from dask_ferro.runtime.records.remote import call

@@ -1,6 +1,6 @@
 """Access to private or undocumented names of dask-jobqueue.
 
-`JobCluster` has a method of ours for each step of a cluster's life, which mixins before it extend by `super()`.
+`JobCluster` has a method of ours for each step of a cluster's life, which subclasses extend.
 """
 
 from __future__ import annotations

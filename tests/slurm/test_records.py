@@ -12,7 +12,7 @@ import pytest
 
 from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
-from dask_ferro.runtime.slurm.tag import new_tag
+from dask_ferro.runtime.slurm.orphan_guard import new_tag
 from tests.batchclusters import watchdogs
 from tests.slurm import tools
 from tests.slurm.tools import queue

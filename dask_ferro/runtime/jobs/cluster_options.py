@@ -13,16 +13,12 @@ from numbers import Integral
 from typing import Any
 
 import dask
-<<<<<<< HEAD
-=======
-from dask_jobqueue.core import JobQueueCluster
->>>>>>> A
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError, did_you_mean
 from dask_ferro.options import options_of
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, PoolKeywords
-from dask_ferro.runtime.upstream_jobqueue import JobQueueCluster, SLURMJob
+from dask_ferro.runtime.upstream_jobqueue import JobQueueCluster
 
 # Keywords of a pool beside the options of a job.
 _OF_A_POOL = frozenset(options_of(PoolKeywords))
@@ -107,15 +103,6 @@ def _check_names(where: str, given: Mapping[str, object], known: Iterable[str]) 
 
 def _check_shape(options: Mapping[str, object], job_cls: type, section: str) -> None:
     """Refuse jobs without cores or memory, invalid numbers of cores or processes, and a walltime that is a number."""
-<<<<<<< HEAD
-=======
-    config_name = options.get("config_name") or job_cls.config_name  # type: ignore[attr-defined]
-    section = f"jobqueue.{config_name}"
-    if not isinstance(dask.config.get(section, None), Mapping):
-        raise ConfigError(
-            f"{WHO}: got config_name={config_name!r}, and Dask's configuration has no {section}"
-        )
->>>>>>> A
     shape: dict[str, Any] = {
         name: dask.config.get(f"{section}.{name}", None) if options.get(name) is None else options[name]
         for name in ("cores", "memory", "processes", "walltime")

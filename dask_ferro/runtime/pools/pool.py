@@ -20,14 +20,11 @@ from dask_ferro.policy.estimates import Mean
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, read
 from dask_ferro.runtime.jobs.script import WorkerJob, lifetime_of
-<<<<<<< HEAD
-from dask_ferro.runtime.pools import failures
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
-=======
-from dask_ferro.runtime.slurm.job_lifecycle import SUBMITTING, BatchJob
->>>>>>> A
 from dask_ferro.runtime.slurm.parsing import is_job_name, is_plain
 
+# Twenty failures in ten minutes: a node that fails each of its jobs at once does that within the time of a few others.
+WINDOW = (20.0, 600.0)
 # Seconds for which a pool is closed at first, and at most.
 _CLOSED, _CLOSED_MOST = 30.0, 1800.0
 
@@ -223,9 +220,7 @@ def failure_limits() -> tuple[float, float, float]:
     ConfigError
         For an invalid value in the configuration.
     """
-    keys = ("failures", "failures-in-window", "failures-window")
-    row, window, seconds = (config.value(f"elastic.{key}") for key in keys)
-    return row, window, seconds
+    return (config.value("elastic.failures"), *WINDOW)
 
 
 def checked_name(name: object) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import TypedDict
 
 from distributed.metrics import time
@@ -63,6 +64,7 @@ class JobBook:
         self.over: dict[str, BatchJob] = {}
         self.counts = TaskCounts()
         self._most, self._because = most, ""
+        # By pool: when and why jobs ended that this cluster did not end.
         self._missed: dict[str, deque[tuple[float, str]]] = defaultdict(lambda: deque(maxlen=_MISSED))
 
     @property
@@ -125,6 +127,7 @@ class JobBook:
         is_lost : bool
             Whether it is over only because SLURM did not list it any more.
         """
+        # It may have ended by itself while its release was confirmed: the first reason holds.
         if self.jobs.pop(job.name, None) is None:
             return
         now = time()
@@ -132,7 +135,9 @@ class JobBook:
         if not by_us:
             job.ending = "cancelled, and not by this cluster" if state == "CANCELLED" else job.ending
             self._missed[job.pool].append((now, f"job {job.job_id or job.name}: {job.ending}"))
+        # Clocks of two machines may differ.
         job.ended_at = now if job.ended_at is None else min(max(job.ended_at, job.started_at or 0.0), now)
+        # Taken, since a job that is followed again goes on counting.
         job.tasks += self.counts.take(job.every_worker)
         job.is_lost = is_lost
         job.enter(JobState.ENDED, now)
@@ -150,7 +155,7 @@ class JobBook:
 
     def tidy(self) -> None:
         """Forget the counts of tasks of workers that are gone and belong to no job."""
-        self.counts.keep([name for job in self.jobs.values() for name in job.every_worker])
+        self.counts.keep(set(chain.from_iterable(job.every_worker for job in self.jobs.values())))
 
     def tasks(self, job: BatchJob) -> int:
         """Return the number of tasks that a job's workers finished without error."""
@@ -158,6 +163,7 @@ class JobBook:
 
     def copies(self) -> tuple[BatchJob, ...]:
         """Return all jobs in their present state, in the order of the requests."""
+        # Jobs that are over are in the order of their ends.
         every = sorted((*self.over.values(), *self.jobs.values()), key=lambda job: job.order)
         return tuple(replace(job, tasks=self.tasks(job)) for job in every)
 

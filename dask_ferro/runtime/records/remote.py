@@ -18,6 +18,7 @@ HANDLER = "ferro_jobs"
 
 def serve(scheduler: object, book: JobBook) -> None:
     """Install the handler on a cluster's scheduler, and count the tasks of its workers there."""
+    # A scheduler in another process cannot read the book.
     if isinstance(scheduler, Scheduler):
         scheduler.add_plugin(book.counts, name=book.counts.name)
         scheduler.handlers[HANDLER] = lambda comm=None: book.rows()

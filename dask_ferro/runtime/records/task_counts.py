@@ -6,7 +6,7 @@ It is separate because a cluster may have no other plugin of ours; its hooks cos
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from typing import Any
 
 from dask.typing import Key
@@ -30,10 +30,12 @@ class TaskCounts(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
         """Forget a worker's address; its count stays until its job is over."""
+        # A worker that its nanny restarts comes back under the same name.
         self._names.pop(worker, None)
 
     def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: Any) -> None:
         """Count a task that finished without error."""
+        # Copies of a result are no transitions.
         if start == "processing" and finish == "memory":
             name = self._names.get(kwargs.get("worker", ""))
             if name is not None:
@@ -47,7 +49,7 @@ class TaskCounts(SchedulerPlugin):
         """Return that number, and count from 0 again."""
         return sum(self._done.pop(name, 0) for name in workers)
 
-    def keep(self, workers: Collection[str]) -> None:
+    def keep(self, workers: Set[str]) -> None:
         """Forget all counts but those of some workers, and of connected ones."""
-        for name in self._done.keys() - set(workers) - set(self._names.values()):
+        for name in self._done.keys() - workers - set(self._names.values()):
             del self._done[name]

@@ -24,11 +24,12 @@ from distributed.metrics import time
 from dask_ferro.errors import ConfigError
 from dask_ferro.options import options_of
 from dask_ferro.runtime import upstream_deploy
-from dask_ferro.runtime.elastic.cluster_mixin import ElasticCluster
+from dask_ferro.runtime.elastic.cluster import ElasticCluster
 from dask_ferro.runtime.jobs.cluster_options import check_options, section_of
 from dask_ferro.runtime.jobs.cluster_repr import Described, Known, outputs
 from dask_ferro.runtime.jobs.connections import Connections
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, described, read
+from dask_ferro.runtime.jobs.postmortem import Postmortems
 from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.jobs.worker_names import WorkerNames
 from dask_ferro.runtime.pools.closing import Closings, is_young
@@ -42,12 +43,11 @@ from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, JobState, Patience
+from dask_ferro.runtime.slurm.orphan_guard import new_tag
 from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PERMANENT, QueueRow
 from dask_ferro.runtime.slurm.site import SlurmSite
 from dask_ferro.runtime.slurm.strays import Strays
 from dask_ferro.runtime.slurm.submit_queue import Submission
-from dask_ferro.runtime.slurm.tag import new_tag
-from dask_ferro.runtime.upstream_jobqueue import JobCluster
 from dask_ferro.runtime.upstream_names import JOBQUEUE, WORKER
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ _LOOK = 1.0
 
 
 @described(ClusterKeywords)
-class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobCluster):  # type: ignore[misc]
+class SLURMCluster(Described, PooledCluster, ElasticCluster):
     """Workers in SLURM jobs, which grow, shrink and are replaced without loss of results.
 
     Parameters
@@ -96,7 +96,6 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
 
     def __init__(self, *args: Any, **options: Any) -> None:
         upstream_deploy.check(f"ff.{type(self).__name__}", WORKER, JOBQUEUE)
-<<<<<<< HEAD
         job_cls = options.get("job_cls") or self.job_cls
         section, configured = section_of(job_cls, options)
         # As for dask-jobqueue's own, None leaves a keyword to the configuration.
@@ -107,18 +106,9 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
         check_options(job_cls, options, _OWN, checked)
         options = {name: value for name, value in options.items() if name not in _OWN}
         own = read(ClusterKeywords, WHO, given)
-        failures.limits()  # invalid limits are reported now
+        failure_limits()  # invalid ones are reported now
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{section}.name", "dask-worker"))
         self._tag = new_tag()
-=======
-        checked = overrides_of(options.get("pools"))
-        check_options(options.get("job_cls") or self.job_cls, options, _OWN, checked)
-        own = read(ClusterKeywords, WHO, {name: options.pop(name) for name in _OWN if name in options})
-        config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
-        job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
-        self._tag = f"ferro-{uuid.uuid4().hex[:12]}"
-        failure_limits()  # invalid ones are reported now
->>>>>>> A
         self._guesses = {name: getattr(own, name) for name in ("queue_wait", "start_up", "preemptible")}
         self._kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
         self._names = WorkerNames(options.get("name"))
@@ -134,15 +124,12 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
     def _begin(self) -> None:
         """Initialise the state without jobs and pools."""
         self._pool_records: dict[str, JobPool] = {}
+        # All jobs, those that are over included.
         self._book = JobBook()
         self._looking: asyncio.Task[None] | None = None
         self._strays = Strays()
         self._count = 0
-        self._connected_at: dict[str, float] = {}
         self._closing = False
-        self._beside: set[asyncio.Task[None]] = set()
-        # The most failed jobs whose exit status is asked for at a time.
-        self._exits = asyncio.Semaphore(4)
         self._closed_by = asyncio.Lock()
         self._graces: dict[str, float] = {}
         self._kill_wait: float | None = None
@@ -152,7 +139,11 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
         """Create the objects that submit, cancel and check jobs."""
         self._site = SlurmSite(job_name, self._tag)
         self._submission = Submission(self._site, self._submitted, self._accepted, self._refused)
-        self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
+        self._connections = Connections(self)
+        self._cancellation = Cancellation(
+            self._site, self._connections.addresses, self._connections.let_leave
+        )
+        self._postmortems = Postmortems(self._site, self._connections)
         self._closings = Closings(self._site, self.job_script, self._publish)
 
     async def _open_cluster(self) -> None:
@@ -180,6 +171,25 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
                 words = f"log_directory {str(folder)!r} cannot be created: {error.strerror}; give another one"
                 raise Refused(words, PERMANENT) from error
         return self._script(pool, first)
+
+    # -- the names of workers --------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> set[str]:
+        """The names of the workers of all requested jobs."""
+        return set(chain.from_iterable(job.workers for job in self._book.followed))
+
+    @property
+    def requested(self) -> set[str]:
+        """The names of the workers whose jobs SLURM knows."""
+        return set(chain.from_iterable(job.workers for job in self._book.followed if job.job_id))
+
+    def _worker_changed(self, op: str, msg: Any) -> None:
+        """Record when workers connect.  Dask's timer for lost workers has no jobs here: `reconcile` follows them."""
+        shapes = {name: kind.job.worker_processes for name, kind in self._pool_records.items()}
+        for name in self._connections.changed(op, msg):
+            self._names.learn(name, shapes, self._book.jobs.__contains__)
+        super()._worker_changed(op, msg)
 
     # -- what is said of it ----------------------------------------------------------------------------------
 
@@ -243,7 +253,7 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
         except Refused as refused:
             logger.warning("dask_ferro: squeue failed: %s", refused.words)
             return
-        connected = self._connected_names()
+        connected = self._connections.names()
         silent = (job for job in known if connected.isdisjoint(job.workers))
         unlisted = [job.job_id for job in silent if job.job_id not in rows]
         others = await self._site.unlisted(unlisted) if unlisted else {}
@@ -353,7 +363,7 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
         others: Mapping[str, QueueRow | None],
         draining: frozenset[str],
     ) -> None:
-        now, connected = time(), self._connected_names()
+        now, connected = time(), self._connections.names()
         for job in jobs:
             if job.state in (JobState.LEAVING, JobState.ENDED):
                 continue  # released meanwhile
@@ -362,18 +372,19 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
             is_gone = row is None and job.job_id in others
             ending = job.follow(row, connected, now, self._patience, draining, is_sure=is_gone)
             if job.restarts != restarts or (ending is not None and row is not None and row.is_ended):
-                self._soon(self._unblame(workers))
+                self._postmortems.ended_by_site(workers)
             elif ending is not None and row is not None and row.phase == ENDING:
-                self._soon(self._learn_why(job.job_id, workers))
+                self._postmortems.is_ending(job, workers)
             if ending is not None:
                 self._end(job, ending, is_lost=row is None)
                 if not (is_gone or (row is not None and row.phase in (ENDING, OVER))):
                     self._cancellation.add({job.job_id: job})
                 continue
             if job.state != before:
-                self._kind(job.pool).measure(job, before, self._connected(job))
+                connected_at = self._connections.since(job)
+                self._kind(job.pool).measure(job, before, connected_at)
                 if job.state == JobState.RUNNING:
-                    job.connected_at = job.connected_at or self._connected(job) or now
+                    job.connected_at = job.connected_at or connected_at or now
         self._book.tidy()
 
     def _end(self, job: BatchJob, ending: Ending, is_lost: bool) -> None:
@@ -382,7 +393,7 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
         logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
         self._book.end(job, ending.why, by_us=False, state=ending.state, is_lost=is_lost)
         if ending.state == "FAILED":
-            self._soon(self._learn_exit(job))
+            self._postmortems.failed(job)
         kind, now = self._kind(job.pool), time()
         why = f"job {job.job_id}: {ending.why}"
         if job.node:
@@ -420,10 +431,10 @@ class SLURMCluster(ElasticCluster, Described, Connections, PooledCluster, JobClu
 
     async def _end_all(self) -> bool:
         """End every job; return whether SLURM confirms that none is left."""
-        if tasks := {*self._beside, *filter(None, [self._looking])}:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
+        await self._postmortems.close()
         landed = await self._submission.close(_LAST_SUBMISSION)
         await self._closings.close()
         await self._tell_over()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from math import inf
 from typing import NamedTuple
 
@@ -178,7 +179,7 @@ class BatchJob:
     @property
     def every_worker(self) -> tuple[str, ...]:
         """The names of its workers, and of those before each requeue."""
-        return tuple(name for restarts in range(self.restarts + 1) for name in self._called(restarts))
+        return tuple(chain.from_iterable(map(self._called, range(self.restarts + 1))))
 
     def node_seconds(self, now: float) -> float:
         """Return the seconds that it ran, times its nodes."""

@@ -1,20 +1,34 @@
-"""A small process that cancels the jobs of a cluster whose own process is gone, for whatever reason.
+"""The jobs of a cluster whose process is gone, for whatever reason: a small process cancels them, or the next cluster.
 
-It finds the jobs by the tag in their comment, and by ids that it was told; their name is the user's.  It waits for
-the end of a pipe, which the kernel closes for a killed process as well.  `sbatch` inherits the other end, so that the
-pipe ends only when no submission is pending any more.  The process ignores signals that a terminal or a batch system
-sends to a whole group, since that is when it is needed.  If it is killed too, the next cluster finds the jobs (`tag`).
+    ferro-<machine>-<process>-<cluster>.<submission>        the tag in the comment of each job
+
+The watchdog finds the jobs by the tag, and by ids that it was told; their name is the user's.  It waits for the end of
+a pipe, which the kernel closes for a killed process as well.  `sbatch` inherits the other end, so that the pipe ends
+only when no submission is pending any more.  The watchdog ignores signals that a terminal or a batch system sends to a
+whole group, since that is when it is needed.
+
+If the watchdog is killed too, SLURM's queue is the record: `is_orphan` judges a job by the process in its tag, and any
+other cluster of the same user, machine and job name cancels orphans.  A process on another machine cannot be judged:
+its jobs are left alone.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
+import uuid
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
+
+import xxhash
 
 from dask_ferro import portable
+
+_TAG = re.compile(r"\bferro-([0-9a-f]{8})-(\d{1,9})-[0-9a-f]{8}\.")
 
 # Half an hour of attempts.  If the controller is down for longer, the jobs end by themselves, as no scheduler answers
 # their workers.
@@ -126,6 +140,36 @@ class Watchdog:
         """Close a forked child's copy of the pipe, which would keep the watchdog waiting."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             os.close(self._process.stdin.fileno())
+
+
+def new_tag() -> str:
+    """Return the tag of a cluster of this process."""
+    return f"ferro-{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def is_orphan(comment: str) -> bool:
+    """Return whether a job's comment has the tag of a process of this machine that is gone."""
+    tag = _TAG.search(comment)
+    if tag is None or tag[1] != _machine():
+        return False
+    try:
+        # Signal 0 reaches nobody: it only fails where there is no such process.
+        os.kill(int(tag[2]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # the number is another user's process now
+        return False
+    return False
+
+
+@cache
+def _machine() -> str:
+    """Return a digest of this machine's name and its space of process numbers."""
+    # A container has numbers of its own, often beside the name of its host.
+    space = ""
+    with suppress(OSError):
+        space = os.readlink("/proc/self/ns/pid")
+    return xxhash.xxh32_hexdigest(f"{socket.gethostname()} {space}".encode())
 
 
 _living: weakref.WeakSet[Watchdog] = weakref.WeakSet()

@@ -17,10 +17,9 @@ from contextlib import suppress
 from dask_ferro import portable
 from dask_ferro.runtime.slurm import logs, parsing
 from dask_ferro.runtime.slurm.commands import Refused, environment, run
-from dask_ferro.runtime.slurm.orphan_guard import Watchdog
+from dask_ferro.runtime.slurm.orphan_guard import Watchdog, is_orphan
 from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PENDING, STARTED, QueueRow
 from dask_ferro.runtime.slurm.second_source import SecondSource
-from dask_ferro.runtime.slurm.tag import is_orphan
 
 logger = logging.getLogger(__name__)
 

@@ -53,6 +53,7 @@ class Strays:
         alive = (row.job_id for row in rows.values() if row.phase not in (ENDING, OVER))
         there = {job_id for job_id in alive if job_id not in followed}
         former = {job.job_id: job for job in over if job.job_id in there} if there else {}
+        # Others were ended by this cluster, or by SLURM's own word.
         back = [job for job in former.values() if job.is_lost]
         there.difference_update(job.job_id for job in back)
         self._seen = {job_id: self._seen.get(job_id, now) for job_id in sorted(there)}

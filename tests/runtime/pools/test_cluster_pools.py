@@ -56,19 +56,6 @@ def test_everybody_says_that_a_pool_is_paused() -> None:
         "no jobs; gpu is paused"
     )
     page = pytest.importorskip("dask_ferro.views.pages.elastic")
-<<<<<<< HEAD
     assert "<b>pool gpu is paused</b>: by its user" in page._shut("gpu", told)
     # As another version of the controller writes it.
     assert "<b>pool gpu is closed</b>: x" in page._shut("gpu", {"why": "x"})
-
-
-def test_a_cluster_is_refused_whose_configuration_has_no_limit_of_failures() -> None:
-    shape: dict[str, Any] = {"cores": 1, "memory": "1GB", "interface": "lo"}
-    with (
-        dask.config.set({"ferro.elastic.failures": "many"}),
-        pytest.raises(ff.ConfigError, match=r"ferro\.elastic\.failures: got 'many'"),
-    ):
-        ff.SLURMCluster(**shape)
-=======
-    assert "<b>pool gpu is paused</b>: by its user" in page._shut(_closed("gpu", told))
->>>>>>> A

@@ -6,40 +6,30 @@ import dask
 import pytest
 
 import dask_ferro as ff
-<<<<<<< HEAD
-from dask_ferro.runtime.pools import failures
-from dask_ferro.runtime.pools.failures import FailureLimits, limits, recent, too_many
-from tests.runtime.pools.test_pool import built
-=======
+from dask_ferro.runtime.pools import pool as pools
 from tests.runtime.pools.test_pool import SHAPE, built
->>>>>>> A
 
 WITHIN = "5 jobs ended before a worker came within 40 s"
 ROW = "3 jobs ended before a worker came"
-CONFIGURED = {"failures": 3, "failures-in-window": 5, "failures-window": 60}
 
 
 @pytest.mark.parametrize(
-    ("row", "times", "changes", "said"),
+    ("row", "times", "most", "said"),
     [
-        pytest.param(2, [98.0, 99.0], {}, "", id="two in a row"),
-        pytest.param(3, [1.0, 2.0, 99.0], {}, ROW, id="three, however long it took"),
-        pytest.param(1, [60.0, 70.0, 80.0, 90.0, 100.0], {}, WITHIN, id="five within a minute, some worked in between"),
-        pytest.param(1, [60.0, 70.0, 80.0, 100.0], {}, "", id="four within a minute"),
-        pytest.param(1, [40.0, 70.0, 80.0, 90.0, 100.0], {}, "", id="the first is a minute ago"),
-        pytest.param(1, [1.0, 2.0, 60.0, 70.0, 80.0, 90.0, 100.0], {}, WITHIN, id="older ones count for nothing"),
-        pytest.param(
-            9, [100.0] * 9, {"failures": None, "failures-in-window": "none"}, "", id="neither is counted"
-        ),
-        pytest.param(4, [60.0, 70.0, 80.0, 90.0, 100.0], {"failures": None}, WITHIN, id="only the window counts"),
-        pytest.param(2, [100.0] * 9, {"failures-in-window": None}, "", id="only those in a row count"),
-        pytest.param(1, [100.0] * 9, {"failures-window": 0}, "", id="a window of no time has none"),
+        pytest.param(2, [98.0, 99.0], 3, "", id="two in a row"),
+        pytest.param(3, [1.0, 2.0, 99.0], 3, ROW, id="three, however long it took"),
+        pytest.param(1, [60.0, 70.0, 80.0, 90.0, 100.0], 3, WITHIN, id="five within a minute, some worked in between"),
+        pytest.param(1, [60.0, 70.0, 80.0, 100.0], 3, "", id="four within a minute"),
+        pytest.param(1, [40.0, 70.0, 80.0, 90.0, 100.0], 3, "", id="the first is a minute ago"),
+        pytest.param(1, [1.0, 2.0, 60.0, 70.0, 80.0, 90.0, 100.0], 3, WITHIN, id="older ones count for nothing"),
+        pytest.param(4, [60.0, 70.0, 80.0, 90.0, 100.0], None, WITHIN, id="only the window counts"),
     ],
 )  # fmt: skip
-def test_too_many(row: int, times: list[float], changes: dict, said: str) -> None:
+def test_too_many(row: int, times: list[float], most: int | None, said: str, monkeypatch) -> None:
     """The last failure of these, with so many in a row."""
     pool = built()
-    with dask.config.set({f"ferro.elastic.{key}": value for key, value in (CONFIGURED | changes).items()}):
+    monkeypatch.setattr(pools, "WINDOW", (5, 60.0))
+    with dask.config.set({"ferro.elastic.failures": most}):
         for at in times[:-1]:
             pool.failures = 0  # a job in between had its worker
             assert not pool.fail("job 1: FAILED", at)
@@ -51,7 +41,7 @@ def test_too_many(row: int, times: list[float], changes: dict, said: str) -> Non
 def test_what_fails_now_and_then_closes_its_pool_and_says_so(monkeypatch) -> None:
     """Every other job works: never two failures in a row."""
     pool, closed = built(), []
-    monkeypatch.setattr(failures, "_WINDOW", (4, 120.0))
+    monkeypatch.setattr(pools, "WINDOW", (4, 120.0))
     for n in range(12):
         pool.failures = 0  # a job in between had its worker
         if pool.fail(f"job {n}: FAILED", 10.0 * n):
@@ -61,20 +51,7 @@ def test_what_fails_now_and_then_closes_its_pool_and_says_so(monkeypatch) -> Non
     assert closed[1] == (90.0, "4 jobs ended before a worker came within 30 s; the last, job 9: FAILED")
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(("written", "row"), [(3, 3), (None, inf), (1, 1)])
-def test_the_limit_of_failures_in_a_row_is_the_configurations(written: object, row: float) -> None:
-    with dask.config.set({"ferro.elastic.failures": written}):
-        assert limits() == FailureLimits(row, 20, 600.0)
-
-
-def test_what_is_no_limit_is_refused_by_its_key() -> None:
-=======
-@pytest.mark.parametrize(
-    ("key", "value"), [("failures", 0), ("failures-in-window", -3), ("failures-window", "x")]
-)
-def test_a_cluster_is_refused_whose_configuration_has_no_limit_of_failures(key: str, value: object) -> None:
->>>>>>> A
+def test_a_cluster_is_refused_whose_configuration_has_no_limit_of_failures() -> None:
     with (
         dask.config.set({"ferro.elastic.failures": 0}),
         pytest.raises(ff.ConfigError, match=r"ferro\.elastic\.failures: got .*, wanted"),

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from dask_ferro.runtime.slurm import tag
-from dask_ferro.runtime.slurm.tag import is_orphan, new_tag
+from dask_ferro.runtime.slurm import orphan_guard
+from dask_ferro.runtime.slurm.orphan_guard import is_orphan, new_tag
 
 
 def gone() -> int:
@@ -49,7 +49,7 @@ def test_two_clusters_of_a_process_have_tags_of_their_own() -> None:
 def test_a_container_is_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its numbers of processes say nothing of those outside."""
     comment = of(gone())
-    tag._machine.cache_clear()
+    orphan_guard._machine.cache_clear()
     monkeypatch.setattr(os, "readlink", lambda path: "pid:[4026532000]")
     assert not is_orphan(comment)
-    tag._machine.cache_clear()
+    orphan_guard._machine.cache_clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import product
 from numbers import Real
@@ -23,16 +23,31 @@ from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.elastic.options import check_room, elastic_options
+from dask_ferro.runtime.site_jobs import SiteJob
+from dask_ferro.runtime.upstream_jobqueue import JobCluster
 
 # Seconds for which a user's call waits for the controller's step, which goes on by itself.
 _LOOKED = 3.0
 
 
-class ElasticCluster:
-    """A mixin for a dask-jobqueue cluster, before its class."""
+class ElasticCluster(JobCluster):  # type: ignore[misc]
+    """A dask-jobqueue cluster whose number of workers is kept by `ff.Elastic`."""
 
-    def scale(
-        self: Any,
+    @property
+    def pools(self) -> Callable[[], Sequence[Pool]]:
+        """The kinds of jobs."""
+        raise NotImplementedError
+
+    async def reconcile(self) -> Sequence[SiteJob]:
+        """Return the jobs that are not over."""
+        raise NotImplementedError
+
+    async def release(self, names: Iterable[str]) -> None:
+        """End jobs."""
+        raise NotImplementedError
+
+    def scale(  # type: ignore[override]
+        self,
         n: int | None = None,
         jobs: int = 0,
         memory: str | int | None = None,
@@ -62,7 +77,7 @@ class ElasticCluster:
         n, jobs, cores = _amount("n", n), _amount("jobs", jobs) or 0, _amount("cores", cores)
         wanted = _amount("memory", memory)
         if self.status in (Status.closing, Status.closed, Status.failed):
-            return super().scale(n, jobs, memory, cores)  # type: ignore[misc]
+            return super().scale(n, jobs, memory, cores)
         pool = self.pools()[0]
         count = jobs if n is None else max(jobs, math.ceil(n / pool.processes))
         if wanted is not None:
@@ -71,13 +86,13 @@ class ElasticCluster:
             count = max(count, math.ceil(cores / pool.threads))
         upstream_deploy.forget_adapting(self)
         workers = count * pool.processes
-        super().adapt(Adaptive=Elastic, minimum=workers, maximum=workers, ordered=True)  # type: ignore[misc]
+        super().adapt(Adaptive=Elastic, minimum=workers, maximum=workers, ordered=True)
         return self._settled()
 
     # An older name in Dask.
-    scale_up = scale
+    scale_up = scale  # type: ignore[assignment]
 
-    async def scale_down(self: Any, workers: Iterable[str]) -> None:
+    async def scale_down(self, workers: Iterable[str]) -> None:
         """End the jobs of some workers as `scale` does, and lower the number set by `scale` accordingly.
 
         Parameters
@@ -95,12 +110,12 @@ class ElasticCluster:
         else:
             await self.release([job.name for job in going])
 
-    def _worker_shape(self: Any) -> tuple[int, int]:
+    def _worker_shape(self) -> tuple[int, int]:
         """Return the threads and the bytes of one worker; Dask would return those of a job, from keywords only."""
         pool = self.pools()[0]
         return int(pool.threads) // int(pool.processes), int(pool.memory) // int(pool.processes)
 
-    def adapt(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def adapt(self, *args: Any, **kwargs: Any) -> Any:
         """Let the number of workers follow the work, by `ff.Elastic` unless another class is given.
 
         Parameters are those of dask-jobqueue's `adapt` and of `ff.Elastic`.
@@ -114,19 +129,19 @@ class ElasticCluster:
             # Before the present controller is replaced.
             _check(kwargs, self.pools())
         upstream_deploy.forget_adapting(self)
-        adaptive = super().adapt(*args, **kwargs)  # type: ignore[misc]
+        adaptive = super().adapt(*args, **kwargs)
         if isinstance(adaptive, Elastic) and not (self.asynchronous or self.called_from_running_loop):
             self._settled()
         return adaptive
 
-    def _settled(self: Any) -> Awaitable[None] | None:
+    def _settled(self) -> Awaitable[None] | None:
         """Wait for the first step; on an event loop, return an awaitable for it."""
-        controller = upstream_deploy.controller_of(self)
+        controller: Any = upstream_deploy.controller_of(self)
         if self.asynchronous or self.called_from_running_loop:
             return asyncio.ensure_future(self._settle(controller))
         return self.sync(self._settle, controller)
 
-    async def _settle(self: Any, adaptive: Elastic) -> None:
+    async def _settle(self, adaptive: Elastic) -> None:
         try:
             await adaptive.settle()
         except ConfigError:
@@ -137,14 +152,14 @@ class ElasticCluster:
                 adaptive.stop(reason="the first step failed")
             raise
 
-    def _adapting(self: Any) -> Elastic | None:
+    def _adapting(self) -> Elastic | None:
         """Return the active elastic controller, if there is one."""
         adaptive = upstream_deploy.controller_of(self)
         if isinstance(adaptive, Elastic) and adaptive.state in ("starting", "running"):
             return adaptive
         return None
 
-    async def _look_now(self: Any) -> None:
+    async def _look_now(self) -> None:
         """Let the controller take a step now, and wait for it for a moment."""
         if (adaptive := self._adapting()) is not None:
             await asyncio.wait({adaptive.look()}, timeout=_LOOKED)
