@@ -21,7 +21,7 @@ from dask_ferro.policy.facts import Address, Key
 from dask_ferro.policy.idle_order import FEW
 from dask_ferro.policy.ledger_view import DEPTH, VICTIMS, LedgerView
 from dask_ferro.policy.stealing.snapshot import Facts
-from dask_ferro.policy.worker_load import NO_NEEDS, Entry, WorkerLoad
+from dask_ferro.policy.worker_load import NO_NEEDS, Entry, Request, Stolen, WorkerLoad
 
 __all__ = ["VICTIMS", "Ledger"]
 
@@ -39,6 +39,8 @@ class Ledger(LedgerView):
     ----------
     fresh : float
         Seconds that a newly started worker would have left; 0: no worker would be started.
+    requests : dict of key to Request
+        The requests without an answer.
     listens : bool
         Whether the caller reports when it has sent its messages (`listen`).
     starting : list of Entry
@@ -49,11 +51,12 @@ class Ledger(LedgerView):
         super().__init__(facts)
         self.durations = durations if durations is not None else Durations()
         self.entries: dict[Key, Entry] = {}
+        self.requests: dict[Key, Request] = {}
         self.fresh = 0.0
         self.listens = False
         self.waiting = 0  # tasks in the queues of all workers
         self._guessed: dict[tuple[str, str], dict[Entry, None]] = {}
-        self._sequence = 0
+        self._sequence = self._requested = 0
         self.starting: list[Entry] = []
         self._now = 0.0  # of the latest event
         # One counter of events for all rows, so that a worker that comes back never matches its former version.
@@ -96,8 +99,8 @@ class Ledger(LedgerView):
         self._touch(row, now)
         return row
 
-    def remove_worker(self, address: Address) -> list[Key]:
-        """Remove a worker; return the keys of the tasks that it had."""
+    def remove_worker(self, address: Address) -> None:
+        """Remove a worker and the tasks that it had."""
         row = self.rows.pop(address, None)
         if address in self.hosts:
             self.hosts = {known: host for known, host in self.hosts.items() if known != address}
@@ -105,15 +108,12 @@ class Ledger(LedgerView):
         self._outlasted.pop(address, None)
         self._last = None
         if row is None:
-            return []
+            return
         self._everyone.remove(address)
         self._classify()
-        gone = [entry.key for entry in (*row.running.values(), *(e for _, _, e in row.queue))]
-        gone += [e.key for e in self.entries.values() if e.worker is row and e.thief is not None]
-        for key in gone:
+        for key in [entry.key for entry in self.entries.values() if entry.worker is row]:
             self.finish(self._now, key)
         self._unload(row)
-        return gone
 
     def set_device(self, address: Address, device: str) -> None:
         """Set a worker's device class; tasks already assigned keep their projected seconds."""
@@ -209,10 +209,11 @@ class Ledger(LedgerView):
         if entry is None:
             return None
         row = entry.worker
-        if entry.thief is not None:
-            thief = self._settle(entry)
-            self._touch(thief, now)
-        elif entry.started is not None:
+        request = self.requests.pop(key, None) if self.requests else None
+        if entry.state == "requested" and request is not None:
+            self._announce(request, -1)
+            self._touch(request.thief, now)
+        elif entry.state == "running":
             row.promised -= entry.nbytes
             del row.running[key]
         else:
@@ -229,25 +230,30 @@ class Ledger(LedgerView):
         self._touch(row, now)
         return entry
 
-    def request(self, now: float, key: Key, thief: Address, moving: int = 0) -> None:
+    def request(
+        self, now: float, key: Key, thief: Address, moving: int = 0, gain: float = 0.0, cost: float = 0.0
+    ) -> None:
         """Record that a task was requested from its worker for `thief`.
 
         Parameters
         ----------
         moving : int
             Device bytes of the inputs that the thief lacks.
+        gain, cost : float
+            As in `Move`.
         """
         entry, row = self.entries[key], self.rows[thief]
-        assert entry.thief is None, f"{key!r} was asked back already"
-        if entry.started is None:
+        assert entry.state != "requested", f"{key!r} was asked back already"
+        if entry.state == "queued":
             self._take(entry.worker, entry)
         else:
             del entry.worker.running[key]
-            entry.started = None
             self._fill(now, entry.worker)
-        entry.thief, entry.requested, entry.moving = row, now, moving
+        entry.state, entry.started, entry.stolen = "requested", None, None
+        self._requested += 1
+        self.requests[key] = Request(entry, row, self._requested, now, gain, cost, moving)
         entry.worker.promised -= entry.nbytes
-        self._announce(entry, row, +1)
+        self._announce(self.requests[key], +1)
         self._touch(entry.worker, now)
         self._touch(row, now)
 
@@ -256,23 +262,27 @@ class Ledger(LedgerView):
 
         If the thief has left meanwhile, the task is dropped until it is assigned again.
         """
-        entry = self.entries[key]
-        thief, victim = self._settle(entry), entry.worker
+        entry, request = self.entries[key], self._settle(key)
+        thief, victim = request.thief, entry.worker
         self._forget_guess(entry)
         entry.origins = (*entry.origins, victim.address)
+        entry.stolen = Stolen(victim.address, request.at, len(thief.running) < thief.nthreads)
         if self._is_here(thief):
             self._join(now, entry, thief)
         else:
             del self.entries[key]
+        self._fill(now, victim)
         self._touch(victim, now)
 
     def withdraw(self, now: float, key: Key) -> None:
         """Record that a request got no answer for long: the task counts at its victim again, and the thief is free."""
-        entry = self.entries[key]
-        thief, row = self._settle(entry), entry.worker
+        request = self.requests[key]
+        entry, row = request.entry, request.entry.worker
+        self._announce(request, -1)
+        request.withdrawn = True
         row.promised += entry.nbytes
         self._queue_up(now, entry, row)
-        self._touch(thief, now)
+        self._touch(request.thief, now)
         self._touch(row, now)
 
     def refuse(self, now: float, key: Key) -> None:
@@ -281,9 +291,9 @@ class Ledger(LedgerView):
         If more tasks now run than it has threads, one inferred start was wrong; `hear` resolves which one.
         """
         entry = self.entries[key]
-        thief = self._settle(entry)
-        entry.started, entry.is_sure = now, True
-        entry.worker.running[key] = entry
+        thief = self._settle(key).thief
+        entry.is_sure = True
+        self._run(entry, now)
         entry.worker.promised += entry.nbytes
         self._touch(thief, now)
         self._touch(entry.worker, now)
@@ -291,7 +301,7 @@ class Ledger(LedgerView):
     # -- the entries' way through the book -----------------------------------------------------------------
 
     def _join(self, now: float, entry: Entry, row: WorkerLoad) -> None:
-        entry.worker, entry.started, entry.device, entry.since = row, None, row.device, now
+        entry.worker, entry.device, entry.since = row, row.device, now
         entry.is_sure = False
         if entry.sequence > row.turn:
             row.turn = entry.sequence
@@ -310,6 +320,7 @@ class Ledger(LedgerView):
     def _queue_up(self, now: float, entry: Entry, row: WorkerLoad) -> None:
         if not row.queue:
             row.queue_since = now
+        entry.state, entry.started = "queued", None
         entry.expected = row.starts_in(now, entry.priority)
         insort(row.queue, (entry.priority, entry.sequence, entry))
         self._count(row, entry, +1)
@@ -327,13 +338,12 @@ class Ledger(LedgerView):
         """
         row = self.rows[address]
         found = [e for key in running if (e := self.entries.get(key)) is not None and e.worker is row]
-        waited = [entry for entry in found if entry.started is None and entry.thief is None]
+        waited = [entry for entry in found if entry.state == "queued"]
         if not waited and len(row.running) <= row.nthreads:
             return
         for entry in waited:
             self._take(row, entry)
-            entry.started = heard
-            row.running[entry.key] = entry
+            self._run(entry, heard)
         for entry in row.running.values():
             early = entry.started is not None and entry.started < heard - self.durations.learning.reported
             entry.is_sure = entry.key in running or not early
@@ -348,16 +358,18 @@ class Ledger(LedgerView):
             return False
         last = max(doubtful, key=lambda entry: (entry.priority, entry.sequence))
         del row.running[last.key]
-        last.started = None
         self._queue_up(now, last, row)
         return True
 
     def _start(self, now: float, entry: Entry, row: WorkerLoad) -> None:
         """Start a task; with `listens`, its start time is set by `listen`, as its message leaves no earlier."""
-        entry.started = inf if self.listens else now
-        row.running[entry.key] = entry
+        self._run(entry, inf if self.listens else now)
         if self.listens:
             self.starting.append(entry)
+
+    def _run(self, entry: Entry, since: float) -> None:
+        entry.state, entry.started = "running", since
+        entry.worker.running[entry.key] = entry
 
     def listen(self, now: float) -> None:
         """Record that the caller has sent its pending messages: the tasks they assign start now.
@@ -403,18 +415,25 @@ class Ledger(LedgerView):
         if not row.queue:
             row.waiting_seconds = row.guessed_seconds = 0.0
 
-    def _announce(self, entry: Entry, thief: WorkerLoad, sign: int) -> None:
+    def _announce(self, request: Request, sign: int) -> None:
+        entry, thief = request.entry, request.thief
         thief.incoming += sign
-        thief.promised += sign * (entry.nbytes + entry.moving)
+        thief.promised += sign * (entry.nbytes + request.moving)
         thief.incoming_seconds = thief.incoming_seconds + sign * entry.seconds if thief.incoming else 0.0
 
-    def _settle(self, entry: Entry) -> WorkerLoad:
-        """End a task's pending move; return the thief's row."""
-        thief = entry.thief
-        assert thief is not None, f"{entry.key!r} was not asked back"
-        self._announce(entry, thief, -1)
-        entry.thief = None
-        return thief
+    def _settle(self, key: Key) -> Request:
+        """End the request for a task, wherever the task counts meanwhile."""
+        request = self.requests.pop(key)
+        entry, row = request.entry, request.entry.worker
+        if not request.withdrawn:
+            self._announce(request, -1)
+            return request
+        row.promised -= entry.nbytes
+        if entry.state == "queued":
+            self._take(row, entry)
+        else:
+            del row.running[key]
+        return request
 
     def _forget_guess(self, entry: Entry) -> None:
         if entry.provisional:
@@ -432,24 +451,23 @@ class Ledger(LedgerView):
             return
         touched: dict[WorkerLoad, None] = {}
         for other in self._guessed.pop((entry.prefix, row.device), ()):
-            self._correct(other)
-            touched[other.thief or other.worker] = None
+            touched[self._correct(other)] = None
         for changed in touched:
             self._touch(changed, now)
 
-    def _correct(self, entry: Entry) -> None:
-        """Project a task's seconds again, wherever it is counted."""
-        waits = entry.started is None and entry.thief is None
-        if entry.thief is not None:
-            self._announce(entry, entry.thief, -1)
-        elif waits:
-            self._count(entry.worker, entry, -1)
+    def _correct(self, entry: Entry) -> WorkerLoad:
+        """Project a task's seconds again, where it is counted; return that worker."""
+        self._recount(entry, -1)
         entry.seconds, entry.known = self.durations.of(entry.prefix, entry.device, entry.annotated)
         entry.provisional = False
-        if entry.thief is not None:
-            self._announce(entry, entry.thief, +1)
-        elif waits:
-            self._count(entry.worker, entry, +1)
+        self._recount(entry, +1)
+        return self.requests[entry.key].thief if entry.state == "requested" else entry.worker
+
+    def _recount(self, entry: Entry, sign: int) -> None:
+        if entry.state == "requested":
+            self._announce(self.requests[entry.key], sign)
+        elif entry.state == "queued":
+            self._count(entry.worker, entry, sign)
 
     def _touch(self, row: WorkerLoad, now: float) -> None:
         """Update the order of workers after a change to one; its start time may turn out later, but never earlier."""

@@ -52,8 +52,6 @@ class CoreAdapter(Decider):
         self._clock = scheduler.clock
         self._add = scheduler.world.add
         self._steals = not isinstance(self.core.policy, NoStealing)
-        self._asked: dict[int, int] = {}  # by task under request: the request's number
-        self._requests = 0
         self._sends = rules.scheduler_sends
         self._ran: dict[str, float] = {}  # by prefix without measurements: the longest run so far
         self._freed = False
@@ -105,14 +103,12 @@ class CoreAdapter(Decider):
     def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
         """Learn the task's duration, and its move's."""
         self._held = held
-        self._asked.pop(job.number, None)
         self._tell(events.Finished(job.number, True, held.stop - held.start))
         self.facts.done(job, record.address)
         self._freed = True
 
     def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Remove the task from the worker's queue."""
-        self._asked.pop(job.number, None)
         self._tell(events.Finished(job.number))
 
     def arrived(self, address: Address, job: VirtualTask, kind: str, seconds: float) -> None:
@@ -135,8 +131,8 @@ class CoreAdapter(Decider):
 
     def replied(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
         """Pass on a victim's answer to the newest request for a task; ignore answers to older ones."""
-        if self._asked.get(job.number) == request:
-            del self._asked[job.number]
+        pending = self.ledger.requests.get(job.number)
+        if pending is not None and pending.number == request:
             self._tell(events.Answered(job.number, _ANSWERS[state]))
 
     def _tick(self) -> None:
@@ -184,9 +180,7 @@ class CoreAdapter(Decider):
 
     def _ask(self, told: events.Ask) -> None:
         job, record = self.facts.job(told.key), self._scheduler.records[told.victim]
-        self._requests += 1
-        self._asked[job.number] = self._requests
-        self._scheduler.send(record, record.live.asked, job, self._requests)
+        self._scheduler.send(record, record.live.asked, job, self.ledger.requests[told.key].number)
 
     def _hand_over(self, told: events.HandOver) -> None:
         records = self._scheduler.records

@@ -83,7 +83,7 @@ class Stealing(EntryPoints):
         self.settings = settings
         self.links = Links(learning=settings.learning)
         self.devices = Devices(scheduler, self.tell, settings.learning)
-        self.shown: Shown = Shown(scheduler, self.devices, lambda: self.asked)
+        self.shown: Shown = Shown(scheduler, self.devices)
         policy, learning = named(settings.stealing, settings.parameters), settings.learning
         self.core = SchedulingCore(
             self.shown, policy, self.links, coalesce=settings.coalesce, tick=settings.tick, learning=learning
@@ -213,7 +213,7 @@ class Stealing(EntryPoints):
             raise
 
     def _seceded(self, ts: TaskState) -> None:
-        if ts not in self.asked:
+        if ts.key not in self.ledger.requests:
             self.tell(events.Finished(ts.key))
 
     def restart(self, scheduler: object) -> None:

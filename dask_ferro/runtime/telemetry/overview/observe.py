@@ -242,7 +242,7 @@ def _still_waits(scheduler: Scheduler, wait: WaitingTask, stealing: Stealing) ->
         return scheduler.tasks.get(cast(Key, wait.key)) in scheduler.unrunnable
     entry = stealing.ledger.entries.get(wait.key)
     # Stolen since, it waits at another worker; with a start, it runs.
-    return entry is not None and entry.started is None and entry.worker.address == wait.worker
+    return entry is not None and entry.state != "running" and entry.worker.address == wait.worker
 
 
 def _idle_wait(scheduler: Scheduler, wait: WaitingTask, stealing: Stealing | None, now: float) -> IdleWait:
