@@ -201,6 +201,7 @@ def _fixed() -> dict[str, Workload]:
     for name in ("cholesky", "sparse-gemm", "short"):
         found[f"{name}, no stealing"] = fixed(_built(name), LOCAL, policy="none")
     return found | {
+        "no-ops, two cores": fixed(lambda seed: _independent(400, 0.0), VirtualCluster.local(4, cores=2)),
         "cholesky, two cores": fixed(_built("cholesky"), TWO_CORES),
         "large-wide, two cores": fixed(_built("large-wide"), TWO_CORES),
         "cholesky, four hosts": fixed(_built("cholesky"), NODES),
