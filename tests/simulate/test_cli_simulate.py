@@ -2,7 +2,6 @@
 
 import json
 
-import dask
 import pytest
 from click.testing import CliRunner
 
@@ -11,6 +10,7 @@ from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.compare import of_trace
 from dask_ferro.simulate.engine import simulate
 from dask_ferro.simulate.graphs.generators import build
+from tests.clusters import tuned
 
 WORKFLOW = {
     "name": "two",
@@ -36,7 +36,7 @@ def compared(*arguments):
 def test_what_the_plugin_is_set_to_holds_in_the_simulator_too():
     graph = ("--workload", "pinned", "--workers", 8, "--policy", "informed")
     assert compared(*graph)["rows"][0]["confirmed"] > 10
-    with dask.config.set({"ferro.scheduler.margin": "1000s"}):
+    with tuned(margin=1000.0):
         assert compared(*graph)["rows"][0]["confirmed"] == 0
 
 

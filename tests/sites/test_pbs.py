@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ def test_adapting_down_after_a_run_keeps_all_results(pbs: Opens, batch: Batch) -
     s.connected(2)
     held = s.submit(24, 0.05)
     finished(held)
-    s.cluster.adapt(minimum=1, maximum=2, cooldown=0.3, patience=0.3)
+    elastic = s.cluster.adapt(minimum=1, maximum=2, patience=0.3)
+    elastic.parameters = replace(elastic.parameters, cooldown=0.3)
     s.connected(1)
     until(lambda: len(batch.alive()) == 1, "one job", seen=batch.states)
     assert len(batch.jobs) == 2

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -115,8 +116,10 @@ class Site(Scene):
     def adapt(self, **options: Any) -> None:
         """Let the number of jobs follow the work, by looks of the test's."""
         if self.way == "ours":
-            options = {"Adaptive": ff.Elastic, "cooldown": 0} | options
+            options = {"Adaptive": ff.Elastic} | options
         self.adaptive = self.cluster.adapt(**({"interval": "1h"} | options))
+        if self.way == "ours":
+            self.adaptive.parameters = replace(self.adaptive.parameters, cooldown=0.0, patience_most=1.0)
 
     async def look(self, times: int = 1) -> None:
         """Let the controller look, if there is one, and let what it decided be done."""

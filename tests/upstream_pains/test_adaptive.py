@@ -162,7 +162,7 @@ async def test_a_worker_that_runs_the_last_long_task_is_all_that_stays(s: Site) 
     await s.started(4)
     await s.occupy(s.workers[0])
     s.knows("gate", HOUR)
-    s.adapt(minimum=0, maximum=4, **s.of_ours(patience=0, patience_most=0))
+    s.adapt(minimum=0, maximum=4, **s.of_ours(patience=0))
     await s.look(LOOKS)
     assert (s.asked, len(s.scheduler.workers)) == (1, 1)
     assert s.workers[0].address in s.scheduler.workers

@@ -83,7 +83,7 @@ async def test_no_busy_worker_goes_with_an_idle_one_of_its_job(s: Site) -> None:
     await s.runs(4)
     await s.occupy(s.workers[0])
     await s.done(s.map(8, take, 0.01, on=s.workers[1:]))
-    s.adapt(minimum=0, maximum=4, **s.of_ours(patience=0, patience_most=0))
+    s.adapt(minimum=0, maximum=4, **s.of_ours(patience=0))
     await s.look(LOOKS + 1)
     killed = [event for event in s.removals() if event["processing-tasks"] or event["lost-computed-tasks"]]
     assert len(killed) == (1 if s.way == "stock" else 0)
@@ -189,7 +189,7 @@ async def test_workers_of_a_shuffle_are_not_taken_away(s: Site) -> None:
     """https://github.com/dask/distributed/issues/8579: each shrink started P2P shuffles anew; stock was repaired."""
     await s.started(2)
     s.scheduler.add_plugin(Pins(s.workers[0].address))
-    s.adapt(minimum=0, maximum=2, **s.of_ours(patience=0, patience_most=0))
+    s.adapt(minimum=0, maximum=2, **s.of_ours(patience=0))
     await s.look(LOOKS)
     assert list(s.scheduler.workers) == [s.workers[0].address]
 
@@ -201,7 +201,7 @@ async def test_a_task_that_left_its_thread_keeps_its_worker(s: Site) -> None:
     a = s.workers[0]
     await s.occupy(a, seceded, name="parent")
     await s.until(lambda: bool(s.state(a).long_running), "the task to secede")
-    s.adapt(minimum=0, maximum=2, **s.of_ours(patience=0, patience_most=0))
+    s.adapt(minimum=0, maximum=2, **s.of_ours(patience=0))
     await s.look(LOOKS)
     assert list(s.scheduler.workers) == [a.address]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any, BinaryIO
 
-import dask
 import pytest
 from distributed import Client, LocalCluster
 
@@ -25,7 +24,7 @@ from dask_ferro.runtime.plugin import event_log
 from dask_ferro.runtime.plugin.event_log import EventLog, EventsInMemory, in_file
 from dask_ferro.runtime.plugin.scheduler import NAME
 from dask_ferro.runtime.plugin.stealing import Stealing
-from tests.clusters import running
+from tests.clusters import running, tuned
 from tests.policy.test_scheduling_core import Scene
 from tests.waiting import finished, until
 
@@ -127,11 +126,10 @@ def test_a_recording_that_begins_in_the_midst_is_decided_upon_again(client: Clie
     assert any(span.kind == "steal" for span in t.trace.spans)
 
 
-def test_the_head_has_what_the_configuration_says(client: Client, tmp_path: Path) -> None:
+def test_the_head_has_the_parameters(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "run.events"
-    told = {"learn.guess": "2s", "plenty": "50ms", "record": str(path)}
-    with dask.config.set({f"ferro.scheduler.{name}": value for name, value in told.items()}):
-        ff.install(client)
+    with tuned(learning={"guess": 2.0}, plenty=0.05):
+        ff.install(client, record=str(path))
     ff.uninstall(client)
     head = json.loads(lines_of(path)[0])
     assert (head["learning"]["guess"], head["parameters"]["plenty"]) == (2.0, 0.05)
@@ -177,7 +175,8 @@ def test_a_recording_of_a_client_that_went_ends(cluster: Any, client: Client) ->
 
 def test_resources_that_change_are_told(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "run.events"
-    ff.install(client, record=str(path), tick=0.05)
+    with tuned(tick=0.05):
+        ff.install(client, record=str(path))
     worker = next(iter(client.cluster.workers.values()))
     client.sync(worker.set_resources, GPU=2)
     rows = stealing_of(client).ledger.rows
