@@ -2,7 +2,6 @@
 
 import json
 
-import dask
 import pytest
 from click.testing import CliRunner
 from simulated.generators import build
@@ -11,6 +10,7 @@ from dask_ferro.cli import main
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.compare import of_trace
 from dask_ferro.simulate.engine import simulate
+from tests.clusters import tuned
 
 WORKFLOW = {
     "name": "two",
@@ -49,7 +49,7 @@ def recorded(tmp_path_factory):
 def test_what_the_plugin_is_set_to_holds_in_the_simulator_too(recorded):
     graph = ("--graph", recorded("sparse-gemm"), "--workers", 8, "--policy", "informed")
     assert compared(*graph)["rows"][0]["confirmed"] > 10
-    with dask.config.set({"ferro.scheduler.margin": "1000s"}):
+    with tuned(margin=1000.0):
         assert compared(*graph)["rows"][0]["confirmed"] == 0
 
 

@@ -582,12 +582,13 @@ def test_a_folder_that_cannot_be_written(tmp_path, kind):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", ["npy", "numpy"])
-def test_a_cluster_without_workers_is_told_and_waited_for(caplog, kind):
+def test_a_cluster_without_workers_is_told_and_waited_for(caplog, kind, monkeypatch):
     """Rows in memory have to be sent to a worker, and a path has not."""
     np.save("x.npy", SIX)
     source = "x.npy" if kind == "npy" else np.resize(SIX, (4000, 6))
     ended_well = []
-    with running(0, processes=False) as client, dask.config.set({"ferro.stream.no-workers": "100ms"}):
+    monkeypatch.setattr("dask_ferro.stream.pools._NO_WORKERS", 0.1)
+    with running(0, processes=False) as client:
 
         def run():
             ff.run(mlp(), source, "y.npy", client=client)

@@ -276,7 +276,7 @@ async def test_pages_come_with_the_plugin_once_and_go_with_it(client: Client, sc
     listed = template_variables(scheduler)
     applications = scheduler.http_application.applications
     await ff.install(client)
-    await ff.install(client, threshold=0.01)  # another one
+    await ff.install(client, answer=7)  # another one
     assert listed["pages"].count("ferro") == 1
     assert [p["name"] for p in listed["plots"] if "Ferro" in p["name"]] == sorted(
         f"Ferro {name.title()}" for name in NAMES

@@ -190,9 +190,9 @@ APART = {f"distributed.worker.memory.{name}": False for name in ("target", "spil
 async def site(*devices: DeclaredDevice, **options: Any) -> AsyncIterator[Site]:
     # Nor with workers' checks: they hold up the loop, by which workers tell of the bytes that are taken.
     slow = {"distributed.worker.validate": False, "distributed.worker.profile.enabled": False}
-    own = {f"ferro.scheduler.{name}": value for name, value in options.items()}
-    config = {**APART, **clusters.UNCHECKED, **slow, **own}
-    async with clusters.opened(0, installed={"tick": 0.02}, config=config) as given:
+    config = {**APART, **clusters.UNCHECKED, **slow}
+    tuned = {"tick": 0.02, **options}
+    async with clusters.opened(0, installed=True, parameters=tuned, config=config) as given:
         made = Site(given["scheduler"], given["client"])
         try:
             await made.join(*devices)

@@ -16,6 +16,7 @@ import pytest
 from distributed import Client, Scheduler, Status, Worker
 
 import dask_ferro as ff
+from tests.clusters import tuned
 from tests.runtime.plugin import test_faults
 from tests.runtime.plugin.test_faults import added, random_graph
 from tests.waiting import BOUND_S, until_async
@@ -143,7 +144,8 @@ async def soak(graphs, seed):
         Scheduler(port=0, dashboard_address=":0") as scheduler,
         Client(scheduler.address, asynchronous=True) as client,
     ):
-        await ff.install(client, shortest=0.0, margin=0.0, coalesce=0.0)
+        with tuned(shortest=0.0, margin=0.0, coalesce=0.0):
+            await ff.install(client)
         faults = Faults(scheduler, client, seed)
         for _ in range(FEWEST + 1):
             await faults.join()
