@@ -15,6 +15,7 @@ from dask_ferro.options import (
     count,
     flag,
     given,
+    number,
     options_of,
     seconds,
     section,
@@ -22,7 +23,6 @@ from dask_ferro.options import (
 )
 from dask_ferro.policy.estimates import Learning
 from dask_ferro.policy.placement import PlacementParameters
-from dask_ferro.policy.replication.copies import Copying
 from dask_ferro.policy.scaling.fleet import ScalingParameters as Scaling
 from dask_ferro.policy.scheduling_core import COALESCE, TICK
 from dask_ferro.policy.stealing.informed import StealingParameters as Stealing
@@ -262,7 +262,11 @@ class ElasticOptions:
         nothing=inf,
     )
     failures_window: float = seconds("10m", "The window of time for `failures-in-window`.")
-    copying: Copying = section(Copying, prefix="copy-")
+    copy_share: float = number(
+        0.5,
+        "The share of memory up to which a worker receives copies of preemptible jobs' results. 0: none are made.",
+        most=1.0,
+    )
 
 
 @dataclass(frozen=True)

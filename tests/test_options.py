@@ -20,7 +20,6 @@ from dask_ferro import config
 from dask_ferro.options import Option, option_of, options_of, section_of
 from dask_ferro.origins import variable
 from dask_ferro.policy.facts import Outcome
-from dask_ferro.policy.replication.copies import Copying
 from dask_ferro.policy.stealing.informed import StealingParameters, StealingState, adapted
 from dask_ferro.runtime.elastic.options import scale_parameters
 from dask_ferro.runtime.plugin.settings import Settings
@@ -281,18 +280,14 @@ def test_the_threshold_follows_as_it_is_told():
         assert adapted(StealingState(), refused, p).thresholds["thief"] == pytest.approx(less)
 
 
-def test_parameters_of_placement_and_of_copies_are_set_by_key():
+def test_parameters_of_placement_are_set_by_key():
     with dask.config.set({"ferro.scheduler.place.light": "1MiB", "ferro.scheduler.spare": "9s"}):
         placing = Settings.configured().placing
         assert (placing.light, placing.spare, placing.margin) == (2**20, 9.0, 0.005)
-    with dask.config.set({"ferro.elastic.copy-dear": 7, "ferro.elastic.copy-bandwidth": "1GB"}):
-        copying = config.read(Copying, "elastic.copy-")
-        assert (copying.dear, copying.bandwidth, copying.rate) == (7.0, 10**9, 2**25)
 
 
 def test_the_defaults_of_a_policy_are_those_of_the_configuration():
     assert Settings.configured().parameters == StealingParameters()
-    assert config.read(Copying, "elastic.copy-") == Copying()
 
 
 # ---- where values are from ---------------------------------------------------------------------------------

@@ -30,10 +30,10 @@ def test_all_options_are_printed_each_on_one_line():
     assert lease.split() == ["ferro.stream.lease", "60s", "seconds", "60s", "default"]
 
 
-@pytest.mark.parametrize("prefix", ["elastic.copy-", "ferro.elastic.copy-", "elastic.copy_"])
+@pytest.mark.parametrize("prefix", ["elastic.failures-", "ferro.elastic.failures-", "elastic.failures_"])
 def test_a_prefix_filters(prefix):
     keys = {line.split()[0] for line in printed(prefix).stdout.splitlines() if "ferro." in line}
-    assert keys == {f"ferro.{key}" for key in OPTIONS if key.startswith("elastic.copy-")}
+    assert keys == {f"ferro.{key}" for key in OPTIONS if key.startswith("elastic.failures-")}
 
 
 def test_what_was_set_is_told_apart_from_the_default():

@@ -49,7 +49,6 @@ from dask_ferro.runtime.elastic.lost import told as told_lost
 from dask_ferro.runtime.elastic.options import check_room, fails_unrunnable, scale_parameters
 from dask_ferro.runtime.pools.providers import Pools, pools_of, told_closed
 from dask_ferro.runtime.pools.shortage import shortage
-from dask_ferro.runtime.replication.exposures import Exposures
 from dask_ferro.runtime.scheduler_calls import LostCount, RosterCalls, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, ClosedPool, PendingJobs, ScaleEvent
@@ -84,27 +83,8 @@ class Elastic(upstream_deploy.Adapting):
     ordered : bool
         Whether the maximum is an order, as for ``cluster.scale(n)``: jobs beyond it end within `order_patience`, and
         data that they could not hand over is lost.  Otherwise a job with the last copy of a result stays.
-    efficiency : float, optional
-        The least parallel efficiency at which another job is worth its node-seconds, in (0, 1].
-    max_pending : int, optional
-        The most jobs pending in the queue at a time.
-    surge : int, optional
-        Extra workers beyond the maximum while successors take over from jobs that are about to end; default:
-        `ferro.elastic.surge`, which is 0.
-    worth : float or str, optional
-        The least job-seconds that another job must save in total.
-    cooldown : float or str, optional
-        The least seconds from a change to a shrink.
-    patience, patience_most : float or str, optional
-        Bounds of the seconds for which a job may be idle, which is otherwise the time that a new job would take to
-        come.
-    fail_unrunnable : bool, optional
-        Whether tasks fail, with the reason, while no worker can run them, and every pool that could is closed and has
-        no job on its way.
-    notice : float or str, optional
-        Seconds before its end at which a job is drained whatever it runs.
-    order_patience : float or str, optional
-        Seconds that jobs which end on an order may take to finish their tasks and to hand over their data.
+    **options
+        Other options of `ferro.elastic`, with underscores: `efficiency`, `surge`, `patience`, ... (docs/options.md).
 
     Raises
     ------
@@ -148,7 +128,7 @@ class Elastic(upstream_deploy.Adapting):
         self._registered = False
         self._told_ends: dict[str, float] = {}
         self._told_fresh = 0.0
-        self._exposures = Exposures()
+        self._told_exposed: dict[str, str] | None = None  # the job of each preemptible worker; None: unknown
         self._said: object = None
         self._acted: list[str] = []
         self._published = 0.0
@@ -247,7 +227,7 @@ class Elastic(upstream_deploy.Adapting):
         if cluster is not None and cluster.status in (Status.closing, Status.closed):
             for task in list(self._leaving.values()):
                 task.cancel()
-        elif cluster is not None and self._exposures.told != {}:
+        elif cluster is not None and self._told_exposed != {}:
             with suppress(RuntimeError):  # its loop is closed
                 cluster.loop.add_callback(self._take_back)
 
@@ -256,7 +236,9 @@ class Elastic(upstream_deploy.Adapting):
         async with self._turn:
             other = upstream_deploy.controller_of(self.cluster)
             if other is self or not isinstance(other, Elastic) or not other._is_on:
-                await self._exposures.take_back(self._calls)
+                with suppress(OSError):  # the scheduler is gone
+                    await self._tell_exposed({})
+                self._told_exposed = None  # later changes are not reported
 
     def _began(self) -> None:
         self._first = self.look()
@@ -329,7 +311,18 @@ class Elastic(upstream_deploy.Adapting):
         if changed or fresh != self._told_fresh:
             await self._calls.ferro_ends(ends=changed, fresh=fresh)
         self._told_ends, self._told_fresh = ends, fresh
-        await self._exposures.tell(self._calls, jobs, kinds)
+        preemptible = {kind.name for kind in kinds if kind.preemptible}
+        exposed: dict[str, str] = {}
+        for job in jobs:
+            if job.pool in preemptible:
+                exposed |= dict.fromkeys(job.workers, job.name)
+        await self._tell_exposed(exposed)
+
+    async def _tell_exposed(self, exposed: dict[str, str]) -> None:
+        """Report the workers that may be preempted without warning to the scheduler, if they have changed."""
+        if exposed != self._told_exposed:
+            await self._calls.ferro_exposed(jobs=exposed)
+        self._told_exposed = exposed
 
     # -- effects -------------------------------------------------------------------------------------------
 
