@@ -110,9 +110,7 @@ SECTIONS = "|".join({key.split(".")[0] for key in OPTIONS if "." in key})
 NAMED = re.compile(rf"`(?:DASK_)?ferro\.((?:{SECTIONS})\.[a-z0-9.-]*[a-z0-9])`")
 
 
-@pytest.mark.parametrize(
-    "name", ["README.md", "CHANGELOG.md", "docs/*.md", "jobqueue_configs/*.yaml", "dask_ferro/**/*.py"]
-)
+@pytest.mark.parametrize("name", ["README.md", "docs/*.md", "jobqueue_configs/*.yaml", "dask_ferro/**/*.py"])
 def test_options_that_are_named_somewhere_exist(name):
     modules = {
         str(path.relative_to(ROOT / "dask_ferro"))[:-3].replace("/", ".")

@@ -1,9 +1,9 @@
 """The transfer of retiring workers' results to other workers.
 
-Each result without a holder that stays is given one receiver, in proportion to free memory (`policy.evacuation`), and
-receivers fetch a limited amount at a time, so that what goes first also arrives first.  If a retiring worker's time is
-limited, its results go in the order of `recompute.rank`: the most expensive to compute again per byte.  If a receiver
-leaves, pauses or is silent, its results go to others.  Without enough room, the results with the highest rank are
+Each result without a holder that stays is given one receiver, in proportion to free memory
+(`policy.scaling.evacuation`), and receivers fetch a limited amount at a time, so that what goes first also arrives
+first.  If a retiring worker's time is limited, its results go in the order of `recompute.rank`: the most expensive to
+compute again per byte.  If a receiver leaves, pauses or is silent, its results go to others.  Without enough room, the results with the highest rank are
 placed until receivers reach their limits.  Which workers retire, and when, is decided elsewhere.  Sizes are bytes,
 durations seconds.
 """
@@ -20,7 +20,7 @@ from distributed import Scheduler, Status
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.evacuation import spread
+from dask_ferro.policy.scaling.evacuation import spread
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.recompute import Recompute
 from dask_ferro.runtime.upstream import nbytes_of

@@ -13,9 +13,9 @@ from itertools import chain
 from math import inf
 from typing import NamedTuple
 
-from dask_ferro.policy.evacuation import spread
 from dask_ferro.policy.facts import Address, Key
 from dask_ferro.policy.scaling import facts
+from dask_ferro.policy.scaling.evacuation import spread
 from dask_ferro.policy.scaling.facts import Job, Name, ScalingFacts
 from dask_ferro.simulate import virtual_tasks as tasks
 from dask_ferro.simulate.cluster import VirtualCluster

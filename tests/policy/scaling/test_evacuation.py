@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.policy.evacuation import spread
+from dask_ferro.policy.scaling.evacuation import spread
 
 ITEMS = st.lists(
     st.tuples(
