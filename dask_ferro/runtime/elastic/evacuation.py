@@ -3,9 +3,9 @@
 Each result without a holder that stays is given one receiver, in proportion to free memory
 (`policy.scaling.evacuation`), and receivers fetch a limited amount at a time, so that what goes first also arrives
 first.  If a retiring worker's time is limited, its results go in the order of `recompute.rank`: the most expensive to
-compute again per byte.  If a receiver leaves, pauses or is silent, its results go to others.  Without enough room, the results with the highest rank are
-placed until receivers reach their limits.  Which workers retire, and when, is decided elsewhere.  Sizes are bytes,
-durations seconds.
+compute again per byte.  If a receiver leaves, pauses or is silent, its results go to others.  Without enough room, the
+results with the highest rank are placed until receivers reach their limits.  Which workers retire, and when, is
+decided elsewhere.  Sizes are bytes, durations seconds.
 """
 
 from __future__ import annotations
