@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from dask_ferro.runtime.local.local_cluster import LocalCluster
     from dask_ferro.runtime.plugin.annotations import Prefer, Require
     from dask_ferro.runtime.plugin.install import install, uninstall
-    from dask_ferro.runtime.sites.batchcluster import BatchCluster
-    from dask_ferro.runtime.sites.pbscluster import PBSCluster
     from dask_ferro.runtime.slurm.cluster import SLURMCluster
     from dask_ferro.runtime.telemetry.tracing import trace
     from dask_ferro.stream import run
@@ -81,8 +79,6 @@ _MODULES = {
     "runtime.local.local_cluster": ("LocalCluster",),
     "runtime.plugin.annotations": ("Prefer", "Require"),
     "runtime.plugin.install": ("install", "uninstall"),
-    "runtime.sites.batchcluster": ("BatchCluster",),
-    "runtime.sites.pbscluster": ("PBSCluster",),
     "runtime.slurm.cluster": ("SLURMCluster",),
     "runtime.telemetry.tracing": ("trace",),
     "stream": ("run",),
@@ -118,7 +114,7 @@ _PUBLIC |= {name: ("dask_ferro.graph.tensor.namespace", name) for name in _ARRAY
 
 __all__ = [
     "from_onnx", "load", "run", "install", "uninstall", "check", "bundled", "progress", "trace", "tape", "ModelGraph",
-    "LocalCluster", "SLURMCluster", "PBSCluster", "BatchCluster", "Elastic", "Tensor", "TensorModel", "nn", "optim",
+    "LocalCluster", "SLURMCluster", "Elastic", "Tensor", "TensorModel", "nn", "optim",
     "grad", "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "parallel",
     "pipeline", "fit", "LossScale", "CosineRate", "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial",
     "Prefer", "Require", "workloads", "ConfigError", "ModelError", "UnsupportedOp", "__version__",

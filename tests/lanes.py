@@ -16,7 +16,6 @@ from xdist.workermanage import WorkerController
 WAITING = (
     "tests/slurm/",
     "tests/browser/",
-    "tests/sites/",
     "tests/test_settings_words.py",
     "tests/upstream_pains/",
     "tests/lower/pipeline/test_cluster.py",

@@ -1,4 +1,4 @@
-"""`dask ferro cluster` without SLURM: its arguments, the scripts that it prints, and PBS by simulated commands.
+"""`dask ferro cluster` without SLURM: its arguments, and the scripts that it prints.
 
 On a real SLURM it is in tests/slurm/test_cluster_command.py.
 """
@@ -8,20 +8,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from click.testing import CliRunner
-from distributed import Client
 
 from dask_ferro.cli import main
 from dask_ferro.lock import held
 from dask_ferro.runtime.local.foreground import summary
 from tests.programs import ran
-from tests.sites.batch import Batch
-from tests.standing import PROGRAM, command
+from tests.standing import PROGRAM
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobqueue_configs"
 
@@ -34,8 +30,7 @@ def call(*arguments):
 def elsewhere(tmp_path, monkeypatch):
     """A folder of one's own: logs are written below it."""
     monkeypatch.chdir(tmp_path)
-    for name in ("SBATCH_ACCOUNT", "PROJECT"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("SBATCH_ACCOUNT", raising=False)
 
 
 BAD = {
@@ -47,6 +42,10 @@ BAD = {
     "no workers at most": ("--config local-test --maximum 0", "'--maximum'"),
     "bounds that cross": ("--config local-test --minimum 9", "at least 9 workers, but at most 4"),
     "an address to nowhere": ("--config local-test --scheduler-file no/s.json", "folder 'no' does not exist"),
+    "a file for another batch system": (
+        "--config gadi-gpu",
+        "below jobqueue stands pbs; wanted slurm, with the keys of a job: for another batch",
+    ),
     "a journal to nowhere": ("--config local-test --journal no/jobs", "folder 'no' does not exist"),
     "jobs kept for nobody": ("--config local-test --keep 5", "keep needs journal"),
     "a journal that is none": ("--config local-test --journal s.py", "s.py': it has no line of a journal"),
@@ -79,13 +78,6 @@ def test_a_second_cluster_on_a_journal_exits_2_and_names_the_first(tmp_path):
     assert (done.exit_code, done.stdout) == (2, "")
     assert f"is being kept by another cluster: process {os.getpid()} on host" in done.stderr
     assert not journal.exists()
-
-
-def test_on_pbs_a_journal_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("PROJECT", "ab12")
-    done = call("--config", "gadi-gpu", "--journal", tmp_path / "jobs")
-    assert done.exit_code == 2
-    assert "journal: jobs are recorded on SLURM only" in done.stderr
 
 
 def test_a_dry_run_prints_the_script_and_starts_nothing():
@@ -157,47 +149,3 @@ def test_the_slurm_cluster_leaves_ctrl_c_as_it_is():
 )  # fmt: skip
 def test_a_line_says_what_there_is_and_what_is_done(jobs, actions, line):
     assert summary({"jobs": jobs, "actions": actions}) == line
-
-
-# ---- PBS ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def pbs(tmp_path, monkeypatch):
-    """Gadi's configuration for this machine, and a simulated PBS."""
-    batch = Batch(cores=12)
-    batch.queues = ("gpuvolta",)
-    monkeypatch.setenv("PATH", f"{batch.bin}:{os.environ['PATH']}")
-    monkeypatch.setenv("PROJECT", "ab12")
-    monkeypatch.setenv("PBS_JOBFS", str(tmp_path / "jobfs"))
-    text = (CONFIGS / "gadi-gpu.yaml").read_text(encoding="utf-8")
-    for old, new in {
-        "ib0 ": "lo ",
-        "95GiB": "500MiB",
-        "':0'": "127.0.0.1:0",
-        "    - module load python3/3.11.0 cuda/12.6.2\n": "    - export LOADED=1\n",
-    }.items():
-        assert old in text
-        text = text.replace(old, new)
-    (tmp_path / "gadi.yaml").write_text(text, encoding="utf-8")
-    yield tmp_path
-    left = batch.alive()
-    batch.close()
-    assert left == []
-
-
-@pytest.mark.cluster
-def test_on_pbs_workers_come_know_their_end_and_go_with_the_command(pbs):
-    with command(pbs, "--config", "gadi.yaml", "--minimum", 1, "--maximum", 1) as running:
-        address = running.says(r"scheduler +(\S+)")[1]
-        running.says("1 running")
-        with Client(address) as client:
-            assert client.submit(os.getenv, "LOADED").result(timeout=10) == "1"
-            ends = float(client.submit(os.getenv, "FERRO_JOB_ENDS").result(timeout=10))
-            assert 7000 < ends - time.time() <= 7200
-            (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
-            assert worker["resources"] == {"GPU": 1}
-            process = psutil.Process(client.submit(os.getpid).result(timeout=10))
-        assert running.ends(signal.SIGINT) == 130
-    process.wait(10)
-    assert "stopped by SIGINT" in running.stderr

@@ -25,8 +25,8 @@ from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "jobqueue_configs"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-SITE = {"SBATCH_ACCOUNT": "def-someuser", "PROJECT": "ab12"}
+NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "gadi-gpu")
+SITE = {"SBATCH_ACCOUNT": "def-someuser"}
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +63,8 @@ def refused(path):
 
 
 def test_there_is_one_for_each_site_that_was_promised():
-    assert NAMES == ["gadi-gpu", "local-test", "narval", "nibi", "slurm-cpu", "slurm-gpu"]
-    assert sorted(job_config.shipped()) == NAMES
+    assert NAMES == ["local-test", "narval", "nibi", "slurm-cpu", "slurm-gpu"]
+    assert sorted(job_config.shipped()) == ["gadi-gpu", *NAMES]
 
 
 RENDERED = {
@@ -73,8 +73,6 @@ RENDERED = {
     "slurm-gpu": ["-p gpu", "--gres=gpu:1", "--cpus-per-task=8", "--mem=32G", "-t 01:00:00"],
     "narval": ["-A def-someuser", "--gpus=a100:1", "--cpus-per-task=12", "--mem=124G", "-t 03:00:00"],
     "nibi": ["-A def-someuser", "--gpus=h100:1", "--cpus-per-task=14", "--mem=250G", "-t 03:00:00"],
-    "gadi-gpu": ["-q gpuvolta", "-P ab12", "-l ncpus=12,ngpus=1,mem=95GB,jobfs=100GB", "-l walltime=02:00:00",
-        "-l storage=scratch/ab12", "-l wd"],
 }  # fmt: skip
 COMMANDS = {
     "local-test": "--nthreads 1 --memory-limit 500.00MiB --nanny --death-timeout 60 --local-directory /tmp/ferro-test"
@@ -87,15 +85,13 @@ COMMANDS = {
     " --resources GPU=1",
     "nibi": "--nthreads 1 --memory-limit 250.00GiB --nanny --death-timeout 180 --local-directory $SCRATCH/dask-ferro"
     " --resources GPU=1",
-    "gadi-gpu": "--nthreads 1 --memory-limit 95.00GiB --nanny --death-timeout 180 --local-directory $PBS_JOBFS"
-    " --resources GPU=1",
 }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_renders_the_script_that_its_site_wants(name):
     (script,) = job_config.load(name).scripts().values()
-    mark = "#PBS " if name == "gadi-gpu" else "#SBATCH "
+    mark = "#SBATCH "
     directives = [line.removeprefix(mark) for line in script.splitlines() if line.startswith(mark)]
     assert [wanted for wanted in RENDERED[name] if wanted not in directives] == []
     assert COMMANDS[name] in script
@@ -125,11 +121,9 @@ def test_its_bounds_are_of_the_controller(name):
 def test_it_is_dasks_own_configuration_as_well(name):
     """Copied to ~/.config/dask it serves dask-jobqueue without us: the same directives, but for the job's name."""
     tree = yaml.safe_load(os.path.expandvars((FOLDER / f"{name}.yaml").read_text(encoding="utf-8")))
-    kind = job_config.load(name).kind
-    stock = {"slurm": dask_jobqueue.slurm.SLURMJob, "pbs": dask_jobqueue.pbs.PBSJob}[kind]
     with dask.config.set(dask.config.merge(dask.config.config, tree)):
         assert config.strangers() == []
-        header = stock("tcp://127.0.0.1:8786", "worker").job_header
+        header = dask_jobqueue.slurm.SLURMJob("tcp://127.0.0.1:8786", "worker").job_header
     (ours,) = job_config.load(name).scripts().values()
     # The jobs' name, and with it that of their logs, is unique to a cluster of ours.
     named = re.compile("#SBATCH -[Jeo] ")
@@ -209,7 +203,7 @@ REFUSED = {
     "a section that nobody reads": ("ferro:\n", "distributed: {}\nferro:\n", "section distributed is not read from"),
     "a misspelled section": ("  elastic:", "  elastics:",
         "section ferro.elastics is not read from here, did you mean"),
-    "a section of another system": ("  slurm:", "  slrum:", "below jobqueue stands slrum; wanted one section"),
+    "a section of another system": ("  slurm:", "  slrum:", "below jobqueue stands slrum; wanted slurm"),
     "what is not YAML": ("    cores: 8", "    cores: [", "not YAML"),
 }  # fmt: skip
 
@@ -243,22 +237,15 @@ def test_all_that_is_wrong_is_told_at_once(written):
     assert [word for word in ("coers", "cores is missing", "got 90", "got -1") if word not in said] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "variable"), [("narval", "SBATCH_ACCOUNT"), ("nibi", "SBATCH_ACCOUNT"), ("gadi-gpu", "PROJECT")]
-)
-def test_who_pays_has_to_be_said(name, variable, monkeypatch):
-    monkeypatch.delenv(variable)
-    assert f"environment variable {variable} is not set; export {variable}=..." in refused(name)
-
-
-def test_a_pbs_walltime_has_hours(written):
-    assert "wanted hours:minutes:seconds" in refused(written(("'02:00:00'", "'02:00'"), kind="gadi-gpu"))
+@pytest.mark.parametrize("name", ["narval", "nibi"])
+def test_who_pays_has_to_be_said(name, monkeypatch):
+    monkeypatch.delenv("SBATCH_ACCOUNT")
+    assert "environment variable SBATCH_ACCOUNT is not set; export SBATCH_ACCOUNT=..." in refused(name)
 
 
 SECTIONS = {
-    name: section
+    name: yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))["jobqueue"]["slurm"]
     for name in NAMES
-    for section in yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))["jobqueue"].items()
 }
 VALUES = st.recursive(
     st.none()
@@ -276,22 +263,22 @@ VALUES = st.recursive(
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(NAMES), st.data())
 def test_a_slip_in_any_key_is_refused_by_its_name(name, data):
-    kind, section = SECTIONS[name]
+    section = SECTIONS[name]
     key = data.draw(st.sampled_from(sorted(section)))
     at = data.draw(st.integers(0, len(key) - 1))
     slip = key[:at] + key[at + 1 :]
-    told = list(job_keys.problems(kind, {slip if k == key else k: v for k, v in section.items()}))
-    assert any(f"unknown key jobqueue.{kind}.{slip}" in problem for problem in told)
+    told = list(job_keys.problems({slip if k == key else k: v for k, v in section.items()}))
+    assert any(f"unknown key jobqueue.slurm.{slip}" in problem for problem in told)
     assert (key not in job_keys.REQUIRED) or any(f".{key} is missing" in problem for problem in told)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(NAMES), st.data())
 def test_any_value_is_either_refused_or_a_keyword(name, data):
-    kind, section = SECTIONS[name]
-    known = sorted(job_keys.dask_jobqueue_keys(kind) | job_keys.OURS)
+    section = SECTIONS[name]
+    known = sorted(job_keys.dask_jobqueue_keys() | job_keys.OURS)
     changed = section | data.draw(st.dictionaries(st.sampled_from(known), VALUES, min_size=1, max_size=3))
-    if not list(job_keys.problems(kind, changed)):
+    if not list(job_keys.problems(changed)):
         assert job_keys.keywords(changed).keys() <= {k.replace("-", "_") for k in changed} | {"job_name"}
 
 

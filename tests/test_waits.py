@@ -23,7 +23,6 @@ _RUNS = frozenset({"run", "call", "check_call", "check_output"})
 ENDLESS = {
     ("waiting.py", "until"): "has a deadline, which it asks by another name",
     ("waiting.py", "until_async"): "the same in a coroutine",
-    ("sites/batch.py", "_run"): "is the batch system itself, in a thread that ends when the test closes it",
     ("peak.py", "main"): "samples a command for as long as that runs, like `time`",
     ("runtime/plugin/test_many_faults.py", "run"): "makes faults until its test, whose waits are bounded, cancels it",
 }  # fmt: skip

@@ -89,7 +89,7 @@ KEYWORDS = {
     "whether ops are recorded": ("ops", "trace"),
     "whether events are recorded": ("events", "trace"),
     "a recorded run": ("run", "tape"),
-    "kinds of jobs": ("pools", "SLURMCluster PBSCluster BatchCluster"),
+    "kinds of jobs": ("pools", "SLURMCluster"),
     "seconds of warning before a job ends": ("signal_ahead", "SLURMCluster"),
     "seconds for a job to end": ("grace", "SLURMCluster"),
     "whether jobs may be preempted": ("preemptible", "SLURMCluster"),
@@ -97,13 +97,6 @@ KEYWORDS = {
     "the expected start of a worker": ("start_up", "SLURMCluster"),
     "how long failures are borne": ("patience", "SLURMCluster"),
     "the record of a cluster's jobs, a file": ("journal", "SLURMCluster"),
-    "the command that submits": ("submit", "BatchCluster"),
-    "the command that lists": ("list", "BatchCluster"),
-    "the command that cancels": ("cancel", "BatchCluster"),
-    "how a listing is read": ("listed", "BatchCluster"),
-    "how a submission's answer is read": ("submitted", "BatchCluster"),
-    "the answer of an empty queue": ("nothing", "BatchCluster"),
-    "the site's words for states": ("states", "BatchCluster"),
     "the cluster that is scaled": ("cluster", "Elastic"),
     "seconds between two decisions": ("interval", "Elastic"),
     "workers at least": ("minimum", "Elastic"),
@@ -185,7 +178,7 @@ def test_each_meaning_has_one_option_and_each_option_one_meaning():
 CALLED = [
     name
     for name in ff.__all__
-    if name in ("LocalCluster", "SLURMCluster", "PBSCluster", "BatchCluster", "Elastic", "Ranks")
+    if name in ("LocalCluster", "SLURMCluster", "Elastic", "Ranks")
     or (name not in ff._ARRAY_API and inspect.isfunction(getattr(ff, name)))
 ]
 _OTHERS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -11,7 +11,7 @@ import pickle
 from importlib import metadata
 from typing import Any
 
-# The topic of Dask's events under which a worker tells the scheduler what it lacks.
+# The metric in which a worker tells the scheduler what it has in place of the package.
 LACKS = "ferro-lacks"
 
 
@@ -51,7 +51,7 @@ def _stand_in(sent: dict[str, Any], got: str) -> object:
 
     class Substitute(WorkerPlugin):  # type: ignore[misc]
         def setup(self, worker: Any) -> None:
-            worker.log_event(LACKS, {"worker": worker.address, "got": got})
+            worker.metrics[LACKS] = lambda _: got
 
         def __call__(self, *args: object, **kwargs: object) -> object:
             raise ImportError(sentence(get_worker().address))

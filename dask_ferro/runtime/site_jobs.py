@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dask_ferro.policy.scaling.facts import PAUSED, REMOVED
-
 # The pool of a cluster without named pools.
 DEFAULT = "default"
-# The words for a pool that its user paused or removed.
-MODES = {PAUSED: "paused", REMOVED: "being removed"}
 
 
 class SiteJob(NamedTuple):

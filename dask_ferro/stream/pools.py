@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 from dask.delayed import Delayed
@@ -24,6 +25,7 @@ from dask.system import CPU_COUNT
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs.shipping import ask_workers, copy_for
+from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.remote import is_address
 from dask_ferro.stream.task import ChunkCall, StreamJob, first_row, run_chunk, unseen
@@ -87,7 +89,7 @@ class ThreadPool:
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
         """Return the result of `task.first_row`, from a thread."""
         given = [_here(feed.at(0)) for feed in feeds]
-        return self._executor.submit(first_row, call, [f.carries for f in feeds], *given).result()
+        return self._executor.submit(first_row, call, [f.carries for f in feeds], None, *given).result()
 
     def begin(
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
@@ -102,7 +104,7 @@ class ThreadPool:
     def submit(self, number: int, attempt: int) -> ThreadFuture[None]:
         """Submit a chunk."""
         return self._executor.submit(
-            run_chunk, self._job, number, *(_here(feed.at(number)) for feed in self._feeds)
+            run_chunk, self._job, number, None, *(_here(feed.at(number)) for feed in self._feeds)
         )
 
     def send(self, function: Callable[..., Any], pieces: Sequence[Any]) -> ThreadFuture[Any]:
@@ -183,7 +185,9 @@ class ClientPool:
         copy = _copy(opened, self._client)
         given = [self._sent(feed.at(0)) for feed in feeds]
         carries = [feed.carries for feed in feeds]
-        return self._result(self._client.submit(first_row, call, carries, *given, copy=copy, pure=False))
+        return self._result(
+            self._submit(f"stream-first-{uuid4().hex}", partial(first_row, call, carries), copy, *given)
+        )
 
     def begin(
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
@@ -223,21 +227,24 @@ class ClientPool:
         # Inputs of all chunks may be lost with the same worker.
         if attempt:
             self._send_shared()
-        future = self._client.submit(
-            run_chunk,
-            self._job,
-            number,
+        return self._submit(
+            (self._name, number, attempt),
+            partial(run_chunk, self._job, number),
+            self._copy,
             *(self._sent(f.at(number)) if f.carries else self._whole[i] for i, f in enumerate(self._feeds)),
-            copy=self._copy,
-            key=(self._name, number, attempt),
             retries=_RETRIES,
         )
-        self._live.add(future)
-        return future
 
     def send(self, function: Callable[..., Any], pieces: Sequence[Any]) -> Any:
         """Submit a function of some pieces."""
-        future = self._client.submit(function, *map(self._sent, pieces), pure=False)
+        return self._submit(f"stream-{uuid4().hex}", function, *map(self._sent, pieces))
+
+    def _submit(self, key: Any, function: Callable[..., Any], *pieces: Any, retries: int = 0) -> Any:
+        """Submit a function; all but the results of tasks is in the call, which each worker can load."""
+        results = {i: piece for i, piece in enumerate(pieces) if hasattr(piece, "key")}
+        rest = [None if i in results else piece for i, piece in enumerate(pieces)]
+        call = PortableCall(_called, (tuple(results), function, rest))
+        future = self._client.submit(call, *results.values(), key=key, retries=retries)
         self._live.add(future)
         return future
 
@@ -311,6 +318,13 @@ class ClientPool:
 
 
 AnyPool = ThreadPool | ClientPool
+
+
+def _called(*args: Any) -> Any:
+    """Call a function of pieces, some of which are the results of tasks."""
+    *results, places, function, pieces = args
+    there = dict(zip(places, results, strict=True))
+    return function(*(there.get(i, piece) for i, piece in enumerate(pieces)))
 
 
 def _copy(opened: PreparedModel, client: Any) -> Any:

@@ -121,7 +121,7 @@ def results(call: ChunkCall, inputs: Sequence[Array], copy: Any = None) -> list[
 
 
 def first_row(
-    call: ChunkCall, carries: Sequence[bool], *pieces: Any, copy: Any = None
+    call: ChunkCall, carries: Sequence[bool], copy: Any, *pieces: Any
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Return dtype and row shape of each output, from running the model on the first row of its batched inputs."""
     inputs = [rows(p)[:1] if carried else rows(p) for p, carried in zip(pieces, carries, strict=True)]
@@ -129,17 +129,17 @@ def first_row(
     return [(value.dtype.str, value.shape[1:]) for value in found]
 
 
-def run_chunk(job: StreamJob, number: int, *pieces: Any, copy: Any = None) -> None:
+def run_chunk(job: StreamJob, number: int, copy: Any, *pieces: Any) -> None:
     """Compute and write a chunk.
 
     Parameters
     ----------
     number : int
         The chunk's number.
+    copy : ndarray of uint8 or None
+        The model file's content, for workers that cannot read its path.
     *pieces
         For each model input, its rows or their `LazyRows`.
-    copy : ndarray of uint8, optional
-        The model file's content, for workers that cannot read its path.
 
     Raises
     ------

@@ -38,7 +38,7 @@ _CALLED = """
 # Keywords of ff.SLURMCluster
 
 These come in addition to dask-jobqueue's own. Pass them in the call, or write them in a job configuration with a hyphen
-for each underscore. `ff.PBSCluster` and `ff.BatchCluster` take them too, except `journal` and `keep`.
+for each underscore.
 """
 _KEYWORDS = {"the cluster": ClusterKeywords, "a pool, in `pools`": PoolKeywords, "`patience`": Patience}
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from dask_ferro.views.terminal import many, table
 
 _COLUMNS = ("pool", "state", "jobs", "at least", "at most", "queue", "why")
-_STATES = {"removed": "being removed"}
 
 
 def show_pools(out: Console, pools: Iterable[Mapping[str, Any]]) -> None:
@@ -21,8 +20,14 @@ def show_pools(out: Console, pools: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _cells(pool: Mapping[str, Any]) -> list[str]:
-    state = _STATES.get(pool["state"], pool["state"])
     until = strftime(" until %H:%M:%S", localtime(pool["until"])) if pool["until"] else ""
     jobs = ", ".join(f"{count} {name}" for name, count in pool["jobs"].items())
     bounds = f"{pool['minimum']:g}", "-" if pool["maximum"] is None else f"{pool['maximum']:g}"
-    return [pool["name"], state + until, jobs or "none", *bounds, pool["queue"] or "-", pool["why"] or "-"]
+    return [
+        pool["name"],
+        pool["state"] + until,
+        jobs or "none",
+        *bounds,
+        pool["queue"] or "-",
+        pool["why"] or "-",
+    ]

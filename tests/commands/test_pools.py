@@ -1,6 +1,6 @@
 """`dask ferro pools` without SLURM: its arguments, what it prints, and schedulers without a cluster of batch jobs.
 
-On a real SLURM it is in tests/slurm/test_live_pools.py.
+On a real SLURM it is in tests/slurm/test_paused_pools.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from distributed import LocalCluster
 
 import dask_ferro as ff
 from dask_ferro.cli import main
-from dask_ferro.commands.pools import _KeyValue
 from dask_ferro.runtime.pools.rpc import HANDLER, serve
 
 OPEN = {
@@ -52,8 +51,6 @@ BAD = {
     "nobody there": ("--scheduler tcp://127.0.0.1:1 list", "cannot ask the cluster: "),
     "no name": ("pause", "Missing argument 'NAME'"),
     "an order that is none": ("stop gpu", "No such command 'stop'"),
-    "no option": ("add gpu queue", "'queue' is not of the form KEY=VALUE"),
-    "no YAML": ("add gpu queue=[", "'queue=[': the value is not YAML"),
 }  # fmt: skip
 
 
@@ -69,7 +66,7 @@ def test_bad_arguments_exit_2_with_one_line(
 
 
 @pytest.mark.cluster
-def test_a_cluster_whose_pools_cannot_be_changed_exits_2_and_says_which_can(cluster: LocalCluster) -> None:
+def test_a_cluster_without_pools_exits_2_and_says_which_has_some(cluster: LocalCluster) -> None:
     done = call("pause", "gpu", "--scheduler", cluster.scheduler_address)
     assert (done.exit_code, done.stdout) == (2, "")
     assert (
@@ -80,36 +77,24 @@ def test_a_cluster_whose_pools_cannot_be_changed_exits_2_and_says_which_can(clus
 
 @pytest.mark.cluster
 def test_orders_arrive_as_they_were_written_and_errors_come_back(cluster: LocalCluster) -> None:
-    orders: list[tuple[str, str, dict[str, Any]]] = []
+    orders: list[tuple[str, str]] = []
 
-    async def carry_out(what: str, name: str, options: Any) -> None:
+    async def carry_out(what: str, name: str) -> None:
         if name == "nosuch":
             raise ff.ConfigError("no pool 'nosuch'; there are default, gpu")
-        orders.append((what, name, dict(options)))
+        orders.append((what, name))
 
     serve(cluster.scheduler, carry_out, lambda: [OPEN, PAUSED])
     there = ("--scheduler", cluster.scheduler_address)
     try:
-        for words in (
-            ("list", *there),
-            (*there, "pause", "gpu"),
-            (*there, "resume", "gpu"),
-            ("remove", "gpu", *there),
-        ):
+        for words in (("list", *there), (*there, "pause", "gpu"), ("resume", "gpu", *there)):
             done = call(*words)
             assert (done.exit_code, done.stderr) == (0, "")
             assert [line.rstrip() for line in done.stdout.splitlines()] == TABLE.splitlines()
-        options = ("worker-extra-args=[--nthreads, '1']", "cores=4", "queue=a=b")
-        done = call("add", "gpu", *options, *there, "--json")
+        assert orders == [("pause", "gpu"), ("resume", "gpu")]
+        done = call("list", *there, "--json")
         assert json.loads(done.stdout) == {"pools": [OPEN, PAUSED]}
-        added = {"worker_extra_args": ["--nthreads", "1"], "cores": 4, "queue": "a=b"}
-        assert orders == [
-            ("pause", "gpu", {}),
-            ("resume", "gpu", {}),
-            ("remove", "gpu", {}),
-            ("add", "gpu", added),
-        ]
-        done = call("remove", "nosuch", *there)
+        done = call("pause", "nosuch", *there)
         assert (done.exit_code, done.stdout) == (2, "")
         assert done.stderr == "dask ferro: no pool 'nosuch'; there are default, gpu\n"
     finally:
@@ -118,18 +103,3 @@ def test_orders_arrive_as_they_were_written_and_errors_come_back(cluster: LocalC
 
 def test_a_scheduler_of_another_process_is_left_alone() -> None:
     serve(threading.Thread(), None, None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("walltime=12:00:00", ("walltime", "12:00:00")),  # YAML: 43200, which sbatch takes for minutes
-        ("walltime=01:30", ("walltime", "01:30")),
-        ("maximum=2", ("maximum", 2)),
-        ("queue-wait=1.5", ("queue_wait", 1.5)),
-        ("queue=gpu", ("queue", "gpu")),
-        ('job_extra_directives=["--gres=gpu:1"]', ("job_extra_directives", ["--gres=gpu:1"])),
-    ],
-)
-def test_values_are_yaml_but_times_stay_what_they_are(text: str, value: tuple[str, Any]) -> None:
-    assert _KeyValue().convert(text, None, None) == value

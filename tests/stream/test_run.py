@@ -228,7 +228,7 @@ def test_a_task_of_a_run_that_was_overwritten_does_not_write():
     old = job_of("y.npy")
     ff.run(mlp(), X * 2, "y.npy", batch=5, overwrite=True)
     with pytest.raises(ff.ConfigError, match="is not the journal of this run"):
-        run_chunk(old, 0, X[:5])
+        run_chunk(old, 0, None, X[:5])
     close(np.load("y.npy"), mlp_reference(X * 2))
 
 

@@ -218,6 +218,19 @@ def _ir_version(opset: int, has_devices: bool) -> int:
     return max(earliest, int(onnx.helper.find_min_ir_version_for(imports)))
 
 
+def _turned_back(step: Node, inputs: Sequence[ir.Value | None]) -> list[ir.Value] | None:
+    """Return the value whose transpose a node transposes back, which would be computed and kept; None: it does not.
+
+    The gradient of `x @ w.mT` transposes what the product reads.
+    """
+    maker = inputs[0].producer() if step.op_type == "Transpose" and inputs[0] is not None else None
+    if maker is None or maker.op_type != "Transpose" or "perm" not in maker.attributes:
+        return None
+    perm = maker.attributes["perm"].as_ints()
+    is_back = [perm[axis] for axis in step.attribute("perm", ())] == [*range(len(perm))]
+    return [value for value in maker.inputs if value is not None] if is_back else None
+
+
 class _Writer:
     """The values and nodes of one model that are written so far."""
 
@@ -248,7 +261,7 @@ class _Writer:
             return
         inputs = [None if x is None else self.values[x.key] for x in step.inputs]
         key = _node_key(step, inputs)
-        outputs = self._written.get(key) if key is not None else None
+        outputs = _turned_back(step, inputs) or (self._written.get(key) if key is not None else None)
         if outputs is None:
             outputs = self._node(step, inputs)
             self._written[key or step.number] = outputs

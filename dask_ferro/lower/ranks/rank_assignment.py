@@ -16,6 +16,7 @@ from distributed import Client
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
 from dask_ferro.lower.client import client_name
+from dask_ferro.lower.ranks.stage_workers import workers_of
 
 # Seconds for which the workers of ranks are not looked up again: each time is a message to the scheduler, and Dask asks
 # for the graph of each input of a call to see whether it is a collection.
@@ -80,7 +81,7 @@ def homes(
     """
     if client is None:
         return Homes()
-    known = client.scheduler_info(n_workers=-1)["workers"]
+    known = workers_of(client)
     order = sorted(known, key=lambda a: (isinstance(known[a]["name"], str), known[a]["name"]))
     by_name: dict[str | int, str] = {**dict(enumerate(order)), **{address: address for address in order}}
     wanted = tuple(range(len(order))) if workers is None else tuple(workers)

@@ -21,6 +21,7 @@ from distributed import SchedulerPlugin
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.replicas import put_rule
+from dask_ferro.lower.stand_in import LACKS
 from dask_ferro.lower.upstream import place_again
 from dask_ferro.trace import ABOUT
 
@@ -122,7 +123,8 @@ def _but_own(ts: TaskState, holders: set[WorkerState]) -> set[WorkerState]:
 def rehome(scheduler: Scheduler, stimulus_id: str) -> None:
     """Give the tasks of lost stages to workers that run, or to paused ones where none does; nothing without any."""
     # A paused worker continues once it has memory again; without it, tasks would wait for one that may never join.
-    there = [ws.address for ws in scheduler.running] or list(scheduler.workers)
+    workers = scheduler.running or scheduler.workers.values()
+    there = [ws.address for ws in workers if LACKS not in ws.metrics]
     if not there:
         return
     lost: dict[Any, list[TaskState]] = {}
@@ -142,6 +144,12 @@ def rehome(scheduler: Scheduler, stimulus_id: str) -> None:
         for ts in tasks:
             ts.worker_restrictions = {home}
         place_again(scheduler, [ts.key for ts in tasks if ts.state == "no-worker"], stimulus_id)
+
+
+def workers_of(client: Client) -> dict[str, Any]:
+    """Return Dask's facts of a client's workers by address, without those that lack dask_ferro."""
+    known = client.scheduler_info(n_workers=-1)["workers"]
+    return {address: facts for address, facts in known.items() if LACKS not in facts["metrics"]}
 
 
 def _is_lost(scheduler: Scheduler, ts: TaskState) -> bool:
@@ -178,7 +186,7 @@ def stage_workers(
     if wanted is not None and len(wanted) != stages:
         raise ConfigError(f"pipeline: workers: got {len(wanted)}, wanted one for each of the {stages} {what}")
     watch_over(client)
-    known = client.scheduler_info(n_workers=-1)["workers"]
+    known = workers_of(client)
     if wanted is None:
         there = sorted(known)
         return [there[stage % len(there)] for stage in range(stages)] if there else []

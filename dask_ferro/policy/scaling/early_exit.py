@@ -71,8 +71,7 @@ def _turns(fleet: Fleet, ending: Sequence[Job]) -> list[_Turn]:
     cycles, coming = accumulate(fleet.ahead[job.pool] for job in ending), _arrivals(fleet, len(ending))
     found = []
     for count, (job, seconds) in enumerate(zip(ending, cycles, strict=True), 1):
-        until = inf if fleet.is_unwanted(job) else job.ends_in  # unwanted jobs can wait
-        alone = max(count - bisect_right(coming, until), 0)
+        alone = max(count - bisect_right(coming, job.ends_in), 0)
         found.append(_Turn(count, job.ends_in, seconds * alone / count, seconds / count))
     return found
 

@@ -16,8 +16,6 @@ Name = str
 # A job's states, in the order of its life.  A booting job runs in SLURM, and some of its workers are not connected
 # yet.
 PENDING, BOOTING, RUNNING, LEAVING = "pending", "booting", "running", "leaving"
-# The modes of a pool that its user may set.
-PAUSED, REMOVED = "paused", "removed"
 
 
 class Pool(NamedTuple):
@@ -50,9 +48,8 @@ class Pool(NamedTuple):
         Whether the batch system may end its jobs without a warning.
     lingering : int
         Released jobs that may still exist: SLURM has not confirmed their end.
-    mode : str
-        PAUSED: no job is requested until the user resumes it.  REMOVED: its jobs go for good, and others replace
-        them. Empty: neither.
+    is_paused : bool
+        Whether its user paused it: no job is requested until it is resumed.
     """
 
     name: Name
@@ -70,7 +67,7 @@ class Pool(NamedTuple):
     output: str = ""
     preemptible: bool = False
     lingering: int = 0
-    mode: str = ""
+    is_paused: bool = False
 
 
 class Job(NamedTuple):

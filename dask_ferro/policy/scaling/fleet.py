@@ -5,7 +5,7 @@ become longer than expected is projected to last as long again, as nothing else 
 to start no earlier than those ahead of it, and a new job to wait at least as long as they have by now.  A leaving job
 counts only for the maximum, since it holds its node until it is gone: its replacement waits for that.  The same holds
 for a released job until its site confirms the end and, beyond `surge`, for a job that is about to end: where the
-maximum leaves no room for successors, jobs go in turn (`early_exit`).  Jobs of a removed pool are about to end, too.
+maximum leaves no room for successors, jobs go in turn (`early_exit`).
 `Fleet` is the working copy of one step: it starts from the facts and includes the decisions made so far.
 """
 
@@ -24,7 +24,6 @@ from dask_ferro.policy.scaling.facts import (
     BOOTING,
     LEAVING,
     PENDING,
-    REMOVED,
     RUNNING,
     Demand,
     Job,
@@ -166,8 +165,6 @@ class Fleet:
         self.pools = {pool.name: _sane(pool) for pool in staff.pools}
         self.coming: Counter[Name] = Counter()
         known = sorted((job for job in staff.jobs if job.pool in self.pools), key=lambda job: job.order)
-        # Jobs of a removed pool count as ending now: they are drained by the same rules and run no more work.
-        known = [job._replace(ends_in=0.0) if self.is_unwanted(job) else job for job in known]
         # Leaving jobs take no new work but still exist, so that the maximum counts them (`_aside`).
         self._leaving = {job.name: job for job in known if job.state == LEAVING}
         known = [job for job in known if job.state in (PENDING, BOOTING, RUNNING)]
@@ -247,18 +244,12 @@ class Fleet:
 
     def is_spent(self, job: Job) -> bool:
         """Return whether a job ends before a successor requested now could take over its next task."""
-        if self.is_unwanted(job):
-            return True
         # A pending job has its whole walltime left, whenever it starts.
         return job.state != PENDING and job.ends_in <= self.ahead[job.pool]
 
     def is_old(self, job: Job) -> bool:
         """Return whether a job has at most half of its life left."""
         return self.is_spent(job) or (job.ends_in < inf and job.ends_in <= self.working_life(job.pool) / 2)
-
-    def is_unwanted(self, job: Job) -> bool:
-        """Return whether a job belongs to a removed pool."""
-        return self.pools[job.pool].mode == REMOVED
 
     def _warning(self, pool: Name, works: Iterable[MergedDemand]) -> float:
         """Return the seconds before its end from which a job counts as spent.
@@ -429,7 +420,7 @@ def _sane(pool: Pool) -> Pool:
         lifetime=pool.lifetime if pool.lifetime > 0 else inf,
         # Costs are factors: a cost of 0 would make a pool the best in every case.
         cost=pool.cost if 0.0 < pool.cost < inf else 1.0,
-        closed=pool.closed or pool.mode,
+        closed=pool.closed or ("paused" if pool.is_paused else ""),
     )
 
 

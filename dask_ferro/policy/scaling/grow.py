@@ -9,7 +9,7 @@ that pool is given their work, if it finishes earlier at no higher price.  The j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import ceil, floor, inf
 from typing import NamedTuple
 
@@ -58,7 +58,6 @@ def grow(fleet: Fleet) -> list[Submit]:
         loads.append((item, used(item.profile, sum(powers.values()), fastest(item, powers))))
     _fill(fleet, reasons)
     _succeed(fleet, reasons)
-    _take_over(fleet, reasons)
     return _within_queue(fleet, reasons)
 
 
@@ -218,51 +217,24 @@ def _fill(fleet: Fleet, reasons: dict[Name, str]) -> None:
 
 def _succeed(fleet: Fleet, reasons: dict[Name, str]) -> None:
     """Request successors for ending jobs whose data fits nowhere, unless other jobs are on their way."""
-    ends = [job for job in fleet.spent if job.state == RUNNING and not fleet.is_unwanted(job)]
+    ends = [job for job in fleet.spent if job.state == RUNNING]
     held = sum(max(job.unique, 0) for job in ends)
     free = sum(max(job.free, 0) for job in fleet.jobs if job.state == RUNNING)
     # The next job takes some of it over; more are requested once that proves not to be enough.
     if held <= free or any(fleet.on_the_way(name) for name in fleet.pools):
         return
 
-    def enough(pool: Pool) -> int:
-        each = pool.memory / 2 or inf  # the amount that a worker holds before it spills
-        return min(len(ends), max(ceil((held - free) / each), 1))
-
-    why = "successors have to take over the data of jobs that are about to end"
-    _ask_first(fleet, reasons, why, [job.pool for job in ends], enough)
-
-
-def _ask_first(
-    fleet: Fleet, reasons: dict[Name, str], why: str, own: list[Name], enough: Callable[[Pool], int]
-) -> None:
-    """Request jobs of the first pool with room for one: the given pools first, then the cheapest."""
     room = fleet.vacant()
-    for name in [*own, *sorted(fleet.pools, key=lambda name: fleet.pools[name].cost)]:
+    # The ending jobs' own pools first, then the cheapest.
+    cheapest = sorted(fleet.pools, key=lambda name: fleet.pools[name].cost)
+    for name in [*(job.pool for job in ends), *cheapest]:
         pool = fleet.pools[name]
         able = min(room / pool.processes, fleet.openings(name))
         if not pool.closed and able >= 1:
-            fleet.coming[name] += floor(min(able, enough(pool)))
-            reasons[name] = why
+            each = pool.memory / 2 or inf  # the amount that a worker holds before it spills
+            fleet.coming[name] += floor(min(able, len(ends), max(ceil((held - free) / each), 1)))
+            reasons[name] = "successors have to take over the data of jobs that are about to end"
             return
-
-
-def _take_over(fleet: Fleet, reasons: dict[Name, str]) -> None:
-    """Request one job where the data of a removed pool's jobs fits nowhere."""
-    stay = [job for job in fleet.jobs if job.state == RUNNING]
-    free = sum(max(job.free, 0) for job in stay)
-    removed = [job for job in fleet.spent if fleet.is_unwanted(job) and job.state == RUNNING]
-    stuck = [job for job in removed if (job.unique > free if stay else job.nbytes > 0)]
-    if (
-        not stuck
-        or len(stuck) < len(removed)
-        or all(job.held for job in stuck)  # they were refused for another reason
-        or fleet.leaving
-        or any(fleet.on_the_way(name) for name in fleet.pools)
-    ):
-        return
-    why = f"a job has to take over the data of jobs of {stuck[0].pool}, which was removed"
-    _ask_first(fleet, reasons, why, [], lambda pool: 1)
 
 
 def _within_queue(fleet: Fleet, reasons: dict[Name, str]) -> list[Submit]:

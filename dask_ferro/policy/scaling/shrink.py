@@ -5,8 +5,7 @@ queue.  Where one queue is much slower than another, pending jobs in one do not 
 running jobs those with the least unique data go first, then those that end first, then the newest; a job stays if its
 data fits nowhere or if it was refused a moment ago.  A booting job goes only for the maximum, where no running one
 could go instead.  Where the maximum is an order (`scale(n)`), jobs go down to it in any case, booting ones before
-those with data.  All jobs of a removed pool go as soon as there is room for their data. Leaving jobs that the work
-could use again are recalled before others are requested.
+those with data.  Leaving jobs that the work could use again are recalled before others are requested.
 """
 
 from __future__ import annotations
@@ -165,19 +164,12 @@ def _order(job: Job, ordered: bool = False) -> tuple[int, bool, int, float, int]
 
 def _end(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
     """Drain ending jobs: idle ones as soon as no replacement is on its way, all of them at the last moment."""
-    # An order that other jobs satisfy does not wait for room.
-    ordered = fleet.parameters.ordered and fleet.workers(new=False) >= fleet.parameters.maximum
-    removed = _Leavers(fleet, hold, "their pool was removed", ordered)
     leavers = _Leavers(fleet, hold, "their time ends")
     # A job that ends later may take over the data of one that ends now, though it counts as gone, too: a short life is
     # spent from its beginning on.
     stay = [job for job in (*fleet.jobs, *fleet.spent) if job.ends_in > fleet.parameters.notice]
     later = _FreeMemory(stay, hold.load)
     for job in sorted(fleet.spent, key=lambda job: (job.ends_in, _order(job))):
-        if fleet.is_unwanted(job):
-            if ordered or not job.held:
-                removed.take(job)
-            continue
         if job.state != RUNNING or job.held:
             continue
         # An idle job that could not finish the longest task is of no use any more.
@@ -186,7 +178,7 @@ def _end(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
         goes = job.ends_in <= fleet.parameters.notice or (idle and not fleet.on_the_way(job.pool))
         if goes and leavers.take(job, is_admitted=later.admits(job)):
             later.take(job)
-    return removed.actions() + leavers.actions()
+    return leavers.actions()
 
 
 def _in_turn(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
@@ -287,8 +279,6 @@ def _dismiss(fleet: Fleet, hold: _FreeMemory, jobs: list[Job], why: str) -> list
 
 def _dismiss_idle(fleet: Fleet, hold: _FreeMemory, idle: list[Job]) -> list[Action]:
     """Drain the idle jobs that the work cannot use soon; a job kept by its data does not replace another."""
-    if any(fleet.is_unwanted(job) for job in fleet.spent):  # they may be there to take over data from those
-        return []
     leavers = _Leavers(fleet, hold, "nothing to do for longer than a new job would take to come")
     # One after the other, as each reduces the slack for the next.
     slack = _Slack(fleet)

@@ -18,7 +18,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from dask_ferro.policy.estimates import SPARE
-from dask_ferro.policy.scaling.facts import PAUSED, Action, Cancel, Decision, Drain, Name, ScalingFacts
+from dask_ferro.policy.scaling.facts import Action, Cancel, Decision, Drain, Name, ScalingFacts
 from dask_ferro.policy.scaling.fleet import Fleet, ScalingParameters, counted
 from dask_ferro.policy.scaling.grow import grow
 from dask_ferro.policy.scaling.shrink import recall, shrink, useful
@@ -109,11 +109,7 @@ def _why(fleet: Fleet, staff: ScalingFacts) -> str:
         )
     if any(d.pools is not None and not set(d.pools) & set(fleet.pools) for d in staff.demands):
         parts.append("work that no pool may run")
-    if ending := sum(not fleet.is_unwanted(job) for job in fleet.spent):
+    if ending := len(fleet.spent):
         parts.append(f"{counted(ending, 'job')} about to end")
-    ruled = [
-        f"{pool.name} is {'paused' if pool.mode == PAUSED else 'being removed'}"
-        for pool in fleet.pools.values()
-        if pool.mode
-    ]
-    return "; ".join([*(parts or ["no work"]), *ruled])
+    paused = [f"{pool.name} is paused" for pool in fleet.pools.values() if pool.is_paused]
+    return "; ".join([*(parts or ["no work"]), *paused])

@@ -19,7 +19,7 @@ from dask.utils import parse_bytes
 from distributed import Status
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.scaling.facts import PAUSED, Pool
+from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.elastic.options import check_room, scale_parameters
@@ -131,7 +131,7 @@ class ElasticCluster:
             await adaptive.settle()
         except ConfigError:
             # The order is kept and is filled when a pool is resumed.
-            paused = any(pool.mode == PAUSED for pool in self.pools())
+            paused = any(pool.is_paused for pool in self.pools())
             # Existing jobs need a controller that follows them.
             if not paused and not await self.reconcile():
                 adaptive.stop(reason="the first step failed")

@@ -27,9 +27,7 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling import step
 from dask_ferro.policy.scaling.facts import (
-    PAUSED,
     PENDING,
-    REMOVED,
     RUNNING,
     Action,
     Cancel,
@@ -47,8 +45,8 @@ from dask_ferro.runtime.elastic.facts import staffed, unrunnable
 from dask_ferro.runtime.elastic.lost import summed
 from dask_ferro.runtime.elastic.lost import told as told_lost
 from dask_ferro.runtime.elastic.options import check_room, fails_unrunnable, scale_parameters
-from dask_ferro.runtime.pools.providers import Pools, pools_of, told_closed
-from dask_ferro.runtime.pools.shortage import shortage
+from dask_ferro.runtime.pools.providers import Pools, pools_of
+from dask_ferro.runtime.pools.shortage import shortage, told_closed
 from dask_ferro.runtime.scheduler_calls import LostCount, RosterCalls, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, ClosedPool, PendingJobs, ScaleEvent
@@ -197,10 +195,9 @@ class Elastic(upstream_deploy.Adapting):
         jobs, kinds = await self._pools.reconcile(), self._pools.pools()
         if not jobs:
             raise ConfigError(f"no job can be had; {told_closed(kinds)}")
-        stay = {kind.name for kind in kinds if kind.mode != REMOVED}
-        missing = self.minimum - sum(len(job.workers) for job in jobs if job.pool in stay)
+        missing = self.minimum - sum(len(job.workers) for job in jobs)
         why = shortage(missing, Counter(job.pool for job in jobs), kinds)
-        if why and any(kind.mode == PAUSED for kind in kinds):
+        if why and any(kind.is_paused for kind in kinds):
             raise ConfigError(f"{missing:g} of {self.minimum:g} workers cannot come for now: {why}")
 
     async def _submitted(self) -> None:
@@ -475,7 +472,7 @@ def _pending(jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> dict[str, Pendin
 
 
 def _closed(pool: Pool) -> ClosedPool:
-    return {"why": pool.closed, "until": pool.closed_until, "output": pool.output, "mode": pool.mode}
+    return {"why": pool.closed, "until": pool.closed_until, "output": pool.output, "paused": pool.is_paused}
 
 
 def as_event(action: Action) -> ActionEvent:

@@ -13,7 +13,8 @@ from weakref import WeakKeyDictionary
 
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, ScalingFacts
 from dask_ferro.runtime.elastic.remaining_work import names_a_gpu
-from dask_ferro.runtime.pools.providers import Pools, told_closed
+from dask_ferro.runtime.pools.providers import Pools
+from dask_ferro.runtime.pools.shortage import told_closed
 from dask_ferro.runtime.scheduler_calls import DemandRow, RosterAnswer, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
 
@@ -54,9 +55,6 @@ def staffed(
         of_pool.setdefault(job.pool, []).extend(there)
         names.setdefault(job.pool, set()).update(job.workers)
     seen = _seen.setdefault(pools, {})
-    # the pool was removed; another one may get its name
-    for name in seen.keys() - {kind.name for kind in kinds}:
-        del seen[name]
     offers = {kind.name: _offer(kind.name, pools, of_pool.get(kind.name, ()), seen) for kind in kinds}
     demands = tuple(_demand(row, offers, names, facts["workers"]) for row in facts["demands"])
     return ScalingFacts(now, kinds, tuple(rows), demands)

@@ -22,7 +22,7 @@ from distributed.utils import Log, Logs
 
 from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.policy.scaling.facts import Pool
-from dask_ferro.runtime.site_jobs import MODES, SiteJob
+from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.slurm.logs import end_of_file
 from dask_ferro.runtime.slurm.parsing import option
 
@@ -62,7 +62,7 @@ def in_words(known: Known) -> str:
 def in_rows(known: Known) -> list[tuple[str, str]]:
     """Return names and texts: the bounds, and for each pool its jobs and why it is closed.
 
-    >>> in_rows(Known((), (Pool("gpu", maximum=4, closed="by its user", mode="paused"),)))
+    >>> in_rows(Known((), (Pool("gpu", maximum=4, closed="by its user", is_paused=True),)))
     [('pool gpu 0..4', 'no jobs; paused: by its user')]
     """
     rows = [] if known.bounds is None else [("bounds", f"{_bounds(*known.bounds)} workers")]
@@ -104,7 +104,7 @@ def _bounds(low: float, high: float) -> str:
 def _closed(pool: Pool) -> str:
     until = f" until {strftime('%H:%M:%S', localtime(pool.closed_until))}" if pool.closed_until else ""
     more = "..." if len(pool.closed) > _WORDS else ""
-    return f"{MODES.get(pool.mode, 'closed')}{until}: {pool.closed[:_WORDS]}{more}"
+    return f"{'paused' if pool.is_paused else 'closed'}{until}: {pool.closed[:_WORDS]}{more}"
 
 
 # -- output --------------------------------------------------------------------------------------------------
@@ -113,13 +113,8 @@ def _closed(pool: Pool) -> str:
 def outputs(header: str, job_name: str, since: float) -> list[Path]:
     """Return the newest output files written since a time by jobs with this script header, the newest last."""
     patterns = [pattern for pattern in _files(header, job_name) if pattern.parent.is_dir()]
-    return newest(chain.from_iterable(pattern.parent.glob(pattern.name) for pattern in patterns), since)
-
-
-def newest(paths: Iterable[Path], since: float) -> list[Path]:
-    """Return the newest of some files written since a time, the newest last, at most `_FILES`."""
     found: dict[Path, float] = {}
-    for path in paths:
+    for path in chain.from_iterable(pattern.parent.glob(pattern.name) for pattern in patterns):
         with suppress(OSError):  # removed meanwhile
             if path.is_file() and path.stat().st_mtime >= since:
                 found[path] = path.stat().st_mtime

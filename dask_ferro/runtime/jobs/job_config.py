@@ -1,7 +1,7 @@
 """Job configurations: YAML files that describe the jobs of a site and the bounds of their number.
 
     jobqueue:
-      slurm: {...}               # or pbs, or batch: the keys of dask-jobqueue, and those of our class
+      slurm: {...}               # the keys of dask-jobqueue, and those of `ff.SLURMCluster`
     ferro:
       elastic: {...}             # minimum, maximum, other options of `ff.Elastic`, and settings of that section
 
@@ -32,15 +32,12 @@ from dask_ferro.runtime.elastic.options import scale_parameters
 from dask_ferro.runtime.jobs import job_keys
 from dask_ferro.sections import OPTIONS, ElasticOptions
 
-KINDS = ("slurm", "pbs", "batch")
-
 _PACKAGE = Path(str(files("dask_ferro")))
 # An installed wheel has the folder inside the package, the source tree beside it.
 _FOLDERS = (_PACKAGE / "jobqueue_configs", _PACKAGE.parent / "jobqueue_configs")
 _OF_ELASTIC = tuple(key for key, _ in options_of(ElasticOptions))
 # Keys that are no options of `ff.Elastic`, but settings in Dask's configuration.
 _SETTINGS = tuple(key for key in _OF_ELASTIC if key.startswith(("failures", "copy-")))
-_OF_SLURM = frozenset(("journal", "keep"))
 
 
 @dataclass(frozen=True)
@@ -50,10 +47,8 @@ class JobConfig:
     Attributes
     ----------
     path : Path
-    kind : str
-        "slurm", "pbs" or "batch".
     keywords : mapping
-        Keywords of the cluster's class.
+        Keywords of `ff.SLURMCluster`.
     elastic : mapping
         Options of `ff.Elastic`; "minimum" and "maximum" count workers (processes).
     settings : mapping
@@ -61,7 +56,6 @@ class JobConfig:
     """
 
     path: Path
-    kind: str
     keywords: Mapping[str, Any]
     elastic: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -104,10 +98,8 @@ class JobConfig:
             If it cannot start here: a network interface or a port that this machine does not have.
         """
         dask.config.set(self.settings)
-        if self.kind != "slurm" and (wrong := sorted(_OF_SLURM & keywords.keys())):
-            raise ConfigError(f"{self.path}: {' and '.join(wrong)}: jobs are recorded on SLURM only")
         with self._blamed("the cluster did not start"):
-            return _class_of(self.kind)(**self._with(keywords))
+            return _cluster_class()(**self._with(keywords))
 
     def scripts(self) -> dict[str, str]:
         """Return the job script of each pool as the site would get it, except for the scheduler's address.
@@ -124,7 +116,7 @@ class JobConfig:
 
     async def _scripts(self) -> dict[str, str]:
         # On a running event loop, Dask's clusters start when they are awaited; this one never is.
-        cluster = _class_of(self.kind)(asynchronous=True, **self._with({}))
+        cluster = _cluster_class()(asynchronous=True, **self._with({}))
         try:
             return {pool.name: cluster.job_script(pool.name) for pool in cluster.pools()}
         finally:
@@ -159,9 +151,9 @@ def load(name_or_path: str | Path) -> JobConfig:
     _need_dask_jobqueue()
     path = find(name_or_path)
     tree = _read(path)
-    kind, section = _jobs(path, tree)
+    section = _jobs(path, tree)
     given = _mapping(_mapping(tree.get("ferro")).get("elastic"))
-    if problems := [*_strangers(tree), *job_keys.problems(kind, section), *_elastic_problems(given)]:
+    if problems := [*_strangers(tree), *job_keys.problems(section), *_elastic_problems(given)]:
         raise ConfigError(f"{path}: " + "; ".join(problems))
     elastic = job_keys.dashed(given)
     settings = {f"ferro.elastic.{key}": value for key, value in elastic.items() if key in _SETTINGS}
@@ -171,7 +163,7 @@ def load(name_or_path: str | Path) -> JobConfig:
         for key, value in elastic.items()
         if key not in _SETTINGS and value is not None
     }
-    return JobConfig(path, kind, job_keys.keywords(section), options, settings)
+    return JobConfig(path, job_keys.keywords(section), options, settings)
 
 
 def shipped() -> dict[str, Path]:
@@ -228,26 +220,26 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path}: not YAML: {error}") from error
     if not isinstance(tree, Mapping):
         raise ConfigError(
-            f"{path}: section jobqueue is missing; a file starts with jobqueue: and below it slurm: or pbs:"
+            f"{path}: section jobqueue is missing; a file starts with jobqueue: and below it slurm:"
         )
     return tree
 
 
-def _jobs(path: Path, tree: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
-    """Return the kind of batch system and its section."""
+def _jobs(path: Path, tree: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the section with the keys of a job."""
     sections = _mapping(tree.get("jobqueue"))
-    kinds = [kind for kind in KINDS if isinstance(sections.get(kind), Mapping)]
-    if len(kinds) != 1:
+    if not isinstance(sections.get("slurm"), Mapping):
         got = ", ".join(map(str, sections)) or "nothing"
         raise ConfigError(
-            f"{path}: below jobqueue stands {got}; wanted one section, {' or '.join(KINDS)}, with the keys of a job"
+            f"{path}: below jobqueue stands {got}; wanted slurm, with the keys of a job: for another batch system"
+            " give ff.Elastic to dask-jobqueue's own cluster"
         )
-    return kinds[0], job_keys.dashed(sections[kinds[0]])
+    return job_keys.dashed(sections["slurm"])
 
 
 def _strangers(tree: Mapping[str, object]) -> Iterator[str]:
     """Yield an error for each section that is not read from this file."""
-    for path, known in (((), ("jobqueue", "ferro")), (("jobqueue",), KINDS), (("ferro",), ("elastic",))):
+    for path, known in (((), ("jobqueue", "ferro")), (("jobqueue",), ("slurm",)), (("ferro",), ("elastic",))):
         section: Any = tree
         for key in path:
             section = _mapping(section.get(key))
@@ -293,15 +285,8 @@ def _need_dask_jobqueue() -> None:
         )
 
 
-def _class_of(kind: str) -> Any:
-    if kind == "slurm":
-        from dask_ferro.runtime.slurm.cluster import SLURMCluster
+def _cluster_class() -> Any:
+    # Imported here, since dask-jobqueue is an extra.
+    from dask_ferro.runtime.slurm.cluster import SLURMCluster
 
-        return SLURMCluster
-    if kind == "batch":
-        from dask_ferro.runtime.sites.batchcluster import BatchCluster
-
-        return BatchCluster
-    from dask_ferro.runtime.sites.pbscluster import PBSCluster
-
-    return PBSCluster
+    return SLURMCluster

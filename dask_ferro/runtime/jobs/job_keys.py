@@ -1,8 +1,8 @@
 """The keys of a job in a configuration file: the known ones, the required ones, and the check of their values.
 
-The keys are those of the installed dask-jobqueue, and those of `ff.SLURMCluster`, `ff.PBSCluster` and
-`ff.BatchCluster`.  Keys with a surprising default (30 minutes of walltime, a number of processes near the square root
-of the cores) are required.  Durations are seconds, or text such as 2m.
+The keys are those of the installed dask-jobqueue, and those of `ff.SLURMCluster`.  Keys with a surprising default (30
+minutes of walltime, a number of processes near the square root of the cores) are required.  Durations are seconds, or
+text such as 2m.
 """
 
 from __future__ import annotations
@@ -36,16 +36,6 @@ REQUIRED = {
     "local-directory": "where workers spill to, for instance /tmp",
     "log-directory": "where the batch system writes what jobs print, for instance dask-logs",
 }
-# The same for `batch`, whose commands are unknown here: requests to the batch system are part of the directives.
-COMMANDS = {
-    "submit": "the command that submits a job, for instance bsub -J {name} -Jd {tag}",
-    "list": "the command that lists jobs, for instance bjobs -J {name}",
-    "listed": "what that prints: a regular expression, or columns by name",
-    "cancel": "the command that ends jobs, for instance bkill {ids}",
-    "directives": "the head of a job's script, line by line",
-}
-_OF_COMMANDS = frozenset((*COMMANDS, "submitted", "nothing", "states"))
-_NOT_OF_COMMANDS = frozenset(("queue", "account", "resource-spec"))
 _NEVER_NULL = frozenset(("cores", "memory", "processes", "walltime"))
 
 # Keys of `ff.SLURMCluster` beside dask-jobqueue's.
@@ -86,24 +76,18 @@ _READ = {"death-timeout": Option("seconds", "60s", "", "seconds")}
 for _kind in (ClusterKeywords, PoolKeywords):
     _READ |= {key: one for key, one in options_of(_kind) if one.kind not in ("file", "mapping")}
 
-# The same for commands: each pool has its own directives, and a dollar sign in a pattern is no variable.
-_OF_THE_CLUSTER |= _OF_COMMANDS - {"directives"}
-_OF_THE_NODE |= {"listed", "submitted", "nothing", "states"}
-
 _WALLTIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\})")
 
 
-def problems(kind: str, section: Mapping[str, Any]) -> Iterator[str]:
+def problems(section: Mapping[str, Any]) -> Iterator[str]:
     """Yield all errors in a section of job keys, a clause each."""
-    where = f"jobqueue.{kind}"
-    known = dask_jobqueue_keys(kind) | OURS
-    for key, says in required(kind).items():
+    where = "jobqueue.slurm"
+    known = dask_jobqueue_keys() | OURS
+    for key, says in REQUIRED.items():
         if key not in section:
             yield f"key {where}.{key} is missing: {says}"
     yield from _wrong(where, section, known, section)
-    if kind != "slurm":
-        yield from _without_hours(where, section.get("walltime"))
     pools = section.get("pools")
     for name, pool in pools.items() if isinstance(pools, Mapping) else ():
         if not isinstance(pool, Mapping):
@@ -159,22 +143,11 @@ def dashed(section: Mapping[str, object]) -> dict[str, Any]:
     return {str(key).replace("_", "-"): value for key, value in section.items()}
 
 
-def required(kind: str) -> dict[str, str]:
-    """Return the required keys and their meaning."""
-    if kind != "batch":
-        return REQUIRED
-    return {key: says for key, says in REQUIRED.items() if key not in _NOT_OF_COMMANDS} | COMMANDS
-
-
 @cache
-def dask_jobqueue_keys(kind: str) -> frozenset[str]:
-    """Return the keys that the installed dask-jobqueue knows for a batch system, without renamed ones.
-
-    For "batch" these are the keys common to all of its batch systems, and those of the commands.
-    """
+def dask_jobqueue_keys() -> frozenset[str]:
+    """Return the keys that the installed dask-jobqueue knows for SLURM, without renamed ones."""
     text = files("dask_jobqueue").joinpath("jobqueue.yaml").read_text(encoding="utf-8")
-    known = frozenset(yaml.safe_load(text)["jobqueue"]["pbs" if kind == "batch" else kind]) - set(_RENAMED)
-    return known - _NOT_OF_COMMANDS | _OF_COMMANDS if kind == "batch" else known
+    return frozenset(yaml.safe_load(text)["jobqueue"]["slurm"]) - set(_RENAMED)
 
 
 # ---- values ------------------------------------------------------------------------------------------------
@@ -212,10 +185,6 @@ def _is_mapping(value: object) -> bool:
     return isinstance(value, Mapping)
 
 
-def _is_listing(value: object) -> bool:
-    return _is_text(value) or _is_mapping(value)
-
-
 def _is_walltime(value: object) -> bool:
     return isinstance(value, str) and (_WALLTIME.fullmatch(value) is not None or value.upper() == "UNLIMITED")
 
@@ -229,10 +198,8 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "memory": (_is_size, "a size such as 32GiB"),
     "patience": (_is_mapping, "seconds by name, such as boot: 900"),
     "name": (_is_name, "letters, digits, and _ . : + - after the first, for commands take others apart"),
-    **dict.fromkeys(("worker-extra-args", "job-script-prologue", "directives"), (_is_lines, _LINES)),
+    **dict.fromkeys(("worker-extra-args", "job-script-prologue"), (_is_lines, _LINES)),
     **dict.fromkeys(("job-extra-directives", "job-directives-skip"), (_is_lines, _LINES)),
-    "listed": (_is_listing, "a regular expression, or columns or fields by name"),
-    "states": (_is_mapping, "lists of the batch system's words, such as held: [PSUSP]"),
     "scheduler-options": (_is_mapping, "keys and values of distributed.Scheduler"),
     "pools": (_is_pools, "a name for each further kind of job, and below it the keys that differ"),
 }
@@ -268,11 +235,6 @@ def _unknown(where: str, given: Iterable[object], known: Sequence[str]) -> Itera
 @cache
 def _scheduler_options() -> tuple[str, ...]:
     return tuple(name for name in signature(distributed.Scheduler).parameters if name != "kwargs")
-
-
-def _without_hours(where: str, walltime: Any) -> Iterator[str]:
-    if _is_walltime(walltime) and not re.fullmatch(r"\d+:\d+:\d+", walltime):
-        yield f"{where}.walltime: got {walltime!r}, wanted hours:minutes:seconds"
 
 
 # ---- variables ---------------------------------------------------------------------------------------------

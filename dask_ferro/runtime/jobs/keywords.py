@@ -76,8 +76,7 @@ class ClusterKeywords(JobKeywords):
     pools: Mapping[str, Mapping[str, object]] | None = given(
         "mapping",
         "Further kinds of jobs by name, each with the keywords that replace those of the cluster. The arguments"
-        ' themselves are the pool "default". A pool may also have `minimum`, `maximum` and `cost`. `pools` of a running'
-        " cluster are added, removed, paused and resumed.",
+        ' themselves are the pool "default". A pool may also have `minimum`, `maximum` and `cost`.',
         "by name",
     )
     patience: Mapping[str, float] | None = given(

@@ -33,7 +33,7 @@ _GRACE = 30.0
 # The parts of every job's script before and after the start of its worker: forward signals, and exit like the worker.
 # A prologue may have set -e, -u or a trap of ERR: no statement here fails outside of a condition.
 _LISTENING = """\
-ferro_pid= ferro_timer=
+ferro_pid=
 trap '[ -z "$ferro_pid" ] || kill -USR1 "$ferro_pid" || :' USR1
 trap '[ -n "$ferro_pid" ] || exit 143; kill -TERM "$ferro_pid" 2>/dev/null || :' TERM
 """
@@ -48,7 +48,6 @@ while :; do
     [ "$ferro_last" -eq 127 ] || ferro_status=$ferro_last
     # bash loses the status (-1) of what ends while a signal is handled.
     [ "$ferro_status" -ge 0 ] || ferro_status=143
-    [ -z "$ferro_timer" ] || kill "$ferro_timer" 2>/dev/null || :
     exit "$ferro_status"
 done
 """
@@ -65,7 +64,7 @@ FERRO_WORKER="{prefix}-$(({first} + ${{SLURM_ARRAY_TASK_ID:-0}}))"
 
 # Dask's nanny sets these variables to 1, unless they are set; then a task would use one of the CPUs of its job.
 _SHARING = """\
-ferro_threads=$((${{SLURM_CPUS_PER_TASK:-${{NCPUS:-{cores}}}}} / {tasks}))
+ferro_threads=$((${{SLURM_CPUS_PER_TASK:-{cores}}} / {tasks}))
 [ "$ferro_threads" -ge 1 ] || ferro_threads=1
 """
 
@@ -77,11 +76,11 @@ _SCRIPT = """\
 {naming}
 {exports}{sharing}{listening}{command} &
 ferro_pid=$!
-{timer}{waiting}"""
+{waiting}"""
 
 
-class JobWithoutFolders(Job):  # type: ignore[misc]
-    """A base of a job class of dask-jobqueue that creates no folder, since a script may only be printed."""
+class _JobWithoutFolders(Job):  # type: ignore[misc]
+    """A base of `SLURMJob` that creates no folder, since a script may only be printed."""
 
     def __init__(self, *, log_directory: str | None = None, **options: object) -> None:
         super().__init__(log_directory=os.curdir, **options)  # the folder that exists
@@ -90,15 +89,18 @@ class JobWithoutFolders(Job):  # type: ignore[misc]
         self.log_directory = log_directory
 
 
-class ScriptedJob(Job):  # type: ignore[misc]
-    """A mixin for a job class of dask-jobqueue: our script, rendered but never submitted by the job itself.
+class WorkerJob(SLURMJob, _JobWithoutFolders):  # type: ignore[misc]
+    """A job of dask-jobqueue's SLURM with our script, rendered but never submitted by the job itself.
+
+    Parameters are those of `dask_jobqueue.slurm.SLURMJob`, and
 
     Parameters
     ----------
     signal_ahead : float
-        Seconds before the end of the walltime at which SIGUSR1 is sent; 0: never.
+        Seconds before the end of the walltime at which SLURM sends SIGUSR1, as it does at a preemption;
+        0: never.
     grace : float, optional
-        Seconds that a job has once its batch system ends it; None: as the site says.
+        Seconds that a preempted job has from that signal on; None: what its partition grants.
     """
 
     def __init__(
@@ -112,31 +114,27 @@ class ScriptedJob(Job):  # type: ignore[misc]
     ) -> None:
         self._prefix, self._grace = name or "worker", grace
         super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
-        self.walltime = self._limit(str(self.job_header))
+        self.walltime = duration(option(str(self.job_header), "t", "time"))
         self._ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))
         if _DASK_WORKER in command_of(self):
-            option = "--preload" if "--no-nanny" in command_of(self).split() else "--preload-nanny"
-            add_to_command(self, f"{option} {_PRELOAD}")
-        self._complete()
-
-    def _complete(self) -> None:
-        """Add missing lines to the script's head."""
-
-    def _limit(self, header: str) -> float:
-        """Return the seconds of the job's walltime; infinity for none."""
-        raise NotImplementedError
+            preload = "--preload" if "--no-nanny" in command_of(self).split() else "--preload-nanny"
+            add_to_command(self, f"{preload} {_PRELOAD}")
+        signal = f"#SBATCH --signal=B:USR1@{self._ahead}"
+        is_skipped = any(skip in signal for skip in self.job_directives_skip)
+        if self._ahead >= 1 and "--signal" not in str(self.job_header) and not is_skipped:
+            self.job_header = f"{self.job_header}\n{signal}"
 
     def _told(self, graces: Mapping[str, float], kill_wait: float | None) -> dict[str, object]:
         """Return the settings for the worker: the job's end (epoch), when the signal comes, and the time after it."""
-        raise NotImplementedError
-
-    def _naming(self, first: int) -> str:
-        """Return the lines that name the worker."""
-        return f'FERRO_WORKER="{self._prefix}-{first}"'
-
-    def _timer(self) -> str:
-        """Return shell code that sends the warning signal, where the batch system sends none."""
-        return ""
+        told: dict[str, object] = {} if kill_wait is None else {"KILLWAIT": f"{kill_wait:g}"}
+        if math.isfinite(self.walltime):
+            end = f"$(($(date +%s) + {int(self.walltime)}))"  # SLURM sets the variable since 23.02
+            told["ENDS"] = f'"${{SLURM_JOB_END_TIME:-{end}}}"'
+        if notice := re.search(r"--signal=\S*USR1@(\d+)", str(self.job_header)):
+            grants = (graces[name] for name in self.partitions if name in graces)
+            grace = min(grants, default=_GRACE) if self._grace is None else self._grace
+            told |= {"NOTICE": notice[1], "GRACE": f"{grace:g}"}
+        return told
 
     def _sharing(self) -> str:
         """Return shell code that divides the job's CPUs among the tasks that run at a time."""
@@ -145,11 +143,6 @@ class ScriptedJob(Job):  # type: ignore[misc]
         names = [name for name, value in preset.items() if name.endswith("_NUM_THREADS") and value == 1]
         lines = [f'export {name}="${{{name}:-$ferro_threads}}"\n' for name in names]
         return "".join([_SHARING.format(cores=self.worker_cores, tasks=tasks), *lines])
-
-    def _add_directive(self, directive: str) -> None:
-        """Add a line to the script's head, unless the user skips it."""
-        if not any(skip in directive for skip in self.job_directives_skip):
-            self.job_header = f"{self.job_header}\n{directive}"
 
     def job_script(
         self, first: int = 0, graces: Mapping[str, float] | None = None, kill_wait: float | None = None
@@ -170,90 +163,49 @@ class ScriptedJob(Job):  # type: ignore[misc]
             shebang=self.shebang,
             header=self.job_header,
             prologue="\n".join(prologue_of(self)),
-            naming=self._naming(first),
+            naming=_NAMING.format(prefix=self._prefix, first=first),
             exports=_LOOKING + "".join(f"export FERRO_JOB_{name}={value}\n" for name, value in told.items()),
             sharing=self._sharing(),
             listening=_LISTENING,
             command=command_of(self),
-            timer=self._timer(),
             waiting=_WAITING,
         )
 
     @property
     def partitions(self) -> list[str]:
-        """The partitions whose jobs the batch system may end; only SLURM names them."""
-        return []
-
-    @property
-    def lifetime(self) -> float:
-        """Seconds after their start when its workers retire at the earliest, by Dask's ``--lifetime`` less
-        ``--lifetime-stagger``; infinite without.
-        """
-        if (value := self._option("--lifetime")) is None:
-            return math.inf
-        stagger = self._option("--lifetime-stagger") or "0s"
-        return max(float(parse_timedelta(value, "s")) - float(parse_timedelta(stagger, "s")), 0.0)
-
-    @property
-    def resources(self) -> dict[str, float]:
-        """Abstract resources of each worker: Dask's ``--resources``."""
-        pairs = (pair.partition("=") for pair in re.split(r"[\s,]+", self._option("--resources") or ""))
-        return {name: float(amount) for name, _, amount in pairs if amount}
+        """The partitions that the script names; "" if it names none."""
+        return option(str(self.job_header), "p", "partition").split(",")
 
     @property
     def network(self) -> str:
         """The network of the workers, as text."""
-        interface = self._option("--interface")
+        interface = worker_option(self, "--interface")
         return f"interface {interface}" if interface else "the interface of the default route"
 
-    def _option(self, option: str) -> str | None:
-        """Return the value of the worker's last option of a name."""
-        value = None
-        arguments = shlex.split(command_of(self))
-        for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-            if argument == option:
-                value = following
-            elif argument.startswith(option + "="):
-                value = argument.partition("=")[2]
-        return value
 
-
-class WorkerJob(ScriptedJob, SLURMJob, JobWithoutFolders):  # type: ignore[misc]
-    """A job of dask-jobqueue's SLURM with our script.
-
-    Parameters are those of `dask_jobqueue.slurm.SLURMJob`, and
-
-    Parameters
-    ----------
-    signal_ahead : float
-        Seconds before the end of the walltime at which SLURM sends SIGUSR1, as it does at a preemption;
-        0: never.
-    grace : float, optional
-        Seconds that a preempted job has from that signal on; None: what its partition grants.
+def lifetime_of(job: Job) -> float:
+    """Return the seconds after their start when a job's workers retire at the earliest: Dask's ``--lifetime`` less
+    ``--lifetime-stagger``; infinite without.
     """
+    if (value := worker_option(job, "--lifetime")) is None:
+        return math.inf
+    stagger = worker_option(job, "--lifetime-stagger") or "0s"
+    return max(float(parse_timedelta(value, "s")) - float(parse_timedelta(stagger, "s")), 0.0)
 
-    def _complete(self) -> None:
-        if self._ahead >= 1 and "--signal" not in str(self.job_header):
-            self._add_directive(f"#SBATCH --signal=B:USR1@{self._ahead}")
 
-    def _limit(self, header: str) -> float:
-        return duration(option(header, "t", "time"))
+def resources_of(job: Job) -> dict[str, float]:
+    """Return the abstract resources of each of a job's workers: Dask's ``--resources``."""
+    pairs = (pair.partition("=") for pair in re.split(r"[\s,]+", worker_option(job, "--resources") or ""))
+    return {name: float(amount) for name, _, amount in pairs if amount}
 
-    def _naming(self, first: int) -> str:
-        return _NAMING.format(prefix=self._prefix, first=first)
 
-    def _told(self, graces: Mapping[str, float], kill_wait: float | None) -> dict[str, object]:
-        told: dict[str, object] = {} if kill_wait is None else {"KILLWAIT": f"{kill_wait:g}"}
-        if math.isfinite(self.walltime):
-            end = f"$(($(date +%s) + {int(self.walltime)}))"  # SLURM sets the variable since 23.02
-            told["ENDS"] = f'"${{SLURM_JOB_END_TIME:-{end}}}"'
-        if notice := re.search(r"--signal=\S*USR1@(\d+)", str(self.job_header)):
-            grants = (graces[name] for name in self.partitions if name in graces)
-            grace = min(grants, default=_GRACE) if self._grace is None else self._grace
-            told |= {"NOTICE": notice[1], "GRACE": f"{grace:g}"}
-        return told
-
-    @property
-    def partitions(self) -> list[str]:
-        """The partitions that the script names; "" if it names none."""
-        return option(str(self.job_header), "p", "partition").split(",")
+def worker_option(job: Job, name: str) -> str | None:
+    """Return the value of the last option of this name in the command of a job's worker; None: it has none."""
+    value = None
+    arguments = shlex.split(command_of(job))
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument == name:
+            value = following
+        elif argument.startswith(f"{name}="):
+            value = argument.partition("=")[2]
+    return value

@@ -16,7 +16,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.local.local_cluster import LocalCluster
 from dask_ferro.runtime.local.sigint import held
-from dask_ferro.runtime.pools.providers import told_closed
+from dask_ferro.runtime.pools.shortage import told_closed
 from dask_ferro.runtime.telemetry.events import TOPIC
 from dask_ferro.runtime.telemetry.top import where
 
@@ -69,8 +69,7 @@ def closed_pools(events: Iterable[tuple[float, object]]) -> str:
     said = [told for _, told in events if isinstance(told, Mapping) and told.get("action") == "scale"]
     newest = (said[-1].get("closed") or {}) if said else {}
     return told_closed(
-        # The names of `telemetry.events.ClosedPool`; an older scheduler has no mode.
-        Pool(name, closed=t["why"], closed_until=t["until"], output=t["output"], mode=t.get("mode", ""))
+        Pool(name, closed=t["why"], closed_until=t["until"], output=t["output"], is_paused=t["paused"])
         for name, t in newest.items()
     )
 

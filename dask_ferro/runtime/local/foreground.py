@@ -18,7 +18,6 @@ from distributed import Status
 from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.jobs.job_config import JobConfig
 from dask_ferro.runtime.local.sigint import Noted
-from dask_ferro.runtime.site_jobs import MODES
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 
 # Seconds between reads of the controller's decisions; it decides once a second.
@@ -104,10 +103,10 @@ def summary(decision: ScaleEvent) -> str:
 
     >>> summary({"jobs": {"running": 2, "pending": 1}, "actions": []})
     '1 pending, 2 running'
-    >>> summary({"jobs": {}, "actions": [], "closed": {"gpu": {"mode": "paused"}}})
+    >>> summary({"jobs": {}, "actions": [], "closed": {"gpu": {"paused": True}}})
     'no jobs; gpu is paused'
     """
     counts = [f"{decision['jobs'][state]} {state}" for state in _STATES if decision["jobs"].get(state)]
     closed = decision.get("closed") or {}
-    ruled = [f"{pool} is {MODES[told['mode']]}" for pool, told in closed.items() if told.get("mode") in MODES]
-    return "; ".join([", ".join(counts) or "no jobs", *decision["actions"], *ruled])
+    paused = [f"{pool} is paused" for pool, told in closed.items() if told["paused"]]
+    return "; ".join([", ".join(counts) or "no jobs", *decision["actions"], *paused])

@@ -1,9 +1,8 @@
 """The reaction to a closing pool of batch jobs: its reason is determined and reported once.
 
 First the last output lines of a failed job are read.  Then a warning is logged, each client of the scheduler warns,
-and an event of topic "ferro" is published; `pools()` has the reason from then on.  When the cluster starts, SLURM is
-asked for each pool whether it would ever start its jobs (`dry_run`), and if it would not, once more when there are
-some.  All of this runs in the background, with time limits of seconds.  Durations are seconds.
+and an event of topic "ferro" is published; `pools()` has the reason from then on.  All of this runs in the background,
+with time limits of seconds.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -16,18 +15,14 @@ from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import BOOTING, RUNNING
-from dask_ferro.runtime.pools import dry_run
 from dask_ferro.runtime.pools.pool import JobPool
-from dask_ferro.runtime.pools.providers import told_closed
-from dask_ferro.runtime.slurm.commands import Refused
+from dask_ferro.runtime.pools.shortage import told_closed
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
-from dask_ferro.runtime.slurm.watched_site import WatchedSite
+from dask_ferro.runtime.slurm.site import SlurmSite
 from dask_ferro.runtime.telemetry.events import CLOSED, TOPIC
 
 logger = logging.getLogger(__name__)
 
-# Seconds for all of SLURM's answers about one kind of job.
-_ASKED = 5.0
 # Seconds after its start within which a job with a broken script ends, and within which SLURM starts a pending job or
 # gives a reason.
 _STARTED, _UNSEEN = 1.0, 2.5
@@ -42,69 +37,30 @@ class Closings:
 
     Parameters
     ----------
-    site : WatchedSite
+    site : SlurmSite
     script : callable
         Returns the job script of a pool.
     publish : callable
         Logs an event on the scheduler: (topic, message).
-    refuse : callable
-        Called with a pool whose jobs SLURM would never start, and with its message; returns whether such jobs were
-        requested.
     """
 
     def __init__(
         self,
-        site: WatchedSite,
+        site: SlurmSite,
         script: Callable[[str], str],
         publish: Callable[[str, object], Awaitable[None]],
-        refuse: Callable[[str, str], bool],
     ) -> None:
-        self._site, self._script, self._publish, self._refuse = site, script, publish, refuse
-        self._asked: set[str] = set()
-        self._foreseen: dict[str, asyncio.Task[None]] = {}
-        self._refused: dict[str, str] = {}
+        self._site, self._script, self._publish = site, script, publish
         self._going: set[asyncio.Task[None]] = set()
 
     def tell(self, kind: JobPool, job_id: str = "") -> None:
         """Report that a pool has closed, with the last lines of the job that closed it, if there is one."""
         self.begin(self._tell(kind, job_id))
 
-    def foresee(self, kind: JobPool) -> None:
-        """Ask SLURM in the background whether it would ever start jobs of a pool, before there are any."""
-        self._asked.add(kind.name)
-        task = self._foreseen[kind.name] = asyncio.get_running_loop().create_task(
-            self._check(kind, foreseen=True)
-        )
-        task.add_done_callback(self._ended)
-
-    def check(self, kind: JobPool) -> None:
-        """Do the same for a pool with jobs: once, and again if SLURM would not start them; `settled` waits for it."""
-        task = self._foreseen.pop(kind.name, None)
-        if task is not None and not task.done():
-            self._going.add(task)
-        elif kind.name not in self._asked:
-            self._asked.add(kind.name)
-            self.begin(self._check(kind))
-
-    def is_asked(self, pool: str) -> None:
-        """Record that SLURM would start jobs of a pool."""
-        self._asked.add(pool)
-
-    async def trial(self, script: str) -> str | None:
-        """Return why SLURM would never start jobs with a script; empty: it would; None: no answer in time."""
-        try:
-            async with asyncio.timeout(_ASKED):
-                return await dry_run.trial(self._site.ask, self._site.job_name, script)
-        except (Refused, TimeoutError) as error:
-            logger.info("dask_ferro: SLURM was not asked whether such jobs can start: %s", error)
-            return None
-
-    async def settled(self) -> list[str]:
-        """Return the refusals not reported yet, once nothing is pending."""
+    async def settled(self) -> None:
+        """Return when everything is reported."""
         while self._going:
             await asyncio.wait(self._going)
-        refused, self._refused = self._refused, {}
-        return [f"SLURM would never start jobs of pool {pool!r}: {words}" for pool, words in refused.items()]
 
     async def unless_closed(self, what: Awaitable[object], why: Callable[[], str]) -> None:
         """Wait for an awaitable, unless `why` returns a reason not to.
@@ -125,11 +81,10 @@ class Closings:
 
     async def close(self) -> None:
         """Stop reporting."""
-        going = self._going | set(self._foreseen.values())
-        for task in going:
+        for task in self._going:
             task.cancel()
-        if going:
-            await asyncio.wait(going, timeout=1.0)
+        if self._going:
+            await asyncio.wait(self._going, timeout=1.0)
 
     def begin(self, what: Coroutine[object, object, None]) -> None:
         """Run a coroutine in the background, for which `settled` waits."""
@@ -168,15 +123,6 @@ class Closings:
                 await self._publish("warn", text)  # each client warns, however it is connected
         except Exception as error:  # noqa: BLE001 - it was logged; the scheduler may be going
             logger.info("dask_ferro: the clients were not told: %r", error)
-
-    async def _check(self, kind: JobPool, foreseen: bool = False) -> None:
-        why = await self.trial(self._script(kind.name))
-        if why is None and foreseen:
-            self._asked.discard(kind.name)  # once more with its first jobs
-        elif why:
-            self._asked.discard(kind.name)
-            if self._refuse(kind.name, why):
-                self._refused[kind.name] = why
 
 
 def is_young(job: BatchJob, now: float) -> bool:

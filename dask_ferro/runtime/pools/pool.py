@@ -1,8 +1,8 @@
 """A kind of job on a batch system: its script, its measurements, and whether it is open.
 
 A pool closes when its jobs are refused, or when too many end before a worker connected (`failures`); it reopens by
-itself, after longer and longer times.  Its user may pause it, resume it (whatever closed it), or remove it. Durations
-are seconds, points in time epoch seconds.
+itself, after longer and longer times.  Its user may pause it, and resume it, whatever closed it.  Durations are
+seconds, points in time epoch seconds.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from typing import Any
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Mean
-from dask_ferro.policy.scaling.facts import BOOTING, PAUSED, PENDING, REMOVED, RUNNING, Pool
+from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Pool
 from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, keywords_of, read
-from dask_ferro.runtime.jobs.script import WorkerJob
+from dask_ferro.runtime.jobs.script import WorkerJob, lifetime_of
 from dask_ferro.runtime.pools import failures
 from dask_ferro.runtime.slurm.job_lifecycle import SUBMITTING, BatchJob
 from dask_ferro.runtime.slurm.parsing import is_job_name, is_plain
 
 # Seconds for which a pool is closed at first, and at most.
 _CLOSED, _CLOSED_MOST = 30.0, 1800.0
+
+# The placeholder in scripts that are rendered before there is a scheduler.
+ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 
 # Keywords of a pool beside the options of its jobs.
 _OWN = frozenset(keywords_of(PoolKeywords))
@@ -50,8 +53,8 @@ class JobPool:
         Failed jobs since one had all its workers.
     failed_at : list of float
         The times of failures while it was open, since it last closed.
-    mode, mode_at : str, float
-        "paused" or "removed", and the time of that; empty: neither.
+    paused_at : float or None
+        Since when it is paused.
     """
 
     name: str
@@ -67,15 +70,13 @@ class JobPool:
     is_proven: bool = False
     is_explained: bool = False
     failed_at: list[float] = field(default_factory=list)
-    mode: str = ""
-    mode_at: float = 0.0
+    paused_at: float | None = None
 
     @classmethod
     def built(
         cls,
         name: str,
         job_cls: type[WorkerJob],
-        address: str,
         options: Mapping[str, Any],
         overrides: Mapping[str, Any],
         prefix: str | None = None,
@@ -98,7 +99,7 @@ class JobPool:
         # These go into the job's script; the cluster's values hold unless the pool sets its own.
         replaced |= {key: getattr(offer, key) for key in ("signal_ahead", "grace") if key in own}
         try:
-            job = job_cls(address, name=prefix or name, **(dict(options) | replaced))
+            job = job_cls(ADDRESS, name=prefix or name, **(dict(options) | replaced))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{WHO}: pool {name!r}: {error}") from error
         return cls(name, job, offer, Mean(offer.queue_wait), Mean(offer.start_up))
@@ -116,6 +117,11 @@ class JobPool:
         job, offer = self.job, self.offer
         shut = now < self.closed_until
         why = self.closed if shut else trouble
+        if self.paused_at is not None:
+            at = strftime("%H:%M:%S", localtime(self.paused_at))
+            told = f"by its user at {at}; cluster.pools.resume({self.name!r}) goes on with it"
+            why = "; ".join(filter(None, (told, why)))
+        is_told = shut and self.is_explained and self.paused_at is None
         return Pool(
             self.name,
             threads=job.worker_process_threads * job.worker_processes,
@@ -123,15 +129,15 @@ class JobPool:
             memory=job.worker_memory or 0,
             queue_wait=self.queue_wait.value,
             start_up=self.start_up.value,
-            minimum=0 if self.mode == REMOVED else offer.minimum,
+            minimum=offer.minimum,
             maximum=offer.maximum,
-            lifetime=min(job.walltime, self.start_up.value + job.lifetime),
+            lifetime=min(job.walltime, self.start_up.value + lifetime_of(job)),
             cost=offer.cost,
-            closed=self.told_mode(why) if self.mode else why,
-            closed_until=self.closed_until if shut and self.is_explained and not self.mode else 0.0,
+            closed=why,
+            closed_until=self.closed_until if is_told else 0.0,
             output=self.output if shut else "",
             preemptible=self.is_preemptible(preemptible),
-            mode=self.mode,
+            is_paused=self.paused_at is not None,
         )
 
     def is_preemptible(self, partitions: Collection[str]) -> bool:
@@ -180,27 +186,14 @@ class JobPool:
 
     def pause(self, now: float) -> None:
         """Pause the pool until it is resumed."""
-        if self.mode != PAUSED:
-            self.mode, self.mode_at = PAUSED, now
-
-    def retire(self, now: float) -> None:
-        """Remove the pool: its jobs are to end, and no more are requested."""
-        if self.mode != REMOVED:
-            self.mode, self.mode_at = REMOVED, now
+        if self.paused_at is None:
+            self.paused_at = now
 
     def resume(self) -> None:
         """Open the pool, whatever closed it; earlier failures do not count any more."""
-        self.mode, self.closed, self.output = "", "", ""
+        self.paused_at, self.closed, self.output = None, "", ""
         self.closed_until, self.failures, self.times_closed = 0.0, 0, 0
         self.failed_at.clear()
-
-    def told_mode(self, why: str = "") -> str:
-        """Return since when it is paused or being removed, and what ends that."""
-        at = strftime("%H:%M:%S", localtime(self.mode_at))
-        if self.mode == REMOVED:
-            return f"since {at}, until its jobs have ended"
-        told = f"by its user at {at}; cluster.pools.resume({self.name!r}) goes on with it"
-        return "; ".join(filter(None, (told, why)))
 
     def explain(self, brief: str = "", output: str = "") -> None:
         """Add the output of the job that closed it, in brief and in full; empty without such a job."""

@@ -13,7 +13,6 @@ import logging
 import math
 from collections.abc import Iterable
 from contextlib import suppress
-from time import localtime, strftime
 from typing import Any, Protocol
 
 from dask.utils import parse_bytes
@@ -24,7 +23,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Mean
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Pool
 from dask_ferro.runtime import upstream_deploy
-from dask_ferro.runtime.site_jobs import DEFAULT, MODES, SiteJob
+from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 
 logger = logging.getLogger(__name__)
 
@@ -84,23 +83,6 @@ def pools_of(cluster: Any) -> Pools:
     )
 
 
-def told_closed(kinds: Iterable[Pool]) -> str:
-    """Return a description of closed or paused pools: the reasons, the times, and the output of their last jobs.
-
-    >>> told_closed([Pool("cpu", closed="no more"), Pool("gpu")])
-    'cpu is closed: no more'
-    """
-    said = []
-    for kind in kinds:
-        if kind.closed:
-            at = strftime(" until %H:%M:%S", localtime(kind.closed_until)) if kind.closed_until else ""
-            said.append(
-                f"{kind.name} is {MODES.get(kind.mode, 'closed')}{at}: {kind.closed}"
-                + (f"\n{kind.output}" if kind.output else "")
-            )
-    return "\n".join(said)
-
-
 class SpecPools:
     """The only pool of a `distributed.SpecCluster`.
 
@@ -126,14 +108,13 @@ class SpecPools:
         """Return the pool, with its measured start-up."""
         options = upstream_deploy.options_of_a_job(self.cluster)
         processes = upstream_deploy.workers_of_a_job(self.cluster)
-        dummy = None
-        if self._is_batch:
+        lifetime = math.inf
+        if (job := self._batch_job()) is not None:
             # Imported here, since dask-jobqueue is an extra, and other clusters have pools too.
-            from dask_ferro.runtime.upstream_jobqueue import batch_job_of
+            from dask_ferro.runtime.jobs.script import lifetime_of
 
-            dummy = batch_job_of(self.cluster)
-        if dummy is not None:
-            threads, memory = dummy.worker_process_threads * processes, dummy.worker_memory or 0
+            threads, memory = job.worker_process_threads * processes, job.worker_memory or 0
+            lifetime = self._start_up.value + lifetime_of(job)
         else:
             threads = int(options.get("nthreads") or 1) * processes
             memory = _bytes(options.get("memory_limit")) * processes
@@ -141,7 +122,28 @@ class SpecPools:
         closed = self._trouble if time() < self._closed_until else ""
         until = self._closed_until if closed else 0.0
         start_up = self._start_up.value
-        return (Pool(DEFAULT, threads, processes, memory, wait, start_up, closed=closed, closed_until=until),)
+        return (
+            Pool(
+                DEFAULT, threads, processes, memory, wait, start_up,
+                lifetime=lifetime, closed=closed, closed_until=until,
+            ),
+        )  # fmt: skip
+
+    def resources(self, pool: str) -> dict[str, float]:
+        """Return the abstract resources of each worker, as far as its job's script declares them."""
+        if (job := self._batch_job()) is None:
+            return {}
+        from dask_ferro.runtime.jobs.script import resources_of
+
+        return resources_of(job)
+
+    def _batch_job(self) -> Any:
+        """Return a job of dask-jobqueue that describes all; None for a cluster without batch jobs."""
+        if not self._is_batch:
+            return None
+        from dask_ferro.runtime.upstream_jobqueue import batch_job_of
+
+        return batch_job_of(self.cluster)
 
     async def reconcile(self) -> tuple[SiteJob, ...]:
         """Return the jobs of the specification, without those that ended by themselves."""

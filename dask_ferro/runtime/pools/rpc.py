@@ -6,7 +6,7 @@ otherwise the caller gets an error.  Errors are sent as text.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TypedDict
 
 from distributed import Scheduler
@@ -15,6 +15,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.telemetry.top import SchedulerConnection
 
 HANDLER = "ferro_pools"
+LIST, PAUSE, RESUME = "list", "pause", "resume"
 
 
 class PoolRow(TypedDict):
@@ -39,12 +40,9 @@ class PoolsAnswer(TypedDict, total=False):
     error: str
 
 
-ORDERS = ("add", "remove", "pause", "resume")
-
-
 def serve(
     scheduler: object,
-    carry_out: Callable[[str, str, Mapping[str, object]], Awaitable[None]],
+    carry_out: Callable[[str, str], Awaitable[None]],
     rows: Callable[[], list[PoolRow]],
 ) -> None:
     """Install the handler for a cluster's pools on its scheduler, if that is in this process.
@@ -52,17 +50,15 @@ def serve(
     Parameters
     ----------
     carry_out : callable
-        Carries out an operation: (what, name, options).
+        Pauses or resumes a pool: (what, name).
     rows : callable
         Returns the rows of the table.
     """
 
-    async def answer(
-        comm: object = None, what: str = "list", name: str = "", options: Mapping[str, object] | None = None
-    ) -> PoolsAnswer:
+    async def answer(comm: object = None, what: str = LIST, name: str = "") -> PoolsAnswer:
         try:
-            if what in ORDERS:
-                await carry_out(what, name, options or {})
+            if what != LIST:
+                await carry_out(what, name)
             return {"pools": rows()}
         except ConfigError as error:
             return {"error": str(error)}
@@ -71,26 +67,24 @@ def serve(
         scheduler.handlers[HANDLER] = answer
 
 
-async def _asked(dask_scheduler: Scheduler, **words: object) -> PoolsAnswer:
+async def _asked(dask_scheduler: Scheduler, what: str, name: str) -> PoolsAnswer:
     """Call the cluster's handler; runs on the scheduler."""
     handler = dask_scheduler.handlers.get(HANDLER)
     if handler is None:
         return {"error": f"scheduler {dask_scheduler.address}: no cluster answers for its pools; wanted one that "
                 "`dask ferro cluster` or ff.SLURMCluster started on SLURM"}  # fmt: skip
-    return await handler(**words)
+    return await handler(what=what, name=name)
 
 
-async def call(
-    where: Callable[[], str], what: str, name: str = "", options: Mapping[str, object] | None = None
-) -> list[PoolRow]:
-    """Return the pools of a running cluster as rows, after an operation if there is one.
+async def call(where: Callable[[], str], what: str, name: str = "") -> list[PoolRow]:
+    """Return the pools of a running cluster as rows, after one of them was paused or resumed.
 
     Parameters
     ----------
     where : callable
         Returns the scheduler's address.
     what : str
-        "list", "add", "remove", "pause" or "resume".
+        "list", "pause" or "resume".
 
     Raises
     ------
@@ -99,7 +93,7 @@ async def call(
     """
     line = SchedulerConnection(where)
     try:
-        answer = await line.ask(_asked, what=what, name=name, options=dict(options or {}))
+        answer = await line.ask(_asked, what=what, name=name)
     except (OSError, TimeoutError) as error:
         raise ConfigError(f"cannot ask the cluster: {error or type(error).__name__}") from error
     finally:

@@ -1,16 +1,33 @@
-"""The check whether missing workers can come: they cannot if only closed or paused pools could provide them."""
+"""Closed and paused pools in words, and whether missing workers can come: not if only those could provide them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from time import localtime, strftime
 
 from dask_ferro.policy.scaling.facts import Pool
-from dask_ferro.runtime.pools.providers import told_closed
 
 
 def is_shut(kind: Pool) -> bool:
     """Return whether no job of a pool is requested until a time or its user opens it."""
-    return bool(kind.mode or kind.closed_until)
+    return kind.is_paused or bool(kind.closed_until)
+
+
+def told_closed(kinds: Iterable[Pool]) -> str:
+    """Return a description of closed or paused pools: the reasons, the times, and the output of their last jobs.
+
+    >>> told_closed([Pool("cpu", closed="no more"), Pool("gpu")])
+    'cpu is closed: no more'
+    """
+    said = []
+    for kind in kinds:
+        if kind.closed:
+            at = strftime(" until %H:%M:%S", localtime(kind.closed_until)) if kind.closed_until else ""
+            state = "paused" if kind.is_paused else "closed"
+            said.append(
+                f"{kind.name} is {state}{at}: {kind.closed}" + (f"\n{kind.output}" if kind.output else "")
+            )
+    return "\n".join(said)
 
 
 def shortage(missing: float, jobs: Mapping[str, int], kinds: Sequence[Pool]) -> str:
@@ -25,9 +42,9 @@ def shortage(missing: float, jobs: Mapping[str, int], kinds: Sequence[Pool]) -> 
 
     Examples
     --------
-    >>> shortage(1, {}, [Pool("cpu", mode="paused", closed="by its user")])
+    >>> shortage(1, {}, [Pool("cpu", is_paused=True, closed="by its user")])
     'cpu is paused: by its user'
-    >>> shortage(1, {}, [Pool("cpu", mode="paused", closed="by its user"), Pool("gpu")])
+    >>> shortage(1, {}, [Pool("cpu", is_paused=True, closed="by its user"), Pool("gpu")])
     ''
     """
     room = sum(

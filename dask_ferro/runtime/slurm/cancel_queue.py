@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from dask_ferro.runtime.slurm.parsing import ENDING, OVER, QueueRow
-from dask_ferro.runtime.slurm.watched_site import WatchedSite
+from dask_ferro.runtime.slurm.site import SlurmSite
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Cancellation:
 
     Parameters
     ----------
-    site : WatchedSite
+    site : SlurmSite
     connected : callable
         Returns the addresses of a job's workers at the scheduler.
     leave : callable
@@ -69,7 +69,7 @@ class Cancellation:
 
     def __init__(
         self,
-        site: WatchedSite,
+        site: SlurmSite,
         connected: Callable[[BatchJob], list[str]],
         leave: Callable[[list[str]], Awaitable[bool]],
     ) -> None:
@@ -153,7 +153,7 @@ class Cancellation:
         try:
             return await self._site.queue()
         except Refused as refused:
-            logger.warning("dask_ferro: %s failed: %s", self._site.lists, refused.words)
+            logger.warning("dask_ferro: squeue failed: %s", refused.words)
             return None
 
     async def _look(self, answer: Mapping[str, QueueRow] | None) -> None:

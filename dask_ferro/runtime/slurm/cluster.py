@@ -23,7 +23,7 @@ import dask
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING
+from dask_ferro.policy.scaling.facts import PENDING
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.cluster_mixin import ElasticCluster
 from dask_ferro.runtime.jobs.cluster_options import check_options
@@ -34,8 +34,8 @@ from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.jobs.worker_names import WorkerNames
 from dask_ferro.runtime.pools import failures
 from dask_ferro.runtime.pools.closing import Closings, is_young
-from dask_ferro.runtime.pools.live import ADDRESS, LivePools, PoolOrders
-from dask_ferro.runtime.pools.pool import JobPool, checked_name, overrides_of
+from dask_ferro.runtime.pools.cluster_pools import PooledCluster
+from dask_ferro.runtime.pools.pool import ADDRESS, JobPool, checked_name, overrides_of
 from dask_ferro.runtime.pools.rpc import serve
 from dask_ferro.runtime.pools.shortage import shortage
 from dask_ferro.runtime.records.recorded_cluster import RecordedCluster, recording_of
@@ -64,7 +64,7 @@ _LOOK = 1.0
 
 
 @described(ClusterKeywords)
-class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, PoolOrders, JobCluster):  # type: ignore[misc]
+class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, PooledCluster, JobCluster):  # type: ignore[misc]
     """Workers in SLURM jobs, which grow, shrink and are replaced without loss of results.
 
     Parameters
@@ -101,7 +101,6 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         check_options(options.get("job_cls") or self.job_cls, options, _OWN, checked)
         own = read(ClusterKeywords, WHO, {name: options.pop(name) for name in _OWN if name in options})
         failures.limits()  # invalid limits are reported now
-        self._given = dict(options)
         config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
         self._tag = f"ferro-{uuid.uuid4().hex[:12]}"
@@ -125,9 +124,6 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         self._former: dict[str, BatchJob] = {}
         self._adopted: set[str] = set()
         self._pool_records: dict[str, JobPool] = {}
-        self._past: dict[str, JobPool] = {}  # removed pools
-        self._live_pools = LivePools(self._pool_facts, self._order_pool)
-        self._orders = asyncio.Lock()
         self._book: dict[str, BatchJob] = {}
         self._going: dict[str, BatchJob] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -143,21 +139,15 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
 
     def _open(self, job_name: str, kept: GuardedJobs) -> None:
         """Create the objects that submit, cancel and check jobs."""
-        self._site = self._opened_site(job_name, kept)
+        self._site = SlurmSite(job_name, self._tag, kept)
         self._submission = Submission(self._site, self._submitted, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
-        self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
-
-    def _opened_site(self, job_name: str, keep: Any = None) -> Any:
-        """Return the batch system's commands; other batch systems have the same methods (`sites.batchsite`)."""
-        return SlurmSite(job_name, self._tag, keep)
+        self._closings = Closings(self._site, self.job_script, self._publish)
 
     async def _open_cluster(self) -> None:
         self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
         await super()._open_cluster()
         serve(self.scheduler, self._carry_out, self._pool_rows)
-        for kind in self._records().values():
-            self._closings.foresee(kind)
 
     # -- the kinds of jobs -----------------------------------------------------------------------------------
 
@@ -166,7 +156,8 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         return self._script(next(iter(self._records())) if pool is None else pool, 0)
 
     def _script(self, pool: str, first: int) -> str:
-        return self._rendered(self._kind(pool), first)
+        script = self._kind(pool).job.job_script(first, self._graces, self._kill_wait)
+        return self._addressed(script, ADDRESS)
 
     def _submitted(self, pool: str, first: int) -> str:
         """Return a script that is submitted next, and create the folder of its logs, without which jobs fail."""
@@ -178,9 +169,6 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
                 raise Refused(words, PERMANENT) from error
         return self._script(pool, first)
 
-    def _rendered(self, kind: JobPool, first: int) -> str:
-        return self._addressed(kind.job.job_script(first, self._graces, self._kill_wait), ADDRESS)
-
     # -- what is said of it ----------------------------------------------------------------------------------
 
     def _known(self) -> Known:
@@ -189,8 +177,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         return Known([job.seen() for job in self._book.values()], self._pool_facts(), bounds)
 
     def _written(self) -> list[Path]:
-        kinds = (*self._past.values(), *self._pool_records.values())
-        headers = {str(kind.job.job_header) for kind in kinds}
+        headers = {str(kind.job.job_header) for kind in self._pool_records.values()}
         found = (outputs(header, self._site.job_name, self._began) for header in headers)
         return list(dict.fromkeys(chain.from_iterable(found)))
 
@@ -209,7 +196,6 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         if self._looking is not None:
             await asyncio.wait({self._looking}, timeout=_LOOK)
             self._reap_look()
-        self._forget_removed()
         return () if self._closing else tuple(job.seen() for job in self._book.values())
 
     def _reap_look(self) -> None:
@@ -226,7 +212,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         try:
             rows = await self._site.queue()
         except Refused as refused:
-            logger.warning("dask_ferro: %s failed: %s", self._site.lists, refused.words)
+            logger.warning("dask_ferro: squeue failed: %s", refused.words)
             return
         await asyncio.gather(self._settle_former(rows), self._recording.exchange())
         connected = self._connected_names()
@@ -242,10 +228,8 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
 
     def request(self, pool: str, count: int) -> None:
         """Request more jobs of a pool; they are submitted together, in the background."""
-        if pool in self._past and pool not in self._records():
-            return  # the pool was removed meanwhile
         kind = self._kind(pool)
-        if self._closing or count < 1 or kind.mode:
+        if self._closing or count < 1 or kind.paused_at is not None:
             return
         processes = kind.job.worker_processes
         first, self._count = self._count, self._count + count
@@ -274,7 +258,6 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
             for job in jobs:
                 self._recording.given_back(job)
                 self._going.pop(job.name, None)
-            self._forget_removed()
 
     def may_fail_at_once(self) -> bool:
         """Return whether a job of a pool without any worker so far may be about to end: its script may be broken."""
@@ -317,7 +300,9 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         ConfigError
             With SLURM's message.
         """
-        if errors := [*await self._submission.settled(), *await self._closings.settled()]:
+        errors = await self._submission.settled()
+        await self._closings.settled()
+        if errors:
             raise ConfigError("; ".join(errors) + ". `cluster.job_script(pool)` shows what was submitted")
 
     # -- what happens ----------------------------------------------------------------------------------------
@@ -328,30 +313,16 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
             job.enter(PENDING, job.submitted_at)
             job.reason = ""
             self._recording.note(job)
-            self._closings.check(self._kind(job.pool))
         self._recording.write()
 
     def _refused(self, jobs: Sequence[BatchJob], words: str) -> None:
-        logger.warning(
-            "dask_ferro: %s refuses %d jobs of pool %s: %s", self._site.word, len(jobs), jobs[0].pool, words
-        )
+        logger.warning("dask_ferro: SLURM refuses %d jobs of pool %s: %s", len(jobs), jobs[0].pool, words)
         kind = self._kind(jobs[0].pool)
         if kind.close(words, time()):
             self._closings.tell(kind)
         for job in jobs:
             self._book.pop(job.name, None)
             self._recording.over(job, f"refused: {words}", by_us=True)
-
-    def _never_starts(self, pool: str, words: str) -> bool:
-        """Close a pool whose jobs SLURM would never start, and withdraw pending ones; return whether there were any."""
-        kind, jobs = self._records().get(pool), [job for job in self._book.values() if job.pool == pool]
-        if kind is None or kind.is_proven or any(job.state in (BOOTING, RUNNING) for job in jobs):
-            return False  # it did start some
-        if kind.close(words, time()):
-            self._closings.tell(kind)
-        self.because(words, [job.name for job in jobs])
-        self._release_soon(jobs)
-        return bool(jobs)
 
     async def _publish(self, topic: str, message: object) -> None:
         scheduler = upstream_deploy.scheduler_rpc(self)
@@ -409,9 +380,6 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         followed = {job.job_id for job in self._followed()}
         found = self._strays.look(rows, followed | self._cancellation.job_ids, time())
         for job in found.back:
-            if job.pool not in self._pool_records:  # the pool was removed meanwhile
-                self._cancellation.add({job.job_id: job})
-                continue
             logger.warning("dask_ferro: job %s (%s) was thought gone, and is there", job.name, job.job_id)
             self._book[job.name] = job
         if found.ends:

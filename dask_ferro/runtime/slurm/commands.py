@@ -11,8 +11,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from dask_ferro.runtime.slurm import parsing
 
@@ -39,14 +38,6 @@ class NotInstalled(Refused):
     """A command is not installed on this machine."""
 
 
-class Printed(NamedTuple):
-    """The output and the exit status of a command."""
-
-    status: int
-    out: str
-    err: str
-
-
 async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> str:
     """Run a command of SLURM and return its output.
 
@@ -55,43 +46,16 @@ async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> s
     Raises
     ------
     Refused
-        With SLURM's message, or after the command's time limit.
+        With SLURM's message, if the command cannot be started, or after its time limit.
     """
-    printed = await called(*command, stdin=stdin, pass_fds=pass_fds, env=environment())
-    check(command[0], printed, parsing.refusal)
-    return printed.out
-
-
-def check(command: str, printed: Printed, refusal: Callable[[str], str]) -> None:
-    """Raise `Refused` for a failed command, with its message, whose kind `refusal` determines."""
-    if printed.status:
-        text = printed.err or printed.out
-        said = parsing.words(text) or f"{command} ended with status {printed.status}"
-        raise Refused(said, refusal(text))
-
-
-async def called(
-    *command: str,
-    stdin: str = "",
-    pass_fds: Sequence[int] = (),
-    env: Mapping[str, str] | None = None,
-    limit: float | None = None,
-) -> Printed:
-    """Run a command of any batch system; return its output and status.
-
-    Raises
-    ------
-    Refused
-        If it cannot be started, or after its time limit.
-    """
-    limit = limit or _LIMITS.get(command[0], _LIMIT)
+    limit = _LIMITS.get(command[0], _LIMIT)
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=env,
+            env=environment(),
             pass_fds=pass_fds,
             start_new_session=True,
         )
@@ -101,12 +65,16 @@ async def called(
         raise Refused(f"{command[0]}: {error}", parsing.TRANSIENT) from None
     try:
         async with asyncio.timeout(limit):
-            out, err = await process.communicate(stdin.encode())
+            printed = await process.communicate(stdin.encode())
     except TimeoutError:
         raise Refused(f"{command[0]} did not answer within {limit:g} s", parsing.TRANSIENT) from None
     finally:
         await _end(process)
-    return Printed(process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace"))
+    out, err = (text.decode(errors="replace") for text in printed)
+    if process.returncode:
+        said = parsing.words(err or out) or f"{command[0]} ended with status {process.returncode}"
+        raise Refused(said, parsing.refusal(err or out))
+    return out
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -82,11 +82,7 @@ async def last_output(ask: Callable[..., Awaitable[str]], job_id: str, script: s
             told = await ask("scontrol", "--oneliner", "show", "job", job_id)
     except Exception:  # noqa: BLE001 - SLURM forgets a job after minutes; the script tells as well
         told = ""
-    return await end_of(files_of(told, job_id, script, job_name, os.getcwd()))
-
-
-async def end_of(files: tuple[str, ...]) -> Log:
-    """Return the end of the first file that has lines."""
+    files = files_of(told, job_id, script, job_name, os.getcwd())
     try:
         async with asyncio.timeout(_READ):
             return await asyncio.to_thread(_first_with_lines, files)

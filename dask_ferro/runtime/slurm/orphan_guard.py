@@ -13,7 +13,7 @@ import math
 import os
 import subprocess
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -113,8 +113,6 @@ class Watchdog:
         SLURM's configuration, and a PATH with its commands.
     keep : GuardedJobs, optional
         For how long, and for which run, it leaves the jobs alone after the cluster has died.
-    command : sequence of str, optional
-        The command to run instead of SLURM's script.
     """
 
     def __init__(
@@ -123,12 +121,11 @@ class Watchdog:
         tag: str,
         environment: Mapping[str, str],
         keep: GuardedJobs | None = None,
-        command: Sequence[str] = (),
     ) -> None:
         seconds, file = keep or GuardedJobs()
         given = (job_name, str(portable.user_id()), tag, str(math.ceil(seconds)), file)
         self._process = subprocess.Popen(
-            command or ("/bin/sh", "-c", _SCRIPT, "dask-ferro-watchdog", *given),
+            ("/bin/sh", "-c", _SCRIPT, "dask-ferro-watchdog", *given),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

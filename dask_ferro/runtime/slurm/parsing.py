@@ -14,8 +14,6 @@ from math import inf, prod
 from typing import NamedTuple
 
 PENDING, STARTED, HELD, ENDING, OVER = "pending", "started", "held", "ending", "over"
-# A pending job that, by its batch system, never starts.
-STUCK = "stuck"
 
 # The number of restarts where a command does not report it.
 UNTOLD = -1
@@ -91,9 +89,6 @@ class QueueRow(NamedTuple):
         The nodes of the job.
     comment : str
         The comment of its submission.
-    known : str
-        Its phase, or "stuck", where that does not follow from SLURM's words: other batch systems have their own, and
-        may use any word in a reason.
     """
 
     job_id: str
@@ -105,37 +100,27 @@ class QueueRow(NamedTuple):
     node: str = ""
     reason: str = ""
     comment: str = ""
-    known: str = ""
 
     @property
     def phase(self) -> str:
         """The phase: "pending", "started", "held", "ending" or "over"."""
-        if self.known:
-            return PENDING if self.known == STUCK else self.known
-        phase = phase_of(self.state)
+        phase = _PHASES.get(self.state, STARTED)
         return HELD if phase == PENDING and _HELD.search(self.reason) else phase
 
     @property
     def told(self) -> str:
-        """Its state in the batch system's words, with the reason."""
+        """Its state in SLURM's words, with the reason."""
         return f"{self.state} ({self.reason})" if self.reason else self.state
 
     @property
     def is_ended(self) -> bool:
-        """Whether the batch system or a person ended it, and not its own processes."""
+        """Whether SLURM or a person ended it, and not its own processes."""
         return self.state in _ENDED or (self.phase in (ENDING, OVER) and self.reason == _TIME_LIMIT)
 
     @property
     def is_stuck(self) -> bool:
         """Whether it waits for a change that time alone does not bring."""
-        if self.known:
-            return self.known == STUCK
         return self.phase == PENDING and bool(_STUCK.search(self.reason))
-
-
-def phase_of(state: str) -> str:
-    """Return the phase of a SLURM state."""
-    return _PHASES.get(state, STARTED)
 
 
 def rows(text: str) -> dict[str, QueueRow]:
@@ -381,17 +366,12 @@ _REFUSALS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def refusal(text: str, known: Mapping[str, Sequence[str]] = _REFUSALS) -> str:
-    """Return the kind of a failure of `sbatch`: "transient", "limit", "permanent" or "unknown".
+def refusal(text: str) -> str:
+    """Return the kind of a failure of `sbatch` by its output: "transient", "limit", "permanent" or "unknown".
 
-    Parameters
-    ----------
-    text : str
-        Its output.  The first kind with a matching pattern wins, as SLURM repeats itself in general terms.
-    known : mapping of str to sequence of str
-        Regular expressions by kind; other batch systems have other ones.
+    The first kind with a matching pattern wins, as SLURM repeats itself in general terms.
     """
-    for kind, patterns in known.items():
+    for kind, patterns in _REFUSALS.items():
         if any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns):
             return kind
     return UNKNOWN

@@ -2,7 +2,8 @@
 
 Each has a time limit, and failures carry SLURM's message.  One `squeue` runs at a time.  Jobs that it does not list
 are asked for elsewhere (`second_source`).  The cluster's own jobs are recognised by a tag in their comment, and not
-by their name, which is the user's and may be shared.  Durations are seconds.
+by their name, which is the user's and may be shared.  The first submission starts the watchdog, so that no job is
+ever in the queue without one.  Retries are decided elsewhere, except at the end of all jobs.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from dask_ferro.runtime.slurm.commands import Refused, environment, run
 from dask_ferro.runtime.slurm.orphan_guard import GuardedJobs, Watchdog
 from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PENDING, STARTED, QueueRow
 from dask_ferro.runtime.slurm.second_source import SecondSource
-from dask_ferro.runtime.slurm.watched_site import WatchedSite
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +31,15 @@ _NODES = 3.0
 _OWN_WORDS = 120
 # Seconds that a listing waits for the nodes; a later answer is used by the next one.
 _NODES_WAIT = 1.0
+# The most elements of an array: SLURM's default allows 1001, and one refusal costs less if an array is not everything.
+ELEMENTS = 500
+# Ids per cancellation: far below the limit of a command line, and one call costs as much as for one job.
+_CANCELLED = 200
+# Seconds between two checks while all jobs are ended, at first and at most.
+_LOOK, _LOOK_MOST = 0.1, 2.0
 
 
-class SlurmSite(WatchedSite):
+class SlurmSite:
     """SLURM's commands for the jobs of one cluster.
 
     Parameters
@@ -44,16 +50,23 @@ class SlurmSite(WatchedSite):
         A word in the comments of all jobs of this cluster, and no others.
     keep : GuardedJobs, optional
         The watchdog's behaviour after the death of this process.
+
+    Attributes
+    ----------
+    preemptible : frozenset of str
+        Partitions whose jobs may end without a warning.
+    former_tags : tuple of str
+        The tags of previous runs whose jobs are looked after.
     """
 
-    word, submits, lists, cancels = "SLURM", "sbatch", "squeue", "scancel"
-    # The most elements of an array: SLURM's default allows 1001, and one refusal costs less if an array is not
-    # everything.
-    elements = 500
-
     def __init__(self, job_name: str, tag: str, keep: GuardedJobs | None = None) -> None:
-        super().__init__(job_name, tag)
+        self.job_name, self.tag = job_name, tag
+        self.preemptible: frozenset[str] = frozenset()
+        self.former_tags: tuple[str, ...] = ()
         self._keep = keep
+        self._watchdog: Watchdog | None = None
+        # For listings, so that hanging commands do not accumulate.
+        self._turn = asyncio.Lock()
         # Also the names of previous runs that did not end in order.
         self._names: tuple[str, ...] = (job_name,)
         # The arrays submitted here: if a site rewrites comments, this is the only way to recognise them.
@@ -87,11 +100,39 @@ class SlurmSite(WatchedSite):
         self._arrays[array] = None
         self.guarded().note(array)
 
-    def _watch(self) -> Watchdog:
-        return Watchdog(self.job_name, self.tag, environment(), self._keep)
+    @property
+    def was_used(self) -> bool:
+        """Whether there may be jobs."""
+        return self._watchdog is not None or bool(self.former_tags)
+
+    def guarded(self) -> Watchdog:
+        """Return the watchdog, started on the first call.
+
+        Raises
+        ------
+        Refused
+            If it could not be started: nothing would end the jobs after the death of this process.
+        """
+        if self._watchdog is None:
+            try:
+                self._watchdog = Watchdog(self.job_name, self.tag, environment(), self._keep)
+            except OSError as error:
+                raise Refused(f"no watchdog could be started: {error}", parsing.TRANSIENT) from None
+        return self._watchdog
 
     async def submit(self, script: str, offsets: Sequence[int], nonce: str = "") -> str:
-        """Submit one job, or an array of these elements; return its id."""
+        """Submit one job, or an array of these elements; return its id.
+
+        Parameters
+        ----------
+        nonce : str
+            The identifier in the submission's comment, after the tag.
+
+        Raises
+        ------
+        Refused
+            With SLURM's message.
+        """
         watchdog = self.guarded()
         array = [f"--array={parsing.indices(offsets)}"] if list(offsets) != [0] else []
         # The command line overrides SBATCH_JOB_NAME in the environment, and the script.
@@ -113,7 +154,7 @@ class SlurmSite(WatchedSite):
         return str(found[-1])
 
     async def queue(self) -> dict[str, QueueRow]:
-        """Return all jobs of the cluster that `squeue` lists, finished ones included."""
+        """Return all jobs of the cluster that `squeue` lists, by id, finished ones included.  Raises `Refused`."""
         async with self._turn:
             out = await run(
                 "squeue", "--noheader", "--array", "--states=all", f"--user={portable.user_id()}",
@@ -127,7 +168,10 @@ class SlurmSite(WatchedSite):
         return parsing.element(row.job_id)[0] in self._arrays
 
     async def unlisted(self, job_ids: Iterable[str]) -> dict[str, QueueRow | None]:
-        """Return the rows of other commands for jobs that `squeue` does not list."""
+        """Return the rows of other commands for jobs that `squeue` does not list.
+
+        None: there is no such job; a missing entry: no answer.
+        """
         return await self._others.rows(job_ids)
 
     async def ask(self, *command: str, stdin: str = "") -> str:
@@ -143,7 +187,7 @@ class SlurmSite(WatchedSite):
         return await logs.last_output(self.ask, job_id, script, self.job_name)
 
     async def find(self, nonce: str) -> str | None:
-        """Return the array that a submission created; None if none is pending or running."""
+        """Return the array that a submission created; None if none is pending or running.  Raises `Refused`."""
         listed = None
         with suppress(Refused):
             listed = await self.queue()
@@ -195,14 +239,38 @@ class SlurmSite(WatchedSite):
         except Refused as refused:
             logger.warning("dask_ferro: sinfo failed: %s", refused.words)
 
-    async def _cancel(self, job_ids: Sequence[str]) -> None:
-        await run("scancel", *job_ids)
+    async def cancel(self, job_ids: Sequence[str], level: int = logging.WARNING) -> None:
+        """Request the end of jobs; failures are logged, as the caller checks in any case."""
+        for at in range(0, len(job_ids), _CANCELLED):
+            try:
+                await run("scancel", *job_ids[at : at + _CANCELLED])
+            except Refused as refused:
+                logger.log(level, "dask_ferro: scancel failed: %s", refused.words)
 
-    async def _cancel_known(self, job_ids: set[str]) -> None:
+    async def cancel_all(self, patience: float, job_ids: Iterable[str] = ()) -> bool:
+        """End every job of the cluster; return whether none is left within `patience` seconds.
+
+        Parameters
+        ----------
+        job_ids : iterable of str
+            Jobs that existed; their absence from a listing does not show that they are gone.
+        """
+        existed, pause = set(job_ids), _LOOK
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._cancel_known()
+                while not await self._are_gone(existed):
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, _LOOK_MOST)
+                return True
+        return False
+
+    async def _cancel_known(self) -> None:
         # Most of these are gone, and SLURM's complaints about them are expected.
         await self.cancel(list(self._arrays), level=logging.DEBUG)
 
     async def _are_gone(self, job_ids: set[str]) -> bool:
+        """Return whether no job of the cluster is left, nor any of these; else request their end again."""
         try:
             listed = await self.queue()
         except Refused as refused:
@@ -214,7 +282,7 @@ class SlurmSite(WatchedSite):
             said = await self._others.rows(unlisted, most=None)
             if unlisted <= {job_id for job_id, row in said.items() if row is None or row.phase == OVER}:
                 return True
-            await self._cancel_known(job_ids)  # an empty squeue may be wrong
+            await self._cancel_known()  # an empty squeue may be wrong
         await self.cancel([row.job_id for row in left if row.phase != ENDING])
         return False
 
@@ -222,7 +290,8 @@ class SlurmSite(WatchedSite):
         """End the watchdog, or let it cancel the remaining jobs."""
         if self._nodes_look is not None:
             self._nodes_look.cancel()
-        super().close(jobs_left=jobs_left)
+        if self._watchdog is not None:
+            self._watchdog.close(jobs_left=jobs_left)
 
 
 def _comment(script: str, known_by: str) -> str:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from dask_ferro.runtime.slurm import parsing
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
-from dask_ferro.runtime.slurm.watched_site import WatchedSite
+from dask_ferro.runtime.slurm.site import ELEMENTS, SlurmSite
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Submission:
 
     Parameters
     ----------
-    site : WatchedSite
+    site : SlurmSite
     script : callable
         Returns the batch script for a pool and the number of element 0.
     accepted : callable
@@ -105,7 +105,7 @@ class Submission:
 
     def __init__(
         self,
-        site: WatchedSite,
+        site: SlurmSite,
         script: Callable[[str, int], str],
         accepted: Callable[[Iterable[BatchJob]], None],
         refused: Callable[[Sequence[BatchJob], str], None],
@@ -181,7 +181,7 @@ class Submission:
         while self._task is not None and not self._task.done():
             await asyncio.wait({self._task})
         errors, self._errors = self._errors, {}
-        return [f"{self._site.word} refuses jobs of pool {pool!r}: {words}" for pool, words in errors.items()]
+        return [f"SLURM refuses jobs of pool {pool!r}: {words}" for pool, words in errors.items()]
 
     async def close(self, patience: float) -> bool:
         """Submit nothing more; return whether the last `sbatch` ended within `patience` seconds."""
@@ -230,13 +230,13 @@ class Submission:
         return pool, max(pauses[pool].until, self._not_before)
 
     def _pause(self, pool: str) -> _Pause:
-        return self._pauses.setdefault(pool, _Pause(self._site.elements, self._site.elements))
+        return self._pauses.setdefault(pool, _Pause(ELEMENTS, ELEMENTS))
 
     def _batch(self, pool: str) -> Batch:
         """Return the oldest jobs of a pool, as many as fit in one array."""
         jobs = sorted(self.waiting(pool), key=lambda job: job.order)
         most = self._pause(pool).portion
-        return Batch(tuple(job for job in jobs[:most] if job.order - jobs[0].order < self._site.elements))
+        return Batch(tuple(job for job in jobs[:most] if job.order - jobs[0].order < ELEMENTS))
 
     async def _submit(self, batch: Batch) -> None:
         try:
@@ -298,8 +298,8 @@ class Submission:
         if tired or refused.kind == parsing.PERMANENT:
             self._give_up(batch, refused.words)
             return
-        text = "dask_ferro: %s failed %d times, the next try in %.1f s: %s"
-        logger.warning(text, self._site.submits, pause.tries, seconds, refused.words)
+        text = "dask_ferro: sbatch failed %d times, the next try in %.1f s: %s"
+        logger.warning(text, pause.tries, seconds, refused.words)
         for job in batch.jobs:
             job.reason = refused.words
         self._waiting.update((job.name, job) for job in batch.jobs)

@@ -17,7 +17,6 @@ from distributed.scheduler import WorkerState
 
 from dask_ferro.policy.events import OUTCOMES, Settled
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.site_jobs import MODES
 from dask_ferro.runtime.telemetry.events import TOPIC, ClosedPool, ScaleEvent
 from dask_ferro.runtime.telemetry.move_log import Sample, Second
 from dask_ferro.runtime.upstream import metrics_of
@@ -254,7 +253,7 @@ def _decision(at: float, message: ScaleEvent) -> ScalingDecision:
 
 
 def _closed(pool: str, told: ClosedPool) -> Closed:
-    state = MODES.get(told.get("mode") or "", "closed")
+    state = "paused" if told.get("paused") else "closed"
     return Closed(pool, told.get("why") or "", told.get("until") or 0.0, told.get("output") or "", state)
 
 

@@ -7,7 +7,7 @@ interval, and of bounded size, however many tasks there are.
     {"action": "steal", "requests": 40, "confirmed": 31, ..., "flows": [[victim, thief, 12], ...], "sample": [...]}
     {"action": "wait", "restricted": 2, "resources": 0, ..., "sample": ["('f', 3) waits at tcp://... for 1.5 s ..."]}
     {"action": "pool-closed", "pool": "default", "why": ..., "until": ..., "log": ..., "lines": [...]}
-    {"action": "pool", "pool": "gpu", "order": "add" | "remove" | "pause" | "resume"}
+    {"action": "pool", "pool": "gpu", "order": "pause" | "resume"}
     {"action": "place", "holder": 900, "fetches": 80, "free": 16, "root": 400, "waits": 0, ...}
 
 Durations are seconds, sizes bytes, times the scheduler's clock.
@@ -38,7 +38,7 @@ SCALINGS = tuple(KINDS.values())
 OTHER = "other"
 # The action of an event that reports a closed pool of batch jobs.
 CLOSED = "pool-closed"
-# The action of an event that reports a pool being added, removed, paused or resumed by its user.
+# The action of an event that reports a pool being paused or resumed by its user.
 POOL = "pool"
 # The most pairs of workers, with most moves between them, and the most single moves in one event: 2 kB.
 _FLOWS = 16
@@ -60,12 +60,12 @@ class ActionEvent(TypedDict):
 
 
 class ClosedPool(TypedDict, total=False):
-    """The reason why a pool is closed, its reopening (epoch; 0: unknown), its last job's last lines, and its mode."""
+    """Why a pool is closed, its reopening (epoch; 0: unknown), its last job's last lines, and whether it is paused."""
 
     why: str
     until: float
     output: str
-    mode: str
+    paused: bool
 
 
 class PendingJobs(TypedDict):

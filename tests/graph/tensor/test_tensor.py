@@ -18,9 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
+from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.dims import reshaped
 from dask_ferro.graph.tensor.emit import build, save_onnx, to_model
 from dask_ferro.graph.tensor.from_model import from_model
@@ -229,6 +231,15 @@ def test_a_model_passes_onnx_checks_and_our_loader():
     onnx.checker.check_model(proto, full_check=True)
     loaded = load(proto)
     assert (loaded.opset, loaded.weight_bytes) == (21, W.nbytes)
+
+
+def test_a_transpose_back_is_what_was_transposed():
+    # Else the gradient of a layer keeps each weight's transpose from the forward to the backward.
+    x, w = argument("x", (3, 4)), asarray(X, name="w")
+    y = nn.linear(x, w)
+    model = to_model({"y": y, "back": xp.permute_dims(w.mT, (1, 0)) * 2, "dx": grad((y * y).sum(), x)})
+    transposed = [node for node in model.graph if node.op_type == "Transpose"]
+    assert [[user.op_type for user in node.outputs[0].consumers()] for node in transposed] == [["MatMul"]]
 
 
 def test_equal_nodes_and_constants_are_written_once():

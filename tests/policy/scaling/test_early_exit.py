@@ -12,7 +12,6 @@ from dask_ferro.policy.scaling.early_exit import due
 from dask_ferro.policy.scaling.facts import (
     BOOTING,
     LEAVING,
-    PAUSED,
     PENDING,
     RUNNING,
     Job,
@@ -102,9 +101,9 @@ def test_without_work_one_successor_comes_at_a_time_so_that_turns_are_taken_thou
     ] == ["j0"]
 
 
-@pytest.mark.parametrize("mode", [PAUSED, ""])
-def test_a_pool_that_gets_no_more_jobs_hands_over_to_another(mode: str) -> None:
-    closed = POOL._replace(mode=mode, closed="" if mode else "no account")
+@pytest.mark.parametrize("change", [{"is_paused": True}, {"closed": "no account"}], ids=str)
+def test_a_pool_that_gets_no_more_jobs_hands_over_to_another(change: dict) -> None:
+    closed = POOL._replace(**change)
     pools = [closed, POOL._replace(name="other", cost=9.0)]
     decision = decide(pools, there(*[20.0] * 2), TASKS, maximum=2)
     assert (gone(decision), asked(decision)) == (["j0"], {})

@@ -177,17 +177,6 @@ def test_a_worker_that_pauses_for_long_has_no_threads(
     assert (found.threads, found.stalled, found.free) == (threads, stalled, free)
 
 
-def test_nothing_is_known_of_a_pool_that_has_the_name_of_one_that_was_removed() -> None:
-    site, needs = Site(cpu={}, big={}), {"resources": {"disk": 1.0}}
-    worker = {"tcp://1": WORKER | {"name": "b-0", "resources": {"disk": 2.0}}}
-    assert admitted(site, needs, [job("b", "big", 1)], worker) == {"big"}
-    assert admitted(site, needs, [], {}) == {"big"}
-    del site.declared["big"]
-    assert admitted(site, needs, [], {}) == frozenset()
-    site.declared["big"] = {}
-    assert admitted(site, needs, [], {}) == frozenset()
-
-
 def test_the_device_class_of_a_pool_is_known_when_its_workers_have_left() -> None:
     """Else a cpu worker would be asked for, again and again, for a task that requires a gpu."""
     site, needs, both = Site(cpu={}, gpu={}), {"device": "gpu"}, [job("a", "cpu", 1), job("b", "gpu", 1)]

@@ -27,8 +27,10 @@ from distributed import Client, Scheduler
 import dask_ferro as ff
 from dask_ferro.lower.bundled.run import TaskProgram, run_tasks
 from dask_ferro.lower.portable import PortableTask
+from dask_ferro.lower.ranks.stage_workers import workers_of
 from dask_ferro.lower.upstream import Task
 from dask_ferro.runtime.telemetry.overview.observe import overview_of
+from dask_ferro.stream.pools import ClientPool
 from tests.clusters import running
 from tests.graphs import mlp
 from tests.waiting import BOUND_S, ended, until
@@ -44,8 +46,12 @@ KINDS = {
 }
 GOT = {"bare": "none that can be imported", "older": "0.0.1"}
 # What works there; the others hang or end as soon as they are sent something of the package.
-WORKS = {"check": "dask_ferro", **dict.fromkeys(("plain", "after uninstall", "after restart"), "3")}
-WORKS |= dict.fromkeys(("model", "graph", "bundle"), "refused")
+WORKS = {
+    "check": "dask_ferro",
+    "rank": "elsewhere",
+    **dict.fromkeys(("plain", "after uninstall", "after restart"), "3"),
+}
+WORKS |= dict.fromkeys(("model", "graph", "bundle", "chunk"), "refused")
 WANTED = {
     "bare": WORKS,
     "older": WORKS,
@@ -137,6 +143,10 @@ def rows(request, tmp_path_factory) -> Iterator[Rows]:
     def bundle(key: str) -> dict[str, Task]:
         return {key: PortableTask(key, run_tasks, inner)}
 
+    def chunk(where: str) -> object:
+        with dask.annotate(workers=[where]):
+            return ClientPool(client).send(len, [X]).result(BOUND_S)
+
     def note(what: str, call: Callable[[str, str], Callable[[], object]]) -> None:
         at = client.run_on_scheduler(names)
         for kind in GOT:
@@ -171,6 +181,8 @@ def rows(request, tmp_path_factory) -> Iterator[Rows]:
         note("plain", plain)
         note("model", lambda kind, where: client.submit(model.predict, X, workers=[where], pure=False).result)
         note("graph", lambda kind, where: lambda: model(X + len(kind)).compute(workers=[where]))
+        note("chunk", lambda kind, where: lambda: chunk(where))
+        note("rank", lambda kind, where: lambda: "there" if where in workers_of(client) else "elsewhere")
         note("bundle", lambda kind, where: lambda: client.get(bundle(kind), kind, workers=[where]))
         client.restart(timeout=BOUND_S)
         note("after restart", plain)

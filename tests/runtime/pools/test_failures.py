@@ -82,17 +82,8 @@ def test_a_pool_that_is_paused_says_so_until_it_is_resumed_and_then_is_open_what
         pool.fail(f"job {n}: FAILED", 10.0)
     pool.pause(20.0)
     said = pool.pool(21.0, "")
-    assert (said.mode, said.closed_until) == ("paused", 0.0)
+    assert (said.is_paused, said.closed_until) == (True, 0.0)
     assert "cluster.pools.resume('cpu') goes on with it; 3 jobs ended before a worker came" in said.closed
     pool.resume()
-    assert (pool.pool(22.0, "").closed, pool.pool(22.0, "").mode) == ("", "")
+    assert (pool.pool(22.0, "").closed, pool.pool(22.0, "").is_paused) == ("", False)
     assert [pool.fail("job 4: FAILED", 23.0) for _ in range(3)] == [False, False, True]
-
-
-def test_a_pool_that_is_being_removed_has_no_minimum() -> None:
-    pool = built(minimum=2)
-    assert pool.pool(1.0, "").minimum == 2
-    pool.retire(1.0)
-    said = pool.pool(2.0, "")
-    assert (said.mode, said.minimum) == ("removed", 0)
-    assert said.closed.endswith("until its jobs have ended")

@@ -17,7 +17,7 @@ SHAPE = {"cores": 1, "memory": "1GB", "walltime": "06:00:00", "interface": "lo"}
 
 
 def built(**overrides: Any) -> JobPool:
-    return JobPool.built("cpu", WorkerJob, "tcp://x:1", SHAPE, overrides)
+    return JobPool.built("cpu", WorkerJob, SHAPE, overrides)
 
 
 def look(pool: JobPool, job: BatchJob, now: float, came_at: float | None, restarts: int = 0) -> None:

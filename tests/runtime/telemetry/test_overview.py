@@ -229,7 +229,7 @@ def test_jobs_and_pools_are_those_of_a_controller_that_decides(now: float, wante
     decision: ScaleEvent = {
         "time": 1000.0,
         "jobs": {"pending": 2},
-        "closed": {"gpu": {"why": "broken", "until": 1300.0, "mode": ""}},
+        "closed": {"gpu": {"why": "broken", "until": 1300.0, "paused": False}},
         "pending": {"cpu": pending},
     }
     facts = observed(_scheduler(Unrunnable(0)), None, decision, now)

@@ -159,9 +159,9 @@ ROWS = [
         id="a closed pool while others work",
     ),
     pytest.param(seen(BUSY, shut=(ShutPool("cpu", "x", 99.0),)), [], id="a closed pool that is tried again"),
-    pytest.param(seen(BUSY, shut=(ShutPool("cpu", "x", mode="paused"),)), [], id="a pool paused on purpose"),
+    pytest.param(seen(BUSY, shut=(ShutPool("cpu", "x", is_paused=True),)), [], id="a pool paused on purpose"),
     pytest.param(
-        seen(shut=(ShutPool("cpu", "by its user", mode="paused"),), tasks=LOST),
+        seen(shut=(ShutPool("cpu", "by its user", is_paused=True),), tasks=LOST),
         [("pool", "stuck", "pool cpu is paused: by its user; 12 tasks without a worker")],
         id="a paused pool, and nothing else",
     ),

@@ -101,14 +101,14 @@ class Unplaced(NamedTuple):
 class ShutPool(NamedTuple):
     """A pool that gets no jobs: why, until when (epoch; 0: unknown), and the last lines of its last job.
 
-    `mode` is "paused" or "being removed", if its user ordered that; or else "".
+    `is_paused`: its user ordered that.
     """
 
     pool: str
     why: str
     until: float = 0.0
     output: str = ""
-    mode: str = ""
+    is_paused: bool = False
 
 
 class QueuedJobs(NamedTuple):

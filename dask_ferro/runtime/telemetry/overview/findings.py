@@ -351,22 +351,21 @@ def _failed(facts: OverviewFacts) -> Iterator[OverviewFinding]:
 def _pools(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     for pool in facts.shut:
         lacks = bool(facts.without_worker)
-        if pool.mode and not (lacks and not facts.workers):
+        if pool.is_paused and not (lacks and not facts.workers):
             continue  # as its user ordered, and nothing waits for it alone
-        if not pool.mode and 0 < pool.until < facts.now:
+        if not pool.is_paused and 0 < pool.until < facts.now:
             continue  # it is tried again now
         until = f" until {strftime('%H:%M:%S', localtime(pool.until))}" if pool.until else ""
         waiting = f"; {counted(facts.without_worker, 'task')} without a worker" if lacks else ""
-        sentence = f"pool {pool.pool} is {pool.mode or 'closed'}{until}: {pool.why.rstrip('.')}{waiting}"
+        state = "paused" if pool.is_paused else "closed"
+        sentence = f"pool {pool.pool} is {state}{until}: {pool.why.rstrip('.')}{waiting}"
         severity = "stuck" if lacks and not facts.workers else "risk"
         yield OverviewFinding("pool", severity, sentence, _opens(pool), "ferro-elastic", pool.output)
 
 
 def _opens(pool: ShutPool) -> str:
-    if pool.mode == "paused":
+    if pool.is_paused:
         return f"cluster.pools.resume({pool.pool!r})"
-    if pool.mode:
-        return "cluster.pools.add(...) gives another pool"
     return (
         f"correct the cause; it is tried again by itself, or at once by cluster.pools.resume({pool.pool!r})"
     )

@@ -23,7 +23,6 @@ from dask_ferro.policy.waits import Wait
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.site_jobs import MODES
 from dask_ferro.runtime.telemetry.dashboard_state import host_memory, label
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.overview.facts import (
@@ -137,8 +136,7 @@ def _failure(scheduler: Scheduler) -> FailedTask | None:
 
 def _lacking(scheduler: Scheduler) -> Mapping[str, str]:
     """Return what workers said that they have in place of this dask_ferro, by name."""
-    said = {event["worker"]: event["got"] for _, event in scheduler.get_events(LACKS)}
-    return {label(a, ws): said[a] for a, ws in scheduler.workers.items() if a in said}
+    return {label(a, ws): ws.metrics[LACKS] for a, ws in scheduler.workers.items() if LACKS in ws.metrics}
 
 
 def _mean(prefix: TaskPrefix) -> float | None:
@@ -302,9 +300,8 @@ def _recent(elastic: ScaleEvent | None, now: float) -> ScaleEvent:
 
 def _shut(decision: ScaleEvent) -> Iterable[ShutPool]:
     for pool, told in (decision.get("closed") or {}).items():
-        mode = MODES.get(told.get("mode") or "", "")
         until, output = told.get("until") or 0.0, told.get("output") or ""
-        yield ShutPool(pool, told.get("why") or "", until, output, mode)
+        yield ShutPool(pool, told.get("why") or "", until, output, bool(told.get("paused")))
 
 
 def _queued(decision: ScaleEvent, now: float) -> Iterable[QueuedJobs]:

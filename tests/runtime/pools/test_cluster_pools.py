@@ -1,4 +1,4 @@
-"""Pools of a running cluster: their display, tasks that wait for a pool that cannot start, and failed starts."""
+"""Pools that are paused or closed: what is said of them, and whether missing workers can come."""
 
 from __future__ import annotations
 
@@ -13,36 +13,12 @@ from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.jobs.cluster_repr import Known, in_rows, in_words
 from dask_ferro.runtime.local.cluster_context import closed_pools
 from dask_ferro.runtime.local.foreground import summary
-from dask_ferro.runtime.pools.live import LivePools
-from dask_ferro.runtime.pools.providers import told_closed
-from dask_ferro.runtime.pools.shortage import shortage
+from dask_ferro.runtime.pools.shortage import shortage, told_closed
 from dask_ferro.runtime.telemetry.dashboard_state import _closed
 
 CPU, GPU = Pool("cpu", processes=2), Pool("gpu", maximum=3)
-PAUSED = {"mode": "paused", "closed": "by its user"}
+PAUSED: dict[str, Any] = {"is_paused": True, "closed": "by its user"}
 SHUT = {"closed": "no more", "closed_until": 99.0}
-
-
-def test_pools_are_a_sequence_as_they_are_now_and_orders_are_passed_on() -> None:
-    now, orders = [CPU], []
-    pools = LivePools(lambda: tuple(now), lambda *order: orders.append(order))
-    assert (len(pools), pools[0], list(pools), pools[:1], pools()) == (1, CPU, [CPU], (CPU,), (CPU,))
-    now.append(GPU)
-    assert pools == (CPU, GPU)
-    assert pools == [CPU, GPU]
-    assert pools != (CPU,)
-    assert GPU in pools
-    assert pools[-1] is GPU
-    assert repr(pools) == repr((CPU, GPU))
-    pools.add("x", queue="q", maximum=2)
-    for order in (pools.remove, pools.pause, pools.resume):
-        order("x")
-    assert orders == [
-        ("add", "x", {"queue": "q", "maximum": 2}),
-        ("remove", "x"),
-        ("pause", "x"),
-        ("resume", "x"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -57,10 +33,9 @@ def test_pools_are_a_sequence_as_they_are_now_and_orders_are_passed_on() -> None
         pytest.param(3, {"gpu": 9}, [CPU._replace(**PAUSED), GPU], "cpu is paused: by its user", id="more than it may"),
         pytest.param(4, {}, [GPU, CPU._replace(maximum=0)], "", id="a maximum is no reason"),
         pytest.param(4, {}, [GPU._replace(closed="sbatch is busy")], "", id="trouble that passes is none"),
-        pytest.param(inf, {}, [GPU._replace(mode="removed", closed="x")], "gpu is being removed: x", id="it goes"),
         pytest.param(
-            2, {}, [CPU._replace(**PAUSED), GPU._replace(mode="removed", closed="x")],
-            "cpu is paused: by its user\ngpu is being removed: x", id="both",
+            inf, {}, [CPU._replace(**PAUSED), GPU._replace(is_paused=True, closed="x")],
+            "cpu is paused: by its user\ngpu is paused: x", id="both",
         ),
     ],
 )  # fmt: skip
@@ -74,17 +49,16 @@ def test_workers_cannot_come_where_pools_are_closed() -> None:
 
 
 def test_everybody_says_that_a_pool_is_paused() -> None:
-    words = Pool("gpu", maximum=4, closed="by its <user>", mode="paused")
+    words = Pool("gpu", maximum=4, closed="by its <user>", is_paused=True)
     assert in_words(Known((), (words,))) == "jobs: none, pools: gpu 0..4 paused: by its <user>"
     assert in_rows(Known((), (words,))) == [("pool gpu 0..4", "no jobs; paused: by its <user>")]
     assert told_closed([GPU._replace(**PAUSED)]) == "gpu is paused: by its user"
-    told = {"why": "by its user", "until": 0.0, "output": "", "mode": "paused"}
+    told = {"why": "by its user", "until": 0.0, "output": "", "paused": True}
     assert closed_pools([(1.0, {"action": "scale", "closed": {"gpu": told}})]) == "gpu is paused: by its user"
-    assert summary({"jobs": {}, "actions": [], "closed": {"gpu": told, "cpu": told | {"mode": ""}}}) == (
+    assert summary({"jobs": {}, "actions": [], "closed": {"gpu": told, "cpu": told | {"paused": False}}}) == (
         "no jobs; gpu is paused"
     )
     assert _closed("gpu", told).state == "paused"
-    assert _closed("gpu", {"why": "x"}).state == "closed"  # as another version of the controller writes it
     page = pytest.importorskip("dask_ferro.views.pages.elastic")
     assert "<b>pool gpu is paused</b>: by its user" in page._shut(_closed("gpu", told))
 

@@ -1,1 +1,0 @@
-"""Batch systems other than SLURM, under the same controller."""
