@@ -469,9 +469,9 @@ class ElasticOptions:
         nothing=inf,
     )
     copy_share: float = number(
-        0.25,
-        "Share of the memory up to where a worker spills that it reserves for copies of results which only preemptible"
-        " jobs hold, and which take longer to compute than to copy. 0: nothing is copied.",
+        0.5,
+        "Share of its memory up to which a worker receives copies of results that only preemptible jobs hold. 0: none"
+        " are made.",
         most=1.0,
     )
 

@@ -18,7 +18,6 @@ import yaml
 import dask_ferro as ff
 from dask_ferro import config
 from dask_ferro.options import OPTIONS, SECTIONS, options_of
-from dask_ferro.policy.replication.copies import Copying
 from dask_ferro.policy.scaling.fleet import ScalingParameters
 from dask_ferro.policy.stealing.informed import StealingParameters
 from dask_ferro.runtime.elastic.options import elastic_options, scale_parameters
@@ -76,7 +75,6 @@ def test_every_option_is_read_and_what_is_read_is_an_option():
 def test_the_defaults_of_a_policy_are_those_of_the_configuration():
     assert scale_parameters(elastic_options({})) == ScalingParameters()
     assert Settings.configured().parameters == StealingParameters()
-    assert config.value("elastic.copy-share") == Copying().share
 
 
 # ---- the pages ---------------------------------------------------------------------------------------------

@@ -48,14 +48,12 @@ class DemandRow(TypedDict):
 class RosterAnswer(TypedDict):
     """The workers by address, and the remaining work.
 
-    `queue` counts the ready tasks, including running ones; `copies` has the "results" and "bytes" copied so far as
-    insurance against preemption.
+    `queue` counts the ready tasks, including running ones.
     """
 
     workers: dict[str, WorkerRow]
     demands: list[DemandRow]
     queue: int
-    copies: dict[str, int]
 
 
 class LostCount(TypedDict):

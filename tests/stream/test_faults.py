@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import dask
 import dask.array as da
 import distributed
 import numpy as np

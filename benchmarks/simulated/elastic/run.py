@@ -14,8 +14,8 @@ from math import inf
 from typing import NamedTuple
 
 from dask_ferro.policy.facts import Address, Key
-from dask_ferro.policy.replication.evacuation import spread
 from dask_ferro.policy.scaling import facts
+from dask_ferro.policy.scaling.evacuation import spread
 from dask_ferro.policy.scaling.facts import Job, Name, ScalingFacts
 from dask_ferro.policy.scheduling_core import SchedulingSettings
 from dask_ferro.simulate import virtual_tasks as tasks
@@ -36,8 +36,8 @@ LIMIT = 86_400.0
 LOOK = 0.05
 # The share of its memory up to which a worker accepts results of leaving ones: above it Dask begins to spill.
 ROOM = 0.6
-# Chooses receivers of leaving workers' results: (results with bytes, free bytes by worker) -> receivers, or None.
-Spread = Callable[[Iterable[tuple[Key, int]], Mapping[Address, int]], dict[Key, Address] | None]
+# Chooses receivers of leaving workers' results: (results with bytes, free bytes by worker) -> receivers.
+Spread = Callable[[Iterable[tuple[Key, int]], Mapping[Address, int]], dict[Key, Address]]
 
 
 class ElasticRun(NamedTuple):
@@ -226,8 +226,9 @@ class ElasticDriver:
         if not items:
             return
         free = {record.address: self._room(record) for record in staying if record.accepts}
-        found = self.receivers([(number, task.spec.nbytes) for number, task in items.items()], free)
-        for number, address in (found or {}).items():
+        largest = sorted(items, key=lambda number: (-items[number].spec.nbytes, number))
+        found = self.receivers([(number, items[number].spec.nbytes) for number in largest], free)
+        for number, address in found.items():
             record = self.scheduler.records[address]
             self.scheduler.world.add("bytes_spread", items[number].spec.nbytes)
             self._clock.at(self._clock.now, record.live.replicate, items[number])
@@ -243,10 +244,10 @@ class ElasticDriver:
         self.batch.end(job)
 
 
-def backup(items: Iterable[tuple[Key, int]], free: Mapping[Address, int]) -> dict[Key, Address] | None:
+def backup(items: Iterable[tuple[Key, int]], free: Mapping[Address, int]) -> dict[Key, Address]:
     """Return one receiver for all results, the worker with the most free memory: the paper's backup node."""
     if not free:
-        return None
+        return {}
     address = min(free, key=lambda address: (-free[address], address))
     return {key: address for key, _ in items}
 

@@ -47,7 +47,6 @@ from dask_ferro.runtime.elastic.lost import told as told_lost
 from dask_ferro.runtime.elastic.options import check_room, elastic_options, scale_parameters
 from dask_ferro.runtime.pools.providers import Pools, pools_of
 from dask_ferro.runtime.pools.shortage import shortage, told_closed
-from dask_ferro.runtime.replication.exposures import Exposures
 from dask_ferro.runtime.scheduler_calls import LostCount, RosterCalls, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, ClosedPool, PendingJobs, ScaleEvent
@@ -137,7 +136,7 @@ class Elastic(upstream_deploy.Adapting):
         self._registered = False
         self._told_ends: dict[str, float] = {}
         self._told_fresh = 0.0
-        self._exposures = Exposures()
+        self._told_exposed: dict[str, str] | None = None  # the job of each preemptible worker; None: unknown
         self._said: object = None
         self._acted: list[str] = []
         self._published = 0.0
@@ -235,7 +234,7 @@ class Elastic(upstream_deploy.Adapting):
         if cluster is not None and cluster.status in (Status.closing, Status.closed):
             for task in list(self._leaving.values()):
                 task.cancel()
-        elif cluster is not None and self._exposures.told != {}:
+        elif cluster is not None and self._told_exposed != {}:
             with suppress(RuntimeError):  # its loop is closed
                 cluster.loop.add_callback(self._take_back)
 
@@ -244,7 +243,9 @@ class Elastic(upstream_deploy.Adapting):
         async with self._turn:
             other = upstream_deploy.controller_of(self.cluster)
             if other is self or not isinstance(other, Elastic) or not other._is_on:
-                await self._exposures.take_back(self._calls)
+                with suppress(OSError):  # the scheduler is gone
+                    await self._tell_exposed({})
+                self._told_exposed = None  # later changes are not reported
 
     def _began(self) -> None:
         self._first = self.look()
@@ -317,7 +318,18 @@ class Elastic(upstream_deploy.Adapting):
         if changed or fresh != self._told_fresh:
             await self._calls.ferro_ends(ends=changed, fresh=fresh)
         self._told_ends, self._told_fresh = ends, fresh
-        await self._exposures.tell(self._calls, jobs, kinds)
+        preemptible = {kind.name for kind in kinds if kind.preemptible}
+        exposed: dict[str, str] = {}
+        for job in jobs:
+            if job.pool in preemptible:
+                exposed |= dict.fromkeys(job.workers, job.name)
+        await self._tell_exposed(exposed)
+
+    async def _tell_exposed(self, exposed: dict[str, str]) -> None:
+        """Report the workers that may be preempted without warning to the scheduler, if they have changed."""
+        if exposed != self._told_exposed:
+            await self._calls.ferro_exposed(jobs=exposed)
+        self._told_exposed = exposed
 
     # -- effects -------------------------------------------------------------------------------------------
 

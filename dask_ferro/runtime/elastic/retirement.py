@@ -276,10 +276,9 @@ class Leaving:
 
     def _place(self) -> None:
         """Find room for the data of all retiring workers, or refuse the heaviest requests, new ones first."""
-        while not self.moving.place(self._leavers(), self._bounded()):
+        while True:
             free = [d for d in self._departures if not d.is_forced]
-            if not free:
-                self.moving.place_some(self._leavers(), self._bounded())
+            if self.moving.place(self._leavers(), self._bounded(), partly=not free):
                 return
             self._stay(self._heaviest([d for d in free if not d.before] or free), self._no_room())
 

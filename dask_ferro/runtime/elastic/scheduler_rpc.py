@@ -32,11 +32,11 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.events import EndTold
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.blame import Blame
+from dask_ferro.runtime.elastic.copies import Copies
 from dask_ferro.runtime.elastic.lost import summed
 from dask_ferro.runtime.elastic.remaining_work import Demands, names_a_gpu
 from dask_ferro.runtime.elastic.retirement import Leaving
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.replication.copies import Copies
 from dask_ferro.runtime.scheduler_calls import DemandRow, LeaveAnswer, RosterAnswer, WorkerRow
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of
 from dask_ferro.runtime.worker.plugin import METRIC
@@ -168,11 +168,7 @@ class Roster(SchedulerPlugin):
         self._look_at = 2 * len(self._ends)  # so that each name is checked about twice
 
     def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: object) -> None:
-        """Record that a worker had a task until now, and results that came or went."""
-        if start == "memory":
-            self.copies.forget(key)
-        elif finish == "memory":
-            self.copies.came(key)
+        """Record that a worker had a task until now."""
         if start == "processing":
             worker = kwargs.get("worker")
             if worker in self._busy:
@@ -180,18 +176,11 @@ class Roster(SchedulerPlugin):
             if self.leaving.is_on:
                 self.leaving.wake()
 
-    def update_graph(self, scheduler: Scheduler, *, keys: Iterable[Key] = (), **kwargs: object) -> None:
-        """Release our hold on results that a client asks for: the client decides when they are released."""
-        self.copies.anchors.let_go_soon(keys)
-
     def log_event(self, topic: str, msg: object) -> None:
-        """Notice events without another hook in Dask: cancels, pausing and resuming workers, the tasks of dead ones."""
+        """Notice events without another hook in Dask: pausing and resuming workers, the tasks of dead ones."""
         told = msg if isinstance(msg, dict) else {}
         action = told.get("action")
-        if action == "cancel":
-            # Dask logs this before it checks who else wants the result: our own hold must be gone by then.
-            self.copies.anchors.let_go_wanted()
-        elif action == "remove-worker" and "worker" in told and not told["expected"]:
+        if action == "remove-worker" and "worker" in told and not told["expected"]:
             self.blame.died(self._names.get(told["worker"], ""), told["processing-tasks"])
         elif action == "worker-status-change":
             ws = self._scheduler.workers.get(topic) if self._scheduler is not None else None
@@ -212,7 +201,6 @@ class Roster(SchedulerPlugin):
             "workers": {a: self._row(ws, unique.get(a, 0), now) for a, ws in scheduler.workers.items()},
             "demands": self._rows.get(demands.rows, demands.remaining()),
             "queue": demands.ready(),
-            "copies": dict(self.copies.made),
         }
 
     async def leave(
@@ -291,7 +279,7 @@ class Roster(SchedulerPlugin):
         self._tell(scheduler.workers.values())
 
     def exposed(self, comm: object = None, jobs: Mapping[str, str] | None = None) -> None:
-        """Set the jobs that may be preempted without warning: results that only one of them holds are copied.
+        """Set the jobs that may be preempted without warning: results that only they hold are copied.
 
         Parameters
         ----------

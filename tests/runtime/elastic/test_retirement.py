@@ -19,8 +19,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dask_ferro as ff
 from dask_ferro.runtime.elastic import evacuation, scheduler_rpc
+from dask_ferro.runtime.elastic.recompute import Recompute
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
-from dask_ferro.runtime.replication.recompute import Recompute
 from tests import clusters
 from tests.clusters import running
 from tests.waiting import finished, finished_async, opened, until_async

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.policy.replication.worth import UniqueResult, by_worth
+from dask_ferro.runtime.elastic.recompute import rank
 
 MB = 10**6
 
@@ -37,23 +37,21 @@ MB = 10**6
     ],
 )
 def test_the_order_is(results, wanted):
-    assert by_worth(UniqueResult(*row) for row in results) == list(wanted)
+    assert [key for key, *_ in sorted(results, key=lambda row: rank(*row[1:]))] == list(wanted)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=5), st.data())
 def test_whenever_it_ends_no_other_order_had_saved_more_but_for_the_result_on_its_way(rows, data):
-    results = [UniqueResult(i, nbytes, float(seconds)) for i, (nbytes, seconds) in enumerate(rows)]
-    room = data.draw(st.integers(0, sum(held.nbytes for held in results)))
-    by_key = {held.key: held for held in results}
+    room = data.draw(st.integers(0, sum(nbytes for nbytes, _ in rows)))
 
     def saved(order, partly):
-        left, seconds = room, 0.0
-        for key in order:
-            nbytes = min(by_key[key].nbytes, left)
+        left, total = room, 0.0
+        for size, seconds in order:
+            nbytes = min(size, left)
             left -= nbytes
-            if partly or nbytes == by_key[key].nbytes:
-                seconds += by_key[key].seconds * nbytes / by_key[key].nbytes
-        return seconds
+            if partly or nbytes == size:
+                total += seconds * nbytes / size
+        return total
 
-    ours = saved(by_worth(results), partly=True)
-    assert all(saved(order, partly=False) <= ours + 1e-9 for order in permutations(by_key))
+    ours = saved(sorted(rows, key=lambda row: rank(row[0], float(row[1]))), partly=True)
+    assert all(saved(order, partly=False) <= ours + 1e-9 for order in permutations(rows))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.policy.replication.evacuation import spread
+from dask_ferro.policy.scaling.evacuation import spread
 
 ITEMS = st.lists(
     st.tuples(
@@ -35,18 +35,19 @@ def filled(items: list, found: dict) -> Counter[str]:
     ("items", "free", "wanted"),
     [
         pytest.param([], {}, {}, id="nothing needs nobody"),
-        pytest.param([("x", 1)], {}, None, id="something needs somebody"),
+        pytest.param([("x", 1)], {}, {}, id="something needs somebody"),
         pytest.param([("x", 0)], {"a": 0}, {"x": "a"}, id="an item without bytes fits anywhere"),
-        pytest.param([("x", 6)], {"a": 5, "b": 5}, None, id="an item is not split over two"),
+        pytest.param([("x", 6)], {"a": 5, "b": 5}, {}, id="an item is not split over two"),
         pytest.param([("x", 5)], {"a": 5}, {"x": "a"}, id="the last byte may be used"),
-        pytest.param([("x", 5), ("y", 1)], {"a": 5}, None, id="what fits one by one need not fit together"),
+        pytest.param([("x", 5), ("y", 1)], {"a": 5}, {"x": "a"}, id="what comes first is placed where not all fit"),
+        pytest.param([("x", 6), ("y", 1)], {"a": 5}, {"y": "a"}, id="what does not fit holds up nothing"),
         pytest.param([("x", 1)], {"a": 4, "b": 9}, {"x": "b"}, id="the first goes where most is free"),
         pytest.param([("x", 1)], {"b": 4, "a": 4}, {"x": "a"}, id="ties break by address"),
-        pytest.param([("s", 1), ("l", 8)], {"a": 10, "b": 8}, {"l": "a", "s": "b"},
-            id="the largest item is placed first"),
+        pytest.param([("l", 8), ("s", 1)], {"a": 10, "b": 8}, {"l": "a", "s": "b"},
+            id="the next one goes where less is filled"),
         pytest.param([("l", 8), ("s", 2)], {"a": 3, "b": 8}, {"l": "b", "s": "a"},
             id="one without room is asked for less"),
-        pytest.param([("x", -5), ("y", 2)], {"a": 2, "b": -9}, {"y": "a", "x": "b"},
+        pytest.param([("y", 2), ("x", -5)], {"a": 2, "b": -9}, {"y": "a", "x": "b"},
             id="negative sizes count as none"),
         pytest.param([(f"k{n}", 10) for n in range(8)], {"a": 300, "b": 100},
             {f"k{n}": "b" if n in (1, 5) else "a" for n in range(8)},
@@ -74,9 +75,9 @@ def test_many_items_cost_about_the_same_each() -> None:
     class Counted(int):
         looks = 0
 
-        def __ge__(self, other: int) -> bool:
+        def __lt__(self, other: int) -> bool:
             Counted.looks += 1
-            return int(self) >= other
+            return int(self) < other
 
     free = {f"r{n}": Counted(9) for n in range(500)} | {"large": Counted(10**9)}
     assert set(spread([(n, 10) for n in range(2000)], free).values()) == {"large"}
@@ -87,11 +88,10 @@ def test_many_items_cost_about_the_same_each() -> None:
 def test_all_items_have_one_receiver_with_room_for_them(items: list, free: dict) -> None:
     found = spread(items, free)
     sizes = [size for _, size in items]
-    if found is None:
-        # Largest first misses a way only where each has less left than the largest item takes.
+    if len(found) < len(items):
+        # A way is missed only where each has less left than the largest item takes.
         assert not free or sum(sizes) > sum(free.values()) - len(free) * max(sizes)
-        return
-    assert set(found) == {key for key, _ in items}
+    assert set(found) <= {key for key, _ in items}
     assert set(found.values()) <= set(free)
     assert all(taken <= free[address] for address, taken in filled(items, found).items())
 
@@ -103,7 +103,7 @@ def test_nobody_is_above_the_common_share_by_more_than_an_item(items: list, free
     }  # so that everything fits everywhere
     found = spread(items, roomy)
     if not free:
-        assert found == (None if items else {})
+        assert found == {}
         return
     common = Fraction(sum(size for _, size in items), max(sum(roomy.values()), 1))
     largest = max((max(size, 1) for _, size in items), default=0)
@@ -112,8 +112,7 @@ def test_nobody_is_above_the_common_share_by_more_than_an_item(items: list, free
 
 
 @given(ITEMS, FREE, st.randoms())
-def test_the_order_of_items_and_receivers_does_not_matter(items: list, free: dict, random) -> None:
-    shuffled, receivers = list(items), list(free.items())
-    random.shuffle(shuffled)
+def test_the_order_of_receivers_does_not_matter(items: list, free: dict, random) -> None:
+    receivers = list(free.items())
     random.shuffle(receivers)
-    assert spread(shuffled, dict(receivers)) == spread(items, free)
+    assert spread(items, dict(receivers)) == spread(items, free)

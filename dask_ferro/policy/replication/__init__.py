@@ -1,1 +1,0 @@
-"""Placement of data: copies against preemption, and the data of workers that retire."""

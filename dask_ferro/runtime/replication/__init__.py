@@ -1,1 +1,0 @@
-"""Copies of results as insurance against preemption without warning."""
