@@ -16,9 +16,8 @@ from distributed import Client
 from dask_ferro.runtime.records.journal import read
 from dask_ferro.runtime.records.record import JobRecord
 from dask_ferro.runtime.slurm.cluster import SLURMCluster
-from tests.batchclusters import watchdogs
 from tests.slurm import tools
-from tests.slurm.tools import queue
+from tests.slurm.tools import queue, watchdogs
 from tests.standing import PROGRAM, command
 from tests.waiting import until, until_async
 

@@ -21,8 +21,7 @@ import pytest
 from distributed import Client, Status
 
 import dask_ferro as ff
-from tests.batchclusters import settings
-from tests.slurm.tools import LATER, command, partitions, queue, refuses
+from tests.slurm.tools import LATER, command, partitions, queue, refuses, settings
 from tests.waiting import finished, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
