@@ -1,4 +1,4 @@
-"""Jobs of ours in the queue that are not followed: submissions without an answer, and jobs that were thought gone.
+"""Jobs in the queue that nobody follows: submissions without an answer, jobs thought gone, and those of dead clusters.
 
 It decides which of them are followed again and which are ended, and acts on none itself.  A job that was given up
 because SLURM did not list it any more is followed again.  All others have to be seen in two listings some seconds

@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
-from dask_ferro.runtime.slurm import orphan_guard
+from dask_ferro.runtime.slurm import orphan_guard, parsing
 from dask_ferro.runtime.slurm.orphan_guard import is_orphan, new_tag
+from dask_ferro.runtime.slurm.site import SlurmSite
 
 
 def gone() -> int:
@@ -53,3 +54,31 @@ def test_a_container_is_another_machine(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "readlink", lambda path: "pid:[4026532000]")
     assert not is_orphan(comment)
     orphan_guard._machine.cache_clear()
+
+
+def line(job_id: str, state: str, comment: str) -> str:
+    """Return a line of squeue."""
+    cells = {"JobArrayID": job_id, "State": state, "Comment": comment}
+    return "".join(cells.get(name, "").ljust(int(width)) for name, width in COLUMNS)
+
+
+COLUMNS = [column.split(":") for column in parsing.FORMAT.split(",")]
+
+
+async def test_a_listing_has_the_jobs_of_this_cluster_and_orphans(command, tmp_path) -> None:
+    own = new_tag()
+    jobs = {"1": f"{own}.a", "2": of(gone()), "3": f"{new_tag()}.a", "4": "for the group"}
+    (tmp_path / "queue").write_text(
+        "\n".join(line(job_id, "PENDING", words) for job_id, words in jobs.items())
+    )
+    command("squeue", "cat queue")
+    assert list(await SlurmSite("test", own).queue()) == ["1", "2"]
+
+
+async def test_a_cluster_without_jobs_looks_until_no_orphan_is_left(command, tmp_path) -> None:
+    site, orphan = SlurmSite("test", new_tag()), of(gone())
+    command("squeue", "cat queue")
+    for state, may_have_jobs in [("PENDING", True), ("COMPLETING", True), ("CANCELLED", False)]:
+        (tmp_path / "queue").write_text(line("2", state, orphan))
+        await site.queue()
+        assert site.was_used == may_have_jobs
