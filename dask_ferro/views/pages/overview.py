@@ -7,16 +7,13 @@ page that has the details.  `dask ferro top` shows the same sentences.
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column
 
+from dask_ferro.runtime.telemetry.overview.findings import OverviewFinding
+from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
 from dask_ferro.views.pages import look
-
-if TYPE_CHECKING:
-    from dask_ferro.runtime.telemetry.overview.findings import OverviewFinding
-    from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
 
 # By severity; "": no finding.
 _COLORS = {"stuck": look.RED, "risk": look.AMBER, "slow": look.BLUE, "": look.GREEN}
