@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
 from bokeh.models import ColumnDataSource
 
+from dask_ferro.runtime.telemetry.dashboard_state import ElasticPicture
+from dask_ferro.runtime.telemetry.events import ClosedPool, ScaleEvent
+from dask_ferro.runtime.telemetry.move_log import Sample
+from dask_ferro.runtime.telemetry.overview.words import lasting
 from dask_ferro.views.pages import look
-
-if TYPE_CHECKING:
-    from dask_ferro.runtime.telemetry.dashboard_state import ElasticPicture
-    from dask_ferro.runtime.telemetry.events import ClosedPool, ScaleEvent
-    from dask_ferro.runtime.telemetry.move_log import Sample
 
 _WINDOW = 600
 _ROWS = 14
@@ -28,6 +28,13 @@ _STATES = {
 }
 _LOAD = {"running": look.BLUE, "waiting": look.AMBER, "queued": look.SAND}
 _LOAD_COLUMNS = look.columns("threads workers running waiting queued", time=lambda s: 1000 * s.time)
+
+
+def _in_state(state: str, decision: ScaleEvent) -> int:
+    """Return the number of jobs in a state at a decision."""
+    return decision.get("jobs", {}).get(state, 0)
+
+
 _JOB_COLUMNS = look.columns(
     "",
     time=lambda d: 1000 * d["time"],
@@ -38,6 +45,7 @@ _JOB_COLUMNS = look.columns(
     waits=lambda d: _waits(d) or "not known yet",
     held=lambda d: d.get("node_seconds", 0.0),
 )
+_IN_STATES = look.columns("", **{state: partial(_in_state, state) for state in _STATES})
 _CELL = f"padding:3px 14px 3px 0;vertical-align:top;border-bottom:1px solid {look.css(look.GRID)}"
 
 
@@ -87,7 +95,7 @@ class ElasticPage:
         last = decisions[-1].copy()
         last["time"] = max(now, last["time"])
         rows = [*decisions, last]
-        counts = {state: [row.get("jobs", {}).get(state, 0) for row in rows] for state in _STATES}
+        counts = look.filled(_IN_STATES, rows)
         self.jobs.data = {**look.filled(_JOB_COLUMNS, rows), **counts, **_stack(counts)}
         _show(self._job_areas, len(rows))
 
@@ -216,7 +224,7 @@ def _known(decision: ScaleEvent) -> dict[str, float]:
 
 
 def _waits(decision: ScaleEvent) -> str:
-    return ", ".join(f"{pool}: {look.duration(wait)}" for pool, wait in _known(decision).items())
+    return ", ".join(f"{pool}: {lasting(wait)}" for pool, wait in _known(decision).items())
 
 
 def _table(lines: list[tuple[float, str, str]]) -> str:

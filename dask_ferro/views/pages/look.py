@@ -199,15 +199,3 @@ def swatch(color: str, text: str) -> str:
     """Return a coloured square and its meaning as HTML."""
     square = f"display:inline-block;width:11px;height:11px;margin:0 5px -1px 0;background:{css(color)}"
     return f'<span style="margin-right:16px;white-space:nowrap"><span style="{square}"></span>{escape(text)}</span>'
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in the unit that keeps the number readable.
-
-    >>> duration(83.0), duration(0.0123), duration(4.2e-6), duration(0)
-    ('83 s', '12.3 ms', '4.2 us', '0 s')
-    """
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(seconds) >= scale:
-            return f"{float(f'{seconds / scale:.3g}'):g} {unit}"
-    return "0 s"
