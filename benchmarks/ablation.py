@@ -10,6 +10,9 @@ Whatever chance a run has follows its seed, so a run with a rule off is compared
 rules on.  Where the first two seeds show no change by 1 % (of the moves by a quarter), the others are not run.
 Ctrl-C prints the table of what was run so far.
 
+No figure shows the memory of hosts, the scheduler's own time, a preemption without warning, or restrictions of tasks.
+Waits of jobs are drawn only where a queue is uncertain: other elastic runs differ little from seed to seed.
+
 makespan, job-hours   off over on: the geometric mean over seeds.
 moves                 confirmed steals, off over on.
 lost                  results computed again, and MB that a device was short of: the mean off less the mean on.
