@@ -10,8 +10,11 @@ Whatever chance a run has follows its seed, so a run with a rule off is compared
 rules on.  Where the first two seeds show no change by 1 % (of the moves by a quarter), the others are not run.
 Ctrl-C prints the table of what was run so far.
 
+No figure shows the memory of hosts, the scheduler's own time, a preemption without warning, or restrictions of tasks.
+Waits of jobs are drawn only where a queue is uncertain: other elastic runs differ little from seed to seed.
+
 makespan, job-hours   off over on: the geometric mean over seeds.
-moves                 confirmed steals, off over on.
+moves                 confirmed steals, on to off.
 lost                  results computed again, and MB that a device was short of: the mean off less the mean on.
 changes nothing       "nothing": no figure changes by 2 % on any workload; "moves only"; "better off": what changes is
                       an improvement; a figure that gets worse: empty.  A change is one of more than 2 % and of more

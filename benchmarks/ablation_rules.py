@@ -147,23 +147,31 @@ PLACEMENT = (
     place("transfer_margin", 0.0, "That margin grows by half of the transfer."),
     place("late", 0.005, "Without stealing, the margin of a short task is 20 ms."),
     place("candidates", 1, "Four workers that run dry first are weighed beside the holders; off: one."),
-    place("candidates", 64, "Four workers that run dry first are weighed beside the holders; off: 64."),
+    place(
+        "candidates",
+        64,
+        "Four workers that run dry first are weighed beside the holders, to save time (no figure); off: 64.",
+    ),
     place("soon", 1e9, "Another worker than a holder has to run dry within the task's duration."),
     place("soon", 0.0, "Such a worker may run dry within the task's duration; off: it has to be idle now."),
     place("light", HUGE, "A task with an input over 64 KiB is not placed away from its holders."),
     place("light", 0, "Inputs up to 64 KiB hold a task less; off: none is light."),
-    place("alike", 1, "Workers whose results differ by less than 1 MiB hold as much."),
+    place("alike", 1, "Workers whose results differ by less than 1 MiB hold as much (memory is no figure)."),
     place(
         "alike",
         HUGE,
-        "A task without inputs goes to the worker that holds the fewest bytes; off: in turn alone.",
+        "A task without inputs goes to the worker that holds the fewest bytes (no figure); off: in turn alone.",
     ),
     place("tied", 0.0, "For tasks without inputs under 1 ms, finishes within 1 ms of each other are equal."),
     place("ahead", 0.0, "Queued tasks that are short are sent several at a time, 5 ms in all."),
     place("ahead_tasks", HUGE, "They are eight at most."),
     place("ahead_bytes", HUGE, "Their results take 1 MiB at most."),
     place("patience", 0.0, "A task waits 0.5 s for room on an idle device before that has to spill."),
-    place("wide", HUGE, "Graphs of more than four tasks a thread keep Dask's order; off: all are ranked."),
+    place(
+        "wide",
+        HUGE,
+        "Wider graphs than four tasks a thread keep Dask's order, for memory (no figure); off: all are ranked.",
+    ),
     Rule(
         "placement",
         "rank = False",
@@ -510,8 +518,14 @@ STEALING = (
         "An overdue task is expected to wait a quarter longer, for a thief of another class; off: as long again.",
     ),
     steal("tries", 1, "Eight tasks of a queue are considered for a move; off: one."),
-    steal("tries", HUGE, "Eight tasks of a queue are considered for a move; off: all."),
-    steal("quick", HUGE, "A step first considers 16 tasks a thread of its thieves; off: 640 at once."),
+    steal(
+        "tries", HUGE, "Eight tasks of a queue are considered for a move, to save time (no figure); off: all."
+    ),
+    steal(
+        "quick",
+        HUGE,
+        "A step first considers 16 tasks a thread of its thieves, to save time (no figure); off: 640 at once.",
+    ),
     steal("pause", 0.0, "A paused worker is projected to stay paused for 1 s."),
     swap_steal(
         "victims keep nothing",

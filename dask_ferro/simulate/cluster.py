@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from dask_ferro.policy.estimates import Link
@@ -198,18 +198,6 @@ class VirtualCluster:
             workers += [VirtualWorker(name, 1, host, "gpu", faster, memory) for name in gpus]
             workers += [VirtualWorker(f"{host}-w{i:02d}", 1, host) for i in range(cores)]
         return cls(tuple(workers), peer=peer, **options)
-
-    def slowed(self, factor: float) -> VirtualCluster:
-        """Return the cluster with all costs but tasks, transfers and timers multiplied by `factor`.
-
-        For a machine slower or busier than the measured one: the factor is the measured hop of a chain of empty tasks
-        over the simulated one.
-        """
-        costs = ("wire", "per_result", "per_send", "per_step", "per_call", "per_submitted", "before", "after")
-        slower = {name: getattr(self, name) * factor for name in costs}
-        links = (self.same_host, self.other_host)
-        near, far = (link._replace(latency=link.latency * factor) for link in links)
-        return replace(self, same_host=near, other_host=far, **slower)
 
     @property
     def at_start(self) -> tuple[VirtualWorker, ...]:

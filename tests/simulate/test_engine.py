@@ -80,12 +80,6 @@ def test_a_hop_costs_two_wires_the_scheduler_and_the_worker():
     assert second.start - first.stop == pytest.approx(0.001 + 0.25 + 0.03 + 0.01 + 0.25 + 0.002)
 
 
-def test_on_a_slowed_cluster_a_hop_takes_so_many_times_as_long():
-    chain = graph(*(task(f"c-{i}", 0.0, *([f"c-{i - 1}"] if i else [])) for i in range(10)))
-    quick = cluster(1, to_worker=0.0, to_scheduler=0.0)
-    assert took(chain, quick.slowed(3.0)) == pytest.approx(3.0 * took(chain, quick))
-
-
 def test_a_fetch_costs_latency_and_bytes_over_bandwidth():
     roots = [task("a", 1.0, nbytes=100), task("b", 1.0, nbytes=100)]
     link = Link(0.5, 100.0)
