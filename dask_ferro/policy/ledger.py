@@ -19,11 +19,9 @@ from typing import Any
 from dask_ferro.policy.estimates import Durations, Estimate
 from dask_ferro.policy.facts import Address, Key
 from dask_ferro.policy.idle_order import FEW
-from dask_ferro.policy.ledger_view import DEPTH, VICTIMS, LedgerView
+from dask_ferro.policy.ledger_view import DEPTH, LedgerView
 from dask_ferro.policy.stealing.snapshot import Facts
-from dask_ferro.policy.worker_load import NO_NEEDS, Entry, Request, Stolen, WorkerLoad
-
-__all__ = ["VICTIMS", "Ledger"]
+from dask_ferro.policy.worker_load import NO_NEEDS, Entry, PendingRequest, Stolen, WorkerLoad
 
 
 class Ledger(LedgerView):
@@ -39,7 +37,7 @@ class Ledger(LedgerView):
     ----------
     fresh : float
         Seconds that a newly started worker would have left; 0: no worker would be started.
-    requests : dict of key to Request
+    requests : dict of key to PendingRequest
         The requests without an answer.
     listens : bool
         Whether the caller reports when it has sent its messages (`listen`).
@@ -51,7 +49,7 @@ class Ledger(LedgerView):
         super().__init__(facts)
         self.durations = durations if durations is not None else Durations()
         self.entries: dict[Key, Entry] = {}
-        self.requests: dict[Key, Request] = {}
+        self.requests: dict[Key, PendingRequest] = {}
         self.fresh = 0.0
         self.listens = False
         self.waiting = 0  # tasks in the queues of all workers
@@ -210,15 +208,11 @@ class Ledger(LedgerView):
             return None
         row = entry.worker
         request = self.requests.pop(key, None) if self.requests else None
-        if entry.state == "requested" and request is not None:
+        if request is not None and not request.withdrawn:
             self._announce(request, -1)
             self._touch(request.thief, now)
-        elif entry.state == "running":
-            row.promised -= entry.nbytes
-            del row.running[key]
         else:
-            row.promised -= entry.nbytes
-            self._take(row, entry)
+            self._take_off(entry)
         was_provisional = entry.provisional
         if was_provisional:
             self._forget_guess(entry)
@@ -244,15 +238,12 @@ class Ledger(LedgerView):
         """
         entry, row = self.entries[key], self.rows[thief]
         assert entry.state != "requested", f"{key!r} was asked back already"
-        if entry.state == "queued":
-            self._take(entry.worker, entry)
-        else:
-            del entry.worker.running[key]
+        self._take_off(entry)
+        if entry.state == "running":
             self._fill(now, entry.worker)
         entry.state, entry.started, entry.stolen = "requested", None, None
         self._requested += 1
-        self.requests[key] = Request(entry, row, self._requested, now, gain, cost, moving)
-        entry.worker.promised -= entry.nbytes
+        self.requests[key] = PendingRequest(entry, row, self._requested, now, gain, cost, moving)
         self._announce(self.requests[key], +1)
         self._touch(entry.worker, now)
         self._touch(row, now)
@@ -271,6 +262,7 @@ class Ledger(LedgerView):
             self._join(now, entry, thief)
         else:
             del self.entries[key]
+        # A withdrawn one may have occupied a thread of the victim.
         self._fill(now, victim)
         self._touch(victim, now)
 
@@ -301,8 +293,7 @@ class Ledger(LedgerView):
     # -- the entries' way through the book -----------------------------------------------------------------
 
     def _join(self, now: float, entry: Entry, row: WorkerLoad) -> None:
-        entry.worker, entry.device, entry.since = row, row.device, now
-        entry.is_sure = False
+        entry.worker, entry.device, entry.since, entry.is_sure = row, row.device, now, False
         if entry.sequence > row.turn:
             row.turn = entry.sequence
         row.promised += entry.nbytes
@@ -415,25 +406,29 @@ class Ledger(LedgerView):
         if not row.queue:
             row.waiting_seconds = row.guessed_seconds = 0.0
 
-    def _announce(self, request: Request, sign: int) -> None:
+    def _announce(self, request: PendingRequest, sign: int) -> None:
         entry, thief = request.entry, request.thief
         thief.incoming += sign
         thief.promised += sign * (entry.nbytes + request.moving)
         thief.incoming_seconds = thief.incoming_seconds + sign * entry.seconds if thief.incoming else 0.0
 
-    def _settle(self, key: Key) -> Request:
+    def _settle(self, key: Key) -> PendingRequest:
         """End the request for a task, wherever the task counts meanwhile."""
         request = self.requests.pop(key)
-        entry, row = request.entry, request.entry.worker
-        if not request.withdrawn:
-            self._announce(request, -1)
-            return request
-        row.promised -= entry.nbytes
-        if entry.state == "queued":
-            self._take(row, entry)
+        # Its thief has not counted it since.
+        if request.withdrawn:
+            self._take_off(request.entry)
         else:
-            del row.running[key]
+            self._announce(request, -1)
         return request
+
+    def _take_off(self, entry: Entry) -> None:
+        row = entry.worker
+        row.promised -= entry.nbytes
+        if entry.state == "running":
+            del row.running[entry.key]
+        else:
+            self._take(row, entry)
 
     def _forget_guess(self, entry: Entry) -> None:
         if entry.provisional:

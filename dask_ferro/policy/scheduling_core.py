@@ -43,7 +43,7 @@ from dask_ferro.policy.stealing.informed import (
 from dask_ferro.policy.stealing.policies import for_overdue
 from dask_ferro.policy.stealing.snapshot import Facts, Snapshot
 from dask_ferro.policy.waits import OverdueTasks, look
-from dask_ferro.policy.worker_load import Entry, Request, Stolen, WorkerLoad
+from dask_ferro.policy.worker_load import Entry, PendingRequest, Stolen, WorkerLoad
 
 # Seconds within which events share a step, seconds between ticks, at which every worker is examined, and seconds
 # between two batches of messages.
@@ -436,7 +436,7 @@ class SchedulingCore:
             self._decided.append(events.PlaceAgain(event.key, victim.address, thief.address))
         self._look_at(thief, now)
 
-    def _settle(self, outcome: events.Settlement, request: Request, now: float) -> None:
+    def _settle(self, outcome: events.Settlement, request: PendingRequest, now: float) -> None:
         """Record the outcome of a request; tell the policy of failed ones unless the thief has left.
 
         An outcome for a thief that has left would bring it back into the policy's state.

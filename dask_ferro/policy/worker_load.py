@@ -57,7 +57,7 @@ class Stolen(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Request:
+class PendingRequest:
     """A request for a task that its worker, the victim, has not answered yet.
 
     `moving` are the device bytes of the inputs that the thief lacks.  A withdrawn one got no answer for long: the task

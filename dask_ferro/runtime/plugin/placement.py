@@ -56,7 +56,7 @@ _RANKED = 20_000
 PLACES = ("holder", "fetches", "free", "root", "waits")
 
 
-class _Held(NamedTuple):
+class _HeldBack(NamedTuple):
     """A task that waits: since when, which Dask's own record does not keep, and what for."""
 
     since: float
@@ -79,7 +79,7 @@ class Placing:
         self.placed = dict.fromkeys(PLACES, 0)
         self.candidates = Candidates(stealing.ledger, stealing.links, settings.placing, self._is_open)
         # The tasks that wait for a device, for room on one, or for a fresh worker; the latest asked comes last.
-        self._waiting: dict[TaskState, _Held] = {}
+        self._waiting: dict[TaskState, _HeldBack] = {}
         self._is_due = False
         # The task that no worker may help with, and the event as of which that holds.
         self._declined: tuple[TaskState, int] | None = None
@@ -112,7 +112,7 @@ class Placing:
                 return self.scheduler.workers[answer.worker]
             if isinstance(answer, Wait):
                 since = held.since if held is not None else self.scheduler.unrunnable.get(ts, monotonic())
-                self._waiting[ts] = _Held(since, answer.reason)
+                self._waiting[ts] = _HeldBack(since, answer.reason)
                 return None
         return upstream.stock_placement(self.scheduler, ts)
 
@@ -202,7 +202,7 @@ class Placing:
         patience, now = self.settings.parameters.patience, monotonic()
         waits = []
         for ts, since in islice(self.scheduler.unrunnable.items(), _TOLD):
-            held = self._waiting.get(ts, _Held(since, "nobody"))
+            held = self._waiting.get(ts, _HeldBack(since, "nobody"))
             if now - held.since >= patience:
                 waits.append(waits_at_scheduler(ts.key, now - held.since, idle, held.reason))
         return waits

@@ -22,7 +22,7 @@ from distributed.scheduler import TaskState, WorkerState
 from dask_ferro.policy.events import AcceptsTasks, MessagesSent, Sweep, Withdrawn
 from dask_ferro.policy.facts import Worker
 from dask_ferro.policy.waits import WaitingTask, by_reason, waits_of
-from dask_ferro.policy.worker_load import Request
+from dask_ferro.policy.worker_load import PendingRequest
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.upstream_stealing import EntryPoints
@@ -190,7 +190,7 @@ class Waits:
         if ws.address in self._stealing.ledger.rows:
             self._tell(AcceptsTasks(ws.address, False))
 
-    def _give_up(self, request: Request, victim: WorkerState) -> None:
+    def _give_up(self, request: PendingRequest, victim: WorkerState) -> None:
         """Place a task again that its worker does not give up; if its input is only there, free its thief instead."""
         scheduler, key = self._stealing.scheduler, cast(Key, request.entry.key)
         if all(self._is_held_beside(dts, victim) for dts in scheduler.tasks[key].dependencies):
