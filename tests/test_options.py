@@ -79,7 +79,7 @@ def test_all_parameters_of_the_policies_are_options_but_for_those_of_one_cluster
     # Of placement's, these follow from those of stealing.
     assert plain == {
         *(("PlacementParameters", name) for name in ("steals", "spare", "patience")),
-        *(("ScalingParameters", name) for name in ("minimum", "maximum", "ordered")),
+        *(("ScalingParameters", name) for name in ("notice", "minimum", "maximum", "ordered")),
         *(("Limits", name) for name in ("structure_bytes", "nodes", "inlined_bytes", "nesting")),
     }
 

@@ -53,7 +53,7 @@ def shrink(
     since = {job.pool: surplus.get(job.pool, now) for job in waiting}
     if may_shrink:
         # Work comes and goes between steps, whereas a lost place in the queue is lost.
-        ripe = [job for job in waiting if now - since[job.pool] >= fleet.limit(job.pool, queued=False)]
+        ripe = [job for job in waiting if now - since[job.pool] >= fleet.outlook[job.pool].usual_limit]
         pending = _Leavers(fleet, hold, "no work is left that they could run")
         for job in ripe:
             pending.take(job)
@@ -171,7 +171,7 @@ def _end(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
             continue
         # An idle job that could not finish the longest task is of no use any more.
         longest = max((work.longest for work in fleet.works if job.pool in work.pools), default=0.0)
-        idle = job.idle_for > (0.0 if job.ends_in < longest else fleet.limit(job.pool))
+        idle = job.idle_for > (0.0 if job.ends_in < longest else fleet.outlook[job.pool].limit)
         goes = job.ends_in <= fleet.parameters.notice or (idle and not fleet.on_the_way(job.pool))
         if goes and leavers.take(job, is_admitted=later.admits(job)):
             later.take(job)
@@ -224,7 +224,7 @@ def _dismiss_idle(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
     # One after the other, as each reduces the slack for the next.
     slack = _Slack(fleet)
     for job in sorted(fleet.jobs, key=_order):
-        is_idle = job.state == RUNNING and not job.held and job.idle_for >= fleet.limit(job.pool)
+        is_idle = job.state == RUNNING and not job.held and job.idle_for >= fleet.outlook[job.pool].limit
         if is_idle and slack.spares(job) and leavers.take(job):
             slack.drop(job)
     return leavers.actions()
@@ -309,6 +309,6 @@ class _Slack:
 def _width(fleet: Fleet, work: MergedDemand, powers: dict[Name, float], within: float | None) -> float:
     """Return the threads that a work could use at a time, at the speed of its fastest pool."""
     if within is None:
-        within = max(fleet.lead(name) + fleet.limit(name) for name in work.pools)
+        within = max(fleet.outlook[name].lead + fleet.outlook[name].limit for name in work.pools)
     speed = max(work.speed(name) for name in work.pools)
     return speed * peak(work.profile, sum(powers.values()), within, fastest(work, powers))

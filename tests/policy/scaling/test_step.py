@@ -800,7 +800,7 @@ def test_the_oldest_of_a_stuck_queue_is_not_expected_at_once_nor_a_new_job_befor
     ages = ScalingFacts(NOW, (CPU,), tuple(jobs(PENDING, age=100.0) + jobs(PENDING, first=1)))
     fleet = Fleet(ages, P)
     assert [fleet.arrival(job) for job in fleet.jobs] == [102.0, 102.0]
-    assert fleet.lead("cpu") == 103.0
+    assert fleet.outlook["cpu"].lead == 103.0
 
 
 def test_work_is_done_at_the_efficiency_that_was_asked_for() -> None:
