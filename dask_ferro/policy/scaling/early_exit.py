@@ -12,36 +12,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from math import ceil, floor, inf
-from typing import NamedTuple
 
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Job
 from dask_ferro.policy.scaling.fleet import Fleet
-
-
-class _Turn(NamedTuple):
-    """The jobs that end first, up to one of them, and the time that it takes to replace them one by one.
-
-    Attributes
-    ----------
-    count : int
-        Number of those jobs.
-    ends_in : float
-        Seconds until the last of them ends.
-    seconds : float
-        Seconds for replacing them one after the other, without those whose successors come anyway.
-    cycle : float
-        Seconds for replacing one of them.
-    """
-
-    count: int  # type: ignore[assignment]  # tuple has a method of that name
-    ends_in: float
-    seconds: float
-    cycle: float
-
-    @property
-    def at_once(self) -> int:
-        """How many jobs have to be replaced at a time to be done before the last of them ends."""
-        return ceil(self.seconds / (max(self.ends_in, 0.0) + self.cycle)) if self.cycle else 1
 
 
 def due(fleet: Fleet) -> list[Job]:
@@ -54,26 +27,22 @@ def due(fleet: Fleet) -> list[Job]:
     if all(pool.closed for pool in fleet.pools.values()):  # no successor can come
         return []
     ending = sorted((job for job in there if job.ends_in < inf), key=lambda job: (job.ends_in, job.order))
-    late = [turn for turn in _turns(fleet, ending) if turn.seconds > 0 and turn.ends_in <= turn.seconds]
-    if not late:
-        return []
-    first = ending[: late[-1].count]
-    if _fits(first, there):
-        return []
-    most = max(1, min(max(turn.at_once for turn in late), len(there) // 2))
-    busy = len(fleet.leaving) + sum(job.state == BOOTING for job in fleet.jobs)
-    able = [job for job in first if not job.held and fleet.is_old(job)]
-    return able[: max(most - busy, 0)]
-
-
-def _turns(fleet: Fleet, ending: Sequence[Job]) -> list[_Turn]:
-    """Return a `_Turn` for each ending job, which covers it and all that end before it."""
-    cycles, coming = accumulate(fleet.ahead[job.pool] for job in ending), _arrivals(fleet, len(ending))
-    found = []
-    for count, (job, seconds) in enumerate(zip(ending, cycles, strict=True), 1):
+    coming = _arrivals(fleet, len(ending))
+    cycles = accumulate(fleet.ahead[job.pool] for job in ending)
+    late, most = 0, 1
+    for count, (job, cycle) in enumerate(zip(ending, cycles, strict=True), 1):
+        # Jobs up to this one have to be replaced one by one before it ends, but for those whose successors come anyway.
         alone = max(count - bisect_right(coming, job.ends_in), 0)
-        found.append(_Turn(count, job.ends_in, seconds * alone / count, seconds / count))
-    return found
+        seconds = cycle * alone / count
+        if seconds > 0 and job.ends_in <= seconds:
+            # So many of them at a time, to be done in time.
+            late, most = count, max(most, ceil(seconds / (max(job.ends_in, 0.0) + cycle / count)))
+    if not late or _fits(ending[:late], there):
+        return []
+    most = max(1, min(most, len(there) // 2))
+    busy = len(fleet.leaving) + sum(job.state == BOOTING for job in fleet.jobs)
+    able = [job for job in ending[:late] if not job.held and fleet.is_old(job)]
+    return able[: max(most - busy, 0)]
 
 
 def _arrivals(fleet: Fleet, most: int) -> list[float]:
@@ -86,7 +55,7 @@ def _arrivals(fleet: Fleet, most: int) -> list[float]:
     most = most if fleet.works else 1
     for name, pool in fleet.pools.items():
         room = 0 if pool.closed else floor(min(vacant / pool.processes, fleet.openings(name), most))
-        found += [fleet.lead(name)] * (fleet.coming[name] + max(room, 0))
+        found += [fleet.outlook[name].lead] * (fleet.coming[name] + max(room, 0))
     return sorted(found)
 
 

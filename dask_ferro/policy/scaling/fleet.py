@@ -100,6 +100,77 @@ class MergedDemand(NamedTuple):
         )
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """A pool, with what is projected for its jobs.
+
+    Attributes
+    ----------
+    wait : float
+        Seconds from a submission now to the start: no less than pending jobs have waited so far.
+    life : float
+        Seconds that a fresh job may run.
+    parameters : ScalingParameters
+    """
+
+    pool: Pool
+    wait: float
+    life: float
+    parameters: ScalingParameters
+
+    @property
+    def lead(self) -> float:
+        """Seconds until a job requested now would help."""
+        return self.wait + self.pool.start_up
+
+    @property
+    def usual_lead(self) -> float:
+        """Seconds until a job helps, by the mean of past ones."""
+        return self.pool.queue_wait + self.pool.start_up
+
+    @property
+    def limit(self) -> float:
+        """Seconds for which a job may be idle, by the expected arrival of a new one."""
+        return max(self.parameters.patience, min(self.lead, self.parameters.patience_most))
+
+    @property
+    def usual_limit(self) -> float:
+        """Seconds for which a job may be idle, by the mean arrival of past ones."""
+        return max(self.parameters.patience, min(self.usual_lead, self.parameters.patience_most))
+
+    @property
+    def working_life(self) -> float:
+        """Seconds that a fresh job has after its start-up."""
+        return max(self.life - self.pool.start_up, 0.0)
+
+    def arrival(self, job: Job) -> float:
+        """Return the seconds until a job of the pool is projected to help."""
+        age = _finite(job.age)  # ages are differences of two clocks, and may be negative
+        if job.state == PENDING:
+            # A late job is projected to take as long again as it is late, and no less than the queue is late.
+            late = max(self.wait - self.pool.queue_wait, 0.0)
+            return max(abs(self.pool.queue_wait - age), late) + self.pool.start_up
+        return max(self.pool.start_up - age, 0.0) if job.state == BOOTING else 0.0
+
+    def suffices(self, work: MergedDemand) -> bool:
+        """Return whether a fresh job may run a work and has the time for its longest task."""
+        if self.pool.name not in work.pools:
+            return False
+        return (work.longest + SPARE) / work.speed(self.pool.name) <= self.working_life
+
+    def ahead(self, works: Iterable[MergedDemand]) -> float:
+        """Return the seconds that it takes to replace a job: its longest task, then the arrival of a successor.
+
+        For tasks it is at most half of the job's life, and those that no successor would have time for are ignored.
+        """
+        # A task that begins just before the successor arrives must be able to finish on the old job.
+        seconds = [work.longest / work.speed(self.pool.name) for work in works if self.suffices(work)]
+        for_tasks = min(self.lead + max(seconds, default=0.0), self.life / 2)
+        # However short the lives: a successor that arrives later takes over no results, and they are lost each time.
+        for_data = min(self.lead + self.parameters.notice + _STEP, self.working_life)
+        return max(self.parameters.notice, for_tasks, for_data)
+
+
 class Fleet:
     """The jobs and the work of one step, updated with each decision.
 
@@ -107,14 +178,16 @@ class Fleet:
     ----------
     pools : dict of Pool
         Pools with invalid numbers replaced.
+    outlook : dict of Outlook
+        By pool.
     works : list of MergedDemand
         The most restricted work first.
+    ahead : dict of float
+        By pool, the seconds before its end from which a job counts as spent.
     spent : list of Job
         Jobs that count as gone because they are about to end.
     coming : Counter
         By pool, the new jobs that this step requests.
-    ahead : dict of float
-        By pool, the seconds that it takes to replace a job: its longest task, then the arrival of a successor.
     """
 
     def __init__(self, staff: ScalingFacts, parameters: ScalingParameters) -> None:
@@ -122,22 +195,20 @@ class Fleet:
         self.pools = {pool.name: _sane(pool) for pool in staff.pools}
         self.coming: Counter[Name] = Counter()
         known = sorted((job for job in staff.jobs if job.pool in self.pools), key=lambda job: job.order)
-        # Leaving jobs take no new work but still exist, so that the maximum counts them (`_aside`).
+        # Leaving jobs take no new work but still exist, so that the maximum counts them (`aside`).
         self._leaving = {job.name: job for job in known if job.state == LEAVING}
         known = [job for job in known if job.state in (PENDING, BOOTING, RUNNING)]
-        self._waits = {name: expected_wait(pool, known) for name, pool in self.pools.items()}
-        # How much slower a queue is now than on average; pending jobs are delayed by that.
-        self._late = {
-            name: max(self._waits[name] - pool.queue_wait, 0.0) for name, pool in self.pools.items()
+        self.outlook = {
+            name: Outlook(pool, expected_wait(pool, known), _lifetime(pool, known), parameters)
+            for name, pool in self.pools.items()
         }
-        self._last: dict[Name, float] = {}
+        self._last: dict[Name, float] = {}  # by pool, the arrival of the last pending job
         for job in known:
             if job.state == PENDING:
                 self._last[job.pool] = max(self._last.get(job.pool, 0.0), self.arrival(job))
-        self._lifetimes = {name: _lifetime(pool, known) for name, pool in self.pools.items()}
         works = _works(staff.demands, self.pools)
         # Before works are parted, which depends on the jobs that count as gone.
-        self.ahead = {name: self._warning(name, works) for name in self.pools}
+        self.ahead = {name: outlook.ahead(works) for name, outlook in self.outlook.items()}
         self.spent = [job for job in known if self.is_spent(job)]
         gone = {job.name for job in self.spent}
         self._there = {job.name: job for job in known if job.name not in gone}
@@ -157,35 +228,15 @@ class Fleet:
         """The jobs that leave and were not recalled."""
         return list(self._leaving.values())
 
-    def lead(self, pool: Name) -> float:
-        """Return the seconds until a job requested now would help."""
-        return self._waits[pool] + self.pools[pool].start_up
-
-    def limit(self, pool: Name, queued: bool = True) -> float:
-        """Return the seconds for which a job of a pool may be idle.
-
-        Parameters
-        ----------
-        queued : bool
-            Whether jobs pending now set the expected arrival of a new one; otherwise the mean of past jobs does.
-        """
-        p, usual = self.parameters, self.pools[pool].queue_wait + self.pools[pool].start_up
-        return max(p.patience, min(self.lead(pool) if queued else usual, p.patience_most))
-
     def arrival(self, job: Job) -> float:
         """Return the seconds until a job is projected to help."""
-        # Ages are differences of two clocks, and may be negative.
-        pool, age = self.pools[job.pool], _finite(job.age)
-        if job.state == PENDING:
-            # A late job is projected to take as long again as it is late, as nothing else is known of it.
-            return max(abs(pool.queue_wait - age), self._late[job.pool]) + pool.start_up
-        return max(pool.start_up - age, 0.0) if job.state == BOOTING else 0.0
+        return self.outlook[job.pool].arrival(job)
 
     def is_outrun(self, job: Job, pool: Name) -> bool:
         """Return whether a new job of another pool would arrive well before a pending one."""
         if job.state != PENDING or job.pool == pool:
             return False
-        return self.arrival(job) > self.lead(pool) + self.limit(pool, queued=False)
+        return self.arrival(job) > self.outlook[pool].lead + self.outlook[pool].usual_limit
 
     def are_apart(self, one: Name, other: Name) -> bool:
         """Return whether pending jobs of two pools are too far apart in time to replace each other.
@@ -196,8 +247,7 @@ class Fleet:
 
     def _would_outrun(self, pool: Name, other: Name) -> bool:
         """Return whether a new job of a pool without pending jobs would outrun those pending in another."""
-        fresh = self.pools[pool].queue_wait + self.pools[pool].start_up
-        return self._last.get(other, 0.0) > fresh + self.limit(pool, queued=False)
+        return self._last.get(other, 0.0) > self.outlook[pool].usual_lead + self.outlook[pool].usual_limit
 
     def is_spent(self, job: Job) -> bool:
         """Return whether a job ends before a successor requested now could take over its next task."""
@@ -206,34 +256,13 @@ class Fleet:
 
     def is_old(self, job: Job) -> bool:
         """Return whether a job has at most half of its life left."""
-        return self.is_spent(job) or (job.ends_in < inf and job.ends_in <= self.working_life(job.pool) / 2)
-
-    def _warning(self, pool: Name, works: Iterable[MergedDemand]) -> float:
-        """Return the seconds before its end from which a job counts as spent.
-
-        For tasks it is at most half of the job's life, and those that no successor would have time for are ignored.
-        """
-        # A task that begins just before the successor arrives must be able to finish on the old job.
-        seconds = [work.longest / work.speed(pool) for work in works if self.suffices(pool, work)]
-        for_tasks = min(self.lead(pool) + max(seconds, default=0.0), self._lifetimes[pool] / 2)
-        # However short the lives: a successor that arrives later takes over no results, and they are lost each time.
-        for_data = min(self.lead(pool) + self.parameters.notice + _STEP, self.working_life(pool))
-        return max(self.parameters.notice, for_tasks, for_data)
-
-    def working_life(self, pool: Name) -> float:
-        """Return the seconds that a fresh job of a pool has after its start-up."""
-        return max(self._lifetimes[pool] - self.pools[pool].start_up, 0.0)
-
-    def suffices(self, pool: Name, work: MergedDemand) -> bool:
-        """Return whether a fresh job of a pool may run a work and has the time for its longest task."""
-        if pool not in work.pools:
-            return False
-        needs = (work.longest + SPARE) / work.speed(pool)
-        return needs <= self.working_life(pool)
+        return self.is_spent(job) or (
+            job.ends_in < inf and job.ends_in <= self.outlook[job.pool].working_life / 2
+        )
 
     def _parted(self, work: MergedDemand) -> list[MergedDemand]:
         """Separate the longest tasks of a work, if some jobs or pools have no time for them and fresh ones would."""
-        able = tuple(name for name in work.pools if self.suffices(name, work))
+        able = tuple(name for name in work.pools if self.outlook[name].suffices(work))
         # There is no point without pools that can give fresh jobs.
         if work.longest <= 0.0 or all(self.pools[name].closed for name in able):
             return [work]
@@ -288,22 +317,7 @@ class Fleet:
 
     def vacant(self) -> float:
         """Return the number of workers that the maximum has room for."""
-        return self.parameters.maximum - self.workers() - self._aside()
-
-    def missing(self) -> float:
-        """Return the number of workers missing to the minimum, as far as leaving jobs make room."""
-        p = self.parameters
-        # Leaving jobs still count for the maximum, which the minimum does not override.
-        return min(p.minimum, p.maximum - self._aside()) - self.workers()
-
-    def room(self, pool: Pool) -> float:
-        """Return the number of workers that whole jobs of a pool may add to reach the minimum.
-
-        While jobs leave, nothing is rounded up: there may be fewer workers than the minimum for a moment.
-        """
-        p, aside = self.parameters, self._aside()
-        most = p.maximum if aside else max(p.maximum, p.minimum + pool.processes - 1)
-        return most - self.workers() - aside
+        return self.parameters.maximum - self.workers() - self.aside()
 
     def openings(self, name: Name) -> float:
         """Return the number of jobs that a pool's own maximum has room for."""
@@ -314,7 +328,7 @@ class Fleet:
         aside = max(ends - self.parameters.surge // pool.processes, 0) + pool.lingering
         return pool.maximum - self.count(name) - aside - sum(not self.is_spent(job) for job in leaving)
 
-    def _aside(self) -> float:
+    def aside(self) -> float:
         """Return the number of workers that count only for the maximum."""
         ending = [*self.spent, *filter(self.is_spent, self.leaving)]
         lingering = sum(pool.lingering * pool.processes for pool in self.pools.values())

@@ -69,7 +69,9 @@ def starves(fleet: Fleet, item: MergedDemand) -> bool:
     for seconds, width in item.profile:
         if width > 0.0:
             # A work that begins later than a job would arrive, plus half of its idle limit, can be requested later.
-            return any(wait <= fleet.lead(name) + fleet.limit(name) / 2 for name in item.pools)
+            return any(
+                wait <= fleet.outlook[name].lead + fleet.outlook[name].limit / 2 for name in item.pools
+            )
         wait += seconds
     return False
 
@@ -107,7 +109,7 @@ def _serve(fleet: Fleet, item: MergedDemand, load: Profile, reasons: dict[Name, 
 
 def _offer(fleet: Fleet, item: MergedDemand, load: Profile, name: Name) -> _Offer | None:
     """Return the effect of growing a pool, or None where no job is worth it."""
-    pool, lead = fleet.pools[name], fleet.lead(name)
+    pool, lead = fleet.pools[name], fleet.outlook[name].lead
     room = _room(fleet, pool, item)
     if room < 1:
         return None
@@ -130,7 +132,7 @@ def _sized(
     fleet: Fleet, item: MergedDemand, rest: Profile, pool: Pool, room: int, powers: Mapping[Name, float]
 ) -> _Offer | None:
     """Return the offer for as many jobs of a pool as are worth it beside the present power."""
-    present, lead = sum(powers.values()), fleet.lead(pool.name)
+    present, lead = sum(powers.values()), fleet.outlook[pool.name].lead
     count = _worthwhile(fleet, item, pool, rest, present, room)
     if not count:
         return None
@@ -151,7 +153,7 @@ def _is_better(
     pools = (fleet.pools[job.pool] for job in outrun)
     # Seconds times price, as in `_sized`: queueing costs nothing, start-up and work do.
     price = sum(pool.cost * (pool.start_up + runs) for pool in pools)
-    earlier = offer.finish + fleet.limit(offer.pool.name, queued=False) <= came + runs
+    earlier = offer.finish + fleet.outlook[offer.pool.name].usual_limit <= came + runs
     return earlier and offer.score <= (came + runs) * price
 
 
@@ -172,7 +174,7 @@ def _worthwhile(
 ) -> int:
     """Return the largest number of new jobs of which the last one still pays, as each pays less than the one before."""
     p, each, speed = fleet.parameters, fleet.power(item, pool.name), item.speed(pool.name)
-    within = fleet.limit(pool.name) / 2
+    within = fleet.outlook[pool.name].limit / 2
 
     def pays(count: int) -> bool:
         threads = present + count * each
@@ -207,12 +209,18 @@ def _fill(fleet: Fleet, reasons: dict[Name, str]) -> None:
         fits = fleet.workers() + pool.processes <= fleet.parameters.maximum
         return not (fits and fleet.count(pool.name) > 0), pool.cost
 
+    p, aside = fleet.parameters, fleet.aside()
+    # Leaving jobs still count for the maximum, which the minimum does not override.
+    least = min(p.minimum, p.maximum - aside)
     for pool in sorted(fleet.pools.values(), key=last):
-        missing = ceil(max(fleet.missing(), 0.0) / pool.processes)
-        missing = floor(min(missing, fleet.openings(pool.name), fleet.room(pool) / pool.processes, _MOST))
+        missing = ceil(max(least - fleet.workers(), 0.0) / pool.processes)
+        # While jobs leave, nothing is rounded up: there may be fewer workers than the minimum for a moment.
+        most = p.maximum if aside else max(p.maximum, p.minimum + pool.processes - 1)
+        room = (most - fleet.workers() - aside) / pool.processes
+        missing = floor(min(missing, fleet.openings(pool.name), room, _MOST))
         if missing > 0 and not pool.closed:
             fleet.coming[pool.name] += missing
-            reasons.setdefault(pool.name, f"at least {counted(fleet.parameters.minimum, 'worker')}")
+            reasons.setdefault(pool.name, f"at least {counted(p.minimum, 'worker')}")
 
 
 def _succeed(fleet: Fleet, reasons: dict[Name, str]) -> None:

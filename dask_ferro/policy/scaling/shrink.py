@@ -42,25 +42,22 @@ def shrink(
     surplus : mapping of pool to float
         As returned by the previous step.
     may_shrink : bool
-        Whether jobs may go for lack of work or in favour of other work; false during the cooldown.
+        Whether jobs may go for lack of work; false during the cooldown.
     moving : int
         Bytes that jobs which left earlier still have to hand over.
     """
     hold = _FreeMemory(fleet.jobs, moving)
     actions = _end(fleet, hold) + _in_turn(fleet, hold) + _release_excess(fleet, hold)
-    # Each of these makes room; how much has to be seen before other jobs go for it.
-    if may_shrink and not actions:
-        actions = _make_room(fleet, hold)
     # Without a horizon: a pending job is given up only if it will never have work.
     waiting = _spare(fleet, [job for job in fleet.jobs if job.state == PENDING], inf)
     since = {job.pool: surplus.get(job.pool, now) for job in waiting}
     if may_shrink:
         # Work comes and goes between steps, whereas a lost place in the queue is lost.
-        ripe = [job for job in waiting if now - since[job.pool] >= fleet.limit(job.pool, queued=False)]
-        actions += _dismiss(fleet, hold, ripe, "no work is left that they could run")
-        free = [job for job in fleet.jobs if job.state == RUNNING and not job.held]
-        idle = [job for job in free if job.idle_for >= fleet.limit(job.pool)]
-        actions += _dismiss_idle(fleet, hold, idle)
+        ripe = [job for job in waiting if now - since[job.pool] >= fleet.outlook[job.pool].usual_limit]
+        pending = _Leavers(fleet, hold, "no work is left that they could run")
+        for job in ripe:
+            pending.take(job)
+        actions += pending.actions() + _dismiss_idle(fleet, hold)
     return actions, since
 
 
@@ -174,7 +171,7 @@ def _end(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
             continue
         # An idle job that could not finish the longest task is of no use any more.
         longest = max((work.longest for work in fleet.works if job.pool in work.pools), default=0.0)
-        idle = job.idle_for > (0.0 if job.ends_in < longest else fleet.limit(job.pool))
+        idle = job.idle_for > (0.0 if job.ends_in < longest else fleet.outlook[job.pool].limit)
         goes = job.ends_in <= fleet.parameters.notice or (idle and not fleet.on_the_way(job.pool))
         if goes and leavers.take(job, is_admitted=later.admits(job)):
             later.take(job)
@@ -198,16 +195,11 @@ def _release_excess(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
     """Shrink to the maximum, busy jobs included."""
     p = fleet.parameters
     leavers = _Leavers(fleet, hold, f"at most {counted(p.maximum, 'worker')}", p.ordered)
-    # Jobs that are the only ones for work that could run now.
-    lone = set().union(*(team for team in _teams(fleet) if len(team) == 1))
-    rounding = max((pool.processes for pool in fleet.pools.values()), default=1) - 1
-    for job in sorted(fleet.jobs, key=lambda job: (job.name in lone, _order(job, p.ordered))):
+    for job in sorted(fleet.jobs, key=lambda job: _order(job, p.ordered)):
         pool, workers = fleet.pools[job.pool], fleet.workers(new=False)
         many = workers > p.maximum or fleet.count(job.pool) - fleet.coming[job.pool] > pool.maximum
-        # Exceeding the maximum by rounding is better than work without any job, except under an order.
-        is_borne = job.name in lone and not p.ordered
-        bound = p.minimum + (rounding if is_borne else pool.processes - 1)
-        if not many or workers <= bound:
+        # Rounding to whole jobs may exceed the minimum.
+        if not many or workers < p.minimum + pool.processes:
             continue
         if p.ordered or (_may_be_excess(fleet, job) and not job.held):
             leavers.take(job)
@@ -226,64 +218,14 @@ def _may_be_excess(fleet: Fleet, job: Job) -> bool:
     return nobody or not any(other.state == RUNNING for other in fleet.jobs)
 
 
-def _make_room(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
-    """Drain idle jobs where the maximum leaves no room for work that no present job may run.
-
-    Until the next step requests the other job, there may be fewer workers than the minimum.
-    """
-    for work in fleet.works:
-        asked = [fleet.pools[name].processes for name in work.pools if not fleet.pools[name].closed]
-        missing = min(asked, default=0) + fleet.workers() - fleet.parameters.maximum
-        if not asked or missing <= 0 or not starves(fleet, work):
-            continue
-        fresh = f" with {work.longest:.3g} s left" if work.lasts else ""
-        leavers = _Leavers(fleet, hold, f"room for work that only {' or '.join(work.pools)}{fresh} may run")
-        able = _dispensable(fleet, hold, work)
-        # If they are too few, none goes, since the work could not get its job in any case.
-        if sum(fleet.pools[job.pool].processes for job in able) < missing:
-            continue
-        for job in able:
-            if missing > 0 and leavers.take(job):
-                missing -= fleet.pools[job.pool].processes
-        return leavers.actions()
-    return []
-
-
-def _dispensable(fleet: Fleet, hold: _FreeMemory, work: MergedDemand) -> list[Job]:
-    """Return the idle or pending jobs that may not run a work; other work that could run now keeps one job."""
-    teams = _teams(fleet)
-    found = []
-    for job in sorted(fleet.jobs, key=_order):
-        idle = job.state == RUNNING and job.idle_for > 0.0 and not job.held and hold.admits(job)
-        if (idle or job.state == PENDING) and not work.admits(job) and {job.name} not in teams:
-            found.append(job)
-            teams = [team - {job.name} for team in teams]
-    return found
-
-
-def _teams(fleet: Fleet) -> list[set[Name]]:
-    """Return, for each work that could run something now, the jobs that may run it."""
-    return [_names(fleet.team(work)) for work in fleet.works if work.profile[0][1] > 0.0]
-
-
-def _names(jobs: Iterable[Job]) -> set[Name]:
-    return {job.name for job in jobs}
-
-
-def _dismiss(fleet: Fleet, hold: _FreeMemory, jobs: list[Job], why: str) -> list[Action]:
-    leavers = _Leavers(fleet, hold, why)
-    for job in jobs:
-        leavers.take(job)
-    return leavers.actions()
-
-
-def _dismiss_idle(fleet: Fleet, hold: _FreeMemory, idle: list[Job]) -> list[Action]:
+def _dismiss_idle(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
     """Drain the idle jobs that the work cannot use soon; a job kept by its data does not replace another."""
     leavers = _Leavers(fleet, hold, "nothing to do for longer than a new job would take to come")
     # One after the other, as each reduces the slack for the next.
     slack = _Slack(fleet)
-    for job in sorted(idle, key=_order):
-        if slack.spares(job) and leavers.take(job):
+    for job in sorted(fleet.jobs, key=_order):
+        is_idle = job.state == RUNNING and not job.held and job.idle_for >= fleet.outlook[job.pool].limit
+        if is_idle and slack.spares(job) and leavers.take(job):
             slack.drop(job)
     return leavers.actions()
 
@@ -315,6 +257,9 @@ class _Slack:
     def __init__(self, fleet: Fleet, within: float | None = None) -> None:
         self._fleet = fleet
         self._workers = fleet.workers()
+        # Work that no job may run, and that the maximum has no room for, takes the place of idle jobs.
+        starving = sum(fleet.least_job(work) for work in fleet.works if starves(fleet, work))
+        self._minimum = fleet.parameters.minimum - max(starving - max(fleet.vacant(), 0.0), 0.0)
         self._counts = {name: fleet.count(name) for name in fleet.pools}
         # the third value: threads of pending and new jobs, by pool
         self._slack: list[tuple[MergedDemand, float, dict[Name, float]]] = []
@@ -334,8 +279,8 @@ class _Slack:
 
     def spares(self, job: Job) -> bool:
         """Return whether neither the work nor the bounds need a job."""
-        p, pool = self._fleet.parameters, self._fleet.pools[job.pool]
-        if self._workers - pool.processes < p.minimum or self._counts[job.pool] - 1 < pool.minimum:
+        pool = self._fleet.pools[job.pool]
+        if self._workers - pool.processes < self._minimum or self._counts[job.pool] - 1 < pool.minimum:
             return False
         return all(
             left - self._elsewhere(job, waiting) >= self._fleet.power(work, job.pool, job.threads)
@@ -364,6 +309,6 @@ class _Slack:
 def _width(fleet: Fleet, work: MergedDemand, powers: dict[Name, float], within: float | None) -> float:
     """Return the threads that a work could use at a time, at the speed of its fastest pool."""
     if within is None:
-        within = max(fleet.lead(name) + fleet.limit(name) for name in work.pools)
+        within = max(fleet.outlook[name].lead + fleet.outlook[name].limit for name in work.pools)
     speed = max(work.speed(name) for name in work.pools)
     return speed * peak(work.profile, sum(powers.values()), within, fastest(work, powers))

@@ -76,23 +76,23 @@ def step(
 
 def _advice(fleet: Fleet) -> dict[Name, str]:
     """Return what to change for pools whose jobs live too short to run a task, or to hand over their results."""
-    last, there = fleet.parameters.notice, (*fleet.jobs, *fleet.spent)
-    is_taken_over = any(job.threads and job.ends_in > last for job in there)
-    ends = [job.pool for job in fleet.spent if job.ends_in <= last and job.unique > 0]
-    found = {
-        name: f"results of jobs of {name} are lost at their end: a job lives {fleet.working_life(name):.3g} s after its"
-        f" start-up, and a successor takes {fleet.lead(name):.3g} s to come; give them a longer walltime or --lifetime,"
-        " or allow a surge"
-        for name in ends
-        if not is_taken_over
-    }
+    last, found = fleet.parameters.notice, {}
+    if not any(job.threads and job.ends_in > last for job in (*fleet.jobs, *fleet.spent)):
+        for name in {job.pool for job in fleet.spent if job.ends_in <= last and job.unique > 0}:
+            outlook = fleet.outlook[name]
+            found[name] = (
+                f"results of jobs of {name} are lost at their end: a job lives {outlook.working_life:.3g} s after its"
+                f" start-up, and a successor takes {outlook.lead:.3g} s to come; give them a longer walltime or"
+                " --lifetime, or allow a surge"
+            )
     for item in fleet.works:
-        if not any(fleet.suffices(name, item) for name in item.pools):
-            name = max(item.pools, key=fleet.working_life)
-            least = fleet.pools[name].start_up + (item.longest + SPARE) / item.speed(name)
+        if not any(fleet.outlook[name].suffices(item) for name in item.pools):
+            outlook = max((fleet.outlook[name] for name in item.pools), key=lambda each: each.working_life)
+            name = outlook.pool.name
+            least = outlook.pool.start_up + (item.longest + SPARE) / item.speed(name)
             found[name] = (
                 f"no job has the time for tasks of {item.longest:.3g} s: one of {name} lives"
-                f" {fleet.working_life(name):.3g} s after its start-up; give it a walltime of at least {ceil(least)} s,"
+                f" {outlook.working_life:.3g} s after its start-up; give it a walltime of at least {ceil(least)} s,"
                 " and no shorter --lifetime"
             )
     return found

@@ -243,8 +243,9 @@ class Elastic(upstream_deploy.Adapting):
         async with self._turn:
             other = upstream_deploy.controller_of(self.cluster)
             if other is self or not isinstance(other, Elastic) or not other._is_on:
-                with suppress(OSError):  # the scheduler is gone
-                    await self._tell_exposed({})
+                if self._told_exposed:
+                    with suppress(OSError):  # the scheduler is gone
+                        await self._tell_exposed({})
                 self._told_exposed = None  # later changes are not reported
 
     def _began(self) -> None:
