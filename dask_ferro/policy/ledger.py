@@ -108,7 +108,7 @@ class Ledger(LedgerView):
             return []
         self._everyone.remove(address)
         self._classify()
-        gone = [entry.key for entry in (*row.running.values(), *(e for _, _, e in row.queue))]
+        gone = [e.key for e in row.running.values()] + [e.key for _, _, e in row.queue]
         gone += [e.key for e in self.entries.values() if e.worker is row and e.thief is not None]
         for key in gone:
             self.finish(self._now, key)
