@@ -1,19 +1,15 @@
 """The options of dask_ferro: each is declared once, with its default, unit, bounds and meaning.
 
-    @dataclass(frozen=True)
-    class CacheOptions:
-        bytes: int = size("2GiB", "Maximum size of the sessions and weights that one worker process keeps; ...")
+    bytes: int = size("2GiB", "Maximum size of the sessions and weights that one worker process keeps; ...")
 
-A function of this module declares the field; its default stands as a user writes it.  `OPTIONS` has all options of the
-section `ferro` of Dask's configuration by key, and `config` reads their values.  Parameters that no user needs to set
-are constants, or fields of a policy's parameters, with the reason for their value.  Values are seconds, bytes, counts
-and shares.
+`OPTIONS` has all options of the section `ferro` of Dask's configuration by key, and `config` reads their values.
+Parameters that no user needs to set are constants, or fields of a policy's parameters, with the reason for their value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from math import inf
 from os import PathLike, fspath
 from typing import Any
@@ -214,14 +210,9 @@ def mapping(help: str, unit: str) -> Any:
     return _field(None, help, unit, "a mapping of names to values, or null", read)
 
 
-def option_of(one: Field[Any]) -> Option | None:
-    """Return the option of a dataclass' field, or None."""
-    return one.metadata.get("option")
-
-
 def options_of(kind: type) -> dict[str, Option]:
     """Return the options of a class by the names of their fields."""
-    return {one.name: option for one in fields(kind) if (option := option_of(one)) is not None}
+    return {one.name: one.metadata["option"] for one in fields(kind) if "option" in one.metadata}
 
 
 # ---- all options of the configuration ----------------------------------------------------------------------
@@ -501,8 +492,6 @@ SECTIONS: dict[str, type] = {
     "stream.": StreamOptions,
 }
 # All options by key without "ferro.", such as "cache.bytes".
-OPTIONS: dict[str, Option] = {
-    prefix + name.replace("_", "-"): option
-    for prefix, kind in SECTIONS.items()
-    for name, option in options_of(kind).items()
-}
+OPTIONS: dict[str, Option] = {}
+for _prefix, _kind in SECTIONS.items():
+    OPTIONS |= {_prefix + name.replace("_", "-"): option for name, option in options_of(_kind).items()}

@@ -33,6 +33,7 @@ def config(prefix: str, changed: bool, as_json: bool, markdown: bool, debug: boo
     from dask_ferro.views.options import page, show_options
     from dask_ferro.views.terminal import show_wide
 
+    # Without the current values, and so without what is wrong with them.
     if markdown:
         click.echo(page(), nl=False)
         return
