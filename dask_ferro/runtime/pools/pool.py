@@ -216,9 +216,11 @@ def failure_limits() -> tuple[float, float, float]:
     ConfigError
         For an invalid value in the configuration.
     """
-    keys = ("failures", "failures-in-window", "failures-window")
-    row, window, seconds = (config.value(f"elastic.{key}") for key in keys)
-    return row, window, seconds
+    return (
+        config.value("elastic.failures"),
+        config.value("elastic.failures-in-window"),
+        config.value("elastic.failures-window"),
+    )
 
 
 def checked_name(name: object) -> str:
