@@ -78,6 +78,7 @@ bench: $(VENV)/.installed-dev ## all benchmarks at full size; prints tables, wri
 	$(BIN)/python benchmarks/bundles.py --workers 2 4 8 --json benchmarks/results/bundles.json
 	$(BIN)/python benchmarks/real.py --json benchmarks/results/real.json
 	$(BIN)/python benchmarks/elastic.py --json benchmarks/results/elastic.json
+	$(BIN)/python benchmarks/ablation.py --json benchmarks/results/ablation.json
 	$(BIN)/python benchmarks/preemption.py --json benchmarks/results/preemption.json
 	$(BIN)/python benchmarks/views.py --json benchmarks/results/views.json
 	$(BIN)/python benchmarks/heterogeneous.py --json benchmarks/results/heterogeneous.json

@@ -34,11 +34,11 @@ import dask.array as da  # noqa: E402
 import measure  # noqa: E402
 from distributed import Client  # noqa: E402
 from real import CONTENDERS, clusters  # noqa: E402
+from simulated.graph_builder import GraphBuilder  # noqa: E402
 
 from dask_ferro.simulate.cluster import VirtualCluster  # noqa: E402
 from dask_ferro.simulate.engine import simulate  # noqa: E402
 from dask_ferro.simulate.graphs.bundles import in_bundles  # noqa: E402
-from dask_ferro.simulate.graphs.graph_builder import GraphBuilder  # noqa: E402
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph  # noqa: E402
 
 LONGEST_S, FIRST_S, SHORTEST_S = 0.064, 0.004, 0.0001

@@ -37,16 +37,16 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 import measure  # noqa: E402
 from distributed import Adaptive, Client, wait  # noqa: E402
 from iterated import Iterated, Tiles, tiles  # noqa: E402
+from simulated.elastic.controllers import Scaling  # noqa: E402
+from simulated.elastic.pools import VirtualPool  # noqa: E402
+from simulated.elastic.run import simulate_elastic  # noqa: E402
+from simulated.stock_adaptive import StockAdaptive  # noqa: E402
+from simulated.tiled_linalg import iterated_gemm  # noqa: E402
 from slurm_jobs import Meter  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.policy.scaling.step import ScalingParameters  # noqa: E402
-from dask_ferro.simulate.baselines.stock_adaptive import StockAdaptive  # noqa: E402
-from dask_ferro.simulate.elastic.controllers import Scaling  # noqa: E402
-from dask_ferro.simulate.elastic.pools import VirtualPool  # noqa: E402
-from dask_ferro.simulate.elastic.run import simulate_elastic  # noqa: E402
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec  # noqa: E402
-from dask_ferro.simulate.graphs.tiled_linalg import iterated_gemm  # noqa: E402
 
 CONTENDERS = ("stock", "ferro")
 TILED = ("gemm", "cholesky")

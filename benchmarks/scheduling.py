@@ -38,6 +38,8 @@ import dask  # noqa: E402
 import dask.order  # noqa: E402
 import measure  # noqa: E402
 from distributed import Client  # noqa: E402
+from simulated.contenders import simulate  # noqa: E402
+from simulated.generators import NAMES, build  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.policy.events import Ask, Assigned, Joined, MessagesSent, Tick, Withdrawn  # noqa: E402
@@ -47,8 +49,6 @@ from dask_ferro.policy.stealing.informed import StealingParameters  # noqa: E402
 from dask_ferro.policy.stealing.policies import named  # noqa: E402
 from dask_ferro.policy.worker_load import Entry, WorkerLoad  # noqa: E402
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker  # noqa: E402
-from dask_ferro.simulate.engine import simulate  # noqa: E402
-from dask_ferro.simulate.graphs.generators import NAMES, build  # noqa: E402
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec  # noqa: E402
 from dask_ferro.testing import workload_kernels  # noqa: E402
 

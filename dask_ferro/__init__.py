@@ -51,9 +51,6 @@ if TYPE_CHECKING:
 
 __version__: str
 
-# Before all other imports, so that Ctrl-C ends a command line that is still importing; it does nothing elsewhere.
-import_module("dask_ferro.commands.early").listen()
-
 # Public names by the module that defines them.
 _MODULES = {
     "commands.progress": ("progress",),
@@ -127,18 +124,14 @@ __all__ = [
 import_module("dask_ferro.trace")
 globals().pop("trace", None)
 
-# The runtime calls pages and reports that it may not import; this module may import every layer, so it registers them.
-import_module("dask_ferro.views.handed").hand()
-
 
 def _loaded(name: str, module: str) -> Any:
     """Import a module; where an optional dependency is missing, raise an error that names the extra to install."""
-    if module == "dask_ferro.runtime.slurm.cluster":
-        import_module("dask_ferro.commands.early").load_jobqueue()
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "dask_jobqueue":
+            # What else is missing is no extra, but a fault of the installation.
             raise
         from dask_ferro.errors import ConfigError
 

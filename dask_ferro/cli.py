@@ -18,7 +18,6 @@ import click
 from dask_ferro.commands import arguments
 from dask_ferro.commands.check import check
 from dask_ferro.commands.config import config as config_
-from dask_ferro.commands.early import at_once, load_jobqueue
 from dask_ferro.commands.faults import Group, leave
 from dask_ferro.commands.jobs import jobs
 from dask_ferro.commands.pools import pools
@@ -27,8 +26,6 @@ from dask_ferro.commands.top import top
 
 if TYPE_CHECKING:
     from signal import Signals
-
-    from dask_ferro.runtime.jobs.job_config import JobConfig
 
 ARRAY_FILES = (".npy", ".npz")
 
@@ -43,6 +40,14 @@ def _granularity(value: str) -> str | float:
         if 0.0 < float(value) < float("inf"):
             return float(value)
     raise click.BadParameter(f"{value!r} is neither auto, op, model nor a positive number of seconds")
+
+
+def _parameter(text: str) -> tuple[str, int | float]:
+    name, _, number = text.partition("=")
+    try:
+        return name.strip(), float(number) if set(number) & set(".e") else int(number)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not of the form NAME=NUMBER") from None
 
 
 def _array_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -79,8 +84,10 @@ def main() -> None:
 
 @main.command()
 @click.argument("model", type=_MODEL, required=False)
-@arguments.workload("A built-in graph in place of MODEL, for instance imbalanced.")
-@arguments.parameters("A parameter of the built-in graph.")
+@click.option("--workload", metavar="NAME", help="A built-in graph in place of MODEL, such as imbalanced.")
+@click.option(
+    "--param", "params", type=_parameter, multiple=True, metavar="NAME=NUMBER", help="Of the graph."
+)
 @click.option(
     "--input",
     "source",
@@ -110,7 +117,7 @@ def main() -> None:
 @click.option(
     "--trace",
     metavar="FILE",
-    help="Record the last run: .ferrotrace (for replay), .json (for Perfetto), .html (a report).",
+    help="Record the last run: .ferrotrace (for replay) or .json (for Perfetto).",
 )
 @arguments.as_json
 @arguments.debug
@@ -119,7 +126,7 @@ def run(**options: Any) -> None:
 
     \b
     dask ferro run mlp.onnx --input x.npy --output y.npy --workers 4
-    dask ferro run --workload imbalanced --workers 8 --trace run.html
+    dask ferro run --workload imbalanced --workers 8 --trace run.json
     """
     # Before the imports, which take a second: a wrong call is reported at once.
     _check_run(options)
@@ -193,22 +200,18 @@ def import_(
 
 
 @main.command()
-@arguments.workload("A built-in task graph, for instance cholesky.")
 @click.option(
-    "--graph", "recorded", type=_MODEL, help="A recorded run (.ferrotrace) or a WfCommons file (.json)."
+    "--graph", type=_MODEL, required=True, help="A recorded run (.ferrotrace) or a WfCommons file (.json)."
 )
-@arguments.parameters("A parameter of the workload.")
 @click.option("--workers", type=_AT_LEAST_ONE, default=8, show_default=True, help="Virtual workers.")
 @click.option("--threads", type=_AT_LEAST_ONE, default=1, show_default=True, help="Threads of each.")
-@arguments.policies("Policies to compare; stock-none is stock Dask without stealing.")
+@arguments.policies("Policies to compare.")
 @click.option("--bundles", is_flag=True, help="Compare with the graph in bundles, as ff.bundled makes them.")
 @arguments.seed
 @arguments.as_json
 @arguments.debug
 def simulate(
-    workload: str | None,
-    recorded: str | None,
-    params: tuple[tuple[str, Any], ...],
+    graph: str,
     workers: int,
     threads: int,
     policies: tuple[str, ...],
@@ -220,13 +223,9 @@ def simulate(
     """Simulate a task graph under several policies, and compare.
 
     \b
-    dask ferro simulate --workload cholesky --workers 1000 --policy informed,stock
     dask ferro simulate --graph run.ferrotrace --workers 64
+    dask ferro simulate --graph workflow.json --workers 1000 --policy informed,none
     """
-    if bool(workload) == bool(recorded):
-        raise click.UsageError("give either --workload NAME or --graph FILE")
-    if recorded and params:
-        raise click.UsageError("--param goes with --workload")
     from dask_ferro.runtime.plugin.settings import Settings
     from dask_ferro.simulate import compare
     from dask_ferro.simulate.cluster import VirtualCluster
@@ -234,10 +233,9 @@ def simulate(
     from dask_ferro.views.terminal import console
 
     # With the user's own settings, as `ff.install` would use them here.
-    graph = compare.workload(workload, dict(params)) if workload else compare.recorded(str(recorded))
-    cluster = VirtualCluster.local(workers, threads)
-    rules = Settings.configured().rules
-    found = compare.compare(graph, cluster, policies, rules=rules, seed=seed, bundles=bundles)
+    cluster, rules = VirtualCluster.local(workers, threads), Settings.configured().rules
+    recorded = compare.recorded(graph)
+    found = compare.compare(recorded, cluster, policies, rules=rules, seed=seed, bundles=bundles)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
     else:
@@ -245,7 +243,19 @@ def simulate(
 
 
 @main.command()
-@arguments.job_configuration("A shipped job configuration, or your own.", required=True)
+@click.option(
+    "--config",
+    "source",
+    metavar="NAME|FILE",
+    help="A shipped job configuration, or a file of Dask's configuration  [default: ~/.config/dask].",
+)
+@click.option(
+    "--config-name",
+    default="slurm",
+    show_default=True,
+    metavar="SECTION",
+    help="The section of `jobqueue` that describes the jobs.",
+)
 @click.option("--minimum", type=click.IntRange(min=0), help="Workers, at least.")
 @click.option("--maximum", type=_AT_LEAST_ONE, help="Workers, at most.")
 @click.option("--name", help="Name of the cluster and of its jobs in the queue.")
@@ -255,28 +265,15 @@ def simulate(
     callback=_in_folder,
     help="Where to write the scheduler's address while it runs.",
 )
-@click.option(
-    "--journal",
-    type=_WRITTEN,
-    callback=_in_folder,
-    help="File for a record of all jobs, by which a restart finds the jobs of a cluster that was killed.",
-)
-@click.option(
-    "--keep",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="With --journal: how long pending jobs are kept for a restart  [default: 0].",
-)
 @click.option("--dry-run", is_flag=True, help="Print the job script and start nothing.")
 @arguments.debug
 def cluster(
-    source: str,
+    source: str | None,
+    config_name: str,
     minimum: int | None,
     maximum: int | None,
     name: str | None,
     scheduler_file: Path | None,
-    journal: Path | None,
-    keep: float | None,
     dry_run: bool,
     debug: bool,
 ) -> None:
@@ -288,19 +285,18 @@ def cluster(
     dask ferro cluster --config slurm-gpu --minimum 0 --maximum 16
     dask ferro cluster --config ./mine.yaml --dry-run
     """
-    with at_once():
-        # Ctrl-C during these imports ends the command at once (`at_once`): nothing has been started.
-        load_jobqueue()
-        from dask_ferro.runtime.jobs.job_config import load
+    from dask_ferro.runtime.elastic.options import bounds_of
+    from dask_ferro.runtime.jobs.job_config import use
+    from dask_ferro.runtime.local.foreground import scripts
 
-        config = load(source)
-        if dry_run:
-            _print_scripts(config.scripts())
-            return
-        # One name for both: workers are found in the queue by the name that Dask shows.
-        named = {} if name is None else {"name": name, "job_name": name}
-        kept = {key: value for key, value in {"journal": journal, "keep": keep}.items() if value is not None}
-        stopped_by = _stand(config.bounded(minimum, maximum), scheduler_file, named | kept)
+    if source is not None:
+        use(source)
+    if dry_run:
+        _print_scripts(scripts(config_name=config_name))
+        return
+    # One name for both: workers are found in the queue by the name that Dask shows.
+    named = {} if name is None else {"name": name, "job_name": name}
+    stopped_by = _stand(bounds_of(minimum, maximum), scheduler_file, named | {"config_name": config_name})
     if stopped_by is None:
         # Not an error: a client asked for it.
         click.echo("a client shut the cluster down", err=True)
@@ -313,18 +309,18 @@ def _print_scripts(scripts: Mapping[str, str]) -> None:
         click.echo((f"# ---- pool {pool}\n" if len(scripts) > 1 else "") + script)
 
 
-def _stand(config: JobConfig, scheduler_file: Path | None, keywords: Mapping[str, Any]) -> Signals | None:
+def _stand(
+    bounds: Mapping[str, float], scheduler_file: Path | None, keywords: Mapping[str, Any]
+) -> Signals | None:
     """Print what a cluster does until it ends; return the signal that ended it, or None."""
     from dask_ferro.runtime.local.foreground import standing
     from dask_ferro.views.terminal import console, facts
 
-    bounds = config.elastic
-    with standing(config, scheduler_file=scheduler_file, **keywords) as cluster:
+    with standing(bounds, scheduler_file=scheduler_file, **keywords) as cluster:
         rows = (
             ("scheduler", cluster.address),
             ("dashboard", cluster.dashboard or "none"),
-            ("workers", f"{bounds['minimum']} to {bounds['maximum']}"),
-            ("jobs", str(config.path)),
+            ("workers", f"{bounds['minimum']:g} to {bounds['maximum']:g}"),
         )
         facts(console(), rows)
         for change in cluster.changes():

@@ -8,7 +8,8 @@ reported together, and always before a task is submitted.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, TypeGuard
 
 
 def _join(headline: str, problems: tuple[str, ...]) -> str:
@@ -77,3 +78,18 @@ class ConfigError(ValueError):
     ...     print(error)
     argument: a name is a string that is not empty, got ''
     """
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ", did you mean ...?" with the closest known word, or "" if none is close.
+
+    >>> did_you_mean("tresh", ["threshold", "tick"]), did_you_mean("zzz", ["tick"])
+    (', did you mean threshold?', '')
+    """
+    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def is_count(value: object, least: int = 1) -> TypeGuard[int]:
+    """Return whether a value is a whole number of at least `least`; a bool is not, though Python's is an int."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

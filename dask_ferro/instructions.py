@@ -1,6 +1,6 @@
 """`ff.tape`: the instructions that a run executed, one a row, in the order in which they started.
 
-The rows are read from the run's `Trace`, the same one that the views draw; there is no second log.  Where the ops
+The rows are read from the run's `Trace`; there is no second log.  Where the ops
 inside of bundles were recorded (`ff.trace(client, ops=True)`) a row is an op, elsewhere a task: a bundle, an action of
 a pipeline, a step of a collective.  A transfer of a task's input is a row of its own, "transfer", with the region,
 placement, stage and micro-batch of that task.  Seconds are the duration of the instruction, sizes are bytes.
@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.trace import About, Span, Trace
 
@@ -79,9 +78,6 @@ class Instructions(tuple[Instruction, ...]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} instructions{f', without {self.missing}' if self.missing else ''}>"
-
-    def _repr_html_(self) -> str:
-        return in_notebook("tape", self)
 
     def __str__(self) -> str:
         cells = [Instruction._fields, *map(_cells, self)]

@@ -3,43 +3,29 @@
     <path>.ferro-lock    exists while the lock is held (a sink by a run, a journal by a cluster): host, pid, start time
 
 The lock is `flock`, which the kernel releases when the process ends for whatever reason.  Linux forwards it over NFS,
-and Lustre does where it is mounted with `flock`.  For file systems without it, or where it covers one host only, the
-modification time of the file is a lease: the holder renews it, and a process that finds the file of another host
-watches it for `ferro.stream.lease` before taking over.  Only changes count, so the hosts' clocks need not agree.
-
-A holder that was suspended for longer than the lease has lost the lock when it resumes.  It then does no harm: it
-writes only to files named after its own run (`parts`), and calls `Hold.check` before each step that others would see.
+and Lustre does where it is mounted with `flock`.  A file system without it is refused.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import socket
 import stat
-import threading
-import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from dask_ferro import config, portable
+from dask_ferro import portable
 from dask_ferro.errors import ConfigError
 
 SUFFIX = ".ferro-lock"
-# Renewals per lease: a file server that stalls for 11/12 of a lease does not cost a run its lock.
-SIGNS = 12
-# How often another host's lock file is checked during a lease.
-LOOKS = 20
 # Error numbers of file systems without `flock`.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 
-logger = logging.getLogger(__name__)
 _handles: set[int] = set()
 
 
@@ -74,40 +60,30 @@ class Hold:
         The locked path, and its lock file.
     handle : int
         File descriptor of the lock file; the lock is held while it is open.
-    token : str
-        Identifies this holder in the file.
     """
 
     sink: str
     path: str
     handle: int
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
     words: Words = SINK
     pid: int = field(default_factory=os.getpid)
 
     def check(self) -> None:
-        """Raise `ConfigError` if another process took the lock over because this one seemed dead."""
-        found = _said(self.path)
-        if found is None or found.get("token") != self.token:
-            raise lost(self.sink, found, self.words)
-
-    def claim(self) -> None:
-        """Write the holder's host, process id and start time into the lock file."""
-        text = json.dumps(record(self.token)).encode()
-        os.write(self.handle, text)
-        os.ftruncate(self.handle, len(text))
-
-    def beat(self) -> None:
-        """Renew the lease."""
-        os.utime(self.handle)
+        """Raise `ConfigError` if the lock file was removed, so that another process may hold a new one."""
+        # Somebody may have removed it by hand; the next process then locks a new file at the same path.
+        if not _is_at(self.handle, self.path):
+            raise ConfigError(
+                f"{self.words.thing} {self.sink!r}: its lock file {self.path!r} was removed or replaced while it was"
+                f" {self.words.done}; nothing of another run was touched"
+            )
 
     def release(self) -> None:
-        """Release the lock, and remove its file if it is still this holder's.  Does nothing in a forked process."""
+        """Release the lock, and remove its file.  Does nothing in a forked process."""
         if os.getpid() != self.pid:
             return
         # If the file system is gone, so is the lock.
         with suppress(OSError):
-            if (_said(self.path) or {"token": self.token})["token"] == self.token:
+            if _is_at(self.handle, self.path):
                 os.unlink(self.path)
         _close(self.handle)
 
@@ -119,8 +95,8 @@ def held(sinks: Sequence[str], words: Words = SINK) -> Iterator[list[Hold]]:
     Raises
     ------
     ConfigError
-        If another process holds one (the message has its host, process id and start time), or if the system or the
-        folder cannot have lock files, as on Windows.
+        If another process holds one (the message has its host, process id and start time), or if the system, the
+        file system or the folder cannot have such lock files.
     """
     if not portable.has_locks():
         raise ConfigError(
@@ -128,15 +104,7 @@ def held(sinks: Sequence[str], words: Words = SINK) -> Iterator[list[Hold]]:
             " this system does not have; use Linux or macOS"
         )
     with ExitStack() as stack:
-        holds = [_entered(stack, sink, words) for sink in sorted(sinks)]
-        ended = threading.Event()
-        beating = threading.Thread(target=_beat, args=(holds, ended), name="ferro-stream-lock", daemon=True)
-        beating.start()
-        try:
-            yield holds
-        finally:
-            ended.set()
-            beating.join()
+        yield [_entered(stack, sink, words) for sink in sorted(sinks)]
 
 
 def _entered(stack: ExitStack, sink: str, words: Words) -> Hold:
@@ -147,7 +115,10 @@ def _entered(stack: ExitStack, sink: str, words: Words) -> Hold:
             stack.callback(_remove_empty, folder)
         hold = _acquired(sink, words)
         stack.callback(hold.release)
-        hold.claim()
+        # Only once the lock is held: until then the file names its last holder.
+        text = json.dumps(record()).encode()
+        os.write(hold.handle, text)
+        os.ftruncate(hold.handle, len(text))
     except OSError as error:
         raise ConfigError(
             f"{words.thing} {sink!r} cannot be written: {error.strerror} ({error.filename or sink!r}); choose another"
@@ -163,7 +134,7 @@ def _remove_empty(folder: str) -> None:
 
 
 def _acquired(sink: str, words: Words) -> Hold:
-    """Acquire the lock of a sink; its file does not name the holder yet (`Hold.claim`)."""
+    """Acquire the lock of a sink; its file does not name the holder yet."""
     path = sink + SUFFIX
     while True:
         # Never through a link: another user's link could lead to a file that would be overwritten.
@@ -172,12 +143,9 @@ def _acquired(sink: str, words: Words) -> Hold:
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise OSError(errno.EINVAL, "a lock has to be a file", path)
-            shared = _flock(handle, sink, path, words)
-            found = _said(path)
-            if found is not None and not (shared and found.get("machine") == _machine()):
-                _watch(sink, path, found, words)
+            _flock(handle, sink, path, words)
             if _is_at(handle, path):
-                return Hold(sink, path, handle, words=words)
+                return Hold(sink, path, handle, words)
         except BaseException:
             _close(handle)
             raise
@@ -185,55 +153,28 @@ def _acquired(sink: str, words: Words) -> Hold:
         _close(handle)
 
 
-def _flock(handle: int, sink: str, path: str, words: Words) -> bool:
-    """Lock a file; return whether the file system has locks, and raise if another process holds it."""
+def _flock(handle: int, sink: str, path: str, words: Words) -> None:
+    """Lock a file; raise `ConfigError` if another process holds it, or the file system has no such locks."""
     try:
         portable.lock(handle)
     except BlockingIOError:
         raise refused(sink, _said(path), words) from None
     except OSError as error:
-        if error.errno in _UNSUPPORTED:
-            return False
-        raise
-    return True
+        if error.errno not in _UNSUPPORTED:
+            raise
+        raise ConfigError(
+            f"{words.thing} {sink!r} cannot be {words.done}: {words.who} locks it by flock, which its file system does"
+            " not have; choose a path on another one, or have it mounted with flock"
+        ) from error
 
 
-def _watch(sink: str, path: str, found: dict[str, Any], words: Words) -> None:
-    """Raise if the holder on another host renews its lease in time; otherwise remove its lock file."""
-    lease = config.value("stream.lease")
-    logger.warning(
-        "%s %r has a lock of %s; %s waits %g s for a sign of life from there (ferro.stream.lease)",
-        words.thing, sink, who(found), words.who, lease,
-    )  # fmt: skip
-    seen = _changed_at(path)
-    for _ in range(LOOKS):
-        time.sleep(lease / LOOKS)
-        if (now := _changed_at(path)) is not None and now != seen:
-            raise refused(sink, _said(path), words)
-    said = _said(path)
-    if said is not None and said.get("token") == found.get("token"):
-        with suppress(FileNotFoundError):
-            # The next process that opens the path creates a new file.
-            os.unlink(path)
-
-
-def record(token: str) -> dict[str, Any]:
-    """Return what this process writes into a lock that it holds by a token."""
+def record() -> dict[str, Any]:
+    """Return what a lock of this process has of its holder."""
     return {
         "host": socket.gethostname(),
-        "machine": _machine(),
         "pid": os.getpid(),
         "since": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
-        "token": token,
     }
-
-
-def lost(sink: str, found: dict[str, Any] | None, words: Words = SINK) -> ConfigError:
-    """Return the error for a lock that another process took over; `found` is the record in it."""
-    return ConfigError(
-        f"{words.thing} {sink!r} was taken over by {who(found)}: this process gave no sign of life"
-        f" for {config.value('stream.lease'):g} s (ferro.stream.lease); nothing of that run was touched"
-    )
 
 
 def refused(sink: str, found: dict[str, Any] | None, words: Words = SINK) -> ConfigError:
@@ -256,19 +197,10 @@ def _said(path: str) -> dict[str, Any] | None:
     try:
         with open(path, "rb") as file:
             found = json.loads(file.read())
-    # A file that is not JSON was not written by `claim`.
+    # A file that is not JSON was not written by this module.
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _changed_at(path: str) -> int | None:
-    try:
-        # `open` asks the file server: NFS answers a plain `stat` from a cache that is up to a minute old.
-        with open(path, "rb") as file:
-            return os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError:
-        return None
 
 
 def _is_at(handle: int, path: str) -> bool:
@@ -276,23 +208,6 @@ def _is_at(handle: int, path: str) -> bool:
         return os.path.samestat(os.fstat(handle), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
         return False
-
-
-def _machine() -> str:
-    """Return the boot id of this machine: `flock` releases a lock of the same boot when its holder ends."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return socket.gethostname()
-
-
-def _beat(holds: Sequence[Hold], ended: threading.Event) -> None:
-    while not ended.wait(config.value("stream.lease") / SIGNS):
-        for hold in holds:
-            # The next renewal may succeed; `check` finds out whether the lock was lost.
-            with suppress(OSError):
-                hold.beat()
 
 
 def _close(handle: int) -> None:

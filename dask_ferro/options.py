@@ -1,33 +1,33 @@
-"""Declarations of options: name, default, unit, bounds and meaning are written once, at the dataclass field.
+"""The options of dask_ferro: each is declared once, with its default, unit, bounds and meaning.
 
-    @dataclass(frozen=True)
-    class CacheOptions:
-        bytes: int = size("2GiB", "Sessions and weights that one worker process keeps.")
+    bytes: int = size("2GiB", "Maximum size of the sessions and weights that one worker process keeps; ...")
 
-A function of this module makes the field; its default is written as a user writes it.  `sections` has all options of
-Dask's configuration, and `config` reads them.  Nothing here reads a value, so layers that may not import Dask can
-declare options too.  Values are seconds, bytes, counts and shares.
+`OPTIONS` has all options of the section `ferro` of Dask's configuration by key, and `config` reads their values.
+Parameters that no user needs to set are constants, or fields of a policy's parameters, with the reason for their value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from math import inf
-from typing import Any, TypeGuard
+from os import PathLike, fspath
+from typing import Any
 
-_OPTION, _SECTION = "option", "section"
-_UNITS = {
-    "us": 1e-6,
-    "ms": 1e-3,
-    "s": 1.0,
-    "m": 60.0,
-    "kB": 1e3,
-    "KiB": 2.0**10,
-    "MB": 1e6,
-    "MiB": 2.0**20,
-    "GiB": 2.0**30,
+from dask.utils import parse_bytes, parse_timedelta
+
+from dask_ferro.policy.stealing.policies import POLICIES as NAMED
+
+AUTO, OFF = "auto", "none"
+POLICIES = (AUTO, *NAMED)
+DEVICES = ("cpu", "gpu")
+
+# The same word arrives as different values: YAML turns `off` into False and leaves `none` a string; from the
+# environment, Dask turns `none` into None and leaves `off` a string.
+_WORDS = {
+    **dict.fromkeys(("true", "on", "yes"), True),
+    **dict.fromkeys(("false", "off", "no"), False),
+    **dict.fromkeys(("none", "null", "~", ""), None),
 }
 
 
@@ -37,240 +37,461 @@ class Option:
 
     Attributes
     ----------
-    kind : str
-        How a value is parsed: "seconds", "size", "count", "number", "flag", "choice", "folder", "file" or "mapping".
     default : object
         As it is written in YAML.
     help : str
-        What the option does, in sentences.
+        Its meaning, in sentences; the first one begins with what could be its long name.
     unit : str
         The unit of a bare number; for a choice, its words.
-    least, most : float
-        Bounds of a number.
-    above : bool
-        Whether the value must be greater than `least`, not equal to it.
-    words : tuple of str
-        The words of a choice.
-    off : str or None
-        The meaning of "off", "false", "no" and null; None refuses these.
-    auto : bool
-        Whether "auto" and null are allowed.
-    nothing : object
-        The parsed value of "auto" and null.
-    name : str
-        The key, where it differs from the field's name.
+    wanted : str
+        The allowed values in words, for error messages.
+    reader : callable
+        Converts a value in which words such as "off" are replaced; raises an error for an invalid one.
     """
 
-    kind: str
     default: Any
     help: str
-    unit: str = ""
-    least: float = 0.0
-    most: float = inf
-    above: bool = False
-    words: tuple[str, ...] = ()
-    off: str | None = None
-    auto: bool = False
-    nothing: Any = None
-    name: str = ""
+    unit: str
+    wanted: str
+    reader: Callable[[Any], Any]
 
-    @property
-    def bounds(self) -> str:
-        """The bounds in words.
+    def parsed(self, written: Any) -> Any:
+        """Return a value, parsed from how it was written.
 
-        >>> Option("number", 0.5, "", least=0.0, most=1.0, above=True).bounds
-        'above 0, at most 1'
+        Raises
+        ------
+        ValueError
+            If it is not valid for the option.
         """
-        least = f"{'above' if self.above else 'of at least'} {self.least:g}"
-        return least if self.most == inf else f"{least}, at most {self.most:g}"
+        plain = written.strip() if isinstance(written, str) else written
+        try:
+            return self.reader(_WORDS.get(plain.lower(), plain) if isinstance(plain, str) else plain)
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError):
+            raise ValueError from None
 
-    @property
-    def wanted(self) -> str:
-        """The allowed values in words, for error messages."""
-        if self.kind == "choice":
-            return "one of " + ", ".join(self.words)
-        kinds = {
-            "seconds": f"a duration such as 5ms, or a number of seconds, {self.bounds}",
-            "size": f"a size such as 2GiB, or a number of bytes, {self.bounds}",
-            "count": f"a whole number {self.bounds}",
-            "number": f"a number {self.bounds}",
-            "flag": "True or False",
-            "folder": "the path of a folder, or null",
-            "file": "the path of a file, or null",
-            "mapping": "a mapping of names to values, or null",
-        }
-        also = ', or "auto"' if self.auto else ', or "off"' if self.off else ""
-        return kinds[self.kind] + also
-
-    def admits(self, value: float) -> bool:
-        """Return whether a number is within the bounds."""
-        return (value > self.least if self.above else value >= self.least) and value <= self.most
-
-
-@dataclass(frozen=True)
-class Section:
-    """Options of another class as a part of this one: below a key (`name`), or on the same level with a `prefix`."""
-
-    kind: type
-    name: str = ""
-    prefix: str = ""
-
-    @property
-    def keys(self) -> str:
-        """The prefix of its options' keys."""
-        return f"{self.name}." if self.name else self.prefix
+    def fault(self, written: Any, name: str = "") -> str:
+        """Return what is wrong with a value, as "got NAME=VALUE, wanted ..."; "" if it is valid."""
+        try:
+            self.parsed(written)
+        except ValueError:
+            return f"got {name}{'=' * bool(name)}{written!r}, wanted {self.wanted}"
+        return ""
 
 
 # ---- fields ------------------------------------------------------------------------------------------------
 
 
-def seconds(
-    default: str | None,
+def _field(default: Any, help: str, unit: str, wanted: str, reader: Callable[[Any], Any]) -> Any:
+    option = Option(default, help, unit, wanted, reader)
+    return field(default=option.parsed(default), metadata={"option": option})
+
+
+def _refused() -> Any:
+    raise ValueError
+
+
+def _number(
+    default: Any,
     help: str,
+    unit: str,
+    wanted: str,
+    convert: Callable[[Any], float],
     *,
-    above: bool = False,
-    most: float = inf,
-    off: bool = False,
-    auto: bool = False,
-    name: str = "",
-) -> Any:
-    """Return a field in seconds; if `off` is allowed, "off" and null are 0; if `auto` is, "auto" and null are None."""
-    word = "off" if off else None
-    option = Option(
-        "seconds", default, help, "seconds", most=most, above=above, off=word, auto=auto, name=name
-    )
-    return field(default=None if auto else _plain(default or "0s"), metadata={_OPTION: option})
-
-
-def size(default: str, help: str, *, auto: bool = False, unit: str = "bytes", least: int = 0) -> Any:
-    """Return a field in bytes; if `auto` is allowed, "auto" and null are None."""
-    option = Option("size", default, help, unit, least=least, auto=auto)
-    return field(default=None if default == "auto" else int(_plain(default)), metadata={_OPTION: option})
-
-
-def count(
-    default: Any, help: str, *, unit: str, least: int = 1, auto: bool = False, nothing: Any = None
-) -> Any:
-    """Return a field with a whole number; if `auto` is allowed, "auto" and null are `nothing`."""
-    option = Option("count", default, help, unit, least=least, auto=auto, nothing=nothing)
-    return field(default=nothing if default in (None, "auto") else default, metadata={_OPTION: option})
-
-
-def number(
-    default: float,
-    help: str,
-    *,
-    unit: str = "share",
     least: float = 0.0,
     most: float = inf,
     above: bool = False,
+    none: str = "",
+    nothing: Any = None,
 ) -> Any:
+    """Return a field with a number within bounds.
+
+    Parameters
+    ----------
+    above : bool
+        Whether the number must be greater than `least`, not equal to it.
+    none : str
+        "auto" or "null": the word that stands for `nothing`, as null does.
+    """
+    wanted += f" {'above' if above else 'of at least'} {least:g}" + (
+        f", at most {most:g}" if most < inf else ""
+    )
+    wanted += {AUTO: ', or "auto"', "null": ", or null", "": ""}[none]
+
+    def read(value: Any) -> Any:
+        is_off = value is False if none == "null" else str(value).lower() == AUTO
+        if none and (value is None or value == nothing or is_off):
+            return nothing
+        # In Python True is 1: `yes` would be a second, or a byte.
+        result = _refused() if isinstance(value, bool) else convert(value)
+        return result if (least < result if above else least <= result) and result <= most else _refused()
+
+    return _field(default, help, unit, wanted, read)
+
+
+def seconds(default: str | None, help: str, **bounds: Any) -> Any:
+    """Return a field in seconds; a number may be infinite."""
+
+    def convert(value: Any) -> float:
+        # `parse_timedelta` refuses infinity.
+        return value if isinstance(value, float) else float(parse_timedelta(value, default="s"))
+
+    return _number(
+        default, help, "seconds", "a duration such as 5ms, or a number of seconds,", convert, **bounds
+    )
+
+
+def size(default: str, help: str, **bounds: Any) -> Any:
+    """Return a field in bytes."""
+
+    def convert(value: Any) -> int:
+        return int(parse_bytes(value))
+
+    return _number(default, help, "bytes", "a size such as 2GiB, or a number of bytes,", convert, **bounds)
+
+
+def count(default: Any, help: str, unit: str, *, least: int = 1, **bounds: Any) -> Any:
+    """Return a field with a whole number."""
+
+    def convert(value: Any) -> int:
+        return int(value) if float(value).is_integer() else _refused()
+
+    return _number(default, help, unit, "a whole number", convert, least=least, **bounds)
+
+
+def number(default: float | None, help: str, unit: str = "share", **bounds: Any) -> Any:
     """Return a field with a number."""
-    option = Option("number", default, help, unit, least=least, most=most, above=above)
-    return field(default=float(default), metadata={_OPTION: option})
+    return _number(default, help, unit, "a number", float, **bounds)
+
+
+def _word(known: Mapping[Any, Any]) -> Callable[[Any], Any]:
+    return lambda value: known[value.lower() if isinstance(value, str) else value]
 
 
 def flag(default: bool | None, help: str) -> Any:
     """Return a boolean field; if its default is None, "auto" and null are allowed too."""
-    option = Option("flag", "auto" if default is None else default, help, "true, false", auto=default is None)
-    return field(default=default, metadata={_OPTION: option})
+    if default is None:
+        known = {True: True, False: False, None: None, AUTO: None}
+        return _field(AUTO, help, "true, false", 'True, False or "auto"', _word(known))
+    return _field(
+        default, help, "true, false", "True or False", _word({True: True, False: False, None: False})
+    )
 
 
-def choice(words: tuple[str, ...], help: str, *, off: str | None = None) -> Any:
-    """Return a field with one of some words, the first by default; `off` is the word for false and null."""
-    option = Option("choice", words[0], help, ", ".join(words), words=words, off=off)
-    return field(default=words[0], metadata={_OPTION: option})
+def choice(words: tuple[str, ...], help: str, off: str = "") -> Any:
+    """Return a field with one of some words, the first by default.
 
-
-def given(kind: str, help: str, unit: str = "path", default: str | None = None) -> Any:
-    """Return a field of kind "folder", "file" or "mapping"; null is parsed as None."""
-    return field(default=default, metadata={_OPTION: Option(kind, default, help, unit)})
-
-
-def section(kind: type, name: str = "", prefix: str = "") -> Any:
-    """Return a field that holds the options of another class."""
-    return field(default_factory=kind, metadata={_SECTION: Section(kind, name, prefix)})
-
-
-def _plain(written: str) -> float:
-    """Return a default in seconds or bytes.
-
-    >>> _plain("5ms"), _plain("64KiB")
-    (0.005, 65536.0)
+    Parameters
+    ----------
+    off : str, optional
+        The word for false and null; then true is the first one.  Without it, null is the first one.
     """
-    digits = written.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    return round(float(digits) * _UNITS[written[len(digits) :]], 9)
+    known = dict(zip(words, words, strict=True)) | {None: off or words[0]}
+    reader = _word(known | ({True: words[0], False: off} if off else {}))
+    return _field(words[0], help, ", ".join(words), "one of " + ", ".join(words), reader)
 
 
-# ---- reading declarations ----------------------------------------------------------------------------------
+def path(default: str | None, help: str) -> Any:
+    """Return a field with a path; null is None."""
+
+    def read(value: Any) -> str | None:
+        if value is None or value is False:
+            return None
+        return str(fspath(value)) if isinstance(value, str | PathLike) else _refused()
+
+    return _field(default, help, "path", "a path, or null", read)
 
 
-def option_of(one: Field[Any]) -> Option | None:
-    """Return the option of a dataclass' field, or None."""
-    return one.metadata.get(_OPTION)
+def mapping(help: str, unit: str) -> Any:
+    """Return a field with values by name; null is None."""
+
+    def read(value: Any) -> Mapping[str, Any] | None:
+        return value if value is None or isinstance(value, Mapping) else _refused()
+
+    return _field(None, help, unit, "a mapping of names to values, or null", read)
 
 
-def section_of(one: Field[Any]) -> Section | None:
-    """Return the section that a dataclass' field holds, or None."""
-    return one.metadata.get(_SECTION)
+def options_of(kind: type) -> dict[str, Option]:
+    """Return the options of a class by the names of their fields."""
+    return {one.name: one.metadata["option"] for one in fields(kind) if "option" in one.metadata}
 
 
-def key_of(one: Field[Any]) -> str:
-    """Return the key of a field's option, as it is written in YAML."""
-    option = option_of(one)
-    return (option.name if option is not None else "") or one.name.replace("_", "-")
+# ---- all options of the configuration ----------------------------------------------------------------------
 
 
-def options_of(kind: type, prefix: str = "") -> Iterator[tuple[str, Option]]:
-    """Yield the key and the option of each field of a class in order, its sections included."""
-    for one in fields(kind):
-        option, part = option_of(one), section_of(one)
-        if option is not None:
-            yield prefix + key_of(one), option
-        elif part is not None:
-            yield from options_of(part.kind, prefix + part.keys)
+@dataclass(frozen=True)
+class SharedOptions:
+    """`ferro`."""
+
+    store: str | None = path(
+        None,
+        "Folder that the client and every worker can read and write: models given as bytes are written there, and the"
+        " workers map them. Without one, they are written to a temporary folder, and a copy is sent to workers that"
+        " cannot read it.",
+    )
 
 
-def refuse_out_of_bounds(values: Any) -> None:
-    """Raise `ValueError` for an option of a dataclass whose number is out of bounds.
+@dataclass(frozen=True)
+class SessionOptions:
+    """`ferro.onnxruntime`."""
 
-    Raises
-    ------
-    ValueError
-        With the field, its value, and the bounds.
-    """
-    for one in fields(values):
-        option, value = option_of(one), getattr(values, one.name)
-        if option is not None and isinstance(value, int | float) and not option.admits(value):
-            raise ValueError(f"{one.name}: got {value!r}, wanted a number {option.bounds}")
-
-
-def is_count(value: object, least: int = 1) -> TypeGuard[int]:
-    """Return whether a value is a whole number of at least `least`; a bool is not, though Python's is an int."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def meant(word: str, known: Iterable[str]) -> str:
-    """Return ", did you mean ...?" with the closest known word, or "" if none is close.
-
-    >>> meant("tresh", ["threshold", "tick"]), meant("zzz", ["tick"])
-    (', did you mean threshold?', '')
-    """
-    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f", did you mean {close[0]}?" if close else ""
+    intra_op_threads: int | None = count(
+        AUTO,
+        'Number of threads inside one session run; "auto": the cores of the worker over its threads, at least 1. More'
+        " threads oversubscribe the machine: two worker threads with two each ran at 0.77 of the speed.",
+        "threads",
+        none=AUTO,
+    )
+    prepack: bool = flag(
+        True,
+        "Whether to let a session repack weights for its kernels. That gains up to 15 % of speed, and each process then"
+        " has its own copy of the weights; without it, processes of one host share the pages of the file.",
+    )
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by dotted key as nested mappings.
+@dataclass(frozen=True)
+class CacheOptions:
+    """`ferro.cache`."""
 
-    >>> nested({"a.b": 1, "a.c": 2, "d": 3})
-    {'a': {'b': 1, 'c': 2}, 'd': 3}
-    """
-    tree: dict[str, Any] = {}
-    for key, value in values.items():
-        *path, last = key.split(".")
-        part = tree
-        for name in path:
-            part = part.setdefault(name, {})
-        part[last] = value
-    return tree
+    bytes: int = size(
+        "2GiB",
+        "Maximum size of the sessions and weights that one worker process keeps; the least recently used are evicted"
+        " first.",
+    )
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """`ferro.limits`."""
+
+    value_bytes: int = size(
+        "8GiB",
+        "Maximum size of a value that a model may make, where the size is known before the model runs: what a hostile"
+        " file would use to fill the memory of a worker. Weights stored in the file are exempt: what is large on disk"
+        " is mapped, not read.",
+    )
+    mapped_above: int = size(
+        "128MiB",
+        "Maximum size of a model, external data included, that is read into the memory of each process: what happens"
+        " to its files afterwards changes nothing. The weights of a larger one are mapped from its files, whose pages"
+        " the processes of one host share. These files are examined before and after each use, and one that changed is"
+        " named; but a file that is cut while a bundle runs on it ends that process (SIGBUS), so replace such files by"
+        " a rename.",
+    )
+    run: float | None = seconds(
+        None,
+        "How long one bundle may run on its chunk, since a Loop may never end. A task over the limit fails; null: no"
+        " limit.",
+        none="null",
+    )
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """`ferro.ranks`."""
+
+    checkpoint_calls: int | None = count(
+        50,
+        "Number of successive calls of `ff.Ranks`, or steps of `ff.parallel`, after which persisted results that are"
+        " inputs of the next call lose their lineage: a dead worker costs at most this many steps, and the scheduler"
+        " keeps the tasks of this many. The call waits for these results and copies each to another worker. null:"
+        " lineage is never cut.",
+        "calls",
+        none="null",
+    )
+
+
+@dataclass(frozen=True)
+class BundleOptions:
+    """`ferro.bundle`."""
+
+    workers: int | None = count(
+        AUTO,
+        'Number of worker threads that granularity "auto" plans for; "auto": those of the current cluster, or the cores'
+        " of this machine if there is none.",
+        "threads",
+        none=AUTO,
+    )
+    # Beside `workers`, as both decide into how many tasks a graph is cut.
+    costs: str | None = path(
+        "~/.cache/dask_ferro/task-costs",
+        "File on the scheduler's machine that keeps what tasks cost, so that `ff.bundled` knows them in the next"
+        " program too; null: they are forgotten with the scheduler.",
+    )
+
+
+@dataclass(frozen=True)
+class PluginOptions:
+    """`ferro.scheduler`, also the keywords of `ff.install`."""
+
+    stealing: str = choice(
+        POLICIES,
+        'Policy of stealing: "informed" examines the longest queues; "last-victim" asks the last victim, then any'
+        ' worker; "none" (or off, false, null) moves nothing, so that nothing corrects a wrong placement.'
+        ' "auto": informed, but none if Dask\'s own switch, `distributed.scheduler.work-stealing`, is off.',
+        off=OFF,
+    )
+    placement: bool = flag(
+        True,
+        "Whether to assign a ready task to the worker where it is projected to finish first; false: Dask's own choice,"
+        " a worker that holds its data.",
+    )
+    rank: bool = flag(
+        True,
+        "Whether to run the longest chains of narrow graphs first; wide graphs keep Dask's order, which needs less"
+        " memory.",
+    )
+    answer: float = seconds(
+        "15s",
+        "How long `ff.install`, `ff.uninstall`, `ff.check` and `ff.trace(ops=True)` wait for each worker; a worker that"
+        " hangs is reported, and set up when it reconnects. On a busy machine, a worker may need some seconds to import"
+        " the package.",
+    )
+    # Beside stealing's policy, since a recording is used to examine it.
+    record: str | None = path(
+        None,
+        "File on the scheduler's machine that records all events and decisions of stealing, for"
+        " `dask ferro replay --events`. An existing recording is replaced, any other file is not; if the file cannot be"
+        " written, one warning says so and the scheduler goes on. Each task takes some 0.4 kB of the file, and 40 us of"
+        " the scheduler's process, 10 us of them in its event loop.",
+    )
+    record_bytes: int = size(
+        "256MiB",
+        "Maximum size of a recording of events, also of that of `ff.trace(events=True)` (in the scheduler's memory,"
+        " compressed). At the limit it stops with a warning; the part until then can be replayed.",
+    )
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """`ferro.worker`."""
+
+    device: str = choice(
+        (AUTO, *DEVICES), 'Device class of a worker\'s tasks; "auto": gpu where CuPy sees a device.'
+    )
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """`ferro.device`."""
+
+    tf32: bool = flag(
+        False,
+        "Whether to compute float32 matrix products in TF32, which rounds the factors to 10 bits of mantissa: several"
+        " times as fast on a recent GPU, with errors of 1e-3 instead of 1e-6.",
+    )
+    weights_bytes: int | None = size(
+        AUTO,
+        'Maximum GPU memory for cached weights, each held once however many bundles read it; "auto": half of the free'
+        " memory. Together with results and inputs they take 0.75 of it at most, or the larger of these two settings.",
+        none=AUTO,
+    )
+    results_bytes: int | None = size(
+        AUTO,
+        'Maximum GPU memory for results and inputs; beyond it, the oldest move to the host. "auto": 0.6 of the free'
+        " memory.",
+        none=AUTO,
+    )
+    onnxruntime: str = choice(
+        (AUTO, "never", "anywhere"),
+        'Devices on which ONNX Runtime may compute instead of the array table, with `optimizations`: "auto": where its'
+        ' CUDA provider works and is projected to be faster; "never"; "anywhere": also on a device whose memory is the'
+        " host's (an emulated one).",
+        off="never",
+    )
+    optimizations: bool = flag(
+        True,
+        "Whether to compute chains of elementwise operators as one generated kernel and small matrix products of equal"
+        " shapes in one call, and to choose ONNX Runtime or the array table by projected seconds; false: the array"
+        " table computes node by node.",
+    )
+
+
+@dataclass(frozen=True)
+class ElasticOptions:
+    """`ferro.elastic`, also the keywords of `ff.Elastic`."""
+
+    interval: float = seconds("1s", "Interval at which the controller takes a snapshot, decides and acts.")
+    minimum: int = count(0, "Minimum number of workers (processes).", "workers", least=0)
+    maximum: float = count(
+        None,
+        "Maximum number of workers (processes); null: no limit.",
+        "workers",
+        least=0,
+        none="null",
+        nothing=inf,
+    )
+    efficiency: float = number(
+        0.6,
+        "Minimum parallel efficiency at which another job is worth its node-seconds: the share of them, its start-up"
+        " included, in which it runs tasks. Near 1 hardly any job pays; small values buy speed at any price.",
+        most=1.0,
+        above=True,
+    )
+    max_pending: float = count(
+        None,
+        "Maximum number of jobs that are pending in the queue; null: no limit.",
+        "jobs",
+        none="null",
+        nothing=inf,
+    )
+    surge: float = number(
+        0.0,
+        "Number of workers beyond the maximum while successors take over from jobs that are about to end (walltime, a"
+        " drained node, a preemption). 0: none; jobs that end together are then replaced one after the other, in time."
+        " With a maximum of one job no other worker could take over its data: set 1 there.",
+        "workers",
+    )
+    patience: float = seconds(
+        "10s",
+        "Minimum idle time of a job before it ends; it is longer where a new job would take longer to arrive.",
+    )
+    fail_unrunnable: bool = flag(
+        False,
+        "Whether to fail tasks that no worker can run, with the reason, while every pool that could run them is closed"
+        " because its jobs are refused or fail, and has no job pending or starting; false: they wait until a pool"
+        " opens again and submits jobs once more.",
+    )
+    failures: float = count(
+        3,
+        "Number of batch jobs in a row that end before their worker connects after which their pool closes for a"
+        " while; null: never for that reason.",
+        "jobs",
+        none="null",
+        nothing=inf,
+    )
+    copy_share: float = number(
+        0.5,
+        "Share of its memory up to which a worker receives copies of results that only preemptible jobs hold. 0: none"
+        " are made.",
+        most=1.0,
+    )
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """`ferro.stream`."""
+
+    lease: float = seconds(
+        "60s",
+        "How long a lock of `ff.run` that another host holds may go without renewal before it counts as abandoned: for"
+        " shared file systems that do not pass locks between hosts. A holder renews its lock 12 times in this time.",
+    )
+
+
+SECTIONS: dict[str, type] = {
+    "": SharedOptions,
+    "onnxruntime.": SessionOptions,
+    "cache.": CacheOptions,
+    "limits.": LimitOptions,
+    "ranks.": RankOptions,
+    "bundle.": BundleOptions,
+    "scheduler.": PluginOptions,
+    "worker.": WorkerOptions,
+    "device.": DeviceOptions,
+    "elastic.": ElasticOptions,
+    "stream.": StreamOptions,
+}
+# All options by key without "ferro.", such as "cache.bytes".
+OPTIONS: dict[str, Option] = {}
+for _prefix, _kind in SECTIONS.items():
+    OPTIONS |= {_prefix + name.replace("_", "-"): option for name, option in options_of(_kind).items()}

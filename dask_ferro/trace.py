@@ -1,7 +1,7 @@
 """The trace of a run, measured or simulated: which task ran where and when; and its file format.
 
-A trace records and does not evaluate; `account` derives figures from it.  Times are seconds from the trace's start,
-sizes are bytes.  Tasks carry enough to simulate the same graph again on a virtual cluster.
+Times are seconds from the trace's start, sizes are bytes.  Tasks carry enough to simulate the same graph again on a
+virtual cluster.
 
     {"ferrotrace": 1, "workers": {...}, "counts": {...}, "span": [columns], "task": [columns], "rows": [n, m]}
     ["span", "compute", "inc-1", "inc", "tcp://...", 0, 0.0, 0.1, 8, ""]     n lines
@@ -23,7 +23,6 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
 
 _VERSION = 1
@@ -89,7 +88,7 @@ class Span(NamedTuple):
         return self.stop - self.start
 
     def microseconds(self, zero: float) -> tuple[int, int]:
-        """Return its start after `zero` and its duration in whole microseconds, as all files of a run have them.
+        """Return its start after `zero` and its duration in whole microseconds.
 
         The stop is rounded, and not the duration: spans that touch, or lie within each other, still do.
 
@@ -176,9 +175,6 @@ class Trace:
             f" {self.utilization:.0%} utilization>"
         )
 
-    def _repr_html_(self) -> str:
-        return in_notebook("trace", self)
-
     @property
     def makespan(self) -> float:
         """Seconds from the first span's start to the last one's stop; 0 for an empty trace."""
@@ -206,6 +202,22 @@ class Trace:
         return self.busy_seconds / available if available else 0.0
 
     @property
+    def critical_path(self) -> float:
+        """Seconds of the chain of tasks with the most, each task counted once."""
+        ends: dict[Key, float] = {}
+        for task in self.tasks:
+            # Inputs that were computed before the recording began are not in the trace.
+            before = max((ends.get(key, 0.0) for key in task.dependencies), default=0.0)
+            ends[task.key] = before + task.seconds
+        return max(ends.values(), default=0.0)
+
+    @property
+    def lower_bound(self) -> float:
+        """Seconds that no schedule on these threads can beat: the larger of the critical path and work / threads."""
+        threads = sum(self.workers.values())
+        return max(self.critical_path, self.busy_seconds / threads if threads else 0.0)
+
+    @property
     def ran_again(self) -> int:
         """The number of repeated computations: of a graph that was run again, or of results that were lost."""
         keys = [span.key for span in self.of("compute")]
@@ -226,6 +238,8 @@ class Trace:
             "makespan": self.makespan,
             "busy_seconds": self.busy_seconds,
             "utilization": self.utilization,
+            "critical_path": self.critical_path,
+            "lower_bound": self.lower_bound,
             "transfers": len(transfers),
             "transfer_seconds": sum(s.seconds for s in transfers),
             "transfer_bytes": sum(s.nbytes for s in transfers),
@@ -375,24 +389,21 @@ def _about(value: Any) -> About:
 
 
 _TASK: tuple[_Reader, ...] = (_key, _string, _string, _seconds, _count, _keys, _place, _about)
-# Cells per line of older files: before spans had a region, and before tasks had an order and `about`.
-_SPANS_BEFORE, _TASKS_BEFORE = (9,), (6, 7)
 
 
 def _row(row: Any) -> Span | TracedTask:
     """Return the span or task of one line; raise ValueError or TypeError for anything else."""
     name, *cells = row
     if name == "span":
-        return Span(*_read(_SPAN, cells, _SPANS_BEFORE))
+        return Span(*_read(_SPAN, cells))
     if name == "task":
-        return TracedTask(*_read(_TASK, cells, _TASKS_BEFORE))
+        return TracedTask(*_read(_TASK, cells))
     raise ValueError(f"got {name!r}")
 
 
-def _read(readers: tuple[_Reader, ...], cells: list[Any], before: tuple[int, ...]) -> list[Any]:
-    """Return the parsed cells of a line; lines of older files have fewer."""
-    is_old = len(cells) in before
-    return [read(cell) for read, cell in zip(readers, cells, strict=not is_old)]
+def _read(readers: tuple[_Reader, ...], cells: list[Any]) -> list[Any]:
+    # `strict` refuses a line with fewer or more cells, such as one that was cut short.
+    return [read(cell) for read, cell in zip(readers, cells, strict=True)]
 
 
 def _text(path: Path, where: str) -> str:
@@ -428,7 +439,9 @@ def _check_order(tasks: Iterable[TracedTask], where: str) -> None:
             raise ConfigError(f"{where}: task {task.key!r} occurs twice, wanted each once; record it again")
         waits[task.key] = task.dependencies
     try:
-        TopologicalSorter({key: [k for k in after if k in waits] for key, after in waits.items()}).prepare()
+        TopologicalSorter(
+            {key: list(filter(waits.__contains__, after)) for key, after in waits.items()}
+        ).prepare()
     except CycleError as error:
         circle = " -> ".join(map(repr, error.args[1][:6]))
         raise ConfigError(

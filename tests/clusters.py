@@ -17,7 +17,9 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import dask
 from distributed import Client, LocalCluster, Scheduler, Worker, get_task_stream
@@ -25,6 +27,7 @@ from distributed.diagnostics.task_stream import TaskStreamPlugin
 
 import dask_ferro as ff
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
+from dask_ferro.runtime.plugin.settings import Settings
 from tests.waiting import BOUND_S, WHOLE_S
 
 CHECKED = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
@@ -33,6 +36,37 @@ UNCHECKED = {"distributed.scheduler.validate": False}
 
 Scene = Callable[..., AbstractAsyncContextManager[Mapping[str, Any]]]
 AsyncTest = Callable[..., Awaitable[None]]
+
+
+@contextmanager
+def tuned(
+    placing: Mapping[str, Any] | None = None, learning: Mapping[str, Any] | None = None, **others: Any
+) -> Iterator[None]:
+    """Let plugins that are installed in the block have other parameters than the constants.
+
+    Parameters
+    ----------
+    placing, learning : mapping, optional
+        Parameters of placement and of learning, by name.
+    others
+        `coalesce` and `tick`, and parameters of stealing.
+    """
+    plain = Settings.configured
+
+    def configured(**options: Any) -> Settings:
+        found = plain(**options)
+        own = {name: value for name, value in others.items() if name in ("coalesce", "tick")}
+        stealing = {name: value for name, value in others.items() if name not in own}
+        return replace(
+            found,
+            parameters=replace(found.parameters, **stealing),
+            placing=replace(found.placing, **(placing or {})),
+            learning=replace(found.learning, **(learning or {})),
+            **own,
+        )
+
+    with mock.patch.object(Settings, "configured", configured):
+        yield
 
 
 def plays(scene: Scene, *gives: str) -> Callable[..., Callable[[AsyncTest], Callable[..., None]]]:
@@ -69,6 +103,7 @@ async def opened(
     threads: int = 1,
     roster: bool = False,
     installed: bool | Mapping[str, Any] = False,
+    parameters: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
     kind: type[LocalCluster] = LocalCluster,
     **options: Any,
@@ -83,6 +118,8 @@ async def opened(
         Whether the scheduler has the handlers for an elastic controller.
     installed : bool or mapping
         Whether dask_ferro's scheduler plugin is installed; or its options.
+    parameters : mapping, optional
+        Parameters of the plugin by name, as `tuned` takes them.
     config : mapping, optional
         Dask's configuration, in addition to the validation.
     options
@@ -101,6 +138,7 @@ async def opened(
         settings |= {"n_workers": 0}
     async with AsyncExitStack() as stack:
         stack.enter_context(dask.config.set({**CHECKED, **(config or {})}))
+        stack.enter_context(tuned(**(parameters or {})))
         cluster = await stack.enter_async_context(kind(**settings))
         client = await stack.enter_async_context(Client(cluster, asynchronous=True))
         if roster:

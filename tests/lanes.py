@@ -17,7 +17,6 @@ WAITING = (
     "tests/slurm/",
     "tests/browser/",
     "tests/test_settings_words.py",
-    "tests/upstream_pains/",
     "tests/lower/pipeline/test_cluster.py",
     "tests/runtime/elastic/",
     "tests/runtime/jobs/",

@@ -28,7 +28,7 @@ SLOW: dict[str, int] = {
     "lower/pipeline/test_pipeline.py": 10,
     "lower/pipeline/test_training_matrix.py": 19,
     "lower/pipeline/test_uneven.py": 10,
-    "simulate/test_pipeline.py": 8,
+    "simulated/test_pipeline.py": 8,
     "stream/test_names.py": 10,  # with a cluster
     "suite/test_backend.py": 7,
     "suite/test_backend_device.py": 7,

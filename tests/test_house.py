@@ -59,8 +59,6 @@ def test_each_module_imports_only_from_floors_below():
         pytest.param("import dask_ferro", set(), id="the package loads nothing heavy"),
         pytest.param("import dask_ferro; dir(dask_ferro)", set(), id="neither does listing its names"),
         pytest.param("from dask_ferro import ModelError", set(), id="nor do its errors"),
-        pytest.param("from dask_ferro.drawings.registry import handed; handed().put_pages", set(),
-            id="nor does handing views to the runtime"),
         pytest.param("import dask_ferro.cli", {"click"},
             id="the command line loads click alone, for `dask` loads it always"),
         pytest.param("import dask_ferro.graph.model.load", {"numpy", "onnx", "onnx_ir"},
@@ -71,6 +69,13 @@ def test_each_module_imports_only_from_floors_below():
 )  # fmt: skip
 def test_imports_are_lean(statement, allowed):
     assert _loaded_by(statement) & set(HEAVY) <= allowed
+
+
+def test_a_scheduler_without_a_dashboard_loads_no_bokeh():
+    options = 'n_workers=0, processes=False, dashboard_address=":0", scheduler_kwargs={"dashboard": False}'
+    loaded = _loaded_by(f"import dask_ferro as ff; ff.LocalCluster({options}).close()")
+    assert "dask_ferro.views.pages" in loaded
+    assert "bokeh" not in loaded
 
 
 def test_no_module_is_named_in_words_from_a_floor_below():
@@ -149,21 +154,6 @@ def test_the_command_line_is_installed(program):
 
 
 # ---- configuration ----------------------------------------------------------------------------------------
-
-
-def test_defaults_are_merged_once_and_under_what_the_user_set():
-    code = (
-        "import dask.config; dask.config.set({'ferro.cache.bytes': '3GiB'});"
-        "from dask_ferro import config; config.ensure(); config.ensure();"
-        "print(dask.config.get('ferro.cache.bytes'), dask.config.get('ferro.inputs.embed-bytes'),"
-        " dask.config.get('ferro.onnxruntime.prepack'), sum('ferro' in d for d in dask.config.defaults))"
-    )
-    assert _python(code, DASK_FERRO__ONNXRUNTIME__PREPACK="False").split() == ["3GiB", "64KiB", "False", "1"]
-
-
-def test_lower_merges_the_defaults():
-    code = "import dask_ferro as ff, dask.config; ff.from_onnx; print(dask.config.get('ferro.cache.bytes'))"
-    assert _python(code).strip() == "2GiB"
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from simulated.pipeline import simulate
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.instructions import Instruction
-from dask_ferro.simulate.pipeline import simulate
 from dask_ferro.trace import About, Span, Trace, TracedTask
 from tests.runs import RUN, W0, W1
 

@@ -12,9 +12,9 @@ from tests.lanes import PROCESSES, WAITING, next_file
 from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
-SLURM, PAINS, GRAPH, VIEWS = (
+SLURM, SETTINGS, GRAPH, VIEWS = (
     "tests/slurm/test_elastic.py",
-    "tests/upstream_pains/test_control.py",
+    "tests/test_settings_words.py",
     "tests/graph/model/test_load.py",
     "tests/views/test_pages.py",
 )
@@ -26,7 +26,7 @@ SLURM, PAINS, GRAPH, VIEWS = (
         pytest.param([GRAPH, SLURM, VIEWS], True, SLURM, id="one that waits, for the process that waits"),
         pytest.param([SLURM, GRAPH, VIEWS], False, GRAPH, id="one that computes, for the others"),
         pytest.param([GRAPH, VIEWS], True, None, id="the one that waits does not help"),
-        pytest.param([SLURM, PAINS], False, SLURM, id="the others help at the end"),
+        pytest.param([SLURM, SETTINGS], False, SLURM, id="the others help at the end"),
         pytest.param([], True, None, id="nothing is left to wait for"),
         pytest.param([], False, None, id="nothing is left"),
     ],
@@ -41,7 +41,7 @@ def test_what_waits_is_there():
 
 def test_each_process_runs_its_own_files(tmp_path):
     """Under xdist itself: files of one test each, three processes."""
-    for name in (SLURM, PAINS, GRAPH, VIEWS):
+    for name in (SLURM, SETTINGS, GRAPH, VIEWS):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("def test_it():\n    pass\n")

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # One for each program: with nothing of it on the PATH they are skipped, and fail where skips are forbidden.
 TESTS = (
     "tests/lower/model/test_collection.py::test_visualize_draws",
-    "tests/views/test_run_report.py::test_a_browser_draws_it_offline",
+    "tests/browser/test_pages.py::test_the_card_of_a_model_has_the_ink_of_its_page",
     "tests/test_house.py::test_files_hold_no_leftovers",
     "tests/test_house.py::test_make_help_lists_every_target_that_is_no_file",
 )

@@ -1,16 +1,13 @@
 """Every setting means the same whether it is written in YAML, in the environment, or in Python.
 
 YAML reads `off` and `no` as false and `none` as a string; Dask reads the environment's `none` as None and `off` as a
-string.  The table is generated from the options: each has a kind, and each kind has its words.
+string.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import sys
-from importlib import import_module
-from pathlib import Path
 
 import dask
 import pytest
@@ -20,93 +17,49 @@ from distributed import Event, Scheduler
 
 import dask_ferro as ff
 from dask_ferro import config
-from dask_ferro.options import options_of
-from dask_ferro.runtime.elastic.options import scale_parameters
+from dask_ferro.runtime.elastic.options import elastic_options
 from dask_ferro.runtime.plugin.install import figures
 from dask_ferro.runtime.plugin.settings import Settings
-from dask_ferro.sections import OPTIONS
 from tests.clusters import on_cluster
 from tests.programs import ran
 from tests.waiting import opened, until_async
 
-PACKAGE = Path(ff.__file__).parent
 FALSE = ("false", "False", "FALSE", "off", "Off", "no", "none", "None", "null", "0")
 TRUE = ("true", "True", "on", "yes", "Yes", "1")
-# By the kind of an option: words, and what each of them is.
-WORDS = {
-    "flag": [*((word, False) for word in FALSE), *((word, True) for word in TRUE)],
-    "count": [("3", 3), ("1_000", 1000), ("4.0", 4)],
-    "size": [("0", 0), ("1024", 1024), ("2 GiB", 2**31), ("64KiB", 65536)],
-    "seconds": [("0", 0.0), ("2", 2.0), ("0.25", 0.25), ("5ms", 0.005), ("2m", 120.0), ("1e-3", 0.001)],
-    "number": [("1", 1.0), ("1.0", 1.0), ("1e-0", 1.0)],
-    "folder": [("none", None), ("null", None), ("off", None), ("false", None), ("/tmp/models", "/tmp/models")],
-    "file": [("none", None), ("null", None), ("off", None), ("false", None), ("/tmp/events", "/tmp/events")],
-}  # fmt: skip
-NOTHING = ("auto", "Auto", "none", "null", "None")
-# Words of single settings, beside those of their kind.
-MORE = {
-    "scheduler.stealing": [
-        *((word, "none") for word in FALSE), *((word, "auto") for word in TRUE),
-        ("auto", "auto"), ("informed", "informed"), ("last-victim", "last-victim"), ("Informed", "informed"),
-    ],
-    "scheduler.events": [(word, 0.0) for word in FALSE],
-    "limits.run": [(word, 0.0) for word in FALSE],
-    "device.onnxruntime": [
-        *((word, "never") for word in FALSE), *((word, "auto") for word in TRUE), ("anywhere", "anywhere"),
-    ],
-    "worker.device": [("auto", "auto"), ("none", "auto"), ("null", "auto"), ("cpu", "cpu"), ("GPU", "gpu")],
+# What each word is, for an option of each kind.
+TABLE = {
+    "scheduler.rank": {**dict.fromkeys(FALSE, False), **dict.fromkeys(TRUE, True)},
+    "scheduler.stealing": {
+        **dict.fromkeys(FALSE, "none"), **dict.fromkeys(TRUE, "auto"),
+        "auto": "auto", "informed": "informed", "last-victim": "last-victim", "Informed": "informed",
+    },
+    "scheduler.answer": {"0": 0.0, "2": 2.0, "0.25": 0.25, "5ms": 0.005, "2m": 120.0, "1e-3": 0.001},
+    "scheduler.record": {"none": None, "null": None, "off": None, "false": None, "/tmp/events": "/tmp/events"},
+    "cache.bytes": {"0": 0, "1024": 1024, "2 GiB": 2**31, "64KiB": 65536},
+    "device.onnxruntime": {**dict.fromkeys(FALSE, "never"), **dict.fromkeys(TRUE, "auto"), "anywhere": "anywhere"},
+    "device.weights-bytes": {"auto": None, "Auto": None, "none": None, "null": None, "0": 0},
+    "worker.device": {"auto": "auto", "none": "auto", "null": "auto", "cpu": "cpu", "GPU": "gpu"},
+    "ranks.checkpoint-calls": {"3": 3, "1_000": 1000, "4.0": 4, "none": None, "null": None, "off": None},
+    "limits.run": {**dict.fromkeys(("off", "none", "null", "false"), None), "2s": 2.0},
+    "elastic.efficiency": {"1": 1.0, "0.5": 0.5, "1e-1": 0.1},
+    "elastic.failures": {"null": float("inf"), "off": float("inf"), "2": 2},
+    "store": {"none": None, "off": None, "/tmp/models": "/tmp/models"},
 }  # fmt: skip
 
 
-def table():
-    return [pytest.param(*row, id=f"{row[0]}={row[1]}") for row in rows()]
-
-
-def rows():
-    for key, option in OPTIONS.items():
-        some = [*WORDS.get(option.kind, ()), *MORE.get(key, ())]
-        if option.auto:
-            some += [(word, option.nothing) for word in NOTHING]
-        for word, wanted in some:
-            if option.kind not in config._NUMBERS or wanted is None or option.admits(wanted):
-                yield key, word, wanted
-
-
-def calls():
-    """Yield (module, call) for each place in the package that calls a function of `config`."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("config."):
-                yield ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts), node
-
-
-def keys(module, call):
-    """Return the keys of the options that a call reads."""
-    name = ast.unparse(call.func).removeprefix("config.")
-    if name == "read":
-        known = vars(import_module(module))
-        kind = eval(ast.unparse(call.args[0]), {**known, "cls": known.get("Settings")})
-        return [key for key, _ in options_of(kind, call.args[1].value)]
-    if name in ("value", "given", "get") and isinstance(call.args[0], ast.Constant):
-        return [call.args[0].value]
-    return []
-
-
-def test_every_option_is_read_and_what_is_read_is_an_option():
-    read = [key for module, call in calls() for key in keys(module, call)]
-    assert sorted({*OPTIONS} - {*read}) == []
-    assert sorted({*read} - {*OPTIONS}) == []
-
-
-def test_each_choice_has_its_words_in_the_table():
-    assert {key for key, option in OPTIONS.items() if option.kind == "choice"} <= MORE.keys()
-
-
-@pytest.mark.parametrize(("key", "word", "wanted"), table())
+@pytest.mark.parametrize(
+    ("key", "word", "wanted"),
+    [
+        pytest.param(key, word, wanted, id=f"{key}={word}")
+        for key, words in TABLE.items()
+        for word, wanted in words.items()
+    ],
+)
 def test_a_word_means_the_same_in_yaml_and_in_the_environment(key, word, wanted):
     for value in (yaml.safe_load(f"a: {word}")["a"], interpret_value(word)):
         with dask.config.set({f"ferro.{key}": value}):
             assert config.value(key) == wanted, (word, value)
+            assert type(config.value(key)) is type(wanted)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +68,11 @@ def test_a_word_means_the_same_in_yaml_and_in_the_environment(key, word, wanted)
         ("scheduler.placement", "maybe"),
         ("scheduler.stealing", "foo"),
         ("scheduler.stealing", "2"),
-        ("scheduler.tick", "off"),
+        ("elastic.interval", "off"),
         ("cache.bytes", "off"),
-        ("ranks.checkpoint-calls", "off"),
+        ("cache.bytes", "[1]"),
+        ("bundle.workers", "off"),
+        ("elastic.failures", "0"),
         ("store", "7"),
         ("elastic.efficiency", "yes"),
     ],
@@ -131,7 +86,7 @@ def test_a_word_that_says_nothing_of_a_setting_is_refused_by_the_settings_name(k
 @pytest.mark.parametrize("pending", [None, "none", "null"])
 def test_no_bound_on_pending_jobs_in_every_spelling(pending):
     with dask.config.set({"ferro.elastic.max-pending": pending}):
-        assert scale_parameters(0, 4, {}).max_pending == float("inf")
+        assert elastic_options({}).max_pending == float("inf")
 
 
 # ---- stealing and placement, switched off --------------------------------------------------------------------
@@ -139,9 +94,8 @@ def test_no_bound_on_pending_jobs_in_every_spelling(pending):
 
 @pytest.mark.parametrize("told", [False, None, "off", "no", "none", "None", "null", "false"])
 def test_install_understands_off(told):
-    settings = Settings.configured(stealing=told, placement=told, rank=told, events=told)
-    found = (settings.stealing, settings.placement, settings.rank, settings.events)
-    assert found == ("none", False, False, 0.0)
+    settings = Settings.configured(stealing=told, placement=told, rank=told)
+    assert (settings.stealing, settings.placement, settings.rank) == ("none", False, False)
 
 
 STOCK = {is_on: {"distributed.scheduler.work-stealing": is_on} for is_on in (True, False)}

@@ -31,17 +31,28 @@ RUN = Trace(
     [
         pytest.param(RUN, {
             "requests": 1, "confirmed": 1, "tasks": 2, "workers": 3, "threads": 4, "makespan": 4.0,
-            "busy_seconds": 3.5, "utilization": 3.5 / 16, "transfers": 1, "transfer_seconds": 0.25,
-            "transfer_bytes": 100, "steals": 1,
+            "busy_seconds": 3.5, "utilization": 3.5 / 16, "critical_path": 3.5, "lower_bound": 3.5,
+            "transfers": 1, "transfer_seconds": 0.25, "transfer_bytes": 100, "steals": 1,
         }, id="a run's figures"),
         pytest.param(Trace(), {
             "tasks": 0, "workers": 0, "threads": 0, "makespan": 0.0, "busy_seconds": 0, "utilization": 0.0,
+            "critical_path": 0.0, "lower_bound": 0.0,
             "transfers": 0, "transfer_seconds": 0, "transfer_bytes": 0, "steals": 0,
         }, id="an empty trace divides by nothing"),
     ],
 )  # fmt: skip
 def test_summary(trace: Trace, wanted: dict[str, float]) -> None:
     assert trace.summary() == wanted
+
+
+def test_work_is_the_bound_where_chains_are_short() -> None:
+    tasks = tuple(TracedTask(f"t-{i}", "t", "t", 1.0) for i in range(4))
+    spans = tuple(Span("compute", f"t-{i}", "t", "w", 0, i, i + 1.0) for i in range(4))
+    assert Trace(spans, tasks, {"w": 2}).lower_bound == 2.0
+
+
+def test_an_input_from_outside_of_the_trace_is_no_part_of_its_critical_path() -> None:
+    assert Trace((), (TracedTask("a", "a", "a", 1.0, 0, ("gone",)),), {"w": 1}).critical_path == 1.0
 
 
 def test_busy_names_every_worker() -> None:
@@ -116,21 +127,7 @@ def test_every_key_of_dask_survives_the_file(tmp_path_factory: pytest.TempPathFa
 
 
 HEAD = '{"ferrotrace": 1, "workers": {}, "counts": {}, "rows": [1, 0]}\n'
-SPAN = '["span", "compute", "k", "p", "w", 0, 0.0, 1.0, 8, ""]\n'
-
-
-@pytest.mark.parametrize(
-    ("more", "place"),
-    [("", (None,)), (", 4", (4, About()))],
-    ids=["tasks had an order", "there were regions"],
-)
-def test_files_from_before_are_read(tmp_path: Path, more: str, place: tuple[object, ...]) -> None:
-    path = tmp_path / "old.ferrotrace"
-    path.write_text(
-        HEAD.replace("[1, 0]", "[1, 1]") + SPAN + f'["task", "k", "p", "g", 1.0, 8, ["d"]{more}]\n'
-    )
-    assert Trace.load(path).spans == (Span("compute", "k", "p", "w", 0, 0.0, 1.0, 8),)
-    assert Trace.load(path).tasks == (TracedTask("k", "p", "g", 1.0, 8, ("d",), *place),)
+SPAN = '["span", "compute", "k", "p", "w", 0, 0.0, 1.0, 8, "", "", ""]\n'
 
 
 @pytest.mark.parametrize(

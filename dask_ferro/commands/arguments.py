@@ -25,36 +25,13 @@ seed = click.option(
 )
 
 
-def workload(help: str) -> Callable[[F], F]:
-    """Return the option --workload, the name of a built-in graph."""
-    return click.option("--workload", metavar="NAME", help=help)
-
-
-def job_configuration(help: str, **options: Any) -> Callable[[F], F]:
-    """Return the option --config, a job configuration."""
-    return click.option("--config", "source", metavar="NAME|FILE", help=help, **options)
-
-
-def parameters(help: str) -> Callable[[F], F]:
-    """Return the option --param, for parameters of a built-in graph."""
-    return click.option("--param", "params", type=_parameter, multiple=True, metavar="NAME=NUMBER", help=help)
-
-
-def _parameter(text: str) -> tuple[str, int | float]:
-    name, _, number = text.partition("=")
-    try:
-        return name.strip(), float(number) if set(number) & set(".e") else int(number)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not of the form NAME=NUMBER") from None
-
-
 def policies(help: str) -> Callable[[F], F]:
     """Return the option --policy, a comma-separated list of policies."""
     return click.option(
         "--policy",
         "policies",
         type=_policies,
-        default="informed,last-victim,none,stock",
+        default="informed,last-victim,none",
         show_default=True,
         metavar="NAME,...",
         help=help,
@@ -63,7 +40,7 @@ def policies(help: str) -> Callable[[F], F]:
 
 def _policies(text: str) -> tuple[str, ...]:
     # Imported late: `dask --help` loads every command, and should not become slower for ours.
-    from dask_ferro.simulate.engine import POLICIES
+    from dask_ferro.policy.stealing.policies import POLICIES
 
     names = [name.strip() for name in text.split(",")]
     if wrong := [name for name in names if name not in POLICIES]:

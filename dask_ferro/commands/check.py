@@ -49,7 +49,7 @@ def check(scheduler: str | None, scheduler_file: str | None, path: str, as_json:
     if as_json:
         click.echo(json.dumps(found.as_dict()))
     else:
-        show_wide(lambda out: show_check(out, found))
+        show_wide(lambda out: show_check(out, found.facts, found.findings))
     # After the whole report, so that one run shows all findings.
     if not found.ok:
         raise click.exceptions.Exit(1)

@@ -15,8 +15,6 @@ from typing import Any
 
 import click
 
-from dask_ferro.commands.early import over
-
 
 @contextmanager
 def one_status_per_fault(debug: bool = False) -> Iterator[None]:
@@ -33,8 +31,11 @@ def one_status_per_fault(debug: bool = False) -> Iterator[None]:
             2, f"{error.ctx.command_path if error.ctx else 'dask ferro'}: {error.format_message()}", line=True
         )
     except KeyboardInterrupt:
+        # Also while the command still imports, when nothing has been started that would have to be stopped.
         leave(130, "interrupted")
     except (click.exceptions.Exit, click.ClickException, click.Abort):
+        # Click prints these itself, and a group above must not count them as errors of its own: a command that has
+        # left with a status arrives here again.
         raise
     except ConfigError as error:
         leave(2, f"dask ferro: {error}", line=True, debug=debug)
@@ -79,9 +80,6 @@ class Command(click.Command):
         from dask_ferro.runtime.local.sigint import kept
 
         with one_status_per_fault(debug=_wants_traceback(ctx)), kept():
-            # A group still has to import its command.
-            if not isinstance(self, click.Group):
-                over()
             return super().invoke(ctx)
 
 

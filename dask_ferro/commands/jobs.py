@@ -13,17 +13,10 @@ from dask_ferro.commands.faults import Command
 @click.command(cls=Command)
 @arguments.scheduler
 @arguments.scheduler_file
-@click.option(
-    "--journal",
-    metavar="FILE",
-    help="The file of `dask ferro cluster --journal`, also of a cluster that has ended.",
-)
 @arguments.as_json
 @arguments.debug
-def jobs(
-    scheduler: str | None, scheduler_file: str | None, journal: str | None, as_json: bool, debug: bool
-) -> None:
-    """List all batch jobs that a cluster submitted.
+def jobs(scheduler: str | None, scheduler_file: str | None, as_json: bool, debug: bool) -> None:
+    """List all batch jobs that a running cluster submitted.
 
     Each row has the reason of the submission, the state, times, tasks, and how the job ended.
 
@@ -31,23 +24,18 @@ def jobs(
 
     \b
     dask ferro jobs --scheduler tcp://host:8786
-    dask ferro jobs --journal jobs.journal --json
+    dask ferro jobs --scheduler-file scheduler.json --json
     """
-    if journal and (scheduler or scheduler_file):
-        raise click.UsageError("give --journal, or a scheduler, not both")
+    # The imports below take half a second.
     import asyncio
-    from time import time
 
-    from dask_ferro.runtime.records.source import of_journal, of_scheduler
+    from dask_ferro.runtime.records.remote import call
     from dask_ferro.runtime.telemetry.top import where
     from dask_ferro.views.jobs import show_jobs
     from dask_ferro.views.terminal import show_wide
 
-    # The cluster of a journal may have ended: a job that was running then need not run now.
-    now = None if journal else time()
-    records = of_journal(journal) if journal else asyncio.run(of_scheduler(where(scheduler, scheduler_file)))
+    rows = asyncio.run(call(where(scheduler, scheduler_file)))
     if as_json:
-        told = [{**one.as_dict(), "node_seconds": one.node_seconds(now)} for one in records]
-        click.echo(json.dumps({"jobs": told}))
+        click.echo(json.dumps({"jobs": rows}))
     else:
-        show_wide(lambda out: show_jobs(out, records, now))
+        show_wide(lambda out: show_jobs(out, rows))

@@ -45,21 +45,26 @@ def list_(before: Mapping[str, Any], /, **there: Any) -> None:
     _call(before, there, "list")
 
 
-def _order(what: str, told: str) -> None:
-    def order(before: Mapping[str, Any], /, name: str, **there: Any) -> None:
-        _call(before, there, what, name)
+@pools.command()
+@click.argument("name")
+@_there
+@click.pass_obj
+def pause(before: Mapping[str, Any], /, name: str, **there: Any) -> None:
+    """Submit no more jobs of the pool NAME; running jobs go on, and pending ones stay in the queue."""
+    _call(before, there, "pause", name)
 
-    order.__doc__ = told
-    pools.command(name=what)(click.argument("name")(_there(click.pass_obj(order))))
 
-
-_order(
-    "pause", "Submit no more jobs of the pool NAME; running jobs go on, and pending ones stay in the queue."
-)
-_order("resume", "Submit jobs of the pool NAME again, whether it was paused or closed by failures.")
+@pools.command()
+@click.argument("name")
+@_there
+@click.pass_obj
+def resume(before: Mapping[str, Any], /, name: str, **there: Any) -> None:
+    """Submit jobs of the pool NAME again, whether it was paused or closed by failures."""
+    _call(before, there, "resume", name)
 
 
 def _call(before: Mapping[str, Any], there: Mapping[str, Any], what: str, name: str = "") -> None:
+    # Imported here, so that other commands start without Dask.
     import asyncio
     import json
 

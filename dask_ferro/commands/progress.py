@@ -9,9 +9,8 @@ from typing import Any
 from distributed import Client, default_client
 from distributed.client import futures_of
 
-from dask_ferro.drawings.live import LiveOutput, is_notebook
-from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
+from dask_ferro.notebook import LiveLine, is_notebook
 from dask_ferro.runtime.local.progress import Following, Progress
 from dask_ferro.views.progress import bar, words
 
@@ -100,12 +99,12 @@ def _tell_end(newest: Progress | None) -> None:
 
 
 def _in_notebook(client: Client, following: Following) -> None:
-    output = LiveOutput()
-    output.show(in_notebook("futures", Progress("waiting", 0.0, (0, 0), (0, 0), (0, 0))))
+    line = LiveLine()
+    line.show(words(Progress("waiting", 0.0, (0, 0), (0, 0), (0, 0))))
 
     async def update() -> None:
         async for seen in _looks(following):
-            output.show(in_notebook("futures", seen), last=seen.status == "finished")
+            line.show(words(seen), last=seen.status == "finished")
 
     # The client's own event loop goes on after the cell has returned.
     loop: Any = client.loop

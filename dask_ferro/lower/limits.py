@@ -1,4 +1,4 @@
-"""The limits on models that `ferro.limits.*` configures."""
+"""The limits on models, of which `ferro.limits.*` configures some."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dask_ferro.graph.model.load import Limits
 
 
 def limits(*, ours: bool = False) -> Limits:
-    """Return the limits of `ferro.limits.*` for a model that is to be loaded.
+    """Return the limits for a model that is to be loaded.
 
     Parameters
     ----------
@@ -19,5 +19,7 @@ def limits(*, ours: bool = False) -> Limits:
     ConfigError
         For an invalid value in the configuration.
     """
-    configured = config.read(Limits, "limits.")
+    configured = Limits(
+        value_bytes=config.value("limits.value-bytes"), mapped_above=config.value("limits.mapped-above")
+    )
     return configured.of_ours() if ours else configured

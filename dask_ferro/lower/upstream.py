@@ -1,7 +1,4 @@
-"""Private interfaces of Dask: task specifications, expressions, the meta of a dask array, and a scheduler transition.
-
-`runtime.upstream_names` lists the names and their replacements.
-"""
+"""Private interfaces of Dask: task specifications, expressions, the meta of an array, and a scheduler transition."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dask_ferro.policy.estimates import Estimate, Links
-from dask_ferro.policy.facts import Address, TaskFacts, Worker
+from dask_ferro.policy.facts import Address, TaskFacts, Worker, kind_of
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.placement import PlacementParameters, begins_now
+from dask_ferro.policy.placement import Placement, PlacementParameters, Wait
 
 # Holders of inputs that are weighed; a block that every worker holds is no reason to consider all of them.
 HOLDERS = 8
@@ -47,17 +47,14 @@ class Candidates:
     links : Links
     placement : PlacementParameters
         Chooses among the candidates.
-    current : callable (Worker) -> Worker
-        Updates a worker's facts where the ledger lags behind.
-    frees_soon : callable (address) -> bool
-        `Worker.frees_soon` of a worker without room.
+    is_open : callable (address) -> bool
+        Whether a worker accepts tasks at this moment: while one is being removed, the ledger still has it.
     """
 
     ledger: Ledger
     links: Links
     placement: PlacementParameters
-    current: Callable[[Worker], Worker] = lambda worker: worker
-    frees_soon: Callable[[Address], bool] = lambda address: False
+    is_open: Callable[[Address], bool]
 
     # -- what a task takes ---------------------------------------------------------------------------------
 
@@ -100,7 +97,7 @@ class Candidates:
             Bytes of its largest input.
         """
         row = self.ledger.rows.get(holder)
-        if row is None or not row.accepts:
+        if row is None or not self.is_open(holder):
             return False
         starts_in, lasting = row.starts_in(now, priority), self.lasting(seconds, known)
         if lasting and row.ends_at < now + starts_in + lasting:
@@ -129,7 +126,11 @@ class Candidates:
         seen = {worker.address for worker in found}
         others = (address for address in _most(held) if address not in seen and address in ledger.rows)
         found += [ledger.worker(address, now, priority) for address in others]
-        return [self.current(worker) for worker in found]
+        return list(map(self._current, found))
+
+    def _current(self, worker: Worker) -> Worker:
+        accepts = self.is_open(worker.address)
+        return worker if worker.accepts == accepts else worker._replace(accepts=accepts)
 
     def _admitted(self, task: TaskFacts, priority: Any, now: float) -> list[Worker]:
         """Return the workers that a restriction admits, if only those are to be weighed; else an empty list."""
@@ -137,7 +138,7 @@ class Candidates:
         if not admitted or len(admitted) > _ADMITTED:
             return []
         rows = (a for a in sorted(admitted) if a in self.ledger.rows)
-        found = [self.current(self.ledger.worker(address, now, priority)) for address in rows]
+        found = [self._current(self.ledger.worker(address, now, priority)) for address in rows]
         return found if task.allowed is not None or any(w.accepts for w in found) else []
 
     def _soonest(self, count: int, priority: Any, now: float, lasting: float, need: int) -> list[Worker]:
@@ -149,32 +150,18 @@ class Candidates:
         seen = {worker.address for worker in found}
         return found + [w for w in ledger.soonest(now, count, priority, lasting) if w.address not in seen]
 
-    def choose(self, task: TaskFacts, workers: Iterable[Worker], fresh: float) -> Address | None:
-        """Return the worker to assign a ready task to; None: no worker may have it, or it waits.
+    def choose(self, task: TaskFacts, workers: Iterable[Worker], fresh: float) -> Placement:
+        """Return the worker to assign a ready task to, or what it waits for.
 
         Parameters
         ----------
         fresh : float
             Seconds that a worker started for this task would have; 0: none would be started.
         """
+        if task.must and task.must not in map(kind_of, self.ledger.devices):
+            return Wait("class")
         fresh = fresh if self.lasting(task.seconds, task.known) else 0.0
-        weighed = [self._with_frees_soon(worker, task) for worker in workers]
-        return self.placement.choose(task, weighed, self.links, self.ledger.hosts, fresh)
-
-    def _with_frees_soon(self, worker: Worker, task: TaskFacts) -> Worker:
-        """Return the worker's facts with `frees_soon` where it matters: computing it scans all data of the worker."""
-        if (
-            worker.busy
-            or not worker.accepts
-            or task.waited < self.placement.patience
-            or begins_now(task, worker)
-        ):
-            return worker
-        return worker._replace(frees_soon=self.frees_soon(worker.address))
-
-    def waits(self, seconds: float, known: bool, fresh: float) -> bool:
-        """Return whether an unassigned task waits for a fresh worker."""
-        return bool(self.lasting(seconds, known)) and self.placement.waits(seconds, fresh)
+        return self.placement.choose(task, workers, self.links, self.ledger.hosts, fresh)
 
     # -- one of many in a queue ----------------------------------------------------------------------------
 
@@ -230,7 +217,7 @@ class Candidates:
             Tasks of its prefix in the queue.
         """
         row, (seconds, known) = self.ledger.rows.get(address), took
-        if row is None or not self.are_alike:
+        if row is None or not (self.are_alike and self.is_open(address)):
             return 0
         each = self.placement.tasks_ahead(seconds, known, nbytes, queued // sum(self.ledger.threads.values()))
         if row.ends_at < now + row.starts_in(now) + self.lasting(each * seconds, known):

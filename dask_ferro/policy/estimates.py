@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from dask_ferro import options
 from dask_ferro.policy.facts import Replica, Worker
 
 # Seconds between the projected end of a task and that of its worker: half of all tasks take longer than their mean,
@@ -23,61 +22,33 @@ SPARE = 2.0
 
 @dataclass(frozen=True)
 class Learning:
-    """Parameters of learning from measurements: options."""
+    """Parameters of learning from measurements."""
 
-    newest: float = options.number(
-        0.1,
-        "Of a mean of many measurements, the share of the newest: durations of one prefix vary, and an estimate that"
-        " follows the last one (Dask's counts it half) makes moves that the next one takes back.",
-        most=1.0,
-        above=True,
-    )
-    guess: float = options.seconds("500ms", "What a task is projected to take whose like was never measured.")
-    # The report comes with a heartbeat, and the scheduler's messages are in flight meanwhile.
-    reported: float = options.seconds(
-        "100ms",
-        "How old the news of what a worker runs are when they are heard, at most: of what was started later than that"
-        " before them it may not have known.",
-    )
-    # A worker's slowness is the factor on its tasks' projected seconds in placement and stealing.
-    usual_tasks: float = options.number(
-        4.0,
-        "Tasks that took just what was projected with which a worker begins: what it really took, over what was"
-        " projected, says little until there are more.",
-        unit="tasks",
-    )
-    usual_seconds: float = options.seconds(
-        "1ms", "A task that takes less measures the clock, and not how slow its worker is.", above=True
-    )
-    spread: float = options.number(
-        2.0,
-        "Within this factor of what was projected it is the spread of durations, and not the worker: of ten lognormal"
-        " ones, sigma 1, the mean is off by a third.",
-        unit="times",
-        least=1.0,
-    )
-    slowest: float = options.number(
-        32.0,
-        "How much slower, or faster, than projected a worker is thought to be, at most.",
-        unit="times",
-        least=1.0,
-    )
-    # A link is described by a latency, and by a bandwidth for larger transfers.
-    light: int = options.size(
-        "64KiB", "A transfer up to this size tells the latency of its link, a larger one the bandwidth."
-    )
-    bytes_share: float = options.number(
-        0.1,
-        "The share of a transfer that is put down to its bytes, at least: one that took just the latency, or less (in"
-        " one process nothing is copied), would tell of an endless bandwidth.",
-        most=1.0,
-        above=True,
-    )
-    unseen: int = options.count(
-        4,
-        "Tasks of a prefix of which no result was seen yet that are thought to fill a device.",
-        unit="tasks",
-    )
+    # Of a mean of many measurements, the share of the newest: durations of one prefix vary, and an estimate that
+    # follows the last one (Dask's counts it half) makes moves that the next one takes back.
+    newest: float = 0.1
+    # What a task is projected to take whose like was never measured; Dask's default is the same.
+    guess: float = 0.5
+    # How old a report of what a worker runs is on arrival, at most: it comes with a heartbeat, and the scheduler's
+    # messages are in flight meanwhile.
+    reported: float = 0.1
+    # A worker's slowness is the factor on its tasks' projected seconds in placement and stealing.  A worker begins with
+    # this many tasks that took just what was projected: what it really took says little until there are more.
+    usual_tasks: float = 4.0
+    # A task that takes less measures the clock, and not how slow its worker is.
+    usual_seconds: float = 0.001
+    # Within this factor of what was projected it is the spread of durations, and not the worker: of ten lognormal ones,
+    # sigma 1, the mean is off by a third.
+    spread: float = 2.0
+    # How much slower, or faster, than projected a worker is thought to be, at most.
+    slowest: float = 32.0
+    # A link is described by a latency, measured by transfers up to this size, and by a bandwidth for larger ones.
+    light: int = 64 << 10
+    # The share of a transfer that is put down to its bytes, at least: one that took just the latency, or less (in one
+    # process nothing is copied), would tell of an endless bandwidth.
+    bytes_share: float = 0.1
+    # Tasks of a prefix of which no result was seen yet that are thought to fill a device.
+    unseen: int = 4
 
 
 LEARNING = Learning()
@@ -247,14 +218,12 @@ class ResultSizes:
     largest: dict[str, float] = field(default_factory=dict)
     learning: Learning = LEARNING
 
-    def add(self, prefix: str, nbytes: int) -> bool:
-        """Learn from a result; return whether it is the first of its prefix."""
+    def add(self, prefix: str, nbytes: int) -> None:
+        """Learn from a result."""
         before = self.largest.get(prefix)
-        if before == nbytes:  # as with most: nothing would change
-            return False
-        old = 0.0 if before is None else before
-        self.largest[prefix] = max(float(nbytes), old + (nbytes - old) * self.learning.newest)
-        return before is None
+        if before != nbytes:
+            old = before or 0.0
+            self.largest[prefix] = max(float(nbytes), old + (nbytes - old) * self.learning.newest)
 
     def of(self, prefix: str) -> int | None:
         """Return the projected bytes of a result; None for a prefix without any yet."""
@@ -356,7 +325,3 @@ class Links:
         """Return the seconds of copying bytes out of a device's memory or into it."""
         link = self.classes["device"]
         return nbytes / link.bandwidth + link.latency
-
-    def spilling(self, nbytes: int) -> float:
-        """Return the seconds that a device needs to spill this many bytes."""
-        return self._copy(nbytes) if nbytes > 0 else 0.0

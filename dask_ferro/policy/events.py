@@ -1,4 +1,4 @@
-"""The events that a scheduling core handles and the instructions that it returns, as values that can be recorded.
+"""The events that a scheduling core handles and the instructions that it returns, as values.
 
 Durations and times are seconds on the caller's clock; `SchedulingCore.handle` takes the time with each event.
 """
@@ -175,13 +175,6 @@ class DurationLearned(NamedTuple):
     seconds: float
 
 
-class SizeLearned(NamedTuple):
-    """The first result of a prefix has this many bytes."""
-
-    prefix: str
-    nbytes: int
-
-
 class SpeedLearned(NamedTuple):
     """The measured speed of a device class: operations, and bytes read and written, per second; sent once."""
 
@@ -217,8 +210,8 @@ class Restarted(NamedTuple):
 
 Event = (
     Joined | Left | AcceptsTasks | Heard | Assigned | Finished | Answered | Unsent | Withdrawn | Ordered | MessagesSent
-    | Due | Tick | Sweep | DeviceTold | MemoryTold | ResourcesTold | EndTold | DurationLearned | SizeLearned
-    | SpeedLearned | TransferLearned | LoopMeasured | Switched | Restarted
+    | Due | Tick | Sweep | DeviceTold | MemoryTold | ResourcesTold | EndTold | DurationLearned | SpeedLearned
+    | TransferLearned | LoopMeasured | Switched | Restarted
 )  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------
@@ -321,26 +314,3 @@ class Arrived(NamedTuple):
 
 
 Instruction = Wake | Ask | HandOver | PlaceAgain | Hurry | Settled | Arrived
-
-
-def _apart(cls: type[tuple[object, ...]]) -> None:
-    """Make values of a class unequal to those of other classes, though tuples of the same content are equal.
-
-    They are tuples because two are made for each task, and a frozen dataclass takes 1 us.
-    """
-
-    def is_equal(self: tuple[object, ...], other: object) -> bool:
-        return type(self) is type(other) and tuple.__eq__(self, other)
-
-    def is_other(self: tuple[object, ...], other: object) -> bool:
-        return not is_equal(self, other)
-
-    def hashed(self: tuple[object, ...]) -> int:
-        return hash((cls.__name__, *self))
-
-    for name, method in (("__eq__", is_equal), ("__ne__", is_other), ("__hash__", hashed)):
-        setattr(cls, name, method)
-
-
-for _kind in (*get_args(Event), *get_args(Instruction)):
-    _apart(_kind)

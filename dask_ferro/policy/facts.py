@@ -144,8 +144,6 @@ class Worker(NamedTuple):
         Bytes of the results that it holds.
     turn : int
         The sequence number of the newest task assigned to it; the lowest belongs to the least recently used worker.
-    frees_soon : bool
-        Whether one of its results is about to be freed: only tasks assigned to other workers still need it.
     """
 
     address: Address
@@ -167,7 +165,6 @@ class Worker(NamedTuple):
     surely_in: float = 0.0
     holds: int = 0
     turn: int = 0
-    frees_soon: bool = False
 
     def has_time(self, begins: float, seconds: float) -> bool:
         """Return whether a task of `seconds` that begins in `begins` seconds ends before the worker does."""

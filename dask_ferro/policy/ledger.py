@@ -19,11 +19,9 @@ from typing import Any
 from dask_ferro.policy.estimates import Durations, Estimate
 from dask_ferro.policy.facts import Address, Key
 from dask_ferro.policy.idle_order import FEW
-from dask_ferro.policy.ledger_view import DEPTH, VICTIMS, LedgerView
+from dask_ferro.policy.ledger_view import DEPTH, LedgerView
 from dask_ferro.policy.stealing.snapshot import Facts
-from dask_ferro.policy.worker_load import NO_NEEDS, Entry, WorkerLoad
-
-__all__ = ["VICTIMS", "Ledger"]
+from dask_ferro.policy.worker_load import NO_NEEDS, Entry, PendingRequest, Stolen, WorkerLoad
 
 
 class Ledger(LedgerView):
@@ -39,6 +37,8 @@ class Ledger(LedgerView):
     ----------
     fresh : float
         Seconds that a newly started worker would have left; 0: no worker would be started.
+    requests : dict of key to PendingRequest
+        The requests without an answer.
     listens : bool
         Whether the caller reports when it has sent its messages (`listen`).
     starting : list of Entry
@@ -49,11 +49,12 @@ class Ledger(LedgerView):
         super().__init__(facts)
         self.durations = durations if durations is not None else Durations()
         self.entries: dict[Key, Entry] = {}
+        self.requests: dict[Key, PendingRequest] = {}
         self.fresh = 0.0
         self.listens = False
         self.waiting = 0  # tasks in the queues of all workers
         self._guessed: dict[tuple[str, str], dict[Entry, None]] = {}
-        self._sequence = 0
+        self._sequence = self._requested = 0
         self.starting: list[Entry] = []
         self._now = 0.0  # of the latest event
         # One counter of events for all rows, so that a worker that comes back never matches its former version.
@@ -96,8 +97,8 @@ class Ledger(LedgerView):
         self._touch(row, now)
         return row
 
-    def remove_worker(self, address: Address) -> list[Key]:
-        """Remove a worker; return the keys of the tasks that it had."""
+    def remove_worker(self, address: Address) -> None:
+        """Remove a worker and the tasks that it had."""
         row = self.rows.pop(address, None)
         if address in self.hosts:
             self.hosts = {known: host for known, host in self.hosts.items() if known != address}
@@ -105,15 +106,12 @@ class Ledger(LedgerView):
         self._outlasted.pop(address, None)
         self._last = None
         if row is None:
-            return []
+            return
         self._everyone.remove(address)
         self._classify()
-        gone = [entry.key for entry in (*row.running.values(), *(e for _, _, e in row.queue))]
-        gone += [e.key for e in self.entries.values() if e.worker is row and e.thief is not None]
-        for key in gone:
+        for key in [entry.key for entry in self.entries.values() if entry.worker is row]:
             self.finish(self._now, key)
         self._unload(row)
-        return gone
 
     def set_device(self, address: Address, device: str) -> None:
         """Set a worker's device class; tasks already assigned keep their projected seconds."""
@@ -139,13 +137,6 @@ class Ledger(LedgerView):
     def set_resources(self, address: Address, resources: Mapping[str, float]) -> None:
         """Set the amounts of a worker's resources."""
         self.rows[address].resources = resources
-
-    def set_bytes(self, prefix: str, nbytes: int) -> None:
-        """Set the device bytes of a prefix's tasks, for those that were assigned before the first one was measured."""
-        for entry in self.entries.values():
-            if entry.prefix == prefix:
-                (entry.thief or entry.worker).promised += nbytes - entry.nbytes
-                entry.nbytes = nbytes
 
     def others(self, entry: Entry) -> dict[str, float]:
         """Return a task's projected seconds on the cluster's other device classes, where they are known."""
@@ -216,15 +207,12 @@ class Ledger(LedgerView):
         if entry is None:
             return None
         row = entry.worker
-        if entry.thief is not None:
-            thief = self._settle(entry)
-            self._touch(thief, now)
-        elif entry.started is not None:
-            row.promised -= entry.nbytes
-            del row.running[key]
+        request = self.requests.pop(key, None) if self.requests else None
+        if request is not None and not request.withdrawn:
+            self._announce(request, -1)
+            self._touch(request.thief, now)
         else:
-            row.promised -= entry.nbytes
-            self._take(row, entry)
+            self._take_off(entry)
         was_provisional = entry.provisional
         if was_provisional:
             self._forget_guess(entry)
@@ -236,25 +224,27 @@ class Ledger(LedgerView):
         self._touch(row, now)
         return entry
 
-    def request(self, now: float, key: Key, thief: Address, moving: int = 0) -> None:
+    def request(
+        self, now: float, key: Key, thief: Address, moving: int = 0, gain: float = 0.0, cost: float = 0.0
+    ) -> None:
         """Record that a task was requested from its worker for `thief`.
 
         Parameters
         ----------
         moving : int
             Device bytes of the inputs that the thief lacks.
+        gain, cost : float
+            As in `Move`.
         """
         entry, row = self.entries[key], self.rows[thief]
-        assert entry.thief is None, f"{key!r} was asked back already"
-        if entry.started is None:
-            self._take(entry.worker, entry)
-        else:
-            del entry.worker.running[key]
-            entry.started = None
+        assert entry.state != "requested", f"{key!r} was asked back already"
+        self._take_off(entry)
+        if entry.state == "running":
             self._fill(now, entry.worker)
-        entry.thief, entry.requested, entry.moving = row, now, moving
-        entry.worker.promised -= entry.nbytes
-        self._announce(entry, row, +1)
+        entry.state, entry.started, entry.stolen = "requested", None, None
+        self._requested += 1
+        self.requests[key] = PendingRequest(entry, row, self._requested, now, gain, cost, moving)
+        self._announce(self.requests[key], +1)
         self._touch(entry.worker, now)
         self._touch(row, now)
 
@@ -263,23 +253,28 @@ class Ledger(LedgerView):
 
         If the thief has left meanwhile, the task is dropped until it is assigned again.
         """
-        entry = self.entries[key]
-        thief, victim = self._settle(entry), entry.worker
+        entry, request = self.entries[key], self._settle(key)
+        thief, victim = request.thief, entry.worker
         self._forget_guess(entry)
         entry.origins = (*entry.origins, victim.address)
+        entry.stolen = Stolen(victim.address, request.at, len(thief.running) < thief.nthreads)
         if self._is_here(thief):
             self._join(now, entry, thief)
         else:
             del self.entries[key]
+        # A withdrawn one may have occupied a thread of the victim.
+        self._fill(now, victim)
         self._touch(victim, now)
 
     def withdraw(self, now: float, key: Key) -> None:
         """Record that a request got no answer for long: the task counts at its victim again, and the thief is free."""
-        entry = self.entries[key]
-        thief, row = self._settle(entry), entry.worker
+        request = self.requests[key]
+        entry, row = request.entry, request.entry.worker
+        self._announce(request, -1)
+        request.withdrawn = True
         row.promised += entry.nbytes
         self._queue_up(now, entry, row)
-        self._touch(thief, now)
+        self._touch(request.thief, now)
         self._touch(row, now)
 
     def refuse(self, now: float, key: Key) -> None:
@@ -288,9 +283,9 @@ class Ledger(LedgerView):
         If more tasks now run than it has threads, one inferred start was wrong; `hear` resolves which one.
         """
         entry = self.entries[key]
-        thief = self._settle(entry)
-        entry.started, entry.is_sure = now, True
-        entry.worker.running[key] = entry
+        thief = self._settle(key).thief
+        entry.is_sure = True
+        self._run(entry, now)
         entry.worker.promised += entry.nbytes
         self._touch(thief, now)
         self._touch(entry.worker, now)
@@ -298,8 +293,7 @@ class Ledger(LedgerView):
     # -- the entries' way through the book -----------------------------------------------------------------
 
     def _join(self, now: float, entry: Entry, row: WorkerLoad) -> None:
-        entry.worker, entry.started, entry.device, entry.since = row, None, row.device, now
-        entry.is_sure = False
+        entry.worker, entry.device, entry.since, entry.is_sure = row, row.device, now, False
         if entry.sequence > row.turn:
             row.turn = entry.sequence
         row.promised += entry.nbytes
@@ -317,6 +311,7 @@ class Ledger(LedgerView):
     def _queue_up(self, now: float, entry: Entry, row: WorkerLoad) -> None:
         if not row.queue:
             row.queue_since = now
+        entry.state, entry.started = "queued", None
         entry.expected = row.starts_in(now, entry.priority)
         insort(row.queue, (entry.priority, entry.sequence, entry))
         self._count(row, entry, +1)
@@ -334,13 +329,12 @@ class Ledger(LedgerView):
         """
         row = self.rows[address]
         found = [e for key in running if (e := self.entries.get(key)) is not None and e.worker is row]
-        waited = [entry for entry in found if entry.started is None and entry.thief is None]
+        waited = [entry for entry in found if entry.state == "queued"]
         if not waited and len(row.running) <= row.nthreads:
             return
         for entry in waited:
             self._take(row, entry)
-            entry.started = heard
-            row.running[entry.key] = entry
+            self._run(entry, heard)
         for entry in row.running.values():
             early = entry.started is not None and entry.started < heard - self.durations.learning.reported
             entry.is_sure = entry.key in running or not early
@@ -355,16 +349,18 @@ class Ledger(LedgerView):
             return False
         last = max(doubtful, key=lambda entry: (entry.priority, entry.sequence))
         del row.running[last.key]
-        last.started = None
         self._queue_up(now, last, row)
         return True
 
     def _start(self, now: float, entry: Entry, row: WorkerLoad) -> None:
         """Start a task; with `listens`, its start time is set by `listen`, as its message leaves no earlier."""
-        entry.started = inf if self.listens else now
-        row.running[entry.key] = entry
+        self._run(entry, inf if self.listens else now)
         if self.listens:
             self.starting.append(entry)
+
+    def _run(self, entry: Entry, since: float) -> None:
+        entry.state, entry.started = "running", since
+        entry.worker.running[entry.key] = entry
 
     def listen(self, now: float) -> None:
         """Record that the caller has sent its pending messages: the tasks they assign start now.
@@ -410,18 +406,29 @@ class Ledger(LedgerView):
         if not row.queue:
             row.waiting_seconds = row.guessed_seconds = 0.0
 
-    def _announce(self, entry: Entry, thief: WorkerLoad, sign: int) -> None:
+    def _announce(self, request: PendingRequest, sign: int) -> None:
+        entry, thief = request.entry, request.thief
         thief.incoming += sign
-        thief.promised += sign * (entry.nbytes + entry.moving)
+        thief.promised += sign * (entry.nbytes + request.moving)
         thief.incoming_seconds = thief.incoming_seconds + sign * entry.seconds if thief.incoming else 0.0
 
-    def _settle(self, entry: Entry) -> WorkerLoad:
-        """End a task's pending move; return the thief's row."""
-        thief = entry.thief
-        assert thief is not None, f"{entry.key!r} was not asked back"
-        self._announce(entry, thief, -1)
-        entry.thief = None
-        return thief
+    def _settle(self, key: Key) -> PendingRequest:
+        """End the request for a task, wherever the task counts meanwhile."""
+        request = self.requests.pop(key)
+        # Its thief has not counted it since.
+        if request.withdrawn:
+            self._take_off(request.entry)
+        else:
+            self._announce(request, -1)
+        return request
+
+    def _take_off(self, entry: Entry) -> None:
+        row = entry.worker
+        row.promised -= entry.nbytes
+        if entry.state == "running":
+            del row.running[entry.key]
+        else:
+            self._take(row, entry)
 
     def _forget_guess(self, entry: Entry) -> None:
         if entry.provisional:
@@ -439,24 +446,23 @@ class Ledger(LedgerView):
             return
         touched: dict[WorkerLoad, None] = {}
         for other in self._guessed.pop((entry.prefix, row.device), ()):
-            self._correct(other)
-            touched[other.thief or other.worker] = None
+            touched[self._correct(other)] = None
         for changed in touched:
             self._touch(changed, now)
 
-    def _correct(self, entry: Entry) -> None:
-        """Project a task's seconds again, wherever it is counted."""
-        waits = entry.started is None and entry.thief is None
-        if entry.thief is not None:
-            self._announce(entry, entry.thief, -1)
-        elif waits:
-            self._count(entry.worker, entry, -1)
+    def _correct(self, entry: Entry) -> WorkerLoad:
+        """Project a task's seconds again, where it is counted; return that worker."""
+        self._recount(entry, -1)
         entry.seconds, entry.known = self.durations.of(entry.prefix, entry.device, entry.annotated)
         entry.provisional = False
-        if entry.thief is not None:
-            self._announce(entry, entry.thief, +1)
-        elif waits:
-            self._count(entry.worker, entry, +1)
+        self._recount(entry, +1)
+        return self.requests[entry.key].thief if entry.state == "requested" else entry.worker
+
+    def _recount(self, entry: Entry, sign: int) -> None:
+        if entry.state == "requested":
+            self._announce(self.requests[entry.key], sign)
+        elif entry.state == "queued":
+            self._count(entry.worker, entry, sign)
 
     def _touch(self, row: WorkerLoad, now: float) -> None:
         """Update the order of workers after a change to one; its start time may turn out later, but never earlier."""

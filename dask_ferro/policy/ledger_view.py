@@ -128,7 +128,7 @@ class LedgerView:
         return found
 
     def _some(self, queue: list[tuple[Any, int, Entry]], turn: int, scanned: int) -> list[Entry]:
-        """Return some entries of a queue: a few in turn, and a few that may be moved. moved.
+        """Return some entries of a queue: a few in turn, and a few that may be moved.
 
         The movable ones are sought among `scanned` entries.
         """
@@ -244,12 +244,14 @@ class LedgerView:
     def soonest(
         self, now: float, count: int, priority: Any = None, lasting: float = 0.0, room: int = 0
     ) -> list[Worker]:
-        """Return the accepting workers that run dry first, in each device class. priority.
+        """Return the accepting workers that run dry first, in each device class.
 
         Parameters
         ----------
         count : int
             The most workers of one class.
+        priority : optional
+            That of the task that they are for.
         lasting : float
             Only workers with at least this many seconds left when the task would start; 0: all.
         room : int

@@ -19,46 +19,34 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
+from typing import NamedTuple
 
-from dask_ferro import options
 from dask_ferro.policy.estimates import SPARE, Links
 from dask_ferro.policy.facts import Address, TaskFacts, Worker
 
-# The factor on the wait for room where other workers' tasks are about to free some: 10 s with the default patience.
-# It is bounded, as a reader may be on a worker that hangs.
-LONGER_FOR_READERS = 20
+
+class Placed(NamedTuple):
+    """The task goes to this worker."""
+
+    worker: Address
 
 
-def begins_now(task: TaskFacts, worker: Worker) -> bool:
-    """Return whether a task need not wait for room: there is enough, it is not counted, or there never will be."""
-    return task.fits(worker) or worker.most is None or task.bytes_on(worker) > worker.most
+class Wait(NamedTuple):
+    """The task stays unassigned for now, for one of `waits.REASONS`: "room", "fresh" or "class"."""
+
+    reason: str
 
 
-def is_freed_by_others(wanted: bool, readers: Iterable[Address], holder: Address) -> bool:
-    """Return whether a result is freed once tasks on other workers are done.
+class Nobody(NamedTuple):
+    """No worker that accepts tasks may have the task, and none is to be waited for."""
 
-    Parameters
-    ----------
-    wanted : bool
-        Whether a client keeps it.
-    readers : iterable of addresses
-        The worker of each task that has yet to read it; "": unassigned.
-    holder : address
-        The worker that holds it.
-    """
-    if wanted:
-        return False
-    found = False
-    for address in readers:
-        if address in ("", holder):
-            return False
-        found = True
-    return found
+
+Placement = Placed | Wait | Nobody
 
 
 @dataclass(frozen=True)
 class PlacementParameters:
-    """Parameters of placement: options, and some that follow from the options of stealing.
+    """Parameters of placement.
 
     Attributes
     ----------
@@ -74,60 +62,37 @@ class PlacementParameters:
         and the device spills: a message that frees bytes there may be on its way from a client.
     """
 
-    margin: float = options.seconds(
-        "5ms", "A task leaves the worker that holds its inputs for one where it is done so much earlier."
-    )
+    # A task leaves the worker that holds its inputs for one where it is done so much earlier.
+    margin: float = 0.005
     steals: bool = True
-    late: float = options.seconds(
-        "20ms",
-        "Without stealing, that margin for a task that takes no time; it falls to `margin` for one that takes as"
-        " long as that. News of what has ended are under way for so long while the scheduler is busy, and its"
-        " worker looks busy.",
-    )
-    transfer_margin: float = options.number(
-        0.5, "The same margin as a share of what the transfer is projected to take."
-    )
-    candidates: int = options.count(
-        4,
-        "Workers that are weighed beside the holders: those on which a task would start first.",
-        unit="workers",
-        least=0,
-    )
-    soon: float = options.number(
-        1.0,
-        "A worker is given a task whose inputs others hold when it runs dry within this share of the task's duration:"
-        " queues that differ by a task or two are no reason, and would send every other task somewhere else.",
-    )
-    light: int = options.size(
-        "64KiB", "An input up to this size is light: moving it takes little more than a message."
-    )
+    # Without stealing, that margin for a task that takes no time; it falls to `margin` for one that takes as long as
+    # that.  News of what has ended are under way for so long while the scheduler is busy, and its worker looks busy.
+    late: float = 0.02
+    # The same margin as a share of what the transfer is projected to take.
+    transfer_margin: float = 0.5
+    # Workers that are weighed beside the holders: those on which a task would start first.
+    candidates: int = 4
+    # A worker is given a task whose inputs others hold when it runs dry within this share of the task's duration:
+    # queues that differ by a task or two are no reason, and would send every other task somewhere else.
+    soon: float = 1.0
+    # An input up to this size is light: moving it takes little more than a message.
+    light: int = 64 << 10
     spare: float = SPARE
     patience: float = 0.5
-    alike: int = options.size(
-        "1MiB",
-        "Workers whose results differ by less count as holding as much: a few small results are no reason to prefer"
-        " one.",
-    )
-    tied: float = options.seconds(
-        "1ms",
-        "Workers that would be done with a short task within so much of each other count as equal: one short task"
-        " that took long is no reason to shun its worker for good.",
-    )
-
-    ahead: float = options.seconds(
-        "5ms",
-        "Queued tasks that take less are sent to a thread several at a time, this long in all: a message costs the"
-        " scheduler more than they do. Dask sends the next one when one has ended; 0: so, too.",
-    )
-    ahead_tasks: int = options.count(8, "The most of them, the running one included.", unit="tasks a thread")
-    ahead_bytes: int = options.size("1MiB", "The most bytes of their results: they are computed early.")
-
-    wide: float = options.number(
-        4.0,
-        "Tasks a thread, on average along the longest chain, beyond which a graph counts as wide: then `rank` leaves it"
-        " in Dask's order.",
-        unit="tasks a thread",
-    )
+    # Workers whose results differ by less count as holding as much: a few small results are no reason to prefer one.
+    alike: int = 1 << 20
+    # Workers that would be done with a short task within so much of each other count as equal: one short task that took
+    # long is no reason to shun its worker for good.
+    tied: float = 0.001
+    # Queued tasks that take less are sent to a thread several at a time, this long in all: a message costs the
+    # scheduler more than they do.  0: the next one is sent when one has ended, as Dask does.
+    ahead: float = 0.005
+    # The most of them for a thread, the running one included, and the most bytes of their results, which come early.
+    ahead_tasks: int = 8
+    ahead_bytes: int = 1 << 20
+    # Tasks a thread, on average along the longest chain, beyond which a graph counts as wide: then it stays in Dask's
+    # order, which needs less memory.
+    wide: float = 4.0
 
     def choose(
         self,
@@ -136,8 +101,8 @@ class PlacementParameters:
         links: Links,
         hosts: Mapping[Address, str],
         fresh: float = 0.0,
-    ) -> Address | None:
-        """Return the address of the worker to assign the task to; None: no worker may have it, or it waits.
+    ) -> Placement:
+        """Return the worker to assign the task to, or what it waits for.
 
         It waits for a device without room now, if it would finish first there even after the queue of that device.  A
         task of known duration is assigned to no worker that ends before it.  Where no worker has the time, it waits
@@ -153,16 +118,23 @@ class PlacementParameters:
             Seconds that a worker started for this task would have; 0: none would be started, or none that it admits.
         """
         legal = [w for w in workers if w.accepts and task.admits(w)]
+        if not legal:
+            if task.known and self.waits(task.seconds, fresh):
+                return Wait("fresh")
+            # Devices of its class are there and paused, as they do for lack of memory.
+            return Wait("room") if task.must else Nobody()
         if any(w.room is not None for w in legal):
             legal = _roomy(task, _could_take(task, legal))
         if task.known and any(w.ends_in < inf for w in legal):
             lasting = [w for w in legal if self._lasts(w, task, links, hosts)]
             if not lasting:
+                if self.waits(task.seconds, fresh):
+                    return Wait("fresh")
                 open_ = [w for w in legal if self.may_begin(task, w)]
-                return None if self.waits(task.seconds, fresh) or not open_ else _longest_left(open_)
+                return Placed(_longest_left(open_)) if open_ else Wait("room")
             legal = lasting
         liked = [w for w in legal if task.wants(w)]
-        best: tuple[float, int, int, int, Address, bool] | None = None
+        ranks: list[tuple[float, int, int, int, Address, bool]] = []
         for worker in self._near(task, liked or legal):
             finish = self._finish(task, worker, links, hosts)
             # Workers with equal finish times take turns, so that new workers get tasks with inputs too: by address an
@@ -171,10 +143,9 @@ class PlacementParameters:
             order = (0, worker.turn, worker.address) if task.inputs else share(worker, self.alike)
             if not task.inputs and task.seconds < self.tied:
                 finish = round(finish / self.tied) * self.tied
-            rank = (finish, worker.busy, *order, self.may_begin(task, worker))
-            if best is None or rank < best:
-                best = rank
-        return best[-2] if best is not None and best[-1] else None
+            ranks.append((finish, worker.busy, *order, self.may_begin(task, worker)))
+        *_, address, may_begin = min(ranks)
+        return Placed(address) if may_begin else Wait("room")
 
     def _finish(self, task: TaskFacts, worker: Worker, links: Links, hosts: Mapping[Address, str]) -> float:
         """Return the seconds until the task would be done on a worker, plus the margin for moving it."""
@@ -183,8 +154,6 @@ class PlacementParameters:
         finish = max(worker.starts_in, transfer) + (task.seconds if seconds is None else seconds)
         if transfer:
             finish += self._margin(task.seconds) + self.transfer_margin * transfer
-        if not task.fits(worker):
-            finish += links.spilling(task.bytes_on(worker) - max(worker.room or 0, 0))
         return finish
 
     def _margin(self, seconds: float) -> float:
@@ -193,23 +162,13 @@ class PlacementParameters:
         return self.late + (self.margin - self.late) * share
 
     def may_begin(self, task: TaskFacts, worker: Worker) -> bool:
-        """Whether a worker's device has room for a task, or is idle and has to make room by spilling.
-
-        Where other workers are about to read the last of a result, a task waits much longer for that, since it fails
-        on a device that cannot make room.
-        """
-        if begins_now(task, worker):
+        """Whether a device has room for a task, never will have, or is idle and has to make room by spilling."""
+        if task.fits(worker) or task.bytes_on(worker) > (worker.most or 0):
             return True
-        patience = self.patience * (LONGER_FOR_READERS if worker.frees_soon else 1)
-        return worker.busy == 0 and task.waited >= patience
-
-    def waits_for_room(self, task: TaskFacts, workers: Iterable[Worker]) -> bool:
-        """Whether a task that `choose` left unassigned waits for device bytes that are in use now."""
-        legal = [w for w in workers if w.accepts and task.admits(w)]
-        return any(not task.fits(w) for w in _could_take(task, legal))
+        return worker.busy == 0 and task.waited >= self.patience
 
     def waits(self, seconds: float, fresh: float) -> bool:
-        """Whether a task that no worker has the time for waits for a fresh one, which would have `fresh` seconds."""
+        """Whether a task waits for a fresh worker, which would have `fresh` seconds, if no present one has the time."""
         return seconds + self.spare <= fresh
 
     def helps(

@@ -21,22 +21,33 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from dask_ferro.policy import events
 from dask_ferro.policy.estimates import LEARNING, Durations, Learning, Links
 from dask_ferro.policy.events import Event, Instruction
-from dask_ferro.policy.facts import Address, Key, Move, Outcome, Worker
+from dask_ferro.policy.facts import Address, Move, Outcome, Worker
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.ledger_view import TASKS, VICTIMS
-from dask_ferro.policy.stealing.informed import Policy, StealingState, adapted, threshold_of, without
-from dask_ferro.policy.stealing.policies import overdue_moves
-from dask_ferro.policy.stealing.snapshot import Facts
+from dask_ferro.policy.placement import PlacementParameters
+from dask_ferro.policy.stealing.decision import StealingDecision
+from dask_ferro.policy.stealing.informed import (
+    Policy,
+    StealingParameters,
+    StealingState,
+    adapted,
+    threshold_of,
+    without,
+)
+from dask_ferro.policy.stealing.policies import for_overdue
+from dask_ferro.policy.stealing.snapshot import Facts, Snapshot
 from dask_ferro.policy.waits import OverdueTasks, look
-from dask_ferro.policy.worker_load import Entry, WorkerLoad
+from dask_ferro.policy.worker_load import Entry, PendingRequest, Stolen, WorkerLoad
 
-# Seconds within which events share a step, and seconds between ticks, unless configured.
-COALESCE, TICK = 0.001, 0.5
+# Seconds within which events share a step, seconds between ticks, at which every worker is examined, and seconds
+# between two batches of messages.
+COALESCE, TICK, SENDS = 0.001, 0.5, 0.001
 # Thieves considered by one step, which sees the ends of ten queues.
 THIEVES = 32
 # The most unread outcomes kept: no step reads them while stealing is off.  100 kB.
@@ -48,21 +59,31 @@ IDLE = 256
 EASED = 0.9
 
 
-class PendingAsk(NamedTuple):
-    """A request that has not been answered yet."""
+@dataclass(frozen=True)
+class SchedulingSettings:
+    """What all decisions of a scheduler follow, in the plugin and in the simulator.
 
-    victim: Address
-    thief: Address
-    gain: float
-    cost: float
+    Attributes
+    ----------
+    parameters : StealingParameters
+    placement : PlacementParameters
+    learning : Learning
+    rank : bool
+        Whether narrow graphs are ordered by upward rank.
+    coalesce, tick : float
+        Seconds, as in `ferro.scheduler`.
+    scheduler_sends, worker_sends : float
+        Seconds between two batches of messages to a worker with little work, and from a worker.
+    """
 
-
-class PendingArrival(NamedTuple):
-    """A stolen task that was sent to its thief and has not finished there."""
-
-    victim: Address
-    requested: float
-    dry: bool  # whether the thief had a free thread when it was sent the task
+    parameters: StealingParameters = field(default_factory=StealingParameters)
+    placement: PlacementParameters = field(default_factory=PlacementParameters)
+    learning: Learning = LEARNING
+    rank: bool = True
+    coalesce: float = COALESCE
+    tick: float = TICK
+    scheduler_sends: float = SENDS
+    worker_sends: float = SENDS
 
 
 class SchedulingCore:
@@ -90,6 +111,8 @@ class SchedulingCore:
         Number of policy steps and of sweeps.
     found : OverdueTasks
         The overdue tasks found by the latest sweep.
+    on_decision : callable (StealingDecision) or None
+        Receives each decision of the policy: values, which may be kept.
     """
 
     def __init__(
@@ -112,10 +135,9 @@ class SchedulingCore:
         self.steps = 0
         self.found: OverdueTasks = look(self.ledger, 0.0, [], policy.parameters.patience, 0)
         self.coalesce, self.tick = coalesce, tick
+        self.on_decision: Callable[[StealingDecision], None] | None = None
         self._is_on = True
         self._decided: list[Instruction] = []
-        self._asked: dict[Key, PendingAsk] = {}
-        self._arriving: dict[Key, PendingArrival] = {}
         self._outcomes: deque[Outcome] = deque(maxlen=HISTORY)
         self._hungry: dict[Address, None] = {}
         self._hurried: dict[Address, bool] = {}
@@ -142,7 +164,6 @@ class SchedulingCore:
             events.MemoryTold: lambda event, now: self.ledger.set_memory(*event),
             events.ResourcesTold: lambda event, now: self.ledger.set_resources(*event),
             events.EndTold: lambda event, now: self.ledger.set_end(*event),
-            events.SizeLearned: lambda event, now: self.ledger.set_bytes(*event),
             events.DurationLearned: lambda event, now: self.ledger.durations.add(*event),
             events.SpeedLearned: lambda event, now: self.ledger.durations.set_speed(*event),
             events.TransferLearned: lambda event, now: self.links.add(*event),
@@ -155,10 +176,6 @@ class SchedulingCore:
             return []
         decided, self._decided = self._decided, []
         return decided
-
-    def ask_of(self, facts: Facts) -> None:
-        """Replace the source of task facts."""
-        self.facts = self.ledger.facts = facts
 
     def threshold(self, address: Address) -> float:
         """Return a worker's stealing threshold in seconds of backlog."""
@@ -175,9 +192,7 @@ class SchedulingCore:
 
     def _left(self, event: events.Left, now: float) -> None:
         gone = event.worker
-        for key in self.ledger.remove_worker(gone):
-            self._asked.pop(key, None)
-            self._arriving.pop(key, None)
+        self.ledger.remove_worker(gone)
         self._hungry.pop(gone, None)
         self._hurried.pop(gone, None)
         self._outcomes = deque((o for o in self._outcomes if o.thief != gone), HISTORY)
@@ -197,42 +212,39 @@ class SchedulingCore:
             return
         entry = self.ledger.assign(now, *event)
         self._hurry(entry.worker)
-        if entry.started is None and self._hungry and self._is_worth_it(now):
+        if entry.state == "queued" and self._hungry and self._is_worth_it(now):
             self._ask(now)
 
     def _finished(self, event: events.Finished, now: float) -> None:
-        key = event.key
-        asked = self._asked.pop(key, None) if self._asked else None
-        # The task left before its victim was asked.
-        if asked is not None:
-            self._settle("stale", key, asked, now)
-        if self._arriving and (arriving := self._arriving.pop(key, None)) is not None and event.done:
-            self._arrived(key, arriving, event.seconds or 0.0, now)
-        entry = self.ledger.finish(now, key, event.seconds)
-        if entry is not None:
-            self._hurry(entry.worker)
-            self._look_at(entry.worker, now)
-        if asked is not None and (thief := self.ledger.rows.get(asked.thief)) is not None:
-            self._look_at(thief, now)
-
-    def _arrived(self, key: Key, arriving: PendingArrival, seconds: float, now: float) -> None:
-        """Record when a stolen task started: its end, seen here, less its duration, so that only one clock is used."""
-        entry = self.ledger.entries.get(key)
+        key, ledger = event.key, self.ledger
+        entry = ledger.entries.get(key)
         if entry is None:
             return
-        victim, requested, dry = arriving
+        request = ledger.requests.get(key) if ledger.requests else None
+        # The task left before its victim answered.
+        if request is not None:
+            self._settle("stale", request, now)
+        if entry.stolen is not None and event.done:
+            self._arrived(entry, entry.stolen, event.seconds or 0.0, now)
+        ledger.finish(now, key, event.seconds)
+        self._hurry(entry.worker)
+        self._look_at(entry.worker, now)
+        if request is not None:
+            self._look_at(request.thief, now)
+
+    def _arrived(self, entry: Entry, stolen: Stolen, seconds: float, now: float) -> None:
+        """Record when a stolen task started: its end, seen here, less its duration, so that only one clock is used."""
+        victim, requested, dry = stolen
         thief = entry.worker.address
         delay = max(now - seconds - requested, 0.0)
         # The duration by the worker's clock, but no more than has passed here.
         worked = min(seconds, max(now - requested, 0.0))
         self._outcomes.append(Outcome("started", victim, thief, delay, dry))
-        self._decided.append(events.Arrived(key, victim, thief, requested, delay, worked))
+        self._decided.append(events.Arrived(entry.key, victim, thief, requested, delay, worked))
 
     def _restarted(self, event: events.Restarted, now: float) -> None:
         for key in list(self.ledger.entries):
             self.ledger.finish(now, key)
-        self._asked.clear()
-        self._arriving.clear()
 
     # -- when to take a step -------------------------------------------------------------------------------
 
@@ -326,11 +338,17 @@ class SchedulingCore:
             few = policy.parameters.quick * (1 + threads)
         for room in (few, TASKS) if few < TASKS else (TASKS,):
             snapshot = ledger.snapshot(now, thieves, self.links, asked, skip=skip, tasks=room)
-            moves = policy.step(snapshot, self.state)
+            moves = self._step_of(policy, snapshot)
             if moves or sum(map(len, snapshot.queues.values())) < room:
                 break
         self.state = self.state._replace(turns=self.state.turns + 1)
         self.steps += 1
+        return moves
+
+    def _step_of(self, policy: Policy, snapshot: Snapshot) -> tuple[Move, ...]:
+        moves = policy.step(snapshot, self.state)
+        if self.on_decision is not None:
+            self.on_decision(StealingDecision(policy, self.state, snapshot, moves))
         return moves
 
     def _look_again(self, idle: Iterable[Address], now: float) -> None:
@@ -350,7 +368,7 @@ class SchedulingCore:
         self.facts.begin([worker.address for worker in idle])
         patience = policy.parameters.patience
         self.found = look(ledger, now, idle, patience, self.sweeps, policy.projects, self.links)
-        self._request(overdue_moves(policy, self.found.snapshot, self.state), now)
+        self._request(self._step_of(for_overdue(policy), self.found.snapshot), now)
         self.sweeps += 1
 
     def _some_idle(self, now: float) -> list[Worker]:
@@ -366,75 +384,66 @@ class SchedulingCore:
         self._request((event.move,), now)
 
     def _request(self, moves: Iterable[Move], now: float) -> None:
-        rows = self.ledger.rows
+        ledger = self.ledger
+        rows = ledger.rows
         for key, victim, thief, gain, cost, nbytes in moves:
-            entry = self.ledger.entries.get(key)
-            if entry is None or entry.thief is not None or thief not in rows:
+            entry = ledger.entries.get(key)
+            if entry is None or key in ledger.requests or thief not in rows:
                 continue
             if not self.facts.reserve(key, victim, thief):
                 continue
             before, after = rows[victim].starts_in(now), rows[thief].starts_in(now)
-            self.ledger.request(now, key, thief, max(nbytes - entry.nbytes, 0))
-            self._asked[key] = PendingAsk(victim, thief, gain, cost)
-            self._arriving.pop(key, None)
+            ledger.request(now, key, thief, max(nbytes - entry.nbytes, 0), gain, cost)
             self.counts["requests"] += 1
             self._decided.append(events.Ask(key, victim, thief, gain, cost, entry.seconds, before, after))
 
     def _unsent(self, event: events.Unsent, now: float) -> None:
         """Cancel a request that could not be sent; the victim is going, and its tasks will be taken back."""
-        if self._asked.pop(event.key, None) is not None:
+        if event.key in self.ledger.requests:
             self.counts["requests"] -= 1
             self.ledger.refuse(now, event.key)
 
     def _withdrawn(self, event: events.Withdrawn, now: float) -> None:
-        if event.key in self._asked and self.ledger.entries[event.key].thief is not None:
+        request = self.ledger.requests.get(event.key)
+        if request is not None and not request.withdrawn:
             self.ledger.withdraw(now, event.key)
 
     def _answered(self, event: events.Answered, now: float) -> None:
-        asked, entry = self._asked.pop(event.key, None), self.ledger.entries.get(event.key)
+        request = self.ledger.requests.get(event.key)
         # A task that its victim has given up must be placed again, whoever asked for it.
-        if asked is None:
+        if request is None:
             if event.answer not in ("kept", "seceded"):
                 self._decided.append(events.PlaceAgain(event.key, "", ""))
             return
-        thief = self.ledger.rows.get(asked.thief)
-        if event.answer in ("kept", "seceded"):
-            self._kept(event, entry, asked, now)
-        elif event.answer == "given" and entry is not None and thief is not None and thief.accepts:
-            self._given(entry, asked, thief, now)
-        else:
-            self._settle("stale", event.key, asked, now)
-            self._decided.append(events.PlaceAgain(event.key, asked.victim, asked.thief))
-
-    def _kept(self, event: events.Answered, entry: Entry | None, asked: PendingAsk, now: float) -> None:
-        self._settle("refused", event.key, asked, now)
-        # A task that seceded occupies no thread.
-        if entry is not None and event.answer == "seceded":
-            self.ledger.finish(now, event.key)
-            self._look_at(entry.worker, now)
-        elif entry is not None and entry.thief is not None:
+        thief, victim = request.thief, request.entry.worker
+        if event.answer == "kept":
+            self._settle("refused", request, now)
             self.ledger.refuse(now, event.key)
-        if asked.thief in self.ledger.rows:
-            self._look_at(self.ledger.rows[asked.thief], now)
+        elif event.answer == "seceded":
+            self._settle("refused", request, now)
+            # It occupies no thread.
+            self.ledger.finish(now, event.key)
+            self._look_at(victim, now)
+        elif event.answer == "given" and self.ledger.rows.get(thief.address) is thief and thief.accepts:
+            self._settle("confirmed", request, now)
+            self.ledger.confirm(now, event.key)
+            self._decided.append(events.HandOver(event.key, victim.address, thief.address))
+            return
+        else:
+            self._settle("stale", request, now)
+            self.ledger.finish(now, event.key)
+            self._look_at(victim, now)
+            self._decided.append(events.PlaceAgain(event.key, victim.address, thief.address))
+        self._look_at(thief, now)
 
-    def _given(self, entry: Entry, asked: PendingAsk, thief: WorkerLoad, now: float) -> None:
-        self._settle("confirmed", entry.key, asked, now)
-        # The request had been withdrawn after a long silence.
-        if entry.thief is None:
-            self.ledger.request(now, entry.key, asked.thief)
-        dry = len(thief.running) < thief.nthreads
-        self._arriving[entry.key] = PendingArrival(asked.victim, entry.requested, dry)
-        self.ledger.confirm(now, entry.key)
-        self._decided.append(events.HandOver(entry.key, asked.victim, asked.thief))
-
-    def _settle(self, outcome: events.Settlement, key: Key, asked: PendingAsk, now: float) -> None:
+    def _settle(self, outcome: events.Settlement, request: PendingRequest, now: float) -> None:
         """Record the outcome of a request; tell the policy of failed ones unless the thief has left.
 
         An outcome for a thief that has left would bring it back into the policy's state.
         """
-        victim, thief, gain, cost = asked
+        key, victim, thief = request.entry.key, request.entry.worker.address, request.thief.address
         self.counts[outcome] += 1
-        self._decided.append(events.Settled(key, victim, thief, outcome, now, gain, cost))
+        self._decided.append(events.Settled(key, victim, thief, outcome, now, request.gain, request.cost))
         if outcome != "confirmed" and thief in self.ledger.rows:
             self._outcomes.append(Outcome(outcome, victim, thief))
 

@@ -36,7 +36,7 @@ _NAMED = 3
 _THIEVES = 4
 
 
-class Wait(NamedTuple):
+class WaitingTask(NamedTuple):
     """A task that waits while other workers are idle.
 
     Attributes
@@ -73,7 +73,7 @@ class Wait(NamedTuple):
 
 def wait_of(
     task: TaskFacts, worker: Address, idle: Sequence[Worker], needs: bool = False, transfer: float = 0.0
-) -> Wait:
+) -> WaitingTask:
     """Return the diagnosis of an overdue task that is not bound to its worker.
 
     Parameters
@@ -91,15 +91,17 @@ def wait_of(
     return _waits(task.key, worker, task.overdue, idle, reason, legal)
 
 
-def waits_at_scheduler(key: Key, seconds: float, idle: Sequence[Worker], reason: str) -> Wait:
+def waits_at_scheduler(key: Key, seconds: float, idle: Sequence[Worker], reason: str) -> WaitingTask:
     """Return the diagnosis of a ready task that is assigned to no worker."""
     return _waits(key, "", seconds, idle, reason)
 
 
 def _waits(
     key: Key, at: Address, seconds: float, idle: Sequence[Worker], reason: str, legal: Sequence[Worker] = ()
-) -> Wait:
-    return Wait(key, at, seconds, len(idle), tuple(w.address for w in (legal or idle)[:_NAMED]), reason)
+) -> WaitingTask:
+    return WaitingTask(
+        key, at, seconds, len(idle), tuple(w.address for w in (legal or idle)[:_NAMED]), reason
+    )
 
 
 def _narrowed(task: TaskFacts, idle: Sequence[Worker], needs: bool) -> tuple[list[Worker], str]:
@@ -117,7 +119,7 @@ def _narrowed(task: TaskFacts, idle: Sequence[Worker], needs: bool) -> tuple[lis
     return left, "soon"
 
 
-def by_reason(waits: Iterable[Wait]) -> dict[str, int]:
+def by_reason(waits: Iterable[WaitingTask]) -> dict[str, int]:
     """Return the number of tasks that wait for each of the `REASONS`, in their order."""
     counted = Counter(wait.reason for wait in waits)
     return {reason: counted[reason] for reason in REASONS}
@@ -172,7 +174,7 @@ def look(
     return OverdueTasks(idle, overdue, book.overdue_snapshot(now, thieves, overdue, links))
 
 
-def waits_of(found: OverdueTasks) -> list[Wait]:
+def waits_of(found: OverdueTasks) -> list[WaitingTask]:
     """Return the diagnoses of all overdue tasks of a sweep, the longest wait first."""
     told, links, hosts = [], found.snapshot.links, found.snapshot.hosts
     for entry, row, task in found.overdue:

@@ -9,11 +9,13 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp, inf, log
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from dask_ferro.policy.estimates import LEARNING, Estimate, Learning, Mean
 from dask_ferro.policy.facts import Address, Key
 
+# A requested task is in no queue: it counts as incoming at its thief.
+State = Literal["queued", "running", "requested"]
 # Shared by nearly all tasks, which need no resources.
 NO_NEEDS: Mapping[str, float] = {}
 
@@ -22,7 +24,7 @@ NO_NEEDS: Mapping[str, float] = {}
 class Entry:
     """A task on a worker, with its projected `seconds` on that worker's device class.
 
-    `nbytes` are the device bytes of its result and working memory; `moving` those of the inputs that its thief lacks.
+    `nbytes` are the device bytes of its result and working memory.
     """
 
     key: Key
@@ -32,7 +34,6 @@ class Entry:
     needs: Mapping[str, float]
     nbytes: int
     sequence: int
-    moving: int = 0
     device: str = ""  # the class that `seconds` is projected for
     seconds: float = 0.0
     known: bool = False
@@ -41,10 +42,36 @@ class Entry:
     since: float = 0.0  # when it was assigned to its worker
     expected: float = 0.0  # seconds that it was projected to wait at that time
     is_sure: bool = False  # whether its worker has confirmed that it started
-    started: float | None = None  # infinite: it starts next, but its message has not left yet
-    requested: float = 0.0
+    state: State = "queued"
+    started: float | None = None  # of a running one; infinite: its message has not left yet
     worker: WorkerLoad = field(init=False)
-    thief: WorkerLoad | None = None
+    stolen: Stolen | None = None
+
+
+class Stolen(NamedTuple):
+    """The move that brought a task to its worker."""
+
+    victim: Address
+    requested: float
+    dry: bool  # whether the thief had a free thread when it was sent the task
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class PendingRequest:
+    """A request for a task that its worker, the victim, has not answered yet.
+
+    `moving` are the device bytes of the inputs that the thief lacks.  A withdrawn one got no answer for long: the task
+    counts at its victim again.
+    """
+
+    entry: Entry
+    thief: WorkerLoad
+    number: int
+    at: float
+    gain: float
+    cost: float
+    moving: int = 0
+    withdrawn: bool = False
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -98,10 +125,12 @@ class WorkerLoad:
         return max(now - max([self.queue_since, *started]), 0.0)
 
     def starts_in(self, now: float, priority: Any = None, surely: bool = False) -> float:
-        """Return the seconds until a task that joined the queue now would start. priority.
+        """Return the seconds until a task that joined the queue now would start.
 
         Parameters
         ----------
+        priority : optional
+            That of the task; default: it would start last.
         surely : bool
             Count no guesses: a queued task of unknown duration takes no time, and a running one is projected to
             run for as long again as it has.

@@ -1,7 +1,6 @@
 """Access to private or undocumented names of Dask's scheduler.
 
-`upstream_names` lists the names, and a test finds any that another module uses.  Each function that sets something
-has a counterpart that undoes it; together those restore stock Dask.
+Each function that sets something has a counterpart that undoes it; together those restore stock Dask.
 """
 
 from __future__ import annotations

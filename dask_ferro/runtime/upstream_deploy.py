@@ -1,4 +1,4 @@
-"""Access to private or undocumented names of Dask's clusters; `upstream_names` lists them.
+"""Access to private or undocumented names of Dask's clusters.
 
 A job of a cluster is an entry of its specification: one worker, or a group of them.
 """

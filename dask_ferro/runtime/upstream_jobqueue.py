@@ -1,18 +1,28 @@
-"""Access to private or undocumented names of dask-jobqueue; `upstream_names` lists them.
+"""Access to private or undocumented names of dask-jobqueue.
 
-`JobCluster` has a method of ours for each step of a cluster's life, which mixins before it extend by `super()`.
+`JobCluster` has a method of ours for each step of a cluster's life, which subclasses extend.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
-import dask_jobqueue.slurm
-from dask_jobqueue.core import Job, JobQueueCluster
+import yaml
+
+# The import of dask_jobqueue makes SIGINT end any program with status 0, which is undone here.
+_on_interrupt = signal.getsignal(signal.SIGINT)
+from dask_jobqueue.core import Job, JobQueueCluster  # noqa: E402
+from dask_jobqueue.slurm import SLURMCluster, SLURMJob  # noqa: E402
+
+signal.signal(signal.SIGINT, _on_interrupt)
+
+__all__ = ["Job", "JobCluster", "JobQueueCluster", "SLURMJob", "defaults_of"]
 
 
-class JobCluster(dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
+class JobCluster(SLURMCluster):  # type: ignore[misc]
     """dask-jobqueue's cluster of SLURM jobs."""
 
     async def _start(self) -> None:
@@ -57,6 +67,13 @@ class JobCluster(dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
     @property
     def _dummy_job(self) -> Job:
         return self._first_job()
+
+
+def defaults_of(kind: str) -> Mapping[str, object]:
+    """Return dask-jobqueue's default options of a batch system."""
+    text = files("dask_jobqueue").joinpath("jobqueue.yaml").read_text(encoding="utf-8")
+    defaults: Mapping[str, object] = yaml.safe_load(text)["jobqueue"][kind]
+    return defaults
 
 
 def batch_job_of(cluster: Any) -> Job | None:

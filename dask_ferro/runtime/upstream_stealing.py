@@ -88,11 +88,6 @@ class EntryPoints(WorkStealing):
 
     # -- requests and answers --------------------------------------------------------------------------------
 
-    @property
-    def asked(self) -> Mapping[TaskState, StealRequest]:
-        """The pending requests, by task."""
-        return self.in_flight
-
     def _ask_for(self, told: Ask, now: float) -> tuple[object, ...] | None:
         """Send the victim a request and return its line for the log; None: the victim's connection is closed."""
         workers, cost = self.scheduler.workers, told.seconds + told.cost
@@ -142,7 +137,7 @@ class EntryPoints(WorkStealing):
     ) -> None:
         """Process a victim's answer: the task goes to the thief, stays, or is placed again."""
         ts = self.scheduler.tasks.get(key)
-        info = self.asked.get(ts) if ts is not None else None
+        info = self.in_flight.get(ts) if ts is not None else None
         if ts is None or info is None or info["stimulus_id"] != stimulus_id:
             what = "already-aborted" if info is None else "stale-response"
             self.log((what, key, state, worker, stimulus_id))

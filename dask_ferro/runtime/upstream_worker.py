@@ -1,4 +1,4 @@
-"""Access to private or undocumented names of Dask's workers and nannies; `upstream_names` lists them."""
+"""Access to private or undocumented names of Dask's workers and nannies."""
 
 from __future__ import annotations
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from dask_ferro.policy.estimates import Link
 from dask_ferro.policy.facts import Address
 
-# A batch leaves at once, and the next one at the earliest this many seconds later: Dask's two timers, the plugin's.
+# A batch leaves at once, and the next one at the earliest this many seconds later: Dask's two timers.
 STOCK_TO_WORKER, STOCK_TO_SCHEDULER = 0.005, 0.002
-SHORT = 0.001
 # The CPU share of a worker's overhead around a task; in the rest its threads wake up.
 CPU_AROUND = 0.6
 # A hop to another worker took 2.9 ms more than one on the same; 1, 10 and 100 MB took 3.3, 11 and 54 ms.
@@ -65,7 +64,7 @@ class VirtualCluster:
     Attributes
     ----------
     workers : tuple of VirtualWorker
-        Includes those that join later.  Empty: jobs bring them (`elastic`).
+        Includes those that join later.  Empty: all join during the run.
     changes : tuple of Change
     wire : float
         Seconds of a message between the scheduler and a worker, without the timers.
@@ -163,10 +162,10 @@ class VirtualCluster:
     @classmethod
     def hosts(cls, hosts: int, per_host: int, threads: int = 1) -> VirtualCluster:
         """Return a cluster of many hosts with a few workers each."""
-        names = (f"h{number:04d}" for number in range(hosts))
-        return cls(
-            tuple(VirtualWorker(f"{name}-w{i:02d}", threads, name) for name in names for i in range(per_host))
-        )
+        workers: list[VirtualWorker] = []
+        for host in (f"h{number:04d}" for number in range(hosts)):
+            workers += [VirtualWorker(f"{host}-w{i:02d}", threads, host) for i in range(per_host)]
+        return cls(tuple(workers))
 
     @classmethod
     def devices(
@@ -199,18 +198,6 @@ class VirtualCluster:
             workers += [VirtualWorker(name, 1, host, "gpu", faster, memory) for name in gpus]
             workers += [VirtualWorker(f"{host}-w{i:02d}", 1, host) for i in range(cores)]
         return cls(tuple(workers), peer=peer, **options)
-
-    def slowed(self, factor: float) -> VirtualCluster:
-        """Return the cluster with all costs but tasks, transfers and timers multiplied by `factor`.
-
-        For a machine slower or busier than the measured one: the factor is the measured hop of a chain of empty tasks
-        over the simulated one.
-        """
-        costs = ("wire", "per_result", "per_send", "per_step", "per_call", "per_submitted", "before", "after")
-        slower = {name: getattr(self, name) * factor for name in costs}
-        links = (self.same_host, self.other_host)
-        near, far = (link._replace(latency=link.latency * factor) for link in links)
-        return replace(self, same_host=near, other_host=far, **slower)
 
     @property
     def at_start(self) -> tuple[VirtualWorker, ...]:

@@ -1,22 +1,21 @@
 """Comparison of policies on one graph and one virtual cluster: the rows that `dask ferro simulate` prints.
 
-Graphs come from a workload's name, a recorded run, or a WfCommons file.
+Graphs come from a recorded run, or a WfCommons file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.policy.scheduling_core import SchedulingSettings
 from dask_ferro.simulate.cluster import VirtualCluster
-from dask_ferro.simulate.core_adapter import SimulatedSettings
 from dask_ferro.simulate.engine import simulate
 from dask_ferro.simulate.graphs import wfcommons
 from dask_ferro.simulate.graphs.bundles import in_bundles
-from dask_ferro.simulate.graphs.generators import build
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import MOST_SECONDS, Trace
 
@@ -53,23 +52,6 @@ class Comparison(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison in JSON's types."""
         return {**self._asdict(), "rows": [row._asdict() for row in self.rows]}
-
-
-def workload(name: str, params: Mapping[str, Any]) -> TaskGraph:
-    """Return a built-in workload.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown name or parameter, or a value out of range.
-    """
-    try:
-        graph = build(name, **params)
-    except ConfigError:
-        raise
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise ConfigError(f"workload {name}: got {dict(params)}, which it cannot have ({error})") from error
-    return checked(graph)
 
 
 def recorded(path: str) -> TaskGraph:
@@ -119,11 +101,11 @@ def compare(
     cluster: VirtualCluster,
     policies: Sequence[str],
     *,
-    rules: SimulatedSettings | None = None,
+    rules: SchedulingSettings | None = None,
     seed: int = 0,
     bundles: bool = False,
 ) -> Comparison:
-    """Return the results of each policy on a graph; our policies use `rules`.  With `bundles`, also in bundles."""
+    """Return the results of each policy on a graph, by `rules`.  With `bundles`, also on the graph in bundles."""
     bound = graph.lower_bound(cluster.threads)
     graphs = {"": graph}
     if bundles:

@@ -6,21 +6,19 @@ As in the plugin, the ledger holds the core's view: projected seconds, learned l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from dask_ferro.policy import events
 from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
-from dask_ferro.policy.estimates import LEARNING, Learning, Links
+from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import Answer, Event
 from dask_ferro.policy.facts import Address
-from dask_ferro.policy.placement import PlacementParameters
+from dask_ferro.policy.placement import Placed
 from dask_ferro.policy.scaling.remaining_work import left, unmeasured
-from dask_ferro.policy.scheduling_core import COALESCE, TICK, SchedulingCore
-from dask_ferro.policy.stealing.informed import StealingParameters
+from dask_ferro.policy.scheduling_core import SchedulingCore, SchedulingSettings
 from dask_ferro.policy.stealing.policies import NoStealing, named
-from dask_ferro.simulate.cluster import CORE_FLOPS, SHORT, STOCK_TO_WORKER
+from dask_ferro.simulate.cluster import CORE_FLOPS, STOCK_TO_WORKER
 from dask_ferro.simulate.task_facts import HOST, SimulatedFacts
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 from dask_ferro.simulate.virtual_tasks import VirtualTask
@@ -32,37 +30,10 @@ from dask_ferro.trace import Span
 _ANSWERS: dict[str, Answer] = {"ready": "given", "running": "kept", "gone": "gone"}
 
 
-@dataclass(frozen=True)
-class SimulatedSettings:
-    """The settings of a simulation.
-
-    Attributes
-    ----------
-    parameters : StealingParameters
-        Parameters of stealing.
-    placement : PlacementParameters
-    learning : Learning
-    rank : bool
-        Whether narrow graphs are ordered by upward rank.
-    coalesce, tick : float
-    scheduler_sends, worker_sends : float
-        Seconds between two batches of messages to a worker with little work, and from a worker.
-    """
-
-    parameters: StealingParameters = field(default_factory=StealingParameters)
-    placement: PlacementParameters = field(default_factory=PlacementParameters)
-    learning: Learning = LEARNING
-    rank: bool = True
-    coalesce: float = COALESCE
-    tick: float = TICK
-    scheduler_sends: float = SHORT
-    worker_sends: float = SHORT
-
-
 class CoreAdapter(Decider):
     """A decider that applies our stealing and placement."""
 
-    def __init__(self, scheduler: Scheduler, policy: str, rules: SimulatedSettings, seed: int) -> None:
+    def __init__(self, scheduler: Scheduler, policy: str, rules: SchedulingSettings, seed: int) -> None:
         self.links = Links(learning=rules.learning)
         self.facts = SimulatedFacts(scheduler, rules.learning)
         self.core = SchedulingCore(
@@ -73,20 +44,14 @@ class CoreAdapter(Decider):
             tick=rules.tick,
             learning=rules.learning,
         )
-        # Or the log of a recorder.
-        self.handle = self.core.handle
         self.ledger = self.core.ledger
         self.facts.ledger = self.ledger
-        self.candidates = Candidates(
-            self.ledger, self.links, rules.placement, frees_soon=self.facts.frees_soon
-        )
+        self.candidates = Candidates(self.ledger, self.links, rules.placement, self._is_open)
         self.facts.candidates = self.candidates
         self._scheduler = scheduler
         self._clock = scheduler.clock
         self._add = scheduler.world.add
         self._steals = not isinstance(self.core.policy, NoStealing)
-        self._asked: dict[int, int] = {}  # by task under request: the request's number
-        self._requests = 0
         self._sends = rules.scheduler_sends
         self._ran: dict[str, float] = {}  # by prefix without measurements: the longest run so far
         self._freed = False
@@ -138,15 +103,12 @@ class CoreAdapter(Decider):
     def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
         """Learn the task's duration, and its move's."""
         self._held = held
-        self._asked.pop(job.number, None)
         self._tell(events.Finished(job.number, True, held.stop - held.start))
-        if self.facts.done(job, record.address):
-            self._tell(events.SizeLearned(job.spec.prefix, job.spec.nbytes))
+        self.facts.done(job, record.address)
         self._freed = True
 
     def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Remove the task from the worker's queue."""
-        self._asked.pop(job.number, None)
         self._tell(events.Finished(job.number))
 
     def arrived(self, address: Address, job: VirtualTask, kind: str, seconds: float) -> None:
@@ -169,8 +131,8 @@ class CoreAdapter(Decider):
 
     def replied(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
         """Pass on a victim's answer to the newest request for a task; ignore answers to older ones."""
-        if self._asked.get(job.number) == request:
-            del self._asked[job.number]
+        pending = self.ledger.requests.get(job.number)
+        if pending is not None and pending.number == request:
             self._tell(events.Answered(job.number, _ANSWERS[state]))
 
     def _tick(self) -> None:
@@ -195,7 +157,7 @@ class CoreAdapter(Decider):
     def _tell(self, event: Event) -> None:
         """Pass an event to the core and carry out its decisions, which takes the scheduler time."""
         cluster, steps = self._scheduler.world.cluster, self.core.steps
-        decided = self.handle(event, self._clock.now)
+        decided = self.core.handle(event, self._clock.now)
         if self.core.steps > steps:
             self._scheduler.think(cluster.per_step)
         self._scheduler.world.counts.update(self.core.counts, steps=float(self.core.steps))
@@ -218,9 +180,7 @@ class CoreAdapter(Decider):
 
     def _ask(self, told: events.Ask) -> None:
         job, record = self.facts.job(told.key), self._scheduler.records[told.victim]
-        self._requests += 1
-        self._asked[job.number] = self._requests
-        self._scheduler.send(record, record.live.asked, job, self._requests)
+        self._scheduler.send(record, record.live.asked, job, self.ledger.requests[told.key].number)
 
     def _hand_over(self, told: events.HandOver) -> None:
         records = self._scheduler.records
@@ -248,10 +208,14 @@ class CoreAdapter(Decider):
         held, nbytes = self.facts.held(job)
         workers = candidates.candidates(task, held, nbytes, job.priority, now)
         inputs = self.facts.inputs(job, [worker.address for worker in workers])
-        chosen = candidates.choose(task._replace(inputs=inputs), workers, self.ledger.fresh)
-        if chosen is not None:
-            del self._since[job.number]
-        return chosen
+        answer = candidates.choose(task._replace(inputs=inputs), workers, self.ledger.fresh)
+        if not isinstance(answer, Placed):
+            return None
+        del self._since[job.number]
+        return answer.worker
+
+    def _is_open(self, address: Address) -> bool:
+        return self.ledger.rows[address].accepts
 
     def _seconds(self, job: VirtualTask) -> tuple[float, bool]:
         return self.candidates.seconds(job.spec.prefix, job.spec.annotated)

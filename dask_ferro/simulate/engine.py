@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from dask_ferro.policy.facts import Address
-from dask_ferro.policy.stealing.policies import POLICIES as OWN
-from dask_ferro.simulate.baselines.stock import Stock
-from dask_ferro.simulate.baselines.stock_stealing import StockStealing
+from dask_ferro.policy.scheduling_core import SchedulingSettings
 from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import (
     STOCK_TO_SCHEDULER,
@@ -21,16 +19,13 @@ from dask_ferro.simulate.cluster import (
     VirtualCluster,
     VirtualWorker,
 )
-from dask_ferro.simulate.core_adapter import CoreAdapter, SimulatedSettings
+from dask_ferro.simulate.core_adapter import CoreAdapter
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 from dask_ferro.simulate.virtual_tasks import VirtualTask, jobs_of, prioritize
 from dask_ferro.simulate.virtual_worker import LiveWorker, WorkerTask, World
 from dask_ferro.simulate.worker_record import Decider
 from dask_ferro.trace import Trace, TracedTask
-
-STOCK = ("stock", "stock-none")
-POLICIES = (*OWN, *STOCK)
 
 
 class Stuck(RuntimeError):
@@ -42,7 +37,8 @@ def simulate(
     cluster: VirtualCluster,
     *,
     policy: str = "informed",
-    rules: SimulatedSettings | None = None,
+    rules: SchedulingSettings | None = None,
+    decide: Callable[[Scheduler], Decider] | None = None,
     seed: int = 0,
     order: Mapping[Key, int] | None = None,
     known: Mapping[str, float] | None = None,
@@ -53,10 +49,11 @@ def simulate(
     Parameters
     ----------
     policy : str
-        "informed", "last-victim" or "none" (our placement, with that stealing); "stock" or "stock-none" (Dask's own
-        placement, with and without its stealing).
-    rules : SimulatedSettings, optional
-        For the first three policies; default: the plugin's defaults.
+        "informed", "last-victim" or "none": our placement, with that stealing.
+    rules : SchedulingSettings, optional
+        Default: the plugin's defaults.
+    decide : callable (Scheduler) -> Decider, optional
+        Makes the decider in place of our policy's, on a scheduler with Dask's own order and timers.
     seed : int
         For ties and for random victims.
     order : mapping of key to int, optional
@@ -79,20 +76,18 @@ def simulate(
     Stuck
         If tasks are left that no worker will run: all workers were killed, or stay paused.
     """
-    if policy not in POLICIES:
-        raise ValueError(f"policy: got {policy!r}, wanted one of {', '.join(POLICIES)}")
     jobs = jobs_of(graph)
-    is_stock, rules = policy in STOCK, rules or SimulatedSettings()
-    wide = rules.placement.wide if rules.rank and not is_stock else None
+    rules = rules or SchedulingSettings()
+    wide = rules.placement.wide if rules.rank and decide is None else None
     threads = max(sum(w.nthreads for w in cluster.at_start), 1)
     prioritize(jobs, order, threads, wide, rules.learning.guess)
     world = World(cluster, Clock(), seed)
     world.counts.update(dict.fromkeys(_COUNTS, 0.0))
     scheduler = Scheduler(world, jobs, graph.stops)
-    scheduler.decider = _decider(scheduler, policy, rules, seed)
+    scheduler.decider = decide(scheduler) if decide else _decider(scheduler, policy, rules, seed)
     scheduler.decider.learn(known or {})
     _connect(world, scheduler)
-    site = VirtualSite(world, scheduler, None if is_stock else rules)
+    site = VirtualSite(world, scheduler, None if decide else rules)
     _populate(site)
     scheduler.decider.begin()
     if attach is not None:
@@ -106,11 +101,7 @@ def simulate(
     return _trace(world, jobs, scheduler.first_done)
 
 
-def _decider(scheduler: Scheduler, policy: str, rules: SimulatedSettings, seed: int) -> Decider:
-    if policy == "stock":
-        return StockStealing(scheduler, seed)
-    if policy == "stock-none":
-        return Stock(scheduler, seed)
+def _decider(scheduler: Scheduler, policy: str, rules: SchedulingSettings, seed: int) -> Decider:
     placement = replace(rules.placement, steals=policy != "none")
     return CoreAdapter(scheduler, policy, replace(rules, placement=placement), seed)
 
@@ -127,9 +118,9 @@ def _connect(world: World, scheduler: Scheduler) -> None:
 
 
 class VirtualSite:
-    """A running simulation, for code that adds and removes workers; stock policies have no `rules`."""
+    """A running simulation, for code that adds and removes workers; without `rules` it has Dask's timers."""
 
-    def __init__(self, world: World, scheduler: Scheduler, rules: SimulatedSettings | None) -> None:
+    def __init__(self, world: World, scheduler: Scheduler, rules: SchedulingSettings | None) -> None:
         self.world = world
         self.scheduler = scheduler
         cluster = world.cluster

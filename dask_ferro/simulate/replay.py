@@ -2,8 +2,7 @@
 
 A replay keeps each task's seconds, bytes, inputs and place by priority, and each worker's threads and host.  It
 ignores slowdown by other load, workers that joined or left, pauses of the client between two graphs, and restrictions
-of tasks to workers.  If the plugin had ranked the tasks, their places are the ranked ones, for stock Dask's rows too.
-So compare a simulated row with other simulated rows, and the measured row with measurements only.
+of tasks to workers.  So compare a simulated row with other simulated rows, and the measured row with measurements only.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.policy.scheduling_core import SchedulingSettings
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
 from dask_ferro.simulate.compare import Comparison, checked, compared, of_trace, outline
-from dask_ferro.simulate.core_adapter import SimulatedSettings
 from dask_ferro.simulate.engine import simulate
 from dask_ferro.trace import Key, Trace
 
@@ -28,7 +27,7 @@ def replay(
     policies: Sequence[str],
     *,
     name: str = "trace",
-    rules: SimulatedSettings | None = None,
+    rules: SchedulingSettings | None = None,
     seed: int = 0,
 ) -> Comparison:
     """Return the measured run, and a simulated run of it under each policy.
@@ -37,11 +36,10 @@ def replay(
     ----------
     trace : Trace
     policies : sequence of str
-        Some of `simulate.engine.POLICIES`.
+        Some of `policy.stealing.policies.POLICIES`.
     name : str
         The name of the run.
-    rules : SimulatedSettings, optional
-        For our policies.
+    rules : SchedulingSettings, optional
     seed : int
         For ties and for random victims.
 

@@ -7,14 +7,13 @@ a scheduler is told.  Durations are seconds, sizes bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, islice
+from itertools import islice
 from math import inf
 
 from dask_ferro.policy.candidates import Candidates
 from dask_ferro.policy.estimates import Learning, ResultSizes
 from dask_ferro.policy.facts import Address, Key, Replica, TaskFacts
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.placement import is_freed_by_others
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 from dask_ferro.simulate.virtual_tasks import VirtualTask
@@ -40,11 +39,10 @@ class SimulatedFacts:
 
     # ---- what happens --------------------------------------------------------------------------------------
 
-    def done(self, job: VirtualTask, address: Address) -> bool:
-        """Learn a result's size and record its worker; return whether that changes known bytes."""
-        is_first = self._sizes.add(job.spec.prefix, job.spec.nbytes)
+    def done(self, job: VirtualTask, address: Address) -> None:
+        """Learn a result's size and record its worker."""
+        self._sizes.add(job.spec.prefix, job.spec.nbytes)
         self.came(job, address)
-        return is_first and self.ledger.counts_bytes
 
     def came(self, job: VirtualTask, address: Address) -> None:
         """Record that a worker holds a result."""
@@ -149,12 +147,6 @@ class SimulatedFacts:
         """Return the bytes of results on a worker."""
         return self._held.get(address, 0)
 
-    def frees_soon(self, address: Address) -> bool:
-        """Whether some result on the worker is needed only by tasks that other workers were assigned."""
-        readers = (self.job(e.key) for e in self.ledger.entries.values() if e.worker.address != address)
-        read = chain.from_iterable(job.inputs for job in readers)
-        return any(address in held.holders and _is_freed_by_others(held, address) for held in read)
-
     def inputs(self, job: VirtualTask, fetching: Iterable[Address]) -> tuple[Replica, ...]:
         """Return the inputs; workers in `fetching` that an input is being sent to count as its holders."""
         if len(job.inputs) > FEW_INPUTS:
@@ -182,8 +174,3 @@ class SimulatedFacts:
         records = self._scheduler.records
         devices = {records[address].spec.device for address in holders if address in records} or {HOST}
         return HOST if HOST in devices else min(devices)
-
-
-def _is_freed_by_others(held: VirtualTask, holder: Address) -> bool:
-    readers = (after.on for after in held.after if not after.done)
-    return is_freed_by_others(held.wanted, readers, holder)

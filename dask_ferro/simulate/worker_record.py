@@ -1,7 +1,6 @@
 """The virtual scheduler's record of a worker, and the interface of its decider.
 
-The scheduler keeps Dask's states and its root-ish queue; a decider, ours or stock Dask's, is told of events and
-chooses the workers of tasks.
+The scheduler keeps Dask's states and its root-ish queue; a decider is told of events and chooses the workers of tasks.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def finish(
     start : Start
     sources : mapping of model inputs to RowSource
     holds : sequence of SinkLock
-        The locks of the sinks, which another host may have taken over.
+        The locks of the sinks, any of which may be lost meanwhile.
 
     Raises
     ------

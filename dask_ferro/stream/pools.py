@@ -22,8 +22,8 @@ import numpy as np
 from dask.delayed import Delayed
 from dask.system import CPU_COUNT
 
-from dask_ferro import config
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.inputs.keys import EMBED_BYTES
 from dask_ferro.lower.inputs.shipping import ask_workers, copy_for
 from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.prepared.prepared import PreparedModel
@@ -33,6 +33,8 @@ from dask_ferro.stream.window import LOOK_S, Lost
 
 # In flight: two chunks per thread, and some for the round trip of a result to the client and a task back.
 _PER_SLOT, _SPARE = 2, 2
+# Seconds without any worker until a warning; the next one comes after twice the time, and so on.
+_NO_WORKERS = 5.0
 # The cluster's size, which may change, is queried at most at this interval.
 _SIZE_KNOWN_S = 5.0
 # An error of a chunk may be a transient error of a shared file system, so it is retried once.  Dask itself counts
@@ -152,7 +154,7 @@ class ClientPool:
         self._job: StreamJob
         self._feeds: Sequence[RowFeed]
         self._name = ""
-        self._absence = Absence(config.value("stream.no-workers"))
+        self._absence = Absence(_NO_WORKERS)
 
     @property
     def slots(self) -> int:
@@ -256,7 +258,7 @@ class ClientPool:
     def _sent(self, piece: Any) -> Any:
         if isinstance(piece, Delayed):
             return self._client.compute(piece)
-        if isinstance(piece, np.ndarray) and piece.nbytes > config.value("inputs.embed-bytes"):
+        if isinstance(piece, np.ndarray) and piece.nbytes > EMBED_BYTES:
             return self._scattered(piece)
         return piece
 

@@ -1,4 +1,4 @@
-"""A progress bar of rows: on standard error in a terminal, as one output of the cell in a notebook."""
+"""A progress bar of rows: on standard error in a terminal, as a line of text in the cell of a notebook."""
 
 from __future__ import annotations
 
@@ -6,24 +6,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from dask_ferro.drawings.live import LiveOutput, is_notebook
-from dask_ferro.drawings.registry import in_notebook
-
-
-class RowsDone(NamedTuple):
-    """The progress of a run: rows done and all rows, rows a second and seconds of this run."""
-
-    title: str
-    done: int
-    total: int
-    rate: float
-    seconds: float
+from dask_ferro.notebook import LiveLine, is_notebook
 
 
 class _RowRate(ProgressColumn):
@@ -58,18 +46,20 @@ def bar(title: str, rows: int, done: int, wanted: bool | None) -> Iterator[Calla
 
 
 def _in_cell(title: str, rows: int, done: int) -> Callable[[int], None]:
-    """Show a bar in the current cell; return the function that adds rows to it.
+    """Show a line in the current cell; return the function that adds rows to it.
 
     Rich has a display for notebooks, but only with ipywidgets; its lines would be an output each.
     """
-    output, began, before = LiveOutput(), monotonic(), done
+    line, began, before = LiveLine(), monotonic(), done
 
     def advance(more: int) -> None:
         nonlocal done
         done += more
         seconds = monotonic() - began
         rate = (done - before) / seconds if seconds else 0.0
-        output.show(in_notebook("rows", RowsDone(title, done, rows, rate, seconds)), last=done >= rows)
+        left = f"{(rows - done) / rate:,.0f} s left" if rate else "- left"
+        end = f"in {seconds:,.1f} s" if done >= rows else left
+        line.show(f"{title} {done:,} / {rows:,} rows  {rate:,.0f} rows/s  {end}", last=done >= rows)
 
     advance(0)
     return advance

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dask_ferro.runtime.check.cluster_check import ClusterCheck
 from dask_ferro.runtime.check.facts import (
     EXTRAS,
     PACKAGES,
@@ -40,33 +39,33 @@ _SEES = {"yes": "visible", "no": "not visible", "other": "other content", "hangs
 _SILENT = "no answer"
 
 
-def drawn(check: ClusterCheck) -> str:
+def drawn(facts: ClusterFacts, findings: Sequence[ClusterFinding]) -> str:
     """Return a check as text of the terminal's width."""
     columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
     text = StringIO()
-    show_check(console(text, columns), check)
+    show_check(console(text, columns), facts, findings)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
-def show_check(out: Console, check: ClusterCheck) -> None:
+def show_check(out: Console, facts: ClusterFacts, findings: Sequence[ClusterFinding]) -> None:
     """Print the table and the findings of a check."""
     table = _grid()
     # The first column would shrink as the others do.
     table.add_column("", style="bold", no_wrap=True)
-    for title in columns(check.facts):
+    for title in columns(facts):
         table.add_column(title, overflow="fold")
-    for row in rows(check.facts):
+    for row in rows(facts):
         table.add_row(*row)
     out.print(table)
     out.print()
-    if check.findings:
+    if findings:
         found = _grid(show_header=False)
         found.add_column(style="bold", no_wrap=True)
         found.add_column(overflow="fold")
-        for one in check.findings:
+        for one in findings:
             found.add_row(Text(one.severity, style=_COLOURS[one.severity]), str(one))
         out.print(found)
-    out.print(summary(check.findings), style="bold")
+    out.print(summary(findings), style="bold")
 
 
 def _grid(*, show_header: bool = True) -> Table:

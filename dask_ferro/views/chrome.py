@@ -2,8 +2,11 @@
 
 A worker is a process.  It has a track for each thread, with ops nested in their tasks, and as many tracks for transfers
 and steals as avoid overlaps: slices of one track may nest but must not cross.  An arrow leads from the victim of a
-steal to the task's start on the thief.  Times are whole microseconds from the first span's start, as in the report of
-the run: Perfetto drops a slice that crosses another one, and rounding fractions can make touching slices cross.
+steal to the task's start on the thief.  Times are whole microseconds from the first span's start: Perfetto drops a
+slice that crosses another one, and rounding fractions can make touching slices cross.
+
+Clocks are synchronized by heartbeats, so a task may seem to begin before the previous one of its thread ends.  It is
+drawn from that end on, with its own duration.
 
 Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
@@ -13,15 +16,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from tlz import groupby
 
-from dask_ferro.account import in_turn
 from dask_ferro.trace import DURATION, Span, Trace, check_times
 
 # Track numbers per worker: a thousand for each thread, so that a thread's extra tracks follow it.
 _PER_THREAD, _TRANSFERS, _STEALS = 1_000, 1_000_000, 2_000_000
+
+# The longest overlap of two tasks of a thread, in microseconds, that is taken for an error of the clocks.  A longer one
+# is real: coroutines share a thread.
+_SLACK = 20_000
 
 Event = dict[str, Any]
 
@@ -46,11 +52,10 @@ def chrome(trace: Trace) -> dict[str, Any]:
         For a time that is NaN or infinite, which JSON cannot express.
     """
     check_times(trace)
-    trace = in_turn(trace)
     pids = {worker: number for number, worker in enumerate(dict.fromkeys(_workers(trace)), start=1)}
     zero = min((span.start for span in trace.spans), default=0.0)
     placed = list(_placed(trace, zero))
-    events = [*_names(pids, placed), *_slices(pids, placed, zero), *_arrows(pids, placed, zero)]
+    events = [*_names(pids, placed), *_slices(pids, placed), *_arrows(pids, placed)]
     told = {**trace.summary(), "duration": DURATION}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": told}
 
@@ -63,36 +68,41 @@ def _workers(trace: Trace) -> Iterator[str]:
 
 # ---- tracks ------------------------------------------------------------------------------------------------
 
-# A span as it is drawn, and the number of its track.
-Placed = tuple[Span, int]
+
+class Placed(NamedTuple):
+    """A span as it is drawn: its start and duration in microseconds, and the number of its track."""
+
+    span: Span
+    start: int
+    took: int
+    track: int
 
 
 def _placed(trace: Trace, zero: float) -> Iterator[Placed]:
     ops = groupby(attrgetter("key", "worker"), trace.of("op"))
     for (_, lane), spans in groupby(attrgetter("worker", "lane"), trace.of("compute")).items():
-        for task, row in _rows(spans, zero):
-            track = lane * _PER_THREAD + min(row, _PER_THREAD - 1)
-            yield task, track
-            of = ops.get((task.key, task.worker), ())
-            yield from ((op, track) for op in of if _nests(op, task, zero))
+        for task in _in_rows(spans, zero, _SLACK):
+            track = lane * _PER_THREAD + min(task.track, _PER_THREAD - 1)
+            yield task._replace(track=track)
+            delay = task.start - task.span.microseconds(zero)[0]
+            for op in ops.get((task.span.key, task.span.worker), ()):
+                start, took = op.microseconds(zero)
+                if task.start <= start + delay and start + delay + took <= task.start + task.took:
+                    yield Placed(op, start + delay, took, track)
     for kind, first in (("transfer", _TRANSFERS), ("steal", _STEALS)):
         for spans in groupby(attrgetter("worker"), trace.of(kind)).values():
-            yield from ((span, first + row) for span, row in _rows(spans, zero))
+            yield from (one._replace(track=first + one.track) for one in _in_rows(spans, zero))
 
 
-def _rows(spans: Iterable[Span], zero: float) -> Iterator[tuple[Span, int]]:
-    """Yield each span and the first row in which it overlaps none."""
+def _in_rows(spans: Iterable[Span], zero: float, slack: int = 0) -> Iterator[Placed]:
+    """Yield each span in the first row in which it overlaps none by more than `slack`, after the row's last one."""
     ends: list[int] = []
     for span in sorted(spans, key=lambda s: (s.start, s.stop)):
         start, took = span.microseconds(zero)
-        row = next((i for i, end in enumerate(ends) if start >= end), len(ends))
+        row = next((i for i, end in enumerate(ends) if start >= end - slack), len(ends))
+        start = max([start, *ends[row : row + 1]])
         ends[row : row + 1] = [start + took]
-        yield span, row
-
-
-def _nests(op: Span, task: Span, zero: float) -> bool:
-    (start, took), (begin, whole) = op.microseconds(zero), task.microseconds(zero)
-    return begin <= start and start + took <= begin + whole
+        yield Placed(span, start, took, row)
 
 
 # ---- events ------------------------------------------------------------------------------------------------
@@ -102,7 +112,7 @@ def _names(pids: dict[str, int], placed: Iterable[Placed]) -> Iterator[Event]:
     for worker, pid in pids.items():
         yield _name("process_name", pid, 0, {"name": worker})
         yield _name("process_sort_index", pid, 0, {"sort_index": pid})
-    for pid, tid in sorted({(pids[span.worker], track) for span, track in placed}):
+    for pid, tid in sorted({(pids[one.span.worker], one.track) for one in placed}):
         yield _name("thread_name", pid, tid, {"name": _track_name(tid)})
         yield _name("thread_sort_index", pid, tid, {"sort_index": tid})
 
@@ -120,9 +130,8 @@ def _track_name(tid: int) -> str:
     return f"thread {lane}" if not row else f"thread {lane}, overlapping"
 
 
-def _slices(pids: dict[str, int], placed: Iterable[Placed], zero: float) -> Iterator[Event]:
-    for span, track in placed:
-        start, took = span.microseconds(zero)
+def _slices(pids: dict[str, int], placed: Iterable[Placed]) -> Iterator[Event]:
+    for span, start, took, track in placed:
         yield {
             "ph": "X",
             "name": span.prefix or span.kind,
@@ -145,18 +154,16 @@ def _told(span: Span) -> Event:
     return told
 
 
-def _arrows(pids: dict[str, int], placed: Iterable[Placed], zero: float) -> Iterator[Event]:
+def _arrows(pids: dict[str, int], placed: Iterable[Placed]) -> Iterator[Event]:
     """From a steal's request, on the victim, to where the task ran on the thief."""
     placed = list(placed)
-    ran = {(span.key, span.worker): (span, track) for span, track in placed if span.kind == "compute"}
-    steals = [span for span, _ in placed if span.kind == "steal"]
-    for number, steal in enumerate(steals, start=1):
-        found = ran.get((steal.key, steal.worker))
-        if found is None:
+    ran = {(one.span.key, one.span.worker): one for one in placed if one.span.kind == "compute"}
+    steals = [one for one in placed if one.span.kind == "steal"]
+    for number, (steal, requested, _, _) in enumerate(steals, start=1):
+        task = ran.get((steal.key, steal.worker))
+        if task is None:
             continue
-        span, track = found
         of = {"name": "steal", "cat": "steal", "id": number}
-        arrives, _ = span.microseconds(zero)
-        victim, begin = pids[steal.source], min(steal.microseconds(zero)[0], arrives)
-        yield {**of, "ph": "s", "pid": victim, "tid": 0, "ts": begin}
-        yield {**of, "ph": "f", "bp": "e", "pid": pids[span.worker], "tid": track, "ts": arrives}
+        begin, thief = min(requested, task.start), pids[steal.worker]
+        yield {**of, "ph": "s", "pid": pids[steal.source], "tid": 0, "ts": begin}
+        yield {**of, "ph": "f", "bp": "e", "pid": thief, "tid": task.track, "ts": task.start}

@@ -4,58 +4,49 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from time import localtime, strftime
+from time import localtime, strftime, time
 
 from rich.console import Console
 
-from dask_ferro.runtime.records.record import STATES, JobRecord
+from dask_ferro.runtime.records.job_book import JobRow
+from dask_ferro.runtime.slurm.job_lifecycle import JobState
 from dask_ferro.views.terminal import many, table
 
 _COLUMNS = ("job", "name", "pool", "state", "asked", "waited", "ran", "node-s", "tasks", "why", "ending")
 
 
-def show_jobs(out: Console, records: Sequence[JobRecord], now: float | None) -> None:
-    """Print a table of jobs, and their totals.
-
-    Parameters
-    ----------
-    now : float or None
-        The current time, for jobs that still run; None: each job ran until its last record in the journal.
-    """
-    if records:
-        table(out, "jobs", _COLUMNS, [_row(one, now) for one in records], left=len(_COLUMNS))
-    out.print(summary(records, now), style="bold")
+def show_jobs(out: Console, rows: Sequence[JobRow]) -> None:
+    """Print a table of jobs, and their totals."""
+    if rows:
+        now = time()
+        table(out, "jobs", _COLUMNS, [_row(one, now) for one in rows], left=len(_COLUMNS))
+    out.print(summary(rows), style="bold")
 
 
-def summary(records: Sequence[JobRecord], now: float | None = None) -> str:
-    """Return the totals on one line.
-
-    >>> summary([JobRecord("a-0", state="ended", started=10.0, ended=70.0, tasks=12), JobRecord("a-1")])
-    '2 jobs: 1 submitting, 1 ended; 60 node-seconds, 12 tasks'
-    """
-    if not records:
+def summary(rows: Sequence[JobRow]) -> str:
+    """Return the totals on one line."""
+    if not rows:
         return "no jobs"
-    states = Counter(record.state for record in records)
-    counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-    held = sum(record.node_seconds(now) for record in records)
-    tasks = sum(record.tasks for record in records)
-    return f"{many(len(records), 'job')}: {counts}; {held:,.0f} node-seconds, {tasks:,} tasks"
+    states = Counter(row["state"] for row in rows)
+    counts = ", ".join(f"{states[state]} {state}" for state in JobState if states[state])
+    held, tasks = sum(row["node_seconds"] for row in rows), sum(row["tasks"] for row in rows)
+    return f"{many(len(rows), 'job')}: {counts}; {held:,.0f} node-seconds, {tasks:,} tasks"
 
 
-def _row(record: JobRecord, now: float | None) -> tuple[str, ...]:
-    until = record.ended if record.ended is not None else record.seen if now is None else now
+def _row(row: JobRow, now: float) -> tuple[str, ...]:
+    until = now if row["ended"] is None else row["ended"]
     return (
-        record.job_id or "-",
-        record.name,
-        record.pool,
-        record.state,
-        strftime("%d %H:%M:%S", localtime(record.asked)),
-        _seconds(record.submitted, until if record.started is None else record.started),
-        _seconds(record.started, until),
-        f"{record.node_seconds(now):,.0f}",
-        f"{record.tasks:,}",
-        record.why or "-",
-        record.ending or "-",
+        row["job_id"] or "-",
+        row["name"],
+        row["pool"],
+        row["state"],
+        strftime("%d %H:%M:%S", localtime(row["asked"])),
+        _seconds(row["submitted"], until if row["started"] is None else row["started"]),
+        _seconds(row["started"], until),
+        f"{row['node_seconds']:,.0f}",
+        f"{row['tasks']:,}",
+        row["why"] or "-",
+        row["ending"] or "-",
     )
 
 

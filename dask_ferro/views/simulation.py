@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from dask_ferro.simulate.compare import Comparison
 from dask_ferro.views.terminal import duration, facts, size, table
 
+# The fields of `simulate.compare`'s `Outline` and `Comparison`; a page of the terminal imports no simulator.
+Outlined = tuple[str, float, float, float, int, int, int, int]
+Compared = tuple[str, int, int, int, float, tuple[Outlined, ...]]
 
-def show_comparison(out: Console, found: Comparison, *, title: str = "simulated") -> None:
+
+def show_comparison(out: Console, compared: Compared, *, title: str = "simulated") -> None:
     """Print the makespan of a graph under each policy, and its steals."""
-    facts(
-        out,
-        [
-            ("graph", f"{found.graph}, {found.tasks} tasks"),
-            ("cluster", f"{found.workers} virtual workers, {found.threads} threads"),
-            ("lower bound", duration(found.lower_bound)),
-        ],
-    )
+    graph, tasks, workers, threads, lower_bound, rows = compared
+    cluster = f"{workers} virtual workers, {threads} threads"
+    bound = duration(lower_bound)
+    facts(out, [("graph", f"{graph}, {tasks} tasks"), ("cluster", cluster), ("lower bound", bound)])
     table(
         out,
         title,
         ("policy", "makespan", "over lower bound", "utilization", "confirmed", "refused", "stale", "moved"),
         [
             (
-                row.policy,
-                duration(row.makespan),
-                f"{row.over_lower_bound:.3f}",
-                f"{100 * row.utilization:.1f} %",
-                *map(str, (row.confirmed, row.refused, row.stale)),
-                size(row.bytes_moved),
+                policy,
+                duration(makespan),
+                f"{over_lower_bound:.3f}",
+                f"{100 * utilization:.1f} %",
+                *map(str, steals),
+                size(moved),
             )
-            for row in found.rows
+            for policy, makespan, over_lower_bound, utilization, *steals, moved in rows
         ],
     )

@@ -1,70 +1,40 @@
-"""`dask ferro jobs`: from a journal, and from a scheduler."""
+"""`dask ferro jobs`: the jobs that a scheduler has a record of."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from distributed.protocol.pickle import dumps
 
 from dask_ferro.cli import main
-from dask_ferro.runtime.records.counts import JobCounts
-from dask_ferro.runtime.records.journal import JobJournal
-from dask_ferro.runtime.records.record import JobRecord
+from dask_ferro.runtime.records.job_book import JobBook
+from dask_ferro.runtime.records.remote import serve
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
 from tests.clusters import running
 from tests.waiting import result
 
 # Longer than a line.
 WHY = f"at least 4 workers{' and more' * 20}"
-RECORDS = [
-    JobRecord(
-        "default-0", job_id="17", state="ended", asked=1.0, submitted=1.0, started=31.0, ended=1231.0, nodes=2,
-        why=f"scale(4): {WHY}", ending="NODE_FAIL", tasks=1200,
-    ),
-    JobRecord("gpu-1", "gpu", "18_0", state="pending", asked=40.0, submitted=41.0, seen=101.0, why="adapt: work"),
-    JobRecord("gpu-2", "gpu", why="adapt: 8 s of work", seen=101.0),
-]  # fmt: skip
+
+
+def fill(book: JobBook) -> None:
+    """Add a job that ran on two nodes, one that waits, and one that is submitted."""
+    ran = BatchJob("default-0", "default", 0, 1, 1.0, "17", nodes=2, tasks=1200)
+    waits = BatchJob("gpu-1", "gpu", 1, 1, 41.0, "18_0", JobState.PENDING, submitted_at=41.0)
+    book.because(f"scale(4): {WHY}")
+    book.request([ran, waits, BatchJob("gpu-2", "gpu", 2, 1, 41.0)])
+    ran.submitted_at, ran.started_at, ran.ended_at = 1.0, 31.0, 1231.0
+    book.end(ran, "NODE_FAIL", by_us=False)
 
 
 def call(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["jobs", *map(str, arguments)], prog_name="dask ferro")
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    kept = JobJournal(tmp_path / "jobs", "ferro-1")
-    kept.begin("mine", 1.0)
-    kept.add(RECORDS)
-    kept.end(2.0, jobs_left=True)
-    return tmp_path / "jobs"
-
-
-def test_a_journal_is_a_table_of_every_job_and_the_sums(journal: Path) -> None:
-    done = call("--journal", journal)
-    assert done.exit_code == 0, done.stderr
-    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert any(line.startswith("17 default-0 default ended") for line in lines)
-    assert any(f"30 s 1,200 s 2,400 1,200 scale(4): {WHY} NODE_FAIL" in line for line in lines)
-    assert any(line.startswith("18_0 gpu-1 gpu pending") and " 60 s - 0 0 adapt" in line for line in lines)
-    assert any(line.startswith("- gpu-2 gpu submitting") for line in lines)
-    assert lines[-1] == "3 jobs: 1 submitting, 1 pending, 1 ended; 2,400 node-seconds, 1,200 tasks"
-
-
-def test_as_json_it_is_one_object(journal: Path) -> None:
-    told = json.loads(call("--journal", journal, "--json").stdout)["jobs"]
-    assert [JobRecord.from_dict(one) for one in told] == RECORDS
-    assert [one["node_seconds"] for one in told] == [2400.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        pytest.param(("--journal", "nowhere"), "journal 'nowhere': no such file", id="no journal"),
-        pytest.param(("--journal", __file__), "it has no line of a journal", id="another file"),
-        pytest.param(("--journal", "a", "--scheduler", "tcp://b:1"), "not both", id="two sources"),
         pytest.param(("--scheduler", "tcp://127.0.0.1:1"), "no scheduler answers", id="nobody there"),
         pytest.param(("--scheduler-file", "nowhere"), "scheduler file 'nowhere'", id="no scheduler file"),
         pytest.param((), "no scheduler: give --scheduler ADDRESS", id="none named"),
@@ -80,17 +50,28 @@ def test_faults_are_one_line_and_status_2(arguments: tuple[str, ...], said: str)
 @pytest.mark.cluster
 def test_a_scheduler_is_asked_and_one_without_a_record_says_so() -> None:
     with running(1, dashboard_address="127.0.0.1:0", processes=False, protocol="tcp") as client:
-        done = call("--scheduler", client.cluster.scheduler_address)
+        at, book = ("--scheduler", client.cluster.scheduler_address), JobBook()
+        done = call(*at)
         assert done.exit_code == 2
         assert "keeps no record of jobs" in done.stderr
-        scheduler: Any = client.scheduler
-        client.sync(
-            scheduler.register_scheduler_plugin, plugin=dumps(JobCounts()), name="ferro-jobs", idempotent=True
-        )
-        assert call("--scheduler", client.cluster.scheduler_address).stdout == "no jobs\n"
-        name = str(client.cluster.scheduler.workers[next(iter(client.cluster.scheduler.workers))].name)
-        record = JobRecord(name, workers=(name,), state="running")
-        client.sync(scheduler.ferro_jobs_told, records=[record.as_dict()])
+        serve(client.cluster.scheduler, book)
+        assert call(*at).stdout == "no jobs\n"
+        fill(book)
+        (worker,) = client.cluster.scheduler.workers
+        book.counts.add_worker(client.cluster.scheduler, worker)
+        name = str(client.cluster.scheduler.workers[worker].name)
+        book.request([BatchJob(name, "default", 3, 1, 2.0, "19", JobState.RUNNING)])
         assert result(client.submit(int, 7)) == 7
-        told = json.loads(call("--scheduler", client.cluster.scheduler_address, "--json").stdout)["jobs"]
-        assert [(one["name"], one["tasks"]) for one in told] == [(name, 1)]
+        rows = json.loads(call(*at, "--json").stdout)["jobs"]
+        assert rows == book.rows()
+        assert [row["node_seconds"] for row in rows] == [2400.0, 0.0, 0.0, 0.0]
+        assert (rows[3]["name"], rows[3]["tasks"]) == (name, 1)
+        lines = [" ".join(line.split()) for line in call(*at).stdout.splitlines()]
+        assert any(line.startswith("17 default-0 default ended") for line in lines)
+        assert any(f"30 s 1,200 s 2,400 1,200 scale(4): {WHY} NODE_FAIL" in line for line in lines)
+        assert any(line.startswith("18_0 gpu-1 gpu pending") for line in lines)
+        assert any(line.startswith("- gpu-2 gpu submitting") for line in lines)
+        assert (
+            lines[-1]
+            == "4 jobs: 1 submitting, 1 pending, 1 running, 1 ended; 2,400 node-seconds, 1,201 tasks"
+        )

@@ -7,17 +7,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from simulated.generators import build
 
-from dask_ferro.account import account
 from dask_ferro.commands.replay import replay as command
 from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
 from dask_ferro.simulate.engine import simulate
-from dask_ferro.simulate.graphs.generators import build
 from dask_ferro.simulate.replay import RECORDED, cluster_of, order_of, replay
 from dask_ferro.trace import Trace, TracedTask
-from tests.policy.recording.recordings import changed
-from tests.policy.recording.recordings import recorded as recorded_events
 from tests.runs import RUN, W0, W1
 
 
@@ -32,8 +29,8 @@ def recorded(tmp_path: Path) -> Path:
 
 
 def test_the_first_row_is_what_was_measured(recorded: Path) -> None:
-    found = json.loads(invoke(str(recorded), "--policy", "informed,none,stock", "--json").stdout)
-    assert [row["policy"] for row in found["rows"]] == [RECORDED, "informed", "none", "stock"]
+    found = json.loads(invoke(str(recorded), "--policy", "informed,none,last-victim", "--json").stdout)
+    assert [row["policy"] for row in found["rows"]] == [RECORDED, "informed", "none", "last-victim"]
     first = found["rows"][0]
     assert (first["makespan"], first["confirmed"], first["refused"], first["bytes_moved"]) == (4.0, 1, 1, 200)
     assert (found["tasks"], found["workers"], found["threads"], found["lower_bound"]) == (3, 2, 3, 3.5)
@@ -56,7 +53,7 @@ def test_a_recording_that_is_not_whole_is_told(tmp_path: Path) -> None:
 def test_an_unknown_policy_is_a_usage_error(recorded: Path) -> None:
     done = invoke(str(recorded), "--policy", "informed,greedy")
     assert done.exit_code == 2
-    assert "no policy 'greedy'; wanted some of informed, last-victim, none, stock" in done.stderr
+    assert "no policy 'greedy'; wanted some of informed, last-victim, none" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -97,7 +94,7 @@ def test_order_is_known_for_all_tasks_or_for_none() -> None:
     assert order_of(Trace(RUN.spans, tasks, RUN.workers)) is None
 
 
-@pytest.mark.parametrize("policy", ["informed", "stock"])
+@pytest.mark.parametrize("policy", ["informed", "none"])
 @pytest.mark.parametrize("workload", ["sparse-gemm", "chains"])
 def test_a_virtual_run_replays_as_it_ran(workload: str, policy: str) -> None:
     """Priorities are what a recording needs beside durations: a block-sparse GEMM was up to 18 % off without them."""
@@ -124,93 +121,49 @@ def test_tasks_that_ran_again_are_told(tmp_path: Path) -> None:
 
 
 def test_work_is_that_of_all_runs() -> None:
-    once, both = account(RUN), account(twice(RUN))
-    assert (once.work, both.work) == (4.0, 8.0)
-    assert both.lower_bound <= twice(RUN).makespan
+    assert (RUN.busy_seconds, twice(RUN).busy_seconds) == (4.0, 8.0)
+    assert twice(RUN).lower_bound <= twice(RUN).makespan
 
 
-# ---- recorded events -----------------------------------------------------------------------------------------
+# ---- recorded decisions --------------------------------------------------------------------------------------
+
+FILES = sorted((Path(__file__).parents[1] / "policy" / "stealing" / "recorded").glob("*.decisions"))
 
 
-@pytest.fixture(scope="module")
-def events() -> list[str]:
-    return recorded_events("informed")
+@pytest.fixture
+def decisions(tmp_path: Path) -> Path:
+    path = tmp_path / "run.decisions"
+    path.write_text("".join(file.read_text() for file in FILES))
+    return path
 
 
-def written(path: Path, lines: list[str]) -> str:
-    path.write_text("".join(lines))
-    return str(path)
+def test_decisions_that_are_made_again_are_told_as_such(decisions: Path) -> None:
+    done = invoke(str(decisions))
+    assert (done.exit_code, done.stdout) == (0, "5 decisions and their 6 moves are the same\n")
 
 
-def test_events_that_lead_to_the_same_are_told_as_such(events: list[str], tmp_path: Path) -> None:
-    done = invoke("--events", written(tmp_path / "run.events", events))
-    assert done.exit_code == 0, done.output
-    first, second = done.stdout.splitlines()
-    assert first.startswith(f"{len(events) - 1:,} events under informed, ")
-    assert second == "all decisions are the same"
-
-
-def test_the_first_difference_of_events_is_shown_and_is_a_failure(events: list[str], tmp_path: Path) -> None:
-    at = next(n for n, line in enumerate(events) if '{"is":"Ask"' in line)
-    events = [*events[:at], changed(events[at], lambda read: read["out"].clear()), *events[at + 1 :]]
-    path = written(tmp_path / "run.events", events)
-    done = invoke("--events", path)
+def test_the_first_other_decision_is_shown_and_is_a_failure(decisions: Path) -> None:
+    first, second, *others = decisions.read_text().splitlines()
+    read = json.loads(second)
+    read["moves"].clear()
+    decisions.write_text("\n".join([first, json.dumps(read, separators=(",", ":")), *others, ""]))
+    done = invoke(str(decisions))
     assert done.exit_code == 1
-    assert f"event {at:,}, at " in done.stdout
-    assert "  recorded: []" in done.stdout
-    assert '  now:      [{"is":"Ask",' in done.stdout
-    found = json.loads(invoke("--events", path, "--json").stdout)
-    assert (found["same"], found["difference"]["number"], found["events"]) == (False, at, at)
+    assert "1 decisions and their 1 moves are the same\nline 2, at " in done.stdout
+    assert "  recorded: ()\n  now:      (Move(key='t-3'," in done.stdout
+    found = json.loads(invoke(str(decisions), "--json").stdout)
+    assert (found["decisions"], found["difference"]["line"], found["difference"]["recorded"]) == (1, 2, [])
 
 
-def test_another_policy_and_other_parameters_are_asked_beside_the_recorded_ones(
-    events: list[str], tmp_path: Path
-) -> None:
-    path = written(tmp_path / "run.events", events)
-    none = invoke("--events", path, "--policy", "none")
-    assert none.exit_code == 0, none.output
-    assert "all decisions are the same" in none.stdout
-    assert "; the other: none" in none.stdout
-    same = invoke("--events", path, "--set", "threshold=5ms")
-    assert ", 0 of them differ" in same.stdout
-    other = json.loads(invoke("--events", path, "--set", "shortest=500ms", "--json").stdout)
-    assert other["same"]
-    assert 0 < len(other["other_steps"]) <= other["steps"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        pytest.param((), "give either RUN.ferrotrace or --events FILE", id="nothing"),
-        pytest.param(("RUN", "--events", "RUN"), "give either RUN.ferrotrace or --events FILE", id="both"),
-        pytest.param(
-            ("--events", "RUN", "--policy", "informed,none"),
-            "got 2 policies, wanted one with --events",
-            id="two policies",
-        ),
-        pytest.param(
-            ("--events", "RUN", "--policy", "stock"), "got 'stock', wanted one of informed,", id="no core's"
-        ),
-        pytest.param(("RUN", "--set", "threshold=1s"), "--set goes with --events", id="a run's parameters"),
-        pytest.param(("--events", "RUN", "--set", "threshold"), "not of the form NAME=VALUE", id="no value"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(
-    recorded: Path, arguments: tuple[str, ...], wanted: str
-) -> None:
-    done = invoke(*(str(recorded) if word == "RUN" else word for word in arguments))
+def test_a_policy_is_chosen_for_a_run_and_not_for_decisions(decisions: Path) -> None:
+    done = invoke(str(decisions), "--policy", "none")
     assert done.exit_code == 2
-    assert wanted in done.output
+    assert "--policy is for a recorded run" in done.output
 
 
-def test_a_parameter_that_is_none_is_refused(events: list[str], tmp_path: Path) -> None:
-    path = written(tmp_path / "run.events", events[:2])
-    done = invoke("--events", path, "--set", "treshold=1s")
+@pytest.mark.parametrize("content", ["", "notes\n", "PK\x03\x04\n"], ids=["nothing", "text", "another file"])
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "notes").write_text(content)
+    done = invoke(str(tmp_path / "notes"))
     assert done.exit_code == 2
-    assert "did you mean threshold?" in done.output
-
-
-def test_a_run_is_no_recording_of_events(recorded: Path) -> None:
-    done = invoke("--events", str(recorded))
-    assert done.exit_code == 2
-    assert "line 1: not the head of a recording" in done.output
+    assert "wanted a trace of version 1" in done.output

@@ -69,6 +69,7 @@ def seen(workers, **facts):
         "ops": [["mlp-gemm", 3], ["mlp-relu", 1]],
         "steals": {"confirmed": 5, "refused": 1, "seconds worked": 1.5, "seconds moving": 0.1},
         "elastic": {},
+        "overview": overview(),
         "workers": workers,
         **facts,
     }
@@ -204,14 +205,16 @@ def test_a_screen_is_as_long_and_wide_as_the_terminal(facts, columns, lines):
 def test_80_columns_hold_what_matters():
     text = drawn(seen([worker("w1", backlog=12.3, **{"in": 12_345})], elastic=ELASTIC))
     assert text[0].startswith("dask ferro top  tcp://10.0.0.1:8786  1 workers, 2 threads")
-    assert text[1:5] == [
+    assert text[1:7] == [
+        "health   Not healthy",
+        "doing    6 of 10 tasks done (60%), 2 running; the rest takes 2.0 s",
         "tasks    4 processing",
         "steals   5 confirmed, 1 refused, 0 stale; stolen work 1.5 s, moved in 100 ms (i…",
         "ops      mlp-gemm 75.0 %, mlp-relu 25.0 %",
         "elastic  wanted 4 a; 1 running; queue wait 12 s; wide",
     ]
-    assert " ".join(text[5].split()) == "worker state dev running tasks backlog thresh memory in out"
-    assert " ".join(text[6].split()) == "w1 busy cpu mlp-gemm 0,3 4 12.3 s 5 ms 25 % 12.3k 1"
+    assert " ".join(text[7].split()) == "worker state dev running tasks backlog thresh memory in out"
+    assert " ".join(text[8].split()) == "w1 busy cpu mlp-gemm 0,3 4 12.3 s 5 ms 25 % 12.3k 1"
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from itertools import chain
 from tests.house.source import Module, Package, Place
 
 LONG_FUNCTION, LONG_MODULE = 40, 500
-# What an upstream's private names may stand in.
-_SEAMS = ("upstream", "seams")
+# The modules in which an upstream's private names may stand.
+_SEAMS = "upstream"
 # Underscored, and public by their documentation: those of named tuples, `os._exit`, `sys._getframe`.
 _PUBLIC = frozenset({"_asdict", "_replace", "_fields", "_make", "_field_defaults", "_exit", "_getframe"})
 _OWN = frozenset({"self", "cls"})

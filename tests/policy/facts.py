@@ -7,13 +7,19 @@ from math import inf
 from typing import NamedTuple
 
 from dask_ferro.policy.estimates import Link, Links
-from dask_ferro.policy.facts import Key, Move, Replica, TaskFacts, Worker
+from dask_ferro.policy.facts import Address, Key, Move, Replica, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.placement import Nobody, Placed, Placement, Wait
 from dask_ferro.policy.stealing.informed import Asked, Policy, StealingState
 from dask_ferro.policy.stealing.snapshot import Snapshot
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 MB = 1_000_000
+
+
+def where(answer: Placement) -> Address | Wait | Nobody:
+    """The worker of a placed task, or why there is none."""
+    return answer.worker if isinstance(answer, Placed) else answer
 
 
 class Stand(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dask_ferro.policy.facts import TaskFacts
-from dask_ferro.policy.placement import PlacementParameters
-from tests.policy.facts import MB, Stand, free_links, needs, stand, task
+from dask_ferro.policy.placement import Nobody, PlacementParameters
+from tests.policy.facts import MB, Stand, free_links, needs, stand, task, where
 
 PLACEMENT = PlacementParameters(margin=0.002, transfer_margin=0.5, light=MB)
 HELD = (needs(MB, "a"),)  # 10 ms to move, 15 ms with the margin
@@ -22,8 +22,8 @@ def only(*addresses: str) -> frozenset[str]:
 @pytest.mark.parametrize(
     ("ready", "stands", "wanted"),
     [
-        pytest.param(task("t"), [], None, id="nowhere in an empty cluster"),
-        pytest.param(task("t"), [stand("a", accepts=False)], None, id="not to a paused worker"),
+        pytest.param(task("t"), [], Nobody(), id="nowhere in an empty cluster"),
+        pytest.param(task("t"), [stand("a", accepts=False)], Nobody(), id="not to a paused worker"),
         pytest.param(task("t"), [stand("a", running=0.1), stand("b")], "b", id="where it starts first"),
         pytest.param(task("t", 1.0), [stand("a", slowness=3.0), stand("b", running=0.5)], "b",
             id="where it ends first"),
@@ -38,8 +38,8 @@ def only(*addresses: str) -> frozenset[str]:
         pytest.param(task("t", inputs=HELD), [stand("a", running=0.5), stand("b", running=0.01)], "b",
             id="where the transfer hides behind what runs"),
         pytest.param(task("t", allowed=only("a")), [stand("a", running=9.0), stand("b")], "a", id="where it must"),
-        pytest.param(task("t", allowed=only("c")), [stand("a"), stand("b")], None, id="nowhere, if it may not"),
-        pytest.param(task("t", allowed=only()), [stand("a")], None, id="nowhere, if nobody may"),
+        pytest.param(task("t", allowed=only("c")), [stand("a"), stand("b")], Nobody(), id="nowhere, if it may not"),
+        pytest.param(task("t", allowed=only()), [stand("a")], Nobody(), id="nowhere, if nobody may"),
         pytest.param(task("t", allowed=only("a"), preferred=only("b")), [stand("a"), stand("b")], "a",
             id="a must before a wish"),
         pytest.param(task("t", preferred=only("a")), [stand("a", running=9.0), stand("b")], "a", id="where it likes"),
@@ -49,8 +49,8 @@ def only(*addresses: str) -> frozenset[str]:
         pytest.param(task("t", 0.5, known=False), [stand("a", running=0.1), stand("b")], "b", id="a guess as well"),
     ],
 )  # fmt: skip
-def test_a_ready_task_goes(ready: TaskFacts, stands: list[Stand], wanted: str | None) -> None:
-    assert PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {}) == wanted
+def test_a_ready_task_goes(ready: TaskFacts, stands: list[Stand], wanted: str | Nobody) -> None:
+    assert where(PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {})) == wanted
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_ready_task_goes(ready: TaskFacts, stands: list[Stand], wanted: str | 
 )  # fmt: skip
 def test_a_task_with_a_large_input(stands: list[Stand], wanted: str) -> None:
     large = task("t", inputs=(needs(2 * MB, "a", "c"), needs(10, "b")))
-    assert PLACEMENT.choose(large, [s.worker for s in stands], free_links(), {}) == wanted
+    assert where(PLACEMENT.choose(large, [s.worker for s in stands], free_links(), {})) == wanted
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_queued_tasks_are_sent(
 
 def test_a_worker_that_is_weighed_twice_counts_once() -> None:
     workers = [stand("a", running=0.1).worker, stand("b").worker] * 2
-    assert PLACEMENT.choose(task("t"), workers, free_links(), {}) == "b"
+    assert where(PLACEMENT.choose(task("t"), workers, free_links(), {})) == "b"
 
 
 HOLDING = PlacementParameters(margin=PLACEMENT.margin, light=PLACEMENT.light, steals=False)
@@ -133,4 +133,4 @@ def test_a_task_whose_inputs_one_worker_holds(
     ]
     first = min(w.starts_in for w in workers)
     assert placement.settles(seconds, known, running, first, nbytes) is settled
-    assert placement.choose(ready, workers, free_links(), {}) == ("a" if settled else "b")
+    assert where(placement.choose(ready, workers, free_links(), {})) == ("a" if settled else "b")

@@ -243,7 +243,7 @@ def requested() -> Scene:
         pytest.param(Answered(9, "given"), "confirmed", [HandOver(9, "a", "b")], "b", id="given up"),
         pytest.param(Answered(9, "kept"), "refused", [], "a", id="kept: it had started"),
         pytest.param(Answered(9, "seceded"), "refused", [], "", id="seceded: it has no thread"),
-        pytest.param(Answered(9, "gone"), "stale", [PlaceAgain(9, "a", "b")], "a", id="gone"),
+        pytest.param(Answered(9, "gone"), "stale", [PlaceAgain(9, "a", "b")], "", id="gone"),
         pytest.param(Finished(9, True, 0.5), "stale", [], "", id="done before it was asked"),
         pytest.param(Finished(9), "stale", [], "", id="taken back before it was asked"),
     ],
@@ -266,7 +266,7 @@ def test_a_task_is_not_given_to_a_thief_that_left_or_paused() -> None:
     for event in (Left("b"), AcceptsTasks("b", False)):
         scene = requested()
         scene.hear(event)
-        assert HandOver(9, "a", "b") not in scene.hear(Answered(9, "given"))
+        assert HandOver not in map(type, scene.hear(Answered(9, "given")))
         assert scene.core.counts["stale"] == 1
 
 
@@ -290,7 +290,7 @@ def test_the_end_of_a_stolen_task_tells_how_long_the_move_took() -> None:
 def test_a_request_that_could_not_be_sent_was_none() -> None:
     scene = requested()
     scene.hear(Unsent(9))
-    assert (scene.core.counts["requests"], scene.core.ledger.entries[9].thief) == (0, None)
+    assert (scene.core.counts["requests"], scene.core.ledger.requests) == (0, {})
     assert scene.hear(Answered(9, "gone")) == [PlaceAgain(9, "", "")]
 
 
@@ -322,10 +322,10 @@ def test_a_move_that_somebody_orders_is_asked_for_whatever_it_gains() -> None:
 
 
 def test_outcomes_that_no_step_reads_do_not_pile_up() -> None:
-    scene = piled(0)
-    asked = module.PendingAsk("a", "b", 1.0, 0.1)
+    scene = requested()
+    request = scene.core.ledger.requests[9]
     for _ in range(3 * module.HISTORY):
-        scene.core._settle("refused", 9, asked, 0.0)
+        scene.core._settle("refused", request, 0.0)
     assert list(scene.core._outcomes) == [Outcome("refused", "a", "b")] * module.HISTORY
     scene.hear(Tick())
     assert (len(scene.core._outcomes), scene.core.threshold("b")) == (0, P.threshold_least)
@@ -397,14 +397,6 @@ def test_messages_are_gathered_while_the_loop_has_no_time_left() -> None:
 
 
 # -- values ------------------------------------------------------------------------------------------------
-
-
-def test_a_value_is_equal_to_no_value_of_another_kind() -> None:
-    """Though all are tuples."""
-    assert HandOver(9, "a", "b") != PlaceAgain(9, "a", "b")
-    assert len({HandOver(9, "a", "b"), PlaceAgain(9, "a", "b"), HandOver(9, "a", "b")}) == 2
-    assert Unsent(9) != Withdrawn(9)
-    assert AcceptsTasks("a", True) == AcceptsTasks("a", True) != AcceptsTasks("a", False)
 
 
 def story(policy: Policy) -> Scene:

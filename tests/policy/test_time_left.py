@@ -8,10 +8,10 @@ import pytest
 
 from dask_ferro.policy.facts import TaskFacts
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.placement import PlacementParameters
+from dask_ferro.policy.placement import PlacementParameters, Wait
 from dask_ferro.policy.stealing.informed import Informed, Policy, StealingParameters
 from dask_ferro.policy.stealing.last_victim import LastVictim
-from tests.policy.facts import MB, Stand, decided, free_links, ledger, needs, stand, task, ways
+from tests.policy.facts import MB, Stand, decided, free_links, ledger, needs, stand, task, ways, where
 
 SPARE = 1.0
 PLACEMENT = PlacementParameters(margin=0.002, transfer_margin=0.5, light=MB, spare=SPARE)
@@ -43,15 +43,15 @@ GUESS = task("t", 8.0, known=False)
             id="counts its inputs' way, and leaves their holder"),
         pytest.param(task("t", 8.0, preferred=frozenset("a")), [stand("a", ends_in=5.0), stand("b")], 0.0, "b",
             id="gives up what it likes for it"),
-        pytest.param(LONG, [stand("a", ends_in=5.0)], 9.0, None, id="waits for a fresh worker"),
+        pytest.param(LONG, [stand("a", ends_in=5.0)], 9.0, Wait("fresh"), id="waits for a fresh worker"),
         pytest.param(LONG, [stand("a", ends_in=5.0)], 8.9, "a", id="waits for none that ends before it too"),
         pytest.param(LONG, [stand("a", ends_in=7.0, running=4.0), stand("b", ends_in=5.0)], 0.0, "b",
             id="goes where most time is left, when no worker would join"),
         pytest.param(GUESS, [stand("a", ends_in=1.0)], 60.0, "a", id="of unknown length goes anywhere"),
     ],
 )  # fmt: skip
-def test_a_task(ready: TaskFacts, stands: list[Stand], fresh: float, wanted: str | None) -> None:
-    assert PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {}, fresh) == wanted
+def test_a_task(ready: TaskFacts, stands: list[Stand], fresh: float, wanted: str | Wait) -> None:
+    assert where(PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {}, fresh)) == wanted
 
 
 # -- stealing ----------------------------------------------------------------------------------------------

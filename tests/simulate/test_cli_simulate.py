@@ -2,15 +2,15 @@
 
 import json
 
-import dask
 import pytest
 from click.testing import CliRunner
+from simulated.generators import build
 
 from dask_ferro.cli import main
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.compare import of_trace
 from dask_ferro.simulate.engine import simulate
-from dask_ferro.simulate.graphs.generators import build
+from tests.clusters import tuned
 
 WORKFLOW = {
     "name": "two",
@@ -33,32 +33,44 @@ def compared(*arguments):
     return json.loads(done.stdout)
 
 
-def test_what_the_plugin_is_set_to_holds_in_the_simulator_too():
-    graph = ("--workload", "pinned", "--workers", 8, "--policy", "informed")
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A function that returns a file with the run of a graph."""
+    folder = tmp_path_factory.mktemp("recorded")
+
+    def save(name, **params):
+        path = folder / f"{name}.ferrotrace"
+        simulate(build(name, **params), VirtualCluster.local(4), policy="none").save(path)
+        return path
+
+    return save
+
+
+def test_what_the_plugin_is_set_to_holds_in_the_simulator_too(recorded):
+    graph = ("--graph", recorded("sparse-gemm"), "--workers", 8, "--policy", "informed")
     assert compared(*graph)["rows"][0]["confirmed"] > 10
-    with dask.config.set({"ferro.scheduler.margin": "1000s"}):
+    with tuned(margin=1000.0):
         assert compared(*graph)["rows"][0]["confirmed"] == 0
 
 
-def test_a_workload_is_compared_under_every_policy_that_was_named():
-    found = compared("--workload", "cholesky", "--workers", 8, "--policy", "informed,none,stock-none")
-    assert [row["policy"] for row in found["rows"]] == ["informed", "none", "stock-none"]
-    assert (found["graph"], found["tasks"], found["threads"]) == ("cholesky", 220, 8)
-    ours, none, stock = (row["over_lower_bound"] for row in found["rows"])
-    assert ours <= none < 1.4 < 6 < stock
+def test_a_graph_is_compared_under_every_policy_that_was_named(recorded):
+    found = compared("--graph", recorded("cholesky"), "--workers", 8, "--policy", "informed,none")
+    assert [row["policy"] for row in found["rows"]] == ["informed", "none"]
+    assert (found["graph"], found["tasks"], found["threads"]) == ("cholesky.ferrotrace", 220, 8)
+    assert all(1 < row["over_lower_bound"] < 1.4 for row in found["rows"])
 
 
-def test_the_table_has_a_line_for_each_policy():
-    done = call("--workload", "skew", "--param", "tasks=20", "--policy", "informed,stock")
+def test_the_table_has_a_line_for_each_policy(recorded):
+    done = call("--graph", recorded("skew", tasks=20), "--policy", "informed,none")
     assert done.exit_code == 0
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert ["graph", "skew,", "20", "tasks"] in lines
-    assert [line[0] for line in lines if line and line[0] in ("informed", "stock")] == ["informed", "stock"]
+    assert ["graph", "skew.ferrotrace,", "20", "tasks"] in lines
+    assert [line[0] for line in lines if line and line[0] in ("informed", "none")] == ["informed", "none"]
 
 
-def test_parameters_and_threads_reach_workload_and_cluster():
-    found = compared("--workload", "straggler", "--param", "tasks=12", "--param", "seconds=0.5", "--threads", 3,
-                     "--workers", 2, "--policy", "none")  # fmt: skip
+def test_workers_and_threads_reach_the_cluster(recorded):
+    graph = recorded("straggler", tasks=12, seconds=0.5)
+    found = compared("--graph", graph, "--threads", 3, "--workers", 2, "--policy", "none")
     assert (found["tasks"], found["threads"], found["lower_bound"]) == (12, 6, pytest.approx(1.0))
 
 
@@ -79,28 +91,22 @@ def test_what_a_trace_read_from_outside_is_left_out():
 def test_a_workflow_of_wfcommons_is_simulated(tmp_path):
     path = tmp_path / "workflow.json"
     path.write_text(json.dumps(WORKFLOW))
-    assert compared("--graph", path, "--policy", "stock")["rows"][0]["makespan"] == pytest.approx(
-        5.0, rel=0.01
-    )
+    (row,) = compared("--graph", path, "--policy", "none")["rows"]
+    assert row["makespan"] == pytest.approx(5.0, rel=0.01)
 
 
-def test_equal_seeds_print_equal_figures():
-    arguments = ("--workload", "skew", "--policy", "last-victim", "--seed", 3)
+def test_equal_seeds_print_equal_figures(recorded):
+    arguments = ("--graph", recorded("skew"), "--policy", "last-victim", "--seed", 3)
     assert compared(*arguments) == compared(*arguments)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param((), "give either --workload NAME or --graph FILE", id="nothing to simulate"),
-        pytest.param(("--workload", "nothing"), "workload: got 'nothing'", id="no such workload"),
-        pytest.param(("--workload", "skew", "--param", "size=3"), "no parameter size", id="no such parameter"),
-        pytest.param(("--workload", "skew", "--param", "tasks=0"), "which it cannot have", id="no tasks"),
-        pytest.param(("--workload", "skew", "--param", "mean=-1"), "s, wanted 0 to", id="negative seconds"),
-        pytest.param(("--workload", "skew", "--policy", "best"), "no policy 'best'", id="no such policy"),
-        pytest.param(("--workload", "skew", "--workers", "0"), "--workers", id="no workers"),
+        pytest.param((), "'--graph'", id="nothing to simulate"),
+        pytest.param(("--graph", "THIS", "--policy", "best"), "no policy 'best'", id="no such policy"),
+        pytest.param(("--graph", "THIS", "--workers", "0"), "--workers", id="no workers"),
         pytest.param(("--graph", "THIS"), "THIS", id="a file that is no graph"),
-        pytest.param(("--graph", "THIS", "--param", "a=1"), "--param goes with --workload", id="both kinds"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_simulated_is_one_line_and_status_two(tmp_path, arguments, message):
@@ -112,12 +118,13 @@ def test_what_cannot_be_simulated_is_one_line_and_status_two(tmp_path, arguments
     assert done.stderr.count("\n") == 1
 
 
-def test_the_graph_is_compared_in_bundles_too():
-    found = compared(
-        "--workload", "chains", "--param", "seconds=0.001", "--policy", "informed,stock", "--bundles"
+def test_the_graph_is_compared_in_bundles_too(recorded):
+    graph = recorded("chains", seconds=0.001)
+    names, seconds = zip(
+        *((row["policy"], row["makespan"]) for row in compared("--graph", graph, "--bundles")["rows"]),
+        strict=True,
     )
-    names = [row["policy"] for row in found["rows"]]
-    assert names[:2] == ["informed", "stock"]
-    assert names[2].startswith("informed, ")
-    assert names[2].endswith(" bundles")
-    assert found["rows"][2]["makespan"] < found["rows"][0]["makespan"]
+    assert names[:3] == ("informed", "last-victim", "none")
+    assert names[3].startswith("informed, ")
+    assert names[3].endswith(" bundles")
+    assert seconds[3] < seconds[0]

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated.contenders import simulate
+from simulated.graph_builder import GraphBuilder
+from simulated.heft import heft
+from simulated.tiled_linalg import cholesky, gemm, matmul_parallel, sparse_gemm
 
 from dask_ferro.policy.estimates import Link
-from dask_ferro.simulate.baselines.heft import heft
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
-from dask_ferro.simulate.engine import simulate
-from dask_ferro.simulate.graphs.graph_builder import GraphBuilder
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
-from dask_ferro.simulate.graphs.tiled_linalg import cholesky, gemm, matmul_parallel, sparse_gemm
 from tests.simulate.test_engine import NO_OVERHEAD, took
 
 MB = 1_000_000

@@ -2,9 +2,9 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated.contenders import POLICIES, simulate
 
 from dask_ferro.simulate.cluster import Change, VirtualCluster, VirtualWorker
-from dask_ferro.simulate.engine import POLICIES, simulate
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 
 SECONDS = st.sampled_from([0.0, 0.001, 0.003, 0.02, 0.1, 0.4])

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from simulated.generators import build
 
-from dask_ferro.runtime.plugin.settings import AUTO, OFF
-from dask_ferro.runtime.plugin.settings import POLICIES as NAMED
+from dask_ferro.options import AUTO, OFF
+from dask_ferro.options import POLICIES as NAMED
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
 from dask_ferro.simulate.engine import simulate
-from dask_ferro.simulate.graphs.generators import build
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import Trace
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import dask_ferro as ff
-from tests import batchclusters, needs, waiting
+from tests import needs, waiting
 from tests.programs import ran
-from tests.slurm.tools import Site, executable, queue
+from tests.slurm.tools import Site, closing, executable, queue, settings, watchdogs
 
 HERE = Path(__file__).parent
 # The controller's port, and one for each of six nodes.
@@ -85,7 +85,7 @@ def _is_free(port: int) -> bool:
 @pytest.fixture
 def site(slurm: Path, tmp_path: Path) -> Iterator[Callable[..., Site]]:
     """Makes clusters with clients, and closes them."""
-    yield from batchclusters.closing(partial(Site, tmp_path))
+    yield from closing(partial(Site, tmp_path))
 
 
 @pytest.fixture
@@ -94,12 +94,12 @@ def play(slurm: Path, tmp_path: Path) -> Callable[..., AbstractAsyncContextManag
 
     @asynccontextmanager
     async def opened(leaves_nothing: bool = True, **options: Any) -> AsyncIterator[ff.SLURMCluster]:
-        own = batchclusters.settings(tmp_path) | {"queue": "cpu"} | options
+        own = settings(tmp_path) | {"queue": "cpu"} | options
         async with asyncio.timeout(150), ff.SLURMCluster(**own, asynchronous=True) as cluster:
             yield cluster
         if leaves_nothing:
             assert queue(cluster) == {}
-            assert batchclusters.watchdogs(cluster.job_name) == []
+            assert watchdogs(cluster.job_name) == []
 
     return opened
 

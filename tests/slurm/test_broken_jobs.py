@@ -25,9 +25,8 @@ from dask_ferro.runtime.elastic import controller
 from dask_ferro.runtime.pools import closing, pool
 from dask_ferro.runtime.telemetry import dashboard_state
 from dask_ferro.views.pages.elastic import ElasticPage
-from tests.batchclusters import closing as closing_sites
-from tests.batchclusters import settings
-from tests.slurm.tools import Site, queue
+from tests.slurm.tools import Site, queue, settings
+from tests.slurm.tools import closing as closing_sites
 from tests.waiting import BOUND_S, until
 
 # A client warns in its own thread, where an error would be a log.

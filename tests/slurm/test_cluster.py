@@ -23,7 +23,6 @@ from distributed import Client
 import dask_ferro as ff
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.slurm.cluster import SLURMCluster
-from tests.batchclusters import watchdogs
 from tests.slurm.tools import (
     LATER,
     away,
@@ -37,6 +36,7 @@ from tests.slurm.tools import (
     queued,
     refuses,
     suspicion,
+    watchdogs,
 )
 from tests.waiting import until_async
 

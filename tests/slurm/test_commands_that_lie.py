@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.batchclusters import watchdogs
 from tests.slurm import tools
-from tests.slurm.tools import LATER, executable, looked
+from tests.slurm.tools import LATER, executable, looked, watchdogs
 from tests.waiting import finished, until, until_async
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]

@@ -10,8 +10,7 @@ from distributed import Client
 
 import dask_ferro as ff
 from dask_ferro.runtime.slurm.site import SlurmSite
-from tests.batchclusters import settings
-from tests.slurm.tools import command, queue
+from tests.slurm.tools import command, queue, settings
 from tests.waiting import until, until_async
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]

@@ -10,8 +10,7 @@ import pytest
 from distributed import Client
 
 import dask_ferro as ff
-from tests.batchclusters import settings
-from tests.slurm.tools import queue
+from tests.slurm.tools import queue, settings
 from tests.waiting import finished, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]

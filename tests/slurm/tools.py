@@ -4,18 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import time
+import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from distributed import Client
+
 import dask_ferro as ff
-from tests import batchclusters
-from tests.batchclusters import watchdogs
 from tests.waiting import BOUND_S, until, until_async
 
 # A job that need not run.
 LATER = {"job_extra_directives": ["--begin=now+1hour"]}
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    """Return the common options of these clusters: jobs of one thread, on this machine only."""
+    return {
+        "cores": 1,
+        "memory": "400MB",
+        "processes": 1,
+        "interface": "lo",
+        "job_name": f"test-{uuid.uuid4().hex[:8]}",
+        "scheduler_options": {"dashboard_address": "127.0.0.1:0", "interface": "lo"},
+        "log_directory": str(folder / "logs"),
+    }
+
+
+def watchdogs(name: str) -> list[int]:
+    """Return the watchdog processes of the jobs with this name."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"dask-ferro-watchdog" in words and name.encode() in words:
+            found.append(int(path.parent.name))
+    return found
 
 
 def command(*words: object) -> str:
@@ -114,16 +143,61 @@ async def pending(cluster: ff.SLURMCluster, count: int) -> Any:
     return await looked(cluster, ["pending"] * count)
 
 
-class Site(batchclusters.Site):
-    """A cluster on SLURM."""
+class Site:
+    """A cluster on SLURM, its client, and the log of its workers."""
 
-    def __init__(self, tmp_path: Path, **options: Any) -> None:
-        super().__init__(ff.SLURMCluster, tmp_path, queue, **({"queue": "cpu"} | options))
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.starts = folder / "starts"
+        own = {"queue": "cpu", "local_directory": str(folder / "scratch")}
+        self.cluster = ff.SLURMCluster(**(settings(folder) | own | options))
+        self.client = Client(self.cluster)
 
     def close(self) -> None:
-        super().close()
+        self.client.close()
+        self.cluster.close()
         assert queue(self.cluster) == {}
+
+    @property
+    def workers(self) -> dict[str, Any]:
+        return dict(self.client.scheduler_info(n_workers=-1)["workers"])
+
+    def connected(self, count: int, seconds: float = BOUND_S) -> None:
+        until(
+            lambda: len(self.workers) == count,
+            f"{count} workers",
+            seconds=seconds,
+            seen=lambda: (list(self.workers), queue(self.cluster)),
+        )
+
+    def started(self) -> Counter[str]:
+        """Return how often each task was started."""
+        return Counter(self.starts.read_text().split()) if self.starts.exists() else Counter()
+
+    def submit(self, count: int, seconds: float, **kwargs: Any) -> list[Any]:
+        return self.client.map(
+            sleeper, range(count), seconds=seconds, log=str(self.starts), pure=False, **kwargs
+        )
 
     def queued(self, holds: Callable[[dict[str, str]], Any], what: str, seconds: float = BOUND_S) -> None:
         """Wait for a state of the queue."""
         until(lambda: holds(queue(self.cluster)), what, seconds=seconds, seen=lambda: queue(self.cluster))
+
+
+def sleeper(number: int, seconds: float, log: str) -> int:
+    with open(log, "a") as file:
+        file.write(f"{number}\n")
+    time.sleep(seconds)
+    return number
+
+
+def closing(made: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Yield a function that makes sites, and close these at the end."""
+    opened: list[Any] = []
+
+    def make(**options: Any) -> Any:
+        opened.append(made(**options))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()

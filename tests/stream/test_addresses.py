@@ -25,7 +25,7 @@ import zarr
 import dask_ferro as ff
 from dask_ferro.lower.prepared.remote import Address
 from dask_ferro.stream.journal import Journal
-from dask_ferro.stream.stores import addresses
+from dask_ferro.stream.stores import addresses, leases
 from dask_ferro.stream.stores.leases import AddressLock, acquired, held
 from tests.clusters import running
 from tests.graphs import close, mlp, mlp_reference, written
@@ -335,24 +335,24 @@ def life(monkeypatch: pytest.MonkeyPatch) -> Life:
     ("name", "replaces"), [("out.zarr", False), ("out.parquet", True)], ids=["a new one", "another's place"]
 )
 def test_a_run_that_dies_at_any_step_resumes_and_shows_nothing_half_made(
-    name: str, replaces: bool, data: Path, tmp_path: Path, life: Life
+    name: str, replaces: bool, data: Path, tmp_path: Path, life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(leases, "LEASE_S", 0.02)
     given, step, died = str(data / "x.npy"), 0, True
-    with dask.config.set({"ferro.stream.lease": "20ms"}):
-        while died:
-            sink = f"memory://dying/{replaces}/{step}/{name}"
-            if replaces:
-                run(given, sink, batch=30)
-            life.seen = partial(whole_or_none, sink)
-            life.left = step
-            with suppress(ff.ConfigError, RuntimeError, OSError):
-                run(given, sink, overwrite=replaces)
-            died, life.left = life.left == 0, 10**6
-            summary = run(given, sink, overwrite=replaces)
-            assert summary.rows == ROWS
-            complete("x.npy", sink, data, tmp_path)
-            life.seen = lambda: None
-            step += 1
+    while died:
+        sink = f"memory://dying/{replaces}/{step}/{name}"
+        if replaces:
+            run(given, sink, batch=30)
+        life.seen = partial(whole_or_none, sink)
+        life.left = step
+        with suppress(ff.ConfigError, RuntimeError, OSError):
+            run(given, sink, overwrite=replaces)
+        died, life.left = life.left == 0, 10**6
+        summary = run(given, sink, overwrite=replaces)
+        assert summary.rows == ROWS
+        complete("x.npy", sink, data, tmp_path)
+        life.seen = lambda: None
+        step += 1
     assert step > 20
 
 
@@ -369,8 +369,9 @@ def acquire(*leases: AddressLock) -> None:
     assert list(acquired(leases)) == list(leases)
 
 
-def test_a_sink_at_an_address_has_one_run_at_a_time(store: str) -> None:
-    with dask.config.set({"ferro.stream.lease": "500ms"}), held([f"{store}/a.zarr", f"{store}/b.zarr"]):
+def test_a_sink_at_an_address_has_one_run_at_a_time(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "LEASE_S", 0.5)
+    with held([f"{store}/a.zarr", f"{store}/b.zarr"]):
         with pytest.raises(
             ff.ConfigError, match=r"b.zarr' is being written by another ff.run: process \d+ on host"
         ):
@@ -380,31 +381,33 @@ def test_a_sink_at_an_address_has_one_run_at_a_time(store: str) -> None:
     assert objects(store) == {}
 
 
-def test_a_lease_that_is_not_renewed_is_taken_over_and_its_holder_finds_out(store: str) -> None:
-    with dask.config.set({"ferro.stream.lease": "20ms"}):
-        first, second = AddressLock(f"{store}/a.zarr"), AddressLock(f"{store}/a.zarr")
-        acquire(first)
+def test_a_lease_that_is_not_renewed_is_taken_over_and_its_holder_finds_out(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LEASE_S", 0.02)
+    first, second = AddressLock(f"{store}/a.zarr"), AddressLock(f"{store}/a.zarr")
+    acquire(first)
+    first.check()
+    acquire(second)
+    second.check()
+    with pytest.raises(ff.ConfigError, match="was taken over by process"):
         first.check()
-        acquire(second)
-        second.check()
-        with pytest.raises(ff.ConfigError, match="was taken over by process"):
-            first.check()
-        # Neither takes it back, nor removes that of the other.
-        first.renew()
-        first.release()
-        second.check()
-        second.release()
+    # Neither takes it back, nor removes that of the other.
+    first.renew()
+    first.release()
+    second.check()
+    second.release()
     assert objects(store) == {}
 
 
-def test_a_lease_is_free_once_its_holder_ends(store: str) -> None:
+def test_a_lease_is_free_once_its_holder_ends(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "LEASE_S", 1.0)
     first, second = AddressLock(f"{store}/a.zarr"), AddressLock(f"{store}/a.zarr")
     acquire(first)
-    with dask.config.set({"ferro.stream.lease": "1s"}):
-        waiting = threading.Thread(target=acquire, args=[second])
-        waiting.start()
-        first.release()
-        ended(waiting)
+    waiting = threading.Thread(target=acquire, args=[second])
+    waiting.start()
+    first.release()
+    ended(waiting)
     second.check()
     second.release()
 

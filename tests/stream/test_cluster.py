@@ -47,9 +47,16 @@ def noted(journal):
     return Counter(json.loads(line)["chunk"] for line in lines)
 
 
+# A model that another process made may not sleep, but for this.
+SLEEPS = """from functools import partial
+from dask_ferro.lower import limits
+limits.Limits = partial(limits.Limits, sleep_seconds=1.0)
+"""
+
+
 def write_script(tmp_path, body, **values):
     """Write a Python script, with some values for it."""
-    head = "import numpy as np, distributed, dask_ferro as ff\n"
+    head = f"import numpy as np, distributed, dask_ferro as ff\n{SLEEPS}"
     named = "".join(f"{name} = {value!r}\n" for name, value in values.items())
     body = textwrap.indent(textwrap.dedent(body), "    ")
     (tmp_path / "script.py").write_text(f"{head}{named}if __name__ == '__main__':\n{body}")
@@ -64,7 +71,7 @@ def script(tmp_path, body, **values):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "DASK_FERRO__LIMITS__SLEEP": "1s"},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
 
@@ -312,7 +319,7 @@ def test_what_the_workers_do_not_see(client, tmp_path, hidden):
     values = {"hidden": hidden, "content": mlp().SerializeToString(), "address": client.scheduler.address}
     run = ran(
         ["unshare", "--mount", *write_script(tmp_path, body, **values)],
-        env={"PYTHONPATH": str(ROOT), "DASK_FERRO__LIMITS__SLEEP": "1s"},
+        env={"PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
     )
     if hidden == "model":

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import dask
 import fsspec
 import numpy as np
 import pytest
@@ -59,8 +58,8 @@ def test_stale_leases_are_watched_together(
     for number, sink in enumerate(stale):
         left(sink, text=b"no record" if number == 0 else None)
     naps = sleeping(monkeypatch, lambda number: None)
-    with dask.config.set({"ferro.stream.lease": "60s"}), leases.held(SINKS) as held:
-        assert sum(naps) == pytest.approx(60)
+    with leases.held(SINKS) as held:
+        assert sum(naps) == pytest.approx(leases.LEASE_S)
         for lock in held:
             lock.check()
 
@@ -72,7 +71,8 @@ def test_a_lease_is_renewed_while_others_are_watched(store: Any, monkeypatch: py
         until(lambda: store(SINKS[0])["renewals"] >= number, "a renewal")
 
     naps = sleeping(monkeypatch, renewed)
-    with dask.config.set({"ferro.stream.lease": "120ms"}), leases.held(SINKS[:2]):
+    monkeypatch.setattr(leases, "LEASE_S", 0.12)
+    with leases.held(SINKS[:2]):
         assert store(SINKS[0])["renewals"] >= len(naps) > 0
 
 
@@ -86,8 +86,9 @@ def test_one_that_is_renewed_refuses_all(renewed: int, store: Any, monkeypatch: 
     addresses.remove([f"{sink}.ferro-lock" for sink in SINKS])
 
 
-def test_of_two_runs_one_gets_all_sinks(store: Any) -> None:
-    with dask.config.set({"ferro.stream.lease": "1s"}), leases.held(SINKS) as held:
+def test_of_two_runs_one_gets_all_sinks(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "LEASE_S", 1.0)
+    with leases.held(SINKS) as held:
         for some in (SINKS, SINKS[2:], SINKS[1:3]):
             with pytest.raises(ff.ConfigError, match="is being written"), leases.held(some):
                 pass

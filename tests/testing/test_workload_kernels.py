@@ -7,9 +7,9 @@ import importlib.util
 import distributed
 import numpy as np
 import pytest
+from simulated.generators import build
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.simulate.graphs.generators import build
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.testing import workload_kernels
 from tests.clusters import running

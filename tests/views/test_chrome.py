@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.trace import Span, Trace
+from dask_ferro.trace import DURATION, Span, Trace
 from dask_ferro.views.chrome import chrome, chrome_json
 from tests.runs import RUN, W0, W1
 
@@ -69,6 +69,7 @@ def test_a_run_in_the_format() -> None:
     ]
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {W0, W1}
     assert found["otherData"]["confirmed"] == 1
+    assert found["otherData"]["duration"] == DURATION
 
 
 def test_spans_add_up_to_the_busy_time() -> None:
@@ -106,6 +107,23 @@ def test_a_thread_whose_clock_stepped_back_keeps_its_lengths_in_one_track() -> N
     computed = slices(found["traceEvents"], "compute")
     assert [(e["tid"], e["ts"], e["dur"]) for e in computed] == [(0, 0.0, 1e6), (0, 1e6, 1.01e6)]
     assert [(e["ts"], e["dur"]) for e in slices(found["traceEvents"], "op")] == [(1e6, 1.01e6)]
+
+
+@pytest.mark.parametrize(
+    ("spans", "starts"),
+    [
+        pytest.param([(0, 1.0), (0, 1.0)], [0.0, 0.0], id="tasks that share a thread overlap"),
+        pytest.param(
+            [(0, 1.0), (0.99, 1.0), (1.0, 2.0)], [0.0, 1.0, 1.01], id="one after another is late too"
+        ),
+        pytest.param([(0, 1.0), (0.97, 1.5)], [0.0, 0.97], id="an overlap of 30 ms is real"),
+        pytest.param([(0, 1.0), (1.2, 1.5)], [0.0, 1.2], id="a pause stays"),
+    ],
+)
+def test_a_task_is_drawn_from_its_start(spans: list[tuple[float, float]], starts: list[float]) -> None:
+    trace = Trace(tuple(Span("compute", str(i), "p", "w", 0, *at) for i, at in enumerate(spans)))
+    drawn = sorted(slices(chrome(trace)["traceEvents"], "compute"), key=lambda e: e["args"]["key"])
+    assert [e["ts"] / 1e6 for e in drawn] == starts
 
 
 def test_coroutines_that_share_a_thread_get_tracks_of_their_own() -> None:

@@ -26,7 +26,6 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
@@ -98,9 +97,6 @@ class Applied:
         mesh = " x ".join(f"{axis} {ranks}" for axis, ranks in self.mesh.axes.items())
         placed = f"{len(self.given)} values placed, {len(self.regions)} nodes in regions"
         return f"<Applied: {len(self.model.graph)} nodes, {plan}, mesh {mesh}, {placed}>"
-
-    def _repr_html_(self) -> str:
-        return in_notebook("applied", self)
 
     @property
     def workers(self) -> tuple[int, ...] | None:

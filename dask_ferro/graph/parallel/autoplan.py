@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.drawings.registry import in_notebook
-from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.errors import ConfigError, UnsupportedOp, is_count
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile
 from dask_ferro.graph.ir.nodes import Types, type_of
 from dask_ferro.graph.parallel.apply import DATA, TENSOR
@@ -38,7 +37,6 @@ from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Mesh
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.options import is_count
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
 # From the end of a task to the start of a dependent task on another worker.
@@ -149,9 +147,6 @@ class Proposals:
         best = self._best()
         told = "none fits" if best is None else f"best {best.data} x {best.tensor} x {best.stages}"
         return f"<Proposals: {len(self.rows)} plans, {told}, {len(self.refused)} refused>"
-
-    def _repr_html_(self) -> str:
-        return in_notebook("proposals", self)
 
     def __str__(self) -> str:
         """Return a table, with the best row marked, if one fits."""

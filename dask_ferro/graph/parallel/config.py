@@ -33,8 +33,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 
-from dask_ferro.errors import ConfigError
-from dask_ferro.options import meant
+from dask_ferro.errors import ConfigError, did_you_mean
 
 # A dimension split along the default axis, dimensions by axis, or None: whole on every rank.
 Split: TypeAlias = int | Mapping[str, int] | None
@@ -195,7 +194,7 @@ class _Reader:
     def _check_backward(self, plan: PlanFile, nodes: Mapping[str, Any]) -> None:
         for region in plan.regions:
             if region.backward is not None and region.backward not in nodes:
-                wanted = f"wanted a region of this plan{meant(region.backward, nodes)}"
+                wanted = f"wanted a region of this plan{did_you_mean(region.backward, nodes)}"
                 self._wrong(
                     region.lines["backward"], f"{region.name}.backward", f"got {region.backward!r}, {wanted}"
                 )
@@ -204,7 +203,7 @@ class _Reader:
         found = dict(self._items(node, name))
         for key in found:
             if key not in _KEYS:
-                wanted = f"wanted one of {', '.join(_KEYS)}{meant(key, _KEYS)}"
+                wanted = f"wanted one of {', '.join(_KEYS)}{did_you_mean(key, _KEYS)}"
                 self._wrong(found[key].start_mark.line + 1, f"{name}.{key}", f"no such key; {wanted}")
         values = {
             key: self._scalar(found[key], f"{name}.{key}", _PLAIN[key]) for key in found if key in _PLAIN

@@ -22,10 +22,9 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from itertools import chain
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.options import is_count
 
 # A chunk, and the kind of the action.
 Step = tuple[int, str]

@@ -18,7 +18,6 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import FORWARD, RELEASING, Action, dependencies
 from dask_ferro.graph.pipeline.schedule_csv import read_csv
@@ -118,9 +117,6 @@ class Schedule:
     def __repr__(self) -> str:
         counts = f"{len(self.stages)} stages, {self.chunks} chunks, {self.micro_batches} micro-batches"
         return f"<Schedule {self.name!r}: {counts}, {len(self.actions)} actions>"
-
-    def _repr_html_(self) -> str:
-        return in_notebook("schedule", self)
 
     def __str__(self) -> str:
         return self.table()

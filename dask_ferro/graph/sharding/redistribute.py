@@ -27,10 +27,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
-from dask_ferro.options import is_count
 from dask_ferro.policy.estimates import Link
 
 # One placement for each axis of the mesh.

@@ -19,7 +19,6 @@ from dask.base import is_dask_collection, tokenize
 from dask.delayed import single_key
 from dask.highlevelgraph import HighLevelGraph
 
-from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
@@ -164,7 +163,12 @@ class ModelGraph(LoweredCollection):
         return as_text(self.name, facts_of(self))
 
     def _repr_html_(self) -> str:
-        return in_notebook("model", self)
+        from dask_ferro.views.model import card
+
+        facts = facts_of(self)
+        # A model that cannot be planned yet has the reason among its facts.
+        is_planned = any(name == "projected" for name, _ in facts)
+        return card(self.name, facts, self.bundles if is_planned else ())
 
     # -- calling it ----------------------------------------------------------------------------------------
 
@@ -434,9 +438,6 @@ class OutputGraph(LoweredCollection):
     def __repr__(self) -> str:
         return f"<output {self.spec} of {self._whole.name!r}>"
 
-    def _repr_html_(self) -> str:
-        return in_notebook("output", (self.spec, self._whole))
-
     def _graphs(self, threads: int | None = None) -> Lowerings:
         return self._whole._graphs(threads)
 
@@ -480,11 +481,6 @@ def facts_of(model: ModelGraph) -> list[Fact]:
     """Return the facts that the text and the card of a model show."""
     is_bound = model._given is not None
     return facts(model._opened, model.ops, lambda: Planned(model.bundles, model.chunks), has_inputs=is_bound)
-
-
-def chunk_rows(model: ModelGraph) -> tuple[int, ...] | None:
-    """Return the rows of each chunk, nan where unknown; None where no input is cut."""
-    return None if model._given is None else model._given.rows
 
 
 def defaults_of(model: ModelGraph) -> CallDefaults | None:

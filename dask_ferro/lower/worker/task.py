@@ -87,7 +87,7 @@ def run_bundle(
         arrays = _arrived(model, bundle, arrays, copy)
     try:
         # 0: no bound.
-        with within(config.value("limits.run") or None):
+        with within(config.value("limits.run")):
             results = _results(model, bundle, arrays, copy, residency)
     except (ModelError, UnsupportedOp) as error:
         named = type(error)(f"model {model.path!r}: {error.headline}", error.problems)

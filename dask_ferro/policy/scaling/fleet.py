@@ -18,7 +18,6 @@ from itertools import chain
 from math import inf, isnan
 from typing import NamedTuple
 
-from dask_ferro import options
 from dask_ferro.policy.estimates import SPARE
 from dask_ferro.policy.scaling.facts import (
     BOOTING,
@@ -41,7 +40,7 @@ _STEP = 1.0
 
 @dataclass(frozen=True)
 class ScalingParameters:
-    """Parameters of scaling: options, and the bounds of one cluster.
+    """Parameters of scaling.
 
     Attributes
     ----------
@@ -53,65 +52,25 @@ class ScalingParameters:
         Whether the maximum is an order: jobs beyond it go whatever they hold or run, booting ones too.
     """
 
-    efficiency: float = options.number(
-        0.6,
-        "The least parallel efficiency at which another job is worth its node-seconds: the share of them, its"
-        " start-up included, in which it runs tasks. Near 1 hardly any job pays; small values buy speed at"
-        " any price.",
-        most=1.0,
-        above=True,
-    )
-    worth: float = options.seconds(
-        "5s",
-        "The least job-seconds that another job must save in total, about as long as each is busy: Dask's"
-        " target-duration.",
-    )
-    max_pending: float = options.count(
-        None,
-        "The most jobs pending in the queue at a time; null: no limit.",
-        unit="jobs",
-        auto=True,
-        nothing=inf,
-    )
-    surge: float = options.number(
-        0.0,
-        "Extra workers beyond the maximum while successors take over from jobs that are about to end (walltime, a"
-        " drained node, a preemption). 0: none; jobs that end together are then replaced one after the other, in"
-        " time. With a maximum of one job no other worker could take over its data: set 1 there.",
-        unit="workers",
-    )
-    cooldown: float = options.seconds("5s", "The least time from one change to the next shrink.")
-    patience: float = options.seconds(
-        "10s",
-        "The least idle time of a job before it goes; it is longer where a new job would take longer to arrive.",
-    )
-    patience_most: float = options.seconds("10m", "The most idle time of a job before it goes.")
-    order_patience: float = options.seconds(
-        "30s",
-        "How long jobs that `scale(n)` ends may take to finish their tasks and to hand over their data, where"
-        " workers stay. After that they end in any case, and the log says what was lost.",
-    )
-    # Seconds for which a job is drained before it has to move its data, whatever it runs: the next step may come too
-    # late.
+    # Options with the same names (`options.ElasticOptions`), which say what they mean.
+    efficiency: float = 0.6
+    max_pending: float = inf
+    surge: float = 0.0
+    patience: float = 10.0
+    # The least job-seconds that another job must save in total, about as long as each is busy: Dask's target-duration.
+    worth: float = 5.0
+    # The least time from one change to the next shrink: a job that was just requested has not taken work yet.
+    cooldown: float = 5.0
+    # The most idle time of a job before it goes.
+    patience_most: float = 600.0
+    # How long jobs that `scale(n)` ends may take to finish their tasks and to hand over their data, where workers stay.
+    # After that they end in any case, and the log says what was lost.
+    order_patience: float = 30.0
+    # A job is drained this long before it has to move its data, whatever it runs: the next step may come too late.
     notice: float = 1.5
     minimum: float = 0.0
     maximum: float = inf
     ordered: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse invalid values.
-
-        Raises
-        ------
-        ValueError
-            Names the parameter, with the value given and the values allowed.
-        """
-        options.refuse_out_of_bounds(self)
-        for name in ("minimum", "maximum"):
-            if not getattr(self, name) >= 0.0:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, wanted a number of at least 0")
-        if self.minimum > self.maximum:
-            raise ValueError(f"minimum: got {self.minimum!r}, wanted at most maximum, {self.maximum!r}")
 
 
 class MergedDemand(NamedTuple):

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, NamedTuple
 
-from dask_ferro import options
 from dask_ferro.policy.estimates import SPARE
 from dask_ferro.policy.facts import Address, Move, Outcome, TaskFacts, Worker
 from dask_ferro.policy.stealing.snapshot import Snapshot
@@ -40,97 +39,57 @@ Asked = Mapping[Address, tuple[Address, ...]]
 
 @dataclass(frozen=True)
 class StealingParameters:
-    """Parameters of stealing: options, in seconds, tasks and shares."""
+    """Parameters of stealing, in seconds, tasks and shares."""
 
-    threshold: float = options.seconds(
-        "5ms",
-        "Seconds of backlog under which a worker steals, at first. It follows the measured time from a steal's"
-        " request to the stolen task's start.",
-    )
-    threshold_least: float = options.seconds("1ms", "The least that the threshold adapts to.")
-    threshold_most: float = options.seconds("250ms", "The most that the threshold adapts to.")
-    reserve: float = options.number(
-        1.5, "The threshold as a multiple of the measured time from request to start.", unit="times"
-    )
-    threshold_follow: float = options.number(
-        0.25,
-        "The share by which the mean of that time, and the threshold, follow each new measurement.",
-        most=1.0,
-    )
-    threshold_dry: float = options.number(
-        1.25,
-        "The factor on the threshold when a stolen task arrived after its thief had run dry.",
-        unit="times",
-    )
-    threshold_refused: float = options.number(
-        0.8, "The factor on the threshold when a steal was refused or came too late.", unit="times"
-    )
-    chunk: float = options.number(0.5, "The share of a victim's surplus that one step may take.", most=1.0)
-    reach: float = options.seconds(
-        "100ms", "The most seconds of work that one step gives a thief; it always gives one task."
-    )
-    margin: float = options.seconds(
-        "2ms", "A task moves when it is projected to finish earlier by this much."
-    )
-    transfer_margin: float = options.number(
-        0.5,
-        "The margin also includes this share of the task's transfer time, so that moving a task twice never pays.",
-    )
-    shortest: float = options.seconds(
-        "2ms",
-        "The cost of a move to the scheduler and two workers beside the transfer. A task projected to be shorter moves"
-        " only when it is certain to wait for `bears` times the cost of its move.",
-    )
-    bears: float = options.number(
-        10.0,
-        "How long a task may wait, as a multiple of the cost of its move with the transfer. A task that moves after"
-        " waiting for as long as its move costs pays at most twice (ski rental); the default is higher, as moves"
-        " are refused and delay others.",
-        unit="times",
-    )
-    guesses: int = options.count(
-        2,
-        "Length of a queue from which tasks of unknown duration may be stolen.",
-        unit="tasks a thread",
-        least=0,
-    )
-    patience: float = options.seconds(
-        "500ms",
-        "After this wait they may be stolen from a shorter queue too, whatever the move costs. A task that has"
-        " waited for so long counts as overdue: projections no longer keep it in its queue. A task waits as long"
-        " for room on a device.",
-    )
-    doubt: float = options.number(
-        0.25,
-        "The further wait expected of an overdue task, as a share of its wait so far, where only a"
-        " worker of another device class could take it, and its own goes on to start tasks.",
-    )
-    tries: int = options.count(8, "Tasks of a queue considered for one move.", unit="tasks")
-    quick: int = options.count(
-        16,
-        "Tasks that a step first considers for each thread of its thieves, plus one: a thread takes"
-        " `reach` seconds of work, mostly a few tasks. If none of them moves, the step considers up to 640.",
-        unit="tasks a thread",
-    )
-    plenty: float = options.seconds(
-        "10ms",
-        "Seconds of queue per thread from which a worker's messages are batched for 5 ms, as"
-        " Dask does; messages to a worker with less are sent within `scheduler-sends`.",
-    )
-    saturated: float = options.number(
-        0.9,
-        "The share of time that the scheduler's loop is busy, or waits for a core, from which messages to all"
-        " workers are batched for 5 ms: each message costs the loop some 0.1 ms.",
-    )
-    pause: float = options.seconds(
-        "1s",
-        "How long a paused worker is projected to stay paused. Dask checks a worker's memory ten times a second,"
-        " and it takes longer than that to spill or release the data.",
-    )
-    spare: float = options.seconds(
-        f"{SPARE:g}s",
-        "The least time between the projected end of a task and the end of its worker, where that is known.",
-    )
+    # Seconds of backlog under which a worker steals, at first.  It follows the measured time from a steal's request to
+    # the stolen task's start, within these bounds.
+    threshold: float = 0.005
+    threshold_least: float = 0.001
+    threshold_most: float = 0.25
+    # The threshold as a multiple of the measured time from request to start.
+    reserve: float = 1.5
+    # The share by which the mean of that time, and the threshold, follow each new measurement.
+    threshold_follow: float = 0.25
+    # Factors on the threshold: a stolen task arrived after its thief had run dry, a steal was refused or came too late.
+    threshold_dry: float = 1.25
+    threshold_refused: float = 0.8
+    # The share of a victim's surplus that one step may take.
+    chunk: float = 0.5
+    # The most seconds of work that one step gives a thief; it always gives one task.
+    reach: float = 0.1
+    # A task moves when it is projected to finish earlier by this much, and by this share of its transfer time, so that
+    # moving a task twice never pays.
+    margin: float = 0.002
+    transfer_margin: float = 0.5
+    # The cost of a move to the scheduler and two workers beside the transfer.  A task projected to be shorter moves
+    # only when it is certain to wait for `bears` times the cost of its move.
+    shortest: float = 0.002
+    # A task that moves after waiting for as long as its move costs pays at most twice (ski rental); the multiple is
+    # higher, as moves are refused and delay others.
+    bears: float = 10.0
+    # Tasks a thread: length of a queue from which tasks of unknown duration may be stolen.
+    guesses: int = 2
+    # After this wait they may be stolen from a shorter queue too, whatever the move costs.  A task that has waited for
+    # so long counts as overdue: projections no longer keep it in its queue.
+    patience: float = 0.5
+    # The further wait expected of an overdue task, as a share of its wait so far, where only a worker of another device
+    # class could take it, and its own goes on to start tasks.
+    doubt: float = 0.25
+    # Tasks of a queue considered for one move.
+    tries: int = 8
+    # Tasks that a step first considers for each thread of its thieves, plus one: a thread takes `reach` seconds of
+    # work, mostly a few tasks.  If none of them moves, the step considers up to 640.
+    quick: int = 16
+    # Seconds of queue per thread from which a worker's messages are batched for 5 ms, as Dask does.
+    plenty: float = 0.01
+    # The share of time that the scheduler's loop is busy, or waits for a core, from which messages to all workers are
+    # batched for 5 ms: each message costs the loop some 0.1 ms.
+    saturated: float = 0.9
+    # How long a paused worker is projected to stay paused.  Dask checks a worker's memory ten times a second, and it
+    # takes longer than that to spill or release the data.
+    pause: float = 1.0
+    # The least time between the projected end of a task and the end of its worker, where that is known.
+    spare: float = SPARE
 
 
 class StealingState(NamedTuple):

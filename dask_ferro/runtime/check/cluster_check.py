@@ -12,7 +12,6 @@ from typing import Any
 from distributed import Client
 
 from dask_ferro import config
-from dask_ferro.drawings.registry import handed, in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.check.asking import checked_client, gather
 from dask_ferro.runtime.check.facts import ClusterFacts
@@ -44,10 +43,9 @@ class ClusterCheck:
         }
 
     def __repr__(self) -> str:
-        return handed().cluster_check(self)
+        from dask_ferro.views.check import drawn
 
-    def _repr_html_(self) -> str:
-        return in_notebook("check", self)
+        return drawn(self.facts, self.findings)
 
 
 def check(

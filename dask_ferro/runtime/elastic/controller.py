@@ -44,7 +44,7 @@ from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.elastic.facts import staffed, unrunnable
 from dask_ferro.runtime.elastic.lost import summed
 from dask_ferro.runtime.elastic.lost import told as told_lost
-from dask_ferro.runtime.elastic.options import check_room, fails_unrunnable, scale_parameters
+from dask_ferro.runtime.elastic.options import check_room, elastic_options, scale_parameters
 from dask_ferro.runtime.pools.providers import Pools, pools_of
 from dask_ferro.runtime.pools.shortage import shortage, told_closed
 from dask_ferro.runtime.scheduler_calls import LostCount, RosterCalls, WorkerRow
@@ -75,14 +75,23 @@ class Elastic(upstream_deploy.Adapting):
     cluster : distributed.SpecCluster
         A LocalCluster, an `ff.SLURMCluster`, a cluster of dask-jobqueue, ...
     interval : float or str, optional
-        Seconds between decisions; default: `ferro.elastic.interval`.
+        Seconds between decisions.  This and all other options are those of `ferro.elastic` by default.
     minimum, maximum : int, optional
         Workers (processes).
     ordered : bool
-        Whether the maximum is an order, as for ``cluster.scale(n)``: jobs beyond it end within `order_patience`, and
+        Whether the maximum is an order, as for ``cluster.scale(n)``: jobs beyond it end within half a minute, and
         data that they could not hand over is lost.  Otherwise a job with the last copy of a result stays.
-    **options
-        Other options of `ferro.elastic`, with underscores: `efficiency`, `surge`, `patience`, ... (docs/options.md).
+    efficiency : float, optional
+        The least parallel efficiency at which another job is worth its node-seconds, in (0, 1].
+    max_pending : int, optional
+        The most jobs pending in the queue at a time.
+    surge : int, optional
+        Extra workers beyond the maximum while successors take over from jobs that are about to end.
+    patience : float or str, optional
+        The least seconds for which a job is idle before it ends; it is longer where a new job would take longer.
+    fail_unrunnable : bool, optional
+        Whether tasks fail, with the reason, while no worker can run them, and every pool that could is closed and has
+        no job on its way.
 
     Raises
     ------
@@ -112,11 +121,12 @@ class Elastic(upstream_deploy.Adapting):
         try:
             upstream_deploy.check("ff.Elastic")
             config.check()
-            interval = config.given("elastic.interval", interval, "ff.Elastic")
-            self._fails = fails_unrunnable(options)
-            self.parameters = scale_parameters(minimum, maximum, options, ordered)
+            bounds = {"interval": interval, "minimum": minimum, "maximum": maximum}
+            settings = elastic_options(bounds | options)
+            self._fails = settings.fail_unrunnable
+            self.parameters = scale_parameters(settings, ordered)
             self._pools: Pools = pools_of(cluster)
-            check_room(minimum, maximum, self._pools.pools())
+            check_room(settings, self._pools.pools())
         except ConfigError:
             upstream_deploy.forget_adapting(cluster)  # Dask would pass them to the next one too
             raise
@@ -132,9 +142,9 @@ class Elastic(upstream_deploy.Adapting):
         self._published = 0.0
         super().__init__(
             cluster,
-            interval=interval,
-            minimum=0 if minimum is None else minimum,
-            maximum=math.inf if maximum is None else maximum,
+            interval=settings.interval,
+            minimum=settings.minimum,
+            maximum=settings.maximum,
         )
 
     def _take_over(self, taken: Elastic | None, ordered: bool) -> None:

@@ -87,7 +87,7 @@ class Copies(ActiveMemoryManagerPolicy):
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.share: float = config.get("elastic.copy-share")
+        self.share: float = config.value("elastic.copy-share")
         self.made: Counter[str] = Counter()
         self._runs: ActiveMemoryManagerExtension | None = None
         self._jobs: dict[str, str] = {}  # by name of the workers that may be preempted

@@ -1,34 +1,27 @@
-"""The options of `ff.Elastic`, from the configuration and a call, as the policy's parameters."""
+"""The options of `ff.Elastic`, from the configuration and a call, and the policy's parameters of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
+from math import inf
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
+from dask_ferro.options import ElasticOptions
 from dask_ferro.policy.scaling import step
 from dask_ferro.policy.scaling.facts import Pool
 
-# Named parameters of `ff.Elastic` that are no options.
-_NAMED = ("interval", "minimum", "maximum")
+_WHO = "ff.Elastic"
 # Options of Dask's own Adaptive without meaning here, and what to use instead.
 _FOREIGN = {
-    "target_duration": "worth, the seconds for which another job has to be busy, and efficiency for its price",
-    "wait_count": "cooldown",
+    "target_duration": "efficiency, the price of another job",
+    "wait_count": "patience, the time for which a job may be idle",
     "worker_key": "nothing: jobs leave as a whole",
 }
 
 
-def scale_parameters(
-    minimum: float | None, maximum: float | None, options: Mapping[str, object], ordered: bool = False
-) -> step.ScalingParameters:
-    """Return the policy's parameters from the configuration and the caller's options.
-
-    Parameters
-    ----------
-    ordered : bool
-        Whether the maximum is an order.
+def elastic_options(given: Mapping[str, object]) -> ElasticOptions:
+    """Return the caller's options, and those of the configuration for the rest, also for None.
 
     Raises
     ------
@@ -36,28 +29,49 @@ def scale_parameters(
         For an unknown option, or a value out of range.
     """
     for name, instead in _FOREIGN.items():
-        if name in options:
+        if name in given:
             raise ConfigError(
-                f"ff.Elastic: {name} is an option of Dask's own Adaptive without meaning here; use {instead}"
+                f"{_WHO}: {name} is an option of Dask's own Adaptive without meaning here; use {instead}"
             )
-    taken = config.names_of(step.ScalingParameters)
-    config.refuse_unknown("ff.Elastic", options, [*_NAMED, *sorted([*taken, "fail_unrunnable"])])
-    least = 0 if minimum is None else minimum
-    most = math.inf if maximum is None else maximum
-    if not 0 <= least <= most:
-        raise ConfigError(f"ff.Elastic: got minimum={least}, maximum={most}; wanted 0 <= minimum <= maximum")
-    fails_unrunnable(options)
-    # None leaves an option to the configuration, except for `max_pending`, where it means no bound.
-    given = {
-        name: value
-        for name, value in options.items()
-        if name in taken and (value is not None or name == "max_pending")
-    }
-    bounds = {"minimum": least, "maximum": most, "ordered": ordered}
-    return config.read(step.ScalingParameters, "elastic.", given, "ff.Elastic", **bounds)
+    # In a call, None leaves an option to the configuration, except for a bound, where it means none.
+    stated = {name: value for name, value in given.items() if value is not None or name == "max_pending"}
+    options = config.read(ElasticOptions, "elastic.", stated, _WHO)
+    if options.minimum > options.maximum:
+        raise ConfigError(
+            f"{_WHO}: got minimum={options.minimum}, maximum={options.maximum:g}; wanted 0 <= minimum <= maximum"
+        )
+    return options
 
 
-def check_room(minimum: float | None, maximum: float | None, kinds: Iterable[Pool]) -> None:
+def bounds_of(minimum: int | None, maximum: int | None) -> dict[str, float]:
+    """Return both bounds, of the command line or the configuration, for a cluster that nobody attends.
+
+    Raises
+    ------
+    ConfigError
+        If they cross, or there is no maximum.
+    """
+    options = elastic_options({"minimum": minimum, "maximum": maximum})
+    if options.maximum == inf:
+        raise ConfigError(
+            "configuration ferro.elastic.maximum: got null, wanted a number of workers; give --maximum"
+        )
+    return {"minimum": options.minimum, "maximum": options.maximum}
+
+
+def scale_parameters(options: ElasticOptions, ordered: bool = False) -> step.ScalingParameters:
+    """Return the policy's parameters.
+
+    Parameters
+    ----------
+    ordered : bool
+        Whether the maximum is an order.
+    """
+    names = ("minimum", "maximum", "efficiency", "max_pending", "surge", "patience")
+    return step.ScalingParameters(ordered=ordered, **{name: getattr(options, name) for name in names})
+
+
+def check_room(options: ElasticOptions, kinds: Iterable[Pool]) -> None:
     """Refuse a maximum smaller than the workers of any job, with which no job would ever start.
 
     Raises
@@ -66,19 +80,8 @@ def check_room(minimum: float | None, maximum: float | None, kinds: Iterable[Poo
         With the number of workers of a job.
     """
     least = min((kind.processes for kind in kinds), default=1)
-    if maximum is not None and 0 < maximum < least and not minimum:
+    if 0 < options.maximum < least and not options.minimum:
         raise ConfigError(
-            f"ff.Elastic: got maximum={maximum:g} workers, and each job has {least}; wanted at least {least}, "
+            f"{_WHO}: got maximum={options.maximum:g} workers, and each job has {least}; wanted at least {least}, "
             "or no job fits"
         )
-
-
-def fails_unrunnable(options: Mapping[str, object]) -> bool:
-    """Return whether waiting tasks fail while every pool is closed.
-
-    Raises
-    ------
-    ConfigError
-        For a value that is neither true nor false.
-    """
-    return config.given("elastic.fail-unrunnable", options.get("fail_unrunnable"), "ff.Elastic")

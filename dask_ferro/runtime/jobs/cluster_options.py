@@ -7,24 +7,51 @@ wrote, not the classes that pass them on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from functools import cache
 from inspect import Parameter, signature
 from numbers import Integral
 from typing import Any
 
 import dask
-from dask_jobqueue.core import JobQueueCluster
-from dask_jobqueue.slurm import SLURMJob
 
 from dask_ferro import config
-from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, keywords_of
+from dask_ferro.errors import ConfigError, did_you_mean
+from dask_ferro.options import options_of
+from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, PoolKeywords
+from dask_ferro.runtime.upstream_jobqueue import JobQueueCluster
 
 # Keywords of a pool beside the options of a job.
-_OF_A_POOL = frozenset(keywords_of(PoolKeywords))
+_OF_A_POOL = frozenset(options_of(PoolKeywords))
 # Options of a job in dask-jobqueue that are the cluster's alone here, since its jobs are listed by them.
 _OF_THE_CLUSTER = frozenset(("scheduler", "name", "job_name"))
+
+
+def section_of(job_cls: type, options: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
+    """Return the section of Dask's configuration that a cluster reads, and its keywords of ours that are set there.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such section.
+    """
+    config_name = options.get("config_name") or getattr(job_cls, "config_name", "slurm")
+    section = f"jobqueue.{config_name}"
+    if not isinstance(dask.config.get(section, None), Mapping):
+        raise ConfigError(
+            f"{WHO}: got config_name={config_name!r}, and Dask's configuration has no {section}"
+        )
+    values = _underscored(dask.config.get(section))
+    own = {name: values[name] for name in options_of(ClusterKeywords) if values.get(name) is not None}
+    if isinstance(own.get("pools"), Mapping):
+        own["pools"] = {
+            name: _underscored(pool) if isinstance(pool, Mapping) else pool
+            for name, pool in own["pools"].items()
+        }
+    return section, own
+
+
+def _underscored(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(key).replace("-", "_"): value for key, value in section.items()}
 
 
 def check_options(
@@ -33,7 +60,7 @@ def check_options(
     own: Iterable[str],
     pools: Mapping[str, Mapping[str, object]],
 ) -> None:
-    """Refuse unknown options, and jobs without cores or memory.
+    """Refuse unknown options, in the call and in Dask's configuration, and jobs without cores or memory.
 
     Parameters
     ----------
@@ -50,36 +77,32 @@ def check_options(
         Names each unknown option, with a suggestion.
     """
     config.check()
+    section, _ = section_of(job_cls, options)
     job = _job_options(job_cls)
-    _check_names(WHO, options, (job | _named(JobQueueCluster) | set(own)) - {"scheduler"})
+    known = (job | _named(JobQueueCluster) | set(own)) - {"scheduler"}
+    _check_names(f"configuration {section}", _underscored(dask.config.get(section)), known)
+    _check_names(WHO, options, known)
     for name, overrides in pools.items():
         _check_names(f"{WHO}: pool {name!r}", overrides, (job - _OF_THE_CLUSTER) | _OF_A_POOL)
     for shape in (options, *({**options, **overrides} for overrides in pools.values())):
-        _check_shape(shape, job_cls)
+        _check_shape(shape, job_cls, section)
 
 
 def _check_names(where: str, given: Mapping[str, object], known: Iterable[str]) -> None:
     problems = []
     for name in given:
         if name not in known:
-            close = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
+            close = did_you_mean(name, sorted(known))
             problems.append(
-                f"unknown option {name!r}{meant} (unexpected keyword argument {name!r}: {name}={given[name]!r})"
+                f"unknown option {name!r}{close} (unexpected keyword argument {name!r}: {name}={given[name]!r})"
             )
     if problems:
         rest = "" if "did you mean" in problems[0] else f"; there are {', '.join(sorted(known))}"
         raise ConfigError(f"{where}: {'; '.join(problems)}{rest}")
 
 
-def _check_shape(options: Mapping[str, object], job_cls: type) -> None:
+def _check_shape(options: Mapping[str, object], job_cls: type, section: str) -> None:
     """Refuse jobs without cores or memory, invalid numbers of cores or processes, and a walltime that is a number."""
-    config_name = options.get("config_name") or getattr(job_cls, "config_name", "slurm")
-    section = f"jobqueue.{config_name}"
-    if not isinstance(dask.config.get(section, None), Mapping):
-        raise ConfigError(
-            f"{WHO}: got config_name={config_name!r}, and Dask's configuration has no {section}"
-        )
     shape: dict[str, Any] = {
         name: dask.config.get(f"{section}.{name}", None) if options.get(name) is None else options[name]
         for name in ("cores", "memory", "processes", "walltime")
@@ -99,7 +122,7 @@ def _check_shape(options: Mapping[str, object], job_cls: type) -> None:
             f"{WHO}: got processes={shape['processes']} and cores={shape['cores']}, wanted at most as many processes"
             " as cores: each has a thread of its own"
         )
-    if issubclass(job_cls, SLURMJob) and not isinstance(shape["walltime"], str | None):
+    if not isinstance(shape["walltime"], str | None):
         raise ConfigError(
             f"{WHO}: got walltime={shape['walltime']!r}, wanted text such as '01:30:00': SLURM reads a number as"
             " minutes, and YAML reads 01:30:00 without quotes as the number 5400"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from distributed.utils import Log, Logs
 
-from dask_ferro.drawings.registry import in_notebook
+from dask_ferro import notebook
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.slurm.logs import end_of_file
@@ -155,8 +155,8 @@ class Described:
         return f"{text[:-1]}, {in_words(self._known())})"
 
     def _repr_html_(self: Any, cluster_status: str | None = None) -> str:
-        of_dask = super()._repr_html_(cluster_status=cluster_status)  # type: ignore[misc]
-        return in_notebook("cluster", (self, self._known(), of_dask))
+        of_dask: str = super()._repr_html_(cluster_status=cluster_status)  # type: ignore[misc]
+        return of_dask + notebook.table("jobs", in_rows(self._known()))
 
     def get_logs(
         self: Any, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
@@ -178,9 +178,6 @@ class Described:
             Text by name, with an HTML view.
         """
         return self.sync(self._all_logs, jobs, cluster, scheduler, workers)
-
-    # Dask's older name.
-    logs = get_logs
 
     async def _all_logs(self: Any, jobs: bool, *of_dask: object) -> Logs:
         found: Logs = await self._dask_logs(*of_dask)

@@ -1,45 +1,59 @@
-"""The connected workers of a cluster's jobs, with the times of their connection and their names."""
+"""The workers of a cluster's jobs at its scheduler: who is connected since when, and what is asked there for them."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable
 from typing import Any
 
+from distributed import SpecCluster
 from distributed.metrics import time
 
-from dask_ferro.policy.scaling.facts import RUNNING
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
-from dask_ferro.runtime.slurm.parsing import OVER
 
 logger = logging.getLogger(__name__)
 
-# SLURM keeps a job in state COMPLETING until its epilog is over.
-_ASK_WHY = (3.0, 10.0, 60.0)
 # For the tasks of workers whose job was cancelled just before it started.
 _LATE = 10.0
 
 
 class Connections:
-    """A mixin that follows connected workers, for a cluster of SLURM jobs, before dask-jobqueue's class."""
+    """The connected workers of a cluster.
 
-    def _followed(self: Any) -> list[BatchJob]:
-        """Return the jobs that are followed or being ended."""
-        return [*self._book.values(), *self._going.values(), *self._former.values()]
+    Parameters
+    ----------
+    cluster : SpecCluster
+    """
 
-    def _connected_names(self: Any) -> set[str]:
-        return upstream_deploy.names_of(self)
+    def __init__(self, cluster: SpecCluster) -> None:
+        self._cluster = cluster
+        self._since: dict[str, float] = {}
 
-    def _addresses(self: Any, job: BatchJob) -> list[str]:
+    def changed(self, op: str, msg: Any) -> list[str]:
+        """Record a worker that joined ("add", with its facts) or left ("remove"); return the names of new ones."""
+        if op == "remove":
+            self._since.pop(str(upstream_deploy.workers_of(self._cluster)[msg]["name"]), None)
+        came = [str(worker["name"]) for worker in msg["workers"].values()] if op == "add" else []
+        self._since.update(dict.fromkeys(came, time()))
+        return came
+
+    def names(self) -> set[str]:
+        """Return the names of all connected workers."""
+        return upstream_deploy.names_of(self._cluster)
+
+    def addresses(self, job: BatchJob) -> list[str]:
         """Return the addresses of a job's connected workers."""
-        names = set(job.workers)
-        return [a for a, worker in upstream_deploy.workers_of(self).items() if str(worker["name"]) in names]
+        workers = upstream_deploy.workers_of(self._cluster)
+        return [address for address, worker in workers.items() if str(worker["name"]) in job.workers]
 
-    async def _let_leave(self: Any, addresses: list[str]) -> bool:
-        scheduler = upstream_deploy.scheduler_rpc(self)
+    def since(self, job: BatchJob) -> float | None:
+        """Return when the last of a job's workers connected."""
+        return max((self._since[worker] for worker in job.workers if worker in self._since), default=None)
+
+    async def let_leave(self, addresses: list[str]) -> bool:
+        """Retire workers of a job that was cancelled; return whether they have left."""
+        scheduler = upstream_deploy.scheduler_rpc(self._cluster)
         try:
             answer = await scheduler.ferro_leave(addresses=addresses, seconds=_LATE, must=True)
         except Exception as error:  # noqa: BLE001 - no roster, no scheduler: it ends all the same, later
@@ -47,58 +61,10 @@ class Connections:
             return False
         return not answer["stayed"]
 
-    async def _learn_why(self: Any, job_id: str, workers: Sequence[str]) -> None:
-        """Find out why a job ended, if SLURM only said that it did, and take back the blame of its tasks."""
-        for seconds in _ASK_WHY:
-            await asyncio.sleep(seconds)
-            row = (await self._site.unlisted([job_id])).get(job_id)
-            if row is not None and row.phase == OVER:
-                if row.is_ended:
-                    await self._unblame(workers)
-                return
-
-    def _soon(self: Any, what: Coroutine[object, object, None]) -> None:
-        """Run a coroutine in the background."""
-        task = asyncio.get_running_loop().create_task(what)
-        self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
-
-    async def _unblame(self: Any, workers: Iterable[str]) -> None:
+    async def unblame(self, workers: Iterable[str]) -> None:
         """Keep tasks from being blamed for the death of workers that died with their job."""
-        scheduler = upstream_deploy.scheduler_rpc(self)
+        scheduler = upstream_deploy.scheduler_rpc(self._cluster)
         try:
             await scheduler.ferro_unblame(names=list(workers))
         except Exception as error:  # noqa: BLE001 - no roster, no scheduler: nothing is taken back
             logger.debug("dask_ferro: tasks are blamed for a job that was ended: %r", error)
-
-    def _connected(self: Any, job: BatchJob) -> float | None:
-        """Return when the last of a job's workers connected."""
-        if job.state != RUNNING:
-            return None
-        return max(
-            (self._connected_at[worker] for worker in job.workers if worker in self._connected_at),
-            default=None,
-        )
-
-    def _worker_changed(self: Any, op: str, msg: Any) -> None:
-        """Record when workers connect.  Dask's timer for lost workers has no jobs here: `reconcile` follows them."""
-        if op == "add":
-            now = time()
-            came = [str(worker["name"]) for worker in msg["workers"].values()]
-            self._connected_at.update(dict.fromkeys(came, now))
-            shapes = {name: kind.job.worker_processes for name, kind in self._pool_records.items()}
-            for name in came:
-                self._names.learn(name, shapes, lambda job: job in self._book or job in self._former)
-        elif op == "remove":
-            self._connected_at.pop(str(upstream_deploy.workers_of(self)[msg]["name"]), None)
-        super()._worker_changed(op, msg)  # type: ignore[misc]
-
-    @property
-    def plan(self: Any) -> set[str]:
-        """The names of the workers of all requested jobs."""
-        return set(chain.from_iterable(job.workers for job in self._book.values()))
-
-    @property
-    def requested(self: Any) -> set[str]:
-        """The names of the workers whose jobs SLURM knows."""
-        return set(chain.from_iterable(job.workers for job in self._book.values() if job.job_id))

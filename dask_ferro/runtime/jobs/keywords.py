@@ -1,6 +1,6 @@
 """The keywords of `ff.SLURMCluster` beside dask-jobqueue's: default, unit, bounds and meaning, each defined once.
 
-They are read like Dask's configuration, in a call, in the `pools` of a call, or in a job configuration (`job_keys`).
+They are read in a call, in the `pools` of a call, or in dask-jobqueue's section of Dask's configuration, like its own.
 The class' docstring, its signature and docs/options.md are generated from them.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.options import Option, flag, given, number, option_of, seconds
+from dask_ferro.options import AUTO, Option, count, flag, mapping, number, options_of, seconds
 
 WHO = "ff.SLURMCluster"
 # Three years: values that go into a script or a shell's `sleep` have to be finite.
@@ -33,30 +33,30 @@ class JobKeywords:
 
     signal_ahead: float = seconds(
         "60s",
-        "Seconds before the end of a job's walltime at which its workers are retired, on SLURM by"
-        " `--signal=B:USR1@N`; at most a quarter of the walltime; 0: never.",
+        "How long before the end of a job's walltime its workers are retired, on SLURM by `--signal=B:USR1@N`; at most"
+        " a quarter of the walltime; 0: never.",
         most=_MOST,
     )
     grace: float | None = seconds(
-        "auto",
-        "Seconds that a preempted job has from that signal on; by default the grace time of the SLURM partition,"
-        " or 30 where it has none.",
-        auto=True,
+        AUTO,
+        "How long a preempted job goes on after that signal; by default the grace time of the SLURM partition, or 30 s"
+        " where it has none.",
+        none=AUTO,
         most=_MOST,
     )
     preemptible: bool | None = flag(
         None,
         "Whether the batch system may end the jobs without a warning: then results held by one job only are copied to"
-        " other workers. By default the preemption mode of the SLURM partition; preemption by QOS has to be"
-        " given here.",
+        " other workers. By default the preemption mode of the SLURM partition; preemption by QOS has to be given"
+        " here.",
     )
     queue_wait: float = seconds(
-        "1s", "Seconds that a job is expected to wait in the queue, until a measurement replaces it."
+        "1s", "How long a job is expected to wait in the queue, until a measurement replaces it."
     )
     start_up: float = seconds(
         "3s",
-        "Seconds that a job is expected to take from its start until its workers are connected, until a"
-        " measurement replaces it.",
+        "How long a job is expected to take from its start until its workers are connected, until a measurement"
+        " replaces it.",
     )
 
 
@@ -64,40 +64,25 @@ class JobKeywords:
 class PoolKeywords(JobKeywords):
     """Keywords of a pool."""
 
-    minimum: float = number(0, "The least number of jobs.", unit="jobs")
-    maximum: float = number(inf, "The greatest number of jobs.", unit="jobs")
-    cost: float = number(1.0, "Price per second of one job, relative to other pools.", unit="times")
+    minimum: int = count(0, "Minimum number of jobs.", "jobs", least=0)
+    maximum: float = count(
+        None, "Maximum number of jobs; null: no limit.", "jobs", least=0, none="null", nothing=inf
+    )
+    cost: float = number(1.0, "Price per second of one job, relative to other pools.", "times")
 
 
 @dataclass(frozen=True)
 class ClusterKeywords(JobKeywords):
     """Keywords of the cluster."""
 
-    pools: Mapping[str, Mapping[str, object]] | None = given(
-        "mapping",
+    pools: Mapping[str, Mapping[str, object]] | None = mapping(
         "Further kinds of jobs by name, each with the keywords that replace those of the cluster. The arguments"
         ' themselves are the pool "default". A pool may also have `minimum`, `maximum` and `cost`.',
         "by name",
     )
-    patience: Mapping[str, float] | None = given(
-        "mapping", 'How long to wait for conditions that may pass, by name, as in {"stuck": 60}.', "by name"
+    patience: Mapping[str, float] | None = mapping(
+        'How long to wait for conditions that may pass, by name, as in {"stuck": 60}.', "by name"
     )
-    journal: str | None = given(
-        "file",
-        "A file for the record of all jobs (`jobs`). A cluster started again with this file after the previous one was"
-        " killed adopts the pending jobs that it would submit itself, and ends the others.",
-    )
-    keep: float = seconds(
-        "0s",
-        "Seconds for which the jobs of a killed cluster are kept to be adopted; 0: they end at once.",
-        most=_MOST,
-    )
-
-
-def keywords_of(kind: type) -> dict[str, Option]:
-    """Return the options of a class by their Python names."""
-    found = ((one.name, option_of(one)) for one in fields(kind))
-    return {name: option for name, option in found if option is not None}
 
 
 def read(kind: type[T], where: str, values: Mapping[str, object]) -> T:
@@ -108,20 +93,11 @@ def read(kind: type[T], where: str, values: Mapping[str, object]) -> T:
     ConfigError
         For an unknown name, with a suggestion, or an invalid value.
     """
-    known = keywords_of(kind)
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: got {values!r}, wanted seconds or other values by name")
+    known = options_of(kind)
     config.refuse_unknown(where, values, tuple(known))
-    for name, value in values.items():
-        if wrong := config.fault(known[name], value, name):
-            raise ConfigError(f"{where}: {wrong}")
-    return kind(**{name: as_written(known[name], value) for name, value in values.items()})
-
-
-def as_written(option: Option, value: object) -> object:
-    """Return the value of an option; a number keeps its type, since jobs are counted in integers."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and option.kind in ("seconds", "number") else config.parsed(option, value)
+    return kind(**config.parsed_of(known, values, where))
 
 
 # ---- where they are told -----------------------------------------------------------------------------------
@@ -146,7 +122,7 @@ def described(kind: type) -> Callable[[C], C]:
 
 def paragraphs(kind: type) -> str:
     """Return the keywords as parameters in a docstring."""
-    return "".join(_paragraph(name, option) for name, option in keywords_of(kind).items())
+    return "".join(_paragraph(name, option) for name, option in options_of(kind).items())
 
 
 def _paragraph(name: str, option: Option) -> str:

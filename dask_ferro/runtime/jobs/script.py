@@ -16,12 +16,10 @@ from collections.abc import Mapping
 
 import dask
 from dask.utils import parse_timedelta
-from dask_jobqueue.core import Job
-from dask_jobqueue.slurm import SLURMJob
 
 from dask_ferro.runtime.jobs.keywords import JobKeywords
 from dask_ferro.runtime.slurm.parsing import duration, option
-from dask_ferro.runtime.upstream_jobqueue import add_to_command, command_of, prologue_of
+from dask_ferro.runtime.upstream_jobqueue import Job, SLURMJob, add_to_command, command_of, prologue_of
 
 _PRELOAD = "dask_ferro.runtime.jobs.job_preload"
 _DASK_WORKER = "distributed.cli.dask_worker"

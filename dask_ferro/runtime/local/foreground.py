@@ -6,6 +6,7 @@ or a client that shut the scheduler down.  Its jobs are cancelled then.  A secon
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -13,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import dask
 from distributed import Status
 
+from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.elastic.controller import Elastic
-from dask_ferro.runtime.jobs.job_config import JobConfig
 from dask_ferro.runtime.local.sigint import Noted
+from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 
 # Seconds between reads of the controller's decisions; it decides once a second.
@@ -38,9 +41,9 @@ class Standing:
         The signal that ended it.
     """
 
-    def __init__(self, cluster: Any, elastic: Mapping[str, Any], stop: Noted) -> None:
+    def __init__(self, cluster: Any, bounds: Mapping[str, Any], stop: Noted) -> None:
         self._cluster = cluster
-        self._elastic = elastic
+        self._bounds = bounds
         self._stop = stop
         self.address: str = cluster.scheduler_address
         self.dashboard: str = cluster.dashboard_link
@@ -58,7 +61,7 @@ class Standing:
         ConfigError
             If the site refuses the first jobs permanently, with its message.
         """
-        adaptive = self._cluster.adapt(Adaptive=Elastic, **self._elastic)
+        adaptive = self._cluster.adapt(Adaptive=Elastic, **self._bounds)
         seen, shown = 0.0, ""
         while self._stop.signal is None and self._cluster.scheduler.status == Status.running:
             for entry in [e for e in tuple(adaptive.decisions) if e["time"] > seen]:
@@ -70,16 +73,19 @@ class Standing:
 
 
 @contextmanager
-def standing(config: JobConfig, scheduler_file: Path | None = None, **keywords: object) -> Iterator[Standing]:
-    """Start a configuration's cluster without jobs, and close it with all its jobs at the end.
+def standing(
+    bounds: Mapping[str, Any], scheduler_file: Path | None = None, **keywords: Any
+) -> Iterator[Standing]:
+    """Start a cluster on SLURM without jobs, and close it with all its jobs at the end.
 
     Parameters
     ----------
-    config : JobConfig
+    bounds : mapping of str to number
+        The minimum and the maximum of workers.
     scheduler_file : Path, optional
         The file with the scheduler's address while it runs.
     **keywords
-        Keywords of the cluster's class, which override the configuration.
+        Keywords of `ff.SLURMCluster`, which override Dask's configuration.
 
     Raises
     ------
@@ -87,15 +93,50 @@ def standing(config: JobConfig, scheduler_file: Path | None = None, **keywords: 
         If the cluster cannot start here.
     """
     if scheduler_file is not None:
-        keywords["scheduler_options"] = {"scheduler_file": str(scheduler_file)}
+        configured = dask.config.get(f"jobqueue.{keywords['config_name']}.scheduler-options", None) or {}
+        keywords["scheduler_options"] = configured | {"scheduler_file": str(scheduler_file)}
     with Noted(_SIGNALS) as stop:
-        cluster = config.cluster(**keywords)
+        with _blamed("the cluster did not start"):
+            cluster: Any = SLURMCluster(**keywords)
         try:
-            yield Standing(cluster, config.elastic, stop)
+            yield Standing(cluster, bounds, stop)
         finally:
             # A scheduler that a client has shut down is not asked to close: Dask would try to reach it for 30 s.
             cluster.shutdown_scheduler = cluster.scheduler.status == Status.running
             cluster.close()
+
+
+def scripts(**keywords: Any) -> dict[str, str]:
+    """Return the job script of each pool as SLURM would get it, except for the scheduler's address.
+
+    Nothing is started, and no folder is created.
+
+    Raises
+    ------
+    ConfigError
+        If a job cannot be described with these keywords.
+    """
+
+    async def rendered() -> dict[str, str]:
+        # On a running event loop, Dask's clusters start when they are awaited; this one never is.
+        cluster: Any = SLURMCluster(asynchronous=True, **keywords)
+        try:
+            return {pool.name: cluster.job_script(pool.name) for pool in cluster.pools()}
+        finally:
+            await cluster.close()
+
+    with _blamed("no job can be described so"):
+        return asyncio.run(rendered())
+
+
+@contextmanager
+def _blamed(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (RuntimeError, ValueError, OSError) as error:
+        raise ConfigError(f"{what}: {error}") from error
 
 
 def summary(decision: ScaleEvent) -> str:

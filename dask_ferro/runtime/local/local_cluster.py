@@ -17,7 +17,6 @@ import dask
 import distributed
 from distributed.comm.core import CommClosedError
 
-from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.upstream_deploy import KeepsRestartedWorkers
 
@@ -97,6 +96,3 @@ class LocalCluster(KeepsRestartedWorkers, distributed.LocalCluster):
         # A filter is added only once, however often this runs.
         logging.getLogger("asyncio").addFilter(is_told)
         super().__init__(*args, **kwargs)
-
-    def _repr_html_(self, cluster_status: str | None = None) -> str:
-        return in_notebook("cluster", (self, None, super()._repr_html_(cluster_status=cluster_status)))

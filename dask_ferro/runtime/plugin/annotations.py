@@ -23,8 +23,8 @@ from typing import ClassVar, NamedTuple
 import dask
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.options import DEVICES
 from dask_ferro.policy.estimates import Estimate
-from dask_ferro.sections import DEVICES
 
 # The annotation's name, and its keys.
 NAME = "ferro"

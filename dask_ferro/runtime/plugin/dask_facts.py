@@ -7,7 +7,7 @@ end of long queues, and the one being placed.  Decisions are made elsewhere.  Si
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
 from distributed import Scheduler
@@ -20,7 +20,6 @@ from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.device_memory import Devices
 from dask_ferro.runtime.upstream import nbytes_of
-from dask_ferro.runtime.upstream_stealing import StealRequest
 
 # The most inputs of a task listed singly; more are summed up by their holders.
 _FEW_INPUTS = 8
@@ -36,8 +35,6 @@ class Shown:
     scheduler : Scheduler
     devices : Devices
         Facts of the workers' devices.
-    moving : callable () -> mapping of task to mapping
-        Pending steal requests, each with its "thief".
 
     Attributes
     ----------
@@ -47,13 +44,10 @@ class Shown:
 
     ledger: Ledger
 
-    def __init__(
-        self, scheduler: Scheduler, devices: Devices, moving: Callable[[], Mapping[TaskState, StealRequest]]
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, devices: Devices) -> None:
         self.scheduler = scheduler
         self.devices = devices
         self.live = devices.live
-        self._moving = moving
         # Of the current step: the thieves, and those among them that are being sent inputs of earlier moves.
         self._thieves: Sequence[str] = ()
         self._fetching: list[str] = []
@@ -66,8 +60,8 @@ class Shown:
         self._thieves = thieves
         self._fetching = [a for a in thieves if a in workers and workers[a].needs_what]
         self._coming.clear()
-        for ts, info in self._moving().items():
-            self._sends(ts, info["thief"].address)
+        for request in self.ledger.requests.values():
+            self._sends(request.entry.needs, request.thief.address)
 
     def reserve(self, key: Key, victim: str, thief: str) -> bool:
         """Return whether a task may be requested, and reserve its resources at the thief."""
@@ -76,15 +70,15 @@ class Shown:
             return False
         if ts.processing_on.address != victim or not self._has_resources(ts, workers[thief]):
             return False
-        self._sends(ts, thief)
+        self._sends(ts.resource_restrictions or {}, thief)
         return True
 
     def task(self, key: Key) -> TaskState | None:
         """Return a task by its key."""
         return self.scheduler.tasks.get(key)  # type: ignore[call-overload, no-any-return]
 
-    def _sends(self, ts: TaskState, thief: str) -> None:
-        for resource, amount in (ts.resource_restrictions or {}).items():
+    def _sends(self, needs: Mapping[str, float], thief: str) -> None:
+        for resource, amount in needs.items():
             self._coming[thief, resource] += amount  # type: ignore[assignment]
 
     def _has_resources(self, ts: TaskState, thief: WorkerState) -> bool:
@@ -98,7 +92,7 @@ class Shown:
     def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
         """Return the facts of a queued task for the thieves; None: it must not move."""
         ts = self.task(entry.key)
-        if ts is None or ts.actor or ts.processing_on is None or ts in self._moving():
+        if ts is None or ts.actor or ts.processing_on is None or ts.key in self.ledger.requests:
             return None
         allowed, preferred = self.restrictions(ts)
         if ts.resource_restrictions:

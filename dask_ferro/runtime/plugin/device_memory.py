@@ -19,7 +19,7 @@ from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.estimates import Learning, ResultSizes
-from dask_ferro.policy.events import DeviceTold, Event, MemoryTold, SizeLearned, SpeedLearned, TransferLearned
+from dask_ferro.policy.events import DeviceTold, Event, MemoryTold, SpeedLearned, TransferLearned
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of
@@ -158,11 +158,6 @@ class Devices:
 
     # -- what a task takes ---------------------------------------------------------------------------------
 
-    def done(self, ts: TaskState, nbytes: int) -> None:
-        """Learn from a result; the first of a prefix also sets the projection for tasks already assigned."""
-        if self.sizes.add(ts.prefix.name, nbytes) and self.ledger.counts_bytes:
-            self._tell(SizeLearned(ts.prefix.name, nbytes))
-
     def takes(self, ts: TaskState) -> int:
         """Return the projected device bytes of a task's result and working memory; 0 without byte accounting."""
         if not self.ledger.counts_bytes:
@@ -182,10 +177,6 @@ class Devices:
         own = self.takes(ts)
         found = [self._known(after) for after in islice(ts.dependents, _FEW_DEPENDENTS)]
         return max(max((own if n is None else n for n in found), default=own) - freed_by(ts), 0)
-
-    def grows(self, ts: TaskState) -> bool:
-        """Return whether more device bytes are projected to be in use after a task than before."""
-        return self.takes(ts) > freed_by(ts)
 
     def _known(self, ts: TaskState) -> int | None:
         told = wish_of(ts.annotations).nbytes

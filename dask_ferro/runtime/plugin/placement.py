@@ -17,10 +17,11 @@ Tasks that we hold back do not count towards `no-workers-timeout`; tasks that re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Collection, Hashable, Mapping
+from heapq import nsmallest
 from itertools import islice
 from math import inf
+from typing import NamedTuple
 
 from dask.typing import Key
 from distributed import Scheduler
@@ -28,10 +29,10 @@ from distributed.metrics import monotonic, time
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
-from dask_ferro.policy.facts import TaskFacts, Worker, kind_of
-from dask_ferro.policy.placement import is_freed_by_others, share
+from dask_ferro.policy.facts import TaskFacts, Worker
+from dask_ferro.policy.placement import Placed, Placement, Wait, share
 from dask_ferro.policy.ranking import is_narrow, order_by_rank, upward_ranks
-from dask_ferro.policy.waits import Wait, waits_at_scheduler
+from dask_ferro.policy.waits import WaitingTask, waits_at_scheduler
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import estimate_of, wish_of
 from dask_ferro.runtime.plugin.settings import Settings
@@ -46,8 +47,6 @@ _RETRIED = 256
 _TOLD = 32
 # The most tasks tried when a device may have room again; one freed result rarely makes room for more.
 _RETRIED_AT_ONCE = 16
-# The most results of a full device scanned once per event: they take about 0.2 ms.
-_HELD = 1_000
 # Larger graphs keep Dask's order: ranks would occupy the scheduler's loop for more than 0.1 s.
 _RANKED = 20_000
 
@@ -55,6 +54,13 @@ _RANKED = 20_000
 # Kinds of placement of a ready task: on a worker that holds all its inputs, on one that has to fetch some, anywhere
 # (it has no inputs), by Dask's rule for root-like tasks (many similar ones without large inputs), or nowhere yet.
 PLACES = ("holder", "fetches", "free", "root", "waits")
+
+
+class _HeldBack(NamedTuple):
+    """A task that waits: since when, which Dask's own record does not keep, and what for."""
+
+    since: float
+    reason: str
 
 
 class Placing:
@@ -71,20 +77,11 @@ class Placing:
         self.stealing = stealing
         self.settings = settings
         self.placed = dict.fromkeys(PLACES, 0)
-        self.candidates = Candidates(
-            stealing.ledger, stealing.links, settings.placing, self._current, self._frees_soon
-        )
-        # Tasks that wait for a fresh worker or for bytes of a device, with the number of the wait; the time at which
-        # each began to wait, since Dask's own record is kept young; and a heap of waits for bytes, in which ended
-        # waits are skipped.
-        self._waiting: dict[TaskState, int] = {}
-        self._since: dict[TaskState, float] = {}
-        self._for_room: list[tuple[bool, tuple[float, ...], int, TaskState]] = []
-        self._waits_begun = 0
+        self.candidates = Candidates(stealing.ledger, stealing.links, settings.placing, self._is_open)
+        # The tasks that wait for a device, for room on one, or for a fresh worker; the latest asked comes last.
+        self._waiting: dict[TaskState, _HeldBack] = {}
         self._is_due = False
-        # For a full device, whether bytes are about to be freed, and the event as of which that holds.
-        self._freeing: dict[str, tuple[int, bool]] = {}
-        # the task that no worker may help with, and the event as of which that holds
+        # The task that no worker may help with, and the event as of which that holds.
         self._declined: tuple[TaskState, int] | None = None
         stealing.after_tick = self.retry
         stealing.after_freeing = self._freed
@@ -103,19 +100,21 @@ class Placing:
         return chosen
 
     def _ready(self, ts: TaskState) -> WorkerState | None:
-        chosen = None
         if not ts.actor and self.scheduler.running:
             try:
-                chosen, waits = self._choose(ts)
-                if chosen is None and (waits or self._waits(ts)):
-                    self._wait(ts)
-                    return None
-                if self._since:
-                    self._since.pop(ts, None)
+                answer = self._choose(ts)
             # An error of ours costs a task its best place, but it still runs.
             except Exception:
                 logger.exception("dask_ferro could not place %r; Dask does", ts.key)
-        return chosen if chosen in self.scheduler.running else upstream.stock_placement(self.scheduler, ts)
+                return upstream.stock_placement(self.scheduler, ts)
+            held = self._waiting.pop(ts, None) if self._waiting else None
+            if isinstance(answer, Placed):
+                return self.scheduler.workers[answer.worker]
+            if isinstance(answer, Wait):
+                since = held.since if held is not None else self.scheduler.unrunnable.get(ts, monotonic())
+                self._waiting[ts] = _HeldBack(since, answer.reason)
+                return None
+        return upstream.stock_placement(self.scheduler, ts)
 
     def is_tied(self, ts: TaskState) -> bool:
         """Return whether a task requires or prefers a device class."""
@@ -124,21 +123,17 @@ class Placing:
         wish = wish_of(ts.annotations)
         return bool(wish.must or wish.likes)
 
-    def _choose(self, ts: TaskState) -> tuple[WorkerState | None, bool]:
-        """Return the worker, or None and whether the task waits for a device."""
+    def _choose(self, ts: TaskState) -> Placement:
         now, candidates = time(), self.candidates
         if candidates.are_alike and not self.is_tied(ts):
             holder = self._only_holder(ts)
             if holder is not None and self._stays(ts, holder, now):
-                return holder, False
+                return Placed(holder.address)
         task = self._task(ts)
         held, nbytes = self._held(ts)
         workers = candidates.candidates(task, held, nbytes, ts.priority, now)
         task = task._replace(inputs=tuple(self.stealing.shown.inputs(ts, [w.address for w in workers])))
-        address = candidates.choose(task, workers, self._fresh(ts) if self.stealing.ledger.ends else 0.0)
-        if address is not None:
-            return self.scheduler.workers.get(address), False
-        return None, bool(task.must) or self.settings.placing.waits_for_room(task, workers)
+        return candidates.choose(task, workers, self._fresh(ts) if self.stealing.ledger.ends else 0.0)
 
     def _task(self, ts: TaskState) -> TaskFacts:
         """Return the facts of an unassigned task, without its inputs."""
@@ -166,8 +161,8 @@ class Placing:
 
     def _waited(self, ts: TaskState) -> float:
         """Return the seconds for which a task has been ready and unassigned."""
-        without = self.scheduler.unrunnable
-        since = self._since.get(ts, without.get(ts)) if without else None
+        held = self._waiting.get(ts)
+        since = held.since if held is not None else self.scheduler.unrunnable.get(ts)
         return 0.0 if since is None else monotonic() - since
 
     def _fresh(self, ts: TaskState) -> float:
@@ -177,26 +172,23 @@ class Placing:
         tied = tied or bool(ts.resource_restrictions)
         return 0.0 if tied else self.stealing.ledger.fresh
 
-    def _waits(self, ts: TaskState) -> bool:
-        """Return whether an unassigned task waits for a fresh worker, so that Dask must not place it."""
-        return self.candidates.waits(*self._seconds(ts), self._fresh(ts))
-
     def retry(self) -> None:
         """Try waiting tasks again: running tasks may end early, and a fresh worker may not come after all."""
-        self._declined = None
-        tried = list(islice(self._waiting, _RETRIED))
-        for ts in tried:
-            del self._waiting[ts]
-        tried += self._preferring()
+        tried = [*islice(self._waiting, _RETRIED), *self._preferring()]
         ledger = self.stealing.ledger
         if tried or (self.scheduler.queued and (ledger.ends or not self.candidates.are_alike)):
             self._try(tried)
-        if len(self._since) > len(self._waiting):
-            self._since = {ts: since for ts, since in self._since.items() if ts in self._waiting}
-        classes = self._present_classes()
-        upstream.keep_waiting(
-            self.scheduler, (ts for ts in self._waiting if wish_of(ts.annotations).must in classes)
-        )
+        # Tasks that wait for a missing class count towards `no-workers-timeout`.
+        others = (ts for ts, held in self._waiting.items() if held.reason != "class")
+        upstream.keep_waiting(self.scheduler, others)
+
+    def _try(self, tasks: list[TaskState]) -> None:
+        self._declined = None
+        upstream.place_again(self.scheduler, tasks)
+        # What was released or cancelled meanwhile waits no more.
+        for ts in tasks:
+            if ts not in self.scheduler.unrunnable:
+                self._waiting.pop(ts, None)
 
     def _preferring(self) -> list[TaskState]:
         """Return tasks whose preferred workers are gone: Dask would try them again only when those come back."""
@@ -205,70 +197,27 @@ class Placing:
             islice((ts for ts in without if ts.loose_restrictions and ts not in self._waiting), _RETRIED)
         )
 
-    def _idle_waits(self, idle: list[Worker]) -> list[Wait]:
+    def _idle_waits(self, idle: list[Worker]) -> list[WaitingTask]:
         """Return the tasks that wait at the scheduler although a worker is idle."""
         patience, now = self.settings.parameters.patience, monotonic()
         waits = []
         for ts, since in islice(self.scheduler.unrunnable.items(), _TOLD):
-            waited = now - self._since.get(ts, since)
-            if waited >= patience:
-                waits.append(waits_at_scheduler(ts.key, waited, idle, self._why(ts)))
+            held = self._waiting.get(ts, _HeldBack(since, "nobody"))
+            if now - held.since >= patience:
+                waits.append(waits_at_scheduler(ts.key, now - held.since, idle, held.reason))
         return waits
 
-    def _why(self, ts: TaskState) -> str:
-        """Return the reason why a task is assigned to no worker."""
-        must = wish_of(ts.annotations).must
-        if must and must not in self._present_classes():
-            return "class"
-        if ts in self._waiting:
-            return "fresh" if self._waits(ts) else "room"
-        return "nobody"
-
-    def _try(self, tasks: list[TaskState]) -> None:
-        """Place tasks that waited: those that free device bytes first, whatever their priorities."""
-        grows = self.stealing.devices.grows
-        growing = [ts for ts in tasks if self.stealing.ledger.counts_bytes and grows(ts)]
-        if growing:
-            taken = set(growing)
-            upstream.place_again(self.scheduler, [ts for ts in tasks if ts not in taken])
-            tasks = growing
-        upstream.place_again(self.scheduler, tasks)
-
-    def _wait(self, ts: TaskState) -> None:
-        """Record that a task waits; tasks that free bytes are tried before those that take more."""
-        self._waits_begun += 1
-        self._waiting[ts] = self._waits_begun
-        self._since.setdefault(ts, self.scheduler.unrunnable.get(ts, monotonic()))
-        ledger = self.stealing.ledger
-        if ledger.counts_bytes and wish_of(ts.annotations).must in self._present_classes():
-            grows = self.stealing.devices.grows(ts)
-            heappush(self._for_room, (grows, ts.priority or (), self._waits_begun, ts))
-            if len(self._for_room) > 2 * len(self._waiting) + _RETRIED:
-                self._for_room = [item for item in self._for_room if self._waiting.get(item[3]) == item[2]]
-                heapify(self._for_room)
-
-    def _present_classes(self) -> set[str]:
-        """Return the kinds of device present; "" stands for no requirement."""
-        return {"", *map(kind_of, self.stealing.ledger.devices)}
-
     def _freed(self) -> None:
-        """Try tasks that wait for bytes again soon, outside the transition that frees them."""
+        """Try tasks that wait again soon, outside the transition that frees bytes."""
         if not self._is_due and (self._waiting or self.scheduler.queued):
             self._is_due = True
             self.scheduler.loop.call_later(self.settings.coalesce, self._retry_some)
 
     def _retry_some(self) -> None:
         self._is_due = False
-        if self.scheduler.extensions.get("stealing") is not self.stealing:
-            return  # this plugin was removed meanwhile
-        self._declined = None
-        tried: list[TaskState] = []
-        while self._for_room and len(tried) < _RETRIED_AT_ONCE:
-            *_, number, ts = heappop(self._for_room)
-            if self._waiting.get(ts) == number:
-                del self._waiting[ts]
-                tried.append(ts)
-        self._try(tried)
+        # Unless this plugin was removed meanwhile.
+        if self.scheduler.extensions.get("stealing") is self.stealing:
+            self._try(nsmallest(_RETRIED_AT_ONCE, self._waiting, key=lambda ts: ts.priority or ()))
 
     def _only_holder(self, ts: TaskState) -> WorkerState | None:
         """Return the only holder of all inputs of an unrestricted task, or None."""
@@ -286,8 +235,6 @@ class Placing:
         return holder
 
     def _stays(self, ts: TaskState, holder: WorkerState, now: float) -> bool:
-        if not self.stealing.waits.is_open(holder):
-            return False
         largest = max(nbytes_of(dts) for dts in ts.dependencies)
         return self.candidates.stays(holder.address, *self._seconds(ts), ts.priority, largest, now)
 
@@ -323,8 +270,6 @@ class Placing:
 
     def ahead(self, ws: WorkerState, first: TaskState) -> int:
         """Return how many more queued tasks a worker is sent that was just given one; `first` is the next."""
-        if not self.stealing.waits.is_open(ws):
-            return 0
         nbytes, queued = self.stealing.devices.sizes.of(first.prefix.name), first.prefix.states["queued"]
         try:
             return self.candidates.ahead(ws.address, self._seconds(first), nbytes, queued, time())
@@ -364,27 +309,9 @@ class Placing:
 
         return min(free, key=busy, default=None)
 
-    def _current(self, worker: Worker) -> Worker:
-        """Return the worker's facts with its current status."""
-        # A worker that is being removed is still in the ledger.
-        ws = self.scheduler.workers.get(worker.address)
-        accepts = ws is not None and self.stealing.waits.is_open(ws)
-        return worker if worker.accepts == accepts else worker._replace(accepts=accepts)
-
-    def _frees_soon(self, address: str) -> bool:
-        """Return whether a result of a worker is needed only by tasks assigned to other workers."""
-        ws, version = self.scheduler.workers.get(address), self.stealing.ledger.version
-        if ws is None:  # the worker is being removed
-            self._freeing.pop(address, None)
-            return False
-        seen, found = self._freeing.get(address, (-1, False))
-        if seen != version:
-            found = any(
-                is_freed_by_others(bool(held.who_wants), _readers(held), address)
-                for held in islice(ws.has_what, _HELD)
-            )
-            self._freeing[address] = version, found
-        return found
+    def _is_open(self, address: str) -> bool:
+        ws = self.scheduler.workers.get(address)
+        return ws is not None and self.stealing.waits.is_open(ws)
 
     def _seconds(self, ts: TaskState) -> tuple[float, bool]:
         """Return a task's projected seconds on the first device class, and whether they are more than a guess."""
@@ -409,9 +336,3 @@ class Placing:
         places = order_by_rank(ranks, {key: order[-1] for key, order in orders.items()})
         for key, ts in new.items():
             ts.priority = (*orders[key][:-1], places[key])
-
-
-def _readers(held: TaskState) -> Iterator[str]:
-    """Yield the worker of each task that has yet to read a result; "": unassigned."""
-    for reader in held.waiters or ():
-        yield "" if reader.processing_on is None else reader.processing_on.address

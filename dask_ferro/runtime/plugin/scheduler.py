@@ -17,7 +17,6 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
-from dask_ferro.drawings.registry import handed
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.placement import Placing
@@ -27,7 +26,7 @@ from dask_ferro.runtime.telemetry import prometheus
 from dask_ferro.runtime.telemetry.events import Events
 from dask_ferro.runtime.upstream_names import SCHEDULER, missing, remedy, warn_once
 from dask_ferro.runtime.worker.plugin import NAME as WORKER_NAME
-from dask_ferro.runtime.worker.plugin import FerroWorker
+from dask_ferro.runtime.worker.plugin import WORKER_SENDS, FerroWorker
 
 logger = logging.getLogger(__name__)
 
@@ -138,17 +137,20 @@ class FerroScheduler(SchedulerPlugin):
         upstream.put_stealing(scheduler, self.stealing, stock)
         await self.stealing.start()
         self.placing = Placing(scheduler, self.stealing, settings)
-        self.events = Events(scheduler, self.stealing, self.placing.placed, self.settings.events)
+        self.events = Events(scheduler, self.stealing, self.placing.placed)
         if self.settings.placement:
             placing = self.placing
             upstream.put_placement(scheduler, placing.ready, placing.queued, placing.is_tied, placing.ahead)
         self.events.start()
         prometheus.put_on(scheduler, self.events)
-        self._take_pages_off = handed().put_pages(scheduler, self.stealing)
+        # Imported here: `views` is above the runtime, and a process without a scheduler has no pages.
+        from dask_ferro.views.pages import put_on
+
+        self._take_pages_off = put_on(scheduler, self.stealing, self.events)
         await self._put_on_workers(scheduler)
 
     async def _put_on_workers(self, scheduler: Scheduler) -> None:
-        plugin = dumps(FerroWorker(sends=self.settings.worker_sends))
+        plugin = dumps(FerroWorker(sends=WORKER_SENDS))
         try:
             self.late = await reach.put_on(
                 WORKER_NAME, plugin, self.settings.answer, dask_scheduler=scheduler
@@ -182,7 +184,7 @@ class FerroScheduler(SchedulerPlugin):
         self._end_events()
         if self.stealing is not None:
             await self.stealing.stop()
-            await self.stealing.close_logs()
+            await self._close_log()
         upstream.put_stock_placement(scheduler)
         if self._had_stealing:
             await upstream.put_stock_stealing(scheduler, self.stealing)
@@ -196,8 +198,11 @@ class FerroScheduler(SchedulerPlugin):
     async def close(self) -> None:
         """Stop publishing, counting and recording, as the scheduler is closing."""
         self._end_events()
-        if self.stealing is not None:
-            await self.stealing.close_logs()
+        await self._close_log()
+
+    async def _close_log(self) -> None:
+        if self.stealing is not None and self.stealing.decision_log is not None:
+            await asyncio.to_thread(self.stealing.decision_log.close)
 
     def _end_events(self) -> None:
         if self.events is not None and self._scheduler is not None:
@@ -232,9 +237,6 @@ class FerroScheduler(SchedulerPlugin):
             for who in telemetry.wanted:
                 if str(who).startswith(mine):
                     telemetry.stop_for(who)
-            for who in [who for who in self.stealing.logs if who.startswith(mine)]:
-                if (log := self.stealing.end_recording(who)) is not None:
-                    log.stop()
         for name in [name for name in upstream.worker_plugins(scheduler) if name.startswith(mine)]:
             scheduler.loop.add_callback(reach.take_off, name, self.settings.answer, dask_scheduler=scheduler)
 

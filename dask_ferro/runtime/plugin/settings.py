@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dask_ferro import config
-from dask_ferro.sections import AUTO, OFF, POLICIES, PluginOptions
-from dask_ferro.simulate.core_adapter import SimulatedSettings
-
-__all__ = ["AUTO", "OFF", "POLICIES", "Settings"]
+from dask_ferro.options import AUTO, OFF, PluginOptions
+from dask_ferro.policy.estimates import LEARNING, Learning
+from dask_ferro.policy.placement import PlacementParameters
+from dask_ferro.policy.scheduling_core import COALESCE, TICK, SchedulingSettings
+from dask_ferro.policy.stealing.informed import StealingParameters
 
 # The policy for "auto" where Dask's own stealing is on.
 _POLICY = "informed"
@@ -16,7 +17,13 @@ _POLICY = "informed"
 
 @dataclass(frozen=True)
 class Settings(PluginOptions):
-    """The settings of the plugin; durations are seconds."""
+    """The settings of the plugin: options, and the parameters of its policies; durations are seconds."""
+
+    parameters: StealingParameters = field(default_factory=StealingParameters)
+    placing: PlacementParameters = field(default_factory=PlacementParameters)
+    learning: Learning = LEARNING
+    coalesce: float = COALESCE
+    tick: float = TICK
 
     @classmethod
     def configured(cls, **options: object) -> Settings:
@@ -28,16 +35,13 @@ class Settings(PluginOptions):
             For an unknown name, a value of the wrong kind, or a key of the configuration that is no option.
         """
         config.check()
-        config.refuse_unknown("ff.install", options, sorted(config.names_of(cls)))
-        found = config.read(cls, "scheduler.", options, "ff.install")
-        return replace(found, placing=replace(found.placing, spare=found.parameters.spare))
+        return config.read(cls, "scheduler.", options, "ff.install")
 
     @property
-    def rules(self) -> SimulatedSettings:
+    def rules(self) -> SchedulingSettings:
         """The subset that a simulation follows."""
-        names = ("rank", "coalesce", "tick", "scheduler_sends", "worker_sends")
-        return SimulatedSettings(
-            self.parameters, self.placing, self.learning, **{name: getattr(self, name) for name in names}
+        return SchedulingSettings(
+            self.parameters, self.placing, self.learning, self.rank, self.coalesce, self.tick
         )
 
     def resolved(self, stock: bool) -> Settings:

@@ -6,7 +6,6 @@ with the facts of tasks from `dask_facts`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, cast
@@ -20,15 +19,14 @@ from tornado.ioloop import PeriodicCallback
 from dask_ferro.policy import events
 from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.recording.recorder import Recorder
 from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.policies import named
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.loop_load import LoopLoad
 from dask_ferro.runtime.plugin.annotations import estimate_of
 from dask_ferro.runtime.plugin.dask_facts import Shown
+from dask_ferro.runtime.plugin.decision_log import DecisionLog
 from dask_ferro.runtime.plugin.device_memory import Devices
-from dask_ferro.runtime.plugin.event_log import EventLog, in_file
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.waits import Waits
 from dask_ferro.runtime.telemetry.move_log import MoveLog, Watch
@@ -40,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 # States whose end frees bytes of a worker.
 _HELD = ("memory", "processing")
+# Seconds for which messages to a worker are batched: with Dask's 5 ms, no dependency between two workers takes less.
+_SENDS = 0.001
 
 
 class Stealing(EntryPoints):
@@ -68,8 +68,8 @@ class Stealing(EntryPoints):
         Facts of the workers' devices.
     shown : Shown
         The facts of tasks for a policy.
-    logs : mapping of str to EventLog
-        The running recordings of events, by owner.
+    decision_log : DecisionLog or None
+        The recording of `ferro.scheduler.record`.
     after_tick : callable ()
         Called after each slow tick.
     """
@@ -83,22 +83,19 @@ class Stealing(EntryPoints):
         self.settings = settings
         self.links = Links(learning=settings.learning)
         self.devices = Devices(scheduler, self.tell, settings.learning)
-        self.shown: Shown = Shown(scheduler, self.devices, lambda: self.asked)
+        self.shown: Shown = Shown(scheduler, self.devices)
         policy, learning = named(settings.stealing, settings.parameters), settings.learning
         self.core = SchedulingCore(
             self.shown, policy, self.links, coalesce=settings.coalesce, tick=settings.tick, learning=learning
         )
-        self.logs: dict[str, EventLog] = {}
-        self._recorder = Recorder(self.core, settings.stealing, self._unrecorded)
-        # The recorder's only while there is a recording, so that an event costs no more without one.
-        self._handle = self.core.handle
-        if settings.record is not None:
-            self.record(in_file(settings.record, settings.record_bytes), settings.record, fresh=True)
+        self.decision_log = None if settings.record is None else DecisionLog(settings.record)
+        if self.decision_log is not None:
+            self.core.on_decision = self.decision_log.put
         self.ledger: Ledger = self.core.ledger
         self.shown.ledger = self.devices.ledger = self.ledger
         self.counts = self.core.counts
         self.moves = MoveLog(self.counts)
-        self.telemetry = Telemetry(settings.recorded_tasks)
+        self.telemetry = Telemetry(0)
         self.moves.readers.append(self.telemetry.moved)
         self.watch = Watch()
         self.waits = Waits(self, settings, self._called)
@@ -161,35 +158,12 @@ class Stealing(EntryPoints):
         self._unkick()
         self.tell(events.Switched(False))
 
-    # -- recordings of events ------------------------------------------------------------------------------
-
-    def record(self, log: EventLog, who: str, *, fresh: bool = False) -> None:
-        """Record events from now on; unless `fresh`, the state of the core is copied first."""
-        self._recorder.add(log, fresh=fresh)
-        self.logs[who] = log
-        self._handle = self._recorder.handle
-
-    def end_recording(self, who: str) -> EventLog | None:
-        """End a recording of events and return it, still to be closed; None: there is none."""
-        log = self.logs.pop(who, None)
-        if log is not None:
-            self._recorder.remove(log)
-        return log
-
-    def _unrecorded(self) -> None:
-        self._handle = self.core.handle
-
-    async def close_logs(self) -> None:
-        """End all recordings of events; return when they are written."""
-        logs = [log for who in list(self.logs) if (log := self.end_recording(who)) is not None]
-        await asyncio.gather(*(asyncio.to_thread(log.close) for log in logs))
-
     # -- what happens --------------------------------------------------------------------------------------
 
     def tell(self, event: events.Event) -> None:
         """Let the core handle an event, and carry out its instructions."""
         now = time()
-        if decided := self._handle(event, now):
+        if decided := self.core.handle(event, now):
             self._enact(decided, now)
 
     def add_worker(self, scheduler: object = None, worker: str = "") -> None:
@@ -239,7 +213,7 @@ class Stealing(EntryPoints):
             raise
 
     def _seceded(self, ts: TaskState) -> None:
-        if ts not in self.asked:
+        if ts.key not in self.ledger.requests:
             self.tell(events.Finished(ts.key))
 
     def restart(self, scheduler: object) -> None:
@@ -266,7 +240,7 @@ class Stealing(EntryPoints):
                 if span["action"] == "compute":
                     seconds = span["stop"] - span["start"]
                     break
-            self.devices.done(ts, message.get("nbytes") or 0)
+            self.devices.sizes.add(ts.prefix.name, message.get("nbytes") or 0)
             if self.telemetry.is_on:
                 thread = message.get("thread")
                 self.telemetry.finished(ts, message["worker"], spans, message.get("nbytes"), thread)
@@ -346,10 +320,7 @@ class Stealing(EntryPoints):
             raise failed
 
     def _hurry(self, told: events.Hurry, now: float) -> None:
-        soon = self.settings.scheduler_sends
-        upstream.put_sends(
-            self.scheduler, [told.worker], soon if told.soon else max(upstream.WORKER_SENDS, soon)
-        )
+        upstream.put_sends(self.scheduler, [told.worker], _SENDS if told.soon else upstream.WORKER_SENDS)
 
     def _request(self, told: events.Ask, now: float) -> None:
         line = self._ask_for(told, now)
@@ -367,7 +338,7 @@ class Stealing(EntryPoints):
 
     def _answered(self, ts: TaskState, answer: events.Answer) -> events.Settlement:
         now = time()
-        decided = self._handle(events.Answered(ts.key, answer), now)
+        decided = self.core.handle(events.Answered(ts.key, answer), now)
         self._enact(decided, now)
         settled = (told.outcome for told in decided if isinstance(told, events.Settled))
         return next(settled, "stale")  # a restart made the core forget the request

@@ -21,10 +21,11 @@ from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.events import AcceptsTasks, MessagesSent, Sweep, Withdrawn
 from dask_ferro.policy.facts import Worker
-from dask_ferro.policy.waits import Wait, by_reason, waits_of
+from dask_ferro.policy.waits import WaitingTask, by_reason, waits_of
+from dask_ferro.policy.worker_load import PendingRequest
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.settings import Settings
-from dask_ferro.runtime.upstream_stealing import EntryPoints, StealRequest
+from dask_ferro.runtime.upstream_stealing import EntryPoints
 
 # A step that is this late has unread answers; it waits this long for them to be read.
 _LATE, _AFTER = 0.005, 0.001
@@ -52,11 +53,11 @@ class Waits:
 
     Attributes
     ----------
-    now : list of Wait
+    now : list of WaitingTask
         Waits at the newest tick, the longest first; if there are thousands, some of them.
     began : Counter of str
         Numbers of tasks seen waiting, by their first reason.
-    elsewhere : callable (idle workers) -> iterable of Wait
+    elsewhere : callable (idle workers) -> iterable of WaitingTask
         Returns the waits at the scheduler.
     awake : float
         Since when ticks have been on time: silence before that may be the scheduler's own.
@@ -69,18 +70,17 @@ class Waits:
     def __init__(self, stealing: EntryPoints, settings: Settings, take_step: Callable[[float], None]) -> None:
         self._stealing, self._settings = stealing, settings
         self._tell, self._take_step = stealing.tell, take_step
-        self.now: list[Wait] = []
+        self.now: list[WaitingTask] = []
         self.began: Counter[str] = Counter()
-        self.elsewhere: Callable[[list[Worker]], Iterable[Wait]] = lambda idle: ()
+        self.elsewhere: Callable[[list[Worker]], Iterable[WaitingTask]] = lambda idle: ()
         # The silent workers, with the time at which each was last heard of.
         self.silent: dict[str, float] = {}
         self._ticked = 0.0  # the time of the latest tick
         self.awake = 0.0
         self.unserved: float | None = None
-        # Tasks reported as waiting that still wait; and by key, requests without an answer.
+        # Tasks reported as waiting that still wait.
         self._told: set[Hashable] = set()
         self.listens = False
-        self._withdrawn: dict[Key, str] = {}
 
     # -- the clock -----------------------------------------------------------------------------------------
 
@@ -122,42 +122,39 @@ class Waits:
             self.unserved = None
         elif self.unserved is None:
             self.unserved = now
-        self._tell(Sweep(bool(stealing.asked or scheduler.unrunnable or scheduler.queued)))
+        self._tell(Sweep(bool(ledger.requests or scheduler.unrunnable or scheduler.queued)))
         found = stealing.core.found
         idle = found.idle
         told = self._asked(idle, now)
         # Requested tasks are described as unmovable, like actors.
-        known = {ts.key for ts in stealing.asked}
-        told += [wait for wait in waits_of(found) if wait.key not in known]
+        told += [wait for wait in waits_of(found) if wait.key not in ledger.requests]
         told += self.elsewhere(idle) if idle else ()
         self._count(told)
         self.now = sorted(told, key=lambda wait: -wait.seconds)
 
-    def _count(self, told: list[Wait]) -> None:
+    def _count(self, told: list[WaitingTask]) -> None:
         """Count the tasks not reported before; of many, each tick reports others."""
         entries, unrunnable = self._stealing.ledger.entries, self._stealing.scheduler.unrunnable
         tasks = self._stealing.scheduler.tasks
         self._told = {
             key
             for key in self._told
-            if ((entry := entries.get(key)) is not None and entry.started is None)
+            if ((entry := entries.get(key)) is not None and entry.state != "running")
             or tasks.get(cast(Key, key)) in unrunnable
         }
         new = {wait.key: wait.reason for wait in told if wait.key not in self._told}
         self.began.update(new.values())
         self._told.update(new)
 
-    def _asked(self, idle: list[Worker], now: float) -> list[Wait]:
+    def _asked(self, idle: list[Worker], now: float) -> list[WaitingTask]:
         """Return the tasks whose request a worker has not answered for long."""
         patience = self._settings.parameters.patience
         some = tuple(worker.address for worker in idle[:3])
         waits = []
-        for ts, info in self._stealing.asked.items() if idle else ():
-            entry = self._stealing.ledger.entries.get(ts.key)
-            if entry is not None and now - entry.requested > patience:
-                reason = "silent" if ts.key in self._withdrawn else "asked"
-                address = info["victim"].address
-                waits.append(Wait(ts.key, address, now - entry.requested, len(idle), some, reason))
+        for key, request in self._stealing.ledger.requests.items() if idle else ():
+            if now - request.at > patience:
+                reason, victim = "silent" if request.withdrawn else "asked", request.entry.worker.address
+                waits.append(WaitingTask(key, victim, now - request.at, len(idle), some, reason))
         return waits
 
     def is_open(self, ws: WorkerState) -> bool:
@@ -174,20 +171,18 @@ class Waits:
             self._stealing.after_freeing()
 
     def _give_up_on_silent(self, now: float) -> None:
-        requests = self._stealing.asked
-        if self._withdrawn:
-            here = {info["stimulus_id"] for info in requests.values()}
-            self._withdrawn = {key: told for key, told in self._withdrawn.items() if told in here}
-        for ts, info in list(requests.items()):
-            entry = self._stealing.ledger.entries.get(ts.key)
-            if entry is None:
+        workers, requests = self._stealing.scheduler.workers, self._stealing.ledger.requests
+        for key, request in list(requests.items()):
+            victim = workers.get(request.entry.worker.address)
+            # Taking one task back may end the requests for others.
+            if victim is None or requests.get(key) is not request:
                 continue
-            asked, victim = now - max(entry.requested, self.awake), info["victim"]
-            is_silent = asked > _SILENT and victim.last_seen < entry.requested
+            asked = now - max(request.at, self.awake)
+            is_silent = asked > _SILENT and victim.last_seen < request.at
             if is_silent and victim.address not in self.silent:
                 self._close(victim)
             if is_silent or asked > _LOST or victim.address in self.silent:
-                self._give_up(ts, info)
+                self._give_up(request, victim)
 
     def _close(self, ws: WorkerState) -> None:
         """Assign nothing more to a worker until it is heard of again."""
@@ -195,14 +190,13 @@ class Waits:
         if ws.address in self._stealing.ledger.rows:
             self._tell(AcceptsTasks(ws.address, False))
 
-    def _give_up(self, ts: TaskState, info: StealRequest) -> None:
+    def _give_up(self, request: PendingRequest, victim: WorkerState) -> None:
         """Place a task again that its worker does not give up; if its input is only there, free its thief instead."""
-        scheduler, victim = self._stealing.scheduler, info["victim"]
-        if all(self._is_held_beside(dts, victim) for dts in ts.dependencies):
-            upstream.take_back(scheduler, ts.key, victim.address, f"ferro-silent-{uuid4().hex[:8]}")
-        elif ts.key not in self._withdrawn:
-            self._withdrawn[ts.key] = info["stimulus_id"]
-            self._tell(Withdrawn(ts.key))
+        scheduler, key = self._stealing.scheduler, cast(Key, request.entry.key)
+        if all(self._is_held_beside(dts, victim) for dts in scheduler.tasks[key].dependencies):
+            upstream.take_back(scheduler, key, victim.address, f"ferro-silent-{uuid4().hex[:8]}")
+        elif not request.withdrawn:
+            self._tell(Withdrawn(key))
 
     @staticmethod
     def _is_held_beside(dts: TaskState, victim: object) -> bool:

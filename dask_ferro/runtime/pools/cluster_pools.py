@@ -20,6 +20,7 @@ from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import Pool
+from dask_ferro.runtime.jobs.keywords import WHO
 from dask_ferro.runtime.jobs.script import WorkerJob, resources_of
 from dask_ferro.runtime.pools.pool import JobPool
 from dask_ferro.runtime.pools.rpc import PAUSE, RESUME, PoolRow
@@ -29,8 +30,6 @@ from dask_ferro.runtime.telemetry.events import POOL, TOPIC
 from dask_ferro.runtime.upstream_jobqueue import job_keywords
 
 logger = logging.getLogger(__name__)
-
-_WHO = "ff.SLURMCluster"
 
 
 class ClusterPools(tuple[Pool, ...]):
@@ -87,14 +86,15 @@ class PooledCluster:
     def _kind(self: Any, pool: str) -> JobPool:
         records: dict[str, JobPool] = self._records()
         if pool not in records:
-            raise ConfigError(f"{_WHO}: no pool {pool!r}; there are {', '.join(records)}")
+            raise ConfigError(f"{WHO}: no pool {pool!r}; there are {', '.join(records)}")
         return records[pool]
 
     def _pool_facts(self: Any) -> tuple[Pool, ...]:
         now = time()
-        # Inherited and cancelled jobs may still exist: they count for the maximum.
-        ending = self._going | self._former | {job.name: job for job in self._cancellation.jobs}
-        lingering = Counter(job.pool for name, job in ending.items() if name not in self._book)
+        # Cancelled jobs may still exist: they count for the maximum.
+        ending = {job.name: job for job in (*self._book.leaving, *self._cancellation.jobs)}
+        followed = {job.name for job in self._book.followed}
+        lingering = Counter(job.pool for name, job in ending.items() if name not in followed)
         # Unknown strays, mostly of lost submissions, count for the first pool.
         unknown = self._cancellation.job_ids - {job.job_id for job in self._cancellation.jobs}
         lingering[DEFAULT] += len(unknown)
@@ -108,7 +108,7 @@ class PooledCluster:
     def _pool_rows(self: Any) -> list[PoolRow]:
         """Return the rows of a table of pools, in types that msgpack supports."""
         states: dict[str, Counter[str]] = {}
-        for job in self._book.values():
+        for job in self._book.followed:
             states.setdefault(job.pool, Counter())[job.state] += 1
         return [
             {
@@ -134,7 +134,7 @@ class PooledCluster:
 
     async def _carry_out(self: Any, what: str, name: str) -> None:
         if self._closing or self.status in (Status.closing, Status.closed, Status.failed):
-            raise ConfigError(f"{_WHO}: pool {name!r}: the cluster is closed")
+            raise ConfigError(f"{WHO}: pool {name!r}: the cluster is closed")
         kind = self._kind(name)
         if what == PAUSE:
             kind.pause(time())

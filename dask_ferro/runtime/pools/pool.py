@@ -1,8 +1,9 @@
 """A kind of job on a batch system: its script, its measurements, and whether it is open.
 
-A pool closes when its jobs are refused, or when too many end before a worker connected (`failures`); it reopens by
-itself, after longer and longer times.  Its user may pause it, and resume it, whatever closed it.  Durations are
-seconds, points in time epoch seconds.
+A pool closes when its jobs are refused, or when too many end before all their workers connected: some in a row, as a
+broken script causes, or some within a window of time, as sporadic causes do (a node without its file system, a licence
+in short supply).  It reopens by itself, after longer and longer times.  Its user may pause it, and resume it, whatever
+closed it.  Durations are seconds, points in time epoch seconds.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from dataclasses import dataclass, field
 from time import localtime, strftime
 from typing import Any
 
+from dask_ferro import config
 from dask_ferro.errors import ConfigError
+from dask_ferro.options import options_of
 from dask_ferro.policy.estimates import Mean
-from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Pool
-from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, keywords_of, read
+from dask_ferro.policy.scaling.facts import Pool
+from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, read
 from dask_ferro.runtime.jobs.script import WorkerJob, lifetime_of
-from dask_ferro.runtime.pools import failures
-from dask_ferro.runtime.slurm.job_lifecycle import SUBMITTING, BatchJob
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
 from dask_ferro.runtime.slurm.parsing import is_job_name, is_plain
 
+# Twenty failures in ten minutes: a node that fails each of its jobs at once does that within the time of a few others.
+WINDOW = (20.0, 600.0)
 # Seconds for which a pool is closed at first, and at most.
 _CLOSED, _CLOSED_MOST = 30.0, 1800.0
 
@@ -28,7 +32,7 @@ _CLOSED, _CLOSED_MOST = 30.0, 1800.0
 ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 
 # Keywords of a pool beside the options of its jobs.
-_OWN = frozenset(keywords_of(PoolKeywords))
+_OWN = frozenset(options_of(PoolKeywords))
 
 
 @dataclass
@@ -148,9 +152,10 @@ class JobPool:
 
     def measure(self, job: BatchJob, before: str, connected_at: float | None) -> None:
         """Learn queue wait and start-up from a job that changed its state."""
-        if before in (SUBMITTING, PENDING) and job.state in (BOOTING, RUNNING) and not job.restarts:
+        waited = before in (JobState.SUBMITTING, JobState.PENDING)
+        if waited and job.state in (JobState.BOOTING, JobState.RUNNING) and not job.restarts:
             self._add(self.queue_wait, job.submitted_at, job.started_at)
-        if before != RUNNING and job.state == RUNNING:
+        if before != JobState.RUNNING and job.state == JobState.RUNNING:
             # a worker restarted by its nanny connects much later than its job started
             if not job.is_measured:
                 self._add(self.start_up, job.started_at, connected_at)
@@ -164,12 +169,18 @@ class JobPool:
 
     def fail(self, why: str, now: float) -> bool:
         """Count a job that ended before all workers connected; return whether that closed the pool."""
-        limits = failures.limits()
+        most, most_within, window = failure_limits()
         self.failures += 1
         if now >= self.closed_until:  # jobs requested together close it only once
-            self.failed_at = failures.recent([*self.failed_at, now], now, limits)
-        reason = failures.too_many(self.failures, self.failed_at, now, limits)
-        return bool(reason) and self.close(f"{reason}; the last, {why}", now)
+            self.failed_at = [at for at in [*self.failed_at, now] if now - at < window]
+        if self.failures >= most:
+            reason = f"{self.failures} jobs ended before a worker came"
+        elif len(self.failed_at) >= most_within:
+            span = now - self.failed_at[0]
+            reason = f"{len(self.failed_at)} jobs ended before a worker came within {span:.0f} s"
+        else:
+            return False
+        return self.close(f"{reason}; the last, {why}", now)
 
     def close(self, why: str, now: float) -> bool:
         """Close the pool for a while; return whether it was open.
@@ -199,6 +210,17 @@ class JobPool:
         """Add the output of the job that closed it, in brief and in full; empty without such a job."""
         self.closed = "; ".join(filter(None, (self.closed, brief)))
         self.output, self.is_explained = output, True
+
+
+def failure_limits() -> tuple[float, float, float]:
+    """Return the failures in a row that close a pool, those within a window of time, and its seconds.
+
+    Raises
+    ------
+    ConfigError
+        For an invalid value in the configuration.
+    """
+    return (config.value("elastic.failures"), *WINDOW)
 
 
 def checked_name(name: object) -> str:

@@ -1,1 +1,1 @@
-"""The records of all jobs of a cluster, and its journal."""
+"""The records of all jobs of a cluster."""

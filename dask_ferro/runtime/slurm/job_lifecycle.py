@@ -11,17 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import chain
 from math import inf
 from typing import NamedTuple
 
 from dask_ferro.options import seconds
-from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING
+from dask_ferro.policy.scaling import facts
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, UNTOLD, QueueRow, node_count
 from dask_ferro.runtime.slurm.parsing import PENDING as WAITS
 
-SUBMITTING = "submitting"
 
+class JobState(StrEnum):
+    """The states of a job, in the order of its life; a requeued job is pending again."""
+
+    SUBMITTING = "submitting"
+    PENDING = facts.PENDING
+    BOOTING = facts.BOOTING
+    RUNNING = facts.RUNNING
+    # Released by its cluster; it may still exist.
+    LEAVING = facts.LEAVING
+    ENDED = "ended"
+
+
+_STARTED = (JobState.BOOTING, JobState.RUNNING)
 # Conditions that may pass, and end a job if they do not.
 _MISSING, _ENDS, _STUCK, _ALONE = "missing", "ends", "stuck", "alone"
 
@@ -30,7 +44,7 @@ _MISSING, _ENDS, _STUCK, _ALONE = "missing", "ends", "stuck", "alone"
 class Patience:
     """Time limits for conditions that may pass: the keyword `patience` of a cluster, by name."""
 
-    ending: float = seconds("2s", "A job that is being requeued looks for a moment as if it had ended.")
+    ending: float = seconds("2s", "How long a job that is being requeued may look as if it had ended.")
     stuck: float = seconds("30s", "Time until a job whose request the site cannot meet is withdrawn.")
     boot: float = seconds("600s", "Time from a job's start until its first worker is connected.")
     lost: float = seconds(
@@ -48,7 +62,7 @@ class Patience:
         "Time after which a job is over that none of SLURM's commands lists and none of whose workers is connected.",
     )
     unseen: float = seconds(
-        "300s", "The same for a job that none of them has listed yet, or if only `squeue` answers."
+        "300s", "That time for a job that none of them has listed yet, or if only `squeue` answers."
     )
 
 
@@ -76,14 +90,18 @@ class Ending(NamedTuple):
 
 @dataclass(eq=False)
 class BatchJob:
-    """A requested job that is not over.
+    """A requested job.
 
     Attributes
     ----------
+    job_id : str
+        SLURM's id; an empty one means that SLURM never had it.
     order : int
         Its number, never reused.
     since : float
         When its state began.
+    reason : str
+        SLURM's reason for its state.
     restarts : int
         Number of requeues by SLURM.
     started_at, ends_at : float or None
@@ -107,8 +125,18 @@ class BatchJob:
         Whether SLURM has listed it.
     node, nodes : str, int
         Its nodes in SLURM's notation, and their number.
-    ran : tuple of float or None
-        For a job that is over, its start and end as reported by SLURM.
+    why : str
+        Why it was requested.
+    asked_at, connected_at, ended_at : float or None
+        When it was requested, had all its workers connected, and was over.
+    leaves_because, ending : str
+        Why it is to end, and why it is over.
+    is_lost : bool
+        Whether it is over only because SLURM did not list it any more.
+    before : float
+        Node-seconds of its runs before the newest requeue.
+    tasks : int
+        Number of tasks that its workers finished without error, as far as they were added up.
     """
 
     name: str
@@ -117,7 +145,7 @@ class BatchJob:
     processes: int
     since: float
     job_id: str = ""
-    state: str = SUBMITTING
+    state: JobState = JobState.SUBMITTING
     reason: str = ""
     restarts: int = 0
     submitted_at: float | None = None
@@ -133,12 +161,32 @@ class BatchJob:
     was_listed: bool = False
     node: str = ""
     nodes: int = 1
-    ran: tuple[float | None, float | None] = (None, None)
+    why: str = ""
+    asked_at: float = 0.0
+    connected_at: float | None = None
+    ended_at: float | None = None
+    leaves_because: str = ""
+    ending: str = ""
+    is_lost: bool = False
+    before: float = 0.0
+    tasks: int = 0
 
     @property
     def workers(self) -> tuple[str, ...]:
         """The names of its workers at the scheduler."""
         return self._called(self.restarts)
+
+    @property
+    def every_worker(self) -> tuple[str, ...]:
+        """The names of its workers, and of those before each requeue."""
+        return tuple(chain.from_iterable(map(self._called, range(self.restarts + 1))))
+
+    def node_seconds(self, now: float) -> float:
+        """Return the seconds that it ran, times its nodes."""
+        if self.started_at is None:
+            return self.before
+        until = now if self.ended_at is None else self.ended_at
+        return self.before + max(until - self.started_at, 0.0) * self.nodes
 
     def _called(self, restarts: int) -> tuple[str, ...]:
         name = f"{self.name}.{restarts}" if restarts else self.name
@@ -157,10 +205,10 @@ class BatchJob:
         """Return it in the controller's form."""
         return SiteJob(
             self.name, self.pool, self.job_id, self.state, self.workers, self.since, self.order,
-            self.ends_at if self.state != PENDING else None, self.reason,
+            self.ends_at if self.state != JobState.PENDING else None, self.reason,
         )  # fmt: skip
 
-    def enter(self, state: str, now: float) -> None:
+    def enter(self, state: JobState, now: float) -> None:
         """Change the state; `since` is kept if the state is the same."""
         if state != self.state:
             self.state, self.since = state, now
@@ -196,7 +244,7 @@ class BatchJob:
         self.reason = row.reason
         self.node = row.node or self.node
         if row.phase == OVER:
-            self.ran = row.starts, row.ends
+            self.started_at, self.ended_at = row.starts or self.started_at, row.ends
             return Ending(row.told, row.state, failed=self._no_worker_came(row))
         if row.phase == HELD:
             # It is replaced at once; a site that holds every new job is asked less and less often.
@@ -217,7 +265,7 @@ class BatchJob:
     def _waits(self, row: QueueRow, now: float, patience: Patience) -> Ending | None:
         """Return the ending of a pending job if its obstacle does not pass."""
         self._pass(_ALONE)
-        self.enter(PENDING, now)
+        self.enter(JobState.PENDING, now)
         if row.is_stuck:
             return self._unless_it_passes(
                 _STUCK, patience.stuck, now, Ending(row.told, row.state, refused=True)
@@ -273,17 +321,17 @@ class BatchJob:
         """Enter "booting" or "running", depending on the connected workers."""
         there = sum(worker in connected for worker in self.workers)
         whole = there == self.processes
-        if self.state not in (BOOTING, RUNNING):
-            self.enter(BOOTING, now)
+        if self.state not in _STARTED:
+            self.enter(JobState.BOOTING, now)
         self._count(there, now, patience)
         limit = patience.lost if self.was_whole else patience.boot
         if whole or (there and (self.was_whole or now - self.since > limit)):
             self.was_whole = True
-            self.enter(RUNNING, now)
+            self.enter(JobState.RUNNING, now)
         if there:
             self._pass(_ALONE)
             return None
-        self.enter(BOOTING, now)
+        self.enter(JobState.BOOTING, now)
         gone = Ending(f"none of its workers is connected for {limit:g} s", failed=not self.was_whole)
         return self._unless_it_passes(_ALONE, limit, now, gone)
 
@@ -302,11 +350,12 @@ class BatchJob:
     def _restart(self, row: QueueRow, now: float) -> None:
         if row.restarts == self.restarts:
             return
+        self.before = self.node_seconds(now)
         self.restarts, self.was_whole, self.is_measured = row.restarts, False, False
         self.warned_at.clear()
-        self.started_at = self.ends_at = self.drained_at = self.short_at = None
+        self.started_at = self.ends_at = self.drained_at = self.short_at = self.connected_at = None
         self.strength = 0
-        self.enter(PENDING, now)
+        self.enter(JobState.PENDING, now)
 
     def _unless_it_passes(self, condition: str, patience: float, now: float, ending: Ending) -> Ending | None:
         return ending if now - self.warned_at.setdefault(condition, now) >= patience else None
@@ -317,5 +366,5 @@ class BatchJob:
 
     def _no_worker_came(self, row: QueueRow) -> bool:
         """Return whether it ran and failed by itself; a failed node or a manual scancel says nothing of its pool."""
-        ran = row.starts is not None and self.state != RUNNING and not self.was_whole
+        ran = row.starts is not None and self.state != JobState.RUNNING and not self.was_whole
         return ran and row.state in ("FAILED", "COMPLETED", "OUT_OF_MEMORY", "TIMEOUT", "BOOT_FAIL")

@@ -1,54 +1,48 @@
-"""A small process that cancels the jobs of a cluster whose own process is gone, for whatever reason.
+"""The jobs of a cluster whose process is gone, for whatever reason: a small process cancels them, or the next cluster.
 
-It finds the jobs by the tag in their comment, and by ids that it was told; their name is the user's.  It waits for
-the end of a pipe, which the kernel closes for a killed process as well.  `sbatch` inherits the other end, so that the
-pipe ends only when no submission is pending any more.  The process ignores signals that a terminal or a batch system
-sends to a whole group, since that is when it is needed. If the cluster has a journal, the process may wait for a
-while for another run that takes the jobs over; it recognises that by another run's tag in a file.
+    ferro-<machine>-<process>-<cluster>.<submission>        the tag in the comment of each job
+
+The watchdog finds the jobs by the tag, and by ids that it was told; their name is the user's.  It waits for the end of
+a pipe, which the kernel closes for a killed process as well.  `sbatch` inherits the other end, so that the pipe ends
+only when no submission is pending any more.  The watchdog ignores signals that a terminal or a batch system sends to a
+whole group, since that is when it is needed.
+
+If the watchdog is killed too, SLURM's queue is the record: `is_orphan` judges a job by the process in its tag, and any
+other cluster of the same user, machine and job name cancels orphans.  A process on another machine cannot be judged:
+its jobs are left alone.
 """
 
 from __future__ import annotations
 
-import math
 import os
+import re
+import socket
 import subprocess
+import uuid
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from functools import cache
+
+import xxhash
 
 from dask_ferro import portable
+
+_TAG = re.compile(r"\bferro-([0-9a-f]{8})-(\d{1,9})-[0-9a-f]{8}\.")
 
 # Half an hour of attempts.  If the controller is down for longer, the jobs end by themselves, as no scheduler answers
 # their workers.
 _SCRIPT = r"""
 trap '' HUP INT QUIT TERM PIPE
-name=$1 user=$2 tag=$3 keep=$4 file=$5 submitted=" " former=
+name=$1 user=$2 tag=$3 submitted=" "
 while read -r word job; do
     case $word in
         closed) exit 0 ;;
-        now) keep=0 ;;
-        tag) former="$former $job" ;;
         job) submitted="$submitted$job " ;;
     esac
 done
-# A file server that hangs must not hold it back: what does not come soon is not there.
-is_taken_over() {
-    [ -n "$file" ] || return 1
-    read -r address run <<FOUND
-$(timeout -s KILL 2 head -n 1 "$file" 2>/dev/null)
-FOUND
-    [ -n "$run" ] && [ "$run" != "$tag" ]
-}
-until=$(($(date +%s) + keep))
-while [ "$keep" -gt 0 ] && [ "$(date +%s)" -lt "$until" ]; do
-    ! is_taken_over || exit 0
-    sleep 1
-done
 is_tagged() {
-    for one in $tag $former; do
-        case $1 in *"$one."*) return 0 ;; esac
-    done
+    case $1 in *"$tag."*) return 0 ;; esac
     return 1
 }
 own() {
@@ -70,7 +64,6 @@ alive() {
 left=$submitted
 pause=1
 while [ "$pause" -le 1024 ]; do
-    ! is_taken_over || exit 0
     [ -z "$left" ] || echo "$left" | xargs -r -n 200 scancel
     if queue=$(squeue --noheader --user="$user" --name="$name" --format='%F %k'); then
         left=$(echo "$queue" | own)
@@ -85,21 +78,6 @@ done
 """
 
 
-class GuardedJobs(NamedTuple):
-    """The settings of the watchdog that follow from a journal.
-
-    Attributes
-    ----------
-    seconds : float
-        Seconds for which the jobs of a dead cluster are kept.
-    file : str
-        The file whose second word is the tag of the run that looks after the jobs.
-    """
-
-    seconds: float = 0.0
-    file: str = ""
-
-
 class Watchdog:
     """The watchdog process, from the first submission to the end of the cluster.
 
@@ -111,8 +89,6 @@ class Watchdog:
         A word in the comments of all these jobs, and no others.
     environment : mapping
         SLURM's configuration, and a PATH with its commands.
-    keep : GuardedJobs, optional
-        For how long, and for which run, it leaves the jobs alone after the cluster has died.
     """
 
     def __init__(
@@ -120,12 +96,10 @@ class Watchdog:
         job_name: str,
         tag: str,
         environment: Mapping[str, str],
-        keep: GuardedJobs | None = None,
     ) -> None:
-        seconds, file = keep or GuardedJobs()
-        given = (job_name, str(portable.user_id()), tag, str(math.ceil(seconds)), file)
+        arguments = (job_name, str(portable.user_id()), tag)
         self._process = subprocess.Popen(
-            ("/bin/sh", "-c", _SCRIPT, "dask-ferro-watchdog", *given),
+            ("/bin/sh", "-c", _SCRIPT, "dask-ferro-watchdog", *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -145,10 +119,6 @@ class Watchdog:
         """Tell it the id of a job, which it then cancels even if the queue does not list it."""
         self._say(f"job {job_id}")
 
-    def inherit(self, tag: str) -> None:
-        """Tell it the tag of a previous run, whose jobs it also cancels."""
-        self._say(f"tag {tag}")
-
     def _say(self, line: str) -> None:
         with suppress(BrokenPipeError):  # the process was killed from outside
             os.write(self.fd, f"{line}\n".encode())
@@ -158,7 +128,8 @@ class Watchdog:
         stream = self._process.stdin
         if stream is None or stream.closed:
             return
-        self._say("now" if jobs_left else "closed")
+        if not jobs_left:
+            self._say("closed")
         stream.close()
         if jobs_left:
             self._process.returncode = 0  # not waited for: it outlives this process
@@ -169,6 +140,36 @@ class Watchdog:
         """Close a forked child's copy of the pipe, which would keep the watchdog waiting."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             os.close(self._process.stdin.fileno())
+
+
+def new_tag() -> str:
+    """Return the tag of a cluster of this process."""
+    return f"ferro-{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def is_orphan(comment: str) -> bool:
+    """Return whether a job's comment has the tag of a process of this machine that is gone."""
+    tag = _TAG.search(comment)
+    if tag is None or tag[1] != _machine():
+        return False
+    try:
+        # Signal 0 reaches nobody: it only fails where there is no such process.
+        os.kill(int(tag[2]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # the number is another user's process now
+        return False
+    return False
+
+
+@cache
+def _machine() -> str:
+    """Return a digest of this machine's name and its space of process numbers."""
+    # A container has numbers of its own, often beside the name of its host.
+    space = ""
+    with suppress(OSError):
+        space = os.readlink("/proc/self/ns/pid")
+    return xxhash.xxh32_hexdigest(f"{socket.gethostname()} {space}".encode())
 
 
 _living: weakref.WeakSet[Watchdog] = weakref.WeakSet()

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dask_ferro import portable
 from dask_ferro.runtime.slurm import logs, parsing
 from dask_ferro.runtime.slurm.commands import Refused, environment, run
-from dask_ferro.runtime.slurm.orphan_guard import GuardedJobs, Watchdog
+from dask_ferro.runtime.slurm.orphan_guard import Watchdog, is_orphan
 from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PENDING, STARTED, QueueRow
 from dask_ferro.runtime.slurm.second_source import SecondSource
 
@@ -48,27 +48,16 @@ class SlurmSite:
         The name of all jobs of this cluster, which others may have as well.
     tag : str
         A word in the comments of all jobs of this cluster, and no others.
-    keep : GuardedJobs, optional
-        The watchdog's behaviour after the death of this process.
-
-    Attributes
-    ----------
-    preemptible : frozenset of str
-        Partitions whose jobs may end without a warning.
-    former_tags : tuple of str
-        The tags of previous runs whose jobs are looked after.
     """
 
-    def __init__(self, job_name: str, tag: str, keep: GuardedJobs | None = None) -> None:
+    def __init__(self, job_name: str, tag: str) -> None:
         self.job_name, self.tag = job_name, tag
         self.preemptible: frozenset[str] = frozenset()
-        self.former_tags: tuple[str, ...] = ()
-        self._keep = keep
         self._watchdog: Watchdog | None = None
         # For listings, so that hanging commands do not accumulate.
         self._turn = asyncio.Lock()
-        # Also the names of previous runs that did not end in order.
-        self._names: tuple[str, ...] = (job_name,)
+        # Until a listing shows that no dead cluster has left a job.
+        self._may_have_orphans = True
         # The arrays submitted here: if a site rewrites comments, this is the only way to recognise them.
         self._arrays: dict[str, None] = {}
         self._draining: frozenset[str] = frozenset()
@@ -76,34 +65,10 @@ class SlurmSite:
         self._nodes_look: asyncio.Task[None] | None = None
         self._others = SecondSource()
 
-    def inherit(self, tags: Iterable[str], names: Iterable[str]) -> None:
-        """Look after the jobs of previous runs as well.
-
-        Raises
-        ------
-        Refused
-            If there is no watchdog, which would end them after the death of this process.
-        """
-        self.former_tags = tuple(tags)
-        self._names = tuple(dict.fromkeys((self.job_name, *filter(parsing.is_job_name, names))))
-        for tag in self.former_tags:
-            self.guarded().inherit(tag)
-
-    def take_over(self, array: str) -> None:
-        """Treat a job or an array of a previous run as one of this run.
-
-        Raises
-        ------
-        Refused
-            If there is no watchdog, which would end it after the death of this process.
-        """
-        self._arrays[array] = None
-        self.guarded().note(array)
-
     @property
     def was_used(self) -> bool:
-        """Whether there may be jobs."""
-        return self._watchdog is not None or bool(self.former_tags)
+        """Whether there may be jobs, of this cluster or of a dead one."""
+        return self._watchdog is not None or self._may_have_orphans
 
     def guarded(self) -> Watchdog:
         """Return the watchdog, started on the first call.
@@ -115,7 +80,7 @@ class SlurmSite:
         """
         if self._watchdog is None:
             try:
-                self._watchdog = Watchdog(self.job_name, self.tag, environment(), self._keep)
+                self._watchdog = Watchdog(self.job_name, self.tag, environment())
             except OSError as error:
                 raise Refused(f"no watchdog could be started: {error}", parsing.TRANSIENT) from None
         return self._watchdog
@@ -154,18 +119,26 @@ class SlurmSite:
         return str(found[-1])
 
     async def queue(self) -> dict[str, QueueRow]:
-        """Return all jobs of the cluster that `squeue` lists, by id, finished ones included.  Raises `Refused`."""
+        """Return all jobs that `squeue` lists of this cluster, and of dead ones of its job name; also finished ones.
+
+        Raises
+        ------
+        Refused
+        """
+        self._may_have_orphans = False  # asked for once, where SLURM does not answer
         async with self._turn:
             out = await run(
                 "squeue", "--noheader", "--array", "--states=all", f"--user={portable.user_id()}",
-                f"--name={','.join(self._names)}", f"--Format={parsing.FORMAT}",
+                f"--name={self.job_name}", f"--Format={parsing.FORMAT}",
             )  # fmt: skip
-        return {job_id: row for job_id, row in parsing.rows(out).items() if self._is_own(row)}
+        rows = {job_id: row for job_id, row in parsing.rows(out).items() if self._is_own(row)}
+        self._may_have_orphans = any(row.phase != OVER for row in rows.values())
+        return rows
 
     def _is_own(self, row: QueueRow) -> bool:
-        if any(f"{tag}." in row.comment for tag in (self.tag, *self.former_tags)):
+        if f"{self.tag}." in row.comment or parsing.element(row.job_id)[0] in self._arrays:
             return True
-        return parsing.element(row.job_id)[0] in self._arrays
+        return is_orphan(row.comment)
 
     async def unlisted(self, job_ids: Iterable[str]) -> dict[str, QueueRow | None]:
         """Return the rows of other commands for jobs that `squeue` does not list.

@@ -1,14 +1,13 @@
 """The scheduler's state as plain values for the dashboard's open pages.
 
 Nothing is stored or drawn here; each function reads the present state.  Each picture is bounded: workers beyond a
-page's room are left out and counted, and a graph of many tasks is shown by groups.  Durations are seconds, sizes
-bytes, times the scheduler's clock.
+page's room are left out and counted.  Durations are seconds, sizes bytes, times the scheduler's clock.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -17,10 +16,8 @@ from distributed.scheduler import WorkerState
 
 from dask_ferro.policy.events import OUTCOMES, Settled
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.telemetry.events import TOPIC, ClosedPool, ScaleEvent
+from dask_ferro.runtime.telemetry.events import TOPIC, ScaleEvent
 from dask_ferro.runtime.telemetry.move_log import Sample, Second
-from dask_ferro.runtime.upstream import metrics_of
-from dask_ferro.runtime.worker.plugin import METRIC
 
 # The most workers shown one by one: then each row is 6 pixels high.
 SHOWN = 64
@@ -81,65 +78,12 @@ class StealingPicture(NamedTuple):
     waits: tuple[str, ...] = ()
 
 
-class Closed(NamedTuple):
-    """A closed pool: the reason, the time of its reopening (epoch; 0: unknown), and its last job's last lines."""
-
-    pool: str
-    why: str
-    until: float = 0.0
-    output: str = ""
-    state: str = "closed"
-
-
-class ScalingDecision(NamedTuple):
-    """One decision of the elastic controller."""
-
-    time: float
-    wanted: int
-    jobs: Mapping[str, int]
-    why: str
-    actions: tuple[str, ...]
-    node_seconds: float
-    queue_wait: Mapping[str, float | None]
-    closed: tuple[Closed, ...] = ()
-
-
 class ElasticPicture(NamedTuple):
     """The content of the elastic page: decisions, oldest first; retired workers with reasons; the load."""
 
-    decisions: tuple[ScalingDecision, ...]
+    decisions: tuple[ScaleEvent, ...]
     departures: tuple[tuple[float, str], ...]
     samples: tuple[Sample, ...]
-
-
-class HostMemory(NamedTuple):
-    """A worker process's memory, as reported by its operating system; `limit` 0: none.
-
-    `results` is the part of it that consists of results of tasks.
-    """
-
-    worker: str
-    results: int
-    other: int
-    spilled: int
-    limit: int
-
-
-class DeviceMemory(NamedTuple):
-    """A device's memory, counted once for all workers that use it."""
-
-    device: str
-    workers: str
-    used: int
-    total: int
-
-
-class MemoryPicture(NamedTuple):
-    """The content of the page of memory, and the number of workers left out."""
-
-    hosts: tuple[HostMemory, ...]
-    devices: tuple[DeviceMemory, ...]
-    unseen: int
 
 
 def label(address: str, ws: WorkerState | None = None) -> str:
@@ -229,32 +173,13 @@ def elastic_picture(
         Its newest decision, in case Dask has dropped the event: it keeps 1,000 of all kinds.
     """
     told = [(at, message) for at, message in scheduler.get_events(TOPIC) if isinstance(message, dict)]
-    scaled = [(at, cast(ScaleEvent, message)) for at, message in told if message.get("action") == "scale"]
+    scaled = [{"time": at, **message} for at, message in told if message.get("action") == "scale"]
     if newest and not scaled:
-        scaled = [(newest.get("time", 0.0), newest)]
+        scaled = [{"time": 0.0, **newest}]
     went = [(at, message) for at, message in told if message.get("action") in _DEPARTURES]
-    decisions = tuple(_decision(at, message) for at, message in scaled[-EVENTS:])
+    decisions = tuple(cast(ScaleEvent, message) for message in scaled[-EVENTS:])
     departures = tuple((at, _departure(message)) for at, message in went[-EVENTS:])
     return ElasticPicture(decisions, departures, tuple(stealing.watch.samples))
-
-
-def _decision(at: float, message: ScaleEvent) -> ScalingDecision:
-    """Return a decision; fields missing in another version's event get defaults."""
-    return ScalingDecision(
-        message.get("time", at),
-        sum((message.get("wanted") or {}).values()),
-        message.get("jobs") or {},
-        message.get("why") or "",
-        tuple(message.get("actions") or ()),
-        message.get("node_seconds") or 0.0,
-        message.get("queue_wait") or {},
-        tuple(_closed(str(pool), told) for pool, told in (message.get("closed") or {}).items()),
-    )
-
-
-def _closed(pool: str, told: ClosedPool) -> Closed:
-    state = "paused" if told.get("paused") else "closed"
-    return Closed(pool, told.get("why") or "", told.get("until") or 0.0, told.get("output") or "", state)
 
 
 def _departure(message: Mapping[str, Any]) -> str:
@@ -263,57 +188,3 @@ def _departure(message: Mapping[str, Any]) -> str:
     held = f", {message['keys']:,} results have to move" if message.get("keys") else ""
     why = f": {message['why']}" if message.get("why") else ""
     return f"{some} {_DEPARTURES[message['action']]}{held}{why}"
-
-
-# -- memory --------------------------------------------------------------------------------------------------
-
-
-def memory_picture(scheduler: Scheduler) -> MemoryPicture:
-    """Return the memory of hosts and devices, as of the workers' last heartbeats."""
-    workers = list(scheduler.workers.values())
-    shown = sorted(workers, key=lambda ws: -ws.memory.process)[:SHOWN]
-    hosts = [host_memory(ws) for ws in shown]
-    return MemoryPicture(
-        tuple(sorted(hosts, key=lambda h: natural(h.worker))), _devices(workers), len(workers) - len(shown)
-    )
-
-
-def host_memory(ws: WorkerState) -> HostMemory:
-    """Return a worker's memory; results on a device, which Dask counts as managed, are not part of the process."""
-    memory, gpu = ws.memory, (metrics_of(ws).get(METRIC) or {}).get("gpu") or {}
-    results = min(max(memory.managed - int(gpu.get("own", 0)), 0), memory.process)
-    return HostMemory(
-        label(ws.address, ws), results, memory.process - results, memory.spilled, ws.memory_limit or 0
-    )
-
-
-def _devices(workers: Sequence[WorkerState]) -> tuple[DeviceMemory, ...]:
-    """Return each device once: by the identity that our worker plugin reports, or else by Dask's own metric."""
-    seen: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
-    for ws in workers:
-        if found := _device(ws):
-            name, used, total = found
-            seen.setdefault((ws.host, name), []).append((label(ws.address, ws), used, total))
-    return tuple(
-        DeviceMemory(
-            f"{host}, {name}",
-            ", ".join(sorted((w for w, _, _ in rows), key=natural)),
-            max(used for _, used, _ in rows),
-            max(total for _, _, total in rows),
-        )
-        for (host, name), rows in sorted(seen.items())
-    )[:SHOWN]
-
-
-def _device(ws: WorkerState) -> tuple[str, int, int] | None:
-    """Return a worker's device: its name on the host, its bytes in use, and its total bytes."""
-    metrics = metrics_of(ws)
-    told = (metrics.get(METRIC) or {}).get("gpu")
-    if told:
-        return f"GPU {told['device']}", told["used"], told["total"]
-    gpu, more = metrics.get("gpu"), (ws.extra or {}).get("gpu") or {}
-    if not gpu or gpu.get("memory-used") is None:
-        return None
-    # Dask reports the model but no identity; its GPU clusters usually have one worker per device.
-    name = f"{more.get('name', 'GPU')} of {label(ws.address, ws)}"
-    return name, int(gpu["memory-used"]), int(more.get("memory-total") or 0)

@@ -34,8 +34,6 @@ TOPIC = "ferro"
 # The elastic controller's actions by class; derived, so that new classes are counted as well.
 KINDS: dict[type, str] = {kind: kind.__name__.lower() for kind in get_args(Action)}
 SCALINGS = tuple(KINDS.values())
-# For actions of a controller that is newer than this plugin.
-OTHER = "other"
 # The action of an event that reports a closed pool of batch jobs.
 CLOSED = "pool-closed"
 # The action of an event that reports a pool being paused or resumed by its user.
@@ -45,8 +43,8 @@ _FLOWS = 16
 _SAMPLE = 4
 # The most pairs counted between two events; 1,000 workers have a million.
 _PAIRS = 1024
-# The interval for reading workers' reports if no events are published.
-_READ_EVERY = 5.0
+# Seconds between two readings of the workers, and between two events of a kind: readers look that often.
+EVERY = 5.0
 
 
 class ActionEvent(TypedDict):
@@ -82,7 +80,7 @@ class PendingJobs(TypedDict):
 
 
 class ScaleEvent(TypedDict, total=False):
-    """A decision of the elastic controller, as in `docs/metrics.md`; other versions may lack some fields."""
+    """A decision of the elastic controller, as in `docs/metrics.md`."""
 
     action: str
     time: float
@@ -107,8 +105,6 @@ class Events:
     stealing : Stealing
     placed : mapping of str to int
         Ready tasks by kind of placement.
-    every : float
-        Seconds between two events of a kind; 0 publishes none.
 
     Attributes
     ----------
@@ -120,21 +116,18 @@ class Events:
         Its newest decision, as published; empty: none.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, stealing: Stealing, placed: Mapping[str, int], every: float
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, stealing: Stealing, placed: Mapping[str, int]) -> None:
         self.scheduler, self.stealing, self.placed = scheduler, stealing, placed
         self.received: dict[str, list[float]] = {link: [0, 0, 0.0] for link in LINKS}
         self.scalings: Counter[str] = Counter()
         self.elastic: ScaleEvent = {}
-        self._every = every
         self._since = time()
         # By worker and link: the totals when last read; by action: the counts up to its newest event.
         self._read: dict[tuple[str, str], tuple[int, int, float]] = {}
         self._published: dict[str, Mapping[str, float]] = {}
         self._flows: Counter[tuple[str, str]] = Counter()
         self._sample: list[dict[str, str]] = []
-        self._ticks = PeriodicCallback(self.tick, (every or _READ_EVERY) * 1000)
+        self._ticks = PeriodicCallback(self.tick, EVERY * 1000)
 
     def start(self) -> None:
         """Start to publish.  An earlier decision of an active controller is read from the events."""
@@ -157,7 +150,7 @@ class Events:
         if topic == TOPIC and (decision := _decision(message)) is not None:
             self.elastic = decision
             kinds = [action.get("kind", "") for action in decision.get("done", ())]
-            self.scalings.update(kind if kind in SCALINGS else OTHER for kind in kinds)
+            self.scalings.update(kinds)
 
     def left(self, worker: str) -> None:
         """Forget the totals of a worker."""
@@ -165,7 +158,7 @@ class Events:
             self._read.pop((worker, link), None)
 
     def _moved(self, record: Settled | Arrived) -> None:
-        if not self._every or isinstance(record, Arrived) or record.outcome != "confirmed":
+        if isinstance(record, Arrived) or record.outcome != "confirmed":
             return
         pair = record.victim, record.thief
         if len(self._flows) < _PAIRS or pair in self._flows:
@@ -191,8 +184,6 @@ class Events:
     def tick(self) -> None:
         """Read the workers, and publish changes."""
         self.read_workers()
-        if not self._every:
-            return
         now = time()
         steals = {name: self.stealing.counts.get(name, 0) for name in ("requests", *OUTCOMES)}
         seconds = {

@@ -20,7 +20,7 @@ from distributed.http.prometheus import PrometheusCollector
 from dask_ferro.policy.events import OUTCOMES
 from dask_ferro.policy.waits import REASONS
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.telemetry.events import OTHER, SCALINGS, Events
+from dask_ferro.runtime.telemetry.events import SCALINGS, Events
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -144,7 +144,7 @@ def _placing(events: Events) -> Iterator[_MetricRow]:
 
 
 def _scaling(events: Events) -> Iterator[_MetricRow]:
-    scalings = {kind: events.scalings[kind] for kind in (*SCALINGS, OTHER)}
+    scalings = {kind: events.scalings[kind] for kind in SCALINGS}
     yield _MetricRow("scale_actions", "Actions of the elastic controller", scalings, "kind")
     if newest := events.elastic:
         yield _gauge("jobs_wanted", "Jobs that the work can use", newest.get("wanted", {}), "pool")

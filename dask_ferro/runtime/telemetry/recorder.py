@@ -3,7 +3,7 @@
 The scheduler plugin reports every finished task and every stolen one; this module neither listens by itself, nor
 sends messages, nor draws.  A record is a tuple in a ring buffer, and spans are made from it on demand: 1.3 us a task
 on the scheduler's loop, 8 us for one that fetched three inputs.  With a length of 0 nothing is recorded, unless a
-viewer (a trace, an open page) requests a length.
+trace requests a length.
 
 Times are the scheduler's clock.  Workers shift theirs by the delay measured at each heartbeat before they send a
 duration, so nothing is corrected here again.  That delay is off by up to half of a heartbeat's round trip (100 ms on
@@ -14,17 +14,15 @@ and tasks of one thread may still seem to overlap a little.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from math import inf
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from dask.utils import key_split
 from distributed.metrics import time
 from distributed.scheduler import TaskState
 
 from dask_ferro.policy.events import Arrived, Settled
-from dask_ferro.runtime.telemetry.mark import Mark, TimelineRows
 from dask_ferro.runtime.upstream import nbytes_of
 from dask_ferro.trace import ABOUT, About, Key, Span, Trace, TracedTask
 
@@ -32,7 +30,6 @@ from dask_ferro.trace import ABOUT, About, Key, Span, Trace, TracedTask
 LENGTH = 50_000
 # The most former workers kept for the traces that they appear in: more than an elastic run has in a day.
 _DEPARTED = 4096
-_R = TypeVar("_R")
 # A part of a worker's activity for a task: "action", "start", "stop", and the "source" of a transfer.
 _Entry = Mapping[str, Any]
 
@@ -59,6 +56,13 @@ class _TaskRun(NamedTuple):
     fetches: tuple[_Fetch, ...]
     priority: tuple[float, ...] = ()
     about: tuple[Any, ...] | None = None
+
+
+class Mark(NamedTuple):
+    """A position in the records: the numbers of tasks and of steals recorded before it."""
+
+    runs: int
+    steals: int
 
 
 class Telemetry:
@@ -201,8 +205,9 @@ class Telemetry:
         steals = [s for s in self._steals if s.requested + s.delay >= least]
         # A thread's lane is its rank among its worker's threads by their first finished task.
         lanes: defaultdict[str, dict[object, int]] = defaultdict(dict)
-        computed = _spans(runs, lambda run: lanes[run.worker].setdefault(run.thread, len(lanes[run.worker])))
-        spans = sorted((*computed, *_stolen(steals)), key=lambda s: (s.start, s.stop, s.worker))
+        for run in runs:
+            lanes[run.worker].setdefault(run.thread, len(lanes[run.worker]))
+        spans = sorted((*_spans(runs, lanes), *_stolen(steals)), key=lambda s: (s.start, s.stop, s.worker))
         zero = min((s.start for s in spans), default=0.0) if since is None else since
         return Trace(
             spans=tuple(s._replace(start=s.start - zero, stop=s.stop - zero) for s in spans),
@@ -210,27 +215,9 @@ class Telemetry:
             workers=self._present(spans),
         )
 
-    def news(self, mark: Mark) -> list[Span]:
-        """Return the spans recorded since the mark, on the scheduler's clock, and advance the mark.
-
-        At most the newest `mark.most` tasks, and as many steals: a reader that cannot keep up loses the oldest.
-        """
-        runs = _tail(self._runs, self.recorded - mark.runs, mark.most)
-        steals = _tail(self._steals, self._moves - mark.steals, mark.most)
-        mark.runs, mark.steals = self.recorded, self._moves
-        spans = [*_spans(runs, lambda run: self._row(mark, run)), *_stolen(steals)]
-        for gone in mark.rows.keys() - self._threads.keys():
-            del mark.rows[gone]
-        return spans
-
-    def _row(self, mark: Mark, run: _TaskRun) -> int:
-        if run.worker not in mark.rows:
-            mark.rows[run.worker] = TimelineRows(self._threads.get(run.worker, 1))
-        return mark.rows[run.worker](run.thread, run.start, run.stop)
-
     def mark(self) -> Mark:
         """Return a mark at the present position."""
-        return Mark(runs=self.recorded, steals=self._moves)
+        return Mark(self.recorded, self._moves)
 
     def lost(self, mark: Mark, who: Hashable = None) -> tuple[int, int]:
         """Return the numbers of tasks and of steals recorded since the mark that `copy` does not have any more."""
@@ -263,11 +250,6 @@ def _fetches(ts: TaskState, transfers: Iterable[_Entry], late: float) -> tuple[_
     return tuple(fetches)
 
 
-def _tail(ring: deque[_R], new: int, most: int) -> list[_R]:
-    """Return the newest items of a ring buffer, oldest first."""
-    return list(islice(reversed(ring), min(new, most)))[::-1]
-
-
 def _newest_run(startstops: Iterable[_Entry]) -> tuple[_Entry | None, list[_Entry]]:
     """Return the computation of a task, and the transfers before it."""
     compute: _Entry | None = None
@@ -282,9 +264,9 @@ def _newest_run(startstops: Iterable[_Entry]) -> tuple[_Entry | None, list[_Entr
     return compute, fetched
 
 
-def _spans(runs: Iterable[_TaskRun], lane_of: Callable[[_TaskRun], int]) -> Iterator[Span]:
+def _spans(runs: Iterable[_TaskRun], lanes: Mapping[str, Mapping[object, int]]) -> Iterator[Span]:
     for run in runs:
-        lane = lane_of(run)
+        lane = lanes[run.worker][run.thread]
         yield Span("compute", run.key, run.prefix, run.worker, lane, run.start, run.stop, run.nbytes)
         for fetch in run.fetches:
             yield Span("transfer", run.key, run.prefix, run.worker, lane, *fetch)

@@ -8,15 +8,12 @@ block.  Both are ring buffers; dropped records are counted: tasks under "dropped
 
     with ff.trace(client) as t:
         y.compute()
-    t.report("run.html")
-
-With `events=True` the events and decisions of the scheduling core are included, for `dask ferro replay --events`.
+    t.to_chrome("run.json")
 """
 
 from __future__ import annotations
 
 import asyncio
-import gzip
 import logging
 import os
 import pickle
@@ -32,23 +29,18 @@ from distributed import Client, Scheduler
 from distributed.metrics import time
 from distributed.protocol.pickle import dumps
 
-from dask_ferro import config
-from dask_ferro.account import account
-from dask_ferro.drawings.registry import handed, in_notebook
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.runtime.plugin import reach
-from dask_ferro.runtime.plugin.event_log import EventsInMemory
 from dask_ferro.runtime.plugin.scheduler import NAME, NOT_INSTALLED, FerroScheduler, recordings_of, stays_off
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.telemetry.mark import Mark
 from dask_ferro.runtime.telemetry.op_recorder import Taped, TapePlugin, taped
-from dask_ferro.sections import TraceOptions
+from dask_ferro.runtime.telemetry.recorder import Mark
 from dask_ferro.trace import Key, Span, Trace, write_whole
 
 logger = logging.getLogger(__name__)
 
 # The suffixes of a path that choose the format.
-SUFFIXES = (".ferrotrace", ".json", ".html")
+SUFFIXES = (".ferrotrace", ".json")
 # The most ops in a trace, of all workers together: 150 MB in the client.
 _OPS = 500_000
 # The counts of missing records: dropped tasks, steals and ops; workers that hang.
@@ -82,7 +74,6 @@ class _Ended(NamedTuple):
     lost: tuple[int, int]
     counts: dict[str, float]
     trace: bytes
-    events: bytes
 
 
 class Tracing:
@@ -98,16 +89,14 @@ class Tracing:
     >>> import dask_ferro as ff
     >>> with ff.trace(client) as run:         # doctest: +SKIP
     ...     y.compute()
-    >>> run.report("run.html")                # doctest: +SKIP
+    >>> run.to_chrome("run.json")             # doctest: +SKIP
     >>> run.summary()["makespan"]             # doctest: +SKIP
     0.55
     """
 
-    def __init__(self, client: Client, *, tasks: int, ops: bool, events: bool) -> None:
+    def __init__(self, client: Client, *, tasks: int, ops: bool) -> None:
         self._client = client
         self._tasks = tasks
-        self._wants_events = events
-        self._events: tuple[str, ...] | None = None
         self._token = f"{recordings_of(client.id)}{uuid4().hex[:12]}"
         self._tape = TapePlugin(self._token) if ops else None
         self._begun: _Begun | None = None
@@ -117,10 +106,6 @@ class Tracing:
         if self._trace is not None:
             return f"<ff.trace, recorded: {self._trace!r}>"
         return f"<ff.trace of {self._client}, {'recording' if self._begun else 'not begun'}>"
-
-    def _repr_html_(self) -> str | None:
-        # Without HTML, IPython shows the text.
-        return None if self._trace is None else in_notebook("trace", self._trace)
 
     # -- the block -----------------------------------------------------------------------------------------
 
@@ -144,7 +129,7 @@ class Tracing:
         if self._begun is not None:
             raise ConfigError("ff.trace: a recording is made once; call ff.trace(client) again")
         on_scheduler = self._client.run_on_scheduler
-        begun = await on_scheduler(_begin, self._token, self._tasks, self._wants_events)
+        begun = await on_scheduler(_begin, self._token, self._tasks)
         if isinstance(begun, str):
             raise ConfigError(f"ff.trace: {begun}")
         self._begun = begun
@@ -183,8 +168,6 @@ class Tracing:
                 "ff.trace: dask_ferro was taken off, or installed anew, while the trace was recorded"
             )
         reach.warn("ff.trace", ops.hung, self._begun.answer, ": its ops are not in the trace")
-        if self._wants_events:
-            self._events = tuple(gzip.decompress(ended.events).decode().splitlines(keepends=True))
         trace: Trace = pickle.loads(ended.trace)
         return replace(
             _with_ops(trace, ops.spans, self._begun.time),
@@ -231,30 +214,9 @@ class Tracing:
             raise ConfigError("ff.trace: the trace is there when the block has ended")
         return self._trace
 
-    @property
-    def events(self) -> tuple[str, ...]:
-        """The recorded events as lines of text, for `dask_ferro.policy.recording.replay.replay`.
-
-        Raises
-        ------
-        ConfigError
-            While the block runs, and if events were not requested.
-        """
-        if self._events is None:
-            raise ConfigError(
-                "ff.trace: events are there when a block of ff.trace(client, events=True) has ended"
-            )
-        return self._events
-
-    def save_events(self, path: str | os.PathLike[str]) -> None:
-        """Write the events for `dask ferro replay --events`."""
-        write_whole(path, "".join(self.events).encode())
-
     def summary(self) -> dict[str, float]:
         """Return the run's figures by name: counts, seconds, bytes and shares."""
-        found = account(self.trace)
-        bounds = {"critical_path": found.critical_path, "lower_bound": found.lower_bound}
-        return {**self.trace.summary(), **bounds, "ops": sum(1 for _ in self.trace.of("op"))}
+        return {**self.trace.summary(), "ops": sum(1 for _ in self.trace.of("op"))}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace itself, for `Trace.load` and `dask ferro replay`; usually to a ".ferrotrace" file."""
@@ -262,22 +224,17 @@ class Tracing:
 
     def to_chrome(self, path: str | os.PathLike[str]) -> None:
         """Write the trace for https://ui.perfetto.dev or chrome://tracing; compressed if the path ends in ".gz"."""
-        write_whole(path, handed().chrome_json(self.trace).encode())
+        from dask_ferro.views.chrome import chrome_json
 
-    def report(self, path: str | os.PathLike[str], title: str = "") -> None:
-        """Write one HTML file that needs no network: timeline, flows, utilization, critical path, figures."""
-        page = handed().run_report(self.trace, account(self.trace), title or Path(path).stem)
-        write_whole(path, page.encode())
+        write_whole(path, chrome_json(self.trace).encode())
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the format of the path's suffix: ".ferrotrace", ".json" (Chrome's; both also ".gz") or ".html"."""
-        write = {".ferrotrace": self.save, ".json": self.to_chrome, ".html": self.report}
+        """Write the format of the path's suffix: ".ferrotrace" or ".json" (Chrome's); both also ".gz"."""
+        write = {".ferrotrace": self.save, ".json": self.to_chrome}
         write[checked(path)](path)
 
 
-def trace(
-    client: Client, *, tasks: int | None = None, ops: bool | None = None, events: bool | None = None
-) -> Tracing:
+def trace(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing:
     """Return a recording of a client's cluster: of all that finishes on it while the ``with`` block runs.
 
     Parameters
@@ -285,11 +242,10 @@ def trace(
     client : distributed.Client
         Synchronous, for ``with``, or asynchronous, for ``async with``.
     tasks : int, optional
-        The most tasks kept, the newest; default: `ferro.trace.tasks`.  The scheduler needs 0.5 kB for each.
+        The most tasks kept, the newest.  The scheduler needs 0.5 kB for each.
     ops : bool, optional
-        Whether workers record the ops inside bundles; default: `ferro.trace.ops`.
-    events : bool, optional
-        Whether the events and decisions of stealing are recorded; default: `ferro.trace.events`.
+        Whether workers record the ops inside bundles.  That costs 1.4 us for each op of the array table; for ONNX
+        Runtime, a second session and 16 us an op, for the first 20,000 ops of each session.
 
     Raises
     ------
@@ -306,14 +262,13 @@ def trace(
     --------
     >>> with ff.trace(client) as t:                     # doctest: +SKIP
     ...     y.compute()
-    >>> t.to_chrome("run.json"); t.report("run.html")   # doctest: +SKIP
+    >>> t.to_chrome("run.json")                         # doctest: +SKIP
     """
     if not isinstance(client, Client):
         raise ConfigError(f"ff.trace: got {type(client).__name__}, wanted a distributed.Client")
-    asked = {"tasks": tasks, "ops": ops, "events": events}
-    given = {name: told for name, told in asked.items() if told is not None}
-    options = config.read(TraceOptions, "trace.", given, "ff.trace")
-    return Tracing(client, tasks=options.tasks, ops=options.ops, events=options.events)
+    if not is_count(tasks):
+        raise ConfigError(f"ff.trace: got tasks={tasks!r}, wanted a whole number of at least 1")
+    return Tracing(client, tasks=tasks, ops=ops)
 
 
 def checked(path: str | os.PathLike[str]) -> str:
@@ -326,8 +281,8 @@ def checked(path: str | os.PathLike[str]) -> str:
     """
     target = Path(path)
     plain = target.with_suffix("") if target.suffix == ".gz" else target
-    if plain.suffix not in SUFFIXES or (plain is not target and plain.suffix == ".html"):
-        wanted = ".ferrotrace (for replay), .json (for Perfetto) or .html (a report)"
+    if plain.suffix not in SUFFIXES:
+        wanted = ".ferrotrace (for replay) or .json (for Perfetto)"
         raise ConfigError(f"trace {str(target)!r}: its suffix names no format; wanted {wanted}")
     if not target.parent.is_dir():
         raise ConfigError(f"trace {str(target)!r}: folder {str(target.parent)!r} does not exist")
@@ -335,9 +290,7 @@ def checked(path: str | os.PathLike[str]) -> str:
 
 
 @contextmanager
-def traced_to(
-    client: Client, path: str | os.PathLike[str] | None, *, ops: bool | None = None
-) -> Iterator[None]:
+def traced_to(client: Client, path: str | os.PathLike[str] | None, *, ops: bool = False) -> Iterator[None]:
     """Record while the block runs and write the format of the path's suffix; None: record nothing.
 
     Raises
@@ -362,13 +315,11 @@ def _stealing_of(scheduler: Scheduler) -> Stealing | None:
     return plugin.stealing if isinstance(plugin, FerroScheduler) else None
 
 
-def _begin(token: str, tasks: int, events: bool, *, dask_scheduler: Scheduler) -> _Begun | str:
+def _begin(token: str, tasks: int, *, dask_scheduler: Scheduler) -> _Begun | str:
     """Start a recording; return the reason if the plugin is not active."""
     stealing = _stealing_of(dask_scheduler)
     if stealing is None:
         return stays_off() or NOT_INSTALLED
-    if events:
-        stealing.record(EventsInMemory(stealing.settings.record_bytes, "ff.trace"), token)
     stealing.telemetry.record_for(token, tasks)
     answer = stealing.settings.answer
     return _Begun(time(), stealing.telemetry.mark(), dict(stealing.counts), answer)
@@ -380,14 +331,12 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
     if stealing is None or token not in stealing.telemetry.wanted:
         return None
     telemetry = stealing.telemetry
-    log = stealing.end_recording(token)
     now, lost = time(), telemetry.lost(begun.mark, token)
     copy, counts = telemetry.copy(token), dict(stealing.counts)
     telemetry.stop_for(token)
-    # In threads: 100,000 tasks take 1 s, and the events' last batch waits for its own thread.
+    # In a thread: 100,000 tasks take 1 s.
     made = await asyncio.to_thread(lambda: pickle.dumps(copy.trace(begun.time)))
-    events = await asyncio.to_thread(log.taken) if isinstance(log, EventsInMemory) else b""
-    return _Ended(now, lost, counts, made, events)
+    return _Ended(now, lost, counts, made)
 
 
 # ---- what is made of it ------------------------------------------------------------------------------------

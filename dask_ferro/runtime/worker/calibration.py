@@ -31,8 +31,8 @@ from dask_ferro import config, portable
 from dask_ferro.engines.device.device import cupy_devices, pinned_buffers
 from dask_ferro.engines.device.memory import account
 from dask_ferro.errors import ConfigError
+from dask_ferro.options import DEVICES
 from dask_ferro.policy.estimates import Speed
-from dask_ferro.sections import DEVICES
 
 logger = logging.getLogger(__name__)
 

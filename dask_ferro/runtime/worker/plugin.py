@@ -36,6 +36,8 @@ DEVICE = "ferro-device"
 # Classes of link: between processes of a host, and between hosts.
 LINKS = ("host", "hosts")
 
+# Seconds for which a worker batches messages to the scheduler; Dask: 2 ms.
+WORKER_SENDS = 0.001
 # The most transfers in one heartbeat: 3 kB.
 _SAMPLES = 64
 # Seconds for which a start waits for the measurement, which takes 0.2 s on an idle machine and goes on after that.
@@ -73,7 +75,7 @@ class FerroWorker(WorkerPlugin):
         ConfigError
             For an invalid setting.
         """
-        return cls(sends=config.value("scheduler.worker-sends"))
+        return cls(sends=WORKER_SENDS)
 
     async def setup(self, worker: Worker) -> None:
         """Measure, publish, and shorten the interval.  Idempotent; does nothing if Dask lacks a required attribute."""

@@ -1,1 +1,1 @@
-"""Task graphs to simulate: generated, recorded, or read from WfCommons' files."""
+"""Task graphs to simulate: recorded, read from WfCommons' files, or cut into bundles."""

@@ -2,8 +2,8 @@
 
     <address>.ferro-lock    exists while a run holds the sink: host, pid, start time, and the number of its renewals
 
-A store has no lock that ends with its process, so the object is a lease: a run that finds some watches them for one
-`ferro.stream.lease`, and takes over those that were not renewed.  Where a store cannot tell two that put it at once
+A store has no lock that ends with its process, so the object is a lease: a run that finds some watches them for
+`LEASE_S`, and takes over those that were not renewed.  Where a store cannot tell two that put it at once
 apart, one of them is the later, and the other finds out at its next `check`.
 """
 
@@ -18,13 +18,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.lock import LOOKS, SIGNS, SUFFIX, lost, record, refused
+from dask_ferro.lock import SUFFIX, record, refused, who
 from dask_ferro.lock import held as held_paths
 from dask_ferro.lower.prepared.remote import is_address
 from dask_ferro.stream.stores import addresses
 
+# A lease that was not renewed for so many seconds counts as abandoned.
+LEASE_S = 60.0
+# Renewals per lease: a store that stalls for 11/12 of a lease does not cost a run its lock.
+_SIGNS = 12
+# How often another run's lease is looked at before it counts as abandoned.
+_LOOKS = 20
 # What a lock's object has of its holder; {} where it has nothing that can be read.
 Record = dict[str, Any]
 
@@ -54,7 +59,10 @@ class AddressLock:
         """Raise `ConfigError` if another process took the lock over."""
         found = self.found()
         if found is None or found.get("token") != self.token:
-            raise lost(self.sink, found or None)
+            raise ConfigError(
+                f"sink {self.sink!r} was taken over by {who(found or None)}: this process did not renew its lock for"
+                f" {LEASE_S:g} s; nothing of that run was touched"
+            )
 
     def found(self) -> Record | None:
         """Return the record in the lock, {} where the object has none, or None where there is no object."""
@@ -93,7 +101,7 @@ class AddressLock:
                 addresses.remove([self.path])
 
     def _text(self) -> bytes:
-        return json.dumps(record(self.token) | {"renewals": self.renewals}).encode()
+        return json.dumps(record() | {"token": self.token, "renewals": self.renewals}).encode()
 
 
 @contextmanager
@@ -156,11 +164,11 @@ def _watched(leases: Sequence[AddressLock]) -> dict[str, Record]:
         One was renewed.
     """
     seen = {lease.sink: found for lease in leases if (found := _record_of(lease)) is not None}
-    for _ in range(LOOKS):
+    for _ in range(_LOOKS):
         if not seen:
             # The holders ended.
             break
-        time.sleep(config.value("stream.lease") / LOOKS)
+        time.sleep(LEASE_S / _LOOKS)
         for lease in leases:
             if lease.sink not in seen or (now := _record_of(lease)) == seen[lease.sink]:
                 continue
@@ -202,7 +210,7 @@ def _renewed(leases: Sequence[AddressLock]) -> Iterator[None]:
     ended = threading.Event()
 
     def renew() -> None:
-        while not ended.wait(config.value("stream.lease") / SIGNS):
+        while not ended.wait(LEASE_S / _SIGNS):
             for lease in tuple(leases):
                 # The next renewal may succeed; `check` finds out whether the lock was lost.
                 with suppress(OSError):

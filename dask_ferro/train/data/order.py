@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from dask_ferro.options import is_count
+from dask_ferro.errors import is_count
 
 Rows: TypeAlias = np.ndarray[Any, Any]
 # The last counter word of each kind of order, so that the two never use the same numbers.

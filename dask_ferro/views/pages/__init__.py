@@ -1,11 +1,51 @@
 """Pages for Dask's own dashboard: each draws a snapshot of the scheduler's state (a "picture"), and computes nothing.
 
-A page has a `root`, which is a Bokeh model, and an `update`, which takes the newest picture.  Only `put_on` knows the
-scheduler: it connects pages with pictures, and `views.handed` registers it with the scheduler plugin.
+A page has a `root`, which is a Bokeh model, and an `update`, which takes the newest picture.  Only `site` knows the
+scheduler: it connects pages with pictures.
 """
 
 from __future__ import annotations
 
-from dask_ferro.views.pages.site import put_on
+import logging
+import sys
+from collections.abc import Callable
 
-__all__ = ["put_on"]
+from distributed import Scheduler
+
+from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.telemetry.events import Events
+
+logger = logging.getLogger(__name__)
+
+
+def put_on(scheduler: Scheduler, stealing: Stealing, events: Events) -> Callable[[], None]:
+    """Add the pages to a scheduler's dashboard, if it has one; return the function that removes them.
+
+    An error in the pages is logged, and the scheduler plugin works without them.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    stealing : Stealing
+        The scheduler plugin's extension; the pages show its ledger and its logs.
+    events : Events
+        The plugin's sums, with the elastic controller's newest decision.
+    """
+    # A dashboard has loaded Bokeh; a scheduler without one does not load it for us.
+    if "bokeh" not in sys.modules:
+        return _nothing
+    try:
+        from dask_ferro.views.pages.site import SchedulerPages, dashboard_of
+
+        if (stock := dashboard_of(scheduler)) is None:
+            return _nothing
+        site = SchedulerPages(scheduler, stealing, events, stock)
+        site.put_on()
+        return site.take_off
+    except Exception as error:  # noqa: BLE001 - whatever Bokeh, or a dashboard that is not Dask's, raises
+        logger.warning("dask_ferro's dashboard pages could not be added: %r", error)
+        return _nothing
+
+
+def _nothing() -> None:
+    """Do nothing: there are no pages to remove."""

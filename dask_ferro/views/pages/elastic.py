@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from html import escape
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
 from bokeh.models import ColumnDataSource
 
+from dask_ferro.runtime.telemetry.dashboard_state import ElasticPicture
+from dask_ferro.runtime.telemetry.events import ClosedPool, ScaleEvent
+from dask_ferro.runtime.telemetry.move_log import Sample
+from dask_ferro.runtime.telemetry.overview.words import lasting
 from dask_ferro.views.pages import look
-
-if TYPE_CHECKING:
-    from dask_ferro.runtime.telemetry.dashboard_state import Closed, ElasticPicture, ScalingDecision
-    from dask_ferro.runtime.telemetry.move_log import Sample
 
 _WINDOW = 600
 _ROWS = 14
@@ -28,15 +28,24 @@ _STATES = {
 }
 _LOAD = {"running": look.BLUE, "waiting": look.AMBER, "queued": look.SAND}
 _LOAD_COLUMNS = look.columns("threads workers running waiting queued", time=lambda s: 1000 * s.time)
+
+
+def _in_state(state: str, decision: ScaleEvent) -> int:
+    """Return the number of jobs in a state at a decision."""
+    return decision.get("jobs", {}).get(state, 0)
+
+
 _JOB_COLUMNS = look.columns(
-    "wanted",
-    time=lambda d: 1000 * d.time,
-    requested=lambda d: sum(d.jobs.values()),
+    "",
+    time=lambda d: 1000 * d["time"],
+    wanted=lambda d: _wanted(d),
+    requested=lambda d: sum(d.get("jobs", {}).values()),
     # NaN is a gap in the line: no wait is known, which is not a wait of 0.
     wait=lambda d: max(_known(d).values(), default=float("nan")),
     waits=lambda d: _waits(d) or "not known yet",
-    held=attrgetter("node_seconds"),
+    held=lambda d: d.get("node_seconds", 0.0),
 )
+_IN_STATES = look.columns("", **{state: partial(_in_state, state) for state in _STATES})
 _CELL = f"padding:3px 14px 3px 0;vertical-align:top;border-bottom:1px solid {look.css(look.GRID)}"
 
 
@@ -80,11 +89,13 @@ class ElasticPage:
         _show(self._load_areas, len(samples))
         self._no_load.visible = False
 
-    def _draw_jobs(self, decisions: tuple[ScalingDecision, ...], now: float) -> None:
+    def _draw_jobs(self, decisions: tuple[ScaleEvent, ...], now: float) -> None:
         """Draw the decisions as steps: each holds until the next one, the last until now."""
         # The clock of the samples may be behind that of the decisions.
-        rows = [*decisions, decisions[-1]._replace(time=max(now, decisions[-1].time))]
-        counts = {state: _jobs_in(state, rows) for state in _STATES}
+        last = decisions[-1].copy()
+        last["time"] = max(now, last["time"])
+        rows = [*decisions, last]
+        counts = look.filled(_IN_STATES, rows)
         self.jobs.data = {**look.filled(_JOB_COLUMNS, rows), **counts, **_stack(counts)}
         _show(self._job_areas, len(rows))
 
@@ -96,9 +107,13 @@ class ElasticPage:
             )
         else:
             self.headline.text = _standing(picture.decisions[-1])
-        shut = picture.decisions[-1].closed if picture.decisions else ()
-        self.closed.text, self.closed.visible = "".join(map(_shut, shut)), bool(shut)
-        lines = [(d.time, d.why, "; ".join(d.actions) or "no change") for d in picture.decisions]
+        shut = picture.decisions[-1].get("closed", {}) if picture.decisions else {}
+        self.closed.text = "".join(_shut(pool, why) for pool, why in shut.items())
+        self.closed.visible = bool(shut)
+        lines = [
+            (d["time"], d.get("why", ""), "; ".join(d.get("actions", ())) or "no change")
+            for d in picture.decisions
+        ]
         lines += [(at, text, "") for at, text in picture.departures]
         lines.sort(key=lambda one: -one[0])
         self.log.text = _table(lines[:_ROWS]) if lines else ""
@@ -183,28 +198,33 @@ def _count(fig: look.Figure, line: Any, names: Iterable[str]) -> None:
     look.hover(fig, [line], [(name, f"@{name}") for name in names], mode="vline")
 
 
-def _standing(last: ScalingDecision) -> str:
-    counts = ", ".join(f"{count} {state}" for state, count in last.jobs.items()) or "no jobs"
-    waits = _waits(last)
-    text = f"<b>{last.wanted} wanted; {escape(counts)}</b>; {last.node_seconds:,.0f} node-seconds"
+def _wanted(decision: ScaleEvent) -> int:
+    return sum(decision.get("wanted", {}).values())
+
+
+def _standing(last: ScaleEvent) -> str:
+    counts = ", ".join(f"{count} {state}" for state, count in last.get("jobs", {}).items()) or "no jobs"
+    waits, held = _waits(last), last.get("node_seconds", 0.0)
+    text = f"<b>{_wanted(last)} wanted; {escape(counts)}</b>; {held:,.0f} node-seconds"
     return text + (f"; queue wait {escape(waits)}" if waits else "")
 
 
-def _shut(closed: Closed) -> str:
+def _shut(pool: str, closed: ClosedPool) -> str:
     """Return a closed pool as HTML: until when (UTC, as in the table), why, and the output of its last job."""
-    until = f" until {datetime.fromtimestamp(closed.until, UTC):%H:%M:%S}" if closed.until else ""
-    head = f"pool {escape(closed.pool)} is {closed.state}{until}"
-    text = f'<div style="color:{look.css(look.ALARM)}"><b>{head}</b>: {escape(closed.why)}'
-    printed = f'<pre style="margin:2px 0 6px 14px">{escape(closed.output)}</pre>' if closed.output else ""
+    reopens, output = closed.get("until"), closed.get("output")
+    until = f" until {datetime.fromtimestamp(reopens, UTC):%H:%M:%S}" if reopens else ""
+    head = f"pool {escape(pool)} is {'paused' if closed.get('paused') else 'closed'}{until}"
+    text = f'<div style="color:{look.css(look.ALARM)}"><b>{head}</b>: {escape(closed.get("why", ""))}'
+    printed = f'<pre style="margin:2px 0 6px 14px">{escape(output)}</pre>' if output else ""
     return f"{text}{printed}</div>"
 
 
-def _known(decision: ScalingDecision) -> dict[str, float]:
-    return {pool: wait for pool, wait in decision.queue_wait.items() if wait is not None}
+def _known(decision: ScaleEvent) -> dict[str, float]:
+    return {pool: wait for pool, wait in decision.get("queue_wait", {}).items() if wait is not None}
 
 
-def _waits(decision: ScalingDecision) -> str:
-    return ", ".join(f"{pool}: {look.duration(wait)}" for pool, wait in _known(decision).items())
+def _waits(decision: ScaleEvent) -> str:
+    return ", ".join(f"{pool}: {lasting(wait)}" for pool, wait in _known(decision).items())
 
 
 def _table(lines: list[tuple[float, str, str]]) -> str:
@@ -218,7 +238,3 @@ def _table(lines: list[tuple[float, str, str]]) -> str:
         for at, why, done in lines
     )
     return f'<table style="border-collapse:collapse;width:100%;margin-top:8px"><tr>{head}</tr>{rows}</table>'
-
-
-def _jobs_in(state: str, decisions: Sequence[ScalingDecision]) -> list[int]:
-    return [decision.jobs.get(state, 0) for decision in decisions]

@@ -1,7 +1,7 @@
 """The style of the pages: figures, colours, scales, and the text of an empty figure.
 
 The pages use Dask's theme and toolbar.  The colours are similar in brightness, and distinguishable with red-green
-colour blindness.  A prefix has the same colour on all pages of a process.
+colour blindness.
 
 A page is light or dark as its browser prefers: a colour with an entry in `DARK` is replaced on dark pages, by `css` in
 HTML and by `scheme` in figures.  A colour that depends on a row of data is a mapper's, whose palette can be replaced.
@@ -21,7 +21,6 @@ from bokeh.models import (
     CustomJSTickFormatter,
     DataRange1d,
     DatetimeTickFormatter,
-    FactorRange,
     HoverTool,
     Node,
     NoOverlap,
@@ -35,11 +34,10 @@ from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
 INK, FAINT, GRID, PAPER = "#333333", "#6b6b6b", "#e8e8e8", "#fafafa"
-# ALARM: text of errors; EDGE: thin lines that stand behind the data.
-ALARM, EDGE = "#b3402a", "#bbbbbb"
+# Text of errors.
+ALARM = "#b3402a"
 GREEN, AMBER, RED, BLUE, VIOLET = "#2a9d76", "#e9a23b", "#c8553d", "#4a7fb5", "#7d5ba6"
-LIGHT_BLUE, GREY, SAND, PALE = "#a9c6e3", "#b8b8b8", "#f0d9b5", "#d9d9d9"
-LIGHT_GREEN, LIGHT_RED, DARK_RED = "#a8d5c2", "#f4a6a6", "#8b1a1a"
+LIGHT_BLUE, GREY, SAND = "#a9c6e3", "#b8b8b8", "#f0d9b5"
 # From few to many; text on the first four is INK, on the others PAPER.
 SHADES = ("#f4f6fa", "#d5e0ee", "#aac3de", "#7ba1cb", "#3d72a8", "#2f5f92", "#1d4068")
 DARK_TEXT = 4
@@ -51,14 +49,9 @@ DARK = {
     GRID: "#2e343e",
     PAPER: "#14171c",
     ALARM: "#f08b75",
-    EDGE: "#4d5663",
     LIGHT_BLUE: "#3f6490",
     GREY: "#5d6672",
     SAND: "#8a7650",
-    PALE: "#667080",
-    LIGHT_GREEN: "#2c6450",
-    LIGHT_RED: "#9c5b5b",
-    DARK_RED: "#ff6b5e",
     **dict(
         zip(
             SHADES,
@@ -69,42 +62,18 @@ DARK = {
 }
 FONT = "Helvetica, Arial, sans-serif"
 
-# From Tableau's and Tol's qualitative schemes, without red, which is reserved for transfers.
-_PALETTE = (
-    "#4e79a7", "#f1a340", "#59a14f", "#76b7b2", "#edc948", "#b07aa1", "#9c755f", "#86bcb6", "#8cb369", "#d4a6c8",
-    "#a0cbe8", "#ffbe7d", "#8cd17d", "#b6992d", "#499894", "#79706e", "#bab0ac", "#6b6ecf", "#bcbd22", "#3ba3b8",
-)  # fmt: skip
-_colors: dict[str, str] = {}
-# The most prefixes that are remembered with their colours; models and functions have tens of them.
-_COLORED = 4096
-
 # A figure, with or without a heading: Bokeh's type annotations lack the dynamic properties of its figures.
 Figure = Any
 # For each column of a source, the function that returns a row's cell.
 Columns = Mapping[str, Callable[[Any], Any]]
 
-# JavaScript for the browser: durations such as 1200 s, 3.5 s, 20 ms, 150 us; and sizes in powers of 1024.
+# JavaScript for the browser: durations such as 1200 s, 3.5 s, 20 ms, 150 us.
 _SECONDS = """
 const t = Math.abs(tick), f = (x) => parseFloat(x.toPrecision(3)).toString()
 if (t == 0) return "0"
 const sign = tick < 0 ? "-" : ""
 return sign + (t >= 1 ? f(t) + " s" : t >= 1e-3 ? f(t * 1e3) + " ms" : f(t * 1e6) + " us")
 """
-_BYTES = """
-let t = Math.abs(tick), i = 0
-const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-while (t >= 1024 && i < units.length - 1) { t /= 1024; i++ }
-return (t == 0) ? "0" : parseFloat(t.toPrecision(3)) + " " + units[i]
-"""
-
-
-def color_of(prefix: str) -> str:
-    """Return a prefix's colour: the next one of the palette at its first call."""
-    if prefix not in _colors:
-        if len(_colors) >= _COLORED:
-            _colors.clear()
-        _colors[prefix] = _PALETTE[len(_colors) % len(_PALETTE)]
-    return _colors[prefix]
 
 
 def css(color: str) -> str:
@@ -119,13 +88,6 @@ def css(color: str) -> str:
 def variable(color: str) -> str:
     """Return the name of the variable that holds a colour's replacement."""
     return f"--ferro-{color.removeprefix('#')}"
-
-
-# The style of buttons in Bokeh's widgets, whose own colours are for light pages.
-BUTTONS = f"""
-.bk-btn.bk-btn-default {{ color: {css(INK)}; background-color: {css(PAPER)}; border-color: {css(EDGE)}; }}
-.bk-btn.bk-btn-default.bk-active, .bk-btn.bk-btn-default:hover {{ background-color: {css(GRID)}; }}
-"""
 
 
 def columns(names: str, **cells: Callable[[Any], Any]) -> Columns:
@@ -150,14 +112,6 @@ def tell(words: Div, text: str) -> None:
         words.text = text
 
 
-def draw_bars(source: ColumnDataSource, data: dict[str, list[Any]], names: FactorRange, label: str) -> None:
-    """Fill a source of bars, the first one on top: Bokeh orders categories from the bottom."""
-    factors = data[label][::-1]
-    if factors != list(names.factors):
-        names.factors = factors
-    source.data = data
-
-
 def written(size: str, baseline: str) -> dict[str, Any]:
     """Return the options of text that is written into a figure."""
     return {
@@ -173,18 +127,12 @@ def seconds_ticks() -> CustomJSTickFormatter:
     return CustomJSTickFormatter(code=_SECONDS)
 
 
-def bytes_ticks() -> CustomJSTickFormatter:
-    """Return a tick formatter for sizes."""
-    return CustomJSTickFormatter(code=_BYTES)
-
-
 def panel(title: str, **options: Any) -> Figure:
-    """Return a figure with the pages' title, grid and toolbar."""
+    """Return a figure with the pages' grid and toolbar; `framed` shows its title."""
     options = {"sizing_mode": "stretch_width", "height": 300, "toolbar_location": "above", **options}
     tools = options.pop("tools", None)
     fig: Figure = figure(title=title, tools=tools if tools is not None else [SaveTool()], **options)
-    fig.title.text_font = fig.axis.axis_label_text_font = fig.axis.major_label_text_font = FONT
-    fig.title.text_font_size, fig.title.text_color = "13px", INK
+    fig.axis.axis_label_text_font = fig.axis.major_label_text_font = FONT
     fig.axis.axis_label_text_font_style = "normal"
     fig.axis.axis_label_text_color = fig.axis.major_label_text_color = INK
     fig.axis.axis_label_text_font_size = fig.axis.major_label_text_font_size = "11px"
@@ -203,23 +151,13 @@ def over_time(title: str, seconds: float, label: str, **options: Any) -> Figure:
     follows = DataRange1d(follow="end", follow_interval=1000 * seconds, range_padding=0)
     tools = [PanTool(dimensions="width"), WheelZoomTool(dimensions="width"), ResetTool(), SaveTool()]
     fig = panel(title, x_axis_type="datetime", x_range=follows, y_axis_label=label, tools=tools, **options)
-    fig.xaxis.formatter = clock()
-    fig.xgrid.grid_line_color = None
-    return fig
-
-
-def clock() -> DatetimeTickFormatter:
-    """Return a tick formatter for times of day."""
     day = "%H:%M:%S"
     units: dict[str, Any] = dict.fromkeys(("seconds", "minsec", "minutes", "hourmin"), day)
-    return DatetimeTickFormatter(milliseconds="%H:%M:%S.%3N", hours="%H:%M", days="%F", **units)
-
-
-def mark(fig: Figure, x: str, y: str, source: ColumnDataSource, size: int = 18) -> None:
-    """Draw a short vertical line at each bar's limit."""
-    # A dash rotated by a right angle: Bokeh has no vertical line marker.
-    options = {"marker": "dash", "angle": 1.5708, "size": size, "line_width": 3, "color": RED}
-    fig.scatter(x, y, source=source, **options)
+    fig.xaxis.formatter = DatetimeTickFormatter(
+        milliseconds="%H:%M:%S.%3N", hours="%H:%M", days="%F", **units
+    )
+    fig.xgrid.grid_line_color = None
+    return fig
 
 
 def hover(fig: Figure, renderers: list[Any], tooltips: Any, **options: Any) -> None:
@@ -261,15 +199,3 @@ def swatch(color: str, text: str) -> str:
     """Return a coloured square and its meaning as HTML."""
     square = f"display:inline-block;width:11px;height:11px;margin:0 5px -1px 0;background:{css(color)}"
     return f'<span style="margin-right:16px;white-space:nowrap"><span style="{square}"></span>{escape(text)}</span>'
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in the unit that keeps the number readable.
-
-    >>> duration(83.0), duration(0.0123), duration(4.2e-6), duration(0)
-    ('83 s', '12.3 ms', '4.2 us', '0 s')
-    """
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(seconds) >= scale:
-            return f"{float(f'{seconds / scale:.3g}'):g} {unit}"
-    return "0 s"

@@ -7,20 +7,17 @@ page that has the details.  `dask ferro top` shows the same sentences.
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column
 
+from dask_ferro.runtime.telemetry.overview.findings import OverviewFinding
+from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
 from dask_ferro.views.pages import look
 
-if TYPE_CHECKING:
-    from dask_ferro.runtime.telemetry.overview.findings import OverviewFinding
-    from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
-
-# The names of colours in `look`, by severity; "": no finding.
-_COLORS = {"stuck": "RED", "risk": "AMBER", "slow": "BLUE", "": "GREEN"}
-_BAR = {"done": "GREEN", "running": "AMBER", "waiting": "GREY", "failed": "RED"}
+# By severity; "": no finding.
+_COLORS = {"stuck": look.RED, "risk": look.AMBER, "slow": look.BLUE, "": look.GREEN}
+_BAR = {"done": look.GREEN, "running": look.AMBER, "waiting": look.GREY, "failed": look.RED}
 # The most findings that are shown: a trouble of many tasks or workers is one.
 _SHOWN = 12
 
@@ -39,7 +36,7 @@ class OverviewPage:
     @without_property_validation
     def update(self, picture: Overview) -> None:
         """Draw the newest overview."""
-        color = _color(_COLORS[picture.worst])
+        color = look.css(_COLORS[picture.worst])
         dot = f'<span style="color:{color};font-size:24px;margin-right:8px">&#9679;</span>'
         look.tell(self.health, f'{dot}<b style="font-size:20px">{escape(picture.health)}</b>')
         look.tell(
@@ -58,10 +55,6 @@ def _sentence(text: str) -> str:
     return escape(text[:1].upper() + text[1:])
 
 
-def _color(name: str) -> str:
-    return look.css(getattr(look, name))
-
-
 def _bar(progress: TaskProgress) -> str:
     """Return a bar of the tasks, with the legend of its colours; empty without tasks."""
     total = sum(progress)
@@ -69,17 +62,19 @@ def _bar(progress: TaskProgress) -> str:
         return ""
     counts = {name: count for name, count in progress._asdict().items() if count}
     parts = "".join(
-        f'<span style="width:{100 * count / total:.2f}%;background:{_color(_BAR[name])}"></span>'
+        f'<span style="width:{100 * count / total:.2f}%;background:{look.css(_BAR[name])}"></span>'
         for name, count in counts.items()
     )
-    keys = "".join(look.swatch(_color(_BAR[name]), f"{count:,} {name}") for name, count in counts.items())
+    keys = "".join(look.swatch(_BAR[name], f"{count:,} {name}") for name, count in counts.items())
     style = f"display:flex;height:14px;width:min(900px,90vw);background:{look.css(look.GRID)};margin:4px 0"
     return f'<div style="{style}">{parts}</div><div style="margin-bottom:6px">{keys}</div>'
 
 
 def _card(found: OverviewFinding) -> str:
     """Return a finding as HTML."""
-    edge = f"border-left:5px solid {_color(_COLORS[found.severity])};padding:4px 0 4px 12px;margin:0 0 10px 0"
+    edge = (
+        f"border-left:5px solid {look.css(_COLORS[found.severity])};padding:4px 0 4px 12px;margin:0 0 10px 0"
+    )
     # Keys and messages are users' text, of any length and without blanks.
     wraps = "overflow-wrap:anywhere;max-width:1100px;line-height:1.45"
     output = f'<pre style="margin:4px 0;overflow-x:auto">{escape(found.output)}</pre>' if found.output else ""

@@ -1,12 +1,11 @@
 """The pages on a scheduler's dashboard: Bokeh documents, addresses, the navigation entry, and their removal.
 
     /ferro                        the entry "Ferro": the overview
-    /ferro-timeline ...           each page, with tabs
-    /individual-ferro-timeline    each page alone, for the panels of Jupyter lab
+    /ferro-stealing ...           each page, with tabs
+    /individual-ferro-stealing    each page alone, for the panels of Jupyter lab
 
-An open page is updated on the scheduler's event loop, once to four times a second (`KINDS`); a closed one costs
-nothing.  When the plugin is removed, the addresses answer 404; open pages stop updating and say so, as does a page that
-fails.
+An open page is updated on the scheduler's event loop, once or twice a second (`KINDS`); a closed one costs nothing.
+When the plugin is removed, the addresses answer 404; open pages stop updating and say so, as does a page that fails.
 """
 
 from __future__ import annotations
@@ -31,20 +30,14 @@ from distributed.dashboard.scheduler import template_variables
 from distributed.metrics import time
 from tornado.ioloop import IOLoop
 
-from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.telemetry import dashboard_state
-from dask_ferro.runtime.telemetry.events import ScaleEvent
-from dask_ferro.runtime.telemetry.graph_layout import Chart
+from dask_ferro.runtime.telemetry.dashboard_state import elastic_picture, stealing_picture
+from dask_ferro.runtime.telemetry.events import Events, ScaleEvent
 from dask_ferro.runtime.telemetry.overview.observe import overview_of
-from dask_ferro.runtime.telemetry.timeline_feed import RECENT, Reel
 from dask_ferro.views.pages import look, scheme
 from dask_ferro.views.pages.elastic import ElasticPage
-from dask_ferro.views.pages.graph import GraphPage
-from dask_ferro.views.pages.memory import MemoryPage
 from dask_ferro.views.pages.overview import OverviewPage
 from dask_ferro.views.pages.stealing import StealingPage
-from dask_ferro.views.pages.timeline import TimelinePage
 
 logger = logging.getLogger(__name__)
 
@@ -85,63 +78,8 @@ class _Kind(NamedTuple):
 
     name: str
     draw: Callable[[], Any]
-    read: Callable[[Scheduler, Any], PageReader]
+    read: Callable[[SchedulerPages], Any]
     every: int
-
-
-class PageReader(NamedTuple):
-    """The function that returns a page's next picture, and the function to call when the page is closed."""
-
-    picture: Callable[[], Any]
-    close: Callable[[], None]
-
-
-def _overview(scheduler: Scheduler, stealing: Stealing) -> PageReader:
-    return PageReader(lambda: overview_of(scheduler, stealing, _newest(scheduler), time()), _nothing)
-
-
-def _stealing(scheduler: Scheduler, stealing: Any) -> PageReader:
-    return PageReader(lambda: dashboard_state.stealing_picture(scheduler, stealing, time()), _nothing)
-
-
-def _timeline(scheduler: Scheduler, stealing: Any) -> PageReader:
-    reel = Reel(scheduler, stealing.telemetry)
-    return PageReader(lambda: reel.news(time()), reel.close)
-
-
-def _graph(scheduler: Scheduler, stealing: Any) -> PageReader:
-    return PageReader(Chart(scheduler, stealing.ledger.durations).picture, _nothing)
-
-
-def _elastic(scheduler: Scheduler, stealing: Any) -> PageReader:
-    return PageReader(
-        lambda: dashboard_state.elastic_picture(scheduler, stealing, _newest(scheduler)), _nothing
-    )
-
-
-def _newest(scheduler: Scheduler) -> ScaleEvent | None:
-    """Return the elastic controller's newest decision, or None."""
-    # Looked up at each update: the plugin may be removed, or installed again, while a page is open.
-    plugin = scheduler.plugins.get(NAME)
-    return plugin.events.elastic if isinstance(plugin, FerroScheduler) and plugin.events else None
-
-
-def _memory(scheduler: Scheduler, stealing: Any) -> PageReader:
-    return PageReader(lambda: dashboard_state.memory_picture(scheduler), _nothing)
-
-
-def _nothing() -> None:
-    """Do nothing: there is nothing to close."""
-
-
-KINDS = (
-    _Kind("overview", OverviewPage, _overview, 1000),
-    _Kind("stealing", StealingPage, _stealing, 500),
-    _Kind("timeline", TimelinePage, _timeline, 250),
-    _Kind("graph", GraphPage, _graph, 1000),
-    _Kind("elastic", ElasticPage, _elastic, 1000),
-    _Kind("memory", MemoryPage, _memory, 500),
-)
 
 
 class _Beside(core.DaskBokehTornado):  # type: ignore[misc,name-defined]
@@ -163,19 +101,25 @@ class SchedulerPages:
 
     Attributes
     ----------
-    documents : dict of Document to its page and PageReader
+    documents : dict of Document to its page
         The open pages.
     """
 
-    def __init__(self, scheduler: Scheduler, stealing: Any, stock: BokehTornado) -> None:
+    def __init__(self, scheduler: Scheduler, stealing: Stealing, events: Events, stock: BokehTornado) -> None:
         self.scheduler = scheduler
         self.stealing = stealing
-        self.documents: dict[Document, tuple[Any, PageReader]] = {}
+        self.events = events
+        self.documents: dict[Document, Any] = {}
         self._variables = template_variables(scheduler)
         self._application = self._served(stock)
         self._plots = [
             {"url": f"individual-ferro-{kind.name}", "name": f"Ferro {kind.name.title()}"} for kind in KINDS
         ]
+
+    @property
+    def decision(self) -> ScaleEvent:
+        """The elastic controller's newest decision; empty: none."""
+        return self.events.elastic
 
     def put_on(self) -> None:
         """Serve the pages, and add them to the dashboard's lists."""
@@ -184,8 +128,6 @@ class SchedulerPages:
         # Before Dask's own application, which would answer 404.
         self.scheduler.http_application.applications.insert(0, self._application)
         self._variables["pages"].append(ENTRY)
-        # So that a timeline begins with what ran before it was opened.
-        self.stealing.telemetry.record_for(self, RECENT)
         plots = self._variables["plots"]
         # In place: Dask's own pages read the same list object.
         plots[:] = sorted([*plots, *self._plots], key=lambda plot: plot["name"])
@@ -197,12 +139,11 @@ class SchedulerPages:
             return
         applications.remove(self._application)
         self._variables["pages"].remove(ENTRY)
-        self.stealing.telemetry.stop_for(self)
         plots = self._variables["plots"]
         plots[:] = [plot for plot in plots if plot not in self._plots]
         # Open pages keep references to the scheduler's state until their updates end.
-        for document, (page, _) in list(self.documents.items()):
-            self._closed(document)
+        while self.documents:
+            document, page = self.documents.popitem()
             words = "dask_ferro was uninstalled from this scheduler: this page is no longer updated."
             document.add_next_tick_callback(partial(_end, document, page, words))
         # wait=False: Bokeh 3.10 refuses to wait on the event loop that it runs on.
@@ -237,9 +178,8 @@ class SchedulerPages:
     def _open(self, kind: _Kind, extra: dict[str, Any] | None, document: Document) -> None:
         """Fill a new document with a page, and keep it up to date until it is closed."""
         # First, so that the document is closed if anything below fails.
-        document.on_session_destroyed(lambda _: self._closed(document))
-        page, reader = kind.draw(), kind.read(self.scheduler, self.stealing)
-        self.documents[document] = page, reader
+        document.on_session_destroyed(lambda _: self.documents.pop(document, None))
+        page = self.documents[document] = kind.draw()
         document.add_root(page.root)
         document.title = f"Dask: Ferro {kind.name.title()}"
         document.theme = BOKEH_THEME
@@ -247,27 +187,28 @@ class SchedulerPages:
         document.template = scheme.ALONE if extra is None else env.from_string(_TABS)
         if extra is not None:
             document.template_variables.update(extra, **_STYLED, ferro_tabs=_tabs(kind))
-        document.add_periodic_callback(partial(self._update, document, kind.name), kind.every)
-        self._update(document, kind.name)
+        document.add_periodic_callback(partial(self._update, document, kind), kind.every)
+        self._update(document, kind)
 
-    def _update(self, document: Document, name: str) -> None:
-        found = self.documents.get(document)
+    def _update(self, document: Document, kind: _Kind) -> None:
+        page = self.documents.get(document)
         # The page was closed while its last callback was pending.
-        if found is None:
+        if page is None:
             return
-        page, reader = found
         try:
-            page.update(reader.picture())
+            page.update(kind.read(self))
         except Exception as error:
             # Ended at the first error: Bokeh would log the exception at each update.
-            logger.exception("dask_ferro: the %s page failed and is no longer updated", name)
-            self._closed(document)
+            logger.exception("dask_ferro: the %s page failed and is no longer updated", kind.name)
+            del self.documents[document]
             _end(document, page, f"this page failed and is no longer updated: {error!r}; reload it")
 
-    def _closed(self, document: Document) -> None:
-        found = self.documents.pop(document, None)
-        if found is not None:
-            found[1].close()
+
+KINDS = (
+    _Kind("overview", OverviewPage, lambda of: overview_of(of.scheduler, of.stealing, of.decision, time()), 1000),
+    _Kind("stealing", StealingPage, lambda of: stealing_picture(of.scheduler, of.stealing, time()), 500),
+    _Kind("elastic", ElasticPage, lambda of: elastic_picture(of.scheduler, of.stealing, of.decision), 1000),
+)  # fmt: skip
 
 
 def _tabs(shown: _Kind) -> list[dict[str, Any]]:
@@ -282,20 +223,7 @@ def _end(document: Document, page: Any, words: str) -> None:
     page.root.children.insert(0, look.line(f'<b style="color:{look.css(look.ALARM)}">{escape(words)}</b>'))
 
 
-def put_on(scheduler: Scheduler, stealing: Any) -> Callable[[], None]:
-    """Add the pages to a scheduler's dashboard, if it has one; return the function that removes them.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-    stealing : Stealing
-        The scheduler plugin's extension; the pages show its ledger, logs and telemetry.
-    """
+def dashboard_of(scheduler: Scheduler) -> BokehTornado | None:
+    """Return the application with the pages of Dask's dashboard; None: the scheduler was started without one."""
     applications = scheduler.http_application.applications
-    stock = next((app for app in applications if isinstance(app, BokehTornado)), None)
-    # The scheduler was started without a dashboard.
-    if stock is None:
-        return _nothing
-    site = SchedulerPages(scheduler, stealing, stock)
-    site.put_on()
-    return site.take_off
+    return next((app for app in applications if isinstance(app, BokehTornado)), None)

@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from html import escape
 from itertools import permutations
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
 from bokeh.models import CategoricalColorMapper, FactorRange, LinearColorMapper, LogScale, Range1d
 from bokeh.models.tickers import LogTicker
 
+from dask_ferro.runtime.telemetry.dashboard_state import MoveFlow, StealingPicture, natural
+from dask_ferro.runtime.telemetry.move_log import Second
+from dask_ferro.runtime.telemetry.overview.words import lasting
 from dask_ferro.views.pages import look
-
-if TYPE_CHECKING:
-    from dask_ferro.runtime.telemetry.dashboard_state import MoveFlow, StealingPicture
-    from dask_ferro.runtime.telemetry.move_log import Second
 
 # Seconds of the charts of moves.
 _WINDOW = 60
@@ -33,9 +32,7 @@ _LEAST = 1e-4
 _WRITTEN = 12
 _INKS = {"on few": look.INK, "on many": look.PAPER}
 _OUTCOMES = (("confirmed", look.GREEN), ("refused", look.AMBER), ("stale", look.RED))
-_FLOW = look.columns(
-    "victim thief moves", gain=lambda f: look.duration(f.gain), cost=lambda f: look.duration(f.cost)
-)
+_FLOW = look.columns("victim thief moves", gain=lambda f: lasting(f.gain), cost=lambda f: lasting(f.cost))
 _SECOND = look.columns(
     "confirmed refused stale worked spent",
     time=lambda s: 1000.0 * s.second + 500,
@@ -83,8 +80,8 @@ class StealingPage:
         t = picture.totals
         counts = ", ".join(f"{int(t.get(name, 0)):,} {name}" for name, _ in _OUTCOMES)
         paid = (
-            f"{look.duration(t.get('worked', 0.0))} of work in stolen tasks,"
-            f" {look.duration(t.get('spent', 0.0))} projected for moving their inputs"
+            f"{lasting(t.get('worked', 0.0))} of work in stolen tasks,"
+            f" {lasting(t.get('spent', 0.0))} projected for moving their inputs"
         )
         text = f"<b>{counts}</b> since the plugin was installed; {paid}"
         if picture.policy == "none":
@@ -98,12 +95,15 @@ class StealingPage:
 
     def _draw_backlogs(self, picture: StealingPicture) -> None:
         data = look.filled(_BACKLOG, picture.backlogs)
-        look.draw_bars(self.backlogs, data, self._bar_range, "worker")
+        # The first on top: Bokeh orders categories from the bottom.
+        if (names := data["worker"][::-1]) != list(self._bar_range.factors):
+            self._bar_range.factors = names
+        self.backlogs.data = data
         self._no_workers.visible = not picture.backlogs
 
     def _draw_moves(self, picture: StealingPicture) -> None:
         givers, takers = {f.victim for f in picture.flows}, {f.thief for f in picture.flows}
-        names = sorted(givers | takers, key=_by_number)
+        names = sorted(givers | takers, key=lambda name: (name == "others", natural(name)))
         most = max((f.moves for f in picture.flows), default=1)
         if names != list(self._thieves.factors):
             self._thieves.factors, self._victims.factors = names, names[::-1]
@@ -181,7 +181,9 @@ class StealingPage:
         scale = {"x_axis_type": "log", "x_range": Range1d(start=_LEAST, end=1000)}
         fig = look.panel(title, y_range=self._bar_range, **scale, **options)
         bars = fig.hbar("worker", left=_LEAST, right="end", height=0.7, source=self.backlogs, color="color")
-        look.mark(fig, "threshold", "worker", self.backlogs, size=16)
+        # A threshold is a vertical line: Bokeh has no such marker, but a dash that can be rotated.
+        dash = {"marker": "dash", "angle": 1.5708, "size": 16, "line_width": 3, "color": look.RED}
+        fig.scatter("threshold", "worker", source=self.backlogs, **dash)
         fig.xaxis.formatter, fig.xaxis.ticker = look.seconds_ticks(), LogTicker(desired_num_ticks=8)
         fig.ygrid.grid_line_color = None
         fig.yaxis.axis_label = "worker"
@@ -234,8 +236,3 @@ def _each(seconds: Sequence[Second]) -> list[Second]:
     quiet: Any = {"confirmed": 0, "refused": 0, "stale": 0, "worked": 0.0, "spent": 0.0}
     window = range(last - _WINDOW + 1, last + 1)
     return [found.get(s) or seconds[0]._replace(second=s, **quiet) for s in window]
-
-
-def _by_number(name: str) -> tuple[Any, ...]:
-    """Return a sort key: numeric names by value, then other names, "others" last."""
-    return (name == "others", not name.isdecimal(), int(name) if name.isdecimal() else 0, name)

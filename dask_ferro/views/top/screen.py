@@ -167,9 +167,7 @@ def _scheduler(seen: Look) -> str:
 
 def _found(seen: Look) -> Iterator[tuple[str, ...]]:
     """Yield the cluster's health, and what is wrong as (severity, sentence, remedy); a few of many."""
-    overview = seen.get("overview")  # None: from a scheduler with an older release
-    if not overview:
-        return
+    overview = seen["overview"]
     found = overview["findings"]
     more = f" ({len(found) - _FOUND} of them are not shown)" if len(found) > _FOUND else ""
     yield "health", overview["health"] + more
@@ -182,8 +180,7 @@ def _remedy(finding: Mapping[str, str]) -> str:
 
 def _facts(seen: Look) -> Iterator[tuple[str, str]]:
     """Yield the cluster's figures as (name, text), one for each line."""
-    if overview := seen.get("overview"):
-        yield "doing", "; ".join(overview["doing"][:2])
+    yield "doing", "; ".join(seen["overview"]["doing"][:2])
     states = ("waiting", "queued", "no-worker", "processing", "memory", "erred")
     told = [f"{count(seen['tasks'][state])} {state}" for state in states if seen["tasks"].get(state)]
     yield "tasks", ", ".join(told) or "none"
@@ -259,7 +256,7 @@ def _cell(column: _Column, row: Row) -> Text:
 
 def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
     """Print the cluster's figures, and a table of all workers with all columns."""
-    overview = seen.get("overview") or {"health": "unknown", "findings": ()}
+    overview = seen["overview"]
     found = [(one["severity"], f"{one['sentence']}. {_remedy(one)}") for one in overview["findings"]]
     told = [(name, printable(text)) for name, text in (("health", overview["health"]), *found, *_facts(seen))]
     facts(out, [("scheduler", _scheduler(seen)), *told])

@@ -9,13 +9,13 @@ from itertools import chain
 from types import SimpleNamespace
 
 import pytest
+from simulated.pipeline import simulate
 from torch.distributed.pipelining import schedules as theirs
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds
 from dask_ferro.graph.pipeline.named import NAMES, known, usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.simulate.pipeline import simulate
 
 OF_SEVERAL = {
     "looped-bfs": theirs.ScheduleLoopedBFS,

@@ -1043,20 +1043,6 @@ def test_is_total(pools: list, there: list, demands: list, now: float) -> None:
     assert set(state.surplus) <= set(decision.wanted)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"efficiency": 0.0}, "efficiency: got 0.0, wanted a number above 0, at most 1"),
-        ({"cooldown": -1.0}, "cooldown: got -1.0, wanted a number of at least 0"),
-        ({"patience": nan}, "patience: got nan, wanted a number of at least 0"),
-        ({"minimum": 3, "maximum": 2}, "minimum: got 3, wanted at most maximum, 2"),
-    ],
-)
-def test_parameters_without_meaning_are_refused(wrong: dict, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        ScalingParameters(**wrong)
-
-
 def test_thousands_of_jobs_and_a_long_profile_are_bounded() -> None:
     profile = profiles.cleaned([(0.1, float(n % 97)) for n in range(50_000)])
     assert len(profile) == ceil(50_000 / 196)

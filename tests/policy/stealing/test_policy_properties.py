@@ -26,7 +26,7 @@ from dask_ferro.policy import idle_order, ledger_view
 from dask_ferro.policy import ledger as ledger_module
 from dask_ferro.policy.estimates import is_duration
 from dask_ferro.policy.facts import Outcome, Worker
-from dask_ferro.policy.placement import PlacementParameters
+from dask_ferro.policy.placement import Nobody, PlacementParameters, Wait
 from dask_ferro.policy.stealing import policies as registry
 from dask_ferro.policy.stealing.informed import (
     Policy,
@@ -36,7 +36,7 @@ from dask_ferro.policy.stealing.informed import (
     is_starving,
     threshold_of,
 )
-from tests.policy.facts import Stand, decided, free_links, ledger, needs, snapshot, stand, task
+from tests.policy.facts import Stand, decided, free_links, ledger, needs, snapshot, stand, task, where
 
 ADDRESSES = [f"w{i}" for i in range(6)]
 KEYS = ["x", "y", ("x", 0), ("x", 1), *range(14)]
@@ -72,9 +72,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(address=addresses)
     def leave(self, address: str) -> None:
-        gone = self.book.remove_worker(address)
-        assert Counter(gone) == Counter(key for key, at in self.at.items() if at == address)
-        for key in gone:
+        self.book.remove_worker(address)
+        for key in [key for key, at in self.at.items() if at == address]:
             self.forget(key)
 
     @precondition(lambda self: self.book.rows)
@@ -114,7 +113,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def request(self, data: st.DataObject, last: bool) -> None:
         """Of what waits, as policies do, or of anything."""
         ends = [shown.key for address in self.book.rows for shown in self.book.queue(address, 2)]
-        anything = [key for key in self.at if key not in self.way]
+        ends = [key for key in ends if key not in self.book.requests]
+        anything = [key for key in self.at if key not in self.book.requests]
+        if not anything:
+            return
         key = data.draw(st.sampled_from(ends if last and ends else anything))
         thief = data.draw(st.sampled_from([a for a in sorted(self.book.rows) if a != self.at[key]]))
         self.book.request(self.now, key, thief, moving=7)
@@ -122,23 +124,29 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.way)
     @rule(data=st.data())
-    def confirm(self, data: st.DataObject) -> None:
+    def withdraw(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(list(self.way)))
-        victim, entry = self.at[key], self.book.entries[key]
-        here = self.book.rows.get(self.way[key]) is entry.thief
+        self.book.withdraw(self.now, key)
+        del self.way[key]
+
+    @precondition(lambda self: self.book.requests)
+    @rule(data=st.data())
+    def confirm(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(list(self.book.requests)))
+        victim, entry, thief = self.at[key], self.book.entries[key], self.book.requests[key].thief
+        here = self.book.rows.get(thief.address) is thief
         self.book.confirm(self.now, key)
-        thief = self.way[key]
         self.forget(key)
         if here:
-            self.at[key] = thief
+            self.at[key] = thief.address
             assert entry.origins[-1] == victim
 
-    @precondition(lambda self: self.way)
+    @precondition(lambda self: self.book.requests)
     @rule(data=st.data())
     def refuse(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(list(self.way)))
+        key = data.draw(st.sampled_from(list(self.book.requests)))
         self.book.refuse(self.now, key)
-        del self.way[key]
+        self.way.pop(key, None)
         assert key in self.book.rows[self.at[key]].running
 
     def forget(self, key: object) -> None:
@@ -151,22 +159,32 @@ class LedgerMachine(RuleBasedStateMachine):
     def every_entry_stands_in_one_place(self) -> None:
         rows = self.book.rows
         assert {key: entry.worker.address for key, entry in self.book.entries.items()} == self.at
-        assert {key: e.thief.address for key, e in self.book.entries.items() if e.thief} == self.way
+        requests = {key: request for key, request in self.book.requests.items() if not request.withdrawn}
+        assert {key: request.thief.address for key, request in requests.items()} == self.way
+        assert {key for key, entry in self.book.entries.items() if entry.state == "requested"} == set(
+            self.way
+        )
+        assert all(self.book.entries[key] is request.entry for key, request in self.book.requests.items())
         places = [key for row in rows.values() for key in row.running]
         places += [entry.key for row in rows.values() for _, _, entry in row.queue]
         assert Counter([*places, *self.way]) == Counter(dict.fromkeys(self.at, 1))
         for entry in self.book.entries.values():
             assert rows[entry.worker.address] is entry.worker
-            assert (entry.started is not None) == (entry.key in entry.worker.running)
+            assert (
+                (entry.started is not None)
+                == (entry.key in entry.worker.running)
+                == (entry.state == "running")
+            )
 
     @invariant()
     def sums_equal_their_recomputation(self) -> None:
         assert self.book.waiting == sum(len(row.queue) for row in self.book.rows.values())
         for row in self.book.rows.values():
             waiting = [entry for _, _, entry in row.queue]
-            incoming = [entry for entry in self.book.entries.values() if entry.thief is row]
+            requests = [r for r in self.book.requests.values() if r.thief is row and not r.withdrawn]
+            incoming = [request.entry for request in requests]
             here = [*waiting, *row.running.values()]
-            promised = sum(e.nbytes for e in here) + sum(e.nbytes + e.moving for e in incoming)
+            promised = sum(e.nbytes for e in here) + sum(r.entry.nbytes + r.moving for r in requests)
             assert row.promised == promised
             assert row.waiting_seconds == pytest.approx(sum(e.seconds for e in waiting), abs=1e-9)
             assert row.unknown == sum(not e.known for e in waiting)
@@ -443,9 +461,9 @@ def test_a_placement_is_legal_and_does_not_depend_on_order(
     workers = [s.worker for s in stands]
     ready = task("t", 0.05, allowed=some, inputs=(needs(10**6, "w0"),))
     mixed = (workers, chance.sample(workers, len(workers)))
-    chosen, again = (PlacementParameters().choose(ready, each, free_links(), {}) for each in mixed)
+    chosen, again = (where(PlacementParameters().choose(ready, each, free_links(), {})) for each in mixed)
     open_ = {w.address for w in workers if w.accepts and (some is None or w.address in some)}
-    assert chosen in open_ if open_ else chosen is None
+    assert chosen in open_ if open_ else chosen == Nobody()
     assert again == chosen
 
 
@@ -457,13 +475,15 @@ def test_a_known_task_is_placed_in_time_or_waits_or_has_no_choice(
     workers = [s.worker for s in stands]
     ready = task("t", 0.05, known=known)
     spare = PlacementParameters().spare
-    chosen = PlacementParameters().choose(ready, workers, free_links(), {}, fresh)
+    chosen = where(PlacementParameters().choose(ready, workers, free_links(), {}, fresh))
     open_ = {w.address: w for w in workers if w.accepts}
     in_time = {a for a, w in open_.items() if w.has_time(w.starts_in, 0.05 * w.slowness + spare)}
-    if not known or in_time or not open_:
-        assert chosen in (in_time if known else open_) if open_ else chosen is None
-    elif 0.05 + spare <= fresh:
-        assert chosen is None
+    if in_time or (open_ and not known):
+        assert chosen in (in_time if known else open_)
+    elif known and 0.05 + spare <= fresh:
+        assert chosen == Wait("fresh")
+    elif not open_:
+        assert chosen == Nobody()
     else:
         left = {address: w.ends_in - w.starts_in for address, w in open_.items()}
         assert left[str(chosen)] == max(left.values())

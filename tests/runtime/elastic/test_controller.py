@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from distributed import Client, Event, LocalCluster, Worker
 from distributed.deploy import Cluster
+from simulated.tiled_linalg import iterated_cholesky
 
 import dask_ferro as ff
 from dask_ferro.policy.scaling.facts import Pool
-from dask_ferro.runtime.elastic.options import check_room
+from dask_ferro.runtime.elastic.options import check_room, elastic_options
 from dask_ferro.runtime.pools.providers import SpecPools
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph
-from dask_ferro.simulate.graphs.tiled_linalg import iterated_cholesky
 from dask_ferro.testing import workload_kernels
 from tests.clusters import running
 from tests.waiting import BOUND_S, finished, opened, until, until_async
@@ -43,17 +43,21 @@ def looked(elastic: ff.Elastic, times: int) -> None:
     ("options", "words"),
     [
         pytest.param({"minimum": 3, "maximum": 2}, "0 <= minimum <= maximum", id="bounds that contradict"),
-        pytest.param({"minimum": -1}, "0 <= minimum", id="fewer than none"),
+        pytest.param(
+            {"minimum": -1}, "minimum=-1, wanted a whole number of at least 0", id="fewer than none"
+        ),
         pytest.param({"efficiency": 0}, "efficiency=0, wanted a number above 0", id="no efficiency"),
         pytest.param({"efficiency": "high"}, "efficiency='high'", id="an efficiency in words"),
         pytest.param({"max_pending": 0}, "max_pending=0", id="nothing may wait"),
-        pytest.param({"cooldown": "soon"}, "cooldown='soon'", id="a cooldown in words"),
+        pytest.param({"patience": "soon"}, "patience='soon'", id="a patience in words"),
         pytest.param(
             {"fail_unrunnable": "maybe"}, "fail_unrunnable='maybe', wanted True or False", id="no truth"
         ),
-        pytest.param({"wait_count": 3}, "use cooldown", id="an option of Dask's own"),
-        pytest.param({"target_duration": "5s"}, "use worth, the seconds for which", id="another"),
-        pytest.param({"minimun": 3}, "unknown minimun; wanted some of interval, minimum", id="misspelled"),
+        pytest.param({"wait_count": 3}, "use patience", id="an option of Dask's own"),
+        pytest.param({"target_duration": "5s"}, "use efficiency, the price", id="another"),
+        pytest.param(
+            {"minimun": 3}, "unknown minimun; wanted some of .*; did you mean minimum", id="misspelled"
+        ),
     ],
 )
 def test_wrong_options_are_refused_by_name(options, words):
@@ -78,7 +82,7 @@ def test_wrong_options_are_refused_by_name(options, words):
 def test_a_maximum_that_allows_no_job_is_refused(minimum, maximum, refused):
     kinds = (Pool("cpu", processes=8), Pool("gpu", processes=4))
     with pytest.raises(ff.ConfigError, match="wanted at least 4") if refused else nullcontext():
-        check_room(minimum, maximum, kinds)
+        check_room(elastic_options({"minimum": minimum, "maximum": maximum}), kinds)
 
 
 def test_a_cluster_that_starts_no_workers_by_itself_is_refused():

@@ -21,10 +21,11 @@ import pytest
 from distributed import Scheduler, Security
 
 import dask_ferro as ff
+from dask_ferro.options import options_of
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.jobs import cluster_repr
 from dask_ferro.runtime.jobs.cluster_repr import Known, in_rows, in_words
-from dask_ferro.runtime.jobs.keywords import ClusterKeywords, keywords_of
+from dask_ferro.runtime.jobs.keywords import ClusterKeywords
 from dask_ferro.runtime.site_jobs import SiteJob
 
 SHAPE: dict[str, Any] = {"cores": 4, "processes": 2, "memory": "8GB", "walltime": "06:00:00"}
@@ -185,19 +186,19 @@ def test_temporary_certificates_are_put_where_the_workers_find_them(tmp_path) ->
         pytest.param({"cores": None, "memory": None}, r"cores and memory of a job must be given", id="no shape"),
         pytest.param({"memory": None}, r"memory of a job .*SLURMCluster\(cores=4, memory='24GB'\)", id="no memory"),
         pytest.param({"cores": None}, r"cores of a job .*SLURMCluster\(cores=8, memory='8GB'\)", id="no cores"),
-        pytest.param({"walltme": "1"}, r"unknown option 'walltme'; did you mean 'walltime'\? .*walltme='1'", id="near"),
+        pytest.param({"walltme": "1"}, r"unknown option 'walltme', did you mean walltime\? .*walltme='1'", id="near"),
         pytest.param(
             {"wrong_parameter": "x"},
             "unknown option 'wrong_parameter' .unexpected keyword argument 'wrong_parameter': wrong_parameter='x'.; "
             "there are account, ",
             id="a strange one, with its value and those that there are",
         ),
-        pytest.param({"pools": {"gpu": {"quue": "g"}}}, r"pool 'gpu': .*'quue'; did you mean 'queue'", id="a pool's"),
+        pytest.param({"pools": {"gpu": {"quue": "g"}}}, r"pool 'gpu': .*'quue', did you mean queue", id="a pool's"),
         pytest.param({"pools": {"gpu": {"job_name": "g"}}}, r"pool 'gpu': unknown option 'job_name'", id="one name"),
         pytest.param({"signal_ahead": "soon"}, "got signal_ahead='soon', wanted a duration such as", id="no time"),
         pytest.param({"patience": 3}, "got patience=3, wanted a mapping of names to values", id="one patience"),
         pytest.param({"patience": {"boots": 1}}, "patience: unknown boots; .*did you mean boot", id="patience's"),
-        pytest.param({"pools": {"gpu": {"cots": 1}}}, r"pool 'gpu': .*'cots'; did you mean 'cost'", id="a price"),
+        pytest.param({"pools": {"gpu": {"cots": 1}}}, r"pool 'gpu': .*'cots', did you mean cost", id="a price"),
         pytest.param({"config_name": "nosuch"}, "configuration has no jobqueue.nosuch", id="no such section"),
         pytest.param({"cores": "4"}, r"got cores='4', wanted a whole number", id="cores as text"),
         pytest.param({"processes": 0}, r"got processes=0, wanted a whole number", id="no process"),
@@ -217,7 +218,7 @@ def test_an_error_names_the_class_and_the_arguments_that_were_written(options, s
 
 def test_each_keyword_of_ours_stands_in_the_signature_and_is_explained():
     named = signature(ff.SLURMCluster).parameters
-    for name, option in keywords_of(ClusterKeywords).items():
+    for name, option in options_of(ClusterKeywords).items():
         assert named[name].kind is Parameter.KEYWORD_ONLY
         assert named[name].default == getattr(ClusterKeywords(), name)
         assert f"    {name} : {option.unit}" in ff.SLURMCluster.__doc__
@@ -324,7 +325,7 @@ def test_the_jobs_own_output_stands_beside_dasks_logs(cluster, monkeypatch) -> N
     logs = cluster.get_logs(workers=False)
     assert sorted(logs) == sorted(["Cluster", "Scheduler", str(folder / "dask-worker-7.err")])
     assert logs[str(folder / "dask-worker-7.err")] == "... the last 30 of 61 bytes\nlong line\nlong line\n"
-    assert list(cluster.logs(cluster=False, scheduler=False, workers=False, jobs=False)) == []
+    assert list(cluster.get_logs(cluster=False, scheduler=False, workers=False, jobs=False)) == []
     assert "long line" in logs._repr_html_()
 
 

@@ -233,11 +233,11 @@ def test_a_pool_replaces_what_it_names_and_keeps_the_rest():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ({"maximum": -1}, "maximum=-1, wanted a number of at least 0"),
+        ({"maximum": -1}, "maximum=-1, wanted a whole number of at least 0"),
         ({"cost": "much"}, "cost='much'"),
         ({"cost": float("nan")}, "cost=nan"),
         ({"qeue": "gpu"}, "pool 'gpu': .*qeue"),
-        ({"preemptible": "perhaps"}, "pool 'gpu': got preemptible='perhaps', wanted True or False"),
+        ({"preemptible": "perhaps"}, "pool 'gpu': got preemptible='perhaps', wanted True, False or"),
         ({"grace": "soon"}, "pool 'gpu': got grace='soon', wanted a duration .* number of seconds, of at least 0"),
     ],
 )  # fmt: skip

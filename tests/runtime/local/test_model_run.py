@@ -112,6 +112,7 @@ def test_an_address_that_leads_nowhere_is_named(address, why, monkeypatch):
                     "why": "3 jobs ended before a worker came",
                     "until": 0.0,
                     "output": "    no such module",
+                    "mode": "",
                 }
             },
             "0.2 s; cpu is closed: 3 jobs ended before a worker came\n    no such module",

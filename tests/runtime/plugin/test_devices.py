@@ -190,9 +190,9 @@ APART = {f"distributed.worker.memory.{name}": False for name in ("target", "spil
 async def site(*devices: DeclaredDevice, **options: Any) -> AsyncIterator[Site]:
     # Nor with workers' checks: they hold up the loop, by which workers tell of the bytes that are taken.
     slow = {"distributed.worker.validate": False, "distributed.worker.profile.enabled": False}
-    own = {f"ferro.scheduler.{name}": value for name, value in options.items()}
-    config = {**APART, **clusters.UNCHECKED, **slow, **own}
-    async with clusters.opened(0, installed={"tick": 0.02}, config=config) as given:
+    config = {**APART, **clusters.UNCHECKED, **slow}
+    tuned = {"tick": 0.02, **options}
+    async with clusters.opened(0, installed=True, parameters=tuned, config=config) as given:
         made = Site(given["scheduler"], given["client"])
         try:
             await made.join(*devices)
@@ -292,18 +292,6 @@ async def test_forty_blocks_pass_through_a_device_of_four(s: Site) -> None:
     del loaded, worked
     await s.gather(summed)
     assert len(summed) == 40
-
-
-@on_site(CPU, DeclaredDevice("gpu", 20.0, total=4 * MB + 1000), patience="100ms")
-async def test_a_full_device_waits_for_a_slow_reader_elsewhere(s: Site) -> None:
-    """It has nothing to do meanwhile, and would fail the next task."""
-    start = s.client.submit(compute, 0.0, 8, key="start-0")
-    with Require("gpu"):
-        loaded = [s.client.submit(compute, 0.02, MB, start, key=f"load-{n}") for n in range(12)]
-    with Require("cpu"):
-        summed = [s.client.submit(compute, 0.2, 8, one, key=f"sum-{n}") for n, one in enumerate(loaded)]
-    del loaded
-    assert len(await s.gather(summed)) == 12
 
 
 @on_site(DeclaredDevice("gpu", 20.0, total=4 * MB, spills=True))

@@ -70,9 +70,9 @@ def same(i):
 
 
 @asynccontextmanager
-async def scene(workers=3, options=None, **worker_options):
-    plugin = {"shortest": 0.0, "margin": 0.0} if options is None else options
-    async with clusters.opened(workers, installed=plugin, **worker_options) as given:
+async def scene(workers=3, **worker_options):
+    parameters = {"shortest": 0.0, "margin": 0.0}
+    async with clusters.opened(workers, installed=True, parameters=parameters, **worker_options) as given:
         yield {"s": Scene(**given)}
 
 

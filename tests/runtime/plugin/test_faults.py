@@ -14,7 +14,7 @@ from dask._task_spec import Task, TaskRef
 from distributed import Status, wait
 
 import dask_ferro as ff
-from tests.clusters import running
+from tests.clusters import running, tuned
 from tests.waiting import ended, until
 
 pytestmark = pytest.mark.cluster
@@ -123,8 +123,9 @@ def test_random_graphs_under_disturbance_are_right_and_leave_clean_books(caplog)
     with (
         dask.config.set(CHECKED),
         running(3, threads=2, resources={"R": 2}) as client,
+        tuned(shortest=0.0, margin=0.0),
     ):
-        ff.install(client, shortest=0.0, margin=0.0)
+        ff.install(client)
         rng = random.Random(7)
         with Disturbance(client, client.cluster, 11) as disturbance:
             for seed in range(GRAPHS):

@@ -16,6 +16,7 @@ import pytest
 from distributed import Client, Scheduler, Status, Worker
 
 import dask_ferro as ff
+from tests.clusters import tuned
 from tests.runtime.plugin import test_faults
 from tests.runtime.plugin.test_faults import added, random_graph
 from tests.waiting import BOUND_S, until_async
@@ -106,13 +107,13 @@ def check(scheduler):
     }
     assert {key: entry.worker.address for key, entry in ledger.entries.items()} == processing
     assert sorted(ledger.rows) == sorted(scheduler.workers)
-    on_the_way = {key for key, entry in ledger.entries.items() if entry.thief is not None}
-    assert {ts.key for ts in stealing.in_flight} == on_the_way
+    on_the_way = {key for key, entry in ledger.entries.items() if entry.state == "requested"}
+    assert {ts.key for ts in stealing.in_flight} == set(ledger.requests) == on_the_way
     standing = [entry.key for row in ledger.rows.values() for entry in row.running.values()]
     waiting = [entry.key for row in ledger.rows.values() for _, _, entry in row.queue]
     assert sorted(map(str, [*standing, *waiting, *on_the_way])) == sorted(map(str, ledger.entries))
     assert ledger.waiting == len(waiting)
-    announced = Counter(entry.thief.address for entry in ledger.entries.values() if entry.thief is not None)
+    announced = Counter(request.thief.address for request in ledger.requests.values())
     assert {a: row.incoming for a, row in ledger.rows.items() if row.incoming} == {
         a: n for a, n in announced.items() if a in ledger.rows
     }
@@ -143,7 +144,8 @@ async def soak(graphs, seed):
         Scheduler(port=0, dashboard_address=":0") as scheduler,
         Client(scheduler.address, asynchronous=True) as client,
     ):
-        await ff.install(client, shortest=0.0, margin=0.0, coalesce=0.0)
+        with tuned(shortest=0.0, margin=0.0, coalesce=0.0):
+            await ff.install(client)
         faults = Faults(scheduler, client, seed)
         for _ in range(FEWEST + 1):
             await faults.join()
@@ -171,7 +173,6 @@ async def soak(graphs, seed):
                 w: sum(ws.used_resources.values()) for w, ws in scheduler.workers.items()
             } == dict.fromkeys(scheduler.workers, 0)
             assert not stealing.in_flight_tasks or not any(stealing.in_flight_tasks.values())
-            assert not stealing.core._arriving
             return stealing.counts["confirmed"], faults.done
         finally:
             at_work.cancel()

@@ -69,11 +69,9 @@ async def test_a_stolen_task_counts_as_running_although_nothing_else_happens(cli
     await finished_async([first, second], "both")
 
 
-@on_cluster(workers=2)
+@on_cluster(workers=2, installed=True, parameters={"tick": 0.05, "patience": 0.1})
 async def test_each_task_that_waits_is_counted_once(client, scheduler):
     """Of many, each tick shows others: one that is shown again is none that began to wait."""
-
-    await ff.install(client, tick=0.05, patience=0.1)
     busy = sorted(scheduler.workers)[0]
     core, waits = scheduler.extensions["stealing"].core, scheduler.extensions["stealing"].waits
     async with _blocked(client, scheduler, busy) as others:

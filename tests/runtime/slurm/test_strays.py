@@ -16,8 +16,8 @@ def rows(**states: str) -> dict[str, QueueRow]:
     }
 
 
-def job(job_id: str) -> BatchJob:
-    return BatchJob(f"default-{job_id}", "default", int(job_id), 1, since=0.0, job_id=job_id)
+def over(job_id: str, *, is_lost: bool = False) -> BatchJob:
+    return BatchJob(f"default-{job_id}", "default", int(job_id), 1, 0.0, job_id=job_id, is_lost=is_lost)
 
 
 @pytest.mark.parametrize(
@@ -35,35 +35,21 @@ def job(job_id: str) -> BatchJob:
 def test_a_stray_ends(looks, ends) -> None:
     strays = Strays()
     for now, seen in looks:
-        found = strays.look(seen, {"1"}, now)
+        found = strays.look(seen, {"1"}, (), now)
     assert (found.back, list(found.ends)) == ([], ends)
 
 
 def test_a_job_that_was_thought_gone_is_followed_again() -> None:
-    strays, lost = Strays(), job("7")
-    lost.warned_at["missing"] = 1.0
-    strays.forget(lost, is_lost=True)
-    assert strays.look(rows(j7="RUNNING"), (), 100.0) == ([lost], {})
-    assert lost.warned_at == {}
-    assert strays.look(rows(j7="RUNNING"), {"7"}, 200.0) == ([], {})
-
-
-def test_a_job_that_was_thought_gone_is_remembered_however_many_end() -> None:
-    strays, lost = Strays(), job("7")
-    strays.forget(lost, is_lost=True)
-    for number in range(3000):
-        strays.forget(job(f"1{number}"))
-    assert strays.look(rows(j7="RUNNING"), (), 100.0) == ([lost], {})
+    strays, lost = Strays(), over("7", is_lost=True)
+    assert strays.look(rows(j7="RUNNING"), (), [over("6"), lost], 100.0) == ([lost], {})
+    assert strays.look(rows(j7="RUNNING"), {"7"}, [over("6")], 200.0) == ([], {})
 
 
 def test_a_job_that_was_given_back_ends_as_one_whose_workers_are_known() -> None:
-    strays, given = Strays(), job("7")
-    strays.forget(given)
-    assert strays.look(rows(j7="RUNNING"), (), 100.0) == ([], {})
-    assert strays.look(rows(j7="RUNNING"), (), 105.0) == ([], {"7": given})
+    strays, given = Strays(), over("7")
+    assert strays.look(rows(j7="RUNNING"), (), [given], 100.0) == ([], {})
+    assert strays.look(rows(j7="RUNNING"), (), [given], 105.0) == ([], {"7": given})
 
 
-def test_jobs_that_were_never_submitted_are_not_remembered() -> None:
-    strays, never = Strays(), BatchJob("default-0", "default", 0, 1, since=0.0)
-    strays.forget(never)
-    assert strays.look(rows(), (), 0.0) == ([], {})
+def test_jobs_that_were_never_submitted_are_no_strays() -> None:
+    assert Strays().look(rows(), (), [BatchJob("default-0", "default", 0, 1, since=0.0)], 0.0) == ([], {})

@@ -12,14 +12,14 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, Event, Scheduler
+from distributed import Client, Event, Scheduler, Status
 from distributed.metrics import time
 
 import dask_ferro as ff
-from dask_ferro.policy.waits import Wait
+from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.runtime.telemetry.events import PendingJobs, ScaleEvent
 from dask_ferro.runtime.telemetry.overview.facts import QueuedJobs, ShutPool
-from dask_ferro.runtime.telemetry.overview.observe import SOME, observed, overview_of, short
+from dask_ferro.runtime.telemetry.overview.observe import SOME, _sight, observed, overview_of, short
 from dask_ferro.runtime.telemetry.top import FindingLook, look
 from tests.clusters import on_cluster, running, stopped
 from tests.waiting import opened, result, until, until_async
@@ -86,7 +86,7 @@ def test_tasks_that_no_worker_may_run(client: Client, pids: dict[str, int]) -> N
     named(client, "nobody", "it requires a worker with a gpu, and all workers have only cpu")
     named(client, "nobody", "resource has waited", "the resource licence=2, and no worker declares that")
     told = named(client, "nobody", "worker has waited", "it may run at worker 127.0.0.1:1 only")
-    assert (told["severity"], told["page"]) == ("stuck", "ferro-graph")
+    assert (told["severity"], told["page"]) == ("stuck", "graph")
     ff.uninstall(client)  # Dask's own state is enough for these
     named(client, "nobody", "the resource licence=2, and no worker declares that")
     ff.install(client)
@@ -122,7 +122,7 @@ def test_memory_that_is_full(client: Client, pids: dict[str, int]) -> None:
     full = max(pids)
     kept = client.submit(_eat, 0.86, workers=[full], key="eaten")
     told = named(client, "memory", f"worker {name_of(client, full)} is paused and starts no task")
-    assert told["page"] == "ferro-memory"
+    assert told["page"] == "workers"
     behind = client.submit(abs, -1, workers=[full], key="behind")
     named(client, "nobody", "behind has waited", "only, which is paused")
     kept.release()
@@ -152,7 +152,7 @@ async def test_stealing_that_is_off_is_the_reason(client: Client, scheduler: Sch
     assert "stealing is off, which would move it" in sentence
     # The newest sweep's waits may have ended since.
     waits = (
-        Wait(key, at, 9.0, 1, (), "soon")
+        WaitingTask(key, at, 9.0, 1, (), "soon")
         for key, at in (("first", busy), ("gone", busy), ("second", "other"))
     )
     stealing.waits.now = [*stealing.waits.now, *waits]
@@ -237,6 +237,18 @@ def test_jobs_and_pools_are_those_of_a_controller_that_decides(now: float, wante
     assert facts.shut == (ShutPool("gpu", "broken", 1300.0),) * wanted
     assert facts.jobs == ({"pending": 2} if wanted else {})
     assert facts.is_controlled == bool(wanted)
+
+
+@pytest.mark.parametrize(("own", "results"), [(0, 700), (400, 300)])
+def test_bytes_of_a_device_are_no_memory_of_its_process(own: int, results: int) -> None:
+    """Dask counts results on a device as managed."""
+    worker: Any = SimpleNamespace(
+        address="tcp://w:1", name="w", status=Status.paused, last_seen=0.0, processing={}, executing={},
+        memory_limit=1_000, memory=SimpleNamespace(process=900, managed=700, spilled=0),
+        metrics={"memory": 900, "ferro": {"gpu": {"own": own}}},
+    )  # fmt: skip
+    sight = _sight(worker, None, 0.0, 0.0)
+    assert (sight.memory, sight.results) == (900, results)
 
 
 def test_a_long_key_is_cut() -> None:

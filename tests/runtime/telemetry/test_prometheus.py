@@ -69,7 +69,7 @@ async def test_metrics_tell_what_was_counted_under_the_names_that_are_documented
     assert found["dask_ferro_threshold_seconds"] == {"0": 0.005, "0.5": 0.005, "1": 0.005}
     assert found["dask_ferro_placements_total"] == plugin.events.placed
     assert set(plugin.events.placed) == set(PLACES)
-    none = dict.fromkeys(("cancel", "drain", "keep", "other"), 0)
+    none = dict.fromkeys(("cancel", "drain", "keep"), 0)
     assert found["dask_ferro_scale_actions_total"] == {"submit": 1, "recall": 1, **none}
     (kinds,) = re.findall(r"scale_actions_total` .*`kind`: ([\w, ]+) \|", DOCUMENTED.read_text())
     assert sorted(kinds.split(", ")) == sorted(found["dask_ferro_scale_actions_total"])

@@ -17,12 +17,12 @@ import dask
 import pytest
 from distributed import Client, LocalCluster, Worker
 
-from dask_ferro import config, portable
+from dask_ferro import portable
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Links
 from dask_ferro.runtime.worker import calibration as speeds
 from dask_ferro.runtime.worker.calibration import Speed, speed
-from dask_ferro.runtime.worker.plugin import METRIC, NAME, FerroWorker, sent
+from dask_ferro.runtime.worker.plugin import METRIC, NAME, WORKER_SENDS, FerroWorker, sent
 from tests.clusters import running
 from tests.waiting import until
 
@@ -368,7 +368,7 @@ def test_preload(tmp_path: Path) -> None:
             client.wait_for_workers(1, timeout=60)
             (row,) = published(client.cluster)
             assert row["flops"] > 1e8
-            assert set(client.run(_interval).values()) == {config.value("scheduler.worker-sends")}
+            assert set(client.run(_interval).values()) == {WORKER_SENDS}
             assert client.submit(sum, [1, 2]).result(timeout=60) == 3
         finally:
             process.terminate()

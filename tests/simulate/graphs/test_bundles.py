@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated.generators import build
 
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.engine import simulate
 from dask_ferro.simulate.graphs.bundles import in_bundles
-from dask_ferro.simulate.graphs.generators import build
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 
 

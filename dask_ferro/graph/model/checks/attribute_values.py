@@ -98,7 +98,7 @@ def sleep_problem(seconds: float, longest: float) -> str | None:
         return f"it sleeps for {seconds:g} s; wanted a finite number of seconds, 0 or more"
     if seconds > longest:
         return (
-            f"it sleeps for {seconds:g} s, and models that dask_ferro did not make may for {longest:g} s "
-            "(ferro.limits.sleep); raise the limit if you trust the file"
+            f"it sleeps for {seconds:g} s, and models that dask_ferro did not make may for {longest:g} s; make it in "
+            "this process, by ff.workloads"
         )
     return None

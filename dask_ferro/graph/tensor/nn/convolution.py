@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.graph.tensor.dims import alike, is_static, same, sizes, written
 from dask_ferro.graph.tensor.nn.windows import Sizes, spatial, weight_form, windows
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit, promoted
-from dask_ferro.options import is_count
 
 
 def conv1d(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import window_size
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, floating
-from dask_ferro.options import is_count
 
 # One number for all spatial dimensions, or one for each.
 Sizes = int | Sequence[int]

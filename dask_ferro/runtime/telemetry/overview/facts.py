@@ -62,7 +62,7 @@ class FailedTask(NamedTuple):
 
 
 class IdleWait(NamedTuple):
-    """A task that waits while other workers are idle: `policy.waits.Wait` with names.
+    """A task that waits while other workers are idle: `policy.waits.WaitingTask` with names.
 
     `behind` is what its worker has been running for longest.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from time import localtime, strftime
 
@@ -95,7 +95,7 @@ Rule = Callable[[OverviewFacts], Iterator[OverviewFinding]]
 
 def findings(facts: OverviewFacts) -> list[OverviewFinding]:
     """Return what is wrong, the most severe first."""
-    found = [one for rule in _RULES for one in rule(facts)]
+    found = chain.from_iterable(rule(facts) for rule in _RULES)
     return sorted(found, key=lambda one: (SEVERITIES.index(one.severity), KINDS.index(one.kind)))
 
 
@@ -171,19 +171,19 @@ def _memory(facts: OverviewFacts) -> Iterator[OverviewFinding]:
         sentence = f"{workers(names)} {verb} paused and {'starts' if verb == 'is' else 'start'} no task{_used(worst)}"
         waiting = f"; {counted(tasks, 'task')} {'is' if tasks == 1 else 'are'} there" if tasks else ""
         severity = "stuck" if tasks or len(paused) == len(facts.workers) else "risk"
-        yield OverviewFinding("memory", severity, sentence + waiting, _free(worst), "ferro-memory")
+        yield OverviewFinding("memory", severity, sentence + waiting, _free(worst), "workers")
     if near:
         ends = (
             f"; at {facts.shares.terminate:.0%} its process is ended" if facts.shares.terminate <= 1 else ""
         )
         sentence = f"{workers([one.name for one in near])}: memory is nearly full{_used(near[0])}{ends}"
-        yield OverviewFinding("memory", "risk", sentence, _free(near[0]), "ferro-memory")
+        yield OverviewFinding("memory", "risk", sentence, _free(near[0]), "workers")
     if spill:
         spillers, disk = workers([one.name for one in spill]), sum(one.spilled for one in spill)
         full = f"memory is filling up{_used(spill[0])}" if _share(spill[0]) >= facts.shares.spill else ""
         told = f"{format_bytes(disk)} of results are on disk, which take time to read" if disk else ""
         sentence = f"{spillers}: {'; '.join(filter(None, (full, told)))}"
-        yield OverviewFinding("memory", "slow", sentence, _free(spill[0]), "ferro-memory")
+        yield OverviewFinding("memory", "slow", sentence, _free(spill[0]), "workers")
 
 
 def _share(worker: WorkerSight) -> float:
@@ -221,7 +221,7 @@ def _stragglers(facts: OverviewFacts) -> Iterator[OverviewFinding]:
             f" {task.prefix} took {lasting(task.mean)} on average{others}"
         )
         remedy = f"look at what it does: client.call_stack() shows the line at which worker {name} is"
-        yield OverviewFinding("straggler", "slow", sentence, remedy, "ferro-timeline")
+        yield OverviewFinding("straggler", "slow", sentence, remedy, "tasks")
 
 
 def _is_far(task: RunningTask) -> bool:
@@ -280,7 +280,7 @@ def _nobody(facts: OverviewFacts) -> Iterator[OverviewFinding]:
         others = and_more(number - 1, "task", "wait")
         sentence = f"{worst.key} has waited for a worker for {lasting(worst.seconds)}: {why}{others}"
         kind = "nobody" if severity == "stuck" else "waits"
-        yield OverviewFinding(kind, severity, sentence, remedy, "ferro-graph")
+        yield OverviewFinding(kind, severity, sentence, remedy, "graph")
 
 
 def _lacks(task: Unplaced, facts: OverviewFacts) -> tuple[str, str, str]:
@@ -342,7 +342,7 @@ def _failed(facts: OverviewFacts) -> Iterator[OverviewFinding]:
         if task := facts.failure:
             sentence += f"; {task.key} failed last, at {workers(task.workers)}: {task.error}"
             remedy = f"the log of {workers(task.workers)} has the traceback; {remedy}"
-        yield OverviewFinding("failed", "risk", sentence, remedy, "ferro-graph")
+        yield OverviewFinding("failed", "risk", sentence, remedy, "graph")
 
 
 # ---- jobs --------------------------------------------------------------------------------------------------

@@ -19,11 +19,11 @@ from distributed.metrics import monotonic
 from distributed.scheduler import TaskPrefix, TaskState, WorkerState
 
 from dask_ferro.lower.stand_in import LACKS
-from dask_ferro.policy.waits import Wait
+from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.telemetry.dashboard_state import host_memory, label
+from dask_ferro.runtime.telemetry.dashboard_state import label
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.overview.facts import (
     FailedTask,
@@ -38,6 +38,7 @@ from dask_ferro.runtime.telemetry.overview.facts import (
     WorkerSight,
 )
 from dask_ferro.runtime.telemetry.overview.summary import Overview, overview
+from dask_ferro.runtime.worker.plugin import METRIC
 
 # The most tasks without a worker, and the most waits, that are described: each takes about 10 us.
 SOME = 32
@@ -162,10 +163,11 @@ def _sight(ws: WorkerState, stealing: Stealing | None, now: float, awake: float)
     # The details take as long as all the rest, and matter to few; before the first heartbeat there are none.
     if not process or (ws.status == Status.running and process < _DETAILS * limit and not disk):
         return WorkerSight(name, ws.status.name, silent, tasks, process, 0, disk, limit, longest)
-    memory = host_memory(ws)
-    process = memory.results + memory.other
+    memory, device = ws.memory, (metrics.get(METRIC) or {}).get("gpu") or {}
+    # Results on a device, which Dask counts as managed, are not part of the process.
+    results = min(max(memory.managed - int(device.get("own", 0)), 0), memory.process)
     return WorkerSight(
-        name, ws.status.name, silent, tasks, process, memory.results, memory.spilled, limit, longest
+        name, ws.status.name, silent, tasks, memory.process, results, memory.spilled, limit, longest
     )
 
 
@@ -235,15 +237,15 @@ def _waits(scheduler: Scheduler, stealing: Stealing | None, now: float) -> Itera
                 yield _idle_wait(scheduler, wait, stealing, now)
 
 
-def _still_waits(scheduler: Scheduler, wait: Wait, stealing: Stealing) -> bool:
+def _still_waits(scheduler: Scheduler, wait: WaitingTask, stealing: Stealing) -> bool:
     if not wait.worker:
         return scheduler.tasks.get(cast(Key, wait.key)) in scheduler.unrunnable
     entry = stealing.ledger.entries.get(wait.key)
     # Stolen since, it waits at another worker; with a start, it runs.
-    return entry is not None and entry.started is None and entry.worker.address == wait.worker
+    return entry is not None and entry.state != "running" and entry.worker.address == wait.worker
 
 
-def _idle_wait(scheduler: Scheduler, wait: Wait, stealing: Stealing | None, now: float) -> IdleWait:
+def _idle_wait(scheduler: Scheduler, wait: WaitingTask, stealing: Stealing | None, now: float) -> IdleWait:
     workers = scheduler.workers
     at = workers.get(wait.worker)
     some = tuple(label(address, workers.get(address)) for address in wait.some)

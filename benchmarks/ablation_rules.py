@@ -1,0 +1,855 @@
+"""The rules that `ablation.py` switches off, one a row: what each says, and how it is off.
+
+A rule with a parameter is off at the value that takes its effect away, or makes it extreme.  One without is off while
+a function of ours is replaced (`Swap`).  A function that is no longer there ends the benchmark: its row has to go too.
+Rules that no simulated run can show are listed with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from math import inf
+from typing import Any, NamedTuple
+
+from ablation_workloads import Setup
+from simulated.elastic.run import backup
+
+HUGE = 2**60
+POLICY = "dask_ferro.policy."
+
+
+class Swap(NamedTuple):
+    """A replacement of a function: "module:name" or "module:Class.name", and what makes the new from the old one."""
+
+    where: str
+    make: Callable[[Any], Any]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        module, _, path = self.where.partition(":")
+        *outer, name = path.split(".")
+        owner: Any = import_module(POLICY + module if not module.startswith("dask_ferro") else module)
+        for part in outer:
+            owner = getattr(owner, part)
+        old = vars(owner)[name]
+        setattr(owner, name, self.make(old))
+        try:
+            yield
+        finally:
+            setattr(owner, name, old)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule; `unseen`: why no simulated run can show it."""
+
+    area: str
+    name: str
+    says: str
+    off: Callable[[Setup], Setup] = lambda setup: setup
+    swaps: tuple[Swap, ...] = ()
+    unseen: str = ""
+
+    @contextmanager
+    def switched_off(self) -> Iterator[Setup]:
+        """Yield the setup in which all rules but this one are on."""
+        with ExitStack() as stack:
+            for swap in self.swaps:
+                stack.enter_context(swap.applied())
+            yield self.off(Setup())
+
+
+# ---- how a rule is off -------------------------------------------------------------------------------------
+
+
+def _settings(setup: Setup, **values: Any) -> Setup:
+    return replace(setup, settings=replace(setup.settings, **values))
+
+
+def _place(setup: Setup, **values: Any) -> Setup:
+    return _settings(setup, placement=replace(setup.settings.placement, **values))
+
+
+def _steal(setup: Setup, **values: Any) -> Setup:
+    return _settings(setup, parameters=replace(setup.settings.parameters, **values))
+
+
+def _learn(setup: Setup, **values: Any) -> Setup:
+    return _settings(setup, learning=replace(setup.settings.learning, **values))
+
+
+def _scale(setup: Setup, **values: Any) -> Setup:
+    return replace(setup, scaling=lambda bounds: replace(bounds, **values))
+
+
+def _spare(setup: Setup) -> Setup:
+    return _steal(_place(setup, spare=0.0), spare=0.0)
+
+
+def rule(
+    area: str, how: Callable[..., Setup], name: str, value: float | str | bool, says: str, **more: Any
+) -> Rule:
+    """Return a rule that is off at a value of its parameter."""
+    shown = "huge" if value == HUGE else f"{value}"
+    return Rule(area, f"{name} = {shown}", says, partial(how, **{name: value}, **more))
+
+
+def swap(area: str, name: str, says: str, *swaps: tuple[str, Callable[[Any], Any]]) -> Rule:
+    """Return a rule that is off while functions are replaced."""
+    return Rule(area, name, says, swaps=tuple(Swap(*one) for one in swaps))
+
+
+def gives(value: Any) -> Callable[[Any], Any]:
+    """Return what makes a function that always returns a value."""
+    return lambda old: lambda *args, **options: value
+
+
+def becomes(value: Any) -> Callable[[Any], Any]:
+    """Return what replaces anything by a value."""
+    return lambda old: value
+
+
+def unseen(area: str, name: str, says: str, why: str) -> Rule:
+    """Return a rule that no simulated run can show."""
+    return Rule(area, name, says, unseen=why)
+
+
+# ---- placement ---------------------------------------------------------------------------------------------
+
+P, C = "placement:PlacementParameters.", "candidates:Candidates."
+ADAPTER, FACTS = "dask_ferro.simulate.core_adapter:", "dask_ferro.simulate.task_facts:SimulatedFacts."
+
+
+def _without_turns(old: Any) -> Any:
+    return lambda *args, **options: old(*args, **options)._replace(turn=0)
+
+
+def _helps_where_it_may(self: Any, task: Any, worker: Any, *rest: Any) -> bool:
+    return bool(self.may_begin(task, worker))
+
+
+def _half_of_queue(old: Any) -> Any:
+    return lambda self, seconds, known, nbytes, share: old(self, seconds, known, nbytes, HUGE)
+
+
+place = partial(rule, "placement", _place)
+swap_place = partial(swap, "placement")
+PLACEMENT = (
+    place(
+        "margin",
+        0.0,
+        "A task leaves the worker that holds its inputs only for one where it ends 5 ms earlier.",
+    ),
+    place("transfer_margin", 0.0, "That margin grows by half of the transfer."),
+    place("late", 0.005, "Without stealing, the margin of a short task is 20 ms."),
+    place("candidates", 1, "Four workers that run dry first are weighed beside the holders; off: one."),
+    place(
+        "candidates",
+        64,
+        "Four workers that run dry first are weighed beside the holders, to save time (no figure); off: 64.",
+    ),
+    place("soon", 1e9, "Another worker than a holder has to run dry within the task's duration."),
+    place("soon", 0.0, "Such a worker may run dry within the task's duration; off: it has to be idle now."),
+    place("light", HUGE, "A task with an input over 64 KiB is not placed away from its holders."),
+    place("light", 0, "Inputs up to 64 KiB hold a task less; off: none is light."),
+    place("alike", 1, "Workers whose results differ by less than 1 MiB hold as much (memory is no figure)."),
+    place(
+        "alike",
+        HUGE,
+        "A task without inputs goes to the worker that holds the fewest bytes (no figure); off: in turn alone.",
+    ),
+    place("tied", 0.0, "For tasks without inputs under 1 ms, finishes within 1 ms of each other are equal."),
+    place("ahead", 0.0, "Queued tasks that are short are sent several at a time, 5 ms in all."),
+    place("ahead_tasks", HUGE, "They are eight at most."),
+    place("ahead_bytes", HUGE, "Their results take 1 MiB at most."),
+    place("patience", 0.0, "A task waits 0.5 s for room on an idle device before that has to spill."),
+    place(
+        "wide",
+        HUGE,
+        "Wider graphs than four tasks a thread keep Dask's order, for memory (no figure); off: all are ranked.",
+    ),
+    Rule(
+        "placement",
+        "rank = False",
+        "Narrow graphs run their longest chains first.",
+        partial(_settings, rank=False),
+    ),
+    Rule(
+        "placement",
+        "spare = 0",
+        "Two seconds lie between a task's projected end and its worker's (stealing too).",
+        _spare,
+    ),
+    swap_place(
+        "weigh all that are shown",
+        "Holders first: others only where `soon` and `light` let a task leave.",
+        (P + "_near", lambda old: lambda self, task, workers: workers),
+    ),
+    swap_place(
+        "no turns",
+        "Ties go to the worker whose newest task is the oldest.",
+        ("ledger_view:LedgerView.worker", _without_turns),
+    ),
+    swap_place(
+        "no half of the queue",
+        "At most half of a thread's share of the queue is sent ahead.",
+        (P + "tasks_ahead", _half_of_queue),
+    ),
+    swap_place(
+        "full devices are weighed",
+        "Devices without room are left out if others of their class have some.",
+        ("placement:_roomy", lambda old: lambda task, workers: workers),
+    ),
+    swap_place(
+        "too small devices are weighed",
+        "Devices that could never hold a task are left out.",
+        ("placement:_could_take", lambda old: lambda task, workers: workers),
+    ),
+    swap_place(
+        "assigned without room",
+        "A task waits for the device on which it ends first if that has no room.",
+        (P + "may_begin", gives(True)),
+    ),
+    swap_place(
+        "readers elsewhere count as others",
+        "It waits 20 times as long where tasks elsewhere are about to free room.",
+        ("placement:LONGER_FOR_READERS", becomes(1)),
+    ),
+    swap_place(
+        "spilling is free",
+        "A finish on a full device includes the seconds of spilling.",
+        ("estimates:Links.spilling", gives(0.0)),
+    ),
+    swap_place(
+        "queued tasks go to anybody",
+        "A queued task goes to a slow device only if the fast ones would finish all later.",
+        (P + "helps", lambda old: _helps_where_it_may),
+    ),
+    swap_place(
+        "one queued task tells of all",
+        "The seconds of the queue are projected from 16 of its tasks.",
+        (ADAPTER + "QUEUED", becomes(1)),
+    ),
+    swap_place(
+        "ends do not matter",
+        "A task of known duration goes to no worker that ends before it.",
+        (P + "_lasts", gives(True)),
+        (C + "lasting", gives(0.0)),
+    ),
+    swap_place(
+        "any worker where none lasts",
+        "Where none lasts, a task goes to the worker with most time left.",
+        ("placement:_longest_left", lambda old: lambda workers: min(w.address for w in workers)),
+        (
+            "ledger_view:LedgerView.latest",
+            lambda old: lambda self, now, count, priority=None: self.soonest(now, count, priority),
+        ),
+    ),
+    swap_place(
+        "no wait for a fresh worker",
+        "Where none lasts, a task waits for a worker to come that would.",
+        (P + "waits", gives(False)),
+    ),
+    swap_place(
+        "no queueing by time left",
+        "A queued task is sent to workers that have the time for it.",
+        (C + "in_time", lambda old: lambda self, seconds, known, free, fresh, now: free),
+    ),
+    swap_place(
+        "all holders are weighed",
+        "Of the holders of its inputs the eight with most bytes are weighed.",
+        ("candidates:HOLDERS", becomes(HUGE)),
+    ),
+    swap_place(
+        "candidates without room first",
+        "Where bytes are counted, the workers with room are the first candidates.",
+        (
+            C + "_soonest",
+            lambda old: (
+                lambda self, count, priority, now, lasting, need: self.ledger.soonest(
+                    now, count, priority, lasting
+                )
+            ),
+        ),
+    ),
+    swap_place(
+        "no headroom",
+        "A device keeps room for the results of a task's readers.",
+        (FACTS + "headroom", gives(0)),
+    ),
+    swap_place(
+        "queues without priority",
+        "A task starts at its place by priority in a worker's queue.",
+        (
+            "worker_load:WorkerLoad.starts_in",
+            lambda old: lambda self, now, priority=None, surely=False: old(self, now, None, surely),
+        ),
+    ),
+    swap_place(
+        "bytes of devices are not counted",
+        "Bytes of devices are projected, and a task waits for room.",
+        ("ledger:Ledger.set_memory", gives(None)),
+    ),
+    unseen(
+        "placement",
+        "Candidates.stays",
+        "A task with one holder is placed without weighing others where that is sure.",
+        "saves the plugin's time; the simulator always weighs",
+    ),
+    unseen(
+        "placement",
+        "restrictions, affinity, resources",
+        "Restrictions and classes are obeyed; 64 admitted are weighed.",
+        "virtual tasks have none but a pinned root",
+    ),
+    unseen(
+        "placement",
+        "IdleOrder",
+        "Over 24 workers are kept in a heap by when they run dry.",
+        "saves time; same order",
+    ),
+)
+
+# ---- what is learned and believed --------------------------------------------------------------------------
+
+W, L, D = "worker_load:WorkerLoad.", "ledger:Ledger.", "estimates:Durations."
+
+
+def _no_longer_than_projected(old: Any) -> Any:
+    def remaining(self: Any, entry: Any, now: float, surely: bool = False) -> float:
+        return max(
+            (entry.seconds if entry.known or not surely else 0.0) * self.slowness
+            - max(now - entry.started, 0.0),
+            0.0,
+        )
+
+    return remaining
+
+
+def _without_own_estimate(old: Any) -> Any:
+    return lambda self, prefix, device, seconds, annotated=None: old(self, prefix, device, seconds)
+
+
+def _never_provisional(old: Any) -> Any:
+    return lambda self, prefix, device, annotated: (*self.of(prefix, device, annotated), False)
+
+
+def _but_peers(old: Any) -> Any:
+    return lambda self, kind, *rest: None if kind == "peer" else old(self, kind, *rest)
+
+
+learn = partial(rule, "estimates", _learn)
+swap_belief = partial(swap, "estimates")
+ESTIMATES = (
+    learn("newest", 0.5, "The newest of many measurements counts a tenth; off: half, as Dask's."),
+    learn("guess", 0.001, "A task never measured is projected to take 0.5 s; off: 1 ms."),
+    learn("guess", 30.0, "A task never measured is projected to take 0.5 s; off: 30 s."),
+    learn("reported", 0.0, "A report of running tasks is 0.1 s old at most."),
+    learn("slowest", 1.0, "Projections are multiplied by a worker's measured slowness; off: never."),
+    learn("slowest", HUGE, "A worker counts as 32 times slower at most."),
+    learn("usual_tasks", 0.0, "A worker's slowness begins with four tasks as projected."),
+    learn("usual_seconds", 1e-9, "A task under 1 ms says nothing of slowness."),
+    learn("spread", 1.0, "Slowness within a factor of two is noise."),
+    learn("light", 0, "A transfer up to 64 KiB tells of latency, not of bandwidth; off: of bandwidth."),
+    learn("bytes_share", 1e-6, "A tenth of a transfer at least is put down to its bytes."),
+    learn(
+        "unseen",
+        HUGE,
+        "Four results of a prefix never seen are thought to fill a device; off: they take what inputs do.",
+    ),
+    swap_belief(
+        "links are never measured",
+        "Latencies and bandwidths are learned.",
+        ("estimates:Links.add", gives(None)),
+    ),
+    swap_belief(
+        "no peer link",
+        "Between devices of a host, transfers are of a class of their own.",
+        ("estimates:Links.add", _but_peers),
+    ),
+    swap_belief(
+        "copies to devices are free",
+        "A transfer includes the copies out of a device and into one.",
+        ("estimates:Links._copy", gives(0.0)),
+    ),
+    swap_belief(
+        "own estimates are not corrected",
+        "A task's own estimate is corrected by what its like took.",
+        (D + "add", _without_own_estimate),
+    ),
+    swap_belief(
+        "classes tell nothing of each other",
+        "A class without measurements is projected from another's speed.",
+        (D + "_elsewhere", gives(None)),
+    ),
+    swap_belief(
+        "queued guesses are kept",
+        "Tasks queued with a guess are projected again at the first measurement.",
+        (D + "is_provisional", gives(False)),
+        (D + "projected", _never_provisional),
+    ),
+    swap_belief(
+        "bytes of queued guesses are kept",
+        "Tasks assigned before the first result get its bytes.",
+        (L + "set_bytes", gives(None)),
+    ),
+    swap_belief(
+        "an overrun ends now",
+        "A task that overran its projection takes as long again.",
+        (W + "_remaining", _no_longer_than_projected),
+    ),
+    swap_belief(
+        "moves on the way are not counted",
+        "A task asked for counts at its thief already.",
+        (L + "_announce", gives(None)),
+    ),
+    swap_belief(
+        "starts at assignment",
+        "A task starts when its message has been sent, not when it is assigned.",
+        (
+            L + "_start",
+            lambda old: (
+                lambda self, now, entry, row: (
+                    setattr(entry, "started", now),
+                    row.running.__setitem__(entry.key, entry),
+                )
+            ),
+        ),
+    ),
+    swap_belief(
+        "reports are not read",
+        "A worker's report of what runs replaces what was inferred.",
+        (L + "hear", gives(None)),
+    ),
+    unseen(
+        "estimates",
+        "Estimate",
+        "A task's operations and bytes give seconds by the roofline model.",
+        "virtual tasks state seconds",
+    ),
+)
+
+# ---- stealing ----------------------------------------------------------------------------------------------
+
+N, V, S = "stealing.informed:", "ledger_view:LedgerView.", "scheduling_core:SchedulingCore."
+
+
+def _not_lost(old: Any) -> Any:
+    return lambda self, task, victim: old(self, task, victim)._replace(lost=False, is_held=victim.accepts)
+
+
+def _taken_to_the_last(old: Any) -> Any:
+    return lambda self, thief, victim, tentative, reserve: old(self, thief, victim, tentative, 0.0)
+
+
+def _without(**values: Any) -> Callable[[Any], Any]:
+    """Return what shows a method of the policy other facts of the task."""
+    return lambda old: lambda self, task, *rest: old(self, task._replace(**values), *rest)
+
+
+def _seen_without(**values: Any) -> Callable[[Any], Any]:
+    return lambda old: lambda self, address, now: old(self, address, now)._replace(**values)
+
+
+def _surely_by_guesses(old: Any) -> Any:
+    def seen(self: Any, address: str, now: float) -> Any:
+        worker = old(self, address, now)
+        return worker._replace(surely_in=worker.starts_in)
+
+    return seen
+
+
+steal = partial(rule, "stealing", _steal)
+swap_steal = partial(swap, "stealing")
+STEALING = (
+    Rule(
+        "stealing", "policy = none", "Tasks are stolen at all.", lambda setup: replace(setup, policy="none")
+    ),
+    Rule(
+        "stealing",
+        "policy = last-victim",
+        "Victims are the longest queues; off: the last one, then any.",
+        lambda setup: replace(setup, policy="last-victim"),
+    ),
+    steal("threshold", 0.001, "A worker steals under 5 ms of backlog, at first; off: 1 ms."),
+    steal("threshold", 0.05, "A worker steals under 5 ms of backlog, at first; off: 50 ms."),
+    Rule(
+        "stealing",
+        "fixed threshold",
+        "The threshold follows the time from a request to the task's start.",
+        partial(_steal, threshold_follow=0.0, threshold_dry=1.0, threshold_refused=1.0),
+    ),
+    steal("threshold_least", 0.0, "It is 1 ms at least."),
+    steal("threshold_most", HUGE, "It is 250 ms at most."),
+    steal("reserve", 1.0, "It is 1.5 times that time."),
+    steal("threshold_follow", 1.0, "It follows a measurement by a quarter; off: at once."),
+    steal("threshold_dry", 1.0, "It grows by a quarter when a thief had run dry."),
+    steal("threshold_refused", 1.0, "It shrinks by a fifth when a request was refused."),
+    steal("chunk", 1.0, "A step takes half of a victim's surplus at most; off: all."),
+    steal("chunk", 0.0, "A step takes half of a victim's surplus at most; off: one task."),
+    steal("reach", 0.0, "A step gives a thief 0.1 s of work at most; off: one task."),
+    steal("reach", HUGE, "A step gives a thief 0.1 s of work at most; off: any."),
+    steal("margin", 0.0, "A task moves if it ends 2 ms earlier."),
+    steal("transfer_margin", 0.0, "That margin grows by half of the transfer."),
+    steal("shortest", 1e-6, "A task under 2 ms moves only when it is certain to wait."),
+    steal("bears", 1.0, "Such a wait is ten times the cost of the move; off: once."),
+    steal("bears", 100.0, "Such a wait is ten times the cost of the move; off: 100 times."),
+    steal("guesses", 0, "Tasks of unknown duration leave queues of two a thread at least."),
+    steal(
+        "patience",
+        HUGE,
+        "From shorter queues they leave after 0.5 s, and then tasks count as overdue; off: never.",
+    ),
+    steal(
+        "patience",
+        0.05,
+        "From shorter queues they leave after 0.5 s, and then tasks count as overdue; off: 50 ms.",
+    ),
+    steal(
+        "doubt", 0.0, "An overdue task is expected to wait a quarter longer, for a thief of another class."
+    ),
+    steal(
+        "doubt",
+        1.0,
+        "An overdue task is expected to wait a quarter longer, for a thief of another class; off: as long again.",
+    ),
+    steal("tries", 1, "Eight tasks of a queue are considered for a move; off: one."),
+    steal(
+        "tries", HUGE, "Eight tasks of a queue are considered for a move, to save time (no figure); off: all."
+    ),
+    steal(
+        "quick",
+        HUGE,
+        "A step first considers 16 tasks a thread of its thieves, to save time (no figure); off: 640 at once.",
+    ),
+    steal("pause", 0.0, "A paused worker is projected to stay paused for 1 s."),
+    swap_steal(
+        "victims keep nothing",
+        "A victim is not left below its own threshold.",
+        (N + "Informed._best", _taken_to_the_last),
+    ),
+    swap_steal(
+        "no task unlocks",
+        "A worker whose task unlocks others steals only when it has none.",
+        (V + "_seen", _seen_without(unlocks=False)),
+    ),
+    swap_steal(
+        "no stall is seen",
+        "A queue from which nothing started is expected to stall as long again.",
+        (V + "_seen", _seen_without(stalled_for=0.0)),
+        (W + "stalled_for", gives(0.0)),
+    ),
+    swap_steal(
+        "guesses are certain",
+        "Only known durations count as a certain wait.",
+        (V + "_seen", _surely_by_guesses),
+    ),
+    swap_steal(
+        "readers pay alone",
+        "Readers of one input share the margin of its transfer.",
+        (N + "shared", gives(1)),
+    ),
+    swap_steal(
+        "inputs on the way are fetched again",
+        "An input that a step moves to a thief is there for its next task.",
+        ("stealing.tentative:Tentative.at", lambda old: lambda self, thief, task: task),
+    ),
+    swap_steal(
+        "lost tasks are no others",
+        "A task whose worker ends before it moves at any cost.",
+        (N + "Informed._at_victim", _not_lost),
+    ),
+    swap_steal(
+        "thieves may end",
+        "No task moves to a worker that ends before it.",
+        ("facts:Worker.has_time", gives(True)),
+    ),
+    swap_steal(
+        "back and forth",
+        "A task that was moved returns only after a wait, doubled by each move.",
+        (N + "Informed._stays", _without(origins=())),
+    ),
+    swap_steal(
+        "guessed slowness keeps overdue tasks",
+        "A guess times a slowness keeps no overdue task waiting.",
+        (N + "Informed._ends_at_thief", _without(overdue=0.0)),
+    ),
+    swap_steal(
+        "no doubt",
+        "An overdue task is expected to wait as long again.",
+        (N + "Informed._doubted", gives(0.0)),
+    ),
+    swap_steal(
+        "far victims as near ones",
+        "A thief with a device asks the victims of its host first.",
+        (N + "is_far", gives(False)),
+    ),
+    swap_steal(
+        "near queues are not shown",
+        "Queues of the hosts of hungry devices are shown beside the longest.",
+        (V + "_near", gives(())),
+    ),
+    swap_steal(
+        "ending workers are not shown",
+        "Queues of workers that end too early are shown first.",
+        (V + "_nearest", gives(())),
+    ),
+    swap_steal(
+        "one queue is shown",
+        "A step sees the ten longest queues; off: the longest.",
+        (V + "snapshot", lambda old: lambda *args, **options: old(*args, **options, victims=1)),
+    ),
+    swap_steal(
+        "always the longest queues",
+        "A step after one without moves sees other queues.",
+        (V + "_busiest", lambda old: lambda self, count, skip: old(self, count, 0)),
+    ),
+    swap_steal(
+        "one thief a step",
+        "A step feeds 32 thieves at most; off: one.",
+        ("scheduling_core:THIEVES", becomes(1)),
+    ),
+    swap_steal(
+        "no sweep", "Each tick, a sweep looks for overdue tasks in all queues.", (S + "_swept", gives(None))
+    ),
+    swap_steal(
+        "overdue by patience alone",
+        "A task is overdue at twice the wait that was projected for it.",
+        (
+            W + "overdue",
+            lambda old: (
+                lambda self, entry, now, patience, projected=True: old(self, entry, now, patience, False)
+            ),
+        ),
+    ),
+    swap_steal("steps at ticks alone", "A step runs when an event calls for one.", (S + "_ask", gives(None))),
+    swap_steal(
+        "steps whenever somebody waits",
+        "Steps run only while a queue is worth it or stalls.",
+        (S + "_is_worth_it", lambda old: lambda self, now: bool(self.ledger.waiting)),
+    ),
+    swap_steal(
+        "no second look",
+        "A step that left thieves hungry is repeated, at growing intervals.",
+        (S + "_look_again", gives(None)),
+    ),
+    unseen(
+        "stealing",
+        "actors, resources, reserve",
+        "Actors stay; a task moves where its resources are free.",
+        "virtual tasks have none",
+    ),
+    unseen(
+        "stealing",
+        "Withdrawn, Unsent, seceded",
+        "A request without an answer, or of a task that seceded, ends.",
+        "virtual victims always answer",
+    ),
+    unseen(
+        "stealing",
+        "HISTORY, IDLE, _SCANNED, OVERDUE",
+        "Kept outcomes, idle workers and scanned entries are bounded.",
+        "they bound the scheduler's time",
+    ),
+)
+
+# ---- messages ----------------------------------------------------------------------------------------------
+
+when = partial(rule, "messages", _settings)
+MESSAGES = (
+    when("coalesce", 0.0001, "Events within 1 ms share a step; off: within 0.1 ms."),
+    when("coalesce", 0.02, "Events within 1 ms share a step; off: within 20 ms."),
+    when("tick", 5.0, "A tick looks at every worker each 0.5 s; off: 5 s."),
+    when("scheduler_sends", 0.005, "The scheduler batches messages for 1 ms; off: 5 ms, as Dask."),
+    when("worker_sends", 0.002, "A worker batches messages for 1 ms; off: 2 ms, as Dask."),
+    rule(
+        "messages",
+        _steal,
+        "plenty",
+        HUGE,
+        "Messages to a worker with over 10 ms of queue are batched for 5 ms.",
+    ),
+    rule(
+        "messages",
+        _steal,
+        "saturated",
+        2.0,
+        "While the loop is busy for 0.9 of the time, all messages are batched.",
+    ),
+    unseen(
+        "messages",
+        "client_sends",
+        "A client batches messages for 2 ms, not 10.",
+        "the virtual client's cost is fixed",
+    ),
+    unseen(
+        "messages",
+        "EASED",
+        "A saturated loop counts as such down to 0.9 of the bound.",
+        "loads between are rare",
+    ),
+)
+
+# ---- scaling -----------------------------------------------------------------------------------------------
+
+G, F, R = "scaling.grow:", "scaling.fleet:", "scaling.shrink:"
+scale = partial(rule, "scaling", _scale)
+swap_scale = partial(swap, "scaling")
+SCALING = (
+    scale("efficiency", 1e-9, "A job has to run tasks for 0.6 of its node-seconds; off: any."),
+    scale("worth", 0.0, "A job has to save 5 job-seconds."),
+    scale("cooldown", 0.0, "After a change, no job goes for 5 s."),
+    scale("patience", 0.0, "An idle job stays for 10 s at least."),
+    scale("patience_most", HUGE, "It stays for 10 min at most, however long a new one takes."),
+    scale("notice", 0.0, "A job is drained 1.5 s before it has to move its data."),
+    scale("max_pending", 1, "Any number of jobs may be pending (the default); on: one."),
+    swap_scale(
+        "no growth by work", "Jobs are requested by the work that they would do.", (G + "_serve", gives(None))
+    ),
+    swap_scale(
+        "no useful share",
+        "A job's share of busy seconds is projected by the profile.",
+        (G + "useful_share", gives(1.0)),
+    ),
+    swap_scale(
+        "power at its arrival",
+        "The work left when a job arrives counts, not the work now.",
+        (G + "left", lambda old: lambda profile, shifts, until, fastest=1.0: profile),
+    ),
+    swap_scale(
+        "queue waits are the mean",
+        "A pending job's age lengthens the projected wait.",
+        (F + "expected_wait", lambda old: lambda pool, jobs: pool.queue_wait),
+    ),
+    swap_scale(
+        "late jobs are no later",
+        "A late job takes as long again as it is late.",
+        (
+            F + "Fleet.arrival",
+            lambda old: lambda self, job: self.pools[job.pool].start_up if job.state == "pending" else 0.0,
+        ),
+    ),
+    swap_scale(
+        "no job is outrun",
+        "A pool whose job would come long before pending ones is asked.",
+        (F + "Fleet.is_outrun", gives(False)),
+    ),
+    swap_scale(
+        "pending jobs replace each other",
+        "Pending jobs of pools far apart do not replace each other.",
+        (F + "Fleet.are_apart", gives(False)),
+    ),
+    swap_scale(
+        "no successor ahead",
+        "A successor is requested before a job's end, by its longest task.",
+        (F + "Fleet._warning", lambda old: lambda self, pool, works: self.parameters.notice),
+    ),
+    swap_scale(
+        "long tasks are no others",
+        "Tasks too long for the jobs there are a work of their own.",
+        (F + "Fleet._parted", lambda old: lambda self, work: [work]),
+    ),
+    swap_scale(
+        "works are alone", "Threads that another work keeps busy do not help.", (G + "_shared", gives([]))
+    ),
+    swap_scale(
+        "no room for starving works",
+        "Room for one job is kept for each starving work.",
+        (G + "starves", gives(False)),
+        (R + "starves", gives(False)),
+    ),
+    swap_scale(
+        "no successor for data",
+        "Successors are requested where data fits on no other job.",
+        (G + "_succeed", gives(None)),
+    ),
+    swap_scale(
+        "no recall", "Leaving jobs that could be used again are recalled.", ("scaling.step:recall", gives([]))
+    ),
+    swap_scale(
+        "old jobs are recalled",
+        "A job in the second half of its life is not recalled.",
+        (F + "Fleet.is_old", lambda old: lambda self, job: self.is_spent(job)),
+    ),
+    swap_scale(
+        "all end together",
+        "Jobs that end together go in turn, for successors to take over.",
+        (R + "due", gives([])),
+    ),
+    swap_scale(
+        "no room is made", "Idle jobs go for work that only others may run.", (R + "_make_room", gives([]))
+    ),
+    swap_scale("idle jobs stay", "Idle jobs go.", (R + "_dismiss_idle", gives([]))),
+    swap_scale(
+        "surplus pending jobs stay", "Pending jobs without work are cancelled.", (R + "_dismiss", gives([]))
+    ),
+    swap_scale(
+        "data keeps no job", "A job stays if its data fits nowhere.", (R + "_FreeMemory.admits", gives(True))
+    ),
+    swap_scale(
+        "any width is soon",
+        "A job is spared by the width of the work within its arrival.",
+        (
+            R + "peak",
+            lambda old: lambda profile, threads, within, fastest=1.0: old(profile, threads, inf, fastest),
+        ),
+    ),
+    swap_scale(
+        "a running task ends as projected",
+        "One that overran takes as long again, one never measured twice the longest run.",
+        (ADAPTER + "left", lambda old: lambda takes, ran: max(takes - ran, 1e-4)),
+        (ADAPTER + "unmeasured", lambda old: lambda longest, guess: guess),
+    ),
+    swap_scale(
+        "fine profiles",
+        "A profile of the work has 64 steps at most.",
+        ("scaling.remaining_work:_STEPS", becomes(HUGE)),
+    ),
+    Rule(
+        "scaling",
+        "one backup",
+        "Data of leaving workers is spread over all that stay; off: on one.",
+        lambda setup: replace(setup, receivers=backup),
+    ),
+    unseen(
+        "scaling",
+        "order_patience, ordered",
+        "`scale(n)` ends jobs within 30 s, whatever they hold.",
+        "the virtual user gives bounds",
+    ),
+    unseen(
+        "scaling",
+        "closed, paused, removed, lingering, held, stalled",
+        "Pools and jobs with these marks are left out.",
+        "virtual pools stay open and virtual jobs behave",
+    ),
+    unseen("scaling", "_advice", "Pools whose jobs live too short are named.", "a text"),
+)
+
+# ---- replication -------------------------------------------------------------------------------------------
+
+_NOT_PREEMPTED = (
+    "virtual jobs are not preempted, and nothing is copied for it (`preemption.py` measures it on SLURM)"
+)
+REPLICATION = tuple(
+    unseen("replication", name, says, _NOT_PREEMPTED)
+    for name, says in (
+        (
+            "copy-share",
+            "Workers reserve a quarter of their memory for copies of results that preemptible jobs hold.",
+        ),
+        ("copy-rate", "Each worker copies at 32 MiB/s at most."),
+        ("copy-bandwidth, copy-message", "A copy costs its bytes over 100 MB/s, and 5 ms."),
+        ("copy-worth", "A result is copied if computing it takes twice as long as its copy."),
+        ("copy-dear, copy-least-dear", "One that takes 100 times as long, and 2 s, is copied at once."),
+        ("worth", "Results with most seconds saved for a second of copying come first."),
+        ("spare", "Replicas that insure each other are not dropped."),
+        ("host", "A copy on another preemptible job goes to another host."),
+    )
+)
+
+RULES: tuple[Rule, ...] = (*PLACEMENT, *ESTIMATES, *STEALING, *MESSAGES, *SCALING, *REPLICATION)

@@ -1,0 +1,196 @@
+"""All jobs of a cluster in one place, with the reason why each was requested and why it is over.
+
+    jobs      may exist: they are followed, or being ended (state "leaving")
+    over      the newest of those that are over
+
+A job ends in `JobBook.end`, and nowhere else.  The book asks no other source.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
+from typing import TypedDict
+
+from distributed.metrics import time
+
+from dask_ferro.runtime.records.task_counts import TaskCounts
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
+
+# The most jobs kept that are over: 10 MB.
+KEPT = 10_000
+# A job requested within these seconds after another ended by itself is its replacement.
+_REPLACES = 60.0
+# The most jobs of a pool whose replacement is awaited.
+_MISSED = 100
+
+
+class JobRow(TypedDict):
+    """A job in the types of msgpack and JSON; points in time are epoch seconds, None: not yet."""
+
+    job_id: str
+    name: str
+    pool: str
+    state: str
+    workers: list[str]
+    order: int
+    asked: float
+    submitted: float | None
+    started: float | None
+    connected: float | None
+    ended: float | None
+    nodes: int
+    processes: int
+    restarts: int
+    node_seconds: float
+    tasks: int
+    why: str
+    ending: str
+
+
+class JobBook:
+    """The jobs of one cluster.
+
+    Parameters
+    ----------
+    most : int
+        The most jobs kept that are over.
+    """
+
+    def __init__(self, most: int = KEPT) -> None:
+        self.jobs: dict[str, BatchJob] = {}
+        self.over: dict[str, BatchJob] = {}
+        self.counts = TaskCounts()
+        self._most, self._because = most, ""
+        # By pool: when and why jobs ended that this cluster did not end.
+        self._missed: dict[str, deque[tuple[float, str]]] = defaultdict(lambda: deque(maxlen=_MISSED))
+
+    @property
+    def followed(self) -> list[BatchJob]:
+        """The jobs that are neither over nor released."""
+        return [job for job in self.jobs.values() if job.state != JobState.LEAVING]
+
+    @property
+    def leaving(self) -> list[BatchJob]:
+        """The jobs that are released, and may still exist."""
+        return [job for job in self.jobs.values() if job.state == JobState.LEAVING]
+
+    def because(self, why: str, jobs: Iterable[str] = ()) -> None:
+        """Set the reason why the next jobs are requested, or why the named ones are released."""
+        names = list(jobs)
+        for name in names:
+            if name in self.jobs:
+                self.jobs[name].leaves_because = why
+        if not names:
+            self._because = why
+
+    def request(self, jobs: Iterable[BatchJob]) -> None:
+        """Add requested jobs."""
+        now, why, self._because = time(), self._because, ""
+        for job in jobs:
+            missed = self._missed[job.pool]
+            while missed and now - missed[0][0] > _REPLACES:
+                missed.popleft()
+            replaces = f"replaces {missed.popleft()[1]}" if missed else ""
+            job.asked_at, job.why = now, "; ".join(filter(None, (why, replaces)))
+            self.jobs[job.name] = job
+
+    def release(self, names: Iterable[str]) -> list[BatchJob]:
+        """Stop following some jobs, which are to end; return those that were followed."""
+        named = set(names)
+        jobs = [job for job in self.followed if job.name in named]
+        for job in jobs:
+            done = (
+                "drained"
+                if job.state in (JobState.BOOTING, JobState.RUNNING)
+                else "taken back before it started"
+            )
+            job.ending = f"{done}: {job.leaves_because}" if job.leaves_because else done
+            job.enter(JobState.LEAVING, time())
+        return jobs
+
+    def end(
+        self, job: BatchJob, why: str = "", *, by_us: bool = True, state: str = "", is_lost: bool = False
+    ) -> None:
+        """Record that a job is over.
+
+        Parameters
+        ----------
+        why : str
+            The reason; default: that of its release.
+        by_us : bool
+            Whether this cluster ended it.
+        state : str
+            The batch system's state for its end, if known.
+        is_lost : bool
+            Whether it is over only because SLURM did not list it any more.
+        """
+        # It may have ended by itself while its release was confirmed: the first reason holds.
+        if self.jobs.pop(job.name, None) is None:
+            return
+        now = time()
+        job.ending = why or job.ending
+        if not by_us:
+            job.ending = "cancelled, and not by this cluster" if state == "CANCELLED" else job.ending
+            self._missed[job.pool].append((now, f"job {job.job_id or job.name}: {job.ending}"))
+        # Clocks of two machines may differ.
+        job.ended_at = now if job.ended_at is None else min(max(job.ended_at, job.started_at or 0.0), now)
+        # Taken, since a job that is followed again goes on counting.
+        job.tasks += self.counts.take(job.every_worker)
+        job.is_lost = is_lost
+        job.enter(JobState.ENDED, now)
+        self.over[job.name] = job
+        if len(self.over) > self._most:
+            del self.over[next(iter(self.over))]
+
+    def revive(self, job: BatchJob) -> None:
+        """Follow a job again that was thought over."""
+        del self.over[job.name]
+        job.warned_at.clear()
+        job.ended_at, job.ending, job.is_lost = None, "", False
+        job.enter(JobState.PENDING if job.started_at is None else JobState.BOOTING, time())
+        self.jobs[job.name] = job
+
+    def tidy(self) -> None:
+        """Forget the counts of tasks of workers that are gone and belong to no job."""
+        self.counts.keep(set(chain.from_iterable(job.every_worker for job in self.jobs.values())))
+
+    def tasks(self, job: BatchJob) -> int:
+        """Return the number of tasks that a job's workers finished without error."""
+        return job.tasks if job.state == JobState.ENDED else job.tasks + self.counts.of(job.every_worker)
+
+    def copies(self) -> tuple[BatchJob, ...]:
+        """Return all jobs in their present state, in the order of the requests."""
+        # Jobs that are over are in the order of their ends.
+        every = sorted((*self.over.values(), *self.jobs.values()), key=lambda job: job.order)
+        return tuple(replace(job, tasks=self.tasks(job)) for job in every)
+
+    def rows(self) -> list[JobRow]:
+        """Return all jobs as rows, in the order of the requests."""
+        return [row_of(job) for job in self.copies()]
+
+
+def row_of(job: BatchJob) -> JobRow:
+    """Return a job as a row."""
+    return {
+        "job_id": job.job_id,
+        "name": job.name,
+        "pool": job.pool,
+        "state": str(job.state),
+        "workers": list(job.every_worker),
+        "order": job.order,
+        "asked": job.asked_at,
+        "submitted": job.submitted_at,
+        "started": job.started_at,
+        "connected": job.connected_at,
+        "ended": job.ended_at,
+        "nodes": job.nodes,
+        "processes": job.processes,
+        "restarts": job.restarts,
+        "node_seconds": job.node_seconds(time()),
+        "tasks": job.tasks,
+        "why": job.why,
+        "ending": job.ending,
+    }
