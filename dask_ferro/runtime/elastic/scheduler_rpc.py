@@ -331,11 +331,11 @@ class Roster(SchedulerPlugin):
 
     def _held_alone(self) -> dict[str, int]:
         """Return the bytes of the results that each worker alone holds."""
-        scheduler = self._here()
-        return {
-            address: sum(nbytes_of(ts) for ts in ws.has_what if len(ts.who_has or ()) == 1 and not ts.actor)
-            for address, ws in scheduler.workers.items()
-        }
+        found: dict[str, int] = {}
+        for address, ws in self._here().workers.items():
+            alone = (ts for ts in ws.has_what if len(ts.who_has or ()) == 1 and not ts.actor)
+            found[address] = sum(map(nbytes_of, alone))
+        return found
 
     def _end(self, ws: WorkerState) -> float | None:
         return min(self._ends.get(str(ws.name), {}).values(), default=None)
