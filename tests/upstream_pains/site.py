@@ -119,7 +119,7 @@ class Site(Scene):
             options = {"Adaptive": ff.Elastic} | options
         self.adaptive = self.cluster.adapt(**({"interval": "1h"} | options))
         if self.way == "ours":
-            self.adaptive.parameters = replace(self.adaptive.parameters, cooldown=0.0, patience_most=1.0)
+            self.adaptive.parameters = replace(self.adaptive.parameters, cooldown=0.0, patience_most=0.0)
 
     async def look(self, times: int = 1) -> None:
         """Let the controller look, if there is one, and let what it decided be done."""
