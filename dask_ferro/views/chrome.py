@@ -69,7 +69,7 @@ def _workers(trace: Trace) -> Iterator[str]:
 # ---- tracks ------------------------------------------------------------------------------------------------
 
 
-class Placed(NamedTuple):
+class PlacedSpan(NamedTuple):
     """A span as it is drawn: its start and duration in microseconds, and the number of its track."""
 
     span: Span
@@ -78,7 +78,7 @@ class Placed(NamedTuple):
     track: int
 
 
-def _placed(trace: Trace, zero: float) -> Iterator[Placed]:
+def _placed(trace: Trace, zero: float) -> Iterator[PlacedSpan]:
     ops = groupby(attrgetter("key", "worker"), trace.of("op"))
     for (_, lane), spans in groupby(attrgetter("worker", "lane"), trace.of("compute")).items():
         for task in _in_rows(spans, zero, _SLACK):
@@ -88,13 +88,13 @@ def _placed(trace: Trace, zero: float) -> Iterator[Placed]:
             for op in ops.get((task.span.key, task.span.worker), ()):
                 start, took = op.microseconds(zero)
                 if task.start <= start + delay and start + delay + took <= task.start + task.took:
-                    yield Placed(op, start + delay, took, track)
+                    yield PlacedSpan(op, start + delay, took, track)
     for kind, first in (("transfer", _TRANSFERS), ("steal", _STEALS)):
         for spans in groupby(attrgetter("worker"), trace.of(kind)).values():
             yield from (one._replace(track=first + one.track) for one in _in_rows(spans, zero))
 
 
-def _in_rows(spans: Iterable[Span], zero: float, slack: int = 0) -> Iterator[Placed]:
+def _in_rows(spans: Iterable[Span], zero: float, slack: int = 0) -> Iterator[PlacedSpan]:
     """Yield each span in the first row in which it overlaps none by more than `slack`, after the row's last one."""
     ends: list[int] = []
     for span in sorted(spans, key=lambda s: (s.start, s.stop)):
@@ -102,13 +102,13 @@ def _in_rows(spans: Iterable[Span], zero: float, slack: int = 0) -> Iterator[Pla
         row = next((i for i, end in enumerate(ends) if start >= end - slack), len(ends))
         start = max([start, *ends[row : row + 1]])
         ends[row : row + 1] = [start + took]
-        yield Placed(span, start, took, row)
+        yield PlacedSpan(span, start, took, row)
 
 
 # ---- events ------------------------------------------------------------------------------------------------
 
 
-def _names(pids: dict[str, int], placed: Iterable[Placed]) -> Iterator[Event]:
+def _names(pids: dict[str, int], placed: Iterable[PlacedSpan]) -> Iterator[Event]:
     for worker, pid in pids.items():
         yield _name("process_name", pid, 0, {"name": worker})
         yield _name("process_sort_index", pid, 0, {"sort_index": pid})
@@ -130,7 +130,7 @@ def _track_name(tid: int) -> str:
     return f"thread {lane}" if not row else f"thread {lane}, overlapping"
 
 
-def _slices(pids: dict[str, int], placed: Iterable[Placed]) -> Iterator[Event]:
+def _slices(pids: dict[str, int], placed: Iterable[PlacedSpan]) -> Iterator[Event]:
     for span, start, took, track in placed:
         yield {
             "ph": "X",
@@ -154,7 +154,7 @@ def _told(span: Span) -> Event:
     return told
 
 
-def _arrows(pids: dict[str, int], placed: Iterable[Placed]) -> Iterator[Event]:
+def _arrows(pids: dict[str, int], placed: Iterable[PlacedSpan]) -> Iterator[Event]:
     """From a steal's request, on the victim, to where the task ran on the thief."""
     placed = list(placed)
     ran = {(one.span.key, one.span.worker): one for one in placed if one.span.kind == "compute"}
