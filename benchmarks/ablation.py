@@ -248,11 +248,12 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _recorded(rule: Rule, changes: Mapping[str, Mapping[str, Change]]) -> dict[str, Any]:
-    """Return a rule's changes on all workloads in JSON's types; a run that never ends has no figure."""
+    """Return the figures that a rule changes in JSON's types; a run that never ends has none."""
     figures = {
         name: {
             figure: [None if value == inf else round(value, 4) for value in change[:3]] + [change.is_seen]
             for figure, change in of.items()
+            if change.off != change.on
         }
         for name, of in changes.items()
     }
