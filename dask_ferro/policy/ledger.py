@@ -115,10 +115,9 @@ class Ledger(LedgerView):
 
     def set_device(self, address: Address, device: str) -> None:
         """Set a worker's device class; tasks already assigned keep their projected seconds."""
-        row = self.rows[address]
-        row.device = device
+        self.rows[address].device = device
         self._classify()
-        self._touch(row, self._now)
+        self._touch(self.rows[address], self._now)
 
     def _classify(self) -> None:
         """Recompute the device classes of the cluster, their threads, and whether device bytes are counted."""
@@ -253,8 +252,8 @@ class Ledger(LedgerView):
 
         If the thief has left meanwhile, the task is dropped until it is assigned again.
         """
-        entry, request = self.entries[key], self._settle(key)
-        thief, victim = request.thief, entry.worker
+        request = self._settle(key)
+        entry, thief, victim = request.entry, request.thief, request.entry.worker
         self._forget_guess(entry)
         entry.origins = (*entry.origins, victim.address)
         entry.stolen = Stolen(victim.address, request.at, len(thief.running) < thief.nthreads)
@@ -282,13 +281,13 @@ class Ledger(LedgerView):
 
         If more tasks now run than it has threads, one inferred start was wrong; `hear` resolves which one.
         """
-        entry = self.entries[key]
-        thief = self._settle(key).thief
+        request = self._settle(key)
+        entry, row = request.entry, request.entry.worker
         entry.is_sure = True
         self._run(entry, now)
-        entry.worker.promised += entry.nbytes
-        self._touch(thief, now)
-        self._touch(entry.worker, now)
+        row.promised += entry.nbytes
+        self._touch(request.thief, now)
+        self._touch(row, now)
 
     # -- the entries' way through the book -----------------------------------------------------------------
 
