@@ -746,7 +746,7 @@ SCALING = (
     swap_scale(
         "no successor ahead",
         "A successor is requested before a job's end, by its longest task.",
-        (F + "Fleet._warning", lambda old: lambda self, pool, works: self.parameters.notice),
+        (F + "Outlook.ahead", lambda old: lambda self, works: self.parameters.notice),
     ),
     swap_scale(
         "long tasks are no others",
@@ -780,13 +780,7 @@ SCALING = (
         "Jobs that end together go in turn, for successors to take over.",
         (R + "due", gives([])),
     ),
-    swap_scale(
-        "no room is made", "Idle jobs go for work that only others may run.", (R + "_make_room", gives([]))
-    ),
     swap_scale("idle jobs stay", "Idle jobs go.", (R + "_dismiss_idle", gives([]))),
-    swap_scale(
-        "surplus pending jobs stay", "Pending jobs without work are cancelled.", (R + "_dismiss", gives([]))
-    ),
     swap_scale(
         "data keeps no job", "A job stays if its data fits nowhere.", (R + "_FreeMemory.admits", gives(True))
     ),
@@ -840,14 +834,13 @@ REPLICATION = tuple(
     for name, says in (
         (
             "copy-share",
-            "Workers reserve a quarter of their memory for copies of results that preemptible jobs hold.",
+            "Workers receive copies of results that preemptible jobs hold up to half of their memory.",
         ),
-        ("copy-rate", "Each worker copies at 32 MiB/s at most."),
-        ("copy-bandwidth, copy-message", "A copy costs its bytes over 100 MB/s, and 5 ms."),
-        ("copy-worth", "A result is copied if computing it takes twice as long as its copy."),
-        ("copy-dear, copy-least-dear", "One that takes 100 times as long, and 2 s, is copied at once."),
-        ("worth", "Results with most seconds saved for a second of copying come first."),
-        ("spare", "Replicas that insure each other are not dropped."),
+        ("_BANDWIDTH, _MESSAGE", "A copy costs its bytes over 100 MB/s, and 5 ms."),
+        ("_WORTH", "A result is copied if computing it takes twice as long as its copy."),
+        ("_DEAR, _LEAST_DEAR", "One that takes 100 times as long, and 2 s, is copied at once."),
+        ("rank", "Results with most seconds saved per byte come first."),
+        ("droppable", "Replicas that insure each other are not dropped."),
         ("host", "A copy on another preemptible job goes to another host."),
     )
 )

@@ -26,7 +26,7 @@ from simulated.tiled_linalg import (
 )
 
 from dask_ferro.policy.estimates import Link
-from dask_ferro.policy.replication.evacuation import spread
+from dask_ferro.policy.scaling.evacuation import spread
 from dask_ferro.policy.scaling.step import ScalingParameters
 from dask_ferro.policy.scheduling_core import SchedulingSettings
 from dask_ferro.simulate.cluster import Change, VirtualCluster, VirtualWorker

@@ -321,9 +321,8 @@ class Elastic(upstream_deploy.Adapting):
         self._told_ends, self._told_fresh = ends, fresh
         preemptible = {kind.name for kind in kinds if kind.preemptible}
         exposed: dict[str, str] = {}
-        for job in jobs:
-            if job.pool in preemptible:
-                exposed |= dict.fromkeys(job.workers, job.name)
+        for job in (job for job in jobs if job.pool in preemptible):
+            exposed |= dict.fromkeys(job.workers, job.name)
         await self._tell_exposed(exposed)
 
     async def _tell_exposed(self, exposed: dict[str, str]) -> None:
