@@ -215,16 +215,6 @@ PLACEMENT = (
         (P + "may_begin", gives(True)),
     ),
     swap_place(
-        "readers elsewhere count as others",
-        "It waits 20 times as long where tasks elsewhere are about to free room.",
-        ("placement:LONGER_FOR_READERS", becomes(1)),
-    ),
-    swap_place(
-        "spilling is free",
-        "A finish on a full device includes the seconds of spilling.",
-        ("estimates:Links.spilling", gives(0.0)),
-    ),
-    swap_place(
         "queued tasks go to anybody",
         "A queued task goes to a slow device only if the fast ones would finish all later.",
         (P + "helps", lambda old: _helps_where_it_may),
@@ -391,11 +381,6 @@ ESTIMATES = (
         "Tasks queued with a guess are projected again at the first measurement.",
         (D + "is_provisional", gives(False)),
         (D + "projected", _never_provisional),
-    ),
-    swap_belief(
-        "bytes of queued guesses are kept",
-        "Tasks assigned before the first result get its bytes.",
-        (L + "set_bytes", gives(None)),
     ),
     swap_belief(
         "an overrun ends now",
