@@ -428,7 +428,9 @@ def _check_order(tasks: Iterable[TracedTask], where: str) -> None:
             raise ConfigError(f"{where}: task {task.key!r} occurs twice, wanted each once; record it again")
         waits[task.key] = task.dependencies
     try:
-        TopologicalSorter({key: list(filter(waits.__contains__, after)) for key, after in waits.items()}).prepare()
+        TopologicalSorter(
+            {key: list(filter(waits.__contains__, after)) for key, after in waits.items()}
+        ).prepare()
     except CycleError as error:
         circle = " -> ".join(map(repr, error.args[1][:6]))
         raise ConfigError(
