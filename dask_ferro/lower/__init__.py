@@ -14,7 +14,7 @@ import onnx
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.select import Granularity
-from dask_ferro.lower.limits import limits
+from dask_ferro.lower import limits
 from dask_ferro.lower.model.collection import CallDefaults, ModelGraph, OutputGraph
 from dask_ferro.lower.prepared.opening import open_model
 
@@ -84,7 +84,7 @@ def from_onnx(
     """
     config.check()
     wanted = _checked_granularity(granularity)
-    opened = open_model(model, limits(), outputs=outputs)
+    opened = open_model(model, limits.limits(), outputs=outputs)
     found = ModelGraph(opened, CallDefaults(batch, batched, wanted))
     return found if inputs is None else found(inputs)
 
