@@ -1,7 +1,7 @@
 """The values of the section `ferro` of Dask's configuration, checked and converted; `options` declares them.
 
 Code in lower layers (`graph`, `engines`, `policy`) never reads the configuration; it is passed values.  An invalid
-value or an unknown key is a `ConfigError` that says where it was set, what was got and wanted, and a remedy.
+value or an unknown key is a `ConfigError` that says what was got and wanted, and a remedy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A lock file for a path: held by one process at a time, on one host or several, and released when that process ends.
 
-    <path>.ferro-lock    exists while the lock is held (a sink by a run, a journal by a cluster): host, pid, start time
+    <path>.ferro-lock    exists while the lock is held, as of a sink by a run: host, pid, start time
 
 The lock is `flock`, which the kernel releases when the process ends for whatever reason.  Linux forwards it over NFS,
 and Lustre does where it is mounted with `flock`.  A file system without it is refused.

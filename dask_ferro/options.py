@@ -349,10 +349,8 @@ class PluginOptions:
     # Beside stealing's policy, since a recording is used to examine it.
     record: str | None = path(
         None,
-        "File on the scheduler's machine that records all events and decisions of stealing, for"
-        " `dask ferro replay --events`. An existing recording is replaced, any other file is not; if the file cannot be"
-        " written, one warning says so and the scheduler goes on. Each task takes some 0.4 kB of the file, and 40 us of"
-        " the scheduler's process, 10 us of them in its event loop.",
+        "File on the scheduler's machine to which the decisions of stealing are appended, one line of JSON each, for"
+        " `dask ferro replay`. If the file cannot be written, one warning says so and the scheduler goes on.",
     )
     record_bytes: int = size(
         "256MiB",

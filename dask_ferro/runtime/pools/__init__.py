@@ -1,1 +1,1 @@
-"""Pools of jobs: their state, and changes of them while a cluster runs."""
+"""Pools of jobs: their state, and how they close, pause and open again."""
