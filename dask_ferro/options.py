@@ -352,11 +352,6 @@ class PluginOptions:
         "File on the scheduler's machine to which the decisions of stealing are appended, one line of JSON each, for"
         " `dask ferro replay`. If the file cannot be written, one warning says so and the scheduler goes on.",
     )
-    record_bytes: int = size(
-        "256MiB",
-        "Maximum size of a recording of events, also of that of `ff.trace(events=True)` (in the scheduler's memory,"
-        " compressed). At the limit it stops with a warning; the part until then can be replayed.",
-    )
 
 
 @dataclass(frozen=True)
@@ -465,17 +460,6 @@ class ElasticOptions:
     )
 
 
-@dataclass(frozen=True)
-class StreamOptions:
-    """`ferro.stream`."""
-
-    lease: float = seconds(
-        "60s",
-        "How long a lock of `ff.run` that another host holds may go without renewal before it counts as abandoned: for"
-        " shared file systems that do not pass locks between hosts. A holder renews its lock 12 times in this time.",
-    )
-
-
 SECTIONS: dict[str, type] = {
     "": SharedOptions,
     "onnxruntime.": SessionOptions,
@@ -487,7 +471,6 @@ SECTIONS: dict[str, type] = {
     "worker.": WorkerOptions,
     "device.": DeviceOptions,
     "elastic.": ElasticOptions,
-    "stream.": StreamOptions,
 }
 # All options by key without "ferro.", such as "cache.bytes".
 OPTIONS: dict[str, Option] = {}

@@ -15,6 +15,7 @@ from distributed import Client, LocalCluster
 
 import dask_ferro as ff
 from dask_ferro.policy.stealing.decision import StealingDecision, replay
+from dask_ferro.policy.stealing.policies import name_of
 from dask_ferro.runtime.plugin import decision_log
 from dask_ferro.runtime.plugin.decision_log import DecisionLog
 from dask_ferro.runtime.plugin.scheduler import NAME
@@ -77,19 +78,19 @@ def test_the_plugins_decisions_are_those_of_their_replay(client: Client, tmp_pat
     assert same.moves >= requests > 0  # a move of a task that is gone meanwhile is not requested
 
 
-def test_a_recording_has_the_configured_parameters_and_goes_on_in_the_same_file(
+def test_a_recording_has_the_configured_policy_and_goes_on_in_the_same_file(
     client: Client, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.decisions"
     counts = []
-    with dask.config.set({"ferro.scheduler.plenty": "50ms", "ferro.scheduler.record": str(path)}):
+    with dask.config.set({"ferro.scheduler.stealing": "last-victim", "ferro.scheduler.record": str(path)}):
         for _ in range(2):
             ff.install(client)
             pile(client, 10)
             ff.uninstall(client)
             counts.append(len(lines_of(path)))
     assert 0 < counts[0] < counts[1]
-    assert StealingDecision.of_line(lines_of(path)[0]).policy.parameters.plenty == 0.05
+    assert name_of(StealingDecision.of_line(lines_of(path)[0]).policy) == "last-victim"
     assert replay(lines_of(path), path.name).difference is None
 
 
