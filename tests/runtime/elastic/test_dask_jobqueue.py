@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,9 @@ def test_a_pbs_cluster_grows_and_shrinks_with_the_work_and_leaves_no_job(pbs: PB
             minimum=0,
             maximum=2,
             interval=0.2,
-            cooldown=0.5,
             patience=0.5,
-            patience_most=1.0,
         )
+        elastic.parameters = replace(elastic.parameters, cooldown=0.5, patience_most=1.0)
         assert client.submit(os.getenv, "LOADED", resources={"GPU": 1}).result(timeout=BOUND_S) == "1"
         (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
         assert worker["resources"] == {"GPU": 1}
