@@ -462,20 +462,8 @@ STEALING = (
     ),
     steal("threshold", 0.001, "A worker steals under 5 ms of backlog, at first; off: 1 ms."),
     steal("threshold", 0.05, "A worker steals under 5 ms of backlog, at first; off: 50 ms."),
-    Rule(
-        "stealing",
-        "fixed threshold",
-        "The threshold follows the time from a request to the task's start.",
-        partial(_steal, threshold_follow=0.0, threshold_dry=1.0, threshold_refused=1.0),
-    ),
-    steal("threshold_least", 0.0, "It is 1 ms at least."),
-    steal("threshold_most", HUGE, "It is 250 ms at most."),
-    steal("reserve", 1.0, "It is 1.5 times that time."),
+    steal("threshold_follow", 0.0, "The threshold follows the time from a request to the task's start."),
     steal("threshold_follow", 1.0, "It follows a measurement by a quarter; off: at once."),
-    steal("threshold_dry", 1.0, "It grows by a quarter when a thief had run dry."),
-    steal("threshold_refused", 1.0, "It shrinks by a fifth when a request was refused."),
-    steal("chunk", 1.0, "A step takes half of a victim's surplus at most; off: all."),
-    steal("chunk", 0.0, "A step takes half of a victim's surplus at most; off: one task."),
     steal("reach", 0.0, "A step gives a thief 0.1 s of work at most; off: one task."),
     steal("reach", HUGE, "A step gives a thief 0.1 s of work at most; off: any."),
     steal("margin", 0.0, "A task moves if it ends 2 ms earlier."),
@@ -493,14 +481,6 @@ STEALING = (
         "patience",
         0.05,
         "From shorter queues they leave after 0.5 s, and then tasks count as overdue; off: 50 ms.",
-    ),
-    steal(
-        "doubt", 0.0, "An overdue task is expected to wait a quarter longer, for a thief of another class."
-    ),
-    steal(
-        "doubt",
-        1.0,
-        "An overdue task is expected to wait a quarter longer, for a thief of another class; off: as long again.",
     ),
     steal("tries", 1, "Eight tasks of a queue are considered for a move; off: one."),
     steal(
@@ -559,24 +539,9 @@ STEALING = (
         (N + "Informed._stays", _without(origins=())),
     ),
     swap_steal(
-        "guessed slowness keeps overdue tasks",
-        "A guess times a slowness keeps no overdue task waiting.",
-        (N + "Informed._ends_at_thief", _without(overdue=0.0)),
-    ),
-    swap_steal(
-        "no doubt",
+        "overdue tasks as projected",
         "An overdue task is expected to wait as long again.",
-        (N + "Informed._doubted", gives(0.0)),
-    ),
-    swap_steal(
-        "far victims as near ones",
-        "A thief with a device asks the victims of its host first.",
-        (N + "is_far", gives(False)),
-    ),
-    swap_steal(
-        "near queues are not shown",
-        "Queues of the hosts of hungry devices are shown beside the longest.",
-        (V + "_near", gives(())),
+        (N + "_expected", gives(0.0)),
     ),
     swap_steal(
         "ending workers are not shown",

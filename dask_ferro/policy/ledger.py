@@ -256,7 +256,7 @@ class Ledger(LedgerView):
         entry, thief, victim = request.entry, request.thief, request.entry.worker
         self._forget_guess(entry)
         entry.origins = (*entry.origins, victim.address)
-        entry.stolen = Stolen(victim.address, request.at, len(thief.running) < thief.nthreads)
+        entry.stolen = Stolen(victim.address, request.at)
         if self._is_here(thief):
             self._join(now, entry, thief)
         else:

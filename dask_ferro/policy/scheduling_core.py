@@ -234,12 +234,12 @@ class SchedulingCore:
 
     def _arrived(self, entry: Entry, stolen: Stolen, seconds: float, now: float) -> None:
         """Record when a stolen task started: its end, seen here, less its duration, so that only one clock is used."""
-        victim, requested, dry = stolen
+        victim, requested = stolen
         thief = entry.worker.address
         delay = max(now - seconds - requested, 0.0)
         # The duration by the worker's clock, but no more than has passed here.
         worked = min(seconds, max(now - requested, 0.0))
-        self._outcomes.append(Outcome("started", victim, thief, delay, dry))
+        self._outcomes.append(Outcome("started", victim, thief, delay))
         self._decided.append(events.Arrived(entry.key, victim, thief, requested, delay, worked))
 
     def _restarted(self, event: events.Restarted, now: float) -> None:

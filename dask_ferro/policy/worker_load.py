@@ -53,7 +53,6 @@ class Stolen(NamedTuple):
 
     victim: Address
     requested: float
-    dry: bool  # whether the thief had a free thread when it was sent the task
 
 
 @dataclass(slots=True, eq=False, repr=False)

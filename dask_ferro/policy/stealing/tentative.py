@@ -96,8 +96,3 @@ def shared(task: TaskFacts, thief: Worker, readers: Mapping[Key, int]) -> int:
     """Return how many tasks of a queue read the largest input that the thief lacks, and so share its transfer."""
     lacking = [i for i in task.inputs if thief.address not in i.holders and i.key is not None]
     return max(readers.get(max(lacking, key=lambda i: i.nbytes).key, 1), 1) if lacking else 1
-
-
-def is_far(victim: Worker, thief: Worker) -> bool:
-    """Whether moving a task from the victim leaves the host of a thief with a device."""
-    return thief.device != "cpu" and victim.host != thief.host
