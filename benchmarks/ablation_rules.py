@@ -132,10 +132,6 @@ def _helps_where_it_may(self: Any, task: Any, worker: Any, *rest: Any) -> bool:
     return bool(self.may_begin(task, worker))
 
 
-def _half_of_queue(old: Any) -> Any:
-    return lambda self, seconds, known, nbytes, share: old(self, seconds, known, nbytes, HUGE)
-
-
 place = partial(rule, "placement", _place)
 swap_place = partial(swap, "placement")
 PLACEMENT = (
@@ -145,7 +141,6 @@ PLACEMENT = (
         "A task leaves the worker that holds its inputs only for one where it ends 5 ms earlier.",
     ),
     place("transfer_margin", 0.0, "That margin grows by half of the transfer."),
-    place("late", 0.005, "Without stealing, the margin of a short task is 20 ms."),
     place("candidates", 1, "Four workers that run dry first are weighed beside the holders; off: one."),
     place(
         "candidates",
@@ -156,12 +151,6 @@ PLACEMENT = (
     place("soon", 0.0, "Such a worker may run dry within the task's duration; off: it has to be idle now."),
     place("light", HUGE, "A task with an input over 64 KiB is not placed away from its holders."),
     place("light", 0, "Inputs up to 64 KiB hold a task less; off: none is light."),
-    place("alike", 1, "Workers whose results differ by less than 1 MiB hold as much (memory is no figure)."),
-    place(
-        "alike",
-        HUGE,
-        "A task without inputs goes to the worker that holds the fewest bytes (no figure); off: in turn alone.",
-    ),
     place("tied", 0.0, "For tasks without inputs under 1 ms, finishes within 1 ms of each other are equal."),
     place("ahead", 0.0, "Queued tasks that are short are sent several at a time, 5 ms in all."),
     place("ahead_tasks", HUGE, "They are eight at most."),
@@ -195,11 +184,6 @@ PLACEMENT = (
         ("ledger_view:LedgerView.worker", _without_turns),
     ),
     swap_place(
-        "no half of the queue",
-        "At most half of a thread's share of the queue is sent ahead.",
-        (P + "tasks_ahead", _half_of_queue),
-    ),
-    swap_place(
         "full devices are weighed",
         "Devices without room are left out if others of their class have some.",
         ("placement:_roomy", lambda old: lambda task, workers: workers),
@@ -220,24 +204,10 @@ PLACEMENT = (
         (P + "helps", lambda old: _helps_where_it_may),
     ),
     swap_place(
-        "one queued task tells of all",
-        "The seconds of the queue are projected from 16 of its tasks.",
-        (ADAPTER + "QUEUED", becomes(1)),
-    ),
-    swap_place(
         "ends do not matter",
         "A task of known duration goes to no worker that ends before it.",
         (P + "_lasts", gives(True)),
         (C + "lasting", gives(0.0)),
-    ),
-    swap_place(
-        "any worker where none lasts",
-        "Where none lasts, a task goes to the worker with most time left.",
-        ("placement:_longest_left", lambda old: lambda workers: min(w.address for w in workers)),
-        (
-            "ledger_view:LedgerView.latest",
-            lambda old: lambda self, now, count, priority=None: self.soonest(now, count, priority),
-        ),
     ),
     swap_place(
         "no wait for a fresh worker",

@@ -262,11 +262,6 @@ class LedgerView:
             order.close()
         return sorted(found, key=lambda worker: (worker.runs_dry_in, worker.turn, worker.address))
 
-    def latest(self, now: float, count: int, priority: Any = None) -> list[Worker]:
-        """Return the accepting workers that end last, with facts for a task of some priority."""
-        open_ = ((-row.ends_at, row.address) for row in self.rows.values() if row.accepts)
-        return [self.worker(address, now, priority) for _, address in nsmallest(count, open_)]
-
     def _last_end(self) -> float:
         if self._last is None:
             self._last = max((row.ends_at for row in self.rows.values()), default=inf)

@@ -274,8 +274,7 @@ def test_of_what_is_queued_a_worker(worker: Stand, tasks: int, fast: Stand, want
     first = {s.worker.device: s.worker._replace(runs_dry_in=s.worker.starts_in) for s in (worker, fast)}
     accepting = [w for w in first.values() if w.accepts]
     ready = both("t", 1.0, 0.05, nbytes=MB)
-    queued = {"cpu": 1.0 * tasks, "gpu": 0.05 * tasks}
-    assert PLACEMENT.helps(ready, worker.worker, queued, {"cpu": 4, "gpu": 1}, accepting) is wanted
+    assert PLACEMENT.helps(ready, worker.worker, tasks, {"cpu": 4, "gpu": 1}, accepting) is wanted
 
 
 # ---- stealing ----------------------------------------------------------------------------------------------
