@@ -78,10 +78,6 @@ def _steal(setup: Setup, **values: Any) -> Setup:
     return _settings(setup, parameters=replace(setup.settings.parameters, **values))
 
 
-def _learn(setup: Setup, **values: Any) -> Setup:
-    return _settings(setup, learning=replace(setup.settings.learning, **values))
-
-
 def _scale(setup: Setup, **values: Any) -> Setup:
     return replace(setup, scaling=lambda bounds: replace(bounds, **values))
 
@@ -302,24 +298,40 @@ def _but_peers(old: Any) -> Any:
     return lambda self, kind, *rest: None if kind == "peer" else old(self, kind, *rest)
 
 
-learn = partial(rule, "estimates", _learn)
 swap_belief = partial(swap, "estimates")
+
+
+def _constant(name: str, value: float, says: str, *places: str) -> Rule:
+    """Return a rule that is off while a module's constant has another value."""
+    shown = "huge" if value == HUGE else f"{value}"
+    return swap_belief(f"{name} = {shown}", says, *((f"{place}:{name}", becomes(value)) for place in places))
+
+
+E = "estimates"
 ESTIMATES = (
-    learn("newest", 0.5, "The newest of many measurements counts a tenth; off: half, as Dask's."),
-    learn("guess", 0.001, "A task never measured is projected to take 0.5 s; off: 1 ms."),
-    learn("guess", 30.0, "A task never measured is projected to take 0.5 s; off: 30 s."),
-    learn("reported", 0.0, "A report of running tasks is 0.1 s old at most."),
-    learn("slowest", 1.0, "Projections are multiplied by a worker's measured slowness; off: never."),
-    learn("slowest", HUGE, "A worker counts as 32 times slower at most."),
-    learn("usual_tasks", 0.0, "A worker's slowness begins with four tasks as projected."),
-    learn("usual_seconds", 1e-9, "A task under 1 ms says nothing of slowness."),
-    learn("spread", 1.0, "Slowness within a factor of two is noise."),
-    learn("light", 0, "A transfer up to 64 KiB tells of latency, not of bandwidth; off: of bandwidth."),
-    learn("bytes_share", 1e-6, "A tenth of a transfer at least is put down to its bytes."),
-    learn(
-        "unseen",
+    _constant(
+        "GUESS",
+        0.001,
+        "A task never measured is projected to take 0.5 s; off: 1 ms.",
+        E,
+        "dask_ferro.simulate.virtual_tasks",
+    ),
+    _constant(
+        "SLOWEST",
+        1.0,
+        "Projections are multiplied by a worker's measured slowness; off: never.",
+        "worker_load",
+    ),
+    _constant("USUAL_TASKS", 0.0, "A worker's slowness begins with four tasks as projected.", "worker_load"),
+    _constant("SPREAD", 1.0, "Slowness within a factor of two is noise.", "worker_load"),
+    _constant(
+        "LIGHT", 0, "A transfer up to 64 KiB tells of latency, not of bandwidth; off: of bandwidth.", E
+    ),
+    _constant(
+        "UNSEEN",
         HUGE,
         "Four results of a prefix never seen are thought to fill a device; off: they take what inputs do.",
+        E,
     ),
     swap_belief(
         "links are never measured",
@@ -365,15 +377,7 @@ ESTIMATES = (
     swap_belief(
         "starts at assignment",
         "A task starts when its message has been sent, not when it is assigned.",
-        (
-            L + "_start",
-            lambda old: (
-                lambda self, now, entry, row: (
-                    setattr(entry, "started", now),
-                    row.running.__setitem__(entry.key, entry),
-                )
-            ),
-        ),
+        (L + "_start", lambda old: lambda self, now, entry, row: self._run(entry, now)),
     ),
     swap_belief(
         "reports are not read",

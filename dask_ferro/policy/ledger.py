@@ -23,6 +23,10 @@ from dask_ferro.policy.ledger_view import DEPTH, LedgerView
 from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.policy.worker_load import NO_NEEDS, Entry, PendingRequest, Stolen, WorkerLoad
 
+# How old a report of what a worker runs is on arrival, at most: it comes with a heartbeat, and the scheduler's messages
+# are in flight meanwhile.
+_REPORTED = 0.1
+
 
 class Ledger(LedgerView):
     """The mutable state behind `LedgerView`, with one method for each event.
@@ -79,9 +83,7 @@ class Ledger(LedgerView):
         now, nthreads = self._now, max(nthreads, 1)
         row = self.rows.get(address)
         if row is None:
-            row = self.rows[address] = WorkerLoad(
-                address, nthreads, host, device, accepts, self.durations.learning
-            )
+            row = self.rows[address] = WorkerLoad(address, nthreads, host, device, accepts)
             insort(self._everyone, address)
             if len(self.rows) == FEW + 1:
                 self._order.keep(now)
@@ -335,7 +337,7 @@ class Ledger(LedgerView):
             self._take(row, entry)
             self._run(entry, heard)
         for entry in row.running.values():
-            early = entry.started is not None and entry.started < heard - self.durations.learning.reported
+            early = entry.started is not None and entry.started < heard - _REPORTED
             entry.is_sure = entry.key in running or not early
         while self._doubt(now, row):
             pass

@@ -34,15 +34,14 @@ class CoreAdapter(Decider):
     """A decider that applies our stealing and placement."""
 
     def __init__(self, scheduler: Scheduler, policy: str, rules: SchedulingSettings, seed: int) -> None:
-        self.links = Links(learning=rules.learning)
-        self.facts = SimulatedFacts(scheduler, rules.learning)
+        self.links = Links()
+        self.facts = SimulatedFacts(scheduler)
         self.core = SchedulingCore(
             self.facts,
             named(policy, rules.parameters, seed),
             self.links,
             coalesce=rules.coalesce,
             tick=rules.tick,
-            learning=rules.learning,
         )
         self.ledger = self.core.ledger
         self.facts.ledger = self.ledger
