@@ -493,11 +493,6 @@ STEALING = (
         (N + "shared", gives(1)),
     ),
     swap_steal(
-        "inputs on the way are fetched again",
-        "An input that a step moves to a thief is there for its next task.",
-        ("stealing.tentative:Tentative.at", lambda old: lambda self, thief, task: task),
-    ),
-    swap_steal(
         "lost tasks are no others",
         "A task whose worker ends before it moves at any cost.",
         (N + "Informed._at_victim", _not_lost),

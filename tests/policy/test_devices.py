@@ -306,13 +306,6 @@ def test_stolen_tasks_take_room_together_with_their_inputs() -> None:
     assert [(move.key, move.nbytes) for move in moves] == [("t0", MB), ("t1", MB), ("t2", MB)]
 
 
-def test_an_input_that_many_read_takes_room_once() -> None:
-    block = Replica(2 * MB, frozenset("a"), "gpu", "block")
-    tasks = queue(8, inputs=(block,))
-    moves = steps([gpu("a", *tasks, running=0.1), gpu("b", room=2 * MB, most=9 * MB)], ["b"], reach=9.0)
-    assert [move.nbytes for move in moves] == [2 * MB, 0, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("readers", "moved"),
     [pytest.param(1, 0, id="not for one task"), pytest.param(8, 1, id="for all that read it")],

@@ -206,9 +206,8 @@ class Informed(Policy):
                 if found is None:
                     break
                 task, gain, transfer = found
-                nbytes = tentative.at(address, task).bytes_on(thief)
                 tentative.move(task, victim, thief, transfer)
-                moves.append(Move(task.key, victim.address, address, gain, transfer, nbytes))
+                moves.append(Move(task.key, victim.address, address, gain, transfer, task.bytes_on(thief)))
         return moves
 
     def _best(
@@ -220,7 +219,7 @@ class Informed(Policy):
         for place, task in enumerate(tentative.queue(victim.address)):
             if tried >= self.parameters.tries:
                 break
-            if not may(tentative.at(thief.address, task), thief):
+            if not may(task, thief):
                 continue
             here = self._at_victim(task, victim)
             if self._stays(task, thief, victim, here, 0.0):
