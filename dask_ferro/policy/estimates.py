@@ -25,6 +25,9 @@ SPARE = 2.0
 NEWEST = 0.1
 # What a task is projected to take whose like was never measured; Dask's default is the same.
 GUESS = 0.5
+# How old a report of what a worker runs is on arrival, at most: it comes with a heartbeat, and the scheduler's messages
+# are in flight meanwhile.
+REPORTED = 0.1
 # A link is described by a latency, measured by transfers up to this size, and by a bandwidth for larger ones.
 LIGHT = 64 << 10
 # The share of a transfer that is put down to its bytes, at least: one that took just the latency, or less (in one

@@ -16,16 +16,12 @@ from collections.abc import Collection, Mapping
 from math import inf
 from typing import Any
 
-from dask_ferro.policy.estimates import Durations, Estimate
+from dask_ferro.policy.estimates import REPORTED, Durations, Estimate
 from dask_ferro.policy.facts import Address, Key
 from dask_ferro.policy.idle_order import FEW
 from dask_ferro.policy.ledger_view import DEPTH, LedgerView
 from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.policy.worker_load import NO_NEEDS, Entry, PendingRequest, Stolen, WorkerLoad
-
-# How old a report of what a worker runs is on arrival, at most: it comes with a heartbeat, and the scheduler's messages
-# are in flight meanwhile.
-_REPORTED = 0.1
 
 
 class Ledger(LedgerView):
@@ -337,7 +333,7 @@ class Ledger(LedgerView):
             self._take(row, entry)
             self._run(entry, heard)
         for entry in row.running.values():
-            early = entry.started is not None and entry.started < heard - _REPORTED
+            early = entry.started is not None and entry.started < heard - REPORTED
             entry.is_sure = entry.key in running or not early
         while self._doubt(now, row):
             pass
