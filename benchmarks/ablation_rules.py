@@ -78,10 +78,6 @@ def _steal(setup: Setup, **values: Any) -> Setup:
     return _settings(setup, parameters=replace(setup.settings.parameters, **values))
 
 
-def _learn(setup: Setup, **values: Any) -> Setup:
-    return _settings(setup, learning=replace(setup.settings.learning, **values))
-
-
 def _scale(setup: Setup, **values: Any) -> Setup:
     return replace(setup, scaling=lambda bounds: replace(bounds, **values))
 
@@ -132,10 +128,6 @@ def _helps_where_it_may(self: Any, task: Any, worker: Any, *rest: Any) -> bool:
     return bool(self.may_begin(task, worker))
 
 
-def _half_of_queue(old: Any) -> Any:
-    return lambda self, seconds, known, nbytes, share: old(self, seconds, known, nbytes, HUGE)
-
-
 place = partial(rule, "placement", _place)
 swap_place = partial(swap, "placement")
 PLACEMENT = (
@@ -145,7 +137,6 @@ PLACEMENT = (
         "A task leaves the worker that holds its inputs only for one where it ends 5 ms earlier.",
     ),
     place("transfer_margin", 0.0, "That margin grows by half of the transfer."),
-    place("late", 0.005, "Without stealing, the margin of a short task is 20 ms."),
     place("candidates", 1, "Four workers that run dry first are weighed beside the holders; off: one."),
     place(
         "candidates",
@@ -156,12 +147,6 @@ PLACEMENT = (
     place("soon", 0.0, "Such a worker may run dry within the task's duration; off: it has to be idle now."),
     place("light", HUGE, "A task with an input over 64 KiB is not placed away from its holders."),
     place("light", 0, "Inputs up to 64 KiB hold a task less; off: none is light."),
-    place("alike", 1, "Workers whose results differ by less than 1 MiB hold as much (memory is no figure)."),
-    place(
-        "alike",
-        HUGE,
-        "A task without inputs goes to the worker that holds the fewest bytes (no figure); off: in turn alone.",
-    ),
     place("tied", 0.0, "For tasks without inputs under 1 ms, finishes within 1 ms of each other are equal."),
     place("ahead", 0.0, "Queued tasks that are short are sent several at a time, 5 ms in all."),
     place("ahead_tasks", HUGE, "They are eight at most."),
@@ -195,11 +180,6 @@ PLACEMENT = (
         ("ledger_view:LedgerView.worker", _without_turns),
     ),
     swap_place(
-        "no half of the queue",
-        "At most half of a thread's share of the queue is sent ahead.",
-        (P + "tasks_ahead", _half_of_queue),
-    ),
-    swap_place(
         "full devices are weighed",
         "Devices without room are left out if others of their class have some.",
         ("placement:_roomy", lambda old: lambda task, workers: workers),
@@ -220,24 +200,10 @@ PLACEMENT = (
         (P + "helps", lambda old: _helps_where_it_may),
     ),
     swap_place(
-        "one queued task tells of all",
-        "The seconds of the queue are projected from 16 of its tasks.",
-        (ADAPTER + "QUEUED", becomes(1)),
-    ),
-    swap_place(
         "ends do not matter",
         "A task of known duration goes to no worker that ends before it.",
         (P + "_lasts", gives(True)),
         (C + "lasting", gives(0.0)),
-    ),
-    swap_place(
-        "any worker where none lasts",
-        "Where none lasts, a task goes to the worker with most time left.",
-        ("placement:_longest_left", lambda old: lambda workers: min(w.address for w in workers)),
-        (
-            "ledger_view:LedgerView.latest",
-            lambda old: lambda self, now, count, priority=None: self.soonest(now, count, priority),
-        ),
     ),
     swap_place(
         "no wait for a fresh worker",
@@ -332,24 +298,40 @@ def _but_peers(old: Any) -> Any:
     return lambda self, kind, *rest: None if kind == "peer" else old(self, kind, *rest)
 
 
-learn = partial(rule, "estimates", _learn)
 swap_belief = partial(swap, "estimates")
+
+
+def _constant(name: str, value: float, says: str, *places: str) -> Rule:
+    """Return a rule that is off while a module's constant has another value."""
+    shown = "huge" if value == HUGE else f"{value}"
+    return swap_belief(f"{name} = {shown}", says, *((f"{place}:{name}", becomes(value)) for place in places))
+
+
+E = "estimates"
 ESTIMATES = (
-    learn("newest", 0.5, "The newest of many measurements counts a tenth; off: half, as Dask's."),
-    learn("guess", 0.001, "A task never measured is projected to take 0.5 s; off: 1 ms."),
-    learn("guess", 30.0, "A task never measured is projected to take 0.5 s; off: 30 s."),
-    learn("reported", 0.0, "A report of running tasks is 0.1 s old at most."),
-    learn("slowest", 1.0, "Projections are multiplied by a worker's measured slowness; off: never."),
-    learn("slowest", HUGE, "A worker counts as 32 times slower at most."),
-    learn("usual_tasks", 0.0, "A worker's slowness begins with four tasks as projected."),
-    learn("usual_seconds", 1e-9, "A task under 1 ms says nothing of slowness."),
-    learn("spread", 1.0, "Slowness within a factor of two is noise."),
-    learn("light", 0, "A transfer up to 64 KiB tells of latency, not of bandwidth; off: of bandwidth."),
-    learn("bytes_share", 1e-6, "A tenth of a transfer at least is put down to its bytes."),
-    learn(
-        "unseen",
+    _constant(
+        "GUESS",
+        0.001,
+        "A task never measured is projected to take 0.5 s; off: 1 ms.",
+        E,
+        "dask_ferro.simulate.virtual_tasks",
+    ),
+    _constant(
+        "SLOWEST",
+        1.0,
+        "Projections are multiplied by a worker's measured slowness; off: never.",
+        "worker_load",
+    ),
+    _constant("USUAL_TASKS", 0.0, "A worker's slowness begins with four tasks as projected.", "worker_load"),
+    _constant("SPREAD", 1.0, "Slowness within a factor of two is noise.", "worker_load"),
+    _constant(
+        "LIGHT", 0, "A transfer up to 64 KiB tells of latency, not of bandwidth; off: of bandwidth.", E
+    ),
+    _constant(
+        "UNSEEN",
         HUGE,
         "Four results of a prefix never seen are thought to fill a device; off: they take what inputs do.",
+        E,
     ),
     swap_belief(
         "links are never measured",
@@ -395,15 +377,7 @@ ESTIMATES = (
     swap_belief(
         "starts at assignment",
         "A task starts when its message has been sent, not when it is assigned.",
-        (
-            L + "_start",
-            lambda old: (
-                lambda self, now, entry, row: (
-                    setattr(entry, "started", now),
-                    row.running.__setitem__(entry.key, entry),
-                )
-            ),
-        ),
+        (L + "_start", lambda old: lambda self, now, entry, row: self._run(entry, now)),
     ),
     swap_belief(
         "reports are not read",
@@ -462,20 +436,8 @@ STEALING = (
     ),
     steal("threshold", 0.001, "A worker steals under 5 ms of backlog, at first; off: 1 ms."),
     steal("threshold", 0.05, "A worker steals under 5 ms of backlog, at first; off: 50 ms."),
-    Rule(
-        "stealing",
-        "fixed threshold",
-        "The threshold follows the time from a request to the task's start.",
-        partial(_steal, threshold_follow=0.0, threshold_dry=1.0, threshold_refused=1.0),
-    ),
-    steal("threshold_least", 0.0, "It is 1 ms at least."),
-    steal("threshold_most", HUGE, "It is 250 ms at most."),
-    steal("reserve", 1.0, "It is 1.5 times that time."),
+    steal("threshold_follow", 0.0, "The threshold follows the time from a request to the task's start."),
     steal("threshold_follow", 1.0, "It follows a measurement by a quarter; off: at once."),
-    steal("threshold_dry", 1.0, "It grows by a quarter when a thief had run dry."),
-    steal("threshold_refused", 1.0, "It shrinks by a fifth when a request was refused."),
-    steal("chunk", 1.0, "A step takes half of a victim's surplus at most; off: all."),
-    steal("chunk", 0.0, "A step takes half of a victim's surplus at most; off: one task."),
     steal("reach", 0.0, "A step gives a thief 0.1 s of work at most; off: one task."),
     steal("reach", HUGE, "A step gives a thief 0.1 s of work at most; off: any."),
     steal("margin", 0.0, "A task moves if it ends 2 ms earlier."),
@@ -493,14 +455,6 @@ STEALING = (
         "patience",
         0.05,
         "From shorter queues they leave after 0.5 s, and then tasks count as overdue; off: 50 ms.",
-    ),
-    steal(
-        "doubt", 0.0, "An overdue task is expected to wait a quarter longer, for a thief of another class."
-    ),
-    steal(
-        "doubt",
-        1.0,
-        "An overdue task is expected to wait a quarter longer, for a thief of another class; off: as long again.",
     ),
     steal("tries", 1, "Eight tasks of a queue are considered for a move; off: one."),
     steal(
@@ -539,11 +493,6 @@ STEALING = (
         (N + "shared", gives(1)),
     ),
     swap_steal(
-        "inputs on the way are fetched again",
-        "An input that a step moves to a thief is there for its next task.",
-        ("stealing.tentative:Tentative.at", lambda old: lambda self, thief, task: task),
-    ),
-    swap_steal(
         "lost tasks are no others",
         "A task whose worker ends before it moves at any cost.",
         (N + "Informed._at_victim", _not_lost),
@@ -559,24 +508,9 @@ STEALING = (
         (N + "Informed._stays", _without(origins=())),
     ),
     swap_steal(
-        "guessed slowness keeps overdue tasks",
-        "A guess times a slowness keeps no overdue task waiting.",
-        (N + "Informed._ends_at_thief", _without(overdue=0.0)),
-    ),
-    swap_steal(
-        "no doubt",
+        "overdue tasks as projected",
         "An overdue task is expected to wait as long again.",
-        (N + "Informed._doubted", gives(0.0)),
-    ),
-    swap_steal(
-        "far victims as near ones",
-        "A thief with a device asks the victims of its host first.",
-        (N + "is_far", gives(False)),
-    ),
-    swap_steal(
-        "near queues are not shown",
-        "Queues of the hosts of hungry devices are shown beside the longest.",
-        (V + "_near", gives(())),
+        (N + "_expected", gives(0.0)),
     ),
     swap_steal(
         "ending workers are not shown",

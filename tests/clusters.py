@@ -39,15 +39,13 @@ AsyncTest = Callable[..., Awaitable[None]]
 
 
 @contextmanager
-def tuned(
-    placing: Mapping[str, Any] | None = None, learning: Mapping[str, Any] | None = None, **others: Any
-) -> Iterator[None]:
+def tuned(placing: Mapping[str, Any] | None = None, **others: Any) -> Iterator[None]:
     """Let plugins that are installed in the block have other parameters than the constants.
 
     Parameters
     ----------
-    placing, learning : mapping, optional
-        Parameters of placement and of learning, by name.
+    placing : mapping, optional
+        Parameters of placement, by name.
     others
         `coalesce` and `tick`, and parameters of stealing.
     """
@@ -61,7 +59,6 @@ def tuned(
             found,
             parameters=replace(found.parameters, **stealing),
             placing=replace(found.placing, **(placing or {})),
-            learning=replace(found.learning, **(learning or {})),
             **own,
         )
 

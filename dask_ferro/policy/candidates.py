@@ -11,7 +11,7 @@ Durations are seconds, sizes bytes, `now` is the caller's clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,8 +22,6 @@ from dask_ferro.policy.placement import Placement, PlacementParameters, Wait
 
 # Holders of inputs that are weighed; a block that every worker holds is no reason to consider all of them.
 HOLDERS = 8
-# Queued tasks sampled to project the seconds of the whole queue.
-QUEUED = 16
 # The most admitted workers weighed: facts of one take 2 us, so 0.1 ms of the scheduler's time for each task.
 _ADMITTED = 64
 
@@ -120,9 +118,10 @@ class Candidates:
             return admitted
         ledger, count = self.ledger, self.placement.candidates
         lasting = self.lasting(task.seconds, task.known)
-        found = self._soonest(count, priority, now, lasting, task.nbytes + task.headroom + nbytes)
+        need = task.nbytes + task.headroom + nbytes
+        found = self._soonest(count, priority, now, lasting, need)
         if lasting and not found:
-            found = ledger.latest(now, count, priority)
+            found = self._soonest(count, priority, now, 0.0, need)
         seen = {worker.address for worker in found}
         others = (address for address in _most(held) if address not in seen and address in ledger.rows)
         found += [ledger.worker(address, now, priority) for address in others]
@@ -165,17 +164,15 @@ class Candidates:
 
     # -- one of many in a queue ----------------------------------------------------------------------------
 
-    def helping(
-        self, task: TaskFacts, free: Iterable[Address], queued: Mapping[str, float], now: float
-    ) -> Address | None:
+    def helping(self, task: TaskFacts, free: Iterable[Address], queued: int, now: float) -> Address | None:
         """Return the worker that would finish a task first, among those with room whose help pays.
 
         Parameters
         ----------
         free : iterable of addresses
             Workers with a free slot.
-        queued : mapping of device class to seconds
-            As returned by `queued_seconds`.
+        queued : int
+            Tasks in the queue.
         """
         ledger, first = self.ledger, self.ledger.soonest(now, 1)
         rows = [ledger.worker(address, now) for address in free if address in ledger.rows]
@@ -187,24 +184,19 @@ class Candidates:
     def in_time(
         self, seconds: float, known: bool, free: Iterable[Address], fresh: float, now: float
     ) -> Iterable[Address]:
-        """Return the workers with enough time for a task, else the one with most time left; none if it should wait."""
+        """Return the workers with enough time for a task, else all of them; none if it should wait."""
         lasting = self.lasting(seconds, known)
         if not lasting:
             return free
         rows = self.ledger.rows
-        left = {a: row.ends_at - now - row.starts_in(now) for a in free if (row := rows.get(a)) is not None}
-        if having := [address for address, seconds_left in left.items() if seconds_left >= lasting]:
+        here = [address for address in free if address in rows]
+        if having := [a for a in here if rows[a].ends_at >= now + rows[a].starts_in(now) + lasting]:
             return having
-        if not left or self.placement.waits(seconds, fresh):
-            return ()
-        # A worker that is busy now has the time, so the task waits for it.
-        if self.ledger.soonest(now, 1, lasting=lasting):
-            return ()
-        return (max(left, key=lambda address: (left[address], address)),)
+        # A task also waits for a worker that is busy now and has the time.
+        waits = self.placement.waits(seconds, fresh) or self.ledger.soonest(now, 1, lasting=lasting)
+        return () if waits else here
 
-    def ahead(
-        self, address: Address, took: tuple[float, bool], nbytes: int | None, queued: int, now: float
-    ) -> int:
+    def ahead(self, address: Address, took: tuple[float, bool], nbytes: int | None, now: float) -> int:
         """Return how many more queued tasks a worker is sent that was just given one: as many as its threads may have.
 
         Parameters
@@ -213,25 +205,14 @@ class Candidates:
             As returned by `seconds` for the first of them.
         nbytes : int or None
             Bytes of a result; None: not known.
-        queued : int
-            Tasks of its prefix in the queue.
         """
         row, (seconds, known) = self.ledger.rows.get(address), took
         if row is None or not (self.are_alike and self.is_open(address)):
             return 0
-        each = self.placement.tasks_ahead(seconds, known, nbytes, queued // sum(self.ledger.threads.values()))
+        each = self.placement.tasks_ahead(seconds, known, nbytes)
         if row.ends_at < now + row.starts_in(now) + self.lasting(each * seconds, known):
             return 0
         return max(each * row.nthreads - len(row.running) - len(row.queue) - row.incoming, 0)
-
-
-def queued_seconds(some: Sequence[ByClass], count: int) -> dict[str, float]:
-    """Return the projected seconds of `count` queued tasks on one thread of each class, scaled up from a sample."""
-    total: dict[str, float] = {}
-    for one in some:
-        for device, seconds in {one.device: one.seconds, **one.others}.items():
-            total[device] = total.get(device, 0.0) + seconds * count / len(some)
-    return total
 
 
 def _most(held: Mapping[Address, int]) -> Iterable[Address]:

@@ -1,15 +1,15 @@
 """Estimates learned from measurements: seconds of tasks, bytes of results, seconds of transfers.
 
-`Learning` has the parameters of all of them, here and in the ledger.
-
 No value here describes a particular machine: a default holds until there is a measurement.  Sizes are bytes,
 bandwidths bytes per second, all else seconds.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import NamedTuple
 
@@ -20,53 +20,35 @@ from dask_ferro.policy.facts import Replica, Worker
 SPARE = 2.0
 
 
-@dataclass(frozen=True)
-class Learning:
-    """Parameters of learning from measurements."""
-
-    # Of a mean of many measurements, the share of the newest: durations of one prefix vary, and an estimate that
-    # follows the last one (Dask's counts it half) makes moves that the next one takes back.
-    newest: float = 0.1
-    # What a task is projected to take whose like was never measured; Dask's default is the same.
-    guess: float = 0.5
-    # How old a report of what a worker runs is on arrival, at most: it comes with a heartbeat, and the scheduler's
-    # messages are in flight meanwhile.
-    reported: float = 0.1
-    # A worker's slowness is the factor on its tasks' projected seconds in placement and stealing.  A worker begins with
-    # this many tasks that took just what was projected: what it really took says little until there are more.
-    usual_tasks: float = 4.0
-    # A task that takes less measures the clock, and not how slow its worker is.
-    usual_seconds: float = 0.001
-    # Within this factor of what was projected it is the spread of durations, and not the worker: of ten lognormal ones,
-    # sigma 1, the mean is off by a third.
-    spread: float = 2.0
-    # How much slower, or faster, than projected a worker is thought to be, at most.
-    slowest: float = 32.0
-    # A link is described by a latency, measured by transfers up to this size, and by a bandwidth for larger ones.
-    light: int = 64 << 10
-    # The share of a transfer that is put down to its bytes, at least: one that took just the latency, or less (in one
-    # process nothing is copied), would tell of an endless bandwidth.
-    bytes_share: float = 0.1
-    # Tasks of a prefix of which no result was seen yet that are thought to fill a device.
-    unseen: int = 4
-
-
-LEARNING = Learning()
+# Of a mean of many measurements, the share of the newest: durations of one prefix vary, and an estimate that follows
+# the last one (Dask's counts it half) makes moves that the next one takes back.
+NEWEST = 0.1
+# What a task is projected to take whose like was never measured; Dask's default is the same.
+GUESS = 0.5
+# How old a report of what a worker runs is on arrival, at most: it comes with a heartbeat, and the scheduler's messages
+# are in flight meanwhile.
+REPORTED = 0.1
+# A link is described by a latency, measured by transfers up to this size, and by a bandwidth for larger ones.
+LIGHT = 64 << 10
+# The share of a transfer that is put down to its bytes, at least: one that took just the latency, or less (in one
+# process nothing is copied), would tell of an endless bandwidth.
+_BYTES_SHARE = 0.1
+# Tasks of a prefix of which no result was seen yet that are thought to fill a device.
+UNSEEN = 4
 
 
 @dataclass(slots=True)
 class Mean:
-    """A running mean: exact over the first values, then exponential with weight `newest` for the newest."""
+    """A running mean: exact over the first values, then exponential with weight `NEWEST` for the newest."""
 
     value: float = 0.0
     count: int = 0
-    newest: float = LEARNING.newest
 
     def add(self, value: float) -> None:
         """Add a value."""
         count = self.count = self.count + 1
         share = 1.0 / count
-        self.value += (value - self.value) * (share if share > self.newest else self.newest)
+        self.value += (value - self.value) * (share if share > NEWEST else NEWEST)
 
 
 def is_duration(seconds: float) -> bool:
@@ -115,14 +97,12 @@ class Durations:
 
     Attributes
     ----------
-    learning : Learning
     speeds : dict of device class to Speed
         Measured speeds.
     """
 
-    learning: Learning = LEARNING
-    measured: dict[tuple[str, str], Mean] = field(default_factory=dict)
-    correction: dict[tuple[str, str], Mean] = field(default_factory=dict)
+    measured: dict[tuple[str, str], Mean] = field(default_factory=partial(defaultdict, Mean))
+    correction: dict[tuple[str, str], Mean] = field(default_factory=partial(defaultdict, Mean))
     speeds: dict[str, Speed] = field(default_factory=dict)
 
     def add(
@@ -135,16 +115,10 @@ class Durations:
         annotated : float or Estimate, optional
             The task's own estimate; a negative or non-finite one is ignored.
         """
-        self._mean(self.measured, (prefix, device)).add(seconds)
+        self.measured[prefix, device].add(seconds)
         told = None if annotated is None else self._told(device, annotated)
         if told:
-            self._mean(self.correction, (prefix, device)).add(seconds / told)
-
-    def _mean(self, means: dict[tuple[str, str], Mean], place: tuple[str, str]) -> Mean:
-        mean = means.get(place)
-        if mean is None:
-            mean = means[place] = Mean(newest=self.learning.newest)
-        return mean
+            self.correction[prefix, device].add(seconds / told)
 
     def set_speed(self, device: str, flops: float, bandwidth: float) -> None:
         """Set the speed of a device class; the first value of a class stands."""
@@ -160,7 +134,7 @@ class Durations:
         if known is not None:
             return known.value, True
         elsewhere = self._elsewhere(prefix, device)
-        return (self.learning.guess, False) if elsewhere is None else (elsewhere, True)
+        return (GUESS, False) if elsewhere is None else (elsewhere, True)
 
     def projected(
         self, prefix: str, device: str, annotated: float | Estimate | None
@@ -216,14 +190,13 @@ class ResultSizes:
     """Bytes of a task's result by prefix: the largest of late, for what does not fit is worse than what waits."""
 
     largest: dict[str, float] = field(default_factory=dict)
-    learning: Learning = LEARNING
 
     def add(self, prefix: str, nbytes: int) -> None:
         """Learn from a result."""
         before = self.largest.get(prefix)
         if before != nbytes:
             old = before or 0.0
-            self.largest[prefix] = max(float(nbytes), old + (nbytes - old) * self.learning.newest)
+            self.largest[prefix] = max(float(nbytes), old + (nbytes - old) * NEWEST)
 
     def of(self, prefix: str) -> int | None:
         """Return the projected bytes of a result; None for a prefix without any yet."""
@@ -236,7 +209,7 @@ class ResultSizes:
         These are the bytes of its largest input, and at least a quarter of the smallest device: so few are assigned
         that the first of them is measured before a device is full.
         """
-        return max(device // self.learning.unseen, max(inputs, default=0))
+        return max(device // UNSEEN, max(inputs, default=0))
 
 
 class Link(NamedTuple):
@@ -267,11 +240,10 @@ class Links:
     classes: dict[str, Link] = field(
         default_factory=lambda: {"host": SAME_HOST, "hosts": OTHER_HOST, "device": OUT_OF_DEVICE}
     )
-    learning: Learning = LEARNING
 
     def copy(self) -> Links:
         """Return an independent copy, which later transfers do not change."""
-        return Links(dict(self.classes), self.learning)
+        return Links(dict(self.classes))
 
     def add(self, kind: str, nbytes: int, seconds: float, copies: int = 0) -> None:
         """Learn from a transfer of `nbytes` that took `seconds` on a class of link.
@@ -283,16 +255,16 @@ class Links:
         """
         if kind == "peer":
             self.classes.setdefault(kind, PEER)
-        (latency, bandwidth), p = self.classes[kind], self.learning
+        latency, bandwidth = self.classes[kind]
         if copies:
-            seconds = max(seconds - copies * self._copy(nbytes), p.bytes_share * seconds)
-        if nbytes <= p.light:
-            latency += (seconds - latency) * p.newest
+            seconds = max(seconds - copies * self._copy(nbytes), _BYTES_SHARE * seconds)
+        if nbytes <= LIGHT:
+            latency += (seconds - latency) * NEWEST
         elif seconds > 0.0:
-            beyond = max(seconds - latency, p.bytes_share * seconds)
+            beyond = max(seconds - latency, _BYTES_SHARE * seconds)
             # Average seconds per byte: with bytes per second, one lucky transfer would outweigh a hundred others.
             each = 1.0 / bandwidth
-            bandwidth = 1.0 / (each + (beyond / nbytes - each) * p.newest)
+            bandwidth = 1.0 / (each + (beyond / nbytes - each) * NEWEST)
         self.classes[kind] = Link(latency, bandwidth)
 
     def seconds(self, inputs: Iterable[Replica], to: Worker, hosts: Mapping[str, str]) -> float:

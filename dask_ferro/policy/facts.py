@@ -180,15 +180,12 @@ class Outcome(NamedTuple):
         "started" (it ran on the thief), "refused" (the victim had started it), "stale" (it was gone).
     seconds : float
         From the request to the task's start on the thief; 0 where it did not start there.
-    dry : bool
-        Whether the thief had a thread with nothing to do in between.
     """
 
     kind: str
     victim: Address
     thief: Address
     seconds: float = 0.0
-    dry: bool = False
 
 
 class Move(NamedTuple):

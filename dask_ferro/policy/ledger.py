@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from math import inf
 from typing import Any
 
-from dask_ferro.policy.estimates import Durations, Estimate
+from dask_ferro.policy.estimates import REPORTED, Durations, Estimate
 from dask_ferro.policy.facts import Address, Key
 from dask_ferro.policy.idle_order import FEW
 from dask_ferro.policy.ledger_view import DEPTH, LedgerView
@@ -79,9 +79,7 @@ class Ledger(LedgerView):
         now, nthreads = self._now, max(nthreads, 1)
         row = self.rows.get(address)
         if row is None:
-            row = self.rows[address] = WorkerLoad(
-                address, nthreads, host, device, accepts, self.durations.learning
-            )
+            row = self.rows[address] = WorkerLoad(address, nthreads, host, device, accepts)
             insort(self._everyone, address)
             if len(self.rows) == FEW + 1:
                 self._order.keep(now)
@@ -256,7 +254,7 @@ class Ledger(LedgerView):
         entry, thief, victim = request.entry, request.thief, request.entry.worker
         self._forget_guess(entry)
         entry.origins = (*entry.origins, victim.address)
-        entry.stolen = Stolen(victim.address, request.at, len(thief.running) < thief.nthreads)
+        entry.stolen = Stolen(victim.address, request.at)
         if self._is_here(thief):
             self._join(now, entry, thief)
         else:
@@ -335,7 +333,7 @@ class Ledger(LedgerView):
             self._take(row, entry)
             self._run(entry, heard)
         for entry in row.running.values():
-            early = entry.started is not None and entry.started < heard - self.durations.learning.reported
+            early = entry.started is not None and entry.started < heard - REPORTED
             entry.is_sure = entry.key in running or not early
         while self._doubt(now, row):
             pass

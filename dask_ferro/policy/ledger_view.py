@@ -175,28 +175,24 @@ class LedgerView:
         skip : int
             How many of the longest queues to leave out, because nothing in them may be moved.
         tasks : int
-            The most tasks shown from the longest queues, and the most from queues on the same hosts.
+            The most tasks shown.
         """
         hungry = tuple(address for address in hungry if address in self.rows)
         is_free = asked is None
         busiest = self._busiest(victims, skip) if is_free else ()
         outlasted = self._nearest(victims) if is_free and self._outlasted else ()
-        near = self._near(hungry) if is_free and len(self._loads) > victims else ()
         asked = asked or {}
         known = {a: tuple(filter(self.rows.__contains__, asked[a])) for a in hungry if a in asked}
         # The first choice of every thief comes before any second choice: there may be room for no more.
         in_turn = (victim for turn in zip_longest(*known.values()) for victim in turn if victim is not None)
-        far = dict.fromkeys((*outlasted, *busiest, *in_turn))
-        queues = self._ends_of(far, tasks, DEPTH, now)
-        if near:
-            beside = [address for address in near if address not in queues]
-            queues |= self._ends_of(beside, tasks, max(tasks // len(near), 1), now)
-        workers = {a: self._seen(a, now) for a in dict.fromkeys((*hungry, *far, *near))}
+        shown = dict.fromkeys((*outlasted, *busiest, *in_turn))
+        queues = self._ends_of(shown, tasks, now)
+        workers = {a: self._seen(a, now) for a in dict.fromkeys((*hungry, *shown))}
         moving = (links or Links()).copy()
-        return Snapshot(now, hungry, busiest, workers, queues, moving, self.hosts, outlasted, near, known)
+        return Snapshot(now, hungry, busiest, workers, queues, moving, self.hosts, outlasted, known)
 
     def _ends_of(
-        self, addresses: Iterable[Address], tasks: int, depth: int, now: float
+        self, addresses: Iterable[Address], tasks: int, now: float
     ) -> dict[Address, tuple[TaskFacts, ...]]:
         """Return the last tasks of queues until `tasks` are collected."""
         found: dict[Address, tuple[TaskFacts, ...]] = {}
@@ -204,7 +200,7 @@ class LedgerView:
             if tasks <= 0:
                 break
             if self.rows[address].queue:
-                found[address] = self.queue(address, min(depth, tasks), now)
+                found[address] = self.queue(address, min(DEPTH, tasks), now)
                 tasks -= len(found[address])
         return found
 
@@ -231,12 +227,6 @@ class LedgerView:
         workers = {address: self._seen(address, now) for address in dict.fromkeys((*hungry, *shown))}
         moving = (links or Links()).copy()
         return Snapshot(now, hungry, tuple(shown), workers, shown, moving, self.hosts)
-
-    def _near(self, hungry: tuple[Address, ...]) -> tuple[Address, ...]:
-        """Return the workers with a queue on a host where a hungry worker has a device, in order of load."""
-        rows = (self.rows[address] for address in hungry)
-        hosts = {row.host for row in rows if row.device != "cpu"}
-        return tuple(a for _, a in self._loads if self.rows[a].host in hosts) if hosts else ()
 
     def _nearest(self, count: int) -> tuple[Address, ...]:
         return tuple(nsmallest(count, self._outlasted, key=lambda address: (self.ends[address], address)))
@@ -271,11 +261,6 @@ class LedgerView:
             found += islice(filter(suits, rows), count)
             order.close()
         return sorted(found, key=lambda worker: (worker.runs_dry_in, worker.turn, worker.address))
-
-    def latest(self, now: float, count: int, priority: Any = None) -> list[Worker]:
-        """Return the accepting workers that end last, with facts for a task of some priority."""
-        open_ = ((-row.ends_at, row.address) for row in self.rows.values() if row.accepts)
-        return [self.worker(address, now, priority) for _, address in nsmallest(count, open_)]
 
     def _last_end(self) -> float:
         if self._last is None:

@@ -8,7 +8,8 @@ This holds within a device class: a device that is twenty times faster is worth 
 
 Hard constraints: restrictions, resources, device class, a worker that accepts tasks, and one that lasts until the task
 is done.  A device without room now may be worth waiting for; then the task stays unassigned.  Soft constraint:
-affinity.  Ties go to the worker that holds the fewest bytes, then in turn.
+affinity.  Ties go to the worker that holds the fewest bytes, then in turn: a quiet cluster uses all of its workers, and
+spills on none beside empty ones.
 
 Queued tasks that are short are sent to a thread several at a time.
 """
@@ -53,7 +54,7 @@ class PlacementParameters:
     steals : bool
         Whether tasks that wait too long are stolen.  With stealing off, users want tasks beside their data: then a
         task of unknown duration leaves its inputs only for an idle worker, as a guess may be thousands of times too
-        long, and a short task only for a gain of more than `late`.
+        long.
     spare : float
         The least seconds between the end of a task and that of its worker: projections are noisy, and the result has
         to be transferred.
@@ -65,9 +66,6 @@ class PlacementParameters:
     # A task leaves the worker that holds its inputs for one where it is done so much earlier.
     margin: float = 0.005
     steals: bool = True
-    # Without stealing, that margin for a task that takes no time; it falls to `margin` for one that takes as long as
-    # that.  News of what has ended are under way for so long while the scheduler is busy, and its worker looks busy.
-    late: float = 0.02
     # The same margin as a share of what the transfer is projected to take.
     transfer_margin: float = 0.5
     # Workers that are weighed beside the holders: those on which a task would start first.
@@ -79,8 +77,6 @@ class PlacementParameters:
     light: int = 64 << 10
     spare: float = SPARE
     patience: float = 0.5
-    # Workers whose results differ by less count as holding as much: a few small results are no reason to prefer one.
-    alike: int = 1 << 20
     # Workers that would be done with a short task within so much of each other count as equal: one short task that took
     # long is no reason to shun its worker for good.
     tied: float = 0.001
@@ -106,7 +102,7 @@ class PlacementParameters:
 
         It waits for a device without room now, if it would finish first there even after the queue of that device.  A
         task of known duration is assigned to no worker that ends before it.  Where no worker has the time, it waits
-        for a fresh one that would have it, and otherwise goes to the worker with the most time left.
+        for a fresh one that would have it, and otherwise goes where it finishes first.
 
         Parameters
         ----------
@@ -127,25 +123,21 @@ class PlacementParameters:
             legal = _roomy(task, _could_take(task, legal))
         if task.known and any(w.ends_in < inf for w in legal):
             lasting = [w for w in legal if self._lasts(w, task, links, hosts)]
-            if not lasting:
-                if self.waits(task.seconds, fresh):
-                    return Wait("fresh")
-                open_ = [w for w in legal if self.may_begin(task, w)]
-                return Placed(_longest_left(open_)) if open_ else Wait("room")
-            legal = lasting
+            if not lasting and self.waits(task.seconds, fresh):
+                return Wait("fresh")
+            legal = lasting or legal
         liked = [w for w in legal if task.wants(w)]
-        ranks: list[tuple[float, int, int, int, Address, bool]] = []
-        for worker in self._near(task, liked or legal):
+
+        def order(worker: Worker) -> tuple[float, int, int, int, Address]:
             finish = self._finish(task, worker, links, hosts)
-            # Workers with equal finish times take turns, so that new workers get tasks with inputs too: by address an
-            # iteration after a growth ran at 0.94 of the speed, simulated.  The bytes held by a worker say only where
-            # the inputs are.
-            order = (0, worker.turn, worker.address) if task.inputs else share(worker, self.alike)
             if not task.inputs and task.seconds < self.tied:
                 finish = round(finish / self.tied) * self.tied
-            ranks.append((finish, worker.busy, *order, self.may_begin(task, worker)))
-        *_, address, may_begin = min(ranks)
-        return Placed(address) if may_begin else Wait("room")
+            # Beside inputs, the bytes that a worker holds say only where these are.
+            holds = 0 if task.inputs else worker.holds
+            return finish, worker.busy, holds, worker.turn, worker.address
+
+        best = min(self._near(task, liked or legal), key=order)
+        return Placed(best.address) if self.may_begin(task, best) else Wait("room")
 
     def _finish(self, task: TaskFacts, worker: Worker, links: Links, hosts: Mapping[Address, str]) -> float:
         """Return the seconds until the task would be done on a worker, plus the margin for moving it."""
@@ -153,13 +145,8 @@ class PlacementParameters:
         seconds = task.on(worker)
         finish = max(worker.starts_in, transfer) + (task.seconds if seconds is None else seconds)
         if transfer:
-            finish += self._margin(task.seconds) + self.transfer_margin * transfer
+            finish += self.margin + self.transfer_margin * transfer
         return finish
-
-    def _margin(self, seconds: float) -> float:
-        """Return the seconds by which a task of this duration has to finish earlier elsewhere."""
-        share = min(seconds / self.margin, 1.0) if self.margin and not self.steals else 1.0
-        return self.late + (self.margin - self.late) * share
 
     def may_begin(self, task: TaskFacts, worker: Worker) -> bool:
         """Whether a device has room for a task, never will have, or is idle and has to make room by spilling."""
@@ -175,7 +162,7 @@ class PlacementParameters:
         self,
         task: TaskFacts,
         worker: Worker,
-        queued: Mapping[str, float],
+        queued: int,
         threads: Mapping[str, int],
         first: Iterable[Worker],
     ) -> bool:
@@ -187,9 +174,9 @@ class PlacementParameters:
         Parameters
         ----------
         task : TaskFacts
-            One of them.
-        queued : mapping of device class to float
-            Projected seconds of all of them on one thread of each class.
+            One of them, which stands for all.
+        queued : int
+            How many there are.
         threads : mapping of device class to int
         first : iterable of Worker
             For each class, the accepting worker that runs dry first.
@@ -202,13 +189,13 @@ class PlacementParameters:
             # The duration there is unknown, and only a trial can tell.
             return True
         classes = {task.device: task.seconds, **task.others}
-        faster = [d for d in could if d != worker.device and classes.get(d, inf) < seconds and queued.get(d)]
+        faster = {d: s for d, s in classes.items() if d in could and d != worker.device and 0.0 < s < seconds}
         if not faster:
             return True
-        rate = sum(threads[device] / queued[device] for device in faster)
-        return worker.starts_in + seconds <= min(could[device] for device in faster) + 1.0 / rate
+        each = 1.0 / sum(threads[device] / takes for device, takes in faster.items())
+        return worker.starts_in + seconds <= min(could[device] for device in faster) + queued * each
 
-    def tasks_ahead(self, seconds: float, known: bool, nbytes: int | None, share: int) -> int:
+    def tasks_ahead(self, seconds: float, known: bool, nbytes: int | None) -> int:
         """Return how many queued tasks a thread is sent at a time, with the one that it runs; 0: one, as it ends one.
 
         Only where tasks are stolen: the next one may take long after all.
@@ -219,14 +206,11 @@ class PlacementParameters:
             The projected duration of a task, and whether it is more than a guess.
         nbytes : int or None
             Bytes of a result; None: not known.
-        share : int
-            A thread's share of those in the queue, of which at most half is sent, so that all threads end together.
         """
         if not (self.steals and known and nbytes is not None):
             return 0
         # A clock may say that tasks took no time at all.
-        most = int(self.ahead / max(seconds, 1e-6)), share // 2, self.ahead_bytes // max(nbytes, 1)
-        return min(self.ahead_tasks, *most)
+        return min(self.ahead_tasks, int(self.ahead / max(seconds, 1e-6)), self.ahead_bytes // max(nbytes, 1))
 
     def _lasts(self, worker: Worker, task: TaskFacts, links: Links, hosts: Mapping[Address, str]) -> bool:
         if worker.ends_in == inf:
@@ -261,7 +245,7 @@ class PlacementParameters:
         largest : int
             Bytes of its largest input.
         """
-        return self.stays(seconds, known, first) or starts_in <= self._margin(seconds) or largest > self.light
+        return self.stays(seconds, known, first) or starts_in <= self.margin or largest > self.light
 
     def _near(self, task: TaskFacts, workers: list[Worker]) -> list[Worker]:
         """Return the holders of the task's (large) inputs, and the other workers that it may leave them for."""
@@ -281,19 +265,6 @@ class PlacementParameters:
         ]
 
 
-def share(worker: Worker, alike: int) -> tuple[int, int, Address]:
-    """Return the sort key of workers that would finish a task at the same time: fewest bytes held, then in turn.
-
-    Without it, a quiet cluster would use only its first worker, and spill there beside empty ones.
-
-    Parameters
-    ----------
-    alike : int
-        Difference in bytes up to which two workers count as equal.
-    """
-    return worker.holds // max(alike, 1), worker.turn, worker.address
-
-
 def _could_take(task: TaskFacts, workers: list[Worker]) -> list[Worker]:
     """Return the workers whose devices could ever have room for a task; all of them where none could."""
     could = [w for w in workers if w.most is None or task.bytes_on(w) <= w.most]
@@ -304,8 +275,3 @@ def _roomy(task: TaskFacts, workers: list[Worker]) -> list[Worker]:
     """Leave out devices without room if another device of their class has some."""
     having = {w.device for w in workers if task.fits(w)}
     return [w for w in workers if w.device not in having or task.fits(w)]
-
-
-def _longest_left(workers: Iterable[Worker]) -> Address:
-    """Return the worker with the most time left when the task would start."""
-    return min(workers, key=lambda w: (w.starts_in - w.ends_in, w.address)).address

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dask_ferro.policy import events
-from dask_ferro.policy.estimates import LEARNING, Durations, Learning, Links
+from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import Event, Instruction
 from dask_ferro.policy.facts import Address, Move, Outcome, Worker
 from dask_ferro.policy.ledger import Ledger
@@ -67,7 +67,6 @@ class SchedulingSettings:
     ----------
     parameters : StealingParameters
     placement : PlacementParameters
-    learning : Learning
     rank : bool
         Whether narrow graphs are ordered by upward rank.
     coalesce, tick : float
@@ -78,7 +77,6 @@ class SchedulingSettings:
 
     parameters: StealingParameters = field(default_factory=StealingParameters)
     placement: PlacementParameters = field(default_factory=PlacementParameters)
-    learning: Learning = LEARNING
     rank: bool = True
     coalesce: float = COALESCE
     tick: float = TICK
@@ -97,7 +95,6 @@ class SchedulingCore:
         Costs of transfers; share one object with the caller that updates it.
     coalesce, tick : float
         Seconds, as in `ferro.scheduler`.
-    learning : Learning
 
     Attributes
     ----------
@@ -123,11 +120,10 @@ class SchedulingCore:
         *,
         coalesce: float = COALESCE,
         tick: float = TICK,
-        learning: Learning = LEARNING,
     ) -> None:
         self.policy = policy
-        self.links = Links(learning=learning) if links is None else links
-        self.ledger = Ledger(facts, Durations(learning))
+        self.links = Links() if links is None else links
+        self.ledger = Ledger(facts)
         self.facts = facts
         self.ledger.listens = True
         self.state = StealingState()
@@ -234,12 +230,12 @@ class SchedulingCore:
 
     def _arrived(self, entry: Entry, stolen: Stolen, seconds: float, now: float) -> None:
         """Record when a stolen task started: its end, seen here, less its duration, so that only one clock is used."""
-        victim, requested, dry = stolen
+        victim, requested = stolen
         thief = entry.worker.address
         delay = max(now - seconds - requested, 0.0)
         # The duration by the worker's clock, but no more than has passed here.
         worked = min(seconds, max(now - requested, 0.0))
-        self._outcomes.append(Outcome("started", victim, thief, delay, dry))
+        self._outcomes.append(Outcome("started", victim, thief, delay))
         self._decided.append(events.Arrived(entry.key, victim, thief, requested, delay, worked))
 
     def _restarted(self, event: events.Restarted, now: float) -> None:

@@ -11,11 +11,21 @@ from dataclasses import dataclass, field
 from math import exp, inf, log
 from typing import Any, Literal, NamedTuple
 
-from dask_ferro.policy.estimates import LEARNING, Estimate, Learning, Mean
+from dask_ferro.policy.estimates import NEWEST, Estimate, Mean
 from dask_ferro.policy.facts import Address, Key
 
 # A requested task is in no queue: it counts as incoming at its thief.
 State = Literal["queued", "running", "requested"]
+# A worker's slowness is the factor on its tasks' projected seconds in placement and stealing.  A worker begins with
+# this many tasks that took just what was projected: what it really took says little until there are more.
+USUAL_TASKS = 4.0
+# A task that takes less measures the clock, and not how slow its worker is.
+_USUAL_SECONDS = 0.001
+# Within this factor of what was projected it is the spread of durations, and not the worker: of ten lognormal ones,
+# sigma 1, the mean is off by a third.
+SPREAD = 2.0
+# How much slower, or faster, than projected a worker is thought to be, at most.
+SLOWEST = 32.0
 # Shared by nearly all tasks, which need no resources.
 NO_NEEDS: Mapping[str, float] = {}
 
@@ -53,7 +63,6 @@ class Stolen(NamedTuple):
 
     victim: Address
     requested: float
-    dry: bool  # whether the thief had a free thread when it was sent the task
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -83,7 +92,6 @@ class WorkerLoad:
     host: str
     device: str
     accepts: bool
-    learning: Learning = LEARNING
     ends_at: float = inf  # on the caller's clock
     most: int | None = None  # total bytes of its device, where they are counted
     promised: int = 0  # device bytes projected for its tasks and for those on their way to it
@@ -97,15 +105,12 @@ class WorkerLoad:
     guessed_seconds: float = 0.0  # the part of `waiting_seconds` that is a guess
     incoming: int = 0
     incoming_seconds: float = 0.0
-    measured: Mean = field(init=False)
-    projected: Mean = field(init=False)
-    log_ratio: Mean = field(init=False)
+    measured: Mean = field(default_factory=Mean)
+    projected: Mean = field(default_factory=Mean)
+    log_ratio: Mean = field(default_factory=Mean)
     slowness: float = 1.0
     load: tuple[float, Address] | None = None
     version: int = 0
-
-    def __post_init__(self) -> None:
-        self.measured, self.projected, self.log_ratio = (Mean(newest=self.learning.newest) for _ in range(3))
 
     @property
     def is_blocked(self) -> bool:
@@ -212,18 +217,17 @@ class WorkerLoad:
 
         Very short tasks carry little information about slowness, but they do show that a long one was an exception.
         """
-        p = self.learning
-        self.log_ratio.add(log((measured + p.usual_seconds) / (projected + p.usual_seconds)))
-        if measured < p.usual_seconds and projected < p.usual_seconds:
+        self.log_ratio.add(log((measured + _USUAL_SECONDS) / (projected + _USUAL_SECONDS)))
+        if measured < _USUAL_SECONDS and projected < _USUAL_SECONDS:
             return
         self.projected.add(projected)
         self.measured.add(measured)
-        most = 1.0 / p.newest  # tasks in the mean's effective window
+        most = 1.0 / NEWEST  # tasks in the mean's effective window
         weight = min(self.measured.count, most)
-        prior = max(p.usual_tasks * self.projected.value, p.usual_seconds)
+        prior = max(USUAL_TASKS * self.projected.value, _USUAL_SECONDS)
         ratio = (weight * self.measured.value + prior) / (weight * self.projected.value + prior)
         # A single task that took five times as long says little of the worker; a slow worker is slow in most tasks.
         many = min(self.log_ratio.count, most)
-        typical = exp(self.log_ratio.value * many / (many + p.usual_tasks))
-        is_noise = any(1 / p.spread < seen < p.spread for seen in (ratio, typical))
-        self.slowness = 1.0 if is_noise else min(max(ratio, 1 / p.slowest), p.slowest)
+        typical = exp(self.log_ratio.value * many / (many + USUAL_TASKS))
+        is_noise = any(1 / SPREAD < seen < SPREAD for seen in (ratio, typical))
+        self.slowness = 1.0 if is_noise else min(max(ratio, 1 / SLOWEST), SLOWEST)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from dask_ferro.policy import events
-from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
+from dask_ferro.policy.candidates import Candidates
 from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import Answer, Event
 from dask_ferro.policy.facts import Address
@@ -34,15 +34,14 @@ class CoreAdapter(Decider):
     """A decider that applies our stealing and placement."""
 
     def __init__(self, scheduler: Scheduler, policy: str, rules: SchedulingSettings, seed: int) -> None:
-        self.links = Links(learning=rules.learning)
-        self.facts = SimulatedFacts(scheduler, rules.learning)
+        self.links = Links()
+        self.facts = SimulatedFacts(scheduler)
         self.core = SchedulingCore(
             self.facts,
             named(policy, rules.parameters, seed),
             self.links,
             coalesce=rules.coalesce,
             tick=rules.tick,
-            learning=rules.learning,
         )
         self.ledger = self.core.ledger
         self.facts.ledger = self.ledger
@@ -224,18 +223,16 @@ class CoreAdapter(Decider):
         """Whether the worker has time and memory for the task, or no better worker is to be expected."""
         now, candidates = self._clock.now, self.candidates
         if not candidates.are_alike:
-            count, some = self._scheduler.queued(QUEUED)
-            takes = [candidates.seconds_by_class(one.spec.prefix, one.spec.annotated) for one in some]
-            queued = queued_seconds(takes, count)
-            if candidates.helping(self.facts.task(job), (record.address,), queued, now) is None:
+            task = self.facts.task(job)
+            if candidates.helping(task, (record.address,), self._scheduler.queued, now) is None:
                 return False
         free = (record.address,)
         return bool(candidates.in_time(*self._seconds(job), free, self.ledger.fresh, now))
 
     def ahead(self, job: VirtualTask, record: WorkerRecord) -> int:
         """Return how many more queued tasks a worker is sent that was just given one; `job` is the next."""
-        queued, nbytes = self._scheduler.queued_of(job.spec.prefix), self.facts.size_of(job.spec.prefix)
-        return self.candidates.ahead(record.address, self._seconds(job), nbytes, queued, self._clock.now)
+        nbytes = self.facts.size_of(job.spec.prefix)
+        return self.candidates.ahead(record.address, self._seconds(job), nbytes, self._clock.now)
 
     def projected(self, job: VirtualTask) -> float:
         """Return the rest of the projected seconds; an overdue task is projected to run for as long again.

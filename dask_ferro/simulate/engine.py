@@ -80,7 +80,7 @@ def simulate(
     rules = rules or SchedulingSettings()
     wide = rules.placement.wide if rules.rank and decide is None else None
     threads = max(sum(w.nthreads for w in cluster.at_start), 1)
-    prioritize(jobs, order, threads, wide, rules.learning.guess)
+    prioritize(jobs, order, threads, wide)
     world = World(cluster, Clock(), seed)
     world.counts.update(dict.fromkeys(_COUNTS, 0.0))
     scheduler = Scheduler(world, jobs, graph.stops)

@@ -11,7 +11,7 @@ from itertools import islice
 from math import inf
 
 from dask_ferro.policy.candidates import Candidates
-from dask_ferro.policy.estimates import Learning, ResultSizes
+from dask_ferro.policy.estimates import ResultSizes
 from dask_ferro.policy.facts import Address, Key, Replica, TaskFacts
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
@@ -31,9 +31,9 @@ class SimulatedFacts:
     ledger: Ledger
     candidates: Candidates
 
-    def __init__(self, scheduler: Scheduler, learning: Learning) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._sizes = ResultSizes(learning=learning)
+        self._sizes = ResultSizes()
         self._held: dict[Address, int] = {}  # bytes of results
         self._thieves: Sequence[Address] = ()  # of the current stealing step
 

@@ -6,7 +6,7 @@ messages that arrive meanwhile wait.  It knows only its messages, never the work
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf
@@ -39,7 +39,6 @@ class Scheduler:
         self._cluster = world.cluster
         self._roots = Roots(jobs)
         self._queue: list[tuple[float, int]] = []
-        self._queued: Counter[str] = Counter()  # by prefix
         # A heap with the least busy worker first.
         self._open: list[tuple[tuple[float, float], int, int, WorkerRecord]] = []
         self._unplaced: list[VirtualTask] = []
@@ -250,14 +249,10 @@ class Scheduler:
         """Whether a task waits because no worker may have it."""
         return bool(self._unplaced)
 
-    def queued(self, count: int) -> tuple[int, list[VirtualTask]]:
-        """Return the number of root-ish tasks in the queue, and the first few of them."""
-        some = [self.jobs[number] for _, number in self._queue[:count]]
-        return len(self._queue), some
-
-    def queued_of(self, prefix: str) -> int:
-        """Return the number of queued tasks of a prefix."""
-        return self._queued[prefix]
+    @property
+    def queued(self) -> int:
+        """The number of root-ish tasks in the queue."""
+        return len(self._queue)
 
     def give(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Assign a task to a worker."""
@@ -294,7 +289,6 @@ class Scheduler:
                 heappop(self._queue)
         if job.state == "queued":
             heappush(self._queue, (job.priority, job.number))
-            self._queued[job.spec.prefix] += 1
         return declined
 
     def _place_one(self, job: VirtualTask) -> None:
@@ -323,8 +317,7 @@ class Scheduler:
             if job.state != "queued":
                 heappop(self._queue)
             elif self.decider.suits(job, record):
-                priority, _ = heappop(self._queue)
-                self._queued[job.spec.prefix] -= priority > -inf  # else it has never been in the queue
+                heappop(self._queue)
                 self._assign(job, record)
                 given[record.address] = record
             else:
@@ -348,7 +341,6 @@ class Scheduler:
             if first is None or job is None or job.spec.prefix != first.spec.prefix:
                 return
             heappop(self._queue)
-            self._queued[job.spec.prefix] -= 1
             self._assign(job, record)
 
     def _next_queued(self) -> VirtualTask | None:
@@ -419,7 +411,6 @@ class Scheduler:
                 if after.state == "processing":
                     self._take_back(after, self.records[after.on], tell=True)
                 if after.state in ("waiting", "queued", "unplaced"):
-                    self._queued[after.spec.prefix] -= after.state == "queued"
                     after.state = "waiting"
                     touched[after] = None
         for job in touched:

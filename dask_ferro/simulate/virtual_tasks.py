@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from dask_ferro.policy.estimates import LEARNING
+from dask_ferro.policy.estimates import GUESS
 from dask_ferro.policy.facts import Address
 from dask_ferro.policy.ranking import is_narrow, order_by_rank, upward_ranks
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
@@ -111,7 +111,6 @@ def prioritize(
     order: Mapping[Key, int] | None,
     threads: int,
     wide: float | None,
-    guess: float = LEARNING.guess,
 ) -> None:
     """Set every task's priority; the lowest runs first.
 
@@ -121,13 +120,11 @@ def prioritize(
         Dask's order; default: depth first.
     wide : float or None
         Tasks per thread up to which a graph is ordered by upward rank; None: never.
-    guess : float
-        Seconds of a task without an annotation, used in ranks.
     """
     places = {job.number: order[job.spec.key] for job in jobs} if order is not None else depth_first(jobs)
     if wide is not None and len(jobs) <= _RANKED:
         seconds: dict[Key, float] = {
-            job.number: guess if job.spec.annotated is None else job.spec.annotated for job in jobs
+            job.number: GUESS if job.spec.annotated is None else job.spec.annotated for job in jobs
         }
         dependents: dict[Key, list[Key]] = {job.number: [a.number for a in job.after] for job in jobs}
         ranks = upward_ranks(dependents, seconds)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.policy.estimates import Durations, Estimate, Learning, Link, Links, Mean, ResultSizes
+from dask_ferro.policy.estimates import Durations, Estimate, Link, Links, Mean, ResultSizes
 from dask_ferro.policy.facts import Replica, Worker
-from dask_ferro.policy.worker_load import WorkerLoad
 from tests.policy.facts import MB, free_links, needs, stand
 
 HERE: Worker = stand("a", host="h").worker
@@ -141,52 +139,6 @@ def test_links_learn_apart() -> None:
 
 
 # -- how it is learned ---------------------------------------------------------------------------------------
-
-
-def duration(learning: Learning) -> float:
-    """The projected seconds of a task whose like took 1 s twenty times, and then 2 s."""
-    durations = Durations(learning)
-    for seconds in [1.0] * 20 + [2.0]:
-        durations.add("p", "cpu", seconds)
-    return durations.of("p", "cpu")[0]
-
-
-def slowness(learning: Learning, projected: float, measured: float, count: int = 12) -> float:
-    row = WorkerLoad("a", 1, "h", "cpu", True, learning)
-    for _ in range(count):
-        row.learn(projected, measured)
-    return row.slowness
-
-
-def carried(learning: Learning, nbytes: int, seconds: float) -> Link:
-    links = Links(learning=learning)
-    links.add("host", nbytes, seconds)
-    return links.classes["host"]
-
-
-@pytest.mark.parametrize(
-    ("seen", "changed", "wanted"),
-    [
-        pytest.param(duration, {"newest": 0.5}, (1.1, 1.5), id="how much the newest counts"),
-        pytest.param(lambda p: Durations(p).of("new", "cpu")[0], {"guess": 3.0}, (0.5, 3.0), id="the guess"),
-        pytest.param(lambda p: slowness(p, 1.0, 3.0, 2), {"usual_tasks": 0.0}, (1.0, 3.0), id="two slow tasks"),
-        pytest.param(lambda p: slowness(p, 1.0, 1.5), {"spread": 1.0}, (1.0, 1.357), id="what is the tasks' spread"),
-        pytest.param(lambda p: slowness(p, 0.01, 9.0, 99), {"slowest": 4.0}, (32.0, 4.0), id="the slowest worker"),
-        pytest.param(lambda p: slowness(p, 0.0002, 0.0009, 99), {"usual_seconds": 1e-6}, (1.0, 3.5),
-            id="what measures the clock"),
-        pytest.param(lambda p: carried(p, 1000, 0.102).latency, {"light": 100}, (0.012, 0.002), id="a light transfer"),
-        pytest.param(lambda p: carried(p, 10**6, 0.002).bandwidth, {"bytes_share": 1.0}, (8.734e8, 7.547e8),
-            id="its bytes' share"),
-        pytest.param(lambda p: ResultSizes(learning=p).guess((), 80), {"unseen": 8}, (20, 10),
-            id="what fills a device"),
-    ],
-)  # fmt: skip
-def test_a_parameter_of_learning_changes_what_is_believed(
-    seen: Callable[[Learning], float], changed: dict[str, float], wanted: tuple[float, float]
-) -> None:
-    found = seen(Learning()), seen(Learning(**changed))  # type: ignore[arg-type]
-    assert found == pytest.approx(wanted, rel=1e-3)
-
 
 SAID = st.none() | st.sampled_from([0.0, 0.5, -1.0, math.inf]) | st.just(Estimate(None, 1e9, 0.0))
 CLASSES = st.sampled_from(["cpu", "gpu"])

@@ -15,9 +15,7 @@ from tests.policy.facts import MB, Stand, decided, free_links, ledger, needs, st
 
 SPARE = 1.0
 PLACEMENT = PlacementParameters(margin=0.002, transfer_margin=0.5, light=MB, spare=SPARE)
-PARAMETERS = StealingParameters(
-    threshold=0.01, chunk=0.5, reach=0.1, margin=0.002, shortest=0.002, spare=SPARE
-)
+PARAMETERS = StealingParameters(threshold=0.01, reach=0.1, margin=0.002, shortest=0.002, spare=SPARE)
 INFORMED = Informed(PARAMETERS)
 # Of 8 s, whose input takes 1 s to move; and one of unknown duration.
 LONG = task("t", 8.0)
@@ -46,7 +44,7 @@ GUESS = task("t", 8.0, known=False)
         pytest.param(LONG, [stand("a", ends_in=5.0)], 9.0, Wait("fresh"), id="waits for a fresh worker"),
         pytest.param(LONG, [stand("a", ends_in=5.0)], 8.9, "a", id="waits for none that ends before it too"),
         pytest.param(LONG, [stand("a", ends_in=7.0, running=4.0), stand("b", ends_in=5.0)], 0.0, "b",
-            id="goes where most time is left, when no worker would join"),
+            id="goes where it ends first, when no worker would join"),
         pytest.param(GUESS, [stand("a", ends_in=1.0)], 60.0, "a", id="of unknown length goes anywhere"),
     ],
 )  # fmt: skip
@@ -141,12 +139,6 @@ def test_an_end_may_be_told_before_the_worker_comes_and_goes_with_it() -> None:
 )
 def test_the_soonest_are(workers: int, lasting: float, wanted: list[str]) -> None:
     assert [w.address for w in filled(workers).soonest(0.0, 2, lasting=lasting)] == wanted
-
-
-def test_the_latest_are_those_that_end_last() -> None:
-    book = filled(5)
-    book.set_accepts("w4", accepts=False)
-    assert [w.address for w in book.latest(0.0, 2)] == ["w3", "w2"]
 
 
 def test_a_worker_is_outlasted_by_a_queue_that_it_will_not_get_to() -> None:

@@ -6,7 +6,7 @@ import pytest
 from simulated.contenders import POLICIES, STOCK, simulate
 from simulated.generators import build
 
-from dask_ferro.policy.estimates import Learning, Link
+from dask_ferro.policy.estimates import Link
 from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.scheduling_core import SchedulingSettings
 from dask_ferro.simulate.clock import Clock, Cores, Line, Process
@@ -345,15 +345,13 @@ def test_what_cannot_be_is_refused(make, message):
         make()
 
 
-def test_what_is_set_of_learning_and_of_wide_graphs_reaches_the_simulation():
+def test_what_is_set_of_wide_graphs_reaches_the_simulation():
     seen = []
 
     def attach(site):
         seen.append(site.scheduler.decider)
 
-    learning, placement = Learning(guess=2.0, newest=0.5), PlacementParameters(wide=1.0)
-    rules = SchedulingSettings(learning=learning, placement=placement)
+    rules = SchedulingSettings(placement=PlacementParameters(wide=1.0))
     simulate(hoard(8), VirtualCluster.local(2), rules=rules, attach=attach)
     (decider,) = seen
-    assert (decider.ledger.durations.learning, decider.links.learning) == (learning, learning)
     assert decider.candidates.placement.wide == 1.0

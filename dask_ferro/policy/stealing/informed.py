@@ -13,8 +13,7 @@ Rules of `Informed`, which uses projections:
   of the tasks before it, and an observed stall (expected to last as long again).  So no task waits beside an idle
   worker for more than a small multiple of its move's cost, and tasks with a shorter wait stay;
 - no task of known duration moves to a worker that ends before it would finish; a task whose own worker ends too early
-  moves first, at any cost;
-- a thief with a device asks the victims of its own host first.
+  moves first, at any cost.
 
 A threshold is seconds of backlog: a worker with less is a thief, one with more may be a victim.  It follows the
 measured seconds from a request to the stolen task's start, so that the task arrives just when the thief runs dry.
@@ -31,8 +30,10 @@ from typing import ClassVar, NamedTuple
 from dask_ferro.policy.estimates import SPARE
 from dask_ferro.policy.facts import Address, Move, Outcome, TaskFacts, Worker
 from dask_ferro.policy.stealing.snapshot import Snapshot
-from dask_ferro.policy.stealing.tentative import Tentative, is_far, keeps, may, shared
+from dask_ferro.policy.stealing.tentative import Tentative, keeps, may, shared
 
+# The longest threshold in seconds: a stolen task may have waited behind a long one that came after it.
+_LONGEST = 0.25
 # For each thief, the victims that it would ask, in order.
 Asked = Mapping[Address, tuple[Address, ...]]
 
@@ -41,20 +42,10 @@ Asked = Mapping[Address, tuple[Address, ...]]
 class StealingParameters:
     """Parameters of stealing, in seconds, tasks and shares."""
 
-    # Seconds of backlog under which a worker steals, at first.  It follows the measured time from a steal's request to
-    # the stolen task's start, within these bounds.
+    # Seconds of backlog under which a worker steals, at first.
     threshold: float = 0.005
-    threshold_least: float = 0.001
-    threshold_most: float = 0.25
-    # The threshold as a multiple of the measured time from request to start.
-    reserve: float = 1.5
-    # The share by which the mean of that time, and the threshold, follow each new measurement.
+    # The share by which it follows each measured time from a steal's request to the stolen task's start.
     threshold_follow: float = 0.25
-    # Factors on the threshold: a stolen task arrived after its thief had run dry, a steal was refused or came too late.
-    threshold_dry: float = 1.25
-    threshold_refused: float = 0.8
-    # The share of a victim's surplus that one step may take.
-    chunk: float = 0.5
     # The most seconds of work that one step gives a thief; it always gives one task.
     reach: float = 0.1
     # A task moves when it is projected to finish earlier by this much, and by this share of its transfer time, so that
@@ -72,9 +63,6 @@ class StealingParameters:
     # After this wait they may be stolen from a shorter queue too, whatever the move costs.  A task that has waited for
     # so long counts as overdue: projections no longer keep it in its queue.
     patience: float = 0.5
-    # The further wait expected of an overdue task, as a share of its wait so far, where only a worker of another device
-    # class could take it, and its own goes on to start tasks.
-    doubt: float = 0.25
     # Tasks of a queue considered for one move.
     tries: int = 8
     # Tasks that a step first considers for each thread of its thieves, plus one: a thread takes `reach` seconds of
@@ -100,15 +88,12 @@ class StealingState(NamedTuple):
     thresholds : mapping of address to seconds
     victims : mapping of address to address
         The last worker from which each thief stole successfully.
-    delays : mapping of address to seconds
-        Mean of the measured seconds from request to start.
     turns : int
         Number of steps so far, from which random choices are derived.
     """
 
     thresholds: Mapping[Address, float] = {}
     victims: Mapping[Address, Address] = {}
-    delays: Mapping[Address, float] = {}
     turns: int = 0
 
 
@@ -158,31 +143,22 @@ def adapted(
     outcomes = tuple(outcomes)
     if not outcomes:
         return state
-    p = parameters
-    thresholds, delays, victims = dict(state.thresholds), dict(state.delays), dict(state.victims)
-    for outcome in outcomes:
-        thief = outcome.thief
-        value = thresholds.get(thief, p.threshold)
-        if outcome.kind == "started":
-            victims[thief] = outcome.victim
-            mean = delays.get(thief, outcome.seconds)
-            mean = delays[thief] = mean + p.threshold_follow * (outcome.seconds - mean)
-            value += p.threshold_follow * (p.reserve * mean - value)
-            if outcome.dry:
-                value *= p.threshold_dry
+    thresholds, victims = dict(state.thresholds), dict(state.victims)
+    for kind, victim, thief, seconds in outcomes:
+        if kind == "started":
+            victims[thief] = victim
+            value = thresholds.get(thief, parameters.threshold)
+            thresholds[thief] = value + parameters.threshold_follow * (min(seconds, _LONGEST) - value)
         else:
             victims.pop(thief, None)
-            value *= p.threshold_refused
-        thresholds[thief] = min(max(value, p.threshold_least), p.threshold_most)
-    return state._replace(thresholds=thresholds, delays=delays, victims=victims)
+    return state._replace(thresholds=thresholds, victims=victims)
 
 
 def without(state: StealingState, worker: Address) -> StealingState:
     """Return the state without a worker that has left."""
     kept = {k: v for k, v in state.victims.items() if worker not in (k, v)}
     thresholds = {k: v for k, v in state.thresholds.items() if k != worker}
-    delays = {k: v for k, v in state.delays.items() if k != worker}
-    return state._replace(thresholds=thresholds, victims=kept, delays=delays)
+    return state._replace(thresholds=thresholds, victims=kept)
 
 
 def is_starving(worker: Worker, threshold: float) -> bool:
@@ -216,16 +192,12 @@ class Informed(Policy):
         """Return the moves to one thief, taken from the fullest victim first."""
         p = self.parameters
         moves: list[Move] = []
-        for_whom = tentative.worker(address)
-        near = (a for a in snapshot.near if tentative.worker(a).host == for_whom.host)
-        asked = dict.fromkeys((*snapshot.outlasted, *snapshot.busiest, *near))
+        asked = dict.fromkeys((*snapshot.outlasted, *snapshot.busiest))
         victims = sorted(
             (tentative.worker(v) for v in asked if v != address),
-            key=lambda w: (w.starts_in <= w.ends_in, is_far(w, for_whom), -w.starts_in, w.address),
+            key=lambda w: (w.starts_in <= w.ends_in, -w.starts_in, w.address),
         )
         for first in victims:
-            surplus = first.starts_in - threshold_of(state, first.address, p)
-            share = p.chunk * surplus * first.nthreads
             while True:
                 thief, victim = tentative.worker(address), tentative.worker(first.address)
                 if thief.busy >= thief.nthreads and thief.starts_in >= p.reach:
@@ -234,12 +206,8 @@ class Informed(Policy):
                 if found is None:
                     break
                 task, gain, transfer = found
-                share -= task.seconds * victim.slowness
-                if moves and moves[-1].victim == victim.address and share < 0:
-                    break
-                nbytes = tentative.at(address, task).bytes_on(thief)
                 tentative.move(task, victim, thief, transfer)
-                moves.append(Move(task.key, victim.address, address, gain, transfer, nbytes))
+                moves.append(Move(task.key, victim.address, address, gain, transfer, task.bytes_on(thief)))
         return moves
 
     def _best(
@@ -251,7 +219,7 @@ class Informed(Policy):
         for place, task in enumerate(tentative.queue(victim.address)):
             if tried >= self.parameters.tries:
                 break
-            if not may(tentative.at(thief.address, task), thief):
+            if not may(task, thief):
                 continue
             here = self._at_victim(task, victim)
             if self._stays(task, thief, victim, here, 0.0):
@@ -262,14 +230,14 @@ class Informed(Policy):
             # back and forth, and an iteration of GEMM took a fifth longer.
             transfer = tentative.links.seconds(task.inputs, thief, tentative.hosts)
             # As the last in its queue it finishes when the queue does; earlier tasks could gain no more.
-            waits = max(victim.starts_in - here.adds, task.blocked, self._doubted(task, victim, thief))
+            waits = max(victim.starts_in - here.adds, task.blocked, _expected(task, victim, thief))
             if (here.is_held and waits < reserve) or self._stays(task, thief, victim, here, transfer):
                 continue
-            ends = self._ends_at_thief(task, thief, victim, here, transfer)
+            ends = self._ends_at_thief(task, thief, here, transfer)
             if ends is None:
                 continue
-            stays = waits + here.seconds + (0.0 if victim.accepts else self.parameters.pause)
             readers = shared(task, thief, tentative.readers(victim.address)) if transfer else 1
+            stays = waits + here.seconds + (0.0 if victim.accepts else self.parameters.pause)
             gain = self._gain(task, thief, here, stays - ends, transfer, readers)
             if gain > 0 and (best is None or (transfer, place) < best[0]):
                 best = ((transfer, place), task, gain, transfer)
@@ -284,7 +252,7 @@ class Informed(Policy):
         return _AtVictim(seconds, adds, lost, victim.accepts and not lost, _surely_waits(task, victim))
 
     def _ends_at_thief(
-        self, task: TaskFacts, thief: Worker, victim: Worker, here: _AtVictim, transfer: float
+        self, task: TaskFacts, thief: Worker, here: _AtVictim, transfer: float
     ) -> float | None:
         """Return the seconds until the thief would have finished a task; None: unknown, or after the thief ends."""
         p = self.parameters
@@ -295,9 +263,6 @@ class Informed(Policy):
                 return None
             # It is only known that it does not start where it is.
             runs = task.seconds
-        if task.overdue and not task.known and thief.device == victim.device:
-            # A guess times a slowness measured on a few short tasks must not keep an overdue task waiting.
-            runs = min(runs, here.seconds)
         begins = max(thief.starts_in, transfer)
         if thief.ends_in < inf and task.known and not thief.has_time(begins, runs + p.spare):
             return None
@@ -324,16 +289,6 @@ class Informed(Policy):
     def _long(self, transfer: float) -> float:
         """Return the wait in seconds that is too long for a task, given the cost of its move."""
         return self.parameters.bears * (self.parameters.shortest + transfer)
-
-    def _doubted(self, task: TaskFacts, victim: Worker, thief: Worker) -> float:
-        """Return the further wait expected of an overdue task, regardless of projections.
-
-        It is as long as the wait so far.  For a thief of another device class it is the stall of the queue, or a
-        share of the wait so far: a device that is twenty times faster keeps tasks that it will soon start.
-        """
-        if not task.overdue or thief.device == victim.device:
-            return task.overdue
-        return max(victim.stalled_for, self.parameters.doubt * task.overdue)
 
     def _stays(
         self, task: TaskFacts, thief: Worker, victim: Worker, here: _AtVictim, transfer: float
@@ -364,6 +319,15 @@ class _AtVictim(NamedTuple):
     lost: bool
     is_held: bool
     sure: float
+
+
+def _expected(task: TaskFacts, victim: Worker, thief: Worker) -> float:
+    """Return the further wait expected of an overdue task, regardless of projections: as long as the wait so far.
+
+    For a thief of another device class it is the stall of the queue: a device that is twenty times faster keeps tasks
+    that it will soon start.
+    """
+    return min(task.overdue, victim.stalled_for) if thief.device != victim.device else task.overdue
 
 
 def _surely_waits(task: TaskFacts, victim: Worker) -> float:

@@ -65,10 +65,9 @@ class LastVictim(Policy):
         moves = []
         for task in tasks[:spare]:
             taker = tentative.worker(thief.address)
-            seen = tentative.at(thief.address, task)
-            if seen.fits(taker) and not outlasts(task, taker, self.parameters.spare):
+            if task.fits(taker) and not outlasts(task, taker, self.parameters.spare):
                 tentative.move(task, tentative.worker(asked), taker, 0.0)
-                moves.append(Move(task.key, asked, thief.address, 0.0, 0.0, seen.bytes_on(taker)))
+                moves.append(Move(task.key, asked, thief.address, 0.0, 0.0, task.bytes_on(taker)))
         return moves
 
 

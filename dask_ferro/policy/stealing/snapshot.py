@@ -33,8 +33,6 @@ class Snapshot(NamedTuple):
         Hosts of all workers, since any of them may hold inputs.
     outlasted : tuple of addresses
         Workers that end before the last task of their queue would start, the nearest end first.
-    near : tuple of addresses
-        Workers with queues on the hosts of hungry devices: tasks stolen from them stay on the host.
     asked : mapping of address to tuple of addresses
         For each hungry worker, the victims that its policy wants to ask, in order; empty: the busiest.
     """
@@ -47,7 +45,6 @@ class Snapshot(NamedTuple):
     links: Links
     hosts: Mapping[Address, str]
     outlasted: tuple[Address, ...] = ()
-    near: tuple[Address, ...] = ()
     asked: Mapping[Address, tuple[Address, ...]] = {}
 
 

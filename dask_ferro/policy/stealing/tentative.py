@@ -1,7 +1,6 @@
 """Workers and queues of a snapshot as the moves decided so far in a step will leave them.
 
-A task moves once, and the room for an input counts once: an input that goes to a thief for one task is there for the
-next one.  Which move pays is decided by the policy.
+A task moves once.  Which move pays is decided by the policy.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ class Tentative:
         self._snapshot = snapshot
         self._changed: dict[Address, Worker] = {}
         self._left: dict[Address, list[TaskFacts]] = {}
-        self._coming: dict[Address, set[Key]] = {}  # inputs of the tasks that move to each thief
         self._readers: dict[Address, Counter[Key]] = {}
         self.links = snapshot.links
         self.hosts = snapshot.hosts
@@ -41,27 +39,15 @@ class Tentative:
             self._readers[victim] = Counter(i.key for i in read if i.key is not None)
         return self._readers[victim]
 
-    def at(self, thief: Address, task: TaskFacts) -> TaskFacts:
-        """Return the task with the thief as a holder of those inputs that other moves of this step bring there."""
-        coming = self._coming.get(thief)
-        if not coming or not any(i.key in coming for i in task.inputs):
-            return task
-        own = frozenset((thief,))
-        inputs = (i._replace(holders=i.holders | own) if i.key in coming else i for i in task.inputs)
-        return task._replace(inputs=tuple(inputs))
-
     def move(self, task: TaskFacts, victim: Worker, thief: Worker, transfer: float) -> None:
         self.queue(victim.address).remove(task)
-        moved = {i.key for i in task.inputs if i.key is not None}
-        needed = self.at(thief.address, task).bytes_on(thief)
-        self._coming.setdefault(thief.address, set()).update(moved)
         there = task.on(thief) or 0.0
         free = thief.nthreads - thief.busy
         work = task.seconds * victim.slowness / victim.nthreads
         self._changed[thief.address] = thief._replace(
             busy=min(thief.busy + 1, thief.nthreads),
             starts_in=0.0 if free > 1 else max(thief.starts_in, transfer) + there / thief.nthreads,
-            room=None if thief.room is None else thief.room - needed,
+            room=None if thief.room is None else thief.room - task.bytes_on(thief),
         )
         self._changed[victim.address] = victim._replace(
             room=None if victim.room is None else victim.room + task.nbytes,
@@ -96,8 +82,3 @@ def shared(task: TaskFacts, thief: Worker, readers: Mapping[Key, int]) -> int:
     """Return how many tasks of a queue read the largest input that the thief lacks, and so share its transfer."""
     lacking = [i for i in task.inputs if thief.address not in i.holders and i.key is not None]
     return max(readers.get(max(lacking, key=lambda i: i.nbytes).key, 1), 1) if lacking else 1
-
-
-def is_far(victim: Worker, thief: Worker) -> bool:
-    """Whether moving a task from the victim leaves the host of a thief with a device."""
-    return thief.device != "cpu" and victim.host != thief.host

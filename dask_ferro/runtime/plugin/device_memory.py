@@ -18,7 +18,7 @@ from typing import NamedTuple
 from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.estimates import Learning, ResultSizes
+from dask_ferro.policy.estimates import ResultSizes
 from dask_ferro.policy.events import DeviceTold, Event, MemoryTold, SpeedLearned, TransferLearned
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.runtime.plugin.annotations import wish_of
@@ -51,7 +51,6 @@ class Devices:
     scheduler : Scheduler
     tell : callable (event)
         Receives events about workers' devices, and about copies out of devices, into them and between them.
-    learning : Learning
 
     Attributes
     ----------
@@ -61,8 +60,8 @@ class Devices:
 
     ledger: Ledger
 
-    def __init__(self, scheduler: Scheduler, tell: Callable[[Event], None], learning: Learning) -> None:
-        self.sizes = ResultSizes(learning=learning)
+    def __init__(self, scheduler: Scheduler, tell: Callable[[Event], None]) -> None:
+        self.sizes = ResultSizes()
         self._scheduler = scheduler
         self._tell = tell
         self._told: dict[str, _ReportedMemory] = {}

@@ -28,9 +28,9 @@ from distributed import Scheduler
 from distributed.metrics import monotonic, time
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
+from dask_ferro.policy.candidates import Candidates
 from dask_ferro.policy.facts import TaskFacts, Worker
-from dask_ferro.policy.placement import Placed, Placement, Wait, share
+from dask_ferro.policy.placement import Placed, Placement, Wait
 from dask_ferro.policy.ranking import is_narrow, order_by_rank, upward_ranks
 from dask_ferro.policy.waits import WaitingTask, waits_at_scheduler
 from dask_ferro.runtime import upstream
@@ -270,9 +270,9 @@ class Placing:
 
     def ahead(self, ws: WorkerState, first: TaskState) -> int:
         """Return how many more queued tasks a worker is sent that was just given one; `first` is the next."""
-        nbytes, queued = self.stealing.devices.sizes.of(first.prefix.name), first.prefix.states["queued"]
+        nbytes = self.stealing.devices.sizes.of(first.prefix.name)
         try:
-            return self.candidates.ahead(ws.address, self._seconds(first), nbytes, queued, time())
+            return self.candidates.ahead(ws.address, self._seconds(first), nbytes, time())
         # Dask would close the connection of the worker whose message this follows.
         except Exception:
             logger.exception("dask_ferro sends no task ahead of %r", first.key)
@@ -281,12 +281,7 @@ class Placing:
     def _helping(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
         """Return the worker that would finish a task first, among those with room whose help pays."""
         task = self._task(ts)._replace(inputs=tuple(self.stealing.shown.inputs(ts, ())), waited=inf)
-        # An arbitrary sample: Dask's queue is a heap, and a sorted one would cost more.
-        some = list(islice(self.scheduler.queued, QUEUED)) or [ts]
-        takes = [
-            self.candidates.seconds_by_class(one.prefix.name, estimate_of(one.annotations)) for one in some
-        ]
-        queued = queued_seconds(takes, max(len(self.scheduler.queued), 1))
+        queued = max(len(self.scheduler.queued), 1)
         address = self.candidates.helping(task, (ws.address for ws in free), queued, time())
         return () if address is None else (self.scheduler.workers[address],)
 
@@ -299,13 +294,14 @@ class Placing:
     def _least_busy(self, free: Collection[WorkerState]) -> WorkerState | None:
         if len(free) == 1:
             return next(iter(free))
-        ledger, now, alike = self.stealing.ledger, time(), self.settings.placing.alike
+        ledger = self.stealing.ledger
 
         def busy(ws: WorkerState) -> tuple[float | int | str, ...]:
             load = len(ws.processing) / ws.nthreads
             if ws.address not in ledger.rows:
                 return load, 1.0, 0, 0, ws.address
-            return load, ledger.rows[ws.address].slowness, *share(ledger.worker(ws.address, now), alike)
+            row = ledger.rows[ws.address]
+            return load, row.slowness, ws.nbytes, row.turn, ws.address
 
         return min(free, key=busy, default=None)
 

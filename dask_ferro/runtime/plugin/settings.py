@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from dask_ferro import config
 from dask_ferro.options import AUTO, OFF, PluginOptions
-from dask_ferro.policy.estimates import LEARNING, Learning
 from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.scheduling_core import COALESCE, TICK, SchedulingSettings
 from dask_ferro.policy.stealing.informed import StealingParameters
@@ -21,7 +20,6 @@ class Settings(PluginOptions):
 
     parameters: StealingParameters = field(default_factory=StealingParameters)
     placing: PlacementParameters = field(default_factory=PlacementParameters)
-    learning: Learning = LEARNING
     coalesce: float = COALESCE
     tick: float = TICK
 
@@ -40,9 +38,7 @@ class Settings(PluginOptions):
     @property
     def rules(self) -> SchedulingSettings:
         """The subset that a simulation follows."""
-        return SchedulingSettings(
-            self.parameters, self.placing, self.learning, self.rank, self.coalesce, self.tick
-        )
+        return SchedulingSettings(self.parameters, self.placing, self.rank, self.coalesce, self.tick)
 
     def resolved(self, stock: bool) -> Settings:
         """Return the settings with "auto" resolved, and placement told whether tasks are stolen.

@@ -81,12 +81,12 @@ class Stealing(EntryPoints):
 
     def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
         self.settings = settings
-        self.links = Links(learning=settings.learning)
-        self.devices = Devices(scheduler, self.tell, settings.learning)
+        self.links = Links()
+        self.devices = Devices(scheduler, self.tell)
         self.shown: Shown = Shown(scheduler, self.devices)
-        policy, learning = named(settings.stealing, settings.parameters), settings.learning
+        policy = named(settings.stealing, settings.parameters)
         self.core = SchedulingCore(
-            self.shown, policy, self.links, coalesce=settings.coalesce, tick=settings.tick, learning=learning
+            self.shown, policy, self.links, coalesce=settings.coalesce, tick=settings.tick
         )
         self.decision_log = None if settings.record is None else DecisionLog(settings.record)
         if self.decision_log is not None:

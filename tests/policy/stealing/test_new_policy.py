@@ -18,6 +18,8 @@ POLICIES["random"] = RandomVictims
 """
 
 SIMULATOR = """
+import sys
+sys.path.append("benchmarks")
 from dask_ferro.simulate.engine import simulate
 from tests.simulate.test_engine import LATE, hoard
 trace = simulate(hoard(200), LATE, policy="random")

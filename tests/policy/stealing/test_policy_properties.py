@@ -274,7 +274,7 @@ def test_the_ledger(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
 # -- policies on any snapshot ------------------------------------------------------------------------------
 
 SECONDS = st.sampled_from([0.0005, 0.003, 0.02, 0.05, 0.3])
-PARAMETERS = StealingParameters(threshold=0.01, chunk=0.5, reach=0.1, margin=0.002, shortest=0.002)
+PARAMETERS = StealingParameters(threshold=0.01, reach=0.1, margin=0.002, shortest=0.002)
 # Every policy that has a name.
 POLICIES: list[Policy] = [registry.named(name, PARAMETERS) for name in registry.POLICIES]
 policies = pytest.mark.parametrize("policy", POLICIES, ids=list(registry.POLICIES))
@@ -335,9 +335,7 @@ def states(draw: st.DrawFn) -> StealingState:
 
 
 kinds = st.sampled_from(["started", "refused", "stale"])
-outcomes = st.lists(
-    st.builds(Outcome, kinds, addresses, addresses, st.floats(0, 2), st.booleans()), max_size=3
-)
+outcomes = st.lists(st.builds(Outcome, kinds, addresses, addresses, st.floats(0, 2)), max_size=3)
 properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -450,7 +448,7 @@ def test_the_order_in_which_workers_got_hungry_changes_no_informed_move(
 @given(heard=outcomes, state=states())
 def test_thresholds_stay_in_their_bounds(heard: list[Outcome], state: StealingState) -> None:
     for value in adapted(state, tuple(heard), PARAMETERS).thresholds.values():
-        assert PARAMETERS.threshold_least <= value <= PARAMETERS.threshold_most
+        assert 0.0 <= value <= 0.25
 
 
 @properties
