@@ -10,7 +10,8 @@ from rich.console import Console
 
 from dask_ferro.runtime.records.job_book import JobRow
 from dask_ferro.runtime.slurm.job_lifecycle import JobState
-from dask_ferro.views.terminal import many, table
+from dask_ferro.views.terminal import table
+from dask_ferro.words import many
 
 _COLUMNS = ("job", "name", "pool", "state", "asked", "waited", "ran", "node-s", "tasks", "why", "ending")
 

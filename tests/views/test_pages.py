@@ -27,8 +27,8 @@ from dask_ferro.runtime.elastic.retirement import Leaving
 from dask_ferro.runtime.telemetry import dashboard_state
 from dask_ferro.runtime.telemetry.dashboard_state import Backlog, ElasticPicture, MoveFlow, StealingPicture
 from dask_ferro.runtime.telemetry.events import ClosedPool, ScaleEvent
+from dask_ferro.runtime.telemetry.findings import ClusterFinding
 from dask_ferro.runtime.telemetry.move_log import MoveLog, Sample, Second, Watch
-from dask_ferro.runtime.telemetry.overview.findings import OverviewFinding
 from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
 from dask_ferro.views.pages import look, put_on
 from dask_ferro.views.pages.elastic import ElasticPage
@@ -170,21 +170,21 @@ def test_what_waits_beside_an_idle_worker_stands_under_the_counts_as_text(
 
 def test_a_finding_stands_with_what_to_do_and_a_link_and_what_comes_from_outside_is_text() -> None:
     page = OverviewPage()
-    found = OverviewFinding("pool", "stuck", "pool <a> is closed", "mend <it>", "ferro-elastic", "<b>\n c")
+    found = ClusterFinding("error", (), "pool", "pool <a> is closed", "mend <it>", "ferro-elastic", "<b>\n c")
     progress = TaskProgress(3, 1, 0, 0)
-    page.update(Overview("Not <healthy>", "stuck", ("3 <of> 4",), progress, (found,), "moved <5>"))
-    assert "Not &lt;healthy&gt;</b>" in page.health.text
+    page.update(Overview("1 <error>", ("3 <of> 4",), progress, (found,), "moved <5>"))
+    assert "1 &lt;error&gt;</b>" in page.health.text
     assert "<div>3 &lt;of&gt; 4</div>" in page.doing.text
     assert re.findall(r"width:([\d.]+)%", page.doing.text) == ["75.00", "25.00"]
-    assert "<b>stuck:</b> pool &lt;a&gt; is closed." in page.findings.text
+    assert "<b>error:</b> pool &lt;a&gt; is closed." in page.findings.text
     assert ">&lt;b&gt;\n c</pre>" in page.findings.text
     assert "To do: mend &lt;it&gt;." in page.findings.text
     assert re.findall(r'href="([^"]+)"[^>]*>([^<]+)', page.findings.text) == [("ferro-elastic", "Elastic")]
     assert page.gained.text.startswith("Moved &lt;5&gt;. ")
-    page.update(Overview("Healthy", "", ("no tasks",), TaskProgress(0, 0, 0, 0), (), ""))
+    page.update(Overview("nothing", ("no tasks",), TaskProgress(0, 0, 0, 0), (), ""))
     assert (page.findings.text, page.gained.text, page.doing.text) == ("", "", "<div>No tasks</div>")
-    page.update(Overview("x", "slow", (), progress, (found,) * 20, ""))
-    assert page.findings.text.count("<b>stuck:") == 12
+    page.update(Overview("x", (), progress, (found,) * 20, ""))
+    assert page.findings.text.count("<b>error:") == 12
     assert "and 8 more" in page.findings.text
 
 

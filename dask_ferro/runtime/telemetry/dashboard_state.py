@@ -18,6 +18,7 @@ from dask_ferro.policy.events import OUTCOMES, Settled
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.telemetry.events import TOPIC, ScaleEvent
 from dask_ferro.runtime.telemetry.move_log import Sample, Second
+from dask_ferro.words import few
 
 # The most workers shown one by one: then each row is 6 pixels high.
 SHOWN = 64
@@ -183,8 +184,7 @@ def elastic_picture(
 
 
 def _departure(message: Mapping[str, Any]) -> str:
-    workers = [label(str(address)) for address in message.get("workers") or ()]
-    some = ", ".join(workers[:3]) + (f" and {len(workers) - 3} more" if len(workers) > 3 else "")
+    some = few(label(str(address)) for address in message.get("workers") or ())
     held = f", {message['keys']:,} results have to move" if message.get("keys") else ""
     why = f": {message['why']}" if message.get("why") else ""
     return f"{some} {_DEPARTURES[message['action']]}{held}{why}"

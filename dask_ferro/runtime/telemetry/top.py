@@ -56,33 +56,13 @@ WorkerLook = TypedDict(
 )  # fmt: skip
 
 
-class FindingLook(TypedDict):
-    """A finding of the overview; the fields are those of `overview.findings.OverviewFinding`."""
-
-    kind: str
-    severity: str
-    sentence: str
-    remedy: str
-    page: str
-    output: str
-
-
-class OverviewLook(TypedDict):
-    """The overview of the dashboard: sentences, and the findings, the most severe first."""
-
-    health: str
-    doing: list[str]
-    findings: list[FindingLook]
-    gained: str
-
-
 class SchedulerLook(TypedDict):
     """A snapshot of a scheduler.
 
     `ferro` is whether the plugin is installed, `stealing` its policy; `tasks` are counts by state; `ops` are prefixes
     being processed, the most frequent first, as [name, tasks]; `steals` are the plugin's counts; `waits` are
     sentences about tasks that wait although a worker is idle, the longest first; `elastic` is the newest decision of
-    the controller; `overview` is what the dashboard's first page shows.
+    the controller; `overview` is what the dashboard's first page shows (`overview.summary.Overview`).
     """
 
     address: str
@@ -94,7 +74,7 @@ class SchedulerLook(TypedDict):
     steals: dict[str, float]
     waits: list[str]
     elastic: ScaleEvent
-    overview: OverviewLook
+    overview: dict[str, Any]
     workers: list[WorkerLook]
 
 
@@ -122,17 +102,10 @@ def look(dask_scheduler: Scheduler) -> SchedulerLook:
     }
 
 
-def _overview(scheduler: Scheduler, plugin: FerroScheduler | None) -> OverviewLook:
+def _overview(scheduler: Scheduler, plugin: FerroScheduler | None) -> dict[str, Any]:
     stealing = plugin.stealing if plugin is not None else None
     elastic = plugin.events.elastic if plugin is not None and plugin.events is not None else None
-    found = overview_of(scheduler, stealing, elastic, time())
-    findings = [cast(FindingLook, asdict(one)) for one in found.findings]
-    return {
-        "health": found.health,
-        "doing": list(found.doing),
-        "findings": findings,
-        "gained": found.gained,
-    }
+    return asdict(overview_of(scheduler, stealing, elastic, time()))
 
 
 def _row(ws: WorkerState, plugin: FerroScheduler | None) -> WorkerLook:

@@ -15,8 +15,8 @@ from bokeh.models import ColumnDataSource
 from dask_ferro.runtime.telemetry.dashboard_state import ElasticPicture
 from dask_ferro.runtime.telemetry.events import ClosedPool, ScaleEvent
 from dask_ferro.runtime.telemetry.move_log import Sample
-from dask_ferro.runtime.telemetry.overview.words import lasting
 from dask_ferro.views.pages import look
+from dask_ferro.words import duration
 
 _WINDOW = 600
 _ROWS = 14
@@ -224,7 +224,7 @@ def _known(decision: ScaleEvent) -> dict[str, float]:
 
 
 def _waits(decision: ScaleEvent) -> str:
-    return ", ".join(f"{pool}: {lasting(wait)}" for pool, wait in _known(decision).items())
+    return ", ".join(f"{pool}: {duration(wait)}" for pool, wait in _known(decision).items())
 
 
 def _table(lines: list[tuple[float, str, str]]) -> str:
