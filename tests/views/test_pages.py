@@ -152,22 +152,6 @@ def test_stealing_is_drawn_as_it_is_given() -> None:
     assert "2 workers" in page.headline.text
 
 
-@pytest.mark.parametrize(
-    ("waits", "wanted"),
-    [
-        pytest.param((), "", id="none"),
-        pytest.param(("<b> waits at 'w'",), "<br><b>&lt;b&gt; waits at &#x27;w&#x27;</b>", id="one is text"),
-        pytest.param(("f waits at w", "<b>", "<i>"), "<br><b>f waits at w</b> (and 2 more)", id="three"),
-    ],
-)
-def test_what_waits_beside_an_idle_worker_stands_under_the_counts_as_text(
-    waits: tuple[str, ...], wanted: str
-) -> None:
-    page = StealingPage()
-    page.update(StealingPicture("informed", {}, (), (), (), 0, (), waits))
-    assert "".join(page.headline.text.partition("<br>")[1:]) == wanted
-
-
 def test_a_finding_stands_with_what_to_do_and_a_link_and_what_comes_from_outside_is_text() -> None:
     page = OverviewPage()
     found = ClusterFinding("error", (), "pool", "pool <a> is closed", "mend <it>", "ferro-elastic", "<b>\n c")

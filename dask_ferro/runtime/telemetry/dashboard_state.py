@@ -65,8 +65,6 @@ class StealingPicture(NamedTuple):
     unseen : int
         Workers that are not among the backlogs.
     thresholds : tuple of (time, least, median, most)
-    waits : tuple of str
-        Sentences about tasks that wait although a worker is idle, the longest wait first.
     """
 
     policy: str
@@ -76,7 +74,6 @@ class StealingPicture(NamedTuple):
     backlogs: tuple[Backlog, ...]
     unseen: int
     thresholds: tuple[tuple[float, float, float, float], ...]
-    waits: tuple[str, ...] = ()
 
 
 class ElasticPicture(NamedTuple):
@@ -112,12 +109,9 @@ def stealing_picture(scheduler: Scheduler, stealing: Stealing, now: float) -> St
     totals["spent"] = log.counts.get("seconds moving", 0.0)
     backlogs = _backlogs(scheduler, stealing, now)
     unseen = len(stealing.ledger.rows) - len(backlogs)
-    waits = tuple(wait.told() for wait in stealing.waits.now)
     seconds, thresholds = tuple(log.seconds), tuple(stealing.watch.thresholds)
     flows = _flows(scheduler, log.moves)
-    return StealingPicture(
-        stealing.settings.stealing, totals, flows, seconds, backlogs, unseen, thresholds, waits
-    )
+    return StealingPicture(stealing.settings.stealing, totals, flows, seconds, backlogs, unseen, thresholds)
 
 
 def _flows(scheduler: Scheduler, moves: Iterable[Settled]) -> tuple[MoveFlow, ...]:

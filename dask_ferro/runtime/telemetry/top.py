@@ -72,7 +72,6 @@ class SchedulerLook(TypedDict):
     tasks: dict[str, int]
     ops: list[list[str | int]]
     steals: dict[str, float]
-    waits: list[str]
     elastic: ScaleEvent
     overview: dict[str, Any]
     workers: list[WorkerLook]
@@ -95,7 +94,6 @@ def look(dask_scheduler: Scheduler) -> SchedulerLook:
         "tasks": dict(states),
         "ops": [[name, count] for name, count in ops.most_common(_MANY) if count],
         "steals": dict(on.stealing.counts) if on and on.stealing else {},
-        "waits": [wait.told() for wait in on.stealing.waits.now] if on and on.stealing else [],
         "elastic": on.events.elastic if on and on.events else {},
         "overview": _overview(dask_scheduler, on),
         "workers": [_row(ws, on) for ws in list(dask_scheduler.workers.values())],

@@ -7,7 +7,6 @@ milliseconds and a backlog may be minutes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from itertools import permutations
 from operator import attrgetter
 from typing import Any
@@ -88,9 +87,6 @@ class StealingPage:
             text += ". Stealing is off: the policy is <b>none</b>"
         if picture.unseen:
             text += f". {picture.unseen} workers between the longest and the shortest backlogs are not drawn"
-        if picture.waits:
-            more = f" (and {len(picture.waits) - 1} more)" if len(picture.waits) > 1 else ""
-            text += f"<br><b>{escape(picture.waits[0])}</b>{more}"
         look.tell(self.headline, text)
 
     def _draw_backlogs(self, picture: StealingPicture) -> None:

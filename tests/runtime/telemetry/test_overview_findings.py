@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 
 from dask_ferro.policy.waits import REASONS
+from dask_ferro.runtime.telemetry.events import ClosedPool, PendingJobs, ScaleEvent
 from dask_ferro.runtime.telemetry.overview.facts import (
     FailedTask,
     IdleWait,
     MemoryShares,
     Moved,
     OverviewFacts,
-    QueuedJobs,
     RunningTask,
-    ShutPool,
     Unplaced,
     WorkerSight,
 )
@@ -28,7 +27,7 @@ IDLE, OTHER = WorkerSight("0"), WorkerSight("1")
 BUSY = WorkerSight("0", tasks=3, longest=RunningTask("long", 40.0))
 LONG = RunningTask("long", 40.0)
 WAIT = IdleWait("held", "0", 4.2, 2, ("1", "2"), "restricted", LONG)
-PENDING = QueuedJobs("cpu", 2, 4.0, 0.0, {"Resources": 2})
+PENDING: PendingJobs = {"jobs": 2, "since": 96.0, "expected": 0.0, "reasons": {"Resources": 2}}
 OPEN = {"waiting": 1, "processing": 3}
 LOST = {"no-worker": 12}
 
@@ -36,6 +35,18 @@ LOST = {"no-worker": 12}
 def seen(*workers: WorkerSight, **facts: Any) -> OverviewFacts:
     """A snapshot of workers, by default with tasks that remain."""
     return OverviewFacts(100.0, workers=workers, **{"tasks": OPEN, "threads": 2 * len(workers), **facts})
+
+
+def closed(why: str, until: float = 0.0, output: str = "", is_paused: bool = False) -> ScaleEvent:
+    """A decision of a controller with a closed pool."""
+    pool: ClosedPool = {"why": why, "until": until, "output": output, "paused": is_paused}
+    return {"time": 99.0, "closed": {"cpu": pool}}
+
+
+def pending(**changes: Any) -> ScaleEvent:
+    """A decision of a controller with jobs in a queue."""
+    queue: Any = {**PENDING, **changes}
+    return {"time": 99.0, "jobs": {"pending": queue["jobs"]}, "pending": {"cpu": queue}}
 
 
 def full(share: float, status: str = "running", results: float = 0.9, **more: Any) -> WorkerSight:
@@ -51,12 +62,12 @@ ROWS = [
         seen(unserved=3.0), [("workers", "error", "there is no worker for 4 tasks")], id="no worker for 3 s"
     ),
     pytest.param(
-        seen(unserved=12.0, is_controlled=True),
+        seen(unserved=12.0, decision={"time": 99.0}),
         [("workers", "warning", "the controller was asked for workers 12 s ago, and has no job on its way")],
         id="a controller that does not start any",
     ),
     pytest.param(
-        seen(unserved=60.0, is_controlled=True), [("workers", "error", "60 s ago")], id="nor within a minute"
+        seen(unserved=60.0, decision={"time": 99.0}), [("workers", "error", "60 s ago")], id="nor within a minute"
     ),
     pytest.param(
         seen(IDLE, OTHER, lacking={"0": "0.0.1", "1": "none that can be imported"}),
@@ -149,19 +160,19 @@ ROWS = [
     ),
     # -- 3: a closed pool
     pytest.param(
-        seen(shut=(ShutPool("cpu", "3 jobs ended", 4000.0, "no module"),), tasks=LOST),
+        seen(decision=closed("3 jobs ended", 4000.0, "no module"), tasks=LOST),
         [("pool", "error", "3 jobs ended; 12 tasks without a worker")],
         id="a closed pool, and no worker",
     ),
     pytest.param(
-        seen(BUSY, shut=(ShutPool("cpu", "3 jobs ended.", 4000.0),)),
+        seen(BUSY, decision=closed("3 jobs ended.", 4000.0)),
         [("pool", "warning", "pool cpu is closed until")],
         id="a closed pool while others work",
     ),
-    pytest.param(seen(BUSY, shut=(ShutPool("cpu", "x", 99.0),)), [], id="a closed pool that is tried again"),
-    pytest.param(seen(BUSY, shut=(ShutPool("cpu", "x", is_paused=True),)), [], id="a pool paused on purpose"),
+    pytest.param(seen(BUSY, decision=closed("x", 99.0)), [], id="a closed pool that is tried again"),
+    pytest.param(seen(BUSY, decision=closed("x", is_paused=True)), [], id="a pool paused on purpose"),
     pytest.param(
-        seen(shut=(ShutPool("cpu", "by its user", is_paused=True),), tasks=LOST),
+        seen(decision=closed("by its user", is_paused=True), tasks=LOST),
         [("pool", "error", "pool cpu is paused: by its user; 12 tasks without a worker")],
         id="a paused pool, and nothing else",
     ),
@@ -200,7 +211,7 @@ ROWS = [
     ),
     # -- 5: a queue that does not move
     pytest.param(
-        seen(queued_jobs=(PENDING._replace(reasons={"PartitionDown": 2}),), jobs={"pending": 2}),
+        seen(decision=pending(reasons={"PartitionDown": 2})),
         [
             (
                 "queue",
@@ -212,12 +223,12 @@ ROWS = [
         id="no job can start",
     ),
     pytest.param(
-        seen(queued_jobs=(PENDING._replace(seconds=60.0, jobs=1, reasons={"odd": 1}),), jobs={"pending": 1}),
+        seen(decision=pending(since=40.0, jobs=1, reasons={"odd": 1})),
         [("queue", "slow", "pool cpu in the batch system's queue, for up to 60 s, and 0 workers at work: odd")],
         id="no job starts within a minute",
     ),
     pytest.param(
-        seen(IDLE, queued_jobs=(PENDING._replace(seconds=90.0, expected=10.0, reasons={}),)),
+        seen(IDLE, decision=pending(since=10.0, expected=10.0, reasons={})),
         [("queue", "slow", "and 1 worker at work: no reason is given")],
         id="more workers are late",
     ),
@@ -284,9 +295,11 @@ STARTS = {"queued": 4}
 HEALTHY = [
     pytest.param(seen(tasks={}), id="no worker, and no task"),
     pytest.param(seen(unserved=1.6, tasks=STARTS), id="Dask's adapt starts the first workers"),
-    pytest.param(seen(unserved=8.0, tasks=STARTS, is_controlled=True), id="the controller starts the first job"),
-    pytest.param(seen(unserved=90.0, tasks=STARTS, is_controlled=True, jobs={"booting": 1}), id="a job is starting"),
-    pytest.param(seen(unserved=9.0, unplaced=(Unplaced("a", 3.0),), jobs={"booting": 1}), id="any worker would do"),
+    pytest.param(seen(unserved=8.0, tasks=STARTS, decision={"time": 99.0}), id="the controller starts the first job"),
+    pytest.param(seen(unserved=90.0, tasks=STARTS, decision={"jobs": {"booting": 1}}), id="a job is starting"),
+    pytest.param(
+        seen(unserved=9.0, unplaced=(Unplaced("a", 3.0),), decision={"jobs": {"booting": 1}}), id="any worker would do"
+    ),
     pytest.param(seen(IDLE, tasks=STARTS), id="a cluster that has just started"),
     pytest.param(
         seen(BUSY, BUSY._replace(name="1"), tasks={"queued": 90, "processing": 6}), id="long tasks at all workers"
@@ -298,21 +311,23 @@ HEALTHY = [
     pytest.param(seen(BUSY._replace(silent_for=2.9)), id="two heartbeats late"),
     pytest.param(seen(*(WorkerSight(str(i), silent_for=4.0) for i in range(100))), id="100 report less often"),
     *(
-        pytest.param(seen(unserved=9.0, queued_jobs=(PENDING._replace(seconds=seconds, reasons=reasons),),
-                          jobs={"pending": 2}), id=f"pending for {seconds} s: {'and '.join(reasons)}")
+        pytest.param(
+            seen(unserved=9.0, decision=pending(since=100 - seconds, reasons=reasons)),
+            id=f"pending for {seconds} s: {'and '.join(reasons)}",
+        )
         for seconds in (2.1, 59.0)
         for reasons in ({}, {"None": 2}, {"Priority": 2}, {"Resources": 1}, {"Priority": 1, "BadConstraints": 1})
     ),
     pytest.param(
-        seen(queued_jobs=(PENDING._replace(seconds=1.9, reasons={"BeginTime": 2}),), jobs={"pending": 2}),
+        seen(decision=pending(since=98.1, reasons={"BeginTime": 2})),
         id="a reason that may still change",
     ),
     pytest.param(
-        seen(queued_jobs=(PENDING._replace(seconds=700.0, expected=400.0),), jobs={"pending": 2}),
+        seen(decision=pending(since=-600.0, expected=400.0)),
         id="as long as jobs wait there",
     ),
-    pytest.param(seen(IDLE, queued_jobs=(PENDING._replace(reasons={"QOS": 2}),)), id="more workers are on their way"),
-    pytest.param(seen(tasks={}, queued_jobs=(PENDING._replace(seconds=90.0),)), id="no task waits for those jobs"),
+    pytest.param(seen(IDLE, decision=pending(reasons={"QOS": 2})), id="more workers are on their way"),
+    pytest.param(seen(tasks={}, decision=pending(since=10.0)), id="no task waits for those jobs"),
 ]  # fmt: skip
 
 
@@ -331,9 +346,7 @@ def test_a_call_that_holds_the_interpreters_lock_is_a_risk_that_ends_no_worker()
 
 @pytest.mark.parametrize("reason", [reason for reason, (_, is_endless) in QUEUES.items() if is_endless])
 def test_a_reason_that_does_not_end_by_itself_is_told_at_once(reason: str) -> None:
-    facts = seen(
-        queued_jobs=(PENDING._replace(seconds=2.0, reasons={f"{reason}Limit": 1}),), jobs={"pending": 1}
-    )
+    facts = seen(decision=pending(since=98.0, reasons={f"{reason}Limit": 1}))
     assert [(one.what, one.severity) for one in findings(facts)] == [("queue", "error")]
 
 
@@ -350,7 +363,7 @@ def test_findings(facts: OverviewFacts, wanted: list[tuple[str, ...]]) -> None:
 def test_the_most_severe_comes_first() -> None:
     paused = full(0.9, "paused", tasks=1)
     facts = seen(
-        paused, OTHER._replace(silent_for=9.0), waits=(WAIT,), failed={"f": 1}, shut=(ShutPool("cpu", "x", 4000.0),)
+        paused, OTHER._replace(silent_for=9.0), waits=(WAIT,), failed={"f": 1}, decision=closed("x", 4000.0)
     )  # fmt: skip
     found = findings(facts)
     assert [one.what for one in found] == ["memory", "hung", "pool", "failed", "waits"]
@@ -394,7 +407,7 @@ def test_the_more_workers_the_less_often_they_report(count: int, wanted: float) 
                 unmeasured="f",
                 waits=(WAIT,),
                 first_end=("0", 3600.0),
-                jobs={"running": 1, "pending": 2},
+                decision={"jobs": {"running": 1, "pending": 2}},
             ),
             "1 slow",
             (

@@ -6,7 +6,7 @@ troubles, however large the cluster is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
 from time import localtime, strftime
@@ -17,9 +17,7 @@ from dask_ferro.runtime.telemetry.findings import ClusterFinding, fault, ordered
 from dask_ferro.runtime.telemetry.overview.facts import (
     IdleWait,
     OverviewFacts,
-    QueuedJobs,
     RunningTask,
-    ShutPool,
     Unplaced,
     WorkerSight,
 )
@@ -314,66 +312,64 @@ def _failed(facts: OverviewFacts) -> Iterator[ClusterFinding]:
 
 
 def _pools(facts: OverviewFacts) -> Iterator[ClusterFinding]:
-    for pool in facts.shut:
-        lacks = bool(facts.without_worker)
-        if pool.is_paused and not (lacks and not facts.workers):
+    lacks = bool(facts.without_worker)
+    for name, pool in facts.decision.get("closed", {}).items():
+        is_paused, reopens = pool.get("paused", False), pool.get("until", 0.0)
+        if is_paused and not (lacks and not facts.workers):
             continue  # as its user ordered, and nothing waits for it alone
-        if not pool.is_paused and 0 < pool.until < facts.now:
+        if not is_paused and 0 < reopens < facts.now:
             continue  # it is tried again now
-        until = f" until {strftime('%H:%M:%S', localtime(pool.until))}" if pool.until else ""
+        until = f" until {strftime('%H:%M:%S', localtime(reopens))}" if reopens else ""
         waiting = f"; {many(facts.without_worker, 'task')} without a worker" if lacks else ""
-        state = "paused" if pool.is_paused else "closed"
-        sentence = f"pool {pool.pool} is {state}{until}: {pool.why.rstrip('.')}{waiting}"
+        state = "paused" if is_paused else "closed"
+        sentence = f"pool {name} is {state}{until}: {pool.get('why', '').rstrip('.')}{waiting}"
         severity = "error" if lacks and not facts.workers else "warning"
+        resume = f"cluster.pools.resume({name!r})"
+        remedy = f"correct the cause; it is tried again by itself, or at once by {resume}"
+        output = pool.get("output", "")
         yield ClusterFinding(
-            severity, (pool.pool,), "pool", sentence, _opens(pool), "ferro-elastic", pool.output
+            severity, (name,), "pool", sentence, resume if is_paused else remedy, "ferro-elastic", output
         )
-
-
-def _opens(pool: ShutPool) -> str:
-    if pool.is_paused:
-        return f"cluster.pools.resume({pool.pool!r})"
-    return (
-        f"correct the cause; it is tried again by itself, or at once by cluster.pools.resume({pool.pool!r})"
-    )
 
 
 def _queues(facts: OverviewFacts) -> Iterator[ClusterFinding]:
-    for queue in facts.queued_jobs:
+    for name, queue in facts.decision.get("pending", {}).items():
         # A job that may start by itself is late when it has waited for longer than the pool's other jobs did.
-        is_endless_now = bool(queue.reasons) and all(map(is_endless, queue.reasons)) and not facts.workers
-        patience = _QUEUED if is_endless_now else max(_LATE, _OFTEN * queue.expected)
-        if not facts.remaining or queue.seconds < patience:
+        reasons, seconds = queue["reasons"], facts.now - queue["since"]
+        is_endless_now = bool(reasons) and all(map(is_endless, reasons)) and not facts.workers
+        patience = _QUEUED if is_endless_now else max(_LATE, _OFTEN * queue["expected"])
+        if not facts.remaining or seconds < patience:
             continue
         sentence = (
-            f"{many(queue.jobs, 'job')} of pool {queue.pool} in the batch system's queue, for up to"
-            f" {duration(queue.seconds)}, and {many(len(facts.workers), 'worker')} at work: {_queue_reason(queue)}"
+            f"{many(queue['jobs'], 'job')} of pool {name} in the batch system's queue, for up to {duration(seconds)},"
+            f" and {many(len(facts.workers), 'worker')} at work: {_queue_reason(reasons)}"
         )
         severity = "error" if is_endless_now else "slow"
         remedy = "dask ferro jobs has each job; a smaller or shorter job, or another queue, may start earlier"
-        yield ClusterFinding(severity, (queue.pool,), "queue", sentence, remedy, "ferro-elastic")
+        yield ClusterFinding(severity, (name,), "queue", sentence, remedy, "ferro-elastic")
 
 
-def _queue_reason(queue: QueuedJobs) -> str:
-    if not queue.reasons:
+def _queue_reason(reasons: Mapping[str, int]) -> str:
+    if not reasons:
         return "no reason is given"
-    said = max(queue.reasons, key=lambda reason: (queue.reasons[reason], reason))
+    said = max(reasons, key=lambda reason: (reasons[reason], reason))
     return f"{words} ({said})" if (words := plain(said)) else said
 
 
 def _no_workers(facts: OverviewFacts) -> Iterator[ClusterFinding]:
     # With jobs on their way, or pools that cannot have any, there is a reason already.
-    if not facts.remaining or facts.workers or facts.jobs or facts.shut:
-        return
-    if facts.unserved < (_DECIDED if facts.is_controlled else _ALONE):
+    decision, unserved = facts.decision, facts.unserved
+    if not facts.remaining or facts.workers or decision.get("jobs") or decision.get("closed"):
         return
     sentence = f"there is no worker for {many(facts.remaining, 'task')}"
-    if facts.is_controlled:
-        asked = f"; the controller was asked for workers {duration(facts.unserved)} ago, and has no job on its way"
+    if decision and unserved >= _DECIDED:
+        sentence += (
+            f"; the controller was asked for workers {duration(unserved)} ago, and has no job on its way"
+        )
         remedy = "look at the controller's reason, and at maximum= of cluster.adapt and of its pools"
-        severity = "error" if facts.unserved >= _LATE else "warning"
-        yield ClusterFinding(severity, (), "workers", sentence + asked, remedy, "ferro-elastic")
-    else:
+        severity = "error" if unserved >= _LATE else "warning"
+        yield ClusterFinding(severity, (), "workers", sentence, remedy, "ferro-elastic")
+    elif not decision and unserved >= _ALONE:
         # Dask's own adapt is not known here.
         remedy = (
             "start workers, cluster.scale(n), or let the number follow the work: cluster.adapt(...); if it does, the"

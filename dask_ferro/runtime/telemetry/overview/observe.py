@@ -31,9 +31,7 @@ from dask_ferro.runtime.telemetry.overview.facts import (
     MemoryShares,
     Moved,
     OverviewFacts,
-    QueuedJobs,
     RunningTask,
-    ShutPool,
     Unplaced,
     WorkerSight,
 )
@@ -74,7 +72,7 @@ def observed(
 ) -> OverviewFacts:
     """Return the facts of this moment; parameters as of `overview_of`."""
     tasks, failed, work, unmeasured = _counts(scheduler)
-    workers, decision = scheduler.workers, _recent(elastic, now)
+    workers = scheduler.workers
     # A loop that was blocked has unread heartbeats, which are no workers' silence.
     awake = max(now - stealing.waits.awake, 0.0) if stealing is not None else inf
     rows = stealing.ledger.rows if stealing is not None else {}
@@ -99,10 +97,7 @@ def observed(
         devices=tuple(sorted(stealing.ledger.devices)) if stealing is not None else (),
         lacking=_lacking(scheduler) if stealing is not None else {},
         unserved=_unserved(scheduler, stealing, now),
-        is_controlled=bool(decision),
-        jobs=decision.get("jobs") or {},
-        shut=tuple(_shut(decision)),
-        queued_jobs=tuple(_queued(decision, now)),
+        decision=_recent(elastic, now),
         moved=_moved(stealing),
     )
 
@@ -298,15 +293,3 @@ def _described(scheduler: Scheduler, ts: TaskState, seconds: float, reason: str)
 def _recent(elastic: ScaleEvent | None, now: float) -> ScaleEvent:
     """Return the controller's newest decision; empty if there is none, or the controller has stopped since."""
     return elastic if elastic and now - elastic.get("time", 0.0) < _STOPPED else {}
-
-
-def _shut(decision: ScaleEvent) -> Iterable[ShutPool]:
-    for pool, told in (decision.get("closed") or {}).items():
-        until, output = told.get("until") or 0.0, told.get("output") or ""
-        yield ShutPool(pool, told.get("why") or "", until, output, bool(told.get("paused")))
-
-
-def _queued(decision: ScaleEvent, now: float) -> Iterable[QueuedJobs]:
-    for pool, told in (decision.get("pending") or {}).items():
-        age = max(now - told["since"], 0.0)
-        yield QueuedJobs(pool, told["jobs"], age, told["expected"], told["reasons"])

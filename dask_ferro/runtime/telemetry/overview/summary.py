@@ -104,10 +104,8 @@ def _state(status: str, tasks: int) -> str:
 
 
 def _jobs(facts: OverviewFacts) -> str:
-    if not facts.jobs:
-        return ""
-    told = ", ".join(f"{number:,} {state}" for state, number in facts.jobs.items())
-    return f"jobs: {told}"
+    told = ", ".join(f"{number:,} {state}" for state, number in facts.decision.get("jobs", {}).items())
+    return f"jobs: {told}" if told else ""
 
 
 def _gained(facts: OverviewFacts) -> str:
