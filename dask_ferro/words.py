@@ -71,11 +71,30 @@ def few(names: Iterable[object], number: int | None = None, *, most: int = 3) ->
     >>> few("ab"), few("abcde"), few(["a"], 3), few([])
     ('a and b', 'a, b, c and 2 more', 'a and 2 more', '')
     """
-    known = list(map(str, names))
+    *first, last = at_most(most, map(str, names), number) or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def at_most(most: int, texts: Iterable[str], number: int | None = None, before: str = "") -> list[str]:
+    """Return the first `most` texts, and in place of the others their number, with `before` ahead of it.
+
+    >>> at_most(2, "abcd", before="and ")
+    ['a', 'b', 'and 2 more']
+    """
+    known = list(texts)
     shown = known[:most]
     more = (len(known) if number is None else number) - len(shown)
-    *first, last = [*shown, f"{more:,} more"] if more > 0 else shown or [""]
-    return f"{', '.join(first)} and {last}" if first else last
+    return [*shown, f"{before}{more:,} more"] if more > 0 else shown
+
+
+def short(text: object, most: int = 80) -> str:
+    """Return a text in one line, or the beginning of a long one.
+
+    >>> short("a  long\\nkey", 6)
+    'a l...'
+    """
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def printable(text: str) -> str:

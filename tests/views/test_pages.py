@@ -26,7 +26,7 @@ from dask_ferro.policy.events import Arrived, Settled, Settlement
 from dask_ferro.runtime.elastic.retirement import Leaving
 from dask_ferro.runtime.telemetry import dashboard_state
 from dask_ferro.runtime.telemetry.dashboard_state import Backlog, ElasticPicture, MoveFlow, StealingPicture
-from dask_ferro.runtime.telemetry.events import ClosedPool, ScaleEvent
+from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.findings import ClusterFinding
 from dask_ferro.runtime.telemetry.move_log import MoveLog, Sample, Second, Watch
 from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
@@ -193,21 +193,6 @@ def test_each_decision_stands_with_its_reason_and_what_comes_from_outside_is_tex
     assert "queue wait cpu: 30 s" in page.headline.text
     places = [page.log.text.index(text) for text in ("nothing waits", "w-1 left", "&lt;4&gt;")]
     assert places == sorted(places)
-
-
-def test_a_pool_that_is_closed_stands_above_all_with_until_when_and_what_its_job_printed() -> None:
-    page = ElasticPage()
-    shut: dict[str, ClosedPool] = {
-        "cpu": {"why": "3 jobs ended <early>", "until": 3661.0, "output": "    a <b>\n    c"},
-        "gpu": {"why": "busy"},
-    }
-    decision: ScaleEvent = {"time": 100.0, "closed": shut}
-    page.update(ElasticPicture((decision,), (), (Sample(100.0, 0, 0, 0, 1, 0),)))
-    assert "<b>pool cpu is closed until 01:01:01</b>: 3 jobs ended &lt;early&gt;" in page.closed.text
-    assert ">    a &lt;b&gt;\n    c</pre>" in page.closed.text
-    assert "<b>pool gpu is closed</b>: busy</div>" in page.closed.text
-    page.update(ElasticPicture((decision, {"time": 101.0}), (), ()))
-    assert page.closed.text == ""
 
 
 def test_names_with_other_digits_than_ours_have_an_order_too() -> None:

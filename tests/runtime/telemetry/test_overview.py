@@ -18,7 +18,7 @@ from distributed.metrics import time
 import dask_ferro as ff
 from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.runtime.telemetry.events import PendingJobs, ScaleEvent
-from dask_ferro.runtime.telemetry.overview.observe import SOME, _sight, observed, overview_of, short
+from dask_ferro.runtime.telemetry.overview.observe import SOME, _sight, observed, overview_of
 from dask_ferro.runtime.telemetry.top import look
 from tests.clusters import on_cluster, running, stopped
 from tests.waiting import opened, result, until, until_async
@@ -243,11 +243,6 @@ def test_bytes_of_a_device_are_no_memory_of_its_process(own: int, results: int) 
     )  # fmt: skip
     sight = _sight(worker, None, 0.0, 0.0)
     assert (sight.memory, sight.results) == (900, results)
-
-
-def test_a_long_key_is_cut() -> None:
-    assert len(short("k" * 1000)) == 80
-    assert short(("f", 3)) == "('f', 3)"
 
 
 @pytest.mark.parametrize(("ended", "work", "unmeasured"), [(20, 0.15, ""), (0, 0.0, "f")])

@@ -37,11 +37,12 @@ from dask_ferro.runtime.telemetry.overview.facts import (
 )
 from dask_ferro.runtime.telemetry.overview.summary import Overview, overview
 from dask_ferro.runtime.worker.plugin import METRIC
+from dask_ferro.words import short
 
 # The most tasks without a worker, and the most waits, that are described: each takes about 10 us.
 SOME = 32
-# The most characters of a key and of an error, and of a list of workers that a task is restricted to.
-_KEY, _ERROR, _NAMES = 80, 120, 8
+# The most characters of an error, and names of a list of workers that a task is restricted to.
+_ERROR, _NAMES = 120, 8
 # The share of a worker's memory limit from which on its memory is looked at more closely.
 _DETAILS = 0.5
 # Seconds after which a decision is no longer the controller's view: it publishes one every 10 s, or at its interval.
@@ -185,12 +186,6 @@ def _longest(ws: WorkerState, stealing: Stealing | None, now: float) -> RunningT
 def _running(ts: TaskState, seconds: float) -> RunningTask:
     prefix = ts.prefix
     return RunningTask(short(ts.key), seconds, short(prefix.name), _mean(prefix) or 0.0, _ended(prefix))
-
-
-def short(key: object, most: int = _KEY) -> str:
-    """Return a text in one line, or the beginning of a long one."""
-    text = " ".join(str(key).split())
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _first_end(scheduler: Scheduler, stealing: Stealing | None, now: float) -> tuple[str, float] | None:
