@@ -26,7 +26,7 @@ from dask_ferro.graph.ir import ml_types
 from dask_ferro.graph.ir.dtypes import array_dtype, is_integer
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.lower.upstream import is_masked
-from dask_ferro.words import few
+from dask_ferro.words import at_most
 
 Dim = int | str | None
 # Labels of columns that a model's text shows; some classifiers have thousands of classes.
@@ -59,7 +59,7 @@ class ValueSpec(NamedTuple):
     def _columns(self) -> str:
         """The labels of the columns, as text."""
         labels = self.classes or self.columns
-        return f" (columns: {few(map(repr, labels), most=_LABELS_SHOWN)})" if labels else ""
+        return f" (columns: {', '.join(at_most(_LABELS_SHOWN, map(repr, labels)))})" if labels else ""
 
 
 @dataclass(frozen=True)

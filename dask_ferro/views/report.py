@@ -12,7 +12,7 @@ from dask_ferro.graph.bundling.summary import OpRow
 from dask_ferro.lower.model.inventory import Inventory
 from dask_ferro.runtime.local.model_run import Trial
 from dask_ferro.views.terminal import facts, table
-from dask_ferro.words import count, duration, few, many, share, size
+from dask_ferro.words import at_most, count, duration, many, share, size
 
 # A model at "op" granularity may have thousands of bundles; the costliest show where the time goes.
 _BUNDLES_SHOWN = 20
@@ -47,7 +47,7 @@ def show_trial(out: Console, trial: Trial) -> None:
 
 
 def _listed(texts: Iterable[object]) -> str:
-    return few(texts, most=_VALUES_SHOWN) or "none"
+    return "; ".join(at_most(_VALUES_SHOWN, map(str, texts), before="and ")) or "none"
 
 
 def _tasks(trial: Trial) -> str:
