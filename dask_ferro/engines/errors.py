@@ -20,6 +20,7 @@ from dask_ferro.engines import Array
 from dask_ferro.engines.device.oom import ran_out
 from dask_ferro.engines.hooks import OpHook
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+from dask_ferro.words import few
 
 NAMES = {
     "onnxruntime": "ONNX Runtime",
@@ -113,9 +114,8 @@ def loading(engine: str, nodes: str) -> Iterator[None]:
 
 def labels(nodes: Sequence[ir.Node]) -> str:
     """Return the first nodes by name and operator, and the number of further nodes, as text."""
-    first = ", ".join(f"{node.name!r} ({node.op_type})" for node in nodes[:_NAMED])
-    more = len(nodes) - _NAMED
-    return f"node{'s' if len(nodes) > 1 else ''} {first}" + (f" and {more} more" if more > 0 else "")
+    first = few((f"{node.name!r} ({node.op_type})" for node in nodes[:_NAMED]), len(nodes))
+    return f"node{'s' if len(nodes) > 1 else ''} {first}"
 
 
 def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exception:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.sharding.placements import PLACEMENT
 from dask_ferro.trace import About
+from dask_ferro.words import at_most
 
 # Region and placement of each node, by the node's name.
 Told = Mapping[str, tuple[str, str]]
@@ -39,9 +40,7 @@ def _placement(node: ir.Node) -> str:
 
 
 def _listed(texts: Iterable[str]) -> str:
-    names = [text for text in dict.fromkeys(texts) if text]
-    more = [f"{len(names) - _LISTED} more"] if len(names) > _LISTED else []
-    return "; ".join([*names[:_LISTED], *more])
+    return "; ".join(at_most(_LISTED, filter(None, dict.fromkeys(texts))))
 
 
 class ByHead(dict[tuple[Any, ...], tuple[Any, ...]]):

@@ -26,6 +26,7 @@ from dask_ferro.graph.ir import ml_types
 from dask_ferro.graph.ir.dtypes import array_dtype, is_integer
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.lower.upstream import is_masked
+from dask_ferro.words import at_most
 
 Dim = int | str | None
 # Labels of columns that a model's text shows; some classifiers have thousands of classes.
@@ -58,9 +59,7 @@ class ValueSpec(NamedTuple):
     def _columns(self) -> str:
         """The labels of the columns, as text."""
         labels = self.classes or self.columns
-        more = len(labels) - _LABELS_SHOWN
-        shown = ", ".join(map(repr, labels[:_LABELS_SHOWN])) + (f", {more} more" if more > 0 else "")
-        return f" (columns: {shown})" if shown else ""
+        return f" (columns: {', '.join(at_most(_LABELS_SHOWN, map(repr, labels)))})" if labels else ""
 
 
 @dataclass(frozen=True)

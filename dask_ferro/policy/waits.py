@@ -15,20 +15,49 @@ from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker, kind_of
 from dask_ferro.policy.ledger_view import LedgerView
 from dask_ferro.policy.stealing.snapshot import Snapshot
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
+from dask_ferro.words import duration, few
 
+# Why a task waits beside idle workers, and what to do.
 REASONS = {
-    "restricted": "restrictions admit none of the idle workers",
-    "class": "no idle worker is of the device class that it requires",
-    "resources": "the idle workers do not have the resources that it needs free",
-    "room": "no idle worker's device has room for it",
-    "ends": "the idle workers end before it would",
-    "actor": "an actor stays where it is",
-    "asked": "its worker was asked for it, and has not answered yet",
-    "silent": "its worker does not answer, and holds the only copy of its input",
-    "costs": "its input takes longer to move than it has waited",
-    "soon": "it may move, and the next step of stealing considers it",
-    "fresh": "it is held for a new worker, which would have the time for it",
-    "nobody": "no worker of the cluster may run it",
+    "restricted": (
+        "it may not run on those (workers=)",
+        "submit it without workers=, or with allow_other_workers=True",
+    ),
+    "class": (
+        "it requires a device that those do not have (ff.Require)",
+        "start a worker with that device, or use ff.Prefer in place of ff.Require",
+    ),
+    "resources": (
+        "those do not have the resources free that it asks for (resources=)",
+        "start workers with more of the resource, or ask for less",
+    ),
+    "room": (
+        "their devices have no memory free for it",
+        "release results on the devices, or start workers with more device memory",
+    ),
+    "ends": (
+        "their jobs end before it would",
+        "ask for jobs with a longer walltime, or make tasks shorter",
+    ),
+    "actor": ("an actor stays where it is", "use tasks, or several actors"),
+    "asked": (
+        "its worker was asked to give it up, and has not answered yet",
+        "if it stays, look at its worker, which is slow to answer",
+    ),
+    "silent": (
+        "its worker does not answer, and has the only copy of its input",
+        "end its worker if it does not come back: Dask computes its results again",
+    ),
+    "costs": (
+        "its input is so large that moving it takes longer than waiting",
+        "nothing; smaller inputs would move",
+    ),
+    "soon": ("it is about to be moved", "nothing, unless it stays"),
+    "fresh": (
+        "it is held for a new worker, which would have the time for it",
+        "nothing if a job is on its way; otherwise ask for jobs with a longer walltime",
+    ),
+    "nobody": ("no worker of the cluster may run it", "start a worker that may run it"),
 }
 # Idle workers named in a line of the log.
 _NAMED = 3
@@ -63,11 +92,9 @@ class WaitingTask(NamedTuple):
     def told(self) -> str:
         """Return a sentence for the log."""
         where = f"at {self.worker}" if self.worker else "at the scheduler"
-        who = ", ".join(self.some)
-        more = f" and {self.idle - len(self.some)} more" if self.idle > len(self.some) else ""
         return (
-            f"{self.key} waits {where} for {self.seconds:.1f} s while {who}{more} had nothing to do:"
-            f" {REASONS[self.reason]}"
+            f"{self.key} waits {where} for {duration(self.seconds)} while {few(self.some, self.idle)}"
+            f" had nothing to do: {REASONS[self.reason][0]}"
         )
 
 

@@ -14,7 +14,6 @@ from io import StringIO
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from dask_ferro.runtime.check.facts import (
     EXTRAS,
@@ -25,8 +24,10 @@ from dask_ferro.runtime.check.facts import (
     SchedulerFacts,
     WorkerFacts,
 )
-from dask_ferro.runtime.check.findings import ClusterFinding
-from dask_ferro.views.terminal import console, many, size
+from dask_ferro.runtime.telemetry.findings import ClusterFinding
+from dask_ferro.views.findings import show_findings
+from dask_ferro.views.terminal import console
+from dask_ferro.words import many, size
 
 # Columns of a terminal that does not say.
 _COLUMNS = 100
@@ -34,7 +35,6 @@ _COLUMNS = 100
 _TENTH = 0.1
 # Differing values of workers that a cell names.
 _MOST = 4
-_COLOURS = {"error": "bold red", "warning": "bold yellow", "slow": "bold cyan"}
 _SEES = {"yes": "visible", "no": "not visible", "other": "other content", "hangs": "hangs", "": "not asked"}
 _SILENT = "no answer"
 
@@ -49,7 +49,7 @@ def drawn(facts: ClusterFacts, findings: Sequence[ClusterFinding]) -> str:
 
 def show_check(out: Console, facts: ClusterFacts, findings: Sequence[ClusterFinding]) -> None:
     """Print the table and the findings of a check."""
-    table = _grid()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     # The first column would shrink as the others do.
     table.add_column("", style="bold", no_wrap=True)
     for title in columns(facts):
@@ -58,31 +58,12 @@ def show_check(out: Console, facts: ClusterFacts, findings: Sequence[ClusterFind
         table.add_row(*row)
     out.print(table)
     out.print()
-    if findings:
-        found = _grid(show_header=False)
-        found.add_column(style="bold", no_wrap=True)
-        found.add_column(overflow="fold")
-        for one in findings:
-            found.add_row(Text(one.severity, style=_COLOURS[one.severity]), str(one))
-        out.print(found)
-    out.print(summary(findings), style="bold")
-
-
-def _grid(*, show_header: bool = True) -> Table:
-    return Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, show_header=show_header)
+    show_findings(out, findings)
 
 
 def columns(facts: ClusterFacts) -> tuple[str, str, str]:
     """Return the titles of the columns with the values of a row."""
     return "client", "scheduler", many(len(facts.workers), "worker")
-
-
-def summary(findings: Sequence[ClusterFinding]) -> str:
-    """Return the numbers of findings on one line."""
-    counts = Counter(found.severity for found in findings)
-    told = [many(counts[severity], severity) for severity in ("error", "warning") if counts[severity]]
-    told += [f"{counts['slow']} slow"] if counts["slow"] else []
-    return ", ".join(told) or "nothing is wrong"
 
 
 def rows(facts: ClusterFacts) -> Iterator[tuple[str, str, str, str]]:

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from dask_ferro.runtime.records.job_book import JobRow
 from dask_ferro.runtime.slurm.job_lifecycle import JobState
-from dask_ferro.views.terminal import many, table
+from dask_ferro.views.terminal import table
+from dask_ferro.words import duration, many
 
 _COLUMNS = ("job", "name", "pool", "state", "asked", "waited", "ran", "node-s", "tasks", "why", "ending")
 
@@ -51,4 +52,4 @@ def _row(row: JobRow, now: float) -> tuple[str, ...]:
 
 
 def _seconds(start: float | None, end: float) -> str:
-    return "-" if start is None else f"{max(end - start, 0.0):,.0f} s"
+    return duration(None if start is None else max(end - start, 0.0))

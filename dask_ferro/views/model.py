@@ -17,7 +17,8 @@ from math import ceil
 
 from dask_ferro import notebook
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle
-from dask_ferro.lower.model.render import Fact, quantity
+from dask_ferro.lower.model.render import Fact
+from dask_ferro.words import count, duration, size
 
 # The largest graph that is drawn bundle by bundle, and the size of a box and of its place.
 _DEEPEST, _WIDEST = 9, 7
@@ -88,7 +89,7 @@ def _name(bundle: Bundle) -> str:
 
 def _tip(bundle: Bundle) -> str:
     ops = ", ".join(f"{n} {op}" for op, n in bundle.ops.most_common(_OPS))
-    costs = f"{quantity(bundle.flops, 'FLOP')}, {quantity(bundle.bytes, 'B')}, {1000 * bundle.seconds:.3g} ms"
+    costs = f"{count(bundle.flops, 'FLOP')}, {size(bundle.bytes)}, {duration(bundle.seconds)}"
     return f"{ops}; {costs} projected"
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from dask_ferro.views.terminal import many, table
+from dask_ferro.views.terminal import table
+from dask_ferro.words import many
 
 _COLUMNS = ("pool", "state", "jobs", "at least", "at most", "queue", "why")
 

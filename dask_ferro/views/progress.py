@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dask_ferro.runtime.local.progress import Progress
-from dask_ferro.views.terminal import console, count, duration
+from dask_ferro.views.terminal import console
+from dask_ferro.words import count, duration
 
 _BAR_LEAST, _BAR_MOST = 8, 24
 

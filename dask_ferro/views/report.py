@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +11,8 @@ from dask_ferro.graph.bundling.plan import Bundle
 from dask_ferro.graph.bundling.summary import OpRow
 from dask_ferro.lower.model.inventory import Inventory
 from dask_ferro.runtime.local.model_run import Trial
-from dask_ferro.views.terminal import count, duration, facts, many, share, size, table
+from dask_ferro.views.terminal import facts, table
+from dask_ferro.words import at_most, count, duration, many, share, size
 
 # A model at "op" granularity may have thousands of bundles; the costliest show where the time goes.
 _BUNDLES_SHOWN = 20
@@ -25,7 +26,7 @@ def show_trial(out: Console, trial: Trial) -> None:
         out,
         [
             ("model", f"{trial.name} ({trial.digest[:12]})"),
-            ("inputs", f"{_listed(list(map(str, trial.inputs)))}  ({trial.source})"),
+            ("inputs", f"{_listed(trial.inputs)}  ({trial.source})"),
             ("outputs", _listed([f"{n}: {d}{list(s)}" for n, (d, s) in trial.outputs.items()])),
             ("tasks", _tasks(trial)),
             ("cluster", _cluster(trial)),
@@ -45,9 +46,8 @@ def show_trial(out: Console, trial: Trial) -> None:
     facts(out, _times(trial))
 
 
-def _listed(texts: list[str]) -> str:
-    more = len(texts) - _VALUES_SHOWN
-    return "; ".join(texts[:_VALUES_SHOWN]) + (f"; and {more} more" if more > 0 else "") or "none"
+def _listed(texts: Iterable[object]) -> str:
+    return "; ".join(at_most(_VALUES_SHOWN, map(str, texts), before="and ")) or "none"
 
 
 def _tasks(trial: Trial) -> str:
@@ -103,8 +103,8 @@ def show_inventory(out: Console, inventory: Inventory) -> None:
         [
             ("model", f"{inventory.name} ({inventory.digest[:12]}), opset {inventory.opset}"),
             ("weights", f"{size(inventory.weight_bytes)}, {_held(inventory.mapped)}"),
-            ("inputs", _listed(list(map(str, inventory.inputs)))),
-            ("outputs", _listed(list(map(str, inventory.outputs)))),
+            ("inputs", _listed(inventory.inputs)),
+            ("outputs", _listed(inventory.outputs)),
         ],
     )
     total = sum(row.seconds for row in inventory.ops)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from dask_ferro.views.terminal import duration, facts, size, table
+from dask_ferro.views.terminal import facts, table
+from dask_ferro.words import duration, size
 
 # The fields of `simulate.compare`'s `Outline` and `Comparison`; a page of the terminal imports no simulator.
 Outlined = tuple[str, float, float, float, int, int, int, int]

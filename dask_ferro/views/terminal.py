@@ -1,4 +1,4 @@
-"""Tables and formatted numbers for the terminal.
+"""Tables for the terminal.
 
 Reports go to standard output, progress and remarks to standard error, so that a pipe gets only the report.  A table
 has the width of the terminal, or of COLUMNS where that is set: cells wrap between words, and where that is not enough,
@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO
 
-from dask.utils import format_bytes
 from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
@@ -29,7 +28,6 @@ _GAP, _INDENT = 2, 2
 _LONGEST_WORD = 0.5
 # A cell of more lines than these is read more easily below the others.
 _LINES = 4
-_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def console(stream: IO[str] | None = None, columns: int | None = None) -> Console:
@@ -63,49 +61,6 @@ def show_wide(show: Callable[[Console], object]) -> None:
     with out.capture() as drawn:
         show(out)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
-
-
-def count(number: float) -> str:
-    """Return a number in three digits with an SI prefix.
-
-    >>> count(1281), count(2.5e9), count(17)
-    ('1.28 k', '2.5 G', '17')
-    """
-    for scale, prefix in _PREFIXES:
-        if abs(number) >= scale:
-            return f"{number / scale:.3g} {prefix}"
-    return f"{number:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in the unit that keeps the number readable.
-
-    >>> duration(83.0), duration(0.0123), duration(4.2e-6)
-    ('83 s', '12.3 ms', '4.2 us')
-    """
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
-
-
-def size(nbytes: float) -> str:
-    """Return bytes as Dask prints them."""
-    return format_bytes(round(nbytes))
-
-
-def share(part: float, whole: float) -> str:
-    """Return a percentage, or a dash if the whole is 0."""
-    return f"{100 * part / whole:.1f} %" if whole else "-"
-
-
-def many(number: int, what: str) -> str:
-    """Return a count with its noun, in the plural unless it is 1.
-
-    >>> many(1, "worker"), many(1200, "task")
-    ('1 worker', '1,200 tasks')
-    """
-    return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def facts(out: Console, rows: Iterable[tuple[str, str]]) -> None:

@@ -33,9 +33,7 @@ def test_as_json_it_is_one_object(client, tmp_path):
     assert told["ok"]
     assert told["facts"]["path"] == str(tmp_path)
     assert len(told["facts"]["workers"]) == 2
-    assert all(
-        {"severity", "where", "what", "got", "wanted", "remedy"} == set(one) for one in told["findings"]
-    )
+    assert all({"severity", "where", "what", "sentence", "remedy"} <= set(one) for one in told["findings"])
 
 
 def test_an_error_exits_1_after_the_whole_table(tmp_path):

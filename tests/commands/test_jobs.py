@@ -68,7 +68,7 @@ def test_a_scheduler_is_asked_and_one_without_a_record_says_so() -> None:
         assert (rows[3]["name"], rows[3]["tasks"]) == (name, 1)
         lines = [" ".join(line.split()) for line in call(*at).stdout.splitlines()]
         assert any(line.startswith("17 default-0 default ended") for line in lines)
-        assert any(f"30 s 1,200 s 2,400 1,200 scale(4): {WHY} NODE_FAIL" in line for line in lines)
+        assert any(f"30 s 20 min 2,400 1,200 scale(4): {WHY} NODE_FAIL" in line for line in lines)
         assert any(line.startswith("18_0 gpu-1 gpu pending") for line in lines)
         assert any(line.startswith("- gpu-2 gpu submitting") for line in lines)
         assert (

@@ -20,11 +20,9 @@ import pytest
 from distributed import Client
 
 import dask_ferro as ff
-from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic import controller
 from dask_ferro.runtime.pools import closing, pool
-from dask_ferro.runtime.telemetry import dashboard_state
-from dask_ferro.views.pages.elastic import ElasticPage
+from dask_ferro.runtime.telemetry.top import look
 from tests.slurm.tools import Site, queue, settings
 from tests.slurm.tools import closing as closing_sites
 from tests.waiting import BOUND_S, until
@@ -133,18 +131,17 @@ def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited(broken, monke
     until(lambda: events(site), "the pool to close", seconds=SOON)
 
     def shown() -> str:
-        page, scheduler = ElasticPage(), site.cluster.scheduler
-        page.update(dashboard_state.elastic_picture(scheduler, upstream.stealing_of(scheduler)))
-        return str(page.closed.text)
+        found = site.client.run_on_scheduler(look)["overview"]["findings"]
+        return "".join(f"{one['sentence']}\n{one['output']}" for one in found if one["what"] == "pool")
 
-    page = until(lambda: "closed until" in shown() and shown(), "the page to show it", seen=shown)
-    assert "pool default is closed until" in page
-    assert "module: no such thing &lt;4&gt;</pre>" in page
+    told = until(lambda: "closed until" in shown() and shown(), "the overview to name it", seen=shown)
+    assert "pool default is closed until" in told
+    assert "module: no such thing <4>" in told
     assert not future.done()
     (tmp_path / "mended").touch()
     assert future.result(timeout=60) == 7
     assert not site.cluster.pools()[0].closed
-    until(lambda: not shown(), "the page to show it no more")
+    until(lambda: not shown(), "the overview to name it no more")
 
 
 def test_tasks_fail_with_the_reason_where_that_is_wanted(broken):

@@ -20,7 +20,7 @@ SOON, STUCK = 5.0, 20.0
 
 def findings(site: Site, kind: str) -> list[Any]:
     found = site.client.run_on_scheduler(look)["overview"]["findings"]
-    return [one for one in found if one["kind"] == kind]
+    return [one for one in found if one["what"] == kind]
 
 
 def named(site: Site, kind: str, words: str) -> Any:
@@ -46,7 +46,7 @@ def test_a_closed_pool(site: Callable[..., Site]) -> None:
 
     until(closed, "the pool to close", seconds=STUCK)
     told = named(s, "pool", "pool default is closed until")
-    assert told["severity"] == "stuck"
+    assert told["severity"] == "error"
     assert "jobs ended before a worker came; the last, job" in told["sentence"]
     assert told["output"].strip() == "module: no such thing <4>"
     s.cluster.pools.resume("default")  # as the finding says
@@ -59,7 +59,7 @@ def test_a_queue_that_does_not_move(site: Callable[..., Site]) -> None:
     s.cluster.adapt(minimum=0, maximum=2, interval=0.3)
     future = s.client.submit(abs, -7)
     until(lambda: "PENDING" in queue(s.cluster).values(), "a job in the queue", seconds=STUCK)
-    told = named(s, "queue", "1 job of pool default is in the batch system's queue")
-    assert told["severity"] == "stuck"
-    assert "no worker is there: the job asked for a later start (BeginTime)" in told["sentence"]
+    told = named(s, "queue", "1 job of pool default in the batch system's queue")
+    assert told["severity"] == "error"
+    assert "0 workers at work: the job asked for a later start (BeginTime)" in told["sentence"]
     assert not future.done()

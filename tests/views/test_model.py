@@ -57,7 +57,7 @@ def test_a_model_is_its_facts_and_a_drawing_of_its_bundles() -> None:
         "float32",
         "bundles of a chunk",
         "Gemm",
-        "ms projected",
+        "s projected",
     ):
         assert words in read.text
     assert [tag for tag, *_ in read.parts].count("rect") == 4

@@ -26,9 +26,9 @@ from dask_ferro.policy.events import Arrived, Settled, Settlement
 from dask_ferro.runtime.elastic.retirement import Leaving
 from dask_ferro.runtime.telemetry import dashboard_state
 from dask_ferro.runtime.telemetry.dashboard_state import Backlog, ElasticPicture, MoveFlow, StealingPicture
-from dask_ferro.runtime.telemetry.events import ClosedPool, ScaleEvent
+from dask_ferro.runtime.telemetry.events import ScaleEvent
+from dask_ferro.runtime.telemetry.findings import ClusterFinding
 from dask_ferro.runtime.telemetry.move_log import MoveLog, Sample, Second, Watch
-from dask_ferro.runtime.telemetry.overview.findings import OverviewFinding
 from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
 from dask_ferro.views.pages import look, put_on
 from dask_ferro.views.pages.elastic import ElasticPage
@@ -152,39 +152,23 @@ def test_stealing_is_drawn_as_it_is_given() -> None:
     assert "2 workers" in page.headline.text
 
 
-@pytest.mark.parametrize(
-    ("waits", "wanted"),
-    [
-        pytest.param((), "", id="none"),
-        pytest.param(("<b> waits at 'w'",), "<br><b>&lt;b&gt; waits at &#x27;w&#x27;</b>", id="one is text"),
-        pytest.param(("f waits at w", "<b>", "<i>"), "<br><b>f waits at w</b> (and 2 more)", id="three"),
-    ],
-)
-def test_what_waits_beside_an_idle_worker_stands_under_the_counts_as_text(
-    waits: tuple[str, ...], wanted: str
-) -> None:
-    page = StealingPage()
-    page.update(StealingPicture("informed", {}, (), (), (), 0, (), waits))
-    assert "".join(page.headline.text.partition("<br>")[1:]) == wanted
-
-
 def test_a_finding_stands_with_what_to_do_and_a_link_and_what_comes_from_outside_is_text() -> None:
     page = OverviewPage()
-    found = OverviewFinding("pool", "stuck", "pool <a> is closed", "mend <it>", "ferro-elastic", "<b>\n c")
+    found = ClusterFinding("error", (), "pool", "pool <a> is closed", "mend <it>", "ferro-elastic", "<b>\n c")
     progress = TaskProgress(3, 1, 0, 0)
-    page.update(Overview("Not <healthy>", "stuck", ("3 <of> 4",), progress, (found,), "moved <5>"))
-    assert "Not &lt;healthy&gt;</b>" in page.health.text
+    page.update(Overview("1 <error>", ("3 <of> 4",), progress, (found,), "moved <5>"))
+    assert "1 &lt;error&gt;</b>" in page.health.text
     assert "<div>3 &lt;of&gt; 4</div>" in page.doing.text
     assert re.findall(r"width:([\d.]+)%", page.doing.text) == ["75.00", "25.00"]
-    assert "<b>stuck:</b> pool &lt;a&gt; is closed." in page.findings.text
+    assert "<b>error:</b> pool &lt;a&gt; is closed." in page.findings.text
     assert ">&lt;b&gt;\n c</pre>" in page.findings.text
     assert "To do: mend &lt;it&gt;." in page.findings.text
     assert re.findall(r'href="([^"]+)"[^>]*>([^<]+)', page.findings.text) == [("ferro-elastic", "Elastic")]
     assert page.gained.text.startswith("Moved &lt;5&gt;. ")
-    page.update(Overview("Healthy", "", ("no tasks",), TaskProgress(0, 0, 0, 0), (), ""))
+    page.update(Overview("nothing", ("no tasks",), TaskProgress(0, 0, 0, 0), (), ""))
     assert (page.findings.text, page.gained.text, page.doing.text) == ("", "", "<div>No tasks</div>")
-    page.update(Overview("x", "slow", (), progress, (found,) * 20, ""))
-    assert page.findings.text.count("<b>stuck:") == 12
+    page.update(Overview("x", (), progress, (found,) * 20, ""))
+    assert page.findings.text.count("<b>error:") == 12
     assert "and 8 more" in page.findings.text
 
 
@@ -209,21 +193,6 @@ def test_each_decision_stands_with_its_reason_and_what_comes_from_outside_is_tex
     assert "queue wait cpu: 30 s" in page.headline.text
     places = [page.log.text.index(text) for text in ("nothing waits", "w-1 left", "&lt;4&gt;")]
     assert places == sorted(places)
-
-
-def test_a_pool_that_is_closed_stands_above_all_with_until_when_and_what_its_job_printed() -> None:
-    page = ElasticPage()
-    shut: dict[str, ClosedPool] = {
-        "cpu": {"why": "3 jobs ended <early>", "until": 3661.0, "output": "    a <b>\n    c"},
-        "gpu": {"why": "busy"},
-    }
-    decision: ScaleEvent = {"time": 100.0, "closed": shut}
-    page.update(ElasticPicture((decision,), (), (Sample(100.0, 0, 0, 0, 1, 0),)))
-    assert "<b>pool cpu is closed until 01:01:01</b>: 3 jobs ended &lt;early&gt;" in page.closed.text
-    assert ">    a &lt;b&gt;\n    c</pre>" in page.closed.text
-    assert "<b>pool gpu is closed</b>: busy</div>" in page.closed.text
-    page.update(ElasticPicture((decision, {"time": 101.0}), (), ()))
-    assert page.closed.text == ""
 
 
 def test_names_with_other_digits_than_ours_have_an_order_too() -> None:

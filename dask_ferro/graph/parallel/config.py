@@ -34,6 +34,7 @@ from typing import Any, NamedTuple, TypeAlias
 import yaml
 
 from dask_ferro.errors import ConfigError, did_you_mean
+from dask_ferro.words import at_most, short
 
 # A dimension split along the default axis, dimensions by axis, or None: whole on every rank.
 Split: TypeAlias = int | Mapping[str, int] | None
@@ -105,10 +106,8 @@ class PlanFile:
 
     def refusal(self, problems: Sequence[str]) -> ConfigError:
         """Return the error with problems of this plan, each from `at`: each once, and the first ones only."""
-        unique = list(dict.fromkeys(problems))
-        lines = [f"plan {self.source}:", *(f"  - {p}" for p in unique[:_SHOWN])]
-        more = len(unique) - _SHOWN
-        return ConfigError("\n".join([*lines, f"  and {more} more"] if more > 0 else lines))
+        lines = (f"  - {problem}" for problem in dict.fromkeys(problems))
+        return ConfigError("\n".join([f"plan {self.source}:", *at_most(_SHOWN, lines, before="  and ")]))
 
 
 def together(regions: Sequence[RegionPlan]) -> RegionPlan:
@@ -285,7 +284,7 @@ class _Reader:
             self._wrong(node.start_mark.line + 1, key, f"cannot be read ({told})")
             return None
         if wanted := check(value):
-            self._wrong(node.start_mark.line + 1, key, f"got {_short(value)}, wanted {wanted}")
+            self._wrong(node.start_mark.line + 1, key, f"got {short(repr(value))}, wanted {wanted}")
             return None
         return value
 
@@ -308,11 +307,6 @@ def _lines(node: Any) -> dict[str, int]:
 
 
 # Checks: each returns the wanted form as text, or "" for a correct value.
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _is_int(value: Any) -> bool:

@@ -29,6 +29,7 @@ from dask_ferro.lower.inputs.no_tables import is_of_a_library, refuse_no_tables
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import FEATURE_NAMES, Signature, ValueSpec, holds
 from dask_ferro.lower.upstream import infers_meta
+from dask_ferro.words import few
 
 _NAMES_SHOWN = 8
 # Models whose caller was warned that they take columns in the order of the table.
@@ -469,5 +470,4 @@ def _declared_results(sig: Signature) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _listed(columns: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, columns[:_NAMES_SHOWN]))
-    return shown + (f" and {len(columns) - _NAMES_SHOWN} more" if len(columns) > _NAMES_SHOWN else "")
+    return few(map(repr, columns), most=_NAMES_SHOWN)

@@ -10,6 +10,7 @@ from dask_ferro.engines.selection import route
 from dask_ferro.graph.bundling.plan import Bundle
 from dask_ferro.lower.inputs.tables import described
 from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.words import count, many, size
 
 _OPS_SHOWN = 6
 # A label and its text, shown as one line or one row of a table.
@@ -21,18 +22,6 @@ class Planned(NamedTuple):
 
     bundles: tuple[Bundle, ...]
     chunks: int
-
-
-def quantity(value: float, unit: str) -> str:
-    """Return a number with an SI prefix.
-
-    >>> quantity(2.5e9, "FLOP"), quantity(12, "B")
-    ('2.5 GFLOP', '12 B')
-    """
-    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
 
 
 def facts(
@@ -63,9 +52,7 @@ def facts(
 def _weights(opened: PreparedModel) -> str:
     tensors = [value.const_value for value in opened.loaded.model.graph.initializers.values()]
     parameters = sum(tensor.size for tensor in tensors if tensor is not None)
-    return (
-        f"{quantity(opened.loaded.weight_bytes, 'B')}, {parameters:,} parameters in {len(tensors):,} tensors"
-    )
+    return f"{size(opened.loaded.weight_bytes)}, {parameters:,} parameters in {len(tensors):,} tensors"
 
 
 def engines_of(opened: PreparedModel, bundle: Bundle) -> Counter[str]:
@@ -82,14 +69,17 @@ def _planned(opened: PreparedModel, planned: Callable[[], Planned], has_inputs: 
         plan = planned()
     except Exception as error:  # noqa: BLE001 - whatever it is, computing it raises it again
         return [("bundles", f"not known: {error}" if has_inputs else "known once it has its inputs")]
-    chunks = f"{plan.chunks} chunk{'s' if plan.chunks != 1 else ''}"
     flops, moved = sum(b.flops for b in plan.bundles), sum(b.bytes for b in plan.bundles)
-    cost = f"{quantity(flops, 'FLOP')}, {quantity(moved, 'B')} moved, a chunk"
+    cost = f"{count(flops, 'FLOP')}, {size(moved)} moved, a chunk"
     engines: Counter[str] = Counter()
     for bundle in plan.bundles:
         engines += engines_of(opened, bundle)
     told = ", ".join(f"{nodes:,} by {engine}" for engine, nodes in engines.most_common())
-    return [("bundles", f"{len(plan.bundles)} x {chunks}"), ("engines", told), ("projected", cost)]
+    return [
+        ("bundles", f"{len(plan.bundles)} x {many(plan.chunks, 'chunk')}"),
+        ("engines", told),
+        ("projected", cost),
+    ]
 
 
 def as_text(name: str, facts: Sequence[Fact]) -> str:

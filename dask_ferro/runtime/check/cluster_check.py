@@ -15,7 +15,8 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.check.asking import checked_client, gather
 from dask_ferro.runtime.check.facts import ClusterFacts
-from dask_ferro.runtime.check.findings import ClusterFinding, findings
+from dask_ferro.runtime.check.findings import findings
+from dask_ferro.runtime.telemetry.findings import ClusterFinding
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class ClusterCheck:
 
     @cached_property
     def findings(self) -> Sequence[ClusterFinding]:
-        """What is wrong, the most severe first: severity, where, what, got, wanted, remedy."""
-        return tuple(findings(self.facts))
+        """What is wrong, the most severe first: severity, where, what, sentence, remedy."""
+        return findings(self.facts)
 
     @property
     def ok(self) -> bool:

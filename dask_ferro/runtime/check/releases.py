@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 
 from distributed import Client
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.absent import own_version
+from dask_ferro.lower.absent import NONE, own_version, remedy
 from dask_ferro.runtime.check.asking import ask_scheduler_version, ask_worker_versions
-from dask_ferro.runtime.check.findings import ClusterFinding, missing_ferro, other_ferro
+from dask_ferro.runtime.check.findings import releases_differ
+from dask_ferro.runtime.telemetry.findings import fault
 
-# Worker addresses by the release that they have; None: it cannot be imported.
-Releases = Mapping[str | None, list[str]]
+# The releases of dask_ferro of workers by address; None: it cannot be imported.
+Releases = Mapping[str, str | None]
 
 
 async def refuse_scheduler(client: Client, call: str, seconds: float) -> None:
@@ -36,10 +35,10 @@ async def refuse_scheduler(client: Client, call: str, seconds: float) -> None:
     # What answers nothing will do so to the call itself, which has its own message.
     if answer.failure:
         return
-    for found in _finding(answer.facts["version"], ["scheduler"]):
-        if found.severity == "error":
-            raise ConfigError(f"{call}: {found}")
-        warnings.warn(f"{call}: {found}", RuntimeWarning, stacklevel=2)
+    for one in releases_differ({"scheduler": answer.facts["version"]}, own_version()):
+        if one.severity == "error":
+            raise ConfigError(f"{call}: {one}")
+        warnings.warn(f"{call}: {one}", RuntimeWarning, stacklevel=2)
 
 
 @contextmanager
@@ -48,29 +47,18 @@ def importing(call: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        found = missing_ferro(["scheduler"], own_version())
-        raise ConfigError(f"{call}: {replace(found, got=f'{found.got} ({error})')}") from error
+        wanted = own_version()
+        (lack,) = fault("error", "dask_ferro", {"scheduler": f"{NONE} ({error})"}, wanted, remedy(wanted))
+        raise ConfigError(f"{call}: {lack}") from error
 
 
 async def worker_releases(client: Client, seconds: float) -> Releases:
-    """Return the workers that answer in time, by their releases of dask_ferro."""
-    releases: dict[str | None, list[str]] = defaultdict(list)
-    for address, answer in (await ask_worker_versions(client, seconds)).items():
-        if not answer.failure:
-            releases[answer.facts["version"]].append(address)
-    return releases
+    """Return the releases of dask_ferro of the workers that answer in time."""
+    answers = await ask_worker_versions(client, seconds)
+    return {where: answer.facts["version"] for where, answer in answers.items() if not answer.failure}
 
 
 def warn_of_workers(releases: Releases, call: str) -> None:
     """Warn of workers with another release of dask_ferro, or none."""
-    for got, workers in releases.items():
-        for found in _finding(got, workers):
-            warnings.warn(f"{call}: {found}", RuntimeWarning, stacklevel=2)
-
-
-def _finding(got: str | None, where: list[str]) -> Iterator[ClusterFinding]:
-    wanted = own_version()
-    if got is None:
-        yield missing_ferro(where, wanted)
-    elif got and wanted and got != wanted:
-        yield other_ferro(where, got, wanted)
+    for one in releases_differ(releases, own_version()):
+        warnings.warn(f"{call}: {one}", RuntimeWarning, stacklevel=2)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-from dask.utils import format_bytes
 from distributed.scheduler import WorkerState
 
 from dask_ferro.runtime.scheduler_calls import LostCount
 from dask_ferro.runtime.upstream import nbytes_of
+from dask_ferro.words import size
 
 
 def summed(lost: Iterable[LostCount]) -> LostCount:
@@ -36,7 +36,7 @@ def told(lost: LostCount) -> str:
     >>> told({"results": 3, "nbytes": 2048, "for_good": 1})
     '3 results (2.00 kiB) held by no other worker are lost; 1 of them, scattered or an actor, for good'
     """
-    text = f"{lost['results']} results ({format_bytes(lost['nbytes'])}) held by no other worker are lost"
+    text = f"{lost['results']} results ({size(lost['nbytes'])}) held by no other worker are lost"
     if lost["for_good"]:
         return f"{text}; {lost['for_good']} of them, scattered or an actor, for good"
     return f"{text}; Dask recomputes those that are needed"

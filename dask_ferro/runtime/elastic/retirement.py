@@ -39,6 +39,7 @@ from dask_ferro.runtime.scheduler_calls import LostCount
 from dask_ferro.runtime.telemetry.events import TOPIC
 from dask_ferro.runtime.upstream import nbytes_of
 from dask_ferro.runtime.worker_memory import free_bytes
+from dask_ferro.words import few
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +68,6 @@ _LAST = 5.0
 _STAY = (Status.init, Status.running, Status.paused)
 # A worker's answers for a task that it runs.
 _RUNS = ("executing", "long-running")
-# The most keys named in a reason.
-_NAMED = 3
 
 
 @dataclass(eq=False)
@@ -307,17 +306,17 @@ class Leaving:
         workers = departure.workers.values()
         tasks = list(chain.from_iterable(ws.processing for ws in workers))
         if actors := [*_actors_of(workers), *(ts.key for ts in tasks if ts.actor)]:
-            return Reason(f"actors cannot move: {_some(actors)}")
+            return Reason(f"actors cannot move: {few(sorted(map(str, actors)))}")
         allowed = list(workers)
         for plugin in list(self.scheduler.plugins.values()):
             allowed = list(plugin.valid_workers_downscaling(self.scheduler, allowed))
         if refused := departure.workers.keys() - {ws.address for ws in allowed}:
-            return Reason(f"a scheduler plugin needs {_some(refused)}")
+            return Reason(f"a scheduler plugin needs {few(sorted(map(str, refused)))}")
         stay = self.scheduler.running - self._leavers()
         if tasks and not stay:
             return Reason("nobody would stay to run their tasks")
         if bound := [ts.key for ts in tasks if self._is_bound(ts, stay)]:
-            return Reason(f"tasks may run nowhere else: {_some(bound)}")
+            return Reason(f"tasks may run nowhere else: {few(sorted(map(str, bound)))}")
         return None
 
     def _rest_of(self, departure: Departure) -> Reason | None:
@@ -329,7 +328,7 @@ class Leaving:
         if any(ts.key in self.moving.moves for ts in alone):
             return None
         if actors := _actors_of(workers):
-            return Reason(f"actors cannot move: {_some(actors)}")
+            return Reason(f"actors cannot move: {few(sorted(map(str, actors)))}")
         return self._no_room() if alone else None
 
     def _is_bound(self, ts: TaskState, stay: set[WorkerState]) -> bool:
@@ -438,7 +437,9 @@ class Leaving:
                 upstream.set_status(self.scheduler, ws, before, self._next())
         if why.kind != "recalled":
             level = logging.INFO if goes_on else logging.WARNING
-            logger.log(level, "dask_ferro: %s cannot leave: %s", _some(departure.workers), why.words)
+            logger.log(
+                level, "dask_ferro: %s cannot leave: %s", few(sorted(map(str, departure.workers))), why.words
+            )
         self._conclude(departure, why.words)
 
     def _conclude(self, departure: Departure, why: str) -> None:
@@ -464,9 +465,3 @@ def _actors_of(workers: Iterable[WorkerState]) -> list[object]:
 
 def _workers_of(departures: Iterable[Departure]) -> set[WorkerState]:
     return set(chain.from_iterable(departure.workers.values() for departure in departures))
-
-
-def _some(names: Iterable[object]) -> str:
-    every = sorted(map(str, names))
-    rest = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
-    return ", ".join(every[:_NAMED]) + rest

@@ -18,6 +18,7 @@ from dask_ferro.policy.events import OUTCOMES, Settled
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.telemetry.events import TOPIC, ScaleEvent
 from dask_ferro.runtime.telemetry.move_log import Sample, Second
+from dask_ferro.words import few
 
 # The most workers shown one by one: then each row is 6 pixels high.
 SHOWN = 64
@@ -64,8 +65,6 @@ class StealingPicture(NamedTuple):
     unseen : int
         Workers that are not among the backlogs.
     thresholds : tuple of (time, least, median, most)
-    waits : tuple of str
-        Sentences about tasks that wait although a worker is idle, the longest wait first.
     """
 
     policy: str
@@ -75,7 +74,6 @@ class StealingPicture(NamedTuple):
     backlogs: tuple[Backlog, ...]
     unseen: int
     thresholds: tuple[tuple[float, float, float, float], ...]
-    waits: tuple[str, ...] = ()
 
 
 class ElasticPicture(NamedTuple):
@@ -111,12 +109,9 @@ def stealing_picture(scheduler: Scheduler, stealing: Stealing, now: float) -> St
     totals["spent"] = log.counts.get("seconds moving", 0.0)
     backlogs = _backlogs(scheduler, stealing, now)
     unseen = len(stealing.ledger.rows) - len(backlogs)
-    waits = tuple(wait.told() for wait in stealing.waits.now)
     seconds, thresholds = tuple(log.seconds), tuple(stealing.watch.thresholds)
     flows = _flows(scheduler, log.moves)
-    return StealingPicture(
-        stealing.settings.stealing, totals, flows, seconds, backlogs, unseen, thresholds, waits
-    )
+    return StealingPicture(stealing.settings.stealing, totals, flows, seconds, backlogs, unseen, thresholds)
 
 
 def _flows(scheduler: Scheduler, moves: Iterable[Settled]) -> tuple[MoveFlow, ...]:
@@ -183,8 +178,7 @@ def elastic_picture(
 
 
 def _departure(message: Mapping[str, Any]) -> str:
-    workers = [label(str(address)) for address in message.get("workers") or ()]
-    some = ", ".join(workers[:3]) + (f" and {len(workers) - 3} more" if len(workers) > 3 else "")
+    some = few(label(str(address)) for address in message.get("workers") or ())
     held = f", {message['keys']:,} results have to move" if message.get("keys") else ""
     why = f": {message['why']}" if message.get("why") else ""
     return f"{some} {_DEPARTURES[message['action']]}{held}{why}"

@@ -56,33 +56,13 @@ WorkerLook = TypedDict(
 )  # fmt: skip
 
 
-class FindingLook(TypedDict):
-    """A finding of the overview; the fields are those of `overview.findings.OverviewFinding`."""
-
-    kind: str
-    severity: str
-    sentence: str
-    remedy: str
-    page: str
-    output: str
-
-
-class OverviewLook(TypedDict):
-    """The overview of the dashboard: sentences, and the findings, the most severe first."""
-
-    health: str
-    doing: list[str]
-    findings: list[FindingLook]
-    gained: str
-
-
 class SchedulerLook(TypedDict):
     """A snapshot of a scheduler.
 
     `ferro` is whether the plugin is installed, `stealing` its policy; `tasks` are counts by state; `ops` are prefixes
     being processed, the most frequent first, as [name, tasks]; `steals` are the plugin's counts; `waits` are
     sentences about tasks that wait although a worker is idle, the longest first; `elastic` is the newest decision of
-    the controller; `overview` is what the dashboard's first page shows.
+    the controller; `overview` is what the dashboard's first page shows (`overview.summary.Overview`).
     """
 
     address: str
@@ -92,9 +72,8 @@ class SchedulerLook(TypedDict):
     tasks: dict[str, int]
     ops: list[list[str | int]]
     steals: dict[str, float]
-    waits: list[str]
     elastic: ScaleEvent
-    overview: OverviewLook
+    overview: dict[str, Any]
     workers: list[WorkerLook]
 
 
@@ -115,24 +94,16 @@ def look(dask_scheduler: Scheduler) -> SchedulerLook:
         "tasks": dict(states),
         "ops": [[name, count] for name, count in ops.most_common(_MANY) if count],
         "steals": dict(on.stealing.counts) if on and on.stealing else {},
-        "waits": [wait.told() for wait in on.stealing.waits.now] if on and on.stealing else [],
         "elastic": on.events.elastic if on and on.events else {},
         "overview": _overview(dask_scheduler, on),
         "workers": [_row(ws, on) for ws in list(dask_scheduler.workers.values())],
     }
 
 
-def _overview(scheduler: Scheduler, plugin: FerroScheduler | None) -> OverviewLook:
+def _overview(scheduler: Scheduler, plugin: FerroScheduler | None) -> dict[str, Any]:
     stealing = plugin.stealing if plugin is not None else None
     elastic = plugin.events.elastic if plugin is not None and plugin.events is not None else None
-    found = overview_of(scheduler, stealing, elastic, time())
-    findings = [cast(FindingLook, asdict(one)) for one in found.findings]
-    return {
-        "health": found.health,
-        "doing": list(found.doing),
-        "findings": findings,
-        "gained": found.gained,
-    }
+    return asdict(overview_of(scheduler, stealing, elastic, time()))
 
 
 def _row(ws: WorkerState, plugin: FerroScheduler | None) -> WorkerLook:

@@ -20,6 +20,7 @@ from zlib import crc32
 from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import MOST_SECONDS
+from dask_ferro.words import at_most, short
 
 # The numbers that tell apart the tasks of a kind: blastall_ID000002, cpuhog_forkjoin_00000001.
 _NUMBER = re.compile(r"[_-](ID)?\d+$")
@@ -74,14 +75,9 @@ def load(path: str | PathLike[str]) -> TaskGraph:
     tasks = _WorkflowReader(workflow, problems).tasks()
     order = _ordered(tasks, problems)
     if problems:
-        raise ConfigError("\n  - ".join([f"workflow {where!r}:", *_first(problems)]))
+        raise ConfigError("\n  - ".join([f"workflow {where!r}:", *at_most(_TOLD, problems, before="and ")]))
     name = content.get("name")
     return _graph(name if isinstance(name, str) and name else Path(where).stem, order)
-
-
-def _first(problems: Sequence[str]) -> list[str]:
-    rest = len(problems) - _TOLD
-    return [*problems[:_TOLD], *([f"and {rest} more"] if rest > 0 else [])]
 
 
 class _WorkflowReader:
@@ -158,7 +154,8 @@ class _WorkflowReader:
             self._problems.append(f"task {task_id}: no runtimeInSeconds")
         elif not _is_amount(value, MOST_SECONDS):
             self._problems.append(
-                f"task {task_id}: runtimeInSeconds is {_short(value)}, wanted seconds >= 0, at most {MOST_SECONDS:g}"
+                f"task {task_id}: runtimeInSeconds is {short(repr(value), 40)}, wanted seconds >= 0, at most"
+                f" {MOST_SECONDS:g}"
             )
         else:
             return float(value)
@@ -177,7 +174,8 @@ class _WorkflowReader:
         for name, size in sizes:
             if not _is_amount(size, _MOST_FILE):
                 self._problems.append(
-                    f"task {task_id}: file {name!r} has size {_short(size)}, wanted bytes >= 0, at most {_MOST_FILE}"
+                    f"task {task_id}: file {name!r} has size {short(repr(size), 40)}, wanted bytes >= 0, at most"
+                    f" {_MOST_FILE}"
                 )
             else:
                 total += int(size)
@@ -188,11 +186,6 @@ def _is_amount(value: Any, most: float) -> TypeGuard[float]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 <= value <= most
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _mappings(value: Any) -> list[Mapping[str, Any]]:

@@ -13,10 +13,10 @@ from bokeh.layouts import column, row
 from bokeh.models import ColumnDataSource
 
 from dask_ferro.runtime.telemetry.dashboard_state import ElasticPicture
-from dask_ferro.runtime.telemetry.events import ClosedPool, ScaleEvent
+from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.move_log import Sample
-from dask_ferro.runtime.telemetry.overview.words import lasting
 from dask_ferro.views.pages import look
+from dask_ferro.words import duration
 
 _WINDOW = 600
 _ROWS = 14
@@ -56,14 +56,13 @@ class ElasticPage:
         self.jobs = _source(_JOB_COLUMNS, _STATES)
         self.load = _source(_LOAD_COLUMNS, _LOAD)
         self.headline = look.line()
-        self.closed = look.line(visible=False)
         self.log = look.line()
         jobs, costs = self._jobs(), row(self._waits(), self._held(), sizing_mode="stretch_width")
         # Without a controller they would be empty.
         self.of_controller = (jobs, costs)
         jobs.visible = costs.visible = False
         charts = row(jobs, self._load(), sizing_mode="stretch_width")
-        self.root = column(self.headline, self.closed, charts, costs, self.log, sizing_mode="stretch_width")
+        self.root = column(self.headline, charts, costs, self.log, sizing_mode="stretch_width")
         self._decided: Any = None
 
     @without_property_validation
@@ -107,9 +106,6 @@ class ElasticPage:
             )
         else:
             self.headline.text = _standing(picture.decisions[-1])
-        shut = picture.decisions[-1].get("closed", {}) if picture.decisions else {}
-        self.closed.text = "".join(_shut(pool, why) for pool, why in shut.items())
-        self.closed.visible = bool(shut)
         lines = [
             (d["time"], d.get("why", ""), "; ".join(d.get("actions", ())) or "no change")
             for d in picture.decisions
@@ -209,22 +205,12 @@ def _standing(last: ScaleEvent) -> str:
     return text + (f"; queue wait {escape(waits)}" if waits else "")
 
 
-def _shut(pool: str, closed: ClosedPool) -> str:
-    """Return a closed pool as HTML: until when (UTC, as in the table), why, and the output of its last job."""
-    reopens, output = closed.get("until"), closed.get("output")
-    until = f" until {datetime.fromtimestamp(reopens, UTC):%H:%M:%S}" if reopens else ""
-    head = f"pool {escape(pool)} is {'paused' if closed.get('paused') else 'closed'}{until}"
-    text = f'<div style="color:{look.css(look.ALARM)}"><b>{head}</b>: {escape(closed.get("why", ""))}'
-    printed = f'<pre style="margin:2px 0 6px 14px">{escape(output)}</pre>' if output else ""
-    return f"{text}{printed}</div>"
-
-
 def _known(decision: ScaleEvent) -> dict[str, float]:
     return {pool: wait for pool, wait in decision.get("queue_wait", {}).items() if wait is not None}
 
 
 def _waits(decision: ScaleEvent) -> str:
-    return ", ".join(f"{pool}: {lasting(wait)}" for pool, wait in _known(decision).items())
+    return ", ".join(f"{pool}: {duration(wait)}" for pool, wait in _known(decision).items())
 
 
 def _table(lines: list[tuple[float, str, str]]) -> str:

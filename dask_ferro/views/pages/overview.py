@@ -11,12 +11,12 @@ from html import escape
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column
 
-from dask_ferro.runtime.telemetry.overview.findings import OverviewFinding
+from dask_ferro.runtime.telemetry.findings import ClusterFinding
 from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
 from dask_ferro.views.pages import look
 
-# By severity; "": no finding.
-_COLORS = {"stuck": look.RED, "risk": look.AMBER, "slow": look.BLUE, "": look.GREEN}
+# By severity.
+_COLORS = {"error": look.RED, "warning": look.AMBER, "slow": look.BLUE}
 _BAR = {"done": look.GREEN, "running": look.AMBER, "waiting": look.GREY, "failed": look.RED}
 # The most findings that are shown: a trouble of many tasks or workers is one.
 _SHOWN = 12
@@ -36,16 +36,15 @@ class OverviewPage:
     @without_property_validation
     def update(self, picture: Overview) -> None:
         """Draw the newest overview."""
-        color = look.css(_COLORS[picture.worst])
+        color = look.css(_COLORS[picture.findings[0].severity] if picture.findings else look.GREEN)
         dot = f'<span style="color:{color};font-size:24px;margin-right:8px">&#9679;</span>'
-        look.tell(self.health, f'{dot}<b style="font-size:20px">{escape(picture.health)}</b>')
+        look.tell(self.health, f'{dot}<b style="font-size:20px">{_sentence(picture.health)}</b>')
         look.tell(
             self.doing, _bar(picture.progress) + "".join(f"<div>{_sentence(s)}</div>" for s in picture.doing)
         )
+        more = max(len(picture.findings) - _SHOWN, 0)
         cards = "".join(map(_card, picture.findings[:_SHOWN]))
-        if len(picture.findings) > _SHOWN:
-            cards += f"<div>and {len(picture.findings) - _SHOWN} more</div>"
-        look.tell(self.findings, cards)
+        look.tell(self.findings, cards + (f"<div>and {more} more</div>" if more else ""))
         look.tell(
             self.gained, f"{_sentence(picture.gained)}. {_link('ferro-stealing')}" if picture.gained else ""
         )
@@ -70,7 +69,7 @@ def _bar(progress: TaskProgress) -> str:
     return f'<div style="{style}">{parts}</div><div style="margin-bottom:6px">{keys}</div>'
 
 
-def _card(found: OverviewFinding) -> str:
+def _card(found: ClusterFinding) -> str:
     """Return a finding as HTML."""
     edge = (
         f"border-left:5px solid {look.css(_COLORS[found.severity])};padding:4px 0 4px 12px;margin:0 0 10px 0"

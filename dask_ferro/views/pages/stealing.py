@@ -7,7 +7,6 @@ milliseconds and a backlog may be minutes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from itertools import permutations
 from operator import attrgetter
 from typing import Any
@@ -19,8 +18,8 @@ from bokeh.models.tickers import LogTicker
 
 from dask_ferro.runtime.telemetry.dashboard_state import MoveFlow, StealingPicture, natural
 from dask_ferro.runtime.telemetry.move_log import Second
-from dask_ferro.runtime.telemetry.overview.words import lasting
 from dask_ferro.views.pages import look
+from dask_ferro.words import duration
 
 # Seconds of the charts of moves.
 _WINDOW = 60
@@ -32,7 +31,7 @@ _LEAST = 1e-4
 _WRITTEN = 12
 _INKS = {"on few": look.INK, "on many": look.PAPER}
 _OUTCOMES = (("confirmed", look.GREEN), ("refused", look.AMBER), ("stale", look.RED))
-_FLOW = look.columns("victim thief moves", gain=lambda f: lasting(f.gain), cost=lambda f: lasting(f.cost))
+_FLOW = look.columns("victim thief moves", gain=lambda f: duration(f.gain), cost=lambda f: duration(f.cost))
 _SECOND = look.columns(
     "confirmed refused stale worked spent",
     time=lambda s: 1000.0 * s.second + 500,
@@ -80,17 +79,14 @@ class StealingPage:
         t = picture.totals
         counts = ", ".join(f"{int(t.get(name, 0)):,} {name}" for name, _ in _OUTCOMES)
         paid = (
-            f"{lasting(t.get('worked', 0.0))} of work in stolen tasks,"
-            f" {lasting(t.get('spent', 0.0))} projected for moving their inputs"
+            f"{duration(t.get('worked', 0.0))} of work in stolen tasks,"
+            f" {duration(t.get('spent', 0.0))} projected for moving their inputs"
         )
         text = f"<b>{counts}</b> since the plugin was installed; {paid}"
         if picture.policy == "none":
             text += ". Stealing is off: the policy is <b>none</b>"
         if picture.unseen:
             text += f". {picture.unseen} workers between the longest and the shortest backlogs are not drawn"
-        if picture.waits:
-            more = f" (and {len(picture.waits) - 1} more)" if len(picture.waits) > 1 else ""
-            text += f"<br><b>{escape(picture.waits[0])}</b>{more}"
         look.tell(self.headline, text)
 
     def _draw_backlogs(self, picture: StealingPicture) -> None:

@@ -17,17 +17,18 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from dask_ferro.views.terminal import count, duration, facts, share, size
+from dask_ferro.runtime.telemetry.findings import ClusterFinding
+from dask_ferro.views.findings import STYLES, show_findings
+from dask_ferro.views.terminal import facts
 from dask_ferro.views.terminal import table as plain_table
 from dask_ferro.views.top.choice import Choice, Row
+from dask_ferro.words import count, duration, many, printable, share, size
 
 Look = Mapping[str, Any]
 
 # Styles of states; all other states are red, as a worker in one of them does not work.
 _STATES = {"idle": "dim", "busy": "green", "paused": "yellow", "leaving": "yellow"}
 
-# Styles of the lines of the overview: its health, and findings by severity.
-_SEVERITIES = {"health": "bold", "stuck": "bold red", "risk": "yellow", "slow": ""}
 # The most findings above the table, and the columns of the names of lines.
 _FOUND, _MARGIN = 3, 9
 
@@ -39,26 +40,6 @@ class _Column(NamedTuple):
     width: int
     cell: Callable[[Row], str]
     left: bool = False
-
-
-def printable(text: str) -> str:
-    """Return a text on one line without control characters."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def brief(seconds: float | None) -> str:
-    """Return seconds in at most seven columns.
-
-    >>> brief(0.0123), brief(83.0), brief(4000), brief(None)
-    ('12.3 ms', '83 s', '1.1 h', '-')
-    """
-    if seconds is None:
-        return "-"
-    # Minutes from ten minutes on: 83 s is more precise than 1.4 min.
-    for scale, unit, least in ((86400.0, "d", 86400.0), (3600.0, "h", 3600.0), (60.0, "min", 600.0)):
-        if seconds >= least:
-            return f"{seconds / scale:.{0 if seconds >= 100 * scale or unit == 'min' else 1}f} {unit}"
-    return duration(seconds)
 
 
 def _name(row: Row) -> str:
@@ -84,8 +65,8 @@ _COLUMNS = (
     _Column("running", 2, 14, lambda r: ", ".join(r["running"]) or "-", left=True),
     _Column("ops", 11, 24, lambda r: ", ".join(f"{n} {name}" for name, n in r["ops"]) or "-", left=True),
     _Column("tasks", 3, 5, lambda r: _short(r["tasks"])),
-    _Column("backlog", 4, 7, lambda r: brief(r["backlog"])),
-    _Column("thresh", 5, 7, lambda r: brief(r["threshold"])),
+    _Column("backlog", 4, 7, lambda r: duration(r["backlog"])),
+    _Column("thresh", 5, 7, lambda r: duration(r["threshold"])),
     _Column("memory", 6, 6, _used),
     _Column("spilled", 12, 8, lambda r: size(r["spilled"]).replace("iB", "")),
     _Column("in", 7, 5, lambda r: _short(r["in"])),
@@ -153,7 +134,7 @@ def _head(seen: Look | None, choice: Choice, trouble: str, columns: int) -> list
         width = max(columns - _MARGIN, _MARGIN)
         wrapped = chain(*(textwrap.wrap(printable(t), width, max_lines=2, placeholder=" ...") for t in texts))
         lines += [
-            Text(f"{label:<{_MARGIN}}{part}", style=_SEVERITIES[name])
+            Text(f"{label:<{_MARGIN}}{part}", style=STYLES.get(name, "bold"))
             for label, part in zip(chain((name,), repeat("")), wrapped, strict=False)
         ]
     lines += [Text(printable(f"{name:<{_MARGIN}}{told}")) for name, told in _facts(seen)]
@@ -161,21 +142,20 @@ def _head(seen: Look | None, choice: Choice, trouble: str, columns: int) -> list
 
 
 def _scheduler(seen: Look) -> str:
-    workers = seen["workers"]
-    return f"{seen['address']}  {len(workers)} workers, {sum(row['threads'] for row in workers)} threads"
+    threads = sum(row["threads"] for row in seen["workers"])
+    return f"{seen['address']}  {many(len(seen['workers']), 'worker')}, {many(threads, 'thread')}"
 
 
 def _found(seen: Look) -> Iterator[tuple[str, ...]]:
     """Yield the cluster's health, and what is wrong as (severity, sentence, remedy); a few of many."""
-    overview = seen["overview"]
-    found = overview["findings"]
+    found = _findings(seen)
     more = f" ({len(found) - _FOUND} of them are not shown)" if len(found) > _FOUND else ""
-    yield "health", overview["health"] + more
-    yield from ((one["severity"], f"{one['sentence']}.", _remedy(one)) for one in found[:_FOUND])
+    yield "health", seen["overview"]["health"] + more
+    yield from ((one.severity, f"{one.sentence}.", f"To do: {one.remedy}") for one in found[:_FOUND])
 
 
-def _remedy(finding: Mapping[str, str]) -> str:
-    return f"To do: {finding['remedy']}"
+def _findings(seen: Look) -> list[ClusterFinding]:
+    return [ClusterFinding(**one) for one in seen["overview"]["findings"]]
 
 
 def _facts(seen: Look) -> Iterator[tuple[str, str]]:
@@ -197,14 +177,14 @@ def _steals(seen: Look) -> str:
     counts = seen["steals"]
     told = ", ".join(f"{count(counts.get(name, 0))} {name}" for name in ("confirmed", "refused", "stale"))
     worked, moving = counts.get("seconds worked", 0.0), counts.get("seconds moving", 0.0)
-    return f"{told}; stolen work {brief(worked)}, moved in {brief(moving)} ({seen['stealing']})"
+    return f"{told}; stolen work {duration(worked)}, moved in {duration(moving)} ({seen['stealing']})"
 
 
 def _elastic(decision: Mapping[str, Any]) -> str:
     wanted = ", ".join(f"{number} {pool}" for pool, number in decision.get("wanted", {}).items())
     jobs = ", ".join(f"{number} {state}" for state, number in decision.get("jobs", {}).items())
     waits = max(decision.get("queue_wait", {}).values(), default=None)
-    told = f"wanted {wanted or 'none'}; {jobs or 'no jobs'}; queue wait {brief(waits)}"
+    told = f"wanted {wanted or 'none'}; {jobs or 'no jobs'}; queue wait {duration(waits)}"
     return f"{told}; {decision.get('why', '')}"
 
 
@@ -256,9 +236,9 @@ def _cell(column: _Column, row: Row) -> Text:
 
 def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
     """Print the cluster's figures, and a table of all workers with all columns."""
-    overview = seen["overview"]
-    found = [(one["severity"], f"{one['sentence']}. {_remedy(one)}") for one in overview["findings"]]
-    told = [(name, printable(text)) for name, text in (("health", overview["health"]), *found, *_facts(seen))]
+    show_findings(out, _findings(seen))
+    out.print()
+    told = [(name, printable(text)) for name, text in _facts(seen)]
     facts(out, [("scheduler", _scheduler(seen)), *told])
     names = [column for column in _COLUMNS if column.left and column.title != "address"]
     columns = [*names, *(column for column in _COLUMNS if column not in names)]

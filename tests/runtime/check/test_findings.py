@@ -15,7 +15,8 @@ from dask_ferro.runtime.check.facts import (
     SchedulerFacts,
     WorkerFacts,
 )
-from dask_ferro.runtime.check.findings import ClusterFinding, findings
+from dask_ferro.runtime.check.findings import findings
+from dask_ferro.runtime.telemetry.findings import fault
 
 PROCESS = ProcessFacts("node", "3.11.7", dict.fromkeys(PACKAGES, "1.2.3"), MODULES)
 SCHEDULER = SchedulerFacts("tcp://s:1", PROCESS, clock=ClockOffset(0.0))
@@ -92,32 +93,35 @@ FINE = {
 
 
 def test_a_sound_cluster_has_no_findings():
-    assert findings(SOUND) == []
+    assert findings(SOUND) == ()
 
 
 @pytest.mark.parametrize(("scheduler", "worker"), FINE.values(), ids=FINE)
 def test_what_is_no_fault(scheduler, worker):
     facts = replace(SOUND, scheduler=replace(SCHEDULER, **scheduler), workers=[replace(WORKER, **worker)])
-    assert findings(facts) == []
+    assert findings(facts) == ()
 
 
 @pytest.mark.parametrize(("change", "severity", "what", "got"), ON_SCHEDULER.values(), ids=ON_SCHEDULER)
 def test_faults_of_the_scheduler(change, severity, what, got):
     [found] = findings(replace(SOUND, scheduler=replace(SCHEDULER, **change)))
-    assert (found.severity, found.where, found.what, found.got) == (severity, ("scheduler",), what, got)
+    assert (found.severity, found.where, found.what) == (severity, ("scheduler",), what)
+    assert found.sentence.startswith(f"scheduler: {what}: got {got}, wanted ")
     assert found.remedy
 
 
 @pytest.mark.parametrize(("change", "severity", "what", "got"), ON_WORKER.values(), ids=ON_WORKER)
 def test_faults_of_a_worker(change, severity, what, got):
     [found] = findings(replace(SOUND, workers=[replace(WORKER, **change)]))
-    assert (found.severity, found.where, found.what, found.got) == (severity, ("tcp://a:1",), what, got)
+    assert (found.severity, found.where, found.what) == (severity, ("tcp://a:1",), what)
+    assert found.sentence.startswith(f"tcp://a:1: {what}: got {got}, wanted ")
     assert found.remedy
 
 
 def test_a_path_that_could_not_be_asked_for_is_a_finding():
     [found] = findings(replace(SOUND, unseen="Read-only file system"))
-    assert (found.severity, found.where, found.got) == ("warning", ("client",), "Read-only file system")
+    assert (found.severity, found.where) == ("warning", ("client",))
+    assert "got Read-only file system, wanted" in found.sentence
 
 
 def test_no_worker_is_a_finding():
@@ -155,7 +159,6 @@ def test_errors_come_first():
 
 
 def test_a_sentence_has_where_what_got_wanted_and_the_remedy():
-    found = ClusterFinding(
-        "error", ("scheduler",), "Python", "3.13.1", "3.11 as in the client", "start it from there"
-    )
+    got = {"scheduler": "3.13.1"}
+    [found] = fault("error", "Python", got, "3.11 as in the client", "start it from there")
     assert str(found) == "scheduler: Python: got 3.13.1, wanted 3.11 as in the client; start it from there"

@@ -92,7 +92,7 @@ def names(dask_scheduler: Scheduler) -> dict[str, str]:
 
 def sentences(dask_scheduler: Scheduler) -> str:
     found = overview_of(dask_scheduler, dask_scheduler.extensions["stealing"], None, time()).findings
-    return "; ".join(one.sentence for one in found if one.kind == "package")
+    return "; ".join(one.sentence for one in found if one.what == "dask_ferro")
 
 
 def result(where: str, kind: str, call: Callable[[], object]) -> str:

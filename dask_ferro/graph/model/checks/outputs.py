@@ -15,6 +15,7 @@ import onnx
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.order import all_nodes, uses
 from dask_ferro.graph.model import functions
+from dask_ferro.words import few
 
 # A message names the first outputs of a model that has thousands.
 _SHOWN = 40
@@ -104,8 +105,7 @@ def _unknown(graph: onnx.GraphProto, unknown: list[str], known: list[str], sourc
 
 
 def _listed(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
+    return few(map(repr, names), most=_SHOWN)
 
 
 def _reduce(proto: onnx.ModelProto, names: tuple[str, ...]) -> None:

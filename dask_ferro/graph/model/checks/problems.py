@@ -26,6 +26,7 @@ from dask_ferro.graph.model.checks.attribute_values import sleep_problems
 from dask_ferro.graph.model.checks.limits import Limits
 from dask_ferro.graph.model.checks.texts import undecodable
 from dask_ferro.graph.model.functions import domain_of
+from dask_ferro.words import at_most
 
 # A reader needs no more lines; the rest is counted, up to a thousand.
 SHOWN = 40
@@ -52,9 +53,7 @@ class Findings:
 def shown(problems: list[str]) -> list[str]:
     """Return problems as an error lists them: each once, no more and none longer than one reads."""
     lines = (p if len(p) <= LINE else f"{p[: LINE // 2]} ... {p[-LINE // 2 :]}" for p in problems)
-    unique = list(dict.fromkeys(lines))
-    more = len(unique) - SHOWN
-    return [*unique[:SHOWN], f"and {more} more"] if more > 0 else unique
+    return at_most(SHOWN, dict.fromkeys(lines), before="and ")
 
 
 def check(proto: onnx.ModelProto, limits: Limits) -> Findings:

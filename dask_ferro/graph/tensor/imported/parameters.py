@@ -24,6 +24,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS
 from dask_ferro.graph.tensor.imported.names import is_counted, is_weight, known_names
 from dask_ferro.graph.tensor.origin import TensorType
+from dask_ferro.words import few
 
 # Inputs by operator that are no parameters.
 _STATISTICS = {"BatchNormalization": (3, 4)}
@@ -172,5 +173,4 @@ def nearest(wanted: str, names: Iterable[str]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return (", ".join(map(repr, names[:_SHOWN])) or "none") + more
+    return few(map(repr, names), most=_SHOWN) or "none"

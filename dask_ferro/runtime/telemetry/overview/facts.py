@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from dask_ferro.runtime.telemetry.events import ScaleEvent
+
 
 class RunningTask(NamedTuple):
     """A task that runs, with the mean seconds of the finished tasks of its prefix; 0: none has finished."""
@@ -98,33 +100,6 @@ class Unplaced(NamedTuple):
     device: str = ""
 
 
-class ShutPool(NamedTuple):
-    """A pool that gets no jobs: why, until when (epoch; 0: unknown), and the last lines of its last job.
-
-    `is_paused`: its user ordered that.
-    """
-
-    pool: str
-    why: str
-    until: float = 0.0
-    output: str = ""
-    is_paused: bool = False
-
-
-class QueuedJobs(NamedTuple):
-    """The pending jobs of a pool.
-
-    `seconds` is the age of the oldest, `expected` the mean queue wait of the pool's jobs that have started, and
-    `reasons` the batch system's, with the number of jobs of each.
-    """
-
-    pool: str
-    jobs: int
-    seconds: float
-    expected: float = 0.0
-    reasons: Mapping[str, int] = {}
-
-
 class Moved(NamedTuple):
     """The tasks that stealing moved, the measured seconds of work in them, the projected seconds of moving them."""
 
@@ -166,10 +141,8 @@ class OverviewFacts(NamedTuple):
         What workers that cannot load dask_ferro have instead, by name.
     unserved : float
         Seconds for which there have been ready tasks and no worker, or longer.
-    is_controlled : bool
-        Whether an elastic controller looks after the cluster.  Dask's own is not known to the scheduler.
-    jobs : mapping of str to int
-        Jobs by state, as of the controller's newest decision; empty: there are none.
+    decision : ScaleEvent
+        The elastic controller's newest; empty: none looks after the cluster.  Dask's own is not known to the scheduler.
     """
 
     now: float
@@ -191,10 +164,7 @@ class OverviewFacts(NamedTuple):
     devices: tuple[str, ...] = ()
     lacking: Mapping[str, str] = {}
     unserved: float = 0.0
-    is_controlled: bool = False
-    jobs: Mapping[str, int] = {}
-    shut: tuple[ShutPool, ...] = ()
-    queued_jobs: tuple[QueuedJobs, ...] = ()
+    decision: ScaleEvent = ScaleEvent()
     moved: Moved = Moved(0, 0.0, 0.0)
 
     @property

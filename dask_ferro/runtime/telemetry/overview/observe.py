@@ -31,19 +31,18 @@ from dask_ferro.runtime.telemetry.overview.facts import (
     MemoryShares,
     Moved,
     OverviewFacts,
-    QueuedJobs,
     RunningTask,
-    ShutPool,
     Unplaced,
     WorkerSight,
 )
 from dask_ferro.runtime.telemetry.overview.summary import Overview, overview
 from dask_ferro.runtime.worker.plugin import METRIC
+from dask_ferro.words import short
 
 # The most tasks without a worker, and the most waits, that are described: each takes about 10 us.
 SOME = 32
-# The most characters of a key and of an error, and of a list of workers that a task is restricted to.
-_KEY, _ERROR, _NAMES = 80, 120, 8
+# The most characters of an error, and names of a list of workers that a task is restricted to.
+_ERROR, _NAMES = 120, 8
 # The share of a worker's memory limit from which on its memory is looked at more closely.
 _DETAILS = 0.5
 # Seconds after which a decision is no longer the controller's view: it publishes one every 10 s, or at its interval.
@@ -74,7 +73,7 @@ def observed(
 ) -> OverviewFacts:
     """Return the facts of this moment; parameters as of `overview_of`."""
     tasks, failed, work, unmeasured = _counts(scheduler)
-    workers, decision = scheduler.workers, _recent(elastic, now)
+    workers = scheduler.workers
     # A loop that was blocked has unread heartbeats, which are no workers' silence.
     awake = max(now - stealing.waits.awake, 0.0) if stealing is not None else inf
     rows = stealing.ledger.rows if stealing is not None else {}
@@ -99,10 +98,7 @@ def observed(
         devices=tuple(sorted(stealing.ledger.devices)) if stealing is not None else (),
         lacking=_lacking(scheduler) if stealing is not None else {},
         unserved=_unserved(scheduler, stealing, now),
-        is_controlled=bool(decision),
-        jobs=decision.get("jobs") or {},
-        shut=tuple(_shut(decision)),
-        queued_jobs=tuple(_queued(decision, now)),
+        decision=_recent(elastic, now),
         moved=_moved(stealing),
     )
 
@@ -190,12 +186,6 @@ def _longest(ws: WorkerState, stealing: Stealing | None, now: float) -> RunningT
 def _running(ts: TaskState, seconds: float) -> RunningTask:
     prefix = ts.prefix
     return RunningTask(short(ts.key), seconds, short(prefix.name), _mean(prefix) or 0.0, _ended(prefix))
-
-
-def short(key: object, most: int = _KEY) -> str:
-    """Return a text in one line, or the beginning of a long one."""
-    text = " ".join(str(key).split())
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _first_end(scheduler: Scheduler, stealing: Stealing | None, now: float) -> tuple[str, float] | None:
@@ -298,15 +288,3 @@ def _described(scheduler: Scheduler, ts: TaskState, seconds: float, reason: str)
 def _recent(elastic: ScaleEvent | None, now: float) -> ScaleEvent:
     """Return the controller's newest decision; empty if there is none, or the controller has stopped since."""
     return elastic if elastic and now - elastic.get("time", 0.0) < _STOPPED else {}
-
-
-def _shut(decision: ScaleEvent) -> Iterable[ShutPool]:
-    for pool, told in (decision.get("closed") or {}).items():
-        until, output = told.get("until") or 0.0, told.get("output") or ""
-        yield ShutPool(pool, told.get("why") or "", until, output, bool(told.get("paused")))
-
-
-def _queued(decision: ScaleEvent, now: float) -> Iterable[QueuedJobs]:
-    for pool, told in (decision.get("pending") or {}).items():
-        age = max(now - told["since"], 0.0)
-        yield QueuedJobs(pool, told["jobs"], age, told["expected"], told["reasons"])

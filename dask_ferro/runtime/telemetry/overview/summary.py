@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from dask_ferro.runtime.telemetry.findings import ClusterFinding, summary
 from dask_ferro.runtime.telemetry.overview.facts import OverviewFacts
-from dask_ferro.runtime.telemetry.overview.findings import SEVERITIES, OverviewFinding, findings
-from dask_ferro.runtime.telemetry.overview.words import counted, lasting
-
-# The severities of findings in words.
-_MEANS = {"stuck": "stuck", "risk": "at risk", "slow": "slow"}
+from dask_ferro.runtime.telemetry.overview.findings import findings
+from dask_ferro.words import duration, many
 
 
 class TaskProgress(NamedTuple):
@@ -23,50 +21,34 @@ class TaskProgress(NamedTuple):
     failed: int
 
 
-class Overview(NamedTuple):
+@dataclass(frozen=True)
+class Overview:
     """What the overview shows.
 
     Attributes
     ----------
     health : str
-        A sentence.
-    worst : str
-        The most severe of the findings' severities; "": there is none.
+        The numbers of findings.
     doing : tuple of str
         Sentences about tasks, their end, workers and jobs.
     progress : TaskProgress
-    findings : tuple of OverviewFinding
+    findings : tuple of ClusterFinding
         The most severe first.
     gained : str
         A sentence about what stealing moved; "": nothing, or the plugin is not installed.
     """
 
     health: str
-    worst: str
     doing: tuple[str, ...]
     progress: TaskProgress
-    findings: tuple[OverviewFinding, ...]
+    findings: tuple[ClusterFinding, ...]
     gained: str
 
 
 def overview(facts: OverviewFacts) -> Overview:
     """Return what the overview shows of a snapshot."""
-    found = tuple(findings(facts))
-    worst = found[0].severity if found else ""
-    return Overview(_health(found), worst, _doing(facts), _progress(facts), found, _gained(facts))
-
-
-def _health(found: Sequence[OverviewFinding]) -> str:
-    counts = Counter(one.severity for one in found)
-    told = [f"{_things(counts[name])} {_MEANS[name]}" for name in SEVERITIES if counts[name]]
-    if not told:
-        return "Healthy: nothing is stuck"
-    state = "Not healthy" if counts["stuck"] else "At risk" if counts["risk"] else "Healthy"
-    return f"{state}: {', '.join(told)}"
-
-
-def _things(number: int) -> str:
-    return "1 thing is" if number == 1 else f"{number} things are"
+    found = findings(facts)
+    return Overview(summary(found), _doing(facts), _progress(facts), found, _gained(facts))
 
 
 def _doing(facts: OverviewFacts) -> tuple[str, ...]:
@@ -85,9 +67,9 @@ def _tasks(facts: OverviewFacts) -> str:
     if not total:
         return "no tasks"
     if not facts.remaining:
-        return f"all {counted(total, 'task')} ended" + (f", {failed:,} of them failed" if failed else "")
+        return f"all {many(total, 'task')} ended" + (f", {failed:,} of them failed" if failed else "")
     failures = f", {failed:,} failed" if failed else ""
-    return f"{done:,} of {counted(total, 'task')} done ({done / total:.0%}), {running:,} running{failures}"
+    return f"{done:,} of {many(total, 'task')} done ({done / total:.0%}), {running:,} running{failures}"
 
 
 def _end(facts: OverviewFacts) -> str:
@@ -99,8 +81,8 @@ def _end(facts: OverviewFacts) -> str:
     if not facts.threads:
         return ""
     # A lower bound: tasks that wait for each other do not fill all threads.
-    least, threads = facts.work / facts.threads, counted(facts.threads, "thread")
-    return f"the rest takes {lasting(least)} or longer: {lasting(facts.work)} of work for {threads}"
+    least, threads = facts.work / facts.threads, many(facts.threads, "thread")
+    return f"the rest takes {duration(least)} or longer: {duration(facts.work)} of work for {threads}"
 
 
 def _workers(facts: OverviewFacts) -> str:
@@ -111,8 +93,8 @@ def _workers(facts: OverviewFacts) -> str:
     ends = ""
     if facts.first_end is not None:
         name, seconds = facts.first_end
-        ends = f"; {name} ends first, in {lasting(max(seconds, 0.0))}"
-    return f"{counted(len(facts.workers), 'worker')} with {counted(facts.threads, 'thread')}: {told}{ends}"
+        ends = f"; {name} ends first, in {duration(max(seconds, 0.0))}"
+    return f"{many(len(facts.workers), 'worker')} with {many(facts.threads, 'thread')}: {told}{ends}"
 
 
 def _state(status: str, tasks: int) -> str:
@@ -122,10 +104,8 @@ def _state(status: str, tasks: int) -> str:
 
 
 def _jobs(facts: OverviewFacts) -> str:
-    if not facts.jobs:
-        return ""
-    told = ", ".join(f"{number:,} {state}" for state, number in facts.jobs.items())
-    return f"jobs: {told}"
+    told = ", ".join(f"{number:,} {state}" for state, number in facts.decision.get("jobs", {}).items())
+    return f"jobs: {told}" if told else ""
 
 
 def _gained(facts: OverviewFacts) -> str:
@@ -137,6 +117,6 @@ def _gained(facts: OverviewFacts) -> str:
     if not moved.tasks:
         return ""
     return (
-        f"stealing moved {counted(moved.tasks, 'task')} to workers that ran out of work: they did"
-        f" {lasting(moved.worked)} of work there (measured), and moving took {lasting(moved.moving)} (projected)"
+        f"stealing moved {many(moved.tasks, 'task')} to workers that ran out of work: they did"
+        f" {duration(moved.worked)} of work there (measured), and moving took {duration(moved.moving)} (projected)"
     )
