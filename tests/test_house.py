@@ -17,6 +17,7 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro import config
+from tests.each import each
 from tests.house import imports, source
 from tests.programs import ran
 
@@ -125,12 +126,11 @@ def test_the_version_is_one():
     assert ff.__version__ == PROJECT["project"]["version"] == importlib.metadata.version("dask-ferro")
 
 
-MODULES = [m.name for m in pkgutil.walk_packages(ff.__path__, "dask_ferro.")]
+def test_examples_in_docstrings_hold():
+    def holds(name):
+        assert doctest.testmod(importlib.import_module(name)).failed == 0
 
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples_in_docstrings_hold(name):
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    each([module.name for module in pkgutil.walk_packages(ff.__path__, "dask_ferro.")], holds)
 
 
 def test_types_are_shipped():
