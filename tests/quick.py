@@ -35,7 +35,6 @@ SLOW: dict[str, int] = {
     "train/test_fit.py": 7,
     "train/test_plans.py": 7,
     "train/test_update.py": 4,
-    "test_waits.py": 5,
 }
 
 
