@@ -46,7 +46,7 @@ else
 	exit $$status
 endif
 
-quick: $(VENV)/.installed-dev ## the tests that start no cluster and no process; under a minute
+quick: $(VENV)/.installed-dev ## decisions and plain values, without a cluster or a process; under a minute
 	$(BIN)/python -m pytest -q --quick -n 2 --dist loadfile -m "not soak and not suite and not gpu"
 
 test-versions: | $(VENV)/bin/python ## the tests that depend on Dask, with its oldest, a middle and its newest release

@@ -1,7 +1,7 @@
-"""The selection of `make quick`: tests that start no cluster, no process and no browser; under a minute in total.
+"""The selection of `make quick`: decisions and plain values, without a cluster, a process or a browser; under a minute.
 
-A file is left out if it imports a module that starts one, directly or through another test module, or uses the shared
-cluster; or if it is listed here, with its CPU seconds on a busy machine.
+A file of the folders below is left out if it imports a module that starts one of them, directly or through another test
+module, uses the shared cluster, or is long.
 """
 
 from __future__ import annotations
@@ -14,34 +14,21 @@ TESTS = Path(__file__).parent
 # Modules that run programs or start clusters.
 STARTERS = frozenset({"distributed", "subprocess", "multiprocessing", "playwright", "asyncio", "concurrent"})
 FIXTURES = frozenset({"client", "cluster"})
-SLOW: dict[str, int] = {
-    "batch_corpus/test_converted.py": 7,
-    "batch_corpus/test_corpus.py": 6,
-    "batch_corpus/test_granularity.py": 4,
-    "graph/autodiff/test_networks.py": 6,  # with PyTorch's import
-    "graph/autodiff/test_torch.py": 6,
-    "graph/pipeline/test_torch_schedules.py": 4,
-    "graph/tensor/test_imported_training.py": 7,
-    "graph/tensor/test_precision.py": 5,
-    "graph/ir/test_shapes.py": 6,
-    "engines/array/test_ops.py": 12,  # 1,552 rows
-    "lower/pipeline/test_pipeline.py": 10,
-    "lower/pipeline/test_training_matrix.py": 19,
-    "lower/pipeline/test_uneven.py": 10,
-    "simulated/test_pipeline.py": 8,
-    "stream/test_names.py": 10,  # with a cluster
-    "suite/test_backend.py": 7,
-    "suite/test_backend_device.py": 7,
-    "train/test_fit.py": 7,
-    "train/test_plans.py": 7,
-    "train/test_update.py": 4,
-    "test_waits.py": 5,
-}
+_NAMES = (
+    "policy simulate runtime views commands docs"
+    " graph/bundling graph/cost graph/ir graph/model graph/ops graph/parallel graph/pipeline"
+)
+FOLDERS = tuple(f"{name}/" for name in _NAMES.split())
+# Random graphs, 20 s; PyTorch's import.
+LONG = frozenset(
+    {"graph/bundling/test_tasks.py", "graph/ir/test_shapes.py", "graph/pipeline/test_torch_schedules.py"}
+)
 
 
 def is_quick(path: Path) -> bool:
     """Return whether `make quick` runs a file of tests."""
-    return path.relative_to(TESTS).as_posix() not in SLOW and not starts(path)
+    name = path.relative_to(TESTS).as_posix()
+    return name.startswith(FOLDERS) and name not in LONG and not starts(path)
 
 
 @cache

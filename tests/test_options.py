@@ -24,6 +24,7 @@ from dask_ferro.runtime.elastic.options import elastic_options, scale_parameters
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.views.options import page
 from tests.clusters import on_cluster, running
+from tests.each import each
 from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,13 +51,16 @@ def test_a_default_is_read_as_the_value_of_its_field_and_nothing_has_to_be_set()
 BEGINNINGS = r"(Maximum|Minimum|Number|How long|Whether to|Interval|Share|Size|File|Folder|Policy|Device)"
 
 
-@pytest.mark.parametrize(("key", "option"), [pytest.param(*item, id=item[0]) for item in OPTIONS.items()])
-def test_an_option_is_explained(key, option):
-    assert re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)*", key)
-    assert option.unit
-    assert re.match(BEGINNINGS, option.help), option.help
-    assert option.help.endswith(".")
-    assert "  " not in option.help
+def test_each_option_is_explained():
+    def is_explained(key):
+        option = OPTIONS[key]
+        assert re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)*", key)
+        assert option.unit
+        assert re.match(BEGINNINGS, option.help), option.help
+        assert option.help.endswith(".")
+        assert "  " not in option.help
+
+    each(OPTIONS, is_explained)
 
 
 def test_every_option_is_read_and_what_is_read_is_an_option():
@@ -90,18 +94,13 @@ SECTION_NAMES = "|".join({key.split(".")[0] for key in OPTIONS if "." in key})
 NAMED = re.compile(rf"`(?:DASK_)?ferro\.((?:{SECTION_NAMES})\.[a-z0-9.-]*[a-z0-9])`")
 
 
-@pytest.mark.parametrize(
-    "name", ["README.md", "docs/*.md", "docs/*/*.md", "jobqueue_configs/*.yaml", "dask_ferro/**/*.py"]
-)
-def test_options_that_are_named_somewhere_exist(name):
+def test_options_that_are_named_somewhere_exist():
     modules = {str(path.relative_to(PACKAGE))[:-3].replace("/", ".") for path in PACKAGE.glob("**/*.py")}
-    paths = [path for path in ROOT.glob(name) if path.name != "design.md"]
-    named = {key for path in paths for key in NAMED.findall(path.read_text(encoding="utf-8"))}
-    assert named - {*OPTIONS} - modules == set()
-
-
-def test_options_are_named_in_the_readme():
-    assert len(NAMED.findall((ROOT / "README.md").read_text(encoding="utf-8"))) >= 1
+    patterns = ("README.md", "docs/**/*.md", "jobqueue_configs/*.yaml", "dask_ferro/**/*.py")
+    paths = [path for pattern in patterns for path in ROOT.glob(pattern) if path.name != "design.md"]
+    named = {(path.name, key) for path in paths for key in NAMED.findall(path.read_text(encoding="utf-8"))}
+    assert "README.md" in {name for name, _ in named}
+    assert [row for row in sorted(named) if row[1] not in {*OPTIONS, *modules}] == []
 
 
 # ---- keys that are no option's -----------------------------------------------------------------------------

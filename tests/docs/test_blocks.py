@@ -17,6 +17,7 @@ import pytest
 from distributed import Client
 
 from dask_ferro.cli import main
+from tests.each import each
 from tests.pages import ROOT, Block, blocks
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -80,11 +81,9 @@ def _commands(block: Block) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
-def test_commands_exist_with_their_options(page):
-    for block in blocks(page):
-        for words in _commands(block):
-            _check(words)
+def test_commands_exist_with_their_options():
+    pages = [*PAGES, ROOT / "README.md"]
+    each([words for page in pages for block in blocks(page) for words in _commands(block)], _check, " ".join)
 
 
 def _check(words: list[str]) -> None:
@@ -94,26 +93,7 @@ def _check(words: list[str]) -> None:
             break
         options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
         if word.startswith("-"):
-            assert word.partition("=")[0] in options | {"-h", "--help"}, (
-                f"{command.name} has no {word}: {words}"
-            )
+            assert word.partition("=")[0] in options | {"-h", "--help"}, f"{command.name} has no {word}"
         elif isinstance(command, click.Group) and word in command.commands:
             command = command.commands[word]
-    assert command is not main or words[0].startswith("-"), f"no command in {words}"
-
-
-def test_a_wrong_command_is_found():
-    assert _commands(Block("sh", "", "dask ferro top --once  # a table\n", 1)) == [["top", "--once"]]
-    with pytest.raises(AssertionError, match="has no --twice"):
-        _check(["top", "--twice"])
-    with pytest.raises(AssertionError, match="no command"):
-        _check(["topp"])
-
-
-def test_a_block_has_its_title_and_its_line(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text('# A\n\n```python title="needs SLURM"\nx = 1\n```\n\n  ```sh\n  ls\n  ```\n')
-    one, two = blocks(page)
-    assert one == Block("python", "needs SLURM", "x = 1\n", 4)
-    assert not one.runs
-    assert two == Block("sh", "", "ls\n", 8)
+    assert command is not main or words[0].startswith("-"), "no command"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from functools import cache
 
-import pytest
-
+from tests.each import each
 from tests.pages import ROOT
 
 TEXT = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -15,7 +13,6 @@ TEXT = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 MESSAGES = re.findall(r"^### `(.*)`$", TEXT, re.MULTILINE)
 
 
-@cache
 def _literals():
     """Return every text of the source, with "..." for each value in an f-string or a place of `%`."""
     found = set()
@@ -34,11 +31,15 @@ def test_there_are_twenty():
     assert len(set(MESSAGES)) == len(MESSAGES)
 
 
-@pytest.mark.parametrize("message", MESSAGES)
-def test_a_message_is_in_the_source(message):
-    pieces = [piece for piece in message.split("...") if piece.strip(" :;,.")]
-    assert pieces
-    assert any(all(piece in text for piece in pieces) for text in _literals()), message
+def test_each_message_is_in_the_source():
+    literals = _literals()
+
+    def is_there(message):
+        pieces = [piece for piece in message.split("...") if piece.strip(" :;,.")]
+        assert pieces
+        assert any(all(piece in text for piece in pieces) for text in literals)
+
+    each(MESSAGES, is_there)
 
 
 def test_each_message_has_cause_and_remedy():

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from onnx import defs
 
+from tests.each import each
+
 from .corpus import corpus
 from .zygote import Zygote, zygote
 
@@ -54,14 +56,20 @@ ANSWERED_ONCE = (
 )
 
 
-@pytest.mark.parametrize("name", dict.fromkeys([*list(FILES)[::SHORT], *ANSWERED_ONCE]))
-def test_refused_clearly_or_equal(forks: Zygote, tmp_path: Path, name: str):
-    judged(forks, tmp_path, name)
+FAMILIES = sorted({name.partition(":")[0] for name in FILES})
+
+
+SOME = {*list(FILES)[::SHORT], *ANSWERED_ONCE}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_refused_clearly_or_equal(forks: Zygote, tmp_path: Path, family: str):
+    names = [name for name in FILES if name in SOME and name.startswith(f"{family}:")]
+    each(names, lambda name: judged(forks, tmp_path, name))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "name", [name for i, name in enumerate(FILES) if i % SHORT and name not in ANSWERED_ONCE]
-)
-def test_refused_clearly_or_equal_the_others(forks: Zygote, tmp_path: Path, name: str):
-    judged(forks, tmp_path, name)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_refused_clearly_or_equal_the_others(forks: Zygote, tmp_path: Path, family: str):
+    names = [name for name in FILES if name not in SOME and name.startswith(f"{family}:")]
+    each(names, lambda name: judged(forks, tmp_path, name))

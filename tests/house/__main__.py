@@ -1,4 +1,4 @@
-"""Prints the counts of each room; ends with status 1, and names the places, where one is over its limit.
+"""Prints the counts of each room; fails, with the places, if one is over its limit, or a test waits without a bound.
 
     python -m tests.house                        the counts, a column a room
     python -m tests.house --places any runtime   where a count's places are, of all rooms or of one
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.house import imports, limits, source
+from tests.house import imports, limits, source, waits
 
 ROOT = Path(__file__).resolve().parents[2]
 # Places that are named by themselves, of each figure over its limit.
@@ -77,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     figures = limits.figures_of(package, places)
     wrong = judged(figures, limits.written(), {} if given.write else places)
+    wrong += waits.unbounded_waits(ROOT / "tests")
     print("\n".join([*table(figures, package), *wrong]))
     if given.write:
         limits.FILE.write_text(limits.as_text(figures), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 from typing import Any
 
 import narwhals as nw
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import dask_ferro as ff
+from tests.each import each
 from tests.graphs import mlp, mlp_reference
 from tests.lower.model.test_tables import by_columns
 
@@ -64,19 +66,20 @@ def check(folder: Any, frame: Any, keep: list[str]) -> None:
 
 @pytest.mark.parametrize("source", ["t.parquet", "t.csv", "folder"])
 @pytest.mark.parametrize("sink", ["out.parquet", "out.csv"])
-@pytest.mark.parametrize("batch", [None, 1, 700, 10**6])
-@pytest.mark.parametrize("keep", [[], KEPT])
-@pytest.mark.parametrize("axes", [1, 2])
-def test_the_matrix_of_options(
-    tmp_path: Any, source: str, sink: str, batch: int | None, keep: list[str], axes: int
+def test_the_matrix_of_options(tmp_path: Any, source: str, sink: str) -> None:
+    options = enumerate(product([None, 1, 700, 10**6], [[], KEPT], [1, 2]))
+    each(options, lambda row: _check_options(tmp_path / str(row[0]), source, sink, *row[1]))
+
+
+def _check_options(
+    folder: Any, source: str, sink: str, batch: int | None, keep: list[str], axes: int
 ) -> None:
+    folder.mkdir()
     frame = sales(40 if batch == 1 else ROWS)
-    summary = ff.run(
-        by_columns(axes), write(frame, tmp_path / source), tmp_path / sink, batch=batch, keep=keep
-    )
+    summary = ff.run(by_columns(axes), write(frame, folder / source), folder / sink, batch=batch, keep=keep)
     assert summary.rows == len(frame)
-    check(tmp_path / sink, frame, keep)
-    again = ff.run(by_columns(axes), tmp_path / source, tmp_path / sink, batch=batch, keep=keep)
+    check(folder / sink, frame, keep)
+    again = ff.run(by_columns(axes), folder / source, folder / sink, batch=batch, keep=keep)
     assert (again.rows, again.chunks_computed) == (len(frame), 0)
 
 

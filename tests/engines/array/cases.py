@@ -688,3 +688,12 @@ CASES: tuple[Case, ...] = tuple(
         _quantizations(),
     )
 )
+# The positions of each operator's rows.
+BY_OP: dict[str, list[int]] = {}
+for _position, _case in enumerate(CASES):
+    BY_OP.setdefault(_case.op, []).append(_position)
+
+
+def id_of(position: int) -> str:
+    """The id of the row at a position of CASES."""
+    return CASES[position].id

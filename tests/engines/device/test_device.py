@@ -24,7 +24,8 @@ from dask_ferro.engines.array.passes.formulas import FORMULAS, PREAMBLE, number
 from dask_ferro.engines.array.passes.unit import units_of
 from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
 from dask_ferro.testing.emulated_device import OutOfMemory, StandIn
-from tests.engines.array.cases import CASES, Case, compiled, expected
+from tests.each import each
+from tests.engines.array.cases import BY_OP, CASES, Case, compiled, expected, id_of
 from tests.engines.array.test_ops import TOLERANCE
 from tests.graphs import written
 
@@ -42,7 +43,7 @@ def device(request: pytest.FixtureRequest) -> Device:
     return made(request.param)
 
 
-# A row a namespace would be 800 skips more where there is no GPU.
+# An operator a namespace would be 170 skips more where there is no GPU.
 KINDS = ["stand-in", *([pytest.param("cupy", marks=pytest.mark.gpu)] if cupy_devices() else [])]
 
 
@@ -162,9 +163,13 @@ def _on(device: Device, case: Case) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("position", range(len(CASES)), ids=[c.id for c in CASES])
-def test_every_row_of_the_table_computes_there(position: int, kind: str) -> None:
-    case, device = CASES[position], made(kind)
+@pytest.mark.parametrize("op", BY_OP)
+def test_every_row_of_the_table_computes_there(op: str, kind: str) -> None:
+    each(BY_OP[op], lambda position: _computes(position, made(kind)), id_of)
+
+
+def _computes(position: int, device: Device) -> None:
+    case = CASES[position]
     if not _on(device, case):
         return  # a dtype that the device lacks is the host's
     wanted = expected(position)
@@ -418,13 +423,15 @@ class TestShapesOnTheHost:
         agree(both(model, device, X, np.array([4, 3])))
         assert (device.traffic.ups, device.traffic.reads) == (1, 0)
 
-    @pytest.mark.parametrize("position", range(len(CASES)), ids=[c.id for c in CASES])
-    def test_integers_that_a_kernel_reads_are_read_on_the_host(self, position: int) -> None:
+    def test_integers_that_a_kernel_reads_are_read_on_the_host(self) -> None:
         """`Kernel.reads` is complete: a row whose weights come late reads nothing off the device."""
-        case, device = CASES[position], StandIn()
-        if not _on(device, case) or not case.late or not case.weights:
-            return
-        program = compiled(ir.from_proto(case.model(())), on_device=True)
-        run_there(program, device, case.feeds(()))
-        data_dependent = case.op in ("NonZero", "Compress", "Range", "ScatterND", "ScatterElements")
-        assert data_dependent or device.traffic.reads == 0
+        data_dependent = ("NonZero", "Compress", "Range", "ScatterND", "ScatterElements")
+        rows = [case for case in CASES if case.late and case.weights]
+
+        def reads_nothing(case: Case) -> None:
+            device = StandIn()
+            if _on(device, case):
+                run_there(compiled(ir.from_proto(case.model(())), on_device=True), device, case.feeds(()))
+                assert case.op in data_dependent or device.traffic.reads == 0
+
+        each(rows, reads_nothing, lambda case: case.id)

@@ -22,6 +22,7 @@ from dask_ferro.lower.bundled.costs import Costs, MeasuredTasks, TaskCost
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
 from dask_ferro.lower.bundled.run import TaskProgram, is_ours, is_pick, run_tasks
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef
+from tests.each import each
 from tests.lower.bundled.graphs import facts, random_graph, random_wanted, told
 from tests.programs import ran
 
@@ -38,10 +39,8 @@ def programs(graph: dict[Any, Any]) -> list[TaskProgram]:
     return [task.args[0] for task in graph.values() if getattr(task, "func", None) is run_tasks]
 
 
-@pytest.mark.parametrize("tens", range(100))
-def test_any_graph_gives_the_same_results_in_bundles(tens: int) -> None:
-    for seed in range(10 * tens, 10 * tens + 10):
-        _check_bundled(random.Random(seed))
+def test_any_graph_gives_the_same_results_in_bundles() -> None:
+    each(range(1000), lambda seed: _check_bundled(random.Random(seed)))
 
 
 def _check_bundled(rng: random.Random) -> None:
@@ -295,10 +294,8 @@ def test_keys_of_the_scheduler_keep_their_tasks_and_all_behind_them() -> None:
     assert get_sync(made, ("inc", 5)) == get_sync(graph, ("inc", 5))
 
 
-@pytest.mark.parametrize("tens", range(30))
-def test_any_second_graph_reads_what_the_first_one_made(tens: int) -> None:
-    for seed in range(10 * tens, 10 * tens + 10):
-        _check_second(random.Random(seed))
+def test_any_second_graph_reads_what_the_first_one_made() -> None:
+    each(range(300), lambda seed: _check_second(random.Random(seed)))
 
 
 def _check_second(rng: random.Random) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from dask_ferro.graph.model.load import load
 from dask_ferro.lower.inputs import shipping
 from dask_ferro.lower.model.collection import opened_of
 from dask_ferro.lower.worker.task import open_model
+from tests.each import each
 from tests.graphs import close, diamond, diamond_reference, written
 from tests.waiting import BOUND_S, result
 
@@ -57,26 +59,32 @@ def assert_selected(got, names):
         close(got[name], WANTED[name])
 
 
-@pytest.mark.parametrize("granularity", ["auto", "op", "model"])
-@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("selection", SELECTIONS)
-def test_however_it_is_called(selection, call, granularity):
+def test_however_it_is_called(selection):
     given, names = SELECTIONS[selection]
-    made = CALLS[call](ff.from_onnx(diamond(), outputs=given, granularity=granularity))
-    assert_selected(made if isinstance(made, dict) else made.compute(scheduler="sync"), names)
+
+    def is_selected(row):
+        call, granularity = row
+        made = CALLS[call](ff.from_onnx(diamond(), outputs=given, granularity=granularity))
+        assert_selected(made if isinstance(made, dict) else made.compute(scheduler="sync"), names)
+
+    each(itertools.product(CALLS, ["auto", "op", "model"]), is_selected)
 
 
-@pytest.mark.parametrize("source", ["path", "bytes", "proto"])
-@pytest.mark.parametrize("is_pickled", [False, True])
 @pytest.mark.parametrize("selection", SELECTIONS)
-def test_predict_and_pickling(path, selection, is_pickled, source):
+def test_predict_and_pickling(path, selection):
     given, names = SELECTIONS[selection]
-    made = {"path": path, "bytes": diamond().SerializeToString(), "proto": diamond()}[source]
-    model = ff.from_onnx(made, outputs=given)
-    model = pickle.loads(pickle.dumps(model)) if is_pickled else model
-    assert list(model.outputs) == names
-    assert_selected(model.predict(X), names)
-    assert_selected(model(X, batch=4).compute(scheduler="sync"), names)
+    sources = {"path": path, "bytes": diamond().SerializeToString(), "proto": diamond()}
+
+    def is_selected(row):
+        source, is_pickled = row
+        model = ff.from_onnx(sources[source], outputs=given)
+        model = pickle.loads(pickle.dumps(model)) if is_pickled else model
+        assert list(model.outputs) == names
+        assert_selected(model.predict(X), names)
+        assert_selected(model(X, batch=4).compute(scheduler="sync"), names)
+
+    each(itertools.product(sources, [False, True]), is_selected)
 
 
 def test_pickled_to_another_process(path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from dask.dataframe.dispatch import meta_nonempty
 
 import dask_ferro as ff
+from tests.each import each
 from tests.graphs import mlp, mlp_reference, written
 from tests.waiting import BOUND_S
 
@@ -91,12 +93,12 @@ def test_a_matrix_takes_all_columns_in_order_and_the_same_kind_comes_back(
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("how", ["predict", "call"])
-@pytest.mark.parametrize("axes", [1, 2])
-@pytest.mark.parametrize("batch", [None, 5])
-@pytest.mark.parametrize("granularity", ["auto", "op", "model"])
-def test_columns_go_to_inputs_by_name(
-    library: str, how: str, axes: int, batch: int | None, granularity: Any
-) -> None:
+def test_columns_go_to_inputs_by_name(library: str, how: str) -> None:
+    ways = product([1, 2], [None, 5], ["auto", "op", "model"])
+    each(ways, lambda way: _check_by_name(library, how, *way))
+
+
+def _check_by_name(library: str, how: str, axes: int, batch: int | None, granularity: Any) -> None:
     model = ff.from_onnx(by_columns(axes), granularity=granularity)
     frame = sales()
     got = pandas_of(computed(model, of(library, frame), how, batch=batch))
@@ -141,7 +143,6 @@ def test_a_missing_number_is_a_nan_where_the_input_takes_floats() -> None:
         assert not np.isnan(got["total"].iloc[1:]).any()
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -162,11 +163,14 @@ def test_a_missing_number_is_a_nan_where_the_input_takes_floats() -> None:
         pytest.param({"count": pd.array([None] * ROWS, "Int64")}, ["'count'", "12 missing"], id="no integer"),
     ],
 )
-@pytest.mark.parametrize("how", ["predict", "call"])
-def test_a_column_that_does_not_fit_is_named(library: str, change: Any, words: list[str], how: str) -> None:
-    with pytest.raises(ff.ConfigError) as error:
-        computed(ff.from_onnx(by_columns()), of(library, sales(**change)), how)
-    assert all(word in str(error.value) for word in words), error.value
+def test_a_column_that_does_not_fit_is_named(change: Any, words: list[str]) -> None:
+    def is_named(way: tuple[str, str]) -> None:
+        library, how = way
+        with pytest.raises(ff.ConfigError) as error:
+            computed(ff.from_onnx(by_columns()), of(library, sales(**change)), how)
+        assert all(word in str(error.value) for word in words), error.value
+
+    each(product(LIBRARIES, ["predict", "call"]), is_named)
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
@@ -229,10 +233,13 @@ FORMS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("rows", [ROWS, 1, 0])
-@pytest.mark.parametrize("how", ["predict", "batch", "call"])
 @pytest.mark.parametrize(("form", "outcome"), [pytest.param(*form[1:], id=form[0]) for form in FORMS])
-def test_what_a_table_may_be(form: Any, outcome: Any, how: str, rows: int) -> None:
+def test_what_a_table_may_be(form: Any, outcome: Any) -> None:
+    ways = product(["predict", "batch", "call"], [ROWS, 1, 0])
+    each(ways, lambda way: _check_form(form, outcome, *way))
+
+
+def _check_form(form: Any, outcome: Any, how: str, rows: int) -> None:
     model, frame = ff.from_onnx(by_columns()), sales()[["price", "count", "city"]].iloc[: rows or 1]
     if isinstance(outcome, str):
         with pytest.raises(ff.ConfigError, match=outcome):
