@@ -20,8 +20,8 @@ from dask_ferro.options import options_of
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, PoolKeywords
 from dask_ferro.runtime.upstream_jobqueue import JobQueueCluster
 
-# Keywords of a pool beside the options of a job.
-_OF_A_POOL = frozenset(options_of(PoolKeywords))
+# Keywords of a cluster beside those of dask-jobqueue, and of a pool beside the options of a job.
+_OF_A_CLUSTER, _OF_A_POOL = options_of(ClusterKeywords).keys(), options_of(PoolKeywords).keys()
 # Options of a job in dask-jobqueue that are the cluster's alone here, since its jobs are listed by them.
 _OF_THE_CLUSTER = frozenset(("scheduler", "name", "job_name"))
 
@@ -41,7 +41,7 @@ def section_of(job_cls: type, options: Mapping[str, object]) -> tuple[str, dict[
             f"{WHO}: got config_name={config_name!r}, and Dask's configuration has no {section}"
         )
     values = _underscored(dask.config.get(section))
-    own = {name: values[name] for name in options_of(ClusterKeywords) if values.get(name) is not None}
+    own = {name: values[name] for name in _OF_A_CLUSTER if values.get(name) is not None}
     if isinstance(own.get("pools"), Mapping):
         own["pools"] = {
             name: _underscored(pool) if isinstance(pool, Mapping) else pool
@@ -57,7 +57,6 @@ def _underscored(section: Mapping[str, Any]) -> dict[str, Any]:
 def check_options(
     job_cls: type,
     options: Mapping[str, object],
-    own: Iterable[str],
     pools: Mapping[str, Mapping[str, object]],
 ) -> None:
     """Refuse unknown options, in the call and in Dask's configuration, and jobs without cores or memory.
@@ -66,8 +65,6 @@ def check_options(
     ----------
     job_cls : type
         The class of a job, whose options are accepted.
-    own : iterable of str
-        Names of the cluster's own options beside dask-jobqueue's.
     pools : mapping of str to mapping
         The options that the pools replace.
 
@@ -79,7 +76,7 @@ def check_options(
     config.check()
     section, _ = section_of(job_cls, options)
     job = _job_options(job_cls)
-    known = (job | _named(JobQueueCluster) | set(own)) - {"scheduler"}
+    known = (job | _named(JobQueueCluster) | _OF_A_CLUSTER) - {"scheduler"}
     _check_names(f"configuration {section}", _underscored(dask.config.get(section)), known)
     _check_names(WHO, options, known)
     for name, overrides in pools.items():

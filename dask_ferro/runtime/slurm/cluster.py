@@ -20,15 +20,16 @@ from typing import Any
 
 import dask
 from distributed.metrics import time
+from distributed.utils import Logs
 
+from dask_ferro import notebook
 from dask_ferro.errors import ConfigError
-from dask_ferro.options import options_of
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.cluster import ElasticCluster
 from dask_ferro.runtime.jobs.cluster_options import check_options, section_of
-from dask_ferro.runtime.jobs.cluster_repr import Described, Known, outputs
+from dask_ferro.runtime.jobs.cluster_repr import Known, ends_of, in_rows, in_words, outputs
 from dask_ferro.runtime.jobs.connections import Connections
-from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, described, read
+from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, read
 from dask_ferro.runtime.jobs.postmortem import Postmortems
 from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.jobs.worker_names import WorkerNames
@@ -52,7 +53,6 @@ from dask_ferro.runtime.upstream_names import JOBQUEUE, WORKER
 
 logger = logging.getLogger(__name__)
 
-_OWN = tuple(options_of(ClusterKeywords))
 _PLUGIN = "dask_ferro.runtime.preload"
 # Seconds at the end for the last submission to be answered, and for the jobs to be gone.  The watchdog does the rest.
 _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
@@ -62,20 +62,31 @@ _OVER_TOLD = 1.0
 _LOOK = 1.0
 
 
-@described(ClusterKeywords)
-class SLURMCluster(Described, PooledCluster, ElasticCluster):
+class SLURMCluster(PooledCluster, ElasticCluster):
     """Workers in SLURM jobs, which grow, shrink and are replaced without loss of results.
 
     Parameters
     ----------
-    <keywords>
-    name : str, optional
-        Name of the cluster, with which its workers' names begin, instead of their pool's name.  The job's shell
-        replaces variables, as in ``"run-$SLURM_JOB_ID"``.
-    job_name : str, optional
-        Name of the jobs, as for ``squeue -n``; other clusters' jobs may have the same.
+    n_workers : int
+        Number of workers to begin with.
+    pools : mapping of str to mapping, optional
+        Further kinds of jobs by name, each with the keywords that replace those of the cluster.  The arguments
+        themselves are the pool "default".  A pool may also have `minimum`, `maximum` and `cost`.
+    patience : mapping of str to float, optional
+        How long to wait for conditions that may pass, by name, as in ``{"stuck": 60}``.
+    signal_ahead : float or str, optional
+        How long before the end of a job's walltime its workers are retired; by default 60 s.
+    grace : float or str, optional
+        How long a preempted job goes on after SLURM's signal; by default the partition's grace time, or 30 s.
+    preemptible : bool, optional
+        Whether SLURM may end the jobs without a warning; by default the preemption mode of the partition.
+    queue_wait, start_up : float or str, optional
+        How long a job is expected to wait in the queue, and to take from its start until its workers are connected,
+        until a measurement replaces it; by default 1 s and 3 s.
     **options
-        Those of `dask_jobqueue.SLURMCluster`.  ``scheduler_options={"preload": []}`` omits the scheduler plugin.
+        Those of `dask_jobqueue.SLURMCluster`, such as `queue`, `cores`, `memory` and `walltime`.  Workers' names begin
+        with `name`, if it is set, instead of their pool's name; the job's shell replaces variables in it, as in
+        ``"run-$SLURM_JOB_ID"``.  ``scheduler_options={"preload": []}`` omits the scheduler plugin.
 
     Raises
     ------
@@ -94,32 +105,45 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
 
     job_cls = WorkerJob  # type: ignore[assignment]
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        n_workers: int = 0,
+        *,
+        pools: Mapping[str, Mapping[str, object]] | None = None,
+        patience: Mapping[str, float] | None = None,
+        signal_ahead: float | str | None = None,
+        grace: float | str | None = None,
+        preemptible: bool | None = None,
+        queue_wait: float | str | None = None,
+        start_up: float | str | None = None,
+        **options: Any,
+    ) -> None:
         upstream_deploy.check(f"ff.{type(self).__name__}", WORKER, JOBQUEUE)
         job_cls = options.get("job_cls") or self.job_cls
         section, configured = section_of(job_cls, options)
+        arguments = {
+            "pools": pools, "patience": patience, "signal_ahead": signal_ahead, "grace": grace,
+            "preemptible": preemptible, "queue_wait": queue_wait, "start_up": start_up,
+        }  # fmt: skip
         # As for dask-jobqueue's own, None leaves a keyword to the configuration.
-        given = configured | {
-            name: value for name, value in options.items() if name in _OWN and value is not None
-        }
-        checked = overrides_of(given.get("pools"))
-        check_options(job_cls, options, _OWN, checked)
-        options = {name: value for name, value in options.items() if name not in _OWN}
-        own = read(ClusterKeywords, WHO, given)
+        own = configured | {name: value for name, value in arguments.items() if value is not None}
+        checked = overrides_of(own.get("pools"))
+        check_options(job_cls, options, checked)
+        keywords = read(ClusterKeywords, WHO, own)
         failure_limits()  # invalid ones are reported now
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{section}.name", "dask-worker"))
         self._tag = new_tag()
-        self._guesses = {name: getattr(own, name) for name in ("queue_wait", "start_up", "preemptible")}
+        self._guesses = {name: getattr(keywords, name) for name in ("queue_wait", "start_up", "preemptible")}
         self._kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
         self._names = WorkerNames(options.get("name"))
-        self._patience = read(Patience, f"{WHO}: patience", own.patience or {})
+        self._patience = read(Patience, f"{WHO}: patience", keywords.patience or {})
         self._begin()
         self._open(job_name)
-        options |= {"job_name": job_name, "signal_ahead": own.signal_ahead, "grace": own.grace}
+        options |= {"job_name": job_name, "signal_ahead": keywords.signal_ahead, "grace": keywords.grace}
         if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
             del options["processes"]
         options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), section)
-        super().__init__(*args, **options)
+        super().__init__(n_workers, **options)
 
     def _begin(self) -> None:
         """Initialise the state without jobs and pools."""
@@ -210,15 +234,50 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
         """Set the reason why the next jobs are requested, or why the named ones are released."""
         self._book.because(why, jobs)
 
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, {in_words(self._known())})"
+
+    def _repr_html_(self, cluster_status: str | None = None) -> str:
+        of_dask: str = super()._repr_html_(cluster_status=cluster_status)
+        return of_dask + notebook.table("jobs", in_rows(self._known()))
+
     def _known(self) -> Known:
         adaptive = self._adapting()
         bounds = None if adaptive is None else (adaptive.minimum, adaptive.maximum)
         return Known([job.seen() for job in self._book.followed], self._pool_facts(), bounds)
 
+    def get_logs(
+        self, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
+    ) -> Any:
+        """Return the logs of the cluster, the scheduler and the workers, and the output of the jobs.
+
+        Parameters
+        ----------
+        cluster, scheduler : bool
+        workers : bool or iterable of str
+            Addresses; True means all.
+        jobs : bool
+            Whether to include the ends of the newest output files of this cluster's jobs, by path, also of jobs that
+            are over.  Without `log_directory` these files are where the jobs were submitted.
+
+        Returns
+        -------
+        Logs
+            Text by name, with an HTML view.
+        """
+        return self.sync(self._all_logs, jobs, cluster, scheduler, workers)
+
+    async def _all_logs(self, jobs: bool, cluster: bool, scheduler: bool, workers: object) -> Logs:
+        logs = await self._dask_logs(cluster, scheduler, workers)
+        if jobs:
+            logs.update(await asyncio.to_thread(lambda: ends_of(self._written())))
+        return logs
+
     def _written(self) -> list[Path]:
+        """Return the newest output files of the jobs."""
         headers = {str(kind.job.job_header) for kind in self._pool_records.values()}
-        found = (outputs(header, self._site.job_name, self._began) for header in headers)
-        return list(dict.fromkeys(chain.from_iterable(found)))
+        paths = (outputs(header, self._site.job_name, self._began) for header in headers)
+        return list(dict.fromkeys(chain.from_iterable(paths)))
 
     # -- what the controller asks for ------------------------------------------------------------------------
 
