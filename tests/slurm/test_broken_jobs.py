@@ -22,7 +22,7 @@ from distributed import Client
 import dask_ferro as ff
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic import controller
-from dask_ferro.runtime.pools import closing, pool
+from dask_ferro.runtime.pools import job_pools, pool
 from dask_ferro.runtime.telemetry import dashboard_state
 from dask_ferro.views.pages.elastic import ElasticPage
 from tests.slurm.tools import Site, queue, settings
@@ -53,7 +53,7 @@ def test_scale_raises_with_the_jobs_last_lines_and_everybody_is_told_once(
     broken, caplog, monkeypatch, tmp_path
 ):
     # SLURM starts a job within a second on an otherwise idle machine.
-    monkeypatch.setattr(closing, "_UNSEEN", SOON)
+    monkeypatch.setattr(job_pools, "_UNSEEN", SOON)
     monkeypatch.setattr(controller, "_FAILING", SOON)
     site = broken()
     with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.WARNING):

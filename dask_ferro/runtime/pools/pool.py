@@ -169,11 +169,11 @@ class JobPool:
 
     def fail(self, why: str, now: float) -> bool:
         """Count a job that ended before all workers connected; return whether that closed the pool."""
-        most, most_within, window = failure_limits()
+        most_within, window = WINDOW
         self.failures += 1
         if now >= self.closed_until:  # jobs requested together close it only once
             self.failed_at = [at for at in [*self.failed_at, now] if now - at < window]
-        if self.failures >= most:
+        if self.failures >= config.value("elastic.failures"):
             reason = f"{self.failures} jobs ended before a worker came"
         elif len(self.failed_at) >= most_within:
             span = now - self.failed_at[0]
@@ -210,17 +210,6 @@ class JobPool:
         """Add the output of the job that closed it, in brief and in full; empty without such a job."""
         self.closed = "; ".join(filter(None, (self.closed, brief)))
         self.output, self.is_explained = output, True
-
-
-def failure_limits() -> tuple[float, float, float]:
-    """Return the failures in a row that close a pool, those within a window of time, and its seconds.
-
-    Raises
-    ------
-    ConfigError
-        For an invalid value in the configuration.
-    """
-    return (config.value("elastic.failures"), *WINDOW)
 
 
 def checked_name(name: object) -> str:

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import dask
+from distributed import Status
 from distributed.metrics import time
 from distributed.utils import Logs
 
-from dask_ferro import notebook
+from dask_ferro import config, notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.cluster import ElasticCluster
@@ -31,12 +32,11 @@ from dask_ferro.runtime.jobs.cluster_repr import Known, ends_of, in_rows, in_wor
 from dask_ferro.runtime.jobs.connections import Connections
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, read
 from dask_ferro.runtime.jobs.postmortem import Postmortems
-from dask_ferro.runtime.jobs.script import WorkerJob
+from dask_ferro.runtime.jobs.script import WorkerJob, resources_of
 from dask_ferro.runtime.jobs.worker_names import WorkerNames
-from dask_ferro.runtime.pools.closing import Closings, is_young
-from dask_ferro.runtime.pools.cluster_pools import PooledCluster
-from dask_ferro.runtime.pools.pool import ADDRESS, JobPool, checked_name, failure_limits, overrides_of
-from dask_ferro.runtime.pools.rpc import serve
+from dask_ferro.runtime.pools.job_pools import ClusterPools, JobPools
+from dask_ferro.runtime.pools.pool import ADDRESS, JobPool, checked_name, overrides_of
+from dask_ferro.runtime.pools.rpc import PAUSE, serve
 from dask_ferro.runtime.pools.shortage import shortage
 from dask_ferro.runtime.records import remote
 from dask_ferro.runtime.records.job_book import JobBook
@@ -49,6 +49,7 @@ from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PERMANENT, QueueRow
 from dask_ferro.runtime.slurm.site import SlurmSite
 from dask_ferro.runtime.slurm.strays import Strays
 from dask_ferro.runtime.slurm.submit_queue import Submission
+from dask_ferro.runtime.upstream_jobqueue import job_keywords
 from dask_ferro.runtime.upstream_names import JOBQUEUE, WORKER
 
 logger = logging.getLogger(__name__)
@@ -60,9 +61,11 @@ _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
 _OVER_TOLD = 1.0
 # Seconds for reading the queue; a later answer is processed when it arrives.
 _LOOK = 1.0
+# Seconds between two checks whether a pool has closed, for callers that wait for workers.
+_CLOSED_LOOK = 0.1
 
 
-class SLURMCluster(PooledCluster, ElasticCluster):
+class SLURMCluster(ElasticCluster):
     """Workers in SLURM jobs, which grow, shrink and are replaced without loss of results.
 
     Parameters
@@ -127,27 +130,25 @@ class SLURMCluster(PooledCluster, ElasticCluster):
         }  # fmt: skip
         # As for dask-jobqueue's own, None leaves a keyword to the configuration.
         own = configured | {name: value for name, value in arguments.items() if value is not None}
-        checked = overrides_of(own.get("pools"))
-        check_options(job_cls, options, checked)
+        overrides = overrides_of(own.get("pools"))
+        check_options(job_cls, options, overrides)
         keywords = read(ClusterKeywords, WHO, own)
-        failure_limits()  # invalid ones are reported now
+        config.value("elastic.failures")  # an invalid one is reported now
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{section}.name", "dask-worker"))
         self._tag = new_tag()
-        self._guesses = {name: getattr(keywords, name) for name in ("queue_wait", "start_up", "preemptible")}
-        self._kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
+        guesses = {name: getattr(keywords, name) for name in ("queue_wait", "start_up", "preemptible")}
+        self._kinds = {DEFAULT: guesses} | {name: guesses | replaced for name, replaced in overrides.items()}
         self._names = WorkerNames(options.get("name"))
         self._patience = read(Patience, f"{WHO}: patience", keywords.patience or {})
-        self._begin()
-        self._open(job_name)
+        self._begin(job_name)
         options |= {"job_name": job_name, "signal_ahead": keywords.signal_ahead, "grace": keywords.grace}
         if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
             del options["processes"]
         options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), section)
         super().__init__(n_workers, **options)
 
-    def _begin(self) -> None:
-        """Initialise the state without jobs and pools."""
-        self._pool_records: dict[str, JobPool] = {}
+    def _begin(self, job_name: str) -> None:
+        """Create the cluster's parts; there is no job yet."""
         # All jobs, those that are over included.
         self._book = JobBook()
         self._looking: asyncio.Task[None] | None = None
@@ -158,9 +159,6 @@ class SLURMCluster(PooledCluster, ElasticCluster):
         self._graces: dict[str, float] = {}
         self._kill_wait: float | None = None
         self._began = time()
-
-    def _open(self, job_name: str) -> None:
-        """Create the objects that submit, cancel and check jobs."""
         self._site = SlurmSite(job_name, self._tag)
         self._submission = Submission(self._site, self._submitted, self._accepted, self._refused)
         self._connections = Connections(self)
@@ -168,27 +166,78 @@ class SLURMCluster(PooledCluster, ElasticCluster):
             self._site, self._connections.addresses, self._connections.let_leave
         )
         self._postmortems = Postmortems(self._site, self._connections)
-        self._closings = Closings(self._site, self.job_script, self._publish)
+        self._pools = JobPools(self._built, self._site, self._submission.trouble, self._publish)
 
     async def _open_cluster(self) -> None:
         self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
         await super()._open_cluster()
         remote.serve(self.scheduler, self._book)
-        serve(self.scheduler, self._carry_out, self._pool_rows)
+        serve(self.scheduler, self._carry_out, lambda: self._pools.rows(self._book.followed, self.pools))
 
     # -- the kinds of jobs -----------------------------------------------------------------------------------
 
+    @property
+    def pools(self) -> ClusterPools:
+        """The kinds of jobs, with measurements, and the reason why one is closed or paused."""
+        return ClusterPools(self._pools.facts(self._lingering()), self._order_pool)
+
+    def _lingering(self) -> Counter[str]:
+        """Return the number of jobs by pool that nobody follows and that may still exist."""
+        # Cancelled jobs count for the maximum.
+        ending = {job.name: job for job in (*self._book.leaving, *self._cancellation.jobs)}
+        followed = {job.name for job in self._book.followed}
+        lingering = Counter(job.pool for name, job in ending.items() if name not in followed)
+        # Unknown strays, mostly of lost submissions, count for the first pool.
+        unknown = self._cancellation.job_ids - {job.job_id for job in self._cancellation.jobs}
+        lingering[DEFAULT] += len(unknown)
+        return lingering
+
+    def _order_pool(self, order: str, name: str) -> Any:
+        return self._awaited(self._carry_out, order, name)
+
+    async def _carry_out(self, order: str, name: str) -> None:
+        """Pause or resume a pool."""
+        if self._closing or self.status in (Status.closing, Status.closed, Status.failed):
+            raise ConfigError(f"{WHO}: pool {name!r}: the cluster is closed")
+        if order == PAUSE:
+            self._pools[name].pause(time())
+            if waiting := [job.name for job in self._submission.waiting(name)]:
+                # In the background, since commands may hang.
+                self._pools.begin(self.release(waiting))
+        else:
+            self._pools[name].resume()
+            self._submission.retry(name)
+        logger.info("dask_ferro: %s pool %s", order, name)
+        if self.status == Status.running:
+            self._pools.begin(self._pools.report_order(order, name))
+        await self._look_now()
+
+    def resources(self, pool: str) -> dict[str, float]:
+        """Return the abstract resources of each worker of a pool."""
+        return resources_of(self._pools[pool].job)
+
+    def _first_job(self) -> WorkerJob:
+        return self._pools[DEFAULT].job
+
+    def _built(self) -> dict[str, JobPool]:
+        """Return the pools: dask-jobqueue has the keywords of all jobs when it asks for the first one."""
+        keywords = job_keywords(self)
+        return {
+            name: JobPool.built(name, self.job_cls, keywords, own, self._names.prefix(name))
+            for name, own in self._kinds.items()
+        }
+
     def job_script(self, pool: str | None = None) -> str:
-        """Return the batch script of a pool's jobs (default: the first pool), except for the scheduler's address."""
-        return self._script(next(iter(self._records())) if pool is None else pool, 0)
+        """Return the batch script of a pool's jobs (default: "default"), except for the scheduler's address."""
+        return self._script(DEFAULT if pool is None else pool, 0)
 
     def _script(self, pool: str, first: int) -> str:
-        script = self._kind(pool).job.job_script(first, self._graces, self._kill_wait)
+        script = self._pools[pool].job.job_script(first, self._graces, self._kill_wait)
         return script.replace(ADDRESS, upstream_deploy.scheduler_address(self) or ADDRESS)
 
     def _submitted(self, pool: str, first: int) -> str:
         """Return a script that is submitted next, and create the folder of its logs, without which jobs fail."""
-        if folder := self._kind(pool).job.log_directory:
+        if folder := self._pools[pool].job.log_directory:
             try:
                 Path(folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -210,7 +259,7 @@ class SLURMCluster(PooledCluster, ElasticCluster):
 
     def _worker_changed(self, op: str, msg: Any) -> None:
         """Record when workers connect.  Dask's timer for lost workers has no jobs here: `reconcile` follows them."""
-        shapes = {name: kind.job.worker_processes for name, kind in self._pool_records.items()}
+        shapes = {name: kind.job.worker_processes for name, kind in self._pools.by_name.items()}
         for name in self._connections.changed(op, msg):
             self._names.learn(name, shapes, self._book.jobs.__contains__)
         super()._worker_changed(op, msg)
@@ -244,7 +293,7 @@ class SLURMCluster(PooledCluster, ElasticCluster):
     def _known(self) -> Known:
         adaptive = self._adapting()
         bounds = None if adaptive is None else (adaptive.minimum, adaptive.maximum)
-        return Known([job.seen() for job in self._book.followed], self._pool_facts(), bounds)
+        return Known([job.seen() for job in self._book.followed], self.pools, bounds)
 
     def get_logs(
         self, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
@@ -275,7 +324,7 @@ class SLURMCluster(PooledCluster, ElasticCluster):
 
     def _written(self) -> list[Path]:
         """Return the newest output files of the jobs."""
-        headers = {str(kind.job.job_header) for kind in self._pool_records.values()}
+        headers = {str(kind.job.job_header) for kind in self._pools.by_name.values()}
         paths = (outputs(header, self._site.job_name, self._began) for header in headers)
         return list(dict.fromkeys(chain.from_iterable(paths)))
 
@@ -324,7 +373,7 @@ class SLURMCluster(PooledCluster, ElasticCluster):
 
     def request(self, pool: str, count: int) -> None:
         """Request more jobs of a pool; they are submitted together, in the background."""
-        kind = self._kind(pool)
+        kind = self._pools[pool]
         if self._closing or count < 1 or kind.paused_at is not None:
             return
         processes = kind.job.worker_processes
@@ -351,10 +400,7 @@ class SLURMCluster(PooledCluster, ElasticCluster):
 
     def may_fail_at_once(self) -> bool:
         """Return whether a job of a pool without any worker so far may be about to end: its script may be broken."""
-        now = time()
-        kinds = {name: kind for name, kind in self._pool_records.items() if not kind.is_proven}
-        jobs = [job for job in self._book.followed if job.pool in kinds]
-        return any(kinds[job.pool].failures or is_young(job, now) for job in jobs)
+        return self._pools.may_fail_at_once(self._book.followed)
 
     def wait_for_workers(self, n_workers: int, timeout: float | None = None) -> Any:
         """Wait until this many workers are connected.  A client of this cluster waits here too.
@@ -372,8 +418,15 @@ class SLURMCluster(PooledCluster, ElasticCluster):
         return self.sync(self._wait_unless_closed, n_workers, timeout)
 
     async def _wait_unless_closed(self, count: int, timeout: float | None) -> None:
-        waits: Any = super().wait_for_workers(count, timeout)
-        await self._closings.unless_closed(waits, lambda: self._why_not(count))
+        connected: Any = super().wait_for_workers(count, timeout)
+        waits = asyncio.ensure_future(connected)
+        try:
+            while not (await asyncio.wait({waits}, timeout=_CLOSED_LOOK))[0]:
+                if why := self._why_not(count):
+                    raise ConfigError(why)
+            await waits
+        finally:
+            waits.cancel()
 
     def _why_not(self, count: int) -> str:
         """Return why this many workers cannot come for now; empty: they may."""
@@ -391,7 +444,7 @@ class SLURMCluster(PooledCluster, ElasticCluster):
             With SLURM's message.
         """
         errors = await self._submission.settled()
-        await self._closings.settled()
+        await self._pools.settled()
         if errors:
             raise ConfigError("; ".join(errors) + ". `cluster.job_script(pool)` shows what was submitted")
 
@@ -405,9 +458,9 @@ class SLURMCluster(PooledCluster, ElasticCluster):
 
     def _refused(self, jobs: Sequence[BatchJob], words: str) -> None:
         logger.warning("dask_ferro: SLURM refuses %d jobs of pool %s: %s", len(jobs), jobs[0].pool, words)
-        kind = self._kind(jobs[0].pool)
+        kind = self._pools[jobs[0].pool]
         if kind.close(words, time()):
-            self._closings.tell(kind)
+            self._pools.begin(self._pools.report_closed(kind))
         for job in jobs:
             self._book.end(job, f"refused: {words}")
 
@@ -441,7 +494,7 @@ class SLURMCluster(PooledCluster, ElasticCluster):
                 continue
             if job.state != before:
                 connected_at = self._connections.since(job)
-                self._kind(job.pool).measure(job, before, connected_at)
+                self._pools[job.pool].measure(job, before, connected_at)
                 if job.state == JobState.RUNNING:
                     job.connected_at = job.connected_at or connected_at or now
         self._book.tidy()
@@ -453,15 +506,16 @@ class SLURMCluster(PooledCluster, ElasticCluster):
         self._book.end(job, ending.why, by_us=False, state=ending.state, is_lost=is_lost)
         if ending.state == "FAILED":
             self._postmortems.failed(job)
-        kind, now = self._kind(job.pool), time()
+        kind, now = self._pools[job.pool], time()
         why = f"job {job.job_id}: {ending.why}"
         if job.node:
             address = upstream_deploy.scheduler_address(self)
             why += f" on {job.node}, whose workers connect to {address} by {kind.job.network}"
         if ending.refused and kind.close(why, now):
-            self._closings.tell(kind)
+            self._pools.begin(self._pools.report_closed(kind))
         elif ending.failed and not ending.refused and kind.fail(why, now):
-            self._closings.tell(kind, "" if ending.is_held and job.started_at is None else job.job_id)
+            printed = not (ending.is_held and job.started_at is None)
+            self._pools.begin(self._pools.report_closed(kind, job.job_id if printed else ""))
 
     def _look_after_strays(self, rows: Mapping[str, QueueRow]) -> None:
         """Follow jobs again that were thought gone; end unknown ones, such as those of lost submissions."""
@@ -495,7 +549,7 @@ class SLURMCluster(PooledCluster, ElasticCluster):
             await asyncio.wait({self._looking})
         await self._postmortems.close()
         landed = await self._submission.close(_LAST_SUBMISSION)
-        await self._closings.close()
+        await self._pools.close()
         await self._tell_over()
         there = {job.job_id for job in self._book.jobs.values() if job.job_id}
         there |= self._cancellation.job_ids
