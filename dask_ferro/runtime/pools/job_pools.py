@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import cached_property
 from math import inf
-from typing import Any
+from typing import Any, TypedDict
 
 from distributed.metrics import time
 
@@ -26,7 +26,6 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import BOOTING, RUNNING, Pool
 from dask_ferro.runtime.jobs.keywords import WHO
 from dask_ferro.runtime.pools.pool import JobPool
-from dask_ferro.runtime.pools.rpc import PAUSE, RESUME, PoolRow
 from dask_ferro.runtime.pools.shortage import is_shut, told_closed
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from dask_ferro.runtime.slurm.site import SlurmSite
@@ -34,11 +33,27 @@ from dask_ferro.runtime.telemetry.events import CLOSED, POOL, TOPIC
 
 logger = logging.getLogger(__name__)
 
+PAUSE, RESUME = "pause", "resume"
 # Seconds after its start within which a job with a broken script ends, and within which SLURM starts a pending job or
 # gives a reason.
 _STARTED, _UNSEEN = 1.0, 2.5
 # Seconds for the scheduler, which usually runs in this process.
 _PUBLISHING = 5.0
+
+
+class PoolRow(TypedDict):
+    """A row of the table of pools: jobs by state; `maximum` is None without one."""
+
+    name: str
+    state: str
+    why: str
+    until: float | None
+    jobs: dict[str, int]
+    minimum: float
+    maximum: float | None
+    processes: int
+    threads: int
+    queue: str
 
 
 class ClusterPools(tuple[Pool, ...]):

@@ -34,12 +34,10 @@ from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, read
 from dask_ferro.runtime.jobs.postmortem import Postmortems
 from dask_ferro.runtime.jobs.script import WorkerJob, resources_of
 from dask_ferro.runtime.jobs.worker_names import WorkerNames
-from dask_ferro.runtime.pools.job_pools import ClusterPools, JobPools
+from dask_ferro.runtime.pools.job_pools import PAUSE, ClusterPools, JobPools, PoolRow
 from dask_ferro.runtime.pools.pool import ADDRESS, JobPool, checked_name, overrides_of
-from dask_ferro.runtime.pools.rpc import PAUSE, serve
 from dask_ferro.runtime.pools.shortage import shortage
-from dask_ferro.runtime.records import remote
-from dask_ferro.runtime.records.job_book import JobBook
+from dask_ferro.runtime.records.job_book import JobBook, JobRow
 from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
 from dask_ferro.runtime.slurm.commands import Refused
@@ -49,6 +47,7 @@ from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PERMANENT, QueueRow
 from dask_ferro.runtime.slurm.site import SlurmSite
 from dask_ferro.runtime.slurm.strays import Strays
 from dask_ferro.runtime.slurm.submit_queue import Submission
+from dask_ferro.runtime.telemetry.cluster_rows import JOBS, POOLS, serve
 from dask_ferro.runtime.upstream_jobqueue import job_keywords
 from dask_ferro.runtime.upstream_names import JOBQUEUE, WORKER
 
@@ -171,8 +170,16 @@ class SLURMCluster(ElasticCluster):
     async def _open_cluster(self) -> None:
         self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
         await super()._open_cluster()
-        remote.serve(self.scheduler, self._book)
-        serve(self.scheduler, self._carry_out, lambda: self._pools.rows(self._book.followed, self.pools))
+        serve(self.scheduler, self._book.counts, {JOBS: self._job_rows, POOLS: self._pool_rows})
+
+    async def _job_rows(self) -> list[JobRow]:
+        return self._book.rows()
+
+    async def _pool_rows(self, order: str = "", name: str = "") -> list[PoolRow]:
+        """Return the pools for a table, after one of them was paused or resumed on an order."""
+        if order:
+            await self._carry_out(order, name)
+        return self._pools.rows(self._book.followed, self.pools)
 
     # -- the kinds of jobs -----------------------------------------------------------------------------------
 
