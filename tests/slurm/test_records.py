@@ -13,9 +13,8 @@ import pytest
 from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
 from dask_ferro.runtime.slurm.orphan_guard import new_tag
-from tests.batchclusters import watchdogs
 from tests.slurm import tools
-from tests.slurm.tools import queue
+from tests.slurm.tools import queue, watchdogs
 from tests.standing import command
 from tests.waiting import until, until_async
 
