@@ -121,9 +121,7 @@ class JobPools:
             The number of jobs, by pool, that nobody follows and that may still exist.
         """
         return tuple(
-            pool.pool(time(), self._trouble(name), self._site.preemptible)._replace(
-                lingering=lingering.get(name, 0)
-            )
+            pool.pool(time(), self._trouble(name), self._site.preemptible, lingering.get(name, 0))
             for name, pool in self.by_name.items()
         )
 
@@ -201,7 +199,7 @@ class JobPools:
             "log": log.path if log else "",
             "lines": list(log.lines) if log else [],
         }
-        await self._report(event, told_closed([pool.pool(time(), "")]))
+        await self._report(event, told_closed([pool.pool(time())]))
 
     async def _report(self, event: Mapping[str, object], warning: str) -> None:
         text = f"dask_ferro: pool {warning}"

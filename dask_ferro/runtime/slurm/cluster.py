@@ -27,7 +27,7 @@ from dask_ferro import config, notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.cluster import ElasticCluster
-from dask_ferro.runtime.jobs.cluster_options import check_options, section_of
+from dask_ferro.runtime.jobs.cluster_options import check_options, checked_name, section_of
 from dask_ferro.runtime.jobs.cluster_repr import Known, ends_of, in_rows, in_words, outputs
 from dask_ferro.runtime.jobs.connections import Connections
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, read
@@ -35,7 +35,7 @@ from dask_ferro.runtime.jobs.postmortem import Postmortems
 from dask_ferro.runtime.jobs.script import WorkerJob, resources_of
 from dask_ferro.runtime.jobs.worker_names import WorkerNames
 from dask_ferro.runtime.pools.job_pools import PAUSE, ClusterPools, JobPools, PoolRow
-from dask_ferro.runtime.pools.pool import ADDRESS, JobPool, checked_name, overrides_of
+from dask_ferro.runtime.pools.pool import ADDRESS, JobPool
 from dask_ferro.runtime.pools.shortage import shortage
 from dask_ferro.runtime.records.job_book import JobBook, JobRow
 from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
@@ -129,14 +129,14 @@ class SLURMCluster(ElasticCluster):
         }  # fmt: skip
         # As for dask-jobqueue's own, None leaves a keyword to the configuration.
         own = configured | {name: value for name, value in arguments.items() if value is not None}
-        overrides = overrides_of(own.get("pools"))
-        check_options(job_cls, options, overrides)
         keywords = read(ClusterKeywords, WHO, own)
+        overrides = keywords.pools or {}
+        check_options(job_cls, section, options, overrides)
         config.value("elastic.failures")  # an invalid one is reported now
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{section}.name", "dask-worker"))
         self._tag = new_tag()
         guesses = {name: getattr(keywords, name) for name in ("queue_wait", "start_up", "preemptible")}
-        self._kinds = {DEFAULT: guesses} | {name: guesses | replaced for name, replaced in overrides.items()}
+        self._kinds = {DEFAULT: guesses} | {name: guesses | dict(pool) for name, pool in overrides.items()}
         self._names = WorkerNames(options.get("name"))
         self._patience = read(Patience, f"{WHO}: patience", keywords.patience or {})
         self._begin(job_name)
