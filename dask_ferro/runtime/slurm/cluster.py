@@ -38,14 +38,14 @@ from dask_ferro.runtime.pools.job_pools import PAUSE, ClusterPools, JobPools, Po
 from dask_ferro.runtime.pools.pool import ADDRESS, JobPool
 from dask_ferro.runtime.pools.shortage import shortage
 from dask_ferro.runtime.records.job_book import JobBook, JobRow
+from dask_ferro.runtime.records.queue_follower import QueueFollower
 from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
 from dask_ferro.runtime.slurm.commands import Refused
-from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, JobState, Patience
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState, Patience
 from dask_ferro.runtime.slurm.orphan_guard import new_tag
-from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PERMANENT, QueueRow
+from dask_ferro.runtime.slurm.parsing import PERMANENT
 from dask_ferro.runtime.slurm.site import SlurmSite
-from dask_ferro.runtime.slurm.strays import Strays
 from dask_ferro.runtime.slurm.submit_queue import Submission
 from dask_ferro.runtime.telemetry.cluster_rows import JOBS, POOLS, serve
 from dask_ferro.runtime.upstream_jobqueue import job_keywords
@@ -56,8 +56,6 @@ logger = logging.getLogger(__name__)
 _PLUGIN = "dask_ferro.runtime.preload"
 # Seconds at the end for the last submission to be answered, and for the jobs to be gone.  The watchdog does the rest.
 _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
-# Seconds for the scheduler to note that the cluster ends.
-_OVER_TOLD = 1.0
 # Seconds for reading the queue; a later answer is processed when it arrives.
 _LOOK = 1.0
 # Seconds between two checks whether a pool has closed, for callers that wait for workers.
@@ -138,20 +136,18 @@ class SLURMCluster(ElasticCluster):
         guesses = {name: getattr(keywords, name) for name in ("queue_wait", "start_up", "preemptible")}
         self._kinds = {DEFAULT: guesses} | {name: guesses | dict(pool) for name, pool in overrides.items()}
         self._names = WorkerNames(options.get("name"))
-        self._patience = read(Patience, f"{WHO}: patience", keywords.patience or {})
-        self._begin(job_name)
+        self._begin(job_name, read(Patience, f"{WHO}: patience", keywords.patience or {}))
         options |= {"job_name": job_name, "signal_ahead": keywords.signal_ahead, "grace": keywords.grace}
         if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
             del options["processes"]
         options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), section)
         super().__init__(n_workers, **options)
 
-    def _begin(self, job_name: str) -> None:
+    def _begin(self, job_name: str, patience: Patience) -> None:
         """Create the cluster's parts; there is no job yet."""
         # All jobs, those that are over included.
         self._book = JobBook()
         self._looking: asyncio.Task[None] | None = None
-        self._strays = Strays()
         self._count = 0
         self._closing = False
         self._closed_by = asyncio.Lock()
@@ -165,7 +161,11 @@ class SLURMCluster(ElasticCluster):
             self._site, self._connections.addresses, self._connections.let_leave
         )
         self._postmortems = Postmortems(self._site, self._connections)
-        self._pools = JobPools(self._built, self._site, self._submission.trouble, self._publish)
+        self._pools = JobPools(self._built, self._site, self._submission.trouble, self._connections.publish)
+        self._follower = QueueFollower(
+            self._site, self._book, self._submission, self._cancellation, self._connections, self._postmortems,
+            self._pools, patience,
+        )  # fmt: skip
 
     async def _open_cluster(self) -> None:
         self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
@@ -346,7 +346,7 @@ class SLURMCluster(ElasticCluster):
             return ()
         self._reap_look()
         if self._looking is None and self._site.was_used:
-            self._looking = asyncio.create_task(self._look())
+            self._looking = asyncio.create_task(self._follower.look())
         if self._looking is not None:
             await asyncio.wait({self._looking}, timeout=_LOOK)
             self._reap_look()
@@ -358,25 +358,6 @@ class SLURMCluster(ElasticCluster):
             looked, self._looking = self._looking, None
             if not looked.cancelled():
                 looked.result()
-
-    async def _look(self) -> None:
-        """Process SLURM's present rows."""
-        known = [job for job in self._book.followed if job.job_id]
-        attempts = self._submission.attempts
-        try:
-            rows = await self._site.queue()
-        except Refused as refused:
-            logger.warning("dask_ferro: squeue failed: %s", refused.words)
-            return
-        connected = self._connections.names()
-        silent = (job for job in known if connected.isdisjoint(job.workers))
-        unlisted = [job.job_id for job in silent if job.job_id not in rows]
-        others = await self._site.unlisted(unlisted) if unlisted else {}
-        on_nodes = any(row.node and row.phase != OVER for row in rows.values())
-        draining = await self._site.draining() if on_nodes else frozenset()
-        self._follow(known, rows, others, draining)
-        if not self._submission.in_flight and attempts == self._submission.attempts:
-            self._look_after_strays(rows)
 
     def request(self, pool: str, count: int) -> None:
         """Request more jobs of a pool; they are submitted together, in the background."""
@@ -471,70 +452,6 @@ class SLURMCluster(ElasticCluster):
         for job in jobs:
             self._book.end(job, f"refused: {words}")
 
-    async def _publish(self, topic: str, message: object) -> None:
-        scheduler = upstream_deploy.scheduler_rpc(self)
-        await scheduler.log_event(topic=topic, msg=message)
-
-    def _follow(
-        self,
-        jobs: Iterable[BatchJob],
-        rows: Mapping[str, QueueRow],
-        others: Mapping[str, QueueRow | None],
-        draining: frozenset[str],
-    ) -> None:
-        now, connected = time(), self._connections.names()
-        for job in jobs:
-            if job.state in (JobState.LEAVING, JobState.ENDED):
-                continue  # released meanwhile
-            before, restarts, workers = job.state, job.restarts, job.workers
-            row = rows.get(job.job_id) or others.get(job.job_id)
-            is_gone = row is None and job.job_id in others
-            ending = job.follow(row, connected, now, self._patience, draining, is_sure=is_gone)
-            if job.restarts != restarts or (ending is not None and row is not None and row.is_ended):
-                self._postmortems.ended_by_site(workers)
-            elif ending is not None and row is not None and row.phase == ENDING:
-                self._postmortems.is_ending(job, workers)
-            if ending is not None:
-                self._end(job, ending, is_lost=row is None)
-                if not (is_gone or (row is not None and row.phase in (ENDING, OVER))):
-                    self._cancellation.add({job.job_id: job})
-                continue
-            if job.state != before:
-                connected_at = self._connections.since(job)
-                self._pools[job.pool].measure(job, before, connected_at)
-                if job.state == JobState.RUNNING:
-                    job.connected_at = job.connected_at or connected_at or now
-        self._book.tidy()
-
-    def _end(self, job: BatchJob, ending: Ending, is_lost: bool) -> None:
-        """React to the end of a job."""
-        level = logging.INFO if ending.state == "COMPLETED" and job.was_whole else logging.WARNING
-        logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
-        self._book.end(job, ending.why, by_us=False, state=ending.state, is_lost=is_lost)
-        if ending.state == "FAILED":
-            self._postmortems.failed(job)
-        kind, now = self._pools[job.pool], time()
-        why = f"job {job.job_id}: {ending.why}"
-        if job.node:
-            address = upstream_deploy.scheduler_address(self)
-            why += f" on {job.node}, whose workers connect to {address} by {kind.job.network}"
-        if ending.refused and kind.close(why, now):
-            self._pools.begin(self._pools.report_closed(kind))
-        elif ending.failed and not ending.refused and kind.fail(why, now):
-            printed = not (ending.is_held and job.started_at is None)
-            self._pools.begin(self._pools.report_closed(kind, job.job_id if printed else ""))
-
-    def _look_after_strays(self, rows: Mapping[str, QueueRow]) -> None:
-        """Follow jobs again that were thought gone; end unknown ones, such as those of lost submissions."""
-        followed = {job.job_id for job in self._book.jobs.values()} | self._cancellation.job_ids
-        found = self._strays.look(rows, followed, self._book.over.values(), time())
-        for job in found.back:
-            logger.warning("dask_ferro: job %s (%s) was thought gone, and is there", job.name, job.job_id)
-            self._book.revive(job)
-        if found.ends:
-            logger.warning("dask_ferro: cancelled jobs that no cluster follows: %s", ", ".join(found.ends))
-            self._cancellation.add(found.ends)
-
     # -- the end ---------------------------------------------------------------------------------------------
 
     async def _close_cluster(self) -> None:
@@ -557,7 +474,7 @@ class SLURMCluster(ElasticCluster):
         await self._postmortems.close()
         landed = await self._submission.close(_LAST_SUBMISSION)
         await self._pools.close()
-        await self._tell_over()
+        await self._connections.tell_over()
         there = {job.job_id for job in self._book.jobs.values() if job.job_id}
         there |= self._cancellation.job_ids
         gone = not self._submission.had_jobs or await self._site.cancel_all(_LAST_JOBS, there)
@@ -568,15 +485,6 @@ class SLURMCluster(ElasticCluster):
             text = "dask_ferro: jobs named %s are not known to be gone; a background process continues to cancel them"
             logger.warning(text, f"{self._site.job_name} ({self._tag})")
         return landed and gone
-
-    async def _tell_over(self) -> None:
-        """Let cancelled jobs end at once, since the data of their workers is not needed any more."""
-        scheduler = upstream_deploy.scheduler_rpc(self)
-        try:
-            async with asyncio.timeout(_OVER_TOLD):
-                await scheduler.ferro_over()
-        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: they end all the same
-            logger.debug("dask_ferro: the scheduler was not told that the cluster ends: %r", error)
 
 
 def _with_plugin(options: Mapping[str, object] | None, section: str) -> dict[str, Any]:
