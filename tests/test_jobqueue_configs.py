@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from inspect import Parameter, signature
 from pathlib import Path
 
 import dask.config
@@ -16,10 +15,8 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro import config
-from dask_ferro.options import options_of
 from dask_ferro.runtime.elastic.options import elastic_options
 from dask_ferro.runtime.jobs import job_config
-from dask_ferro.runtime.jobs.keywords import ClusterKeywords
 from dask_ferro.runtime.local.foreground import scripts
 from tests.programs import ran
 
@@ -221,15 +218,6 @@ def test_an_installed_package_carries_them(tmp_path):
     code = "from dask_ferro.runtime.jobs import job_config; print(job_config.use('narval'))"
     done = ran([sys.executable, "-c", code], check=True, cwd=tmp_path)
     assert Path(done.stdout.strip()) == tmp_path / "dask_ferro" / "jobqueue_configs" / "narval.yaml"
-
-
-def test_the_keys_of_ours_are_those_of_the_class():
-    own = {
-        name
-        for name, parameter in signature(ff.SLURMCluster.__init__).parameters.items()
-        if parameter.kind is Parameter.KEYWORD_ONLY
-    }
-    assert own == {*options_of(ClusterKeywords)}
 
 
 def test_the_maximum_is_of_the_configuration_where_a_call_has_none(written):

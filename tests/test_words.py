@@ -83,6 +83,7 @@ KEYWORDS = {
     "the most tasks of a trace": ("tasks", "trace"),
     "whether ops are recorded": ("ops", "trace"),
     "a recorded run": ("run", "tape"),
+    "workers to begin with": ("n_workers", "SLURMCluster"),
     "kinds of jobs": ("pools", "SLURMCluster"),
     "seconds of warning before a job ends": ("signal_ahead", "SLURMCluster"),
     "seconds for a job to end": ("grace", "SLURMCluster"),

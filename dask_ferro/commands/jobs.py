@@ -29,12 +29,12 @@ def jobs(scheduler: str | None, scheduler_file: str | None, as_json: bool, debug
     # The imports below take half a second.
     import asyncio
 
-    from dask_ferro.runtime.records.remote import call
+    from dask_ferro.runtime.telemetry.cluster_rows import JOBS, call
     from dask_ferro.runtime.telemetry.top import where
     from dask_ferro.views.jobs import show_jobs
     from dask_ferro.views.terminal import show_wide
 
-    rows = asyncio.run(call(where(scheduler, scheduler_file)))
+    rows = asyncio.run(call(where(scheduler, scheduler_file), JOBS))
     if as_json:
         click.echo(json.dumps({"jobs": rows}))
     else:

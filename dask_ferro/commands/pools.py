@@ -42,7 +42,7 @@ def pools(ctx: click.Context, /, **there: Any) -> None:
 @click.pass_obj
 def list_(before: Mapping[str, Any], /, **there: Any) -> None:
     """List the pools with their states, jobs and bounds, and why a pool is closed."""
-    _call(before, there, "list")
+    _call(before, there)
 
 
 @pools.command()
@@ -51,7 +51,7 @@ def list_(before: Mapping[str, Any], /, **there: Any) -> None:
 @click.pass_obj
 def pause(before: Mapping[str, Any], /, name: str, **there: Any) -> None:
     """Submit no more jobs of the pool NAME; running jobs go on, and pending ones stay in the queue."""
-    _call(before, there, "pause", name)
+    _call(before, there, order="pause", name=name)
 
 
 @pools.command()
@@ -60,22 +60,22 @@ def pause(before: Mapping[str, Any], /, name: str, **there: Any) -> None:
 @click.pass_obj
 def resume(before: Mapping[str, Any], /, name: str, **there: Any) -> None:
     """Submit jobs of the pool NAME again, whether it was paused or closed by failures."""
-    _call(before, there, "resume", name)
+    _call(before, there, order="resume", name=name)
 
 
-def _call(before: Mapping[str, Any], there: Mapping[str, Any], what: str, name: str = "") -> None:
+def _call(before: Mapping[str, Any], there: Mapping[str, Any], **words: str) -> None:
     # Imported here, so that other commands start without Dask.
     import asyncio
     import json
 
-    from dask_ferro.runtime.pools.rpc import call
+    from dask_ferro.runtime.telemetry.cluster_rows import POOLS, call
     from dask_ferro.runtime.telemetry.top import where
     from dask_ferro.views.pools import show_pools
     from dask_ferro.views.terminal import console
 
     # Options after the command's name win over those before it.
     given = {key: there[key] or before[key] for key in there}
-    rows = asyncio.run(call(where(given["scheduler"], given["scheduler_file"]), what, name))
+    rows = asyncio.run(call(where(given["scheduler"], given["scheduler_file"]), POOLS, **words))
     if given["as_json"]:
         click.echo(json.dumps({"pools": rows}))
     else:

@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 import yaml
+from distributed.utils import Logs
 
 # The import of dask_jobqueue makes SIGINT end any program with status 0, which is undone here.
 _on_interrupt = signal.getsignal(signal.SIGINT)
@@ -46,9 +47,10 @@ class JobCluster(SLURMCluster):  # type: ignore[misc]
         """Handle a worker that joined ("add", with its facts) or left ("remove", with its address)."""
         super()._update_worker_status(op, msg)
 
-    async def _dask_logs(self, cluster: bool, scheduler: bool, workers: object) -> dict[str, object]:
+    async def _dask_logs(self, cluster: bool, scheduler: bool, workers: object) -> Logs:
         """Return the logs of the cluster, the scheduler and the workers."""
-        return await self._get_logs(cluster, scheduler, workers)
+        logs: Logs = await self._get_logs(cluster, scheduler, workers)
+        return logs
 
     def _worker_shape(self) -> tuple[int, int]:
         """Return the threads and the bytes of one worker."""

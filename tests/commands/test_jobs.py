@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dask_ferro.cli import main
-from dask_ferro.runtime.records.job_book import JobBook
-from dask_ferro.runtime.records.remote import serve
+from dask_ferro.runtime.records.job_book import JobBook, JobRow
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
+from dask_ferro.runtime.telemetry.cluster_rows import JOBS, serve
 from tests.clusters import running
 from tests.waiting import result
 
@@ -53,8 +53,12 @@ def test_a_scheduler_is_asked_and_one_without_a_record_says_so() -> None:
         at, book = ("--scheduler", client.cluster.scheduler_address), JobBook()
         done = call(*at)
         assert done.exit_code == 2
-        assert "keeps no record of jobs" in done.stderr
-        serve(client.cluster.scheduler, book)
+        assert "no cluster answers for its jobs and pools" in done.stderr
+
+        async def rows() -> list[JobRow]:
+            return book.rows()
+
+        serve(client.cluster.scheduler, book.counts, {JOBS: rows})
         assert call(*at).stdout == "no jobs\n"
         fill(book)
         (worker,) = client.cluster.scheduler.workers
@@ -62,10 +66,10 @@ def test_a_scheduler_is_asked_and_one_without_a_record_says_so() -> None:
         name = str(client.cluster.scheduler.workers[worker].name)
         book.request([BatchJob(name, "default", 3, 1, 2.0, "19", JobState.RUNNING)])
         assert result(client.submit(int, 7)) == 7
-        rows = json.loads(call(*at, "--json").stdout)["jobs"]
-        assert rows == book.rows()
-        assert [row["node_seconds"] for row in rows] == [2400.0, 0.0, 0.0, 0.0]
-        assert (rows[3]["name"], rows[3]["tasks"]) == (name, 1)
+        shown = json.loads(call(*at, "--json").stdout)["jobs"]
+        assert shown == book.rows()
+        assert [row["node_seconds"] for row in shown] == [2400.0, 0.0, 0.0, 0.0]
+        assert (shown[3]["name"], shown[3]["tasks"]) == (name, 1)
         lines = [" ".join(line.split()) for line in call(*at).stdout.splitlines()]
         assert any(line.startswith("17 default-0 default ended") for line in lines)
         assert any(f"30 s 20 min 2,400 1,200 scale(4): {WHY} NODE_FAIL" in line for line in lines)

@@ -16,7 +16,8 @@ from distributed import LocalCluster
 
 import dask_ferro as ff
 from dask_ferro.cli import main
-from dask_ferro.runtime.pools.rpc import HANDLER, serve
+from dask_ferro.runtime.records.task_counts import TaskCounts
+from dask_ferro.runtime.telemetry.cluster_rows import POOLS, serve
 
 OPEN = {
     "name": "default", "state": "open", "why": "", "until": None, "jobs": {"running": 2, "pending": 1},
@@ -47,8 +48,8 @@ BAD = {
     "no cluster": ("list", "no scheduler: give --scheduler ADDRESS"),
     "two": ("list --scheduler tcp://x:1 --scheduler-file s.json", "give either --scheduler or --scheduler-file"),
     "an address that is none": ("--scheduler nowhere list", "scheduler 'nowhere': "),
-    "a file that is not there": ("--scheduler-file no.json list", "cannot ask the cluster: scheduler file 'no.json'"),
-    "nobody there": ("--scheduler tcp://127.0.0.1:1 list", "cannot ask the cluster: "),
+    "a file that is not there": ("--scheduler-file no.json list", "no scheduler answers: scheduler file 'no.json'"),
+    "nobody there": ("--scheduler tcp://127.0.0.1:1 list", "no scheduler answers: "),
     "no name": ("pause", "Missing argument 'NAME'"),
     "an order that is none": ("stop gpu", "No such command 'stop'"),
 }  # fmt: skip
@@ -70,7 +71,7 @@ def test_a_cluster_without_pools_exits_2_and_says_which_has_some(cluster: LocalC
     done = call("pause", "gpu", "--scheduler", cluster.scheduler_address)
     assert (done.exit_code, done.stdout) == (2, "")
     assert (
-        "no cluster answers for its pools; wanted one that `dask ferro cluster` or ff.SLURMCluster"
+        "no cluster answers for its jobs and pools; wanted one that `dask ferro cluster` or ff.SLURMCluster"
         in done.stderr
     )
 
@@ -79,27 +80,28 @@ def test_a_cluster_without_pools_exits_2_and_says_which_has_some(cluster: LocalC
 def test_orders_arrive_as_they_were_written_and_errors_come_back(cluster: LocalCluster) -> None:
     orders: list[tuple[str, str]] = []
 
-    async def carry_out(what: str, name: str) -> None:
+    async def rows(order: str = "", name: str = "") -> list[Any]:
         if name == "nosuch":
             raise ff.ConfigError("no pool 'nosuch'; there are default, gpu")
-        orders.append((what, name))
+        orders.append((order, name))
+        return [OPEN, PAUSED]
 
-    serve(cluster.scheduler, carry_out, lambda: [OPEN, PAUSED])
+    serve(cluster.scheduler, TaskCounts(), {POOLS: rows})
     there = ("--scheduler", cluster.scheduler_address)
     try:
         for words in (("list", *there), (*there, "pause", "gpu"), ("resume", "gpu", *there)):
             done = call(*words)
             assert (done.exit_code, done.stderr) == (0, "")
             assert [line.rstrip() for line in done.stdout.splitlines()] == TABLE.splitlines()
-        assert orders == [("pause", "gpu"), ("resume", "gpu")]
+        assert orders == [("", ""), ("pause", "gpu"), ("resume", "gpu")]
         done = call("list", *there, "--json")
         assert json.loads(done.stdout) == {"pools": [OPEN, PAUSED]}
         done = call("pause", "nosuch", *there)
         assert (done.exit_code, done.stdout) == (2, "")
         assert done.stderr == "dask ferro: no pool 'nosuch'; there are default, gpu\n"
     finally:
-        del cluster.scheduler.handlers[HANDLER]
+        del cluster.scheduler.handlers[POOLS]
 
 
 def test_a_scheduler_of_another_process_is_left_alone() -> None:
-    serve(threading.Thread(), None, None)  # type: ignore[arg-type]
+    serve(threading.Thread(), TaskCounts(), {})

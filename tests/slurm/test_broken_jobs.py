@@ -21,7 +21,7 @@ from distributed import Client
 
 import dask_ferro as ff
 from dask_ferro.runtime.elastic import controller
-from dask_ferro.runtime.pools import closing, pool
+from dask_ferro.runtime.pools import job_pools, pool
 from dask_ferro.runtime.telemetry.top import look
 from tests.slurm.tools import Site, queue, settings
 from tests.slurm.tools import closing as closing_sites
@@ -51,7 +51,7 @@ def test_scale_raises_with_the_jobs_last_lines_and_everybody_is_told_once(
     broken, caplog, monkeypatch, tmp_path
 ):
     # SLURM starts a job within a second on an otherwise idle machine.
-    monkeypatch.setattr(closing, "_UNSEEN", SOON)
+    monkeypatch.setattr(job_pools, "_UNSEEN", SOON)
     monkeypatch.setattr(controller, "_FAILING", SOON)
     site = broken()
     with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.WARNING):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import product
 from numbers import Real
@@ -134,12 +134,15 @@ class ElasticCluster(JobCluster):  # type: ignore[misc]
             self._settled()
         return adaptive
 
-    def _settled(self) -> Awaitable[None] | None:
+    def _settled(self) -> Any:
         """Wait for the first step; on an event loop, return an awaitable for it."""
-        controller: Any = upstream_deploy.controller_of(self)
+        return self._awaited(self._settle, upstream_deploy.controller_of(self))
+
+    def _awaited(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> Any:
+        """Wait for a coroutine; on an event loop, start it and return an awaitable."""
         if self.asynchronous or self.called_from_running_loop:
-            return asyncio.ensure_future(self._settle(controller))
-        return self.sync(self._settle, controller)
+            return asyncio.ensure_future(function(*args))
+        return self.sync(function, *args)
 
     async def _settle(self, adaptive: Elastic) -> None:
         try:

@@ -18,10 +18,11 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError, did_you_mean
 from dask_ferro.options import options_of
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, PoolKeywords
+from dask_ferro.runtime.slurm.parsing import is_job_name, is_plain
 from dask_ferro.runtime.upstream_jobqueue import JobQueueCluster
 
-# Keywords of a pool beside the options of a job.
-_OF_A_POOL = frozenset(options_of(PoolKeywords))
+# Keywords of a cluster beside those of dask-jobqueue, and of a pool beside the options of a job.
+_OF_A_CLUSTER, _OF_A_POOL = options_of(ClusterKeywords).keys(), options_of(PoolKeywords).keys()
 # Options of a job in dask-jobqueue that are the cluster's alone here, since its jobs are listed by them.
 _OF_THE_CLUSTER = frozenset(("scheduler", "name", "job_name"))
 
@@ -41,7 +42,7 @@ def section_of(job_cls: type, options: Mapping[str, object]) -> tuple[str, dict[
             f"{WHO}: got config_name={config_name!r}, and Dask's configuration has no {section}"
         )
     values = _underscored(dask.config.get(section))
-    own = {name: values[name] for name in options_of(ClusterKeywords) if values.get(name) is not None}
+    own = {name: values[name] for name in _OF_A_CLUSTER if values.get(name) is not None}
     if isinstance(own.get("pools"), Mapping):
         own["pools"] = {
             name: _underscored(pool) if isinstance(pool, Mapping) else pool
@@ -56,18 +57,19 @@ def _underscored(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_options(
     job_cls: type,
+    section: str,
     options: Mapping[str, object],
-    own: Iterable[str],
     pools: Mapping[str, Mapping[str, object]],
 ) -> None:
-    """Refuse unknown options, in the call and in Dask's configuration, and jobs without cores or memory.
+    """Refuse unknown options, in the call and in Dask's configuration, jobs without cores or memory, and pools whose
+    name no worker can have.
 
     Parameters
     ----------
     job_cls : type
         The class of a job, whose options are accepted.
-    own : iterable of str
-        Names of the cluster's own options beside dask-jobqueue's.
+    section : str
+        The section of Dask's configuration.
     pools : mapping of str to mapping
         The options that the pools replace.
 
@@ -77,15 +79,35 @@ def check_options(
         Names each unknown option, with a suggestion.
     """
     config.check()
-    section, _ = section_of(job_cls, options)
     job = _job_options(job_cls)
-    known = (job | _named(JobQueueCluster) | set(own)) - {"scheduler"}
+    known = (job | _named(JobQueueCluster) | _OF_A_CLUSTER) - {"scheduler"}
     _check_names(f"configuration {section}", _underscored(dask.config.get(section)), known)
     _check_names(WHO, options, known)
     for name, overrides in pools.items():
+        # Names of workers are made from it: "gpu-1" and its element 2 would be "gpu" and its process 1-2.
+        if not isinstance(name, str) or not is_plain(name):
+            raise ConfigError(f"{WHO}: pool {name!r}; wanted letters, digits, _ and -, no number after a -")
+        if not isinstance(overrides, Mapping):
+            raise ConfigError(f"{WHO}: pool {name!r}: got {overrides!r}, wanted keywords")
         _check_names(f"{WHO}: pool {name!r}", overrides, (job - _OF_THE_CLUSTER) | _OF_A_POOL)
     for shape in (options, *({**options, **overrides} for overrides in pools.values())):
         _check_shape(shape, job_cls, section)
+
+
+def checked_name(name: object) -> str:
+    """Return a job name by which SLURM can list and cancel jobs.
+
+    Raises
+    ------
+    ConfigError
+        For a name that SLURM's commands would split.
+    """
+    if not is_job_name(str(name)):
+        raise ConfigError(
+            f"{WHO}: job_name: got {name!r}, wanted letters, digits, and _ . : + - after the first: "
+            "squeue and scancel would split it; choose another, or set jobqueue.slurm.name"
+        )
+    return str(name)
 
 
 def _check_names(where: str, given: Mapping[str, object], known: Iterable[str]) -> None:

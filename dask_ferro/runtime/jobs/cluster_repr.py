@@ -6,7 +6,6 @@ bounds it however much the jobs print.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections import Counter
@@ -16,11 +15,10 @@ from itertools import chain
 from math import inf
 from pathlib import Path
 from time import localtime, strftime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from distributed.utils import Log, Logs
+from distributed.utils import Log
 
-from dask_ferro import notebook
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.slurm.logs import end_of_file
@@ -110,6 +108,11 @@ def _closed(pool: Pool) -> str:
 # -- output --------------------------------------------------------------------------------------------------
 
 
+def ends_of(paths: Iterable[Path]) -> dict[str, Log]:
+    """Return the ends of output files by path."""
+    return {str(path): Log(_tail(path)) for path in paths}
+
+
 def outputs(header: str, job_name: str, since: float) -> list[Path]:
     """Return the newest output files written since a time by jobs with this script header, the newest last."""
     patterns = [pattern for pattern in _files(header, job_name) if pattern.parent.is_dir()]
@@ -135,7 +138,7 @@ def _files(header: str, job_name: str) -> set[Path]:
     return patterns
 
 
-def tail(path: Path) -> str:
+def _tail(path: Path) -> str:
     """Return the end of a file, starting at a line."""
     try:
         size, read = end_of_file(path, _TAIL)
@@ -145,45 +148,3 @@ def tail(path: Path) -> str:
     if size <= _TAIL:
         return text
     return f"... the last {_TAIL} of {size} bytes\n" + text.partition("\n")[2]
-
-
-class Described:
-    """A mixin with `repr`, HTML and logs, for a dask-jobqueue cluster with `_known()` and `_written()`."""
-
-    def __repr__(self: Any) -> str:
-        text = super().__repr__()
-        return f"{text[:-1]}, {in_words(self._known())})"
-
-    def _repr_html_(self: Any, cluster_status: str | None = None) -> str:
-        of_dask: str = super()._repr_html_(cluster_status=cluster_status)  # type: ignore[misc]
-        return of_dask + notebook.table("jobs", in_rows(self._known()))
-
-    def get_logs(
-        self: Any, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
-    ) -> Any:
-        """Return the logs of the cluster, the scheduler and the workers, and the output of the jobs.
-
-        Parameters
-        ----------
-        cluster, scheduler : bool
-        workers : bool or iterable of str
-            Addresses; True means all.
-        jobs : bool
-            Whether to include the ends of the newest output files of this cluster's jobs, by path, also of jobs that
-            are over.  Without `log_directory` these files are where the jobs were submitted.
-
-        Returns
-        -------
-        Logs
-            Text by name, with an HTML view.
-        """
-        return self.sync(self._all_logs, jobs, cluster, scheduler, workers)
-
-    async def _all_logs(self: Any, jobs: bool, *of_dask: object) -> Logs:
-        found: Logs = await self._dask_logs(*of_dask)
-        if jobs:
-            found.update(await asyncio.to_thread(self._printed))
-        return found
-
-    def _printed(self: Any) -> dict[str, Log]:
-        return {str(path): Log(tail(path)) for path in self._written()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 # For the tasks of workers whose job was cancelled just before it started.
 _LATE = 10.0
+# Seconds for the scheduler to note that the cluster ends.
+_OVER_TOLD = 1.0
 
 
 class Connections:
@@ -51,6 +54,11 @@ class Connections:
         """Return when the last of a job's workers connected."""
         return max((self._since[worker] for worker in job.workers if worker in self._since), default=None)
 
+    @property
+    def scheduler_address(self) -> str | None:
+        """The address to which workers connect."""
+        return upstream_deploy.scheduler_address(self._cluster)
+
     async def let_leave(self, addresses: list[str]) -> bool:
         """Retire workers of a job that was cancelled; return whether they have left."""
         scheduler = upstream_deploy.scheduler_rpc(self._cluster)
@@ -68,3 +76,17 @@ class Connections:
             await scheduler.ferro_unblame(names=list(workers))
         except Exception as error:  # noqa: BLE001 - no roster, no scheduler: nothing is taken back
             logger.debug("dask_ferro: tasks are blamed for a job that was ended: %r", error)
+
+    async def publish(self, topic: str, message: object) -> None:
+        """Log an event on the scheduler."""
+        scheduler = upstream_deploy.scheduler_rpc(self._cluster)
+        await scheduler.log_event(topic=topic, msg=message)
+
+    async def tell_over(self) -> None:
+        """Let cancelled jobs end at once, since the data of their workers is not needed any more."""
+        scheduler = upstream_deploy.scheduler_rpc(self._cluster)
+        try:
+            async with asyncio.timeout(_OVER_TOLD):
+                await scheduler.ferro_over()
+        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: they end all the same
+            logger.debug("dask_ferro: the scheduler was not told that the cluster ends: %r", error)

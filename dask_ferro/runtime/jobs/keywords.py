@@ -1,30 +1,25 @@
 """The keywords of `ff.SLURMCluster` beside dask-jobqueue's: default, unit, bounds and meaning, each defined once.
 
 They are read in a call, in the `pools` of a call, or in dask-jobqueue's section of Dask's configuration, like its own.
-The class' docstring, its signature and docs/options.md are generated from them.
+docs/options.md is generated from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from inspect import Parameter, signature
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf
-from textwrap import fill
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.options import AUTO, Option, count, flag, mapping, number, options_of, seconds
+from dask_ferro.options import AUTO, count, flag, mapping, number, options_of, seconds
 
 WHO = "ff.SLURMCluster"
 # Three years: values that go into a script or a shell's `sleep` have to be finite.
 _MOST = 1e8
-# The placeholder in a docstring for the generated keywords.
-PLACE = "    <keywords>\n"
 
 T = TypeVar("T")
-C = TypeVar("C", bound=type)
 
 
 @dataclass(frozen=True)
@@ -98,34 +93,3 @@ def read(kind: type[T], where: str, values: Mapping[str, object]) -> T:
     known = options_of(kind)
     config.refuse_unknown(where, values, tuple(known))
     return kind(**config.parsed_of(known, values, where))
-
-
-# ---- where they are told -----------------------------------------------------------------------------------
-
-
-def described(kind: type) -> Callable[[C], C]:
-    """Return a decorator that inserts the keywords into a class' docstring, in place of `<keywords>`, and signature."""
-
-    def describe(cls: C) -> C:
-        cls.__doc__ = (cls.__doc__ or "").replace(PLACE, paragraphs(kind))
-        init: Any = cls.__init__  # type: ignore[misc]
-        *before, rest = signature(init).parameters.values()
-        named = [
-            Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
-            for one in fields(kind)
-        ]
-        init.__signature__ = signature(init).replace(parameters=[*before, *named, rest])
-        return cls
-
-    return describe
-
-
-def paragraphs(kind: type) -> str:
-    """Return the keywords as parameters in a docstring."""
-    return "".join(_paragraph(name, option) for name, option in options_of(kind).items())
-
-
-def _paragraph(name: str, option: Option) -> str:
-    default = "" if option.default is None else f", default {option.default}"
-    text = fill(option.help, 112, initial_indent=" " * 8, subsequent_indent=" " * 8)
-    return f"    {name} : {option.unit}{default}\n{text}\n"

@@ -21,7 +21,6 @@ from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, read
 from dask_ferro.runtime.jobs.script import WorkerJob, lifetime_of
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
-from dask_ferro.runtime.slurm.parsing import is_job_name, is_plain
 
 # Twenty failures in ten minutes: a node that fails each of its jobs at once does that within the time of a few others.
 WINDOW = (20.0, 600.0)
@@ -108,7 +107,9 @@ class JobPool:
             raise ConfigError(f"{WHO}: pool {name!r}: {error}") from error
         return cls(name, job, offer, Mean(offer.queue_wait), Mean(offer.start_up))
 
-    def pool(self, now: float, trouble: str, preemptible: Collection[str] = ()) -> Pool:
+    def pool(
+        self, now: float, trouble: str = "", preemptible: Collection[str] = (), lingering: int = 0
+    ) -> Pool:
         """Return the policy's facts.
 
         Parameters
@@ -117,6 +118,8 @@ class JobPool:
             Why its jobs are not accepted at the moment.
         preemptible : collection of str
             The partitions whose jobs SLURM may preempt at once.
+        lingering : int
+            Released jobs that may still exist.
         """
         job, offer = self.job, self.offer
         shut = now < self.closed_until
@@ -141,6 +144,7 @@ class JobPool:
             closed_until=self.closed_until if is_told else 0.0,
             output=self.output if shut else "",
             preemptible=self.is_preemptible(preemptible),
+            lingering=lingering,
             is_paused=self.paused_at is not None,
         )
 
@@ -169,11 +173,11 @@ class JobPool:
 
     def fail(self, why: str, now: float) -> bool:
         """Count a job that ended before all workers connected; return whether that closed the pool."""
-        most, most_within, window = failure_limits()
+        most_within, window = WINDOW
         self.failures += 1
         if now >= self.closed_until:  # jobs requested together close it only once
             self.failed_at = [at for at in [*self.failed_at, now] if now - at < window]
-        if self.failures >= most:
+        if self.failures >= config.value("elastic.failures"):
             reason = f"{self.failures} jobs ended before a worker came"
         elif len(self.failed_at) >= most_within:
             span = now - self.failed_at[0]
@@ -210,51 +214,3 @@ class JobPool:
         """Add the output of the job that closed it, in brief and in full; empty without such a job."""
         self.closed = "; ".join(filter(None, (self.closed, brief)))
         self.output, self.is_explained = output, True
-
-
-def failure_limits() -> tuple[float, float, float]:
-    """Return the failures in a row that close a pool, those within a window of time, and its seconds.
-
-    Raises
-    ------
-    ConfigError
-        For an invalid value in the configuration.
-    """
-    return (config.value("elastic.failures"), *WINDOW)
-
-
-def checked_name(name: object) -> str:
-    """Return a job name by which SLURM can list and cancel jobs.
-
-    Raises
-    ------
-    ConfigError
-        For a name that SLURM's commands would split.
-    """
-    if not is_job_name(str(name)):
-        raise ConfigError(
-            f"{WHO}: job_name: got {name!r}, wanted letters, digits, and _ . : + - after the first: "
-            "squeue and scancel would split it; choose another, or set jobqueue.slurm.name"
-        )
-    return str(name)
-
-
-def overrides_of(pools: Mapping[str, Mapping[str, object]] | None) -> dict[str, dict[str, Any]]:
-    """Return the options that the pools replace, by their names.
-
-    Raises
-    ------
-    ConfigError
-        For a name that no worker can have, or options that are no mapping.
-    """
-    if not isinstance(pools or {}, Mapping):
-        raise ConfigError(f"{WHO}: pools={pools!r}; wanted keywords by the name of a pool")
-    checked = {}
-    for name, overrides in (pools or {}).items():
-        # Names of workers are made from it: "gpu-1" and its element 2 would be "gpu" and its process 1-2.
-        if not isinstance(name, str) or not is_plain(name):
-            raise ConfigError(f"{WHO}: pool {name!r}; wanted letters, digits, _ and -, no number after a -")
-        if not isinstance(overrides, Mapping):
-            raise ConfigError(f"{WHO}: pool {name!r}: got {overrides!r}, wanted keywords")
-        checked[name] = dict(overrides)
-    return checked

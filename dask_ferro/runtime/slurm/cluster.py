@@ -19,63 +19,74 @@ from pathlib import Path
 from typing import Any
 
 import dask
+from distributed import Status
 from distributed.metrics import time
+from distributed.utils import Logs
 
+from dask_ferro import config, notebook
 from dask_ferro.errors import ConfigError
-from dask_ferro.options import options_of
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.cluster import ElasticCluster
-from dask_ferro.runtime.jobs.cluster_options import check_options, section_of
-from dask_ferro.runtime.jobs.cluster_repr import Described, Known, outputs
+from dask_ferro.runtime.jobs.cluster_options import check_options, checked_name, section_of
+from dask_ferro.runtime.jobs.cluster_repr import Known, ends_of, in_rows, in_words, outputs
 from dask_ferro.runtime.jobs.connections import Connections
-from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, described, read
+from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, read
 from dask_ferro.runtime.jobs.postmortem import Postmortems
-from dask_ferro.runtime.jobs.script import WorkerJob
+from dask_ferro.runtime.jobs.script import WorkerJob, resources_of
 from dask_ferro.runtime.jobs.worker_names import WorkerNames
-from dask_ferro.runtime.pools.closing import Closings, is_young
-from dask_ferro.runtime.pools.cluster_pools import PooledCluster
-from dask_ferro.runtime.pools.pool import ADDRESS, JobPool, checked_name, failure_limits, overrides_of
-from dask_ferro.runtime.pools.rpc import serve
+from dask_ferro.runtime.pools.job_pools import PAUSE, ClusterPools, JobPools, PoolRow
+from dask_ferro.runtime.pools.pool import ADDRESS, JobPool
 from dask_ferro.runtime.pools.shortage import shortage
-from dask_ferro.runtime.records import remote
-from dask_ferro.runtime.records.job_book import JobBook
+from dask_ferro.runtime.records.job_book import JobBook, JobRow
+from dask_ferro.runtime.records.queue_follower import QueueFollower
 from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
 from dask_ferro.runtime.slurm.commands import Refused
-from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, JobState, Patience
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState, Patience
 from dask_ferro.runtime.slurm.orphan_guard import new_tag
-from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PERMANENT, QueueRow
+from dask_ferro.runtime.slurm.parsing import PERMANENT
 from dask_ferro.runtime.slurm.site import SlurmSite
-from dask_ferro.runtime.slurm.strays import Strays
 from dask_ferro.runtime.slurm.submit_queue import Submission
+from dask_ferro.runtime.telemetry.cluster_rows import JOBS, POOLS, serve
+from dask_ferro.runtime.upstream_jobqueue import job_keywords
 from dask_ferro.runtime.upstream_names import JOBQUEUE, WORKER
 
 logger = logging.getLogger(__name__)
 
-_OWN = tuple(options_of(ClusterKeywords))
 _PLUGIN = "dask_ferro.runtime.preload"
 # Seconds at the end for the last submission to be answered, and for the jobs to be gone.  The watchdog does the rest.
 _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
-# Seconds for the scheduler to note that the cluster ends.
-_OVER_TOLD = 1.0
 # Seconds for reading the queue; a later answer is processed when it arrives.
 _LOOK = 1.0
+# Seconds between two checks whether a pool has closed, for callers that wait for workers.
+_CLOSED_LOOK = 0.1
 
 
-@described(ClusterKeywords)
-class SLURMCluster(Described, PooledCluster, ElasticCluster):
+class SLURMCluster(ElasticCluster):
     """Workers in SLURM jobs, which grow, shrink and are replaced without loss of results.
 
     Parameters
     ----------
-    <keywords>
-    name : str, optional
-        Name of the cluster, with which its workers' names begin, instead of their pool's name.  The job's shell
-        replaces variables, as in ``"run-$SLURM_JOB_ID"``.
-    job_name : str, optional
-        Name of the jobs, as for ``squeue -n``; other clusters' jobs may have the same.
+    n_workers : int
+        Number of workers to begin with.
+    pools : mapping of str to mapping, optional
+        Further kinds of jobs by name, each with the keywords that replace those of the cluster.  The arguments
+        themselves are the pool "default".  A pool may also have `minimum`, `maximum` and `cost`.
+    patience : mapping of str to float, optional
+        How long to wait for conditions that may pass, by name, as in ``{"stuck": 60}``.
+    signal_ahead : float or str, optional
+        How long before the end of a job's walltime its workers are retired; by default 60 s.
+    grace : float or str, optional
+        How long a preempted job goes on after SLURM's signal; by default the partition's grace time, or 30 s.
+    preemptible : bool, optional
+        Whether SLURM may end the jobs without a warning; by default the preemption mode of the partition.
+    queue_wait, start_up : float or str, optional
+        How long a job is expected to wait in the queue, and to take from its start until its workers are connected,
+        until a measurement replaces it; by default 1 s and 3 s.
     **options
-        Those of `dask_jobqueue.SLURMCluster`.  ``scheduler_options={"preload": []}`` omits the scheduler plugin.
+        Those of `dask_jobqueue.SLURMCluster`, such as `queue`, `cores`, `memory` and `walltime`.  Workers' names begin
+        with `name`, if it is set, instead of their pool's name; the job's shell replaces variables in it, as in
+        ``"run-$SLURM_JOB_ID"``.  ``scheduler_options={"preload": []}`` omits the scheduler plugin.
 
     Raises
     ------
@@ -94,49 +105,55 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
 
     job_cls = WorkerJob  # type: ignore[assignment]
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        n_workers: int = 0,
+        *,
+        pools: Mapping[str, Mapping[str, object]] | None = None,
+        patience: Mapping[str, float] | None = None,
+        signal_ahead: float | str | None = None,
+        grace: float | str | None = None,
+        preemptible: bool | None = None,
+        queue_wait: float | str | None = None,
+        start_up: float | str | None = None,
+        **options: Any,
+    ) -> None:
         upstream_deploy.check(f"ff.{type(self).__name__}", WORKER, JOBQUEUE)
         job_cls = options.get("job_cls") or self.job_cls
         section, configured = section_of(job_cls, options)
+        arguments = {
+            "pools": pools, "patience": patience, "signal_ahead": signal_ahead, "grace": grace,
+            "preemptible": preemptible, "queue_wait": queue_wait, "start_up": start_up,
+        }  # fmt: skip
         # As for dask-jobqueue's own, None leaves a keyword to the configuration.
-        given = configured | {
-            name: value for name, value in options.items() if name in _OWN and value is not None
-        }
-        checked = overrides_of(given.get("pools"))
-        check_options(job_cls, options, _OWN, checked)
-        options = {name: value for name, value in options.items() if name not in _OWN}
-        own = read(ClusterKeywords, WHO, given)
-        failure_limits()  # invalid ones are reported now
+        own = configured | {name: value for name, value in arguments.items() if value is not None}
+        keywords = read(ClusterKeywords, WHO, own)
+        overrides = keywords.pools or {}
+        check_options(job_cls, section, options, overrides)
+        config.value("elastic.failures")  # an invalid one is reported now
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{section}.name", "dask-worker"))
         self._tag = new_tag()
-        self._guesses = {name: getattr(own, name) for name in ("queue_wait", "start_up", "preemptible")}
-        self._kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
+        guesses = {name: getattr(keywords, name) for name in ("queue_wait", "start_up", "preemptible")}
+        self._kinds = {DEFAULT: guesses} | {name: guesses | dict(pool) for name, pool in overrides.items()}
         self._names = WorkerNames(options.get("name"))
-        self._patience = read(Patience, f"{WHO}: patience", own.patience or {})
-        self._begin()
-        self._open(job_name)
-        options |= {"job_name": job_name, "signal_ahead": own.signal_ahead, "grace": own.grace}
+        self._begin(job_name, read(Patience, f"{WHO}: patience", keywords.patience or {}))
+        options |= {"job_name": job_name, "signal_ahead": keywords.signal_ahead, "grace": keywords.grace}
         if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
             del options["processes"]
         options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), section)
-        super().__init__(*args, **options)
+        super().__init__(n_workers, **options)
 
-    def _begin(self) -> None:
-        """Initialise the state without jobs and pools."""
-        self._pool_records: dict[str, JobPool] = {}
+    def _begin(self, job_name: str, patience: Patience) -> None:
+        """Create the cluster's parts; there is no job yet."""
         # All jobs, those that are over included.
         self._book = JobBook()
         self._looking: asyncio.Task[None] | None = None
-        self._strays = Strays()
         self._count = 0
         self._closing = False
         self._closed_by = asyncio.Lock()
         self._graces: dict[str, float] = {}
         self._kill_wait: float | None = None
         self._began = time()
-
-    def _open(self, job_name: str) -> None:
-        """Create the objects that submit, cancel and check jobs."""
         self._site = SlurmSite(job_name, self._tag)
         self._submission = Submission(self._site, self._submitted, self._accepted, self._refused)
         self._connections = Connections(self)
@@ -144,27 +161,90 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
             self._site, self._connections.addresses, self._connections.let_leave
         )
         self._postmortems = Postmortems(self._site, self._connections)
-        self._closings = Closings(self._site, self.job_script, self._publish)
+        self._pools = JobPools(self._built, self._site, self._submission.trouble, self._connections.publish)
+        self._follower = QueueFollower(
+            self._site, self._book, self._submission, self._cancellation, self._connections, self._postmortems,
+            self._pools, patience,
+        )  # fmt: skip
 
     async def _open_cluster(self) -> None:
         self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
         await super()._open_cluster()
-        remote.serve(self.scheduler, self._book)
-        serve(self.scheduler, self._carry_out, self._pool_rows)
+        serve(self.scheduler, self._book.counts, {JOBS: self._job_rows, POOLS: self._pool_rows})
+
+    async def _job_rows(self) -> list[JobRow]:
+        return self._book.rows()
+
+    async def _pool_rows(self, order: str = "", name: str = "") -> list[PoolRow]:
+        """Return the pools for a table, after one of them was paused or resumed on an order."""
+        if order:
+            await self._carry_out(order, name)
+        return self._pools.rows(self._book.followed, self.pools)
 
     # -- the kinds of jobs -----------------------------------------------------------------------------------
 
+    @property
+    def pools(self) -> ClusterPools:
+        """The kinds of jobs, with measurements, and the reason why one is closed or paused."""
+        return ClusterPools(self._pools.facts(self._lingering()), self._order_pool)
+
+    def _lingering(self) -> Counter[str]:
+        """Return the number of jobs by pool that nobody follows and that may still exist."""
+        # Cancelled jobs count for the maximum.
+        ending = {job.name: job for job in (*self._book.leaving, *self._cancellation.jobs)}
+        followed = {job.name for job in self._book.followed}
+        lingering = Counter(job.pool for name, job in ending.items() if name not in followed)
+        # Unknown strays, mostly of lost submissions, count for the first pool.
+        unknown = self._cancellation.job_ids - {job.job_id for job in self._cancellation.jobs}
+        lingering[DEFAULT] += len(unknown)
+        return lingering
+
+    def _order_pool(self, order: str, name: str) -> Any:
+        return self._awaited(self._carry_out, order, name)
+
+    async def _carry_out(self, order: str, name: str) -> None:
+        """Pause or resume a pool."""
+        if self._closing or self.status in (Status.closing, Status.closed, Status.failed):
+            raise ConfigError(f"{WHO}: pool {name!r}: the cluster is closed")
+        if order == PAUSE:
+            self._pools[name].pause(time())
+            if waiting := [job.name for job in self._submission.waiting(name)]:
+                # In the background, since commands may hang.
+                self._pools.begin(self.release(waiting))
+        else:
+            self._pools[name].resume()
+            self._submission.retry(name)
+        logger.info("dask_ferro: %s pool %s", order, name)
+        if self.status == Status.running:
+            self._pools.begin(self._pools.report_order(order, name))
+        await self._look_now()
+
+    def resources(self, pool: str) -> dict[str, float]:
+        """Return the abstract resources of each worker of a pool."""
+        return resources_of(self._pools[pool].job)
+
+    def _first_job(self) -> WorkerJob:
+        return self._pools[DEFAULT].job
+
+    def _built(self) -> dict[str, JobPool]:
+        """Return the pools: dask-jobqueue has the keywords of all jobs when it asks for the first one."""
+        keywords = job_keywords(self)
+        return {
+            name: JobPool.built(name, self.job_cls, keywords, own, self._names.prefix(name))
+            for name, own in self._kinds.items()
+        }
+
     def job_script(self, pool: str | None = None) -> str:
-        """Return the batch script of a pool's jobs (default: the first pool), except for the scheduler's address."""
-        return self._script(next(iter(self._records())) if pool is None else pool, 0)
+        """Return the batch script of a pool's jobs (default: "default"), except for the scheduler's address."""
+        return self._script(DEFAULT if pool is None else pool, 0)
 
     def _script(self, pool: str, first: int) -> str:
-        script = self._kind(pool).job.job_script(first, self._graces, self._kill_wait)
+        script = self._pools[pool].job.job_script(first, self._graces, self._kill_wait)
         return script.replace(ADDRESS, upstream_deploy.scheduler_address(self) or ADDRESS)
 
     def _submitted(self, pool: str, first: int) -> str:
         """Return a script that is submitted next, and create the folder of its logs, without which jobs fail."""
-        if folder := self._kind(pool).job.log_directory:
+        if folder := self._pools[pool].job.log_directory:
             try:
                 Path(folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -186,7 +266,7 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
 
     def _worker_changed(self, op: str, msg: Any) -> None:
         """Record when workers connect.  Dask's timer for lost workers has no jobs here: `reconcile` follows them."""
-        shapes = {name: kind.job.worker_processes for name, kind in self._pool_records.items()}
+        shapes = {name: kind.job.worker_processes for name, kind in self._pools.by_name.items()}
         for name in self._connections.changed(op, msg):
             self._names.learn(name, shapes, self._book.jobs.__contains__)
         super()._worker_changed(op, msg)
@@ -210,15 +290,50 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
         """Set the reason why the next jobs are requested, or why the named ones are released."""
         self._book.because(why, jobs)
 
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, {in_words(self._known())})"
+
+    def _repr_html_(self, cluster_status: str | None = None) -> str:
+        of_dask: str = super()._repr_html_(cluster_status=cluster_status)
+        return of_dask + notebook.table("jobs", in_rows(self._known()))
+
     def _known(self) -> Known:
         adaptive = self._adapting()
         bounds = None if adaptive is None else (adaptive.minimum, adaptive.maximum)
-        return Known([job.seen() for job in self._book.followed], self._pool_facts(), bounds)
+        return Known([job.seen() for job in self._book.followed], self.pools, bounds)
+
+    def get_logs(
+        self, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
+    ) -> Any:
+        """Return the logs of the cluster, the scheduler and the workers, and the output of the jobs.
+
+        Parameters
+        ----------
+        cluster, scheduler : bool
+        workers : bool or iterable of str
+            Addresses; True means all.
+        jobs : bool
+            Whether to include the ends of the newest output files of this cluster's jobs, by path, also of jobs that
+            are over.  Without `log_directory` these files are where the jobs were submitted.
+
+        Returns
+        -------
+        Logs
+            Text by name, with an HTML view.
+        """
+        return self.sync(self._all_logs, jobs, cluster, scheduler, workers)
+
+    async def _all_logs(self, jobs: bool, cluster: bool, scheduler: bool, workers: object) -> Logs:
+        logs = await self._dask_logs(cluster, scheduler, workers)
+        if jobs:
+            logs.update(await asyncio.to_thread(lambda: ends_of(self._written())))
+        return logs
 
     def _written(self) -> list[Path]:
-        headers = {str(kind.job.job_header) for kind in self._pool_records.values()}
-        found = (outputs(header, self._site.job_name, self._began) for header in headers)
-        return list(dict.fromkeys(chain.from_iterable(found)))
+        """Return the newest output files of the jobs."""
+        headers = {str(kind.job.job_header) for kind in self._pools.by_name.values()}
+        paths = (outputs(header, self._site.job_name, self._began) for header in headers)
+        return list(dict.fromkeys(chain.from_iterable(paths)))
 
     # -- what the controller asks for ------------------------------------------------------------------------
 
@@ -231,7 +346,7 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
             return ()
         self._reap_look()
         if self._looking is None and self._site.was_used:
-            self._looking = asyncio.create_task(self._look())
+            self._looking = asyncio.create_task(self._follower.look())
         if self._looking is not None:
             await asyncio.wait({self._looking}, timeout=_LOOK)
             self._reap_look()
@@ -244,28 +359,9 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
             if not looked.cancelled():
                 looked.result()
 
-    async def _look(self) -> None:
-        """Process SLURM's present rows."""
-        known = [job for job in self._book.followed if job.job_id]
-        attempts = self._submission.attempts
-        try:
-            rows = await self._site.queue()
-        except Refused as refused:
-            logger.warning("dask_ferro: squeue failed: %s", refused.words)
-            return
-        connected = self._connections.names()
-        silent = (job for job in known if connected.isdisjoint(job.workers))
-        unlisted = [job.job_id for job in silent if job.job_id not in rows]
-        others = await self._site.unlisted(unlisted) if unlisted else {}
-        on_nodes = any(row.node and row.phase != OVER for row in rows.values())
-        draining = await self._site.draining() if on_nodes else frozenset()
-        self._follow(known, rows, others, draining)
-        if not self._submission.in_flight and attempts == self._submission.attempts:
-            self._look_after_strays(rows)
-
     def request(self, pool: str, count: int) -> None:
         """Request more jobs of a pool; they are submitted together, in the background."""
-        kind = self._kind(pool)
+        kind = self._pools[pool]
         if self._closing or count < 1 or kind.paused_at is not None:
             return
         processes = kind.job.worker_processes
@@ -292,10 +388,7 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
 
     def may_fail_at_once(self) -> bool:
         """Return whether a job of a pool without any worker so far may be about to end: its script may be broken."""
-        now = time()
-        kinds = {name: kind for name, kind in self._pool_records.items() if not kind.is_proven}
-        jobs = [job for job in self._book.followed if job.pool in kinds]
-        return any(kinds[job.pool].failures or is_young(job, now) for job in jobs)
+        return self._pools.may_fail_at_once(self._book.followed)
 
     def wait_for_workers(self, n_workers: int, timeout: float | None = None) -> Any:
         """Wait until this many workers are connected.  A client of this cluster waits here too.
@@ -313,8 +406,15 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
         return self.sync(self._wait_unless_closed, n_workers, timeout)
 
     async def _wait_unless_closed(self, count: int, timeout: float | None) -> None:
-        waits: Any = super().wait_for_workers(count, timeout)
-        await self._closings.unless_closed(waits, lambda: self._why_not(count))
+        connected: Any = super().wait_for_workers(count, timeout)
+        waits = asyncio.ensure_future(connected)
+        try:
+            while not (await asyncio.wait({waits}, timeout=_CLOSED_LOOK))[0]:
+                if why := self._why_not(count):
+                    raise ConfigError(why)
+            await waits
+        finally:
+            waits.cancel()
 
     def _why_not(self, count: int) -> str:
         """Return why this many workers cannot come for now; empty: they may."""
@@ -332,7 +432,7 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
             With SLURM's message.
         """
         errors = await self._submission.settled()
-        await self._closings.settled()
+        await self._pools.settled()
         if errors:
             raise ConfigError("; ".join(errors) + ". `cluster.job_script(pool)` shows what was submitted")
 
@@ -346,74 +446,11 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
 
     def _refused(self, jobs: Sequence[BatchJob], words: str) -> None:
         logger.warning("dask_ferro: SLURM refuses %d jobs of pool %s: %s", len(jobs), jobs[0].pool, words)
-        kind = self._kind(jobs[0].pool)
+        kind = self._pools[jobs[0].pool]
         if kind.close(words, time()):
-            self._closings.tell(kind)
+            self._pools.begin(self._pools.report_closed(kind))
         for job in jobs:
             self._book.end(job, f"refused: {words}")
-
-    async def _publish(self, topic: str, message: object) -> None:
-        scheduler = upstream_deploy.scheduler_rpc(self)
-        await scheduler.log_event(topic=topic, msg=message)
-
-    def _follow(
-        self,
-        jobs: Iterable[BatchJob],
-        rows: Mapping[str, QueueRow],
-        others: Mapping[str, QueueRow | None],
-        draining: frozenset[str],
-    ) -> None:
-        now, connected = time(), self._connections.names()
-        for job in jobs:
-            if job.state in (JobState.LEAVING, JobState.ENDED):
-                continue  # released meanwhile
-            before, restarts, workers = job.state, job.restarts, job.workers
-            row = rows.get(job.job_id) or others.get(job.job_id)
-            is_gone = row is None and job.job_id in others
-            ending = job.follow(row, connected, now, self._patience, draining, is_sure=is_gone)
-            if job.restarts != restarts or (ending is not None and row is not None and row.is_ended):
-                self._postmortems.ended_by_site(workers)
-            elif ending is not None and row is not None and row.phase == ENDING:
-                self._postmortems.is_ending(job, workers)
-            if ending is not None:
-                self._end(job, ending, is_lost=row is None)
-                if not (is_gone or (row is not None and row.phase in (ENDING, OVER))):
-                    self._cancellation.add({job.job_id: job})
-                continue
-            if job.state != before:
-                connected_at = self._connections.since(job)
-                self._kind(job.pool).measure(job, before, connected_at)
-                if job.state == JobState.RUNNING:
-                    job.connected_at = job.connected_at or connected_at or now
-        self._book.tidy()
-
-    def _end(self, job: BatchJob, ending: Ending, is_lost: bool) -> None:
-        """React to the end of a job."""
-        level = logging.INFO if ending.state == "COMPLETED" and job.was_whole else logging.WARNING
-        logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
-        self._book.end(job, ending.why, by_us=False, state=ending.state, is_lost=is_lost)
-        if ending.state == "FAILED":
-            self._postmortems.failed(job)
-        kind, now = self._kind(job.pool), time()
-        why = f"job {job.job_id}: {ending.why}"
-        if job.node:
-            address = upstream_deploy.scheduler_address(self)
-            why += f" on {job.node}, whose workers connect to {address} by {kind.job.network}"
-        if ending.refused and kind.close(why, now):
-            self._closings.tell(kind)
-        elif ending.failed and not ending.refused and kind.fail(why, now):
-            self._closings.tell(kind, "" if ending.is_held and job.started_at is None else job.job_id)
-
-    def _look_after_strays(self, rows: Mapping[str, QueueRow]) -> None:
-        """Follow jobs again that were thought gone; end unknown ones, such as those of lost submissions."""
-        followed = {job.job_id for job in self._book.jobs.values()} | self._cancellation.job_ids
-        found = self._strays.look(rows, followed, self._book.over.values(), time())
-        for job in found.back:
-            logger.warning("dask_ferro: job %s (%s) was thought gone, and is there", job.name, job.job_id)
-            self._book.revive(job)
-        if found.ends:
-            logger.warning("dask_ferro: cancelled jobs that no cluster follows: %s", ", ".join(found.ends))
-            self._cancellation.add(found.ends)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -436,8 +473,8 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
             await asyncio.wait({self._looking})
         await self._postmortems.close()
         landed = await self._submission.close(_LAST_SUBMISSION)
-        await self._closings.close()
-        await self._tell_over()
+        await self._pools.close()
+        await self._connections.tell_over()
         there = {job.job_id for job in self._book.jobs.values() if job.job_id}
         there |= self._cancellation.job_ids
         gone = not self._submission.had_jobs or await self._site.cancel_all(_LAST_JOBS, there)
@@ -448,15 +485,6 @@ class SLURMCluster(Described, PooledCluster, ElasticCluster):
             text = "dask_ferro: jobs named %s are not known to be gone; a background process continues to cancel them"
             logger.warning(text, f"{self._site.job_name} ({self._tag})")
         return landed and gone
-
-    async def _tell_over(self) -> None:
-        """Let cancelled jobs end at once, since the data of their workers is not needed any more."""
-        scheduler = upstream_deploy.scheduler_rpc(self)
-        try:
-            async with asyncio.timeout(_OVER_TOLD):
-                await scheduler.ferro_over()
-        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: they end all the same
-            logger.debug("dask_ferro: the scheduler was not told that the cluster ends: %r", error)
 
 
 def _with_plugin(options: Mapping[str, object] | None, section: str) -> dict[str, Any]:

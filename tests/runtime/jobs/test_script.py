@@ -15,7 +15,7 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.runtime.jobs.script import WorkerJob, lifetime_of, resources_of
-from dask_ferro.runtime.pools.pool import JobPool, overrides_of
+from dask_ferro.runtime.pools.pool import JobPool
 from dask_ferro.runtime.slurm.commands import environment
 
 SHAPE = {"cores": 4, "processes": 2, "memory": "4GB", "walltime": "01:00:00", "interface": "lo"}
@@ -262,7 +262,7 @@ def test_a_job_whose_workers_have_a_lifetime_lives_longer_by_their_start() -> No
 @pytest.mark.parametrize("name", ["gpu 1", "gpu-1", "", "a;b", 3])
 def test_a_pool_has_a_name_that_workers_can_have(name):
     with pytest.raises(ff.ConfigError, match="wanted letters"):
-        overrides_of({name: {}})
+        ff.SLURMCluster(cores=1, memory="1GB", pools={name: {}})
 
 
 def test_a_controller_that_runs_in_a_job_does_not_hand_that_on(monkeypatch):

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import dask_ferro as ff
+from dask_ferro.runtime.jobs.cluster_options import checked_name
 from dask_ferro.runtime.jobs.script import WorkerJob
-from dask_ferro.runtime.pools.pool import JobPool, checked_name
+from dask_ferro.runtime.pools.pool import JobPool
 from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Patience
 from dask_ferro.runtime.slurm.parsing import QueueRow
