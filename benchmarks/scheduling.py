@@ -42,7 +42,7 @@ from simulated.contenders import simulate  # noqa: E402
 from simulated.generators import NAMES, build  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.policy.events import Ask, Assigned, Joined, MessagesSent, Tick, Withdrawn  # noqa: E402
+from dask_ferro.policy.events import Answered, Ask, Assigned, Joined, MessagesSent, Tick  # noqa: E402
 from dask_ferro.policy.facts import Key, Replica, TaskFacts  # noqa: E402
 from dask_ferro.policy.scheduling_core import SchedulingCore  # noqa: E402
 from dask_ferro.policy.stealing.informed import StealingParameters  # noqa: E402
@@ -320,7 +320,7 @@ def tick(tasks: int = 20_000, workers: int = 64, hungry: int = 8, repeats: int =
         seconds.append(time.perf_counter() - start)
         moves = [told.key for told in decided if isinstance(told, Ask)]
         for key in moves:
-            core.handle(Withdrawn(key), 1.0)  # for the next one all is as it was
+            core.handle(Answered(key, "kept"), 1.0)  # for the next one all is as it was
     return {
         "tasks": tasks,
         "workers": workers,

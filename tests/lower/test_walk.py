@@ -31,7 +31,7 @@ AGAIN = {
     "graph/model/checks/tensors.py": 2,
     "graph/model/functions.py": 2,
     "graph/ops/table.py": 2,
-    "engines/errors.py": 2,
+    "engines/errors.py": 3,
     "engines/executable.py": 2,
     "engines/onnxruntime/known_defects.py": 2,
     "engines/onnxruntime/session.py": 2,
@@ -47,7 +47,7 @@ AGAIN = {
 # A session's nodes are looked at for faster ones in a file of its own.
 # Tables, labelled arrays and partitions are asked for in three files, and what a call selects is taken from the file.
 # What is no table has a file of its own, and what a task computed is compared with what was expected of it.
-MOST = {"graph/": (39, 68, 112), "engines/": (16, 24, 34), "lower/": (28, 42, 62), "all": (87, 143, 216)}
+MOST = {"graph/": (39, 68, 112), "engines/": (16, 25, 35), "lower/": (28, 42, 62), "all": (88, 145, 218)}
 
 
 @pytest.fixture(scope="module")

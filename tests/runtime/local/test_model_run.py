@@ -112,7 +112,7 @@ def test_an_address_that_leads_nowhere_is_named(address, why, monkeypatch):
                     "why": "3 jobs ended before a worker came",
                     "until": 0.0,
                     "output": "    no such module",
-                    "mode": "",
+                    "paused": False,
                 }
             },
             "0.2 s; cpu is closed: 3 jobs ended before a worker came\n    no such module",
@@ -126,7 +126,7 @@ def test_a_cluster_without_workers_tells_why_where_that_is_known(closed, why, mo
         LocalCluster(n_workers=0, processes=False, protocol="tcp://", dashboard_address=":0") as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        before = {"gpu": {"why": "what was closed before", "until": 0.0, "output": ""}}
+        before = {"gpu": {"why": "what was closed before", "until": 0.0, "output": "", "paused": False}}
         client.log_event("ferro", {"action": "scale", "closed": before})
         client.log_event("ferro", {"action": "scale", "closed": closed})
         until(lambda: len(client.get_events("ferro")) == 2, "two events")

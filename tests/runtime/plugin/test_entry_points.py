@@ -69,10 +69,13 @@ def same(i):
     return i
 
 
+# A task moves however short it is, and however little that gains.
+MOVES_EACH = {"shortest": 0.0, "margin": 0.0}
+
+
 @asynccontextmanager
-async def scene(workers=3, **worker_options):
-    parameters = {"shortest": 0.0, "margin": 0.0}
-    async with clusters.opened(workers, installed=True, parameters=parameters, **worker_options) as given:
+async def scene(workers=3, installed=True, parameters=MOVES_EACH, **options):
+    async with clusters.opened(workers, installed=installed, parameters=parameters, **options) as given:
         yield {"s": Scene(**given)}
 
 

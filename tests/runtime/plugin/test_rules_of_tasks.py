@@ -32,7 +32,7 @@ def piled(s, count):
     return s.client.map(slow, range(count), pure=False, **where)
 
 
-@on_a_scene(workers=2, options={})
+@on_a_scene(workers=2, parameters={})
 async def test_a_worker_that_joins_takes_its_part(s):
     futures = piled(s, 60)
     async with Worker(s.scheduler.address, nthreads=1) as new:
@@ -54,7 +54,7 @@ async def test_what_must_stay_stays(s, must):
         assert await holders(s, futures) == {other.address}
 
 
-@on_a_scene(options={})
+@on_a_scene(parameters={})
 async def test_what_may_run_on_some_workers_moves_among_those(s):
     await s.client.submit(slow, 0, workers=[s.first.address])
     some = {s.first.address, s.second.address}
@@ -70,7 +70,7 @@ async def test_a_task_without_a_worker_waits_for_one(s):
         assert await asyncio.wait_for(needy, 60) == 2
 
 
-@on_a_scene(workers=2, options={"stealing": "none"})
+@on_a_scene(workers=2, installed={"stealing": "none"}, parameters={})
 async def test_readers_stay_with_their_inputs_while_nobody_is_free(s):
     """However long a guess says that they take: sums of small blocks took copies of their neighbours elsewhere."""
 

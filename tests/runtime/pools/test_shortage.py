@@ -55,7 +55,3 @@ def test_everybody_says_that_a_pool_is_paused() -> None:
     assert summary({"jobs": {}, "actions": [], "closed": {"gpu": told, "cpu": told | {"paused": False}}}) == (
         "no jobs; gpu is paused"
     )
-    page = pytest.importorskip("dask_ferro.views.pages.elastic")
-    assert "<b>pool gpu is paused</b>: by its user" in page._shut("gpu", told)
-    # As another version of the controller writes it.
-    assert "<b>pool gpu is closed</b>: x" in page._shut("gpu", {"why": "x"})
