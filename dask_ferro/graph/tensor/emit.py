@@ -223,8 +223,9 @@ def _turned_back(step: Node, inputs: Sequence[ir.Value | None]) -> list[ir.Value
 
     The gradient of `x @ w.mT` transposes what the product reads.
     """
-    maker = inputs[0].producer() if step.op_type == "Transpose" and inputs[0] is not None else None
-    if maker is None or maker.op_type != "Transpose" or "perm" not in maker.attributes:
+    kind = ("", "Transpose")
+    maker = inputs[0].producer() if (step.domain, step.op_type) == kind and inputs[0] is not None else None
+    if maker is None or (maker.domain, maker.op_type) != kind or "perm" not in maker.attributes:
         return None
     perm = maker.attributes["perm"].as_ints()
     is_back = [perm[axis] for axis in step.attribute("perm", ())] == [*range(len(perm))]

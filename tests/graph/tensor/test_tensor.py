@@ -26,7 +26,8 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.dims import reshaped
 from dask_ferro.graph.tensor.emit import build, save_onnx, to_model
 from dask_ferro.graph.tensor.from_model import from_model
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.origin import TensorType
+from dask_ferro.graph.tensor.tensor import Node, Tensor, argument, asarray
 
 from .runs import by_onnxruntime, values
 
@@ -240,6 +241,12 @@ def test_a_transpose_back_is_what_was_transposed():
     model = to_model({"y": y, "back": xp.permute_dims(w.mT, (1, 0)) * 2, "dx": grad((y * y).sum(), x)})
     transposed = [node for node in model.graph if node.op_type == "Transpose"]
     assert [[user.op_type for user in node.outputs[0].consumers()] for node in transposed] == [["MatMul"]]
+
+
+def test_a_transpose_of_another_domain_is_no_transpose():
+    kind = TensorType(ir.DataType.FLOAT, (4, 3))
+    turned = Tensor(Node("Transpose", (argument("x", (3, 4)),), (kind,), {"perm": (1, 0)}, "theirs"), 0, kind)
+    assert [node.domain for node in to_model({"y": turned.mT}).graph] == ["theirs", ""]
 
 
 def test_equal_nodes_and_constants_are_written_once():
