@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import Any
 
-from distributed import Client, default_client
+from distributed import Client, Future, default_client
 from distributed.client import futures_of
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.notebook import LiveLine, is_notebook
-from dask_ferro.runtime.local.progress import Following, Progress
+from dask_ferro.runtime.local.progress import Progress, followed
 from dask_ferro.views.progress import bar, words
 
 
@@ -49,63 +49,29 @@ def progress(*running: Any, notebook: bool | None = None) -> Any:
             " ff.progress(client.compute(y)), or y.persist()"
         )
     client = futures[0].client or default_client()
-    following = Following(client, futures)
     # A cell that waited would block all later cells.
     if is_notebook() if notebook is None else notebook:
-        return _in_notebook(client, following)
-    return _shown(following) if client.asynchronous else _in_terminal(client, following)
+        line = LiveLine()
+        line.show(words(Progress("waiting", 0.0)))
+        # The client's own event loop goes on after the cell has returned.
+        client.loop.add_callback(_in_notebook, client, futures, line)
+        return None
+    # Ctrl-C ends the display and not the computation.
+    return client.sync(_in_terminal, client, futures)
 
 
-def _in_terminal(client: Client, following: Following) -> None:
-    """Read one count at a time, so that Ctrl-C ends the display and not the computation."""
-    newest = None
+async def _in_terminal(client: Client, futures: Sequence[Future]) -> None:
+    seen = None
     with bar() as show:
-        try:
-            while newest is None or newest.status != "finished":
-                newest = client.sync(following.read)
-                if newest is None:
-                    break
-                if show is not None:
-                    show(newest)
-        finally:
-            client.sync(following.close)
-    _tell_end(newest)
-
-
-async def _shown(following: Following) -> None:
-    newest = None
-    with bar() as show:
-        try:
-            async for newest in _looks(following):
-                if show is not None:
-                    show(newest)
-        finally:
-            await following.close()
-    _tell_end(newest)
-
-
-async def _looks(following: Following) -> AsyncIterator[Progress]:
-    while (seen := await following.read()) is not None:
-        yield seen
-        if seen.status == "finished":
-            return
-
-
-def _tell_end(newest: Progress | None) -> None:
-    if newest is None or newest.status != "finished":
+        async for seen in followed(client, futures):
+            if show is not None:
+                show(seen)
+    if seen is None or seen.status != "finished":
         print("ff.progress: the connection to the scheduler was lost", file=sys.stderr)
     else:
-        print(words(newest), file=sys.stderr)
+        print(words(seen), file=sys.stderr)
 
 
-def _in_notebook(client: Client, following: Following) -> None:
-    line = LiveLine()
-    line.show(words(Progress("waiting", 0.0, (0, 0), (0, 0), (0, 0))))
-
-    async def update() -> None:
-        async for seen in _looks(following):
-            line.show(words(seen), last=seen.status == "finished")
-
-    # The client's own event loop goes on after the cell has returned.
-    loop: Any = client.loop
-    loop.add_callback(update)
+async def _in_notebook(client: Client, futures: Sequence[Future], line: LiveLine) -> None:
+    async for seen in followed(client, futures):
+        line.show(words(seen), last=seen.status == "finished")

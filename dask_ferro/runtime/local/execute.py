@@ -5,15 +5,15 @@ The caller decides what runs, how often, and where progress is shown.  Durations
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from distributed import Client, get_task_stream, wait
+from distributed import Client, get_task_stream
 
-from dask_ferro.runtime.local.progress import INTERVAL, Following, Progress
+from dask_ferro.runtime.local.progress import Progress, followed
 
 
 class WorkerShare(NamedTuple):
@@ -54,11 +54,22 @@ def execute(client: Client, collection: object, *, watch: Watch | None = None) -
     with get_task_stream(client) as stream:
         start = time.perf_counter()
         future = client.compute(collection)
-        if watch is not None:
-            _watch(client, future, watch)
-        result = future.result()
-        elapsed = time.perf_counter() - start
+        # Beside the run, which its end does not have to wait for.
+        loop: Any = client.loop
+        watching = asyncio.run_coroutine_threadsafe(_watch(client, future, watch), loop.asyncio_loop)
+        try:
+            result = future.result()
+            elapsed = time.perf_counter() - start
+            watching.result()
+        finally:
+            watching.cancel()
     return MeasuredRun(result, elapsed, shares(stream.data))
+
+
+async def _watch(client: Client, future: Any, watch: Watch | None) -> None:
+    if watch is not None:
+        async for seen in followed(client, [future]):
+            watch(seen)
 
 
 def shares(records: Iterable[dict[str, Any]]) -> tuple[WorkerShare, ...]:
@@ -71,15 +82,3 @@ def shares(records: Iterable[dict[str, Any]]) -> tuple[WorkerShare, ...]:
             if span["action"] == "compute":
                 busy[record["worker"]] += span["stop"] - span["start"]
     return tuple(WorkerShare(w, tasks[w], float(busy[w])) for w in sorted(tasks))
-
-
-def _watch(client: Client, future: Any, watch: Watch) -> None:
-    following = Following(client, [future])
-    try:
-        while not future.done():
-            with suppress(TimeoutError):
-                wait([future], timeout=INTERVAL)
-            if (seen := client.sync(following.look)) is not None:
-                watch(seen)
-    finally:
-        client.sync(following.close)

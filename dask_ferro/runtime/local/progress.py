@@ -1,34 +1,32 @@
 """The progress of a computation: finished bundles and ops, ops a second, and the remaining seconds.
 
-A plugin on the scheduler counts finished tasks, including those done before it was installed; it is removed when all
-are done, or when its client has not asked for a while.  The remaining seconds are those of unfinished tasks, by the
-mean of their prefix, divided by the seconds of tasks finished per second lately: this accounts for threads that come,
-go or idle.  Durations are seconds.
+The scheduler sends counts at intervals, by the connection that Dask's own progress bars use, so that nothing of it is
+left when its reader has gone.  The remaining seconds are those of unfinished tasks, by the mean of their prefix,
+divided by the seconds of tasks finished per second lately: this accounts for threads that come, go or idle.
+Durations are seconds.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
+from time import monotonic
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 from dask.typing import Key
 from distributed import Client, Future, Scheduler
-from distributed.comm.core import CommClosedError
-from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.metrics import monotonic
+from distributed.comm.core import connect
+from distributed.core import clean_exception
+from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskPrefix, TaskState
 
-# Frequent enough to look alive; one request costs client and scheduler 0.6 ms together.
+# Frequent enough to look alive; with 100,000 unfinished tasks, a look at them takes the scheduler 10 ms.
 INTERVAL = 0.25
 # Rates are averages over the last seconds: long enough to be steady, short enough to show workers come and go.
 _WINDOW = 10.0
-# Without requests for this long, the client counts as gone.
-_FORGOTTEN = 60.0
 
 
 class Progress(NamedTuple):
@@ -39,7 +37,7 @@ class Progress(NamedTuple):
     status : str
         "waiting" (the scheduler does not have all tasks yet), "running" or "finished".
     elapsed : float
-        Seconds since the scheduler was first asked.
+        Seconds since the scheduler was asked.
     tasks, bundles, ops : (int, int)
         Finished and total counts.  A task that is not a bundle has no ops.
     failed : int
@@ -52,120 +50,101 @@ class Progress(NamedTuple):
 
     status: str
     elapsed: float
-    tasks: tuple[int, int]
-    bundles: tuple[int, int]
-    ops: tuple[int, int]
+    tasks: tuple[int, int] = (0, 0)
+    bundles: tuple[int, int] = (0, 0)
+    ops: tuple[int, int] = (0, 0)
     failed: int = 0
     ops_per_s: float = 0.0
     tasks_per_s: float = 0.0
     remaining: float | None = None
 
 
+async def followed(
+    client: Client, futures: Iterable[Future], interval: float = INTERVAL
+) -> AsyncIterator[Progress]:
+    """Yield the progress of futures at intervals until all have ended, or their scheduler is gone.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    futures : iterable of Future
+        Held until the end, since keys that are not wanted are forgotten and never finish.
+    interval : float
+        Seconds between two counts.
+    """
+    futures, began, pace = list(futures), monotonic(), Pace()
+    # What was cancelled may never reach the scheduler.
+    keys = [future.key for future in futures if not future.cancelled()]
+    scheduler: Any = client.scheduler
+    try:
+        comm = await connect(scheduler.address, **client.connection_args)
+    except OSError:
+        return
+    # A scheduler that goes ends the connection.
+    with suppress(OSError):
+        try:
+            setup, function = dumps(partial(_Tasks, keys)), dumps(_Tasks.counts)
+            await comm.write({"op": "feed", "setup": setup, "function": function, "interval": interval})
+            is_over, counts_since = False, 0
+            while not is_over:
+                # The one that is on its way may be older than that, and tasks that were cancelled may never come.
+                counts_since += all(future.done() for future in futures)
+                counts = await comm.read()
+                if "exception" in counts:
+                    raise clean_exception(**counts)[1] or RuntimeError("the scheduler cannot count tasks")
+                is_over = counts["status"] == "finished" or counts_since > 1
+                yield pace({**counts, "elapsed": monotonic() - began}, is_over)
+        finally:
+            comm.abort()
+
+
 # ---- on the scheduler --------------------------------------------------------------------------------------
 
 
-class Counting(SchedulerPlugin):
-    """A scheduler plugin that counts the finished tasks among those that some keys need."""
+class _Tasks:
+    """The tasks that some keys need, with their ops; those that have ended are only counted."""
 
-    def __init__(self, scheduler: Scheduler, keys: Iterable[Key], elapsed: float) -> None:
-        self.name = f"ferro-progress-{uuid4().hex}"
-        self._scheduler = scheduler
-        self._keys = set(keys)
-        self._began = monotonic() - elapsed
-        self._has_begun = False
-        # Prefix and ops of each unfinished key.
-        self._left: dict[Key, tuple[TaskPrefix, int]] = {}
-        self._prefixes: Counter[TaskPrefix] = Counter()  # of those keys
-        self._done = [0, 0, 0]  # tasks, bundles, ops
-        self._all = [0, 0, 0]
+    def __init__(self, keys: Collection[Key], scheduler: Scheduler) -> None:
+        self._keys = keys
+        self._left: list[tuple[TaskState, int]] | None = None
+        self._all, self._done = [0, 0, 0], [0, 0, 0]  # tasks, bundles, ops
         self._failed = 0
-        self._seconds = 0.0  # of finished tasks
-        self._looked = monotonic()
-        scheduler.add_plugin(self, name=self.name)
-        scheduler.loop.call_later(_FORGOTTEN, self._stop_if_forgotten)
+        self._ended: Counter[TaskPrefix] = Counter()  # since the first count
 
-    def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: Any) -> None:
-        """Record that a task is finished, or never will be."""
-        if finish not in ("memory", "erred", "forgotten") or key not in self._left:
-            return
-        prefix, ops = self._left.pop(key)
-        self._prefixes[prefix] -= 1
-        if finish != "memory":
-            self._failed += 1
-            return
-        _count(self._done, ops)
-        self._seconds += sum(
-            span["stop"] - span["start"]
-            for span in kwargs.get("startstops") or ()
-            if span["action"] == "compute"
-        )
-
-    def look(self, cancelled: Iterable[Key] = ()) -> dict[str, Any]:
-        """Return the current counts, in types that msgpack supports.
-
-        Parameters
-        ----------
-        cancelled : iterable of key
-            Keys that the client does not want any more, and that may never arrive.
-        """
-        self._looked = monotonic()
-        if not self._has_begun:
-            self._give_up(self._keys.intersection(cancelled) - self._scheduler.tasks.keys())
-        if not self._has_begun and all(key in self._scheduler.tasks for key in self._keys):
-            self._begin()
-        is_over = self._has_begun and not self._left
-        if is_over:
-            self.stop()
+    @staticmethod
+    def counts(scheduler: Scheduler, tasks: _Tasks) -> dict[str, Any]:
+        """Return the current counts, in types that msgpack supports."""
+        if tasks._left is not None:
+            tasks._look(tasks._left, tasks._ended)
+        elif all(key in scheduler.tasks for key in tasks._keys):
+            needed = [
+                (ts, ops_of(ts.run_spec)) for ts in _needed(scheduler.tasks[key] for key in tasks._keys)
+            ]
+            for _, ops in needed:
+                _count(tasks._all, ops)
+            tasks._look(needed, Counter())
+        left = Counter(ts.prefix for ts, _ in tasks._left or ())
         return {
-            "status": "finished" if is_over else "running" if self._has_begun else "waiting",
-            "elapsed": self._looked - self._began,
-            "done": list(self._done),
-            "all": list(self._all),
-            "failed": self._failed,
-            "seconds": self._seconds,
-            "left_seconds": self._left_seconds(),
+            "status": "waiting" if tasks._left is None else "running" if tasks._left else "finished",
+            "done": list(tasks._done),
+            "all": list(tasks._all),
+            "failed": tasks._failed,
+            "seconds": _seconds(tasks._ended) or 0.0,
+            "left_seconds": _seconds(left),
         }
 
-    def stop(self) -> None:
-        """Stop counting.  Idempotent."""
-        self._scheduler.plugins.pop(self.name, None)
-
-    def _stop_if_forgotten(self) -> None:
-        if self.name in self._scheduler.plugins:
-            if monotonic() - self._looked > _FORGOTTEN:
-                self.stop()
-            else:
-                self._scheduler.loop.call_later(_FORGOTTEN, self._stop_if_forgotten)
-
-    def _give_up(self, keys: set[Key]) -> None:
-        self._keys -= keys
-        self._all[0] += len(keys)
-        self._failed += len(keys)
-
-    def _begin(self) -> None:
-        self._has_begun = True
-        targets = [self._scheduler.tasks[key] for key in self._keys]
-        left = set(_needed(targets, lambda ts: ts.state not in ("memory", "erred")))
-        for ts in _needed(targets, lambda ts: True):
-            ops = ops_of(ts.run_spec)
-            _count(self._all, ops)
-            if ts in left:
-                self._left[ts.key] = ts.prefix, ops
-                self._prefixes[ts.prefix] += 1
-            elif ts.state == "erred":
+    def _look(self, tasks: Iterable[tuple[TaskState, int]], ended: Counter[TaskPrefix]) -> None:
+        """Count those of some tasks that have ended, and keep the others."""
+        self._left = []
+        for ts, ops in tasks:
+            # The size of a result remains known when it is released.
+            if ts.state in ("memory", "released", "forgotten") and ts.nbytes >= 0:
+                _count(self._done, ops)
+                ended[ts.prefix] += 1
+            elif ts.state in ("erred", "forgotten"):
                 self._failed += 1
             else:
-                _count(self._done, ops)
-
-    def _left_seconds(self) -> float | None:
-        """Return the seconds of unfinished tasks; prefixes without measurements count with the mean of the others."""
-        each = [(left, prefix.duration_average) for prefix, left in self._prefixes.items()]
-        # Dask uses -1 for prefixes without measurements.
-        known = [seconds for _, seconds in each if seconds >= 0]
-        if not known:
-            return None
-        mean = sum(known) / len(known)
-        return float(sum(left * (seconds if seconds >= 0 else mean) for left, seconds in each))
+                self._left.append((ts, ops))
 
 
 def _count(counts: list[int], ops: int) -> None:
@@ -174,17 +153,26 @@ def _count(counts: list[int], ops: int) -> None:
     counts[2] += ops
 
 
-def _needed(targets: Iterable[TaskState], goes_on: Callable[[TaskState], bool]) -> Iterator[TaskState]:
-    """Yield tasks and their dependencies, each once, without following those where `goes_on` is false."""
+def _seconds(tasks: Counter[TaskPrefix]) -> float | None:
+    """Return the seconds of tasks; prefixes without measurements count with the mean of the others."""
+    # Dask uses -1 for prefixes without measurements.
+    known = [prefix.duration_average for prefix in tasks if prefix.duration_average >= 0]
+    if not known:
+        return None
+    mean = sum(known) / len(known)
+    averages = ((n, prefix.duration_average) for prefix, n in tasks.items())
+    return float(sum(n * (seconds if seconds >= 0 else mean) for n, seconds in averages))
+
+
+def _needed(targets: Iterable[TaskState]) -> set[TaskState]:
+    """Return tasks and all that they depend on."""
     seen = set(targets)
     stack = list(seen)
     while stack:
-        ts = stack.pop()
-        if goes_on(ts):
-            yield ts
-            new = ts.dependencies - seen
-            seen |= new
-            stack.extend(new)
+        new = stack.pop().dependencies - seen
+        seen |= new
+        stack.extend(new)
+    return seen
 
 
 def ops_of(spec: Any) -> int:
@@ -198,21 +186,6 @@ def ops_of(spec: Any) -> int:
     return sum(map(ops_of, spec.args[0].values())) if spec.has_subgraph() else 0
 
 
-def _start(keys: Iterable[Key], elapsed: float, dask_scheduler: Scheduler) -> str:
-    return Counting(dask_scheduler, keys, elapsed).name
-
-
-def _look(name: str, cancelled: Iterable[Key], dask_scheduler: Scheduler) -> dict[str, Any] | None:
-    counting = dask_scheduler.plugins.get(name)
-    return counting.look(cancelled) if isinstance(counting, Counting) else None
-
-
-def _stop(name: str, dask_scheduler: Scheduler) -> None:
-    counting = dask_scheduler.plugins.get(name)
-    if isinstance(counting, Counting):
-        counting.stop()
-
-
 # ---- in the client -----------------------------------------------------------------------------------------
 
 
@@ -220,123 +193,41 @@ class Pace:
     """Rates and remaining seconds, computed from successive counts."""
 
     def __init__(self) -> None:
-        self._first: _ProgressSample | None = None
-        self._lately: deque[_ProgressSample] = deque()
+        self._first: Mapping[str, Any] | None = None
+        self._lately: deque[Mapping[str, Any]] = deque()
 
-    def __call__(self, told: Mapping[str, Any]) -> Progress:
-        """Return the progress for the newest counts."""
-        (tasks, bundles, ops), totals = told["done"], told["all"]
-        if told["status"] == "waiting":
-            return Progress("waiting", told["elapsed"], (0, 0), (0, 0), (0, 0))
-        now = _ProgressSample(told["elapsed"], tasks, ops, told["seconds"])
-        is_over = told["status"] == "finished"
+    def __call__(self, now: Mapping[str, Any], is_over: bool) -> Progress:
+        """Return the progress for the newest counts, with the seconds "elapsed"."""
+        if now["status"] == "waiting":
+            return Progress("finished" if is_over else "waiting", now["elapsed"])
         since = self._since(now, is_over)
+        elapsed = now["elapsed"] - since["elapsed"]
+        tasks_per_s, _, ops_per_s = (
+            _rate(new - old, elapsed) for new, old in zip(now["done"], since["done"], strict=True)
+        )
+        threads, left = _rate(now["seconds"] - since["seconds"], elapsed), now["left_seconds"]
+        tasks, bundles, ops = zip(now["done"], now["all"], strict=True)
         return Progress(
-            told["status"],
-            now.elapsed,
-            (tasks, totals[0]),
-            (bundles, totals[1]),
-            (ops, totals[2]),
-            told["failed"],
-            _rate(now.ops - since.ops, now.elapsed - since.elapsed),
-            _rate(now.tasks - since.tasks, now.elapsed - since.elapsed),
-            0.0 if is_over else _remaining(now, since, told["left_seconds"]),
+            "finished" if is_over else "running",
+            now["elapsed"],
+            tasks,
+            bundles,
+            ops,
+            now["failed"],
+            ops_per_s,
+            tasks_per_s,
+            0.0 if is_over else None if left is None or threads <= 0 else left / threads,
         )
 
-    def _since(self, now: _ProgressSample, is_over: bool) -> _ProgressSample:
+    def _since(self, now: Mapping[str, Any], is_over: bool) -> Mapping[str, Any]:
         """Return the counts to compare with: from some seconds ago, or the first if nothing finished since."""
         self._first = first = self._first or now
         self._lately.append(now)
-        while self._lately[0].elapsed < now.elapsed - _WINDOW:
+        while self._lately[0]["elapsed"] < now["elapsed"] - _WINDOW:
             self._lately.popleft()
         oldest = self._lately[0]
-        return first if is_over or oldest.tasks == now.tasks else oldest
-
-
-class _ProgressSample(NamedTuple):
-    elapsed: float
-    tasks: int
-    ops: int
-    seconds: float
+        return first if is_over or oldest["done"] == now["done"] else oldest
 
 
 def _rate(amount: float, seconds: float) -> float:
     return amount / seconds if seconds > 0 else 0.0
-
-
-def _remaining(now: _ProgressSample, since: _ProgressSample, left: float | None) -> float | None:
-    """Return the seconds of unfinished tasks, divided by the seconds of tasks finished per second."""
-    threads = _rate(now.seconds - since.seconds, now.elapsed - since.elapsed)
-    return None if left is None or threads <= 0 else left / threads
-
-
-class Following:
-    """Reads the progress of some keys from a client's scheduler.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    futures : iterable of Future
-        Held as long as this object, since keys that are not wanted are forgotten and never finish.
-    interval : float
-        Seconds between two requests.
-    """
-
-    def __init__(self, client: Client, futures: Iterable[Future], interval: float = INTERVAL) -> None:
-        self._client = client
-        self._futures = list(futures)
-        self._interval = interval
-        self._pace = Pace()
-        self._name: str | None = None
-        self._elapsed = 0.0
-        self._is_over = False
-
-    async def read(self) -> Progress | None:
-        """Wait for the interval and return the progress; None: the scheduler is gone, all is done, or it was closed."""
-        if self._name is not None:
-            await asyncio.sleep(self._interval)
-        return await self.look()
-
-    async def look(self) -> Progress | None:
-        """Return the current progress; None as in `read`."""
-        if self._is_over:
-            return None
-        try:
-            counts = await self._counts()
-        except (CommClosedError, OSError):
-            return None
-        # `close` may have been called during the request.
-        if self._is_over or counts is None:
-            return None
-        self._is_over = counts["status"] == "finished"
-        self._elapsed = counts["elapsed"]
-        return self._pace(counts)
-
-    async def _counts(self) -> dict[str, Any] | None:
-        """Ask the counting plugin; start another if it has stopped because this client did not ask for a while."""
-        counts: dict[str, Any] | None = None
-        while counts is None and not self._is_over:
-            if self._name is None:
-                keys = [future.key for future in self._futures]
-                self._name = await self._ask(_start, keys=keys, elapsed=self._elapsed)
-            cancelled = [future.key for future in self._futures if future.cancelled()]
-            counts = await self._ask(_look, name=self._name, cancelled=cancelled)
-            if counts is None:
-                self._name, self._pace = None, Pace()
-        return counts
-
-    async def close(self) -> None:
-        """Stop counting.  Idempotent."""
-        self._is_over = True
-        if self._name is not None:
-            with suppress(CommClosedError, OSError):
-                await self._ask(_stop, name=self._name)
-
-    async def _ask(self, function: Callable[..., object], **arguments: object) -> Any:
-        try:
-            return await self._client.run_on_scheduler(function, **arguments)
-        # A closed connection pool raises this too.
-        except RuntimeError:
-            if self._client.status in ("closing", "closed"):
-                raise CommClosedError("the client is closed") from None
-            raise
