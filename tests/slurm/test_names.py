@@ -9,6 +9,7 @@ import pytest
 from distributed import Client
 
 import dask_ferro as ff
+from dask_ferro.runtime.slurm.cancel_queue import Cancellation
 from dask_ferro.runtime.slurm.site import SlurmSite
 from tests.slurm.tools import command, queue, settings
 from tests.waiting import until, until_async
@@ -25,7 +26,7 @@ async def submitted(site: SlurmSite) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("end", ["cancel_all", "watchdog"])
+@pytest.mark.parametrize("end", ["all_gone", "watchdog"])
 def test_clusters_whose_jobs_have_one_name_end_their_own_jobs_only(end):
     """Each lists its own two jobs of the four, and ends no others: by itself, and by the process that outlives it."""
     ours, theirs = SlurmSite("shared", f"ferro-a-{end}"), SlurmSite("shared", f"ferro-b-{end}")
@@ -34,8 +35,8 @@ def test_clusters_whose_jobs_have_one_name_end_their_own_jobs_only(end):
         await submitted(ours)
         kept = await submitted(theirs)
         assert len(queue("shared")) == 4
-        if end == "cancel_all":
-            assert await ours.cancel_all(10.0)
+        if end == "all_gone":
+            assert await Cancellation(ours).all_gone((), 10.0)
         ours.close(jobs_left=end == "watchdog")
         await until_async(
             lambda: set(queue("shared")) == kept, "the end of ours", seen=lambda: queue("shared")
@@ -45,9 +46,9 @@ def test_clusters_whose_jobs_have_one_name_end_their_own_jobs_only(end):
     try:
         asyncio.run(scenario())
     finally:
-        asyncio.run(theirs.cancel_all(10.0))
+        command("scancel", "--name=shared")
         theirs.close()
-    assert queue("shared") == {}
+    until(lambda: queue("shared") == {}, "the end of all jobs")
 
 
 async def test_a_watchdog_ends_jobs_whose_comment_the_site_has_rewritten():
@@ -78,7 +79,7 @@ def test_jobs_and_workers_have_the_names_that_they_were_given(slurm, tmp_path):
         (found,) = made.sync(made.reconcile)
         assert found.state == "running"
         assert re.fullmatch(r"run-\$SLURM_JOB_ID-0", found.name)
-        assert "jobs: 1 running, bounds: 2 workers, pools: default)" in repr(made)
+        assert "bounds: 2 workers, pool default: 1 running)" in repr(made)
         printed = {name: text for name, text in made.get_logs(workers=False).items() if "logs/mine-" in name}
         assert any("distributed.nanny" in text for text in printed.values()), printed
     assert queue("mine") == {}

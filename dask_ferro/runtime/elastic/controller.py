@@ -46,7 +46,7 @@ from dask_ferro.runtime.elastic.lost import summed
 from dask_ferro.runtime.elastic.lost import told as told_lost
 from dask_ferro.runtime.elastic.options import check_room, elastic_options, scale_parameters
 from dask_ferro.runtime.pools.providers import Pools, pools_of
-from dask_ferro.runtime.pools.shortage import shortage, told_closed
+from dask_ferro.runtime.pools.report import shortage, told_closed
 from dask_ferro.runtime.scheduler_calls import LostCount, RosterCalls, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, ClosedPool, PendingJobs, ScaleEvent
@@ -59,8 +59,6 @@ _PUBLISHED = 10.0
 _KEPT = 1000
 # The time for which a caller waits for submissions; retries go on after that.
 _SUBMITTING = 5.0
-# How long, and how often, jobs of a pool without any worker so far are checked: a broken script ends within a second.
-_FAILING, _LOOK = 4.0, 0.25
 # The latest time of the next step: jobs that end before it have to go now.
 _TICK = 2.0
 # Seconds until the next attempt after a refused retirement.
@@ -184,21 +182,13 @@ class Elastic(upstream_deploy.Adapting):
     async def settle(self) -> None:
         """Take the first step, and return when its requests are submitted, or after some seconds.
 
-        If a pool had no worker so far, its jobs are watched for a moment longer, since a broken script ends at once.
-
         Raises
         ------
         ConfigError
-            If the site refuses permanently, with its message; if the required jobs end before a worker connected,
-            with the last lines of their output; if only paused pools could provide them.
+            If the site refuses permanently, with its message, or if only closed or paused pools could provide them.
         """
         await self.adapt()
         await self._submitted()
-        until = time() + _FAILING
-        may_fail = getattr(self._pools, "may_fail_at_once", None)
-        while self.minimum and may_fail is not None and may_fail() and time() < until:
-            await asyncio.sleep(_LOOK)
-            await self.adapt()
         if not self.minimum or not any(kind.closed for kind in self._pools.pools()):
             return
         await self._submitted()

@@ -28,21 +28,20 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.cluster import ElasticCluster
 from dask_ferro.runtime.jobs.cluster_options import check_options, checked_name, section_of
-from dask_ferro.runtime.jobs.cluster_repr import Known, ends_of, in_rows, in_words, outputs
 from dask_ferro.runtime.jobs.connections import Connections
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, read
-from dask_ferro.runtime.jobs.postmortem import Postmortems
 from dask_ferro.runtime.jobs.script import WorkerJob, resources_of
 from dask_ferro.runtime.jobs.worker_names import WorkerNames
 from dask_ferro.runtime.pools.job_pools import PAUSE, ClusterPools, JobPools, PoolRow
 from dask_ferro.runtime.pools.pool import ADDRESS, JobPool
-from dask_ferro.runtime.pools.shortage import shortage
+from dask_ferro.runtime.pools.report import in_rows, shortage
 from dask_ferro.runtime.records.job_book import JobBook, JobRow
 from dask_ferro.runtime.records.queue_follower import QueueFollower
 from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState, Patience
+from dask_ferro.runtime.slurm.logs import ends_of
 from dask_ferro.runtime.slurm.orphan_guard import new_tag
 from dask_ferro.runtime.slurm.parsing import PERMANENT
 from dask_ferro.runtime.slurm.site import SlurmSite
@@ -157,15 +156,17 @@ class SLURMCluster(ElasticCluster):
         self._site = SlurmSite(job_name, self._tag)
         self._submission = Submission(self._site, self._submitted, self._accepted, self._refused)
         self._connections = Connections(self)
-        self._cancellation = Cancellation(
-            self._site, self._connections.addresses, self._connections.let_leave
-        )
-        self._postmortems = Postmortems(self._site, self._connections)
+        self._cancellation = Cancellation(self._site)
         self._pools = JobPools(self._built, self._site, self._submission.trouble, self._connections.publish)
         self._follower = QueueFollower(
-            self._site, self._book, self._submission, self._cancellation, self._connections, self._postmortems,
-            self._pools, patience,
-        )  # fmt: skip
+            self._site,
+            self._book,
+            self._submission,
+            self._cancellation,
+            self._connections,
+            self._pools,
+            patience,
+        )
 
     async def _open_cluster(self) -> None:
         self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
@@ -291,16 +292,17 @@ class SLURMCluster(ElasticCluster):
         self._book.because(why, jobs)
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, {in_words(self._known())})"
+        told = ", ".join(f"{name}: {text}" for name, text in self._rows())
+        return f"{super().__repr__()[:-1]}, {told})"
 
     def _repr_html_(self, cluster_status: str | None = None) -> str:
         of_dask: str = super()._repr_html_(cluster_status=cluster_status)
-        return of_dask + notebook.table("jobs", in_rows(self._known()))
+        return of_dask + notebook.table("jobs", self._rows())
 
-    def _known(self) -> Known:
+    def _rows(self) -> list[tuple[str, str]]:
         adaptive = self._adapting()
         bounds = None if adaptive is None else (adaptive.minimum, adaptive.maximum)
-        return Known([job.seen() for job in self._book.followed], self.pools, bounds)
+        return in_rows([job.seen() for job in self._book.followed], self.pools, bounds)
 
     def get_logs(
         self, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
@@ -326,14 +328,9 @@ class SLURMCluster(ElasticCluster):
     async def _all_logs(self, jobs: bool, cluster: bool, scheduler: bool, workers: object) -> Logs:
         logs = await self._dask_logs(cluster, scheduler, workers)
         if jobs:
-            logs.update(await asyncio.to_thread(lambda: ends_of(self._written())))
+            headers = [str(kind.job.job_header) for kind in self._pools.by_name.values()]
+            logs.update(await asyncio.to_thread(ends_of, headers, self._site.job_name, self._began))
         return logs
-
-    def _written(self) -> list[Path]:
-        """Return the newest output files of the jobs."""
-        headers = {str(kind.job.job_header) for kind in self._pools.by_name.values()}
-        paths = (outputs(header, self._site.job_name, self._began) for header in headers)
-        return list(dict.fromkeys(chain.from_iterable(paths)))
 
     # -- what the controller asks for ------------------------------------------------------------------------
 
@@ -381,14 +378,10 @@ class SLURMCluster(ElasticCluster):
         jobs = self._book.release(names)
         try:
             await self._submission.withdraw(jobs)
-            await self._cancellation.gone(job for job in jobs if job.job_id)
+            await self._cancellation.gone({job.job_id: job for job in jobs if job.job_id})
         finally:
             for job in jobs:
                 self._book.end(job)
-
-    def may_fail_at_once(self) -> bool:
-        """Return whether a job of a pool without any worker so far may be about to end: its script may be broken."""
-        return self._pools.may_fail_at_once(self._book.followed)
 
     def wait_for_workers(self, n_workers: int, timeout: float | None = None) -> Any:
         """Wait until this many workers are connected.  A client of this cluster waits here too.
@@ -471,13 +464,11 @@ class SLURMCluster(ElasticCluster):
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait({self._looking})
-        await self._postmortems.close()
         landed = await self._submission.close(_LAST_SUBMISSION)
         await self._pools.close()
         await self._connections.tell_over()
         there = {job.job_id for job in self._book.jobs.values() if job.job_id}
-        there |= self._cancellation.job_ids
-        gone = not self._submission.had_jobs or await self._site.cancel_all(_LAST_JOBS, there)
+        gone = not self._submission.had_jobs or await self._cancellation.all_gone(there, _LAST_JOBS)
         await self._cancellation.close()
         for job in [*self._book.jobs.values()]:
             self._book.end(job, "its cluster ended")
