@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import onnx
 
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
-from dask_ferro.lower import ModelGraph, from_onnx
+from dask_ferro.lower.model.collection import ModelGraph
+from dask_ferro.lower.model.from_onnx import from_onnx
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.row_check import check_rows

@@ -1,7 +1,7 @@
 """The progress of a computation: finished bundles and ops, ops a second, and the remaining seconds.
 
-A plugin on the scheduler counts finished tasks, including those done before it was installed; it is removed when all
-are done, or when its client has not asked for a while.  The remaining seconds are those of unfinished tasks, by the
+A part of the scheduler plugin counts finished tasks, including those done before it was put on; it is taken off when
+all are done, or when its client leaves.  The remaining seconds are those of unfinished tasks, by the
 mean of their prefix, divided by the seconds of tasks finished per second lately: this accounts for threads that come,
 go or idle.  Durations are seconds.
 """
@@ -19,16 +19,15 @@ from uuid import uuid4
 from dask.typing import Key
 from distributed import Client, Future, Scheduler
 from distributed.comm.core import CommClosedError
-from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskPrefix, TaskState
+
+from dask_ferro.runtime.scheduler_plugin import Part, part_of, put_on, take_off
 
 # Frequent enough to look alive; one request costs client and scheduler 0.6 ms together.
 INTERVAL = 0.25
 # Rates are averages over the last seconds: long enough to be steady, short enough to show workers come and go.
 _WINDOW = 10.0
-# Without requests for this long, the client counts as gone.
-_FORGOTTEN = 60.0
 
 
 class Progress(NamedTuple):
@@ -64,14 +63,13 @@ class Progress(NamedTuple):
 # ---- on the scheduler --------------------------------------------------------------------------------------
 
 
-class Counting(SchedulerPlugin):
-    """A scheduler plugin that counts the finished tasks among those that some keys need."""
+class Counting(Part):
+    """A part of the scheduler plugin that counts the finished tasks among those that some keys of a client need."""
 
-    def __init__(self, scheduler: Scheduler, keys: Iterable[Key], elapsed: float) -> None:
-        self.name = f"ferro-progress-{uuid4().hex}"
-        self._scheduler = scheduler
+    def __init__(self, client: str, keys: Iterable[Key]) -> None:
+        self.name = f"progress-{uuid4().hex}"
+        self._client = client
         self._keys = set(keys)
-        self._began = monotonic() - elapsed
         self._has_begun = False
         # Prefix and ops of each unfinished key.
         self._left: dict[Key, tuple[TaskPrefix, int]] = {}
@@ -80,25 +78,39 @@ class Counting(SchedulerPlugin):
         self._all = [0, 0, 0]
         self._failed = 0
         self._seconds = 0.0  # of finished tasks
-        self._looked = monotonic()
-        scheduler.add_plugin(self, name=self.name)
-        scheduler.loop.call_later(_FORGOTTEN, self._stop_if_forgotten)
 
-    def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: Any) -> None:
+    def start(self, scheduler: Scheduler) -> None:
+        """Begin to measure the elapsed time."""
+        self._scheduler = scheduler
+        self._began = monotonic()
+
+    def task_left(
+        self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, Any]
+    ) -> None:
         """Record that a task is finished, or never will be."""
-        if finish not in ("memory", "erred", "forgotten") or key not in self._left:
-            return
-        prefix, ops = self._left.pop(key)
+        if self._count_end(ts, finish):
+            self._seconds += seconds or 0.0
+
+    def task_changed(self, ts: TaskState, start: str, finish: str) -> None:
+        """Record that a task needs no worker, or gets none any more."""
+        self._count_end(ts, finish)
+
+    def _count_end(self, ts: TaskState, finish: str) -> bool:
+        """Count a task that ends; return whether it is one of those, and finished."""
+        if finish not in ("memory", "erred", "forgotten") or ts.key not in self._left:
+            return False
+        prefix, ops = self._left.pop(ts.key)
         self._prefixes[prefix] -= 1
         if finish != "memory":
             self._failed += 1
-            return
+            return False
         _count(self._done, ops)
-        self._seconds += sum(
-            span["stop"] - span["start"]
-            for span in kwargs.get("startstops") or ()
-            if span["action"] == "compute"
-        )
+        return True
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Leave with the client."""
+        if client == self._client:
+            scheduler.loop.add_callback(take_off, self.name, dask_scheduler=scheduler)
 
     def look(self, cancelled: Iterable[Key] = ()) -> dict[str, Any]:
         """Return the current counts, in types that msgpack supports.
@@ -108,34 +120,20 @@ class Counting(SchedulerPlugin):
         cancelled : iterable of key
             Keys that the client does not want any more, and that may never arrive.
         """
-        self._looked = monotonic()
         if not self._has_begun:
             self._give_up(self._keys.intersection(cancelled) - self._scheduler.tasks.keys())
         if not self._has_begun and all(key in self._scheduler.tasks for key in self._keys):
             self._begin()
         is_over = self._has_begun and not self._left
-        if is_over:
-            self.stop()
         return {
             "status": "finished" if is_over else "running" if self._has_begun else "waiting",
-            "elapsed": self._looked - self._began,
+            "elapsed": monotonic() - self._began,
             "done": list(self._done),
             "all": list(self._all),
             "failed": self._failed,
             "seconds": self._seconds,
             "left_seconds": self._left_seconds(),
         }
-
-    def stop(self) -> None:
-        """Stop counting.  Idempotent."""
-        self._scheduler.plugins.pop(self.name, None)
-
-    def _stop_if_forgotten(self) -> None:
-        if self.name in self._scheduler.plugins:
-            if monotonic() - self._looked > _FORGOTTEN:
-                self.stop()
-            else:
-                self._scheduler.loop.call_later(_FORGOTTEN, self._stop_if_forgotten)
 
     def _give_up(self, keys: set[Key]) -> None:
         self._keys -= keys
@@ -198,19 +196,15 @@ def ops_of(spec: Any) -> int:
     return sum(map(ops_of, spec.args[0].values())) if spec.has_subgraph() else 0
 
 
-def _start(keys: Iterable[Key], elapsed: float, dask_scheduler: Scheduler) -> str:
-    return Counting(dask_scheduler, keys, elapsed).name
-
-
-def _look(name: str, cancelled: Iterable[Key], dask_scheduler: Scheduler) -> dict[str, Any] | None:
-    counting = dask_scheduler.plugins.get(name)
-    return counting.look(cancelled) if isinstance(counting, Counting) else None
-
-
-def _stop(name: str, dask_scheduler: Scheduler) -> None:
-    counting = dask_scheduler.plugins.get(name)
-    if isinstance(counting, Counting):
-        counting.stop()
+async def _look(name: str, cancelled: Iterable[Key], dask_scheduler: Scheduler) -> dict[str, Any] | None:
+    """Return the counts; take the part off that has counted all."""
+    counting = part_of(dask_scheduler, Counting, name)
+    if counting is None:
+        return None
+    counts = counting.look(cancelled)
+    if counts["status"] == "finished":
+        await take_off(name, dask_scheduler=dask_scheduler)
+    return counts
 
 
 # ---- in the client -----------------------------------------------------------------------------------------
@@ -288,7 +282,6 @@ class Following:
         self._interval = interval
         self._pace = Pace()
         self._name: str | None = None
-        self._elapsed = 0.0
         self._is_over = False
 
     async def read(self) -> Progress | None:
@@ -302,35 +295,26 @@ class Following:
         if self._is_over:
             return None
         try:
-            counts = await self._counts()
+            if self._name is None:
+                counting = Counting(self._client.id, [future.key for future in self._futures])
+                await self._ask(put_on, part=counting)
+                self._name = counting.name
+            cancelled = [future.key for future in self._futures if future.cancelled()]
+            counts = await self._ask(_look, name=self._name, cancelled=cancelled)
         except (CommClosedError, OSError):
             return None
         # `close` may have been called during the request.
         if self._is_over or counts is None:
             return None
         self._is_over = counts["status"] == "finished"
-        self._elapsed = counts["elapsed"]
         return self._pace(counts)
-
-    async def _counts(self) -> dict[str, Any] | None:
-        """Ask the counting plugin; start another if it has stopped because this client did not ask for a while."""
-        counts: dict[str, Any] | None = None
-        while counts is None and not self._is_over:
-            if self._name is None:
-                keys = [future.key for future in self._futures]
-                self._name = await self._ask(_start, keys=keys, elapsed=self._elapsed)
-            cancelled = [future.key for future in self._futures if future.cancelled()]
-            counts = await self._ask(_look, name=self._name, cancelled=cancelled)
-            if counts is None:
-                self._name, self._pace = None, Pace()
-        return counts
 
     async def close(self) -> None:
         """Stop counting.  Idempotent."""
         self._is_over = True
         if self._name is not None:
             with suppress(CommClosedError, OSError):
-                await self._ask(_stop, name=self._name)
+                await self._ask(take_off, name=self._name)
 
     async def _ask(self, function: Callable[..., object], **arguments: object) -> Any:
         try:

@@ -18,6 +18,7 @@ from dask_ferro.commands.progress import progress
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import synthetic
 from dask_ferro.runtime.local.progress import Following, Pace, Progress, ops_of
+from dask_ferro.runtime.scheduler_plugin import plugin_of
 from dask_ferro.views.progress import line, words
 from tests.clusters import running
 from tests.waiting import finished, opened, until
@@ -36,7 +37,8 @@ def tiny():
 
 
 def counting(client):
-    return [name for name in client.cluster.scheduler.plugins if "ferro-progress" in name]
+    plugin = plugin_of(client.cluster.scheduler)
+    return [name for name in (plugin.parts if plugin else ()) if name.startswith("progress-")]
 
 
 def begun(client, following):
@@ -124,20 +126,13 @@ def test_one_that_was_cancelled_before_does_not_hold_up_the_others(client):
     assert (seen.status, seen.tasks, seen.failed) == ("finished", (1, 2), 1)
 
 
-def test_a_counter_that_was_forgotten_is_followed_by_another(client):
-    future = client.submit(gate, "forgotten", 1, key="forgotten")
-    following = Following(client, [future], interval=0.0)
-    first = begun(client, following)
-    (name,) = counting(client)
-    client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[name].stop())  # as after a minute
-    second = begun(client, following)
-    assert (second.status, second.tasks) == ("running", (0, 1))
-    assert second.elapsed >= first.elapsed
-    client.sync(following.close)
-    assert client.sync(following.read) is None
-    assert counting(client) == []
-    Event("forgotten", client=client).set()
-    assert future.result(timeout=60) == 1
+def test_nothing_stays_behind_when_the_client_leaves(client):
+    with Client(client.cluster, set_as_default=False) as other:
+        future = other.submit(gate, "leaves", 1, key="leaves")
+        begun(other, Following(other, [future], interval=0.0))
+        assert len(counting(client)) == 1
+    until(lambda: not counting(client), "the end of the part that counts")
+    Event("leaves", client=client).set()
 
 
 def test_nothing_stays_behind_when_the_client_stops_looking(client):
