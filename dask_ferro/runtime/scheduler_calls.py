@@ -6,7 +6,7 @@ All of them are msgpack's types: dictionaries, lists, strings and numbers.  Dura
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 
 class WorkerRow(TypedDict):
@@ -96,8 +96,8 @@ class RosterCalls(Protocol):
     async def ferro_exposed(self, *, jobs: Mapping[str, str]) -> None:
         """Call `Roster.exposed`."""
 
-    async def register_scheduler_plugin(self, *, plugin: bytes, name: str, idempotent: bool) -> None:
-        """Install a plugin on the scheduler."""
+    async def run_function(self, *, function: bytes, kwargs: bytes) -> dict[str, Any]:
+        """Run a function on the scheduler."""
 
     async def retire_workers(self, *, workers: Iterable[str], close_workers: bool) -> Mapping[str, object]:
         """Retire workers as Dask does."""

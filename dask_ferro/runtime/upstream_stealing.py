@@ -75,7 +75,7 @@ class EntryPoints(WorkStealing):
         """Let the core handle an event, and carry out its instructions."""
 
     @abstractmethod
-    def _assigned(self, ts: TaskState) -> None:
+    def task_assigned(self, ts: TaskState) -> None:
         """Record that a task was assigned to a worker."""
 
     @abstractmethod
@@ -250,7 +250,7 @@ class EntryPoints(WorkStealing):
         """Add a task to the ledger again if it was removed; a task that is in it stays."""
         worker = ts.processing_on
         if worker is not None and ts.key not in self.ledger.entries and ts not in worker.long_running:
-            self._assigned(ts)
+            self.task_assigned(ts)
 
     def remove_key_from_stealable(self, ts: TaskState) -> None:
         """Remove a task that left its thread (it seceded) from the ledger."""

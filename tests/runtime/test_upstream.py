@@ -14,11 +14,10 @@ from distributed.stealing import WorkStealing
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import preload, upstream_names
-from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
+from dask_ferro.runtime.scheduler_plugin import NAME
 from dask_ferro.runtime.upstream_names import CLUSTER, JOBQUEUE, SCHEDULER, WORKER, missing
 from dask_ferro.runtime.worker.plugin import METRIC, FerroWorker
 from tests.clusters import on_cluster
-from tests.waiting import until_async
 
 
 @pytest.fixture
@@ -100,9 +99,7 @@ def test_a_preload_leaves_stock_dask_and_warns_once_where_a_name_is_missing(hide
 
     async def test(client, scheduler):
         await preload.dask_setup(scheduler)
-        await until_async(lambda: NAME not in scheduler.plugins, "the plugin to go")
-        await client.register_plugin(FerroScheduler())  # by hand, too
-        await until_async(lambda: NAME not in scheduler.plugins, "the plugin to go again")
+        await preload.dask_setup(scheduler)
         _is_stock(scheduler)
         assert await client.submit(lambda: 7) == 7
 

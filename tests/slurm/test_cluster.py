@@ -22,6 +22,7 @@ from distributed import Client
 
 import dask_ferro as ff
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
+from dask_ferro.runtime.scheduler_plugin import put_on
 from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from tests.slurm.tools import (
     LATER,
@@ -243,7 +244,7 @@ async def test_a_preempted_job_hands_its_long_task_over_within_what_its_partitio
         assert "FERRO_JOB_GRACE=5\n" in cluster.job_script()
         await looked(cluster, ["running"] * 2)
         async with Client(cluster, asynchronous=True) as client:
-            await client.register_plugin(Roster())
+            await client.run_on_scheduler(put_on, part=Roster())
             task = client.submit(long_at_first, str(starts))
             runs_on = partial(client.run_on_scheduler, place_of, key=task.key)
             name = await until_async(runs_on, "the task to run", every=0.1)

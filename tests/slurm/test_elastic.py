@@ -13,7 +13,8 @@ from typing import Any
 import dask
 import pytest
 
-from dask_ferro.runtime.elastic.scheduler_rpc import NAME
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
+from dask_ferro.runtime.scheduler_plugin import part_of
 from tests.slurm.tools import away, busy, command, queue
 from tests.waiting import finished, until
 
@@ -27,7 +28,7 @@ def nodes(cluster: Any) -> list[str]:
 
 def times_left(dask_scheduler: Any) -> list[float]:
     """Return the seconds that each worker has left; runs on the scheduler."""
-    return [row["ends_in"] for row in dask_scheduler.plugins[NAME].roster()["workers"].values()]
+    return [row["ends_in"] for row in part_of(dask_scheduler, Roster).roster()["workers"].values()]
 
 
 def test_a_scale_down_loses_no_result(site):

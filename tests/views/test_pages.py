@@ -24,6 +24,8 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 import dask_ferro as ff
 from dask_ferro.policy.events import Arrived, Settled, Settlement
 from dask_ferro.runtime.elastic.retirement import Leaving
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry import dashboard_state
 from dask_ferro.runtime.telemetry.dashboard_state import Backlog, ElasticPicture, MoveFlow, StealingPicture
 from dask_ferro.runtime.telemetry.events import ScaleEvent
@@ -258,7 +260,7 @@ async def test_pages_come_with_the_plugin_once_and_go_with_it(client: Client, sc
     )
     assert b"/individual-ferro-stealing" in named.body
     assert b"/individual-task-stream" in named.body
-    site = scheduler.plugins["ferro"]._take_pages_off.__self__
+    site = part_of(scheduler, Scheduling)._take_pages_off.__self__
     browser = await opened(scheduler, "stealing")
     assert site.documents
     await ff.uninstall(client)
@@ -277,7 +279,7 @@ async def test_pages_come_with_the_plugin_once_and_go_with_it(client: Client, sc
 async def test_pages_that_were_opened_and_closed_leave_nothing(
     client: Client, scheduler: Scheduler, count: int
 ) -> None:
-    site = scheduler.plugins["ferro"]._take_pages_off.__self__
+    site = part_of(scheduler, Scheduling)._take_pages_off.__self__
     seen: list[Any] = []
     contexts = site._application._applications.values()
     for number in range(count):
@@ -312,7 +314,7 @@ def shown(document: Document) -> str:
 async def test_a_page_that_fails_says_so_and_is_closed(
     client: Client, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = scheduler.plugins["ferro"]._take_pages_off.__self__
+    site = part_of(scheduler, Scheduling)._take_pages_off.__self__
 
     def failing(self: ElasticPage, picture: ElasticPicture) -> None:
         raise ValueError("<on purpose>")

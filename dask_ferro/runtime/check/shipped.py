@@ -24,8 +24,9 @@ from typing import Any
 
 # Environment variables that set the threads of linear algebra.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# The names of the plugins, as `runtime.plugin.scheduler` and `runtime.worker.plugin` define them; a test compares them.
-SCHEDULER_PLUGIN, WORKER_PLUGIN, METRIC = "ferro", "ferro-worker", "ferro"
+# The names of the plugins, and of the part of stealing and placement, as `runtime.scheduler_plugin`,
+# `runtime.worker.plugin` and `runtime.plugin.scheduler` define them; a test compares them.
+SCHEDULER_PLUGIN, WORKER_PLUGIN, METRIC, SCHEDULING = "ferro", "ferro-worker", "ferro", "scheduling"
 # What is returned: values of plain types by name.
 Plain = dict[str, Any]
 # Bytes at the beginning of a file that are compared, beside its size.
@@ -68,7 +69,7 @@ def scheduler_facts(packages: Sequence[str], modules: Sequence[str], dask_schedu
     import dask
 
     began = time.time()
-    plugin = dask_scheduler.plugins.get(SCHEDULER_PLUGIN)
+    plugin = getattr(dask_scheduler.plugins.get(SCHEDULER_PLUGIN), "parts", {}).get(SCHEDULING)
     settings = getattr(plugin, "settings", None)
     return {
         "process": process_facts(packages, modules),

@@ -21,7 +21,6 @@ from typing import Any
 
 from distributed import Status
 from distributed.metrics import time
-from distributed.protocol.pickle import dumps
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
@@ -251,9 +250,7 @@ class Elastic(upstream_deploy.Adapting):
 
     async def _tick(self) -> None:
         if not self._registered:
-            await self._calls.register_scheduler_plugin(
-                plugin=dumps(scheduler_rpc.Roster()), name=scheduler_rpc.NAME, idempotent=True
-            )
+            await scheduler_rpc.register(self._calls)
             self._registered = True
         self._released.clear()
         seen = await self._pools.reconcile()

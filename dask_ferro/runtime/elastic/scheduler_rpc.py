@@ -1,4 +1,4 @@
-"""The scheduler plugin `Roster`: the remote calls of scaling.
+"""The part `Roster` of the scheduler plugin: the remote calls of scaling.
 
     ferro_roster()                 return the workers with their data and tasks, and the remaining work
     ferro_leave(addresses, ...)    retire workers without losing data (`retirement`)
@@ -9,7 +9,7 @@
     ferro_unblame(names)           report that workers died because their jobs were ended (`blame`)
     ferro_over()                   report that the cluster ends: no worker has to retire in order any more
 
-It works with or without `FerroScheduler`, and makes no decisions.  Answers that are expensive (the remaining work,
+It works with or without `ff.install`, and makes no decisions.  Answers that are expensive (the remaining work,
 unique data by worker) are cached while a new computation would take more than 2 % of the scheduler's time.  Durations
 are seconds, sizes bytes.
 """
@@ -20,13 +20,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Generic, TypeVar
-from weakref import WeakMethod
 
-from dask.typing import Key
 from distributed import Scheduler, Status
-from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.core import clean_exception
 from distributed.metrics import monotonic, time
-from distributed.scheduler import WorkerState
+from distributed.protocol.pickle import dumps
+from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.events import EndTold
@@ -37,19 +36,16 @@ from dask_ferro.runtime.elastic.lost import summed
 from dask_ferro.runtime.elastic.remaining_work import Demands, names_a_gpu
 from dask_ferro.runtime.elastic.retirement import Leaving
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.scheduler_calls import DemandRow, LeaveAnswer, RosterAnswer, WorkerRow
+from dask_ferro.runtime.scheduler_calls import DemandRow, LeaveAnswer, RosterAnswer, RosterCalls, WorkerRow
+from dask_ferro.runtime.scheduler_plugin import Part, put_on
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of
 from dask_ferro.runtime.worker.plugin import METRIC
 from dask_ferro.runtime.worker_memory import free_bytes
 
 logger = logging.getLogger(__name__)
 
-NAME = "ferro-roster"
 # The methods that a client may call, each under "ferro_" and its name.
 _CALLS = ("roster", "leave", "stay", "ends", "fail", "exposed", "unblame", "over")
-# The call that removes the plugin.
-REMOVE = "ferro_roster_remove"
-
 # One over the share of the scheduler's time for expensive answers: 2 %.
 _SHARE = 50
 
@@ -65,13 +61,12 @@ _LEAVES_AT = 100e6
 T = TypeVar("T")
 
 
-class Roster(SchedulerPlugin):
-    """A scheduler plugin that answers the calls listed above."""
+class Roster(Part):
+    """A part of the scheduler plugin that answers the calls listed above."""
 
-    name = NAME
-    idempotent = True
+    name = "elastic"
 
-    # Set by `start`, which Dask awaits before it calls any of the hooks below.
+    # Set by `start`, before any of the hooks below is called.
     leaving: Leaving
     blame: Blame
     copies: Copies
@@ -93,14 +88,8 @@ class Roster(SchedulerPlugin):
 
     # -- from start to stop --------------------------------------------------------------------------------
 
-    async def start(self, scheduler: Scheduler) -> None:
-        """Install the handlers, in place of another roster's.  Idempotent."""
-        if self._scheduler is not None:
-            return
-        other = scheduler.plugins.get(NAME)
-        if isinstance(other, Roster) and other is not self:
-            self._ends, self._fresh = other._ends, other._fresh
-            await other.remove()
+    def start(self, scheduler: Scheduler) -> None:
+        """Read the workers that are there."""
         self._scheduler = scheduler
         self.leaving = Leaving(scheduler)
         self.blame = Blame(scheduler)
@@ -109,28 +98,22 @@ class Roster(SchedulerPlugin):
         self._busy = dict.fromkeys(scheduler.workers, monotonic())
         self._paused = {a: monotonic() for a, ws in scheduler.workers.items() if ws.status == Status.paused}
         self._names = {address: str(ws.name) for address, ws in scheduler.workers.items()}
-        scheduler.handlers.update(self._handlers())
 
-    def _handlers(self) -> dict[str, Callable[..., object]]:
-        methods = {f"ferro_{name}": getattr(self, name) for name in _CALLS} | {REMOVE: self.remove}
-        return {name: _weak(method) for name, method in methods.items()}
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """Return the calls listed above."""
+        return {f"ferro_{name}": getattr(self, name) for name in _CALLS}
 
-    async def remove(self, comm: object = None) -> None:
-        """Remove the handlers; retiring workers stay.  Idempotent."""
-        if (scheduler := self._scheduler) is None:
-            return
-        self._ends, self._fresh, self._told = {}, 0.0, None
-        self._tell(scheduler.workers.values())
-        self._scheduler = None
-        for name in self._handlers():
-            scheduler.handlers.pop(name, None)
-        if scheduler.plugins.get(NAME) is self:
-            del scheduler.plugins[NAME]
-        self.copies.stop()
-        await self.leaving.stop()
+    async def stop(self) -> None:
+        """Take the ends of workers back from placement, and end retirements; retiring workers stay."""
+        if (scheduler := self._scheduler) is not None:
+            self._ends, self._fresh, self._told = {}, 0.0, None
+            self._tell(scheduler.workers.values())
+            self._scheduler = None
+            self.copies.stop()
+            await self.leaving.stop()
 
-    async def before_close(self) -> None:
-        """Stop retirements and copies, as the scheduler is closing."""
+    async def close(self) -> None:
+        """Stop retirements and copies."""
         await self.over()
 
     # -- what happens --------------------------------------------------------------------------------------
@@ -167,27 +150,28 @@ class Roster(SchedulerPlugin):
                 del self._ends[name]
         self._look_at = 2 * len(self._ends)  # so that each name is checked about twice
 
-    def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: object) -> None:
+    def task_left(
+        self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, object]
+    ) -> None:
         """Record that a worker had a task until now."""
-        if start == "processing":
-            worker = kwargs.get("worker")
-            if worker in self._busy:
-                self._busy[worker] = monotonic()
-            if self.leaving.is_on:
-                self.leaving.wake()
+        worker = message.get("worker")
+        if worker in self._busy:
+            self._busy[worker] = monotonic()  # type: ignore[index]
+        if self.leaving.is_on:
+            self.leaving.wake()
 
-    def log_event(self, topic: str, msg: object) -> None:
-        """Notice events without another hook in Dask: pausing and resuming workers, the tasks of dead ones."""
+    def worker_changed(self, ws: WorkerState) -> None:
+        """Record since when a worker is paused."""
+        if ws.status == Status.paused:
+            self._paused.setdefault(ws.address, monotonic())
+        else:
+            self._paused.pop(ws.address, None)
+
+    def logged(self, topic: str, msg: object) -> None:
+        """Notice the tasks of a dead worker, for which Dask has no hook."""
         told = msg if isinstance(msg, dict) else {}
-        action = told.get("action")
-        if action == "remove-worker" and "worker" in told and not told["expected"]:
+        if told.get("action") == "remove-worker" and "worker" in told and not told["expected"]:
             self.blame.died(self._names.get(told["worker"], ""), told["processing-tasks"])
-        elif action == "worker-status-change":
-            ws = self._scheduler.workers.get(topic) if self._scheduler is not None else None
-            if ws is not None and ws.status == Status.paused:
-                self._paused.setdefault(topic, monotonic())
-            else:
-                self._paused.pop(topic, None)
 
     # -- what it answers -----------------------------------------------------------------------------------
 
@@ -409,25 +393,21 @@ class RateLimitedValue(Generic[T]):
         return self._value
 
 
-def _weak(method: Callable[..., object]) -> Callable[..., object]:
-    """Return a handler that keeps no plugin alive: Dask keeps each one that it has called until the process ends."""
-    reference = WeakMethod(method)
-
-    def handler(**message: object) -> object:
-        own = reference()
-        return None if own is None else own(**message)
-
-    return handler
-
-
 def stealing_of(scheduler: Scheduler) -> Stealing | None:
-    """Return the extension of `FerroScheduler`, or None if it is not installed."""
+    """Return our stealing extension, or None if it is not installed."""
     stealing = scheduler.extensions.get("stealing")
     return stealing if isinstance(stealing, Stealing) else None
 
 
+async def register(calls: RosterCalls) -> None:
+    """Put the roster on the scheduler of a connection, if it has none."""
+    answer = await calls.run_function(function=dumps(put_on), kwargs=dumps({"part": Roster()}))
+    if answer["status"] != "OK":
+        _, error, _ = clean_exception(**answer)
+        assert error is not None
+        raise error
+
+
 async def dask_setup(scheduler: Scheduler) -> None:
     """Install the roster on a scheduler: `dask scheduler --preload dask_ferro.runtime.elastic.scheduler_rpc`."""
-    plugin = Roster()
-    await plugin.start(scheduler)
-    scheduler.add_plugin(plugin, name=NAME, idempotent=True)
+    await put_on(Roster(), dask_scheduler=scheduler)

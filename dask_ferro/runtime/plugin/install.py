@@ -14,14 +14,9 @@ from dask_ferro.runtime.bundling import client as bundling
 from dask_ferro.runtime.check.asking import checked_client
 from dask_ferro.runtime.check.releases import importing, refuse_scheduler, warn_of_workers, worker_releases
 from dask_ferro.runtime.plugin import reach
-from dask_ferro.runtime.plugin.scheduler import (
-    NAME,
-    NOT_INSTALLED,
-    FerroScheduler,
-    PluginFigures,
-    stays_off,
-)
+from dask_ferro.runtime.plugin.scheduler import NOT_INSTALLED, PluginFigures, Scheduling, stays_off
 from dask_ferro.runtime.plugin.settings import Settings
+from dask_ferro.runtime.scheduler_plugin import part_of, put_on, take_off
 
 # Seconds for which a client that installed the plugin batches messages to the scheduler; Dask: 10 ms.
 _CLIENT_SENDS = 0.002
@@ -133,7 +128,7 @@ async def _put_on(client: Client, settings: Settings) -> None:
     # At the same time as the installation: a worker that hangs is waited for once.
     releases = asyncio.create_task(worker_releases(client, settings.answer))
     try:
-        await client.register_plugin(FerroScheduler(settings))
+        await client.run_on_scheduler(put_on, part=Scheduling(settings))
         there = await client.run_on_scheduler(_there)
         reach.warn("ff.install", there.late, settings.answer, _LATER.format("is set up"))
         warn_of_workers(await releases, "ff.install")
@@ -164,22 +159,18 @@ async def _figures(client: Client) -> PluginFigures:
 
 # No handlers of the scheduler: Dask keeps each one that it has called for as long as the process lives.
 async def _remove(*, dask_scheduler: Scheduler) -> list[str]:
-    plugin = _plugin(dask_scheduler)
-    return [] if plugin is None else await plugin.remove()
+    scheduling = part_of(dask_scheduler, Scheduling)
+    await take_off(Scheduling.name, dask_scheduler=dask_scheduler)
+    return [] if scheduling is None else scheduling.late
 
 
 def _figures_there(*, dask_scheduler: Scheduler) -> PluginFigures | None:
-    plugin = _plugin(dask_scheduler)
-    return None if plugin is None else plugin.figures()
+    scheduling = part_of(dask_scheduler, Scheduling)
+    return None if scheduling is None else scheduling.figures()
 
 
 def _there(*, dask_scheduler: Scheduler) -> _There:
-    plugin = _plugin(dask_scheduler)
-    if plugin is None:
+    scheduling = part_of(dask_scheduler, Scheduling)
+    if scheduling is None:
         return _There(stays_off(), None, [])
-    return _There(stays_off(), plugin.settings, plugin.late)
-
-
-def _plugin(scheduler: Scheduler) -> FerroScheduler | None:
-    plugin = scheduler.plugins.get(NAME)
-    return plugin if isinstance(plugin, FerroScheduler) else None
+    return _There(stays_off(), scheduling.settings, scheduling.late)

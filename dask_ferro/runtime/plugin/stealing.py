@@ -7,7 +7,7 @@ with the facts of tasks from `dask_facts`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from dask.typing import Key
@@ -36,8 +36,6 @@ from dask_ferro.runtime.worker.plugin import METRIC, sent
 
 logger = logging.getLogger(__name__)
 
-# States whose end frees bytes of a worker.
-_HELD = ("memory", "processing")
 # Seconds for which messages to a worker are batched: with Dask's 5 ms, no dependency between two workers takes less.
 _SENDS = 0.001
 
@@ -115,6 +113,8 @@ class Stealing(EntryPoints):
         self._lines: list[tuple[object, ...]] = []  # lines for Dask's log, of the requests being sent
         self._learn(scheduler)
         super().__init__(scheduler)
+        # Where Dask's constructor adds it; what happens is passed on by `FerroScheduler`.
+        del scheduler.plugins[self.name]
         self._take_over(scheduler)
 
     def _learn(self, scheduler: Scheduler) -> None:
@@ -128,7 +128,7 @@ class Stealing(EntryPoints):
         for worker in scheduler.workers.values():
             for task in sorted(worker.processing, key=lambda ts: ts.priority or ()):
                 if task not in worker.long_running:
-                    self._assigned(task)
+                    self.task_assigned(task)
 
     # -- from start to stop --------------------------------------------------------------------------------
 
@@ -165,6 +165,8 @@ class Stealing(EntryPoints):
         now = time()
         if decided := self.core.handle(event, now):
             self._enact(decided, now)
+        if self.ledger.starting and not self.waits.listens:
+            self.waits.listen_soon()
 
     def add_worker(self, scheduler: object = None, worker: str = "") -> None:
         """Add the worker to the ledger, as a thief until it has something to do."""
@@ -183,34 +185,14 @@ class Stealing(EntryPoints):
         self._beats.pop(worker, None)
         self._settle_asked()
 
-    def log_event(self, topic: str, msg: object) -> None:
-        """Notice workers that pause, resume or are about to retire, for which Dask has no other hook."""
-        if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
-            ws = self.scheduler.workers.get(topic)
-            if ws is not None:
-                self.tell(events.AcceptsTasks(topic, ws.status == Status.running))
+    def worker_changed(self, ws: WorkerState) -> None:
+        """Notice that a worker pauses, resumes or is about to retire."""
+        self.tell(events.AcceptsTasks(ws.address, ws.status == Status.running))
 
-    def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: object) -> None:
-        """Update the ledger."""
-        ledger = self.ledger
-        # Of a task's six transitions four are no matter.
-        if start != "processing" and finish != "processing" and not (ledger.starting or ledger.counts_bytes):
-            return
-        try:
-            if start == "processing":
-                self._left(key, finish, kwargs)
-            if finish == "processing":
-                self._assigned(self.scheduler.tasks[key])
-            if ledger.counts_bytes and start in _HELD:
-                self.after_freeing()
-            # A task makes six transitions, and is thought to start in one of them.
-            if ledger.starting and not self.waits.listens:
-                self.waits.listen_soon()
-        # Dask logs errors of plugins and goes on; this line names the task that the ledger is wrong about from now
-        # on.
-        except Exception:
-            logger.exception("dask_ferro lost track of %r (%s to %s)", key, start, finish)
-            raise
+    def task_changed(self, ts: TaskState, start: str, finish: str) -> None:
+        """Notice that bytes of a device are freed."""
+        if start == "memory" and self.ledger.counts_bytes:
+            self.after_freeing()
 
     def _seceded(self, ts: TaskState) -> None:
         if ts.key not in self.ledger.requests:
@@ -220,7 +202,8 @@ class Stealing(EntryPoints):
         """Forget tasks; learned costs are kept."""
         self.tell(events.Restarted())
 
-    def _assigned(self, ts: TaskState) -> None:
+    def task_assigned(self, ts: TaskState) -> None:
+        """Enter a task into the ledger."""
         ws = ts.processing_on
         if ws is None:
             return
@@ -229,22 +212,20 @@ class Stealing(EntryPoints):
         needs = ts.resource_restrictions
         self.tell(events.Assigned(ts.key, ws.address, ts.prefix.name, ts.priority, told, needs, nbytes))
 
-    def _left(self, key: Key, finish: str, message: dict[str, Any]) -> None:
-        ts = self.scheduler.tasks[key]
+    def task_left(
+        self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, Any]
+    ) -> None:
+        """Remove a task from the ledger, and learn from one that is done."""
         self._forget_asked(ts)
-        seconds, is_done = None, finish == "memory"
+        is_done = finish == "memory"
         if is_done:
-            spans = message.get("startstops") or ()
-            # A worker that ran the task before sends that run too, as the first.
-            for span in reversed(spans):
-                if span["action"] == "compute":
-                    seconds = span["stop"] - span["start"]
-                    break
             self.devices.sizes.add(ts.prefix.name, message.get("nbytes") or 0)
             if self.telemetry.is_on:
-                thread = message.get("thread")
+                spans, thread = message.get("startstops") or (), message.get("thread")
                 self.telemetry.finished(ts, message["worker"], spans, message.get("nbytes"), thread)
-        self.tell(events.Finished(key, is_done, seconds))
+        self.tell(events.Finished(ts.key, is_done, seconds))
+        if self.ledger.counts_bytes:
+            self.after_freeing()
 
     # -- when to take a step -------------------------------------------------------------------------------
 

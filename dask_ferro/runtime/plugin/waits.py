@@ -109,9 +109,6 @@ class Waits:
         """Handle overdue tasks: move those that may move, take back those of silent workers, report the rest."""
         stealing, now = self._stealing, time()
         ledger = stealing.ledger
-        # A stolen task is sent without a transition, which would have asked for this.
-        if ledger.starting:
-            self.listen_soon()
         if not 0 <= now - self._ticked <= self._settings.tick + _STALL:
             self.awake = now
         self._ticked = now

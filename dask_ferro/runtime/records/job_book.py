@@ -8,14 +8,17 @@ A job ends in `JobBook.end`, and nowhere else.  The book asks no other source.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
 from dataclasses import replace
 from itertools import chain
-from typing import TypedDict
+from typing import Any, TypedDict
 
+from distributed import Scheduler
 from distributed.metrics import time
+from distributed.scheduler import TaskState
 
-from dask_ferro.runtime.records.task_counts import TaskCounts
+from dask_ferro.runtime.scheduler_plugin import Part
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
 
 # The most jobs kept that are over: 10 MB.
@@ -43,6 +46,63 @@ class JobRow(TypedDict):
     tasks: int
     why: str
     ending: str
+
+
+class TaskCounts(Part):
+    """The part of the scheduler plugin that counts, by name, the tasks that each worker finished without error.
+
+    Attributes
+    ----------
+    tables : mapping of str to callable
+        What clients may ask the cluster for, by the name of the call (`telemetry.cluster_rows`).
+    """
+
+    name = "jobs"
+
+    def __init__(self) -> None:
+        self.tables: Mapping[str, Callable[..., Awaitable[object]]] = {}
+        self._done: Counter[str] = Counter()
+        # By address.
+        self._names: dict[str, str] = {}
+
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the tables."""
+        return self.tables
+
+    def start(self, scheduler: Scheduler) -> None:
+        """Learn the names of the workers that are there."""
+        for worker in scheduler.workers:
+            self.add_worker(scheduler, worker)
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Learn a worker's name."""
+        self._names[worker] = str(scheduler.workers[worker].name)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
+        """Forget a worker's address; its count stays until its job is over."""
+        # A worker that its nanny restarts comes back under the same name.
+        self._names.pop(worker, None)
+
+    def task_left(
+        self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, Any]
+    ) -> None:
+        """Count a task that finished without error."""
+        # Copies of a result are no transitions.
+        if finish == "memory" and (name := self._names.get(message["worker"])) is not None:
+            self._done[name] += 1
+
+    def of(self, workers: Collection[str]) -> int:
+        """Return the number of tasks that some workers finished."""
+        return sum(self._done[name] for name in workers)
+
+    def take(self, workers: Collection[str]) -> int:
+        """Return that number, and count from 0 again."""
+        return sum(self._done.pop(name, 0) for name in workers)
+
+    def keep(self, workers: Set[str]) -> None:
+        """Forget all counts but those of some workers, and of connected ones."""
+        for name in self._done.keys() - workers - set(self._names.values()):
+            del self._done[name]
 
 
 class JobBook:

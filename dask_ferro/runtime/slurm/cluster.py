@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Status
+from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.utils import Logs
 
@@ -37,6 +37,7 @@ from dask_ferro.runtime.pools.pool import ADDRESS, JobPool
 from dask_ferro.runtime.pools.report import in_rows, shortage
 from dask_ferro.runtime.records.job_book import JobBook, JobRow
 from dask_ferro.runtime.records.queue_follower import QueueFollower
+from dask_ferro.runtime.scheduler_plugin import put_on
 from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
 from dask_ferro.runtime.slurm.commands import Refused
@@ -46,7 +47,7 @@ from dask_ferro.runtime.slurm.orphan_guard import new_tag
 from dask_ferro.runtime.slurm.parsing import PERMANENT
 from dask_ferro.runtime.slurm.site import SlurmSite
 from dask_ferro.runtime.slurm.submit_queue import Submission
-from dask_ferro.runtime.telemetry.cluster_rows import JOBS, POOLS, serve
+from dask_ferro.runtime.telemetry.cluster_rows import JOBS, POOLS
 from dask_ferro.runtime.upstream_jobqueue import job_keywords
 from dask_ferro.runtime.upstream_names import JOBQUEUE, WORKER
 
@@ -171,7 +172,10 @@ class SLURMCluster(ElasticCluster):
     async def _open_cluster(self) -> None:
         self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
         await super()._open_cluster()
-        serve(self.scheduler, self._book.counts, {JOBS: self._job_rows, POOLS: self._pool_rows})
+        # A scheduler in another process cannot read this cluster.
+        if isinstance(self.scheduler, Scheduler):
+            self._book.counts.tables = {JOBS: self._job_rows, POOLS: self._pool_rows}
+            await put_on(self._book.counts, dask_scheduler=self.scheduler)
 
     async def _job_rows(self) -> list[JobRow]:
         return self._book.rows()

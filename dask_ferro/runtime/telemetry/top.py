@@ -26,7 +26,8 @@ from distributed.scheduler import WorkerState
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.overview.observe import overview_of
 from dask_ferro.runtime.worker.plugin import METRIC
@@ -79,8 +80,7 @@ class SchedulerLook(TypedDict):
 
 def look(dask_scheduler: Scheduler) -> SchedulerLook:
     """Return a snapshot, in types that msgpack supports."""
-    plugin = dask_scheduler.plugins.get(NAME)
-    on = plugin if isinstance(plugin, FerroScheduler) else None
+    on = part_of(dask_scheduler, Scheduling)
     states: Counter[str] = Counter()
     ops: Counter[str] = Counter()
     for prefix in upstream.prefixes(dask_scheduler):
@@ -100,13 +100,13 @@ def look(dask_scheduler: Scheduler) -> SchedulerLook:
     }
 
 
-def _overview(scheduler: Scheduler, plugin: FerroScheduler | None) -> dict[str, Any]:
+def _overview(scheduler: Scheduler, plugin: Scheduling | None) -> dict[str, Any]:
     stealing = plugin.stealing if plugin is not None else None
     elastic = plugin.events.elastic if plugin is not None and plugin.events is not None else None
     return asdict(overview_of(scheduler, stealing, elastic, time()))
 
 
-def _row(ws: WorkerState, plugin: FerroScheduler | None) -> WorkerLook:
+def _row(ws: WorkerState, plugin: Scheduling | None) -> WorkerLook:
     metrics = upstream.metrics_of(ws)
     told = metrics.get(METRIC) or {}
     mix = Counter(ts.prefix.name for ts in islice(ws.processing, _MIX))

@@ -31,8 +31,9 @@ from distributed.protocol.pickle import dumps
 
 from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.runtime.plugin import reach
-from dask_ferro.runtime.plugin.scheduler import NAME, NOT_INSTALLED, FerroScheduler, recordings_of, stays_off
+from dask_ferro.runtime.plugin.scheduler import NOT_INSTALLED, Scheduling, recordings_of, stays_off
 from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry.op_recorder import Taped, TapePlugin, taped
 from dask_ferro.runtime.telemetry.recorder import Mark
 from dask_ferro.trace import Key, Span, Trace, write_whole
@@ -311,8 +312,8 @@ def traced_to(client: Client, path: str | os.PathLike[str] | None, *, ops: bool 
 
 
 def _stealing_of(scheduler: Scheduler) -> Stealing | None:
-    plugin = scheduler.plugins.get(NAME)
-    return plugin.stealing if isinstance(plugin, FerroScheduler) else None
+    scheduling = part_of(scheduler, Scheduling)
+    return None if scheduling is None else scheduling.stealing
 
 
 def _begin(token: str, tasks: int, *, dask_scheduler: Scheduler) -> _Begun | str:

@@ -16,7 +16,8 @@ from distributed import Client
 
 import dask_ferro as ff
 from dask_ferro.runtime.check import shipped
-from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.scheduler_plugin import NAME
 from dask_ferro.runtime.worker import plugin as worker_plugin
 from tests.clusters import on_cluster, running, stopped
 from tests.runtime.check.faulty import faulty_scheduler, faulty_workers, preload, release
@@ -294,8 +295,9 @@ def test_wrong_calls_are_refused(tmp_path):
 
 
 def test_the_names_of_the_plugins_are_those_that_are_looked_for():
-    assert (shipped.SCHEDULER_PLUGIN, shipped.WORKER_PLUGIN, shipped.METRIC) == (
+    assert (
         NAME,
+        Scheduling.name,
         worker_plugin.NAME,
         worker_plugin.METRIC,
-    )
+    ) == (shipped.SCHEDULER_PLUGIN, shipped.SCHEDULING, shipped.WORKER_PLUGIN, shipped.METRIC)

@@ -15,7 +15,9 @@ from distributed.active_memory_manager import ReduceReplicas
 import dask_ferro as ff
 from dask_ferro.runtime.elastic import copies as module
 from dask_ferro.runtime.elastic.copies import Seat, droppable, receivers
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.pools.providers import SpecPools
+from dask_ferro.runtime.scheduler_plugin import part_of
 from tests import clusters
 from tests.waiting import finished_async, until, until_async
 
@@ -104,7 +106,7 @@ class Play:
 
     @property
     def copies(self):
-        return self.scheduler.plugins["ferro-roster"].copies
+        return part_of(self.scheduler, Roster).copies
 
     async def runs(self, times=3):
         """Let the policy run some times, and the workers answer."""
@@ -297,7 +299,7 @@ def test_nothing_is_copied_when_nobody_says_any_more_who_may_be_preempted():
     ):
 
         def exposed():
-            roster = cluster.scheduler.plugins.get("ferro-roster")
+            roster = part_of(cluster.scheduler, Roster)
             return roster is not None and bool(roster.copies._jobs)
 
         pools = Preemptible(SpecPools(cluster))
@@ -312,6 +314,6 @@ def test_nothing_is_copied_when_nobody_says_any_more_who_may_be_preempted():
             second.stop()
             until(lambda: not exposed(), "it to be taken back")
             pools.may_be = False
-            cluster.scheduler.plugins["ferro-roster"].exposed(jobs={"0": "job-0"})  # by one that has died
+            part_of(cluster.scheduler, Roster).exposed(jobs={"0": "job-0"})  # by one that has died
             cluster.adapt(Adaptive=ff.Elastic, **bounds)
             until(lambda: not exposed(), "a new one to say that there are none")

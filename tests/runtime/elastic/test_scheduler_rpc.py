@@ -9,8 +9,8 @@ from math import inf, nan
 import dask
 import pytest
 from dask._task_spec import Task, TaskRef
-from distributed import Event, Scheduler, Status, Worker, secede
-from distributed.protocol.pickle import dumps
+from distributed import Event, Scheduler, Status, Worker, rpc, secede
+from distributed.stealing import WorkStealing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +21,7 @@ from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.elastic.remaining_work import Demands
 from dask_ferro.runtime.elastic.scheduler_rpc import RateLimitedValue, Roster
 from dask_ferro.runtime.scheduler_calls import RosterAnswer, WorkerRow
+from dask_ferro.runtime.scheduler_plugin import NAME, part_of, take_off
 from tests import clusters
 from tests.waiting import finished_async, opened, until_async
 
@@ -155,7 +156,7 @@ async def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle(cl
 @on_cluster(config={"distributed.worker.memory.pause": False})
 async def test_a_row_tells_for_how_long_a_worker_has_paused(client, cluster, clock):
     scheduler, (one, two) = cluster.scheduler, cluster.scheduler.workers
-    told = scheduler.plugins[scheduler_rpc.NAME].roster
+    told = part_of(scheduler, Roster).roster
 
     def paused():
         return {address: row["paused_for"] for address, row in told()["workers"].items()}
@@ -183,7 +184,7 @@ async def test_demands_are_apart_by_what_their_workers_must_have(client, cluster
         bound = client.submit(hold, "roster", 0, workers=[address], pure=False)
         loose = client.submit(hold, "roster", 0, workers=[address], allow_other_workers=True, pure=False)
     await submitted(cluster.scheduler, 307)
-    facts = cluster.scheduler.plugins[scheduler_rpc.NAME].roster()
+    facts = part_of(cluster.scheduler, Roster).roster()
     rows = {(*d["resources"], d["workers"] is not None): d for d in facts["demands"]}
     assert set(rows) == {(False,), (True,), ("GPU", False)}
     assert facts["queue"] == 307
@@ -207,7 +208,7 @@ async def test_a_demand_knows_the_whole_graph_and_what_has_run(client, cluster):
     with annotated(1.0):
         last = client.get(graph, "c", sync=False)
     await submitted(cluster.scheduler, 11)
-    demands = cluster.scheduler.plugins[scheduler_rpc.NAME].roster()["demands"]
+    demands = part_of(cluster.scheduler, Roster).roster()["demands"]
     (bound, free) = sorted(demands, key=lambda demand: demand["workers"] is None)
     assert free["profile"] == [(2.0, 4.0), (1.0, 1.0)]
     # Nobody knows what `hold` takes: at least as long again as the two have run.
@@ -316,7 +317,7 @@ async def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(client
         lambda: sum(len(ws.long_running) for ws in scheduler.workers.values()) >= 6, "six that seceded"
     )
     assert Demands(scheduler).rows() == []
-    facts = scheduler.plugins[scheduler_rpc.NAME].roster()
+    facts = part_of(scheduler, Roster).roster()
     holders = {a for a, ws in scheduler.workers.items() if ws.long_running}
     assert {facts["workers"][address]["idle_for"] for address in holders} == {0.0}
     with annotated(2.0):
@@ -386,14 +387,14 @@ async def test_ends_are_kept_by_name_for_workers_that_come_later_too(client, clu
             assert {row.ends_at for row in ledger.rows.values()} == {inf}
             assert (ledger.ends, ledger.fresh) == ({}, 0.0)
             await cluster.scheduler_comm.ferro_ends(ends={"0": now + 20}, fresh=200.0)
-            await cluster.scheduler_comm.ferro_roster_remove()
+            await client.run_on_scheduler(take_off, name=Roster.name)
             assert (dict(ledger.ends), ledger.fresh) == ({}, 0.0)
 
 
 @on_cluster()
 async def test_ends_are_forgotten_with_those_that_left_or_whose_end_has_passed(client, cluster, monkeypatch):
     monkeypatch.setattr(scheduler_rpc, "_ABSENT", 3)
-    known = cluster.scheduler.plugins[scheduler_rpc.NAME]._ends
+    known = part_of(cluster.scheduler, Roster)._ends
     now = time.time()
     told = cluster.scheduler_comm.ferro_ends
     await told(ends={"0": now + 100, "1": now + 100, "passed": now - 1, "next": now + 50})
@@ -442,21 +443,35 @@ async def test_tasks_that_no_worker_has_fail_with_the_reason_and_what_runs_or_is
 @on_cluster()
 async def test_it_comes_on_once_and_leaves_nothing_behind(client, cluster):
     scheduler = cluster.scheduler
-    own = {"ferro_roster", "ferro_leave", "ferro_ends", scheduler_rpc.REMOVE}
-    first = scheduler.plugins[scheduler_rpc.NAME]
-    register = cluster.scheduler_comm.register_scheduler_plugin
-    await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=True)
-    assert scheduler.plugins[scheduler_rpc.NAME] is first
-    await cluster.scheduler_comm.ferro_ends(ends={"0": time.time() + 100})
-    await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=False)
-    second = scheduler.plugins[scheduler_rpc.NAME]
-    assert second is not first
-    ends = [w["ends_in"] for w in (await cluster.scheduler_comm.ferro_roster())["workers"].values()]
-    assert sorted(ends, key=str) == [about(95), None]
-    await cluster.scheduler_comm.ferro_roster_remove()
+    own = {"ferro_roster", "ferro_leave", "ferro_ends"}
+    first = part_of(scheduler, Roster)
+    await scheduler_rpc.register(cluster.scheduler_comm)
+    assert part_of(scheduler, Roster) is first
+    assert own <= set(scheduler.handlers)
+    await client.run_on_scheduler(take_off, name=Roster.name)
     assert not own & set(scheduler.handlers)
-    assert scheduler_rpc.NAME not in scheduler.plugins
+    assert NAME not in scheduler.plugins
     assert await client.submit(lambda: 7) == 7
+
+
+async def test_an_error_of_its_start_reaches_the_caller(monkeypatch):
+    def fails(roster, scheduler):
+        raise ZeroDivisionError("at the start")
+
+    monkeypatch.setattr(Roster, "start", fails)
+    async with Scheduler(port=0, dashboard_address=":0") as scheduler, rpc(scheduler.address) as calls:
+        with pytest.raises(ZeroDivisionError, match="at the start"):
+            await scheduler_rpc.register(calls)
+        assert NAME not in scheduler.plugins
+
+
+@on_cluster(installed=True)
+async def test_it_goes_on_where_stealing_and_placement_are_taken_off(client, cluster):
+    roster = part_of(cluster.scheduler, Roster)
+    await ff.uninstall(client)
+    assert type(cluster.scheduler.extensions["stealing"]) is WorkStealing
+    assert part_of(cluster.scheduler, Roster) is roster
+    assert set((await cluster.scheduler_comm.ferro_roster())["workers"]) == set(cluster.scheduler.workers)
 
 
 async def test_as_a_preload_it_is_there_from_the_first_moment():
@@ -464,5 +479,5 @@ async def test_as_a_preload_it_is_there_from_the_first_moment():
         Scheduler(port=0, dashboard_address=":0", preload=[scheduler_rpc.__name__]) as scheduler,
         Worker(scheduler.address, nthreads=3, resources={"GPU": 1}) as worker,
     ):
-        rows = scheduler.plugins[scheduler_rpc.NAME].roster()["workers"]
+        rows = part_of(scheduler, Roster).roster()["workers"]
         assert {a: (w["threads"], w["device"]) for a, w in rows.items()} == {worker.address: (3, "gpu")}

@@ -22,12 +22,13 @@ from tornado.httpclient import AsyncHTTPClient
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.elastic import scheduler_rpc
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.install import figures
-from dask_ferro.runtime.plugin.scheduler import FerroScheduler
+from dask_ferro.runtime.plugin.scheduler import Scheduling
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.scheduler_plugin import FerroScheduler, part_of, plugin_of, put_on, take_off
 from tests.clusters import UNCHECKED, on_cluster, tuned
 from tests.waiting import finished_async, opened, until, until_async
 
@@ -61,8 +62,9 @@ async def test_install_takes_over_and_uninstall_gives_stock_dask_back(client, sc
     await ff.install(client)  # twice is once
     assert isinstance(scheduler.extensions["stealing"], Stealing)
     assert scheduler.stream_handlers["steal-response"].__self__ is scheduler.extensions["stealing"]
-    assert [type(p) for p in scheduler.plugins.values()].count(Stealing) == 1
-    assert WorkStealing not in [type(p) for p in scheduler.plugins.values()]
+    assert [p for p in scheduler.plugins.values() if isinstance(p, FerroScheduler | WorkStealing)] == [
+        plugin_of(scheduler)
+    ]
     assert {s.interval for s in scheduler.stream_comms.values()} == {0.001}
     assert "ferro-worker" in scheduler.worker_plugins
     await ff.uninstall(client)
@@ -83,18 +85,19 @@ async def test_install_takes_over_and_uninstall_gives_stock_dask_back(client, sc
 @on_cluster(roster=True)
 async def test_no_plugin_lives_on_after_it_was_replaced_or_removed(client, scheduler, workers):
     """Dask keeps each handler that a client has called, with the object that it is a method of."""
-    gone = [weakref.ref(scheduler.plugins[scheduler_rpc.NAME])]
+    gone = [weakref.ref(part_of(scheduler, Roster))]
     for answer in (1, 2, 3):
         await ff.install(client, bundles=True, answer=answer)
         await client.gather(client.map(abs, range(8), pure=False))
         await figures(client)
         await client.scheduler.ferro_roster()
-        ours = [*scheduler.plugins.values(), *(worker.plugins["ferro-worker"] for worker in workers)]
-        gone += [weakref.ref(one) for one in ours if type(one).__module__.startswith("dask_ferro")]
+        plugin = plugin_of(scheduler)
+        ours = [plugin, *plugin.parts.values(), *(worker.plugins["ferro-worker"] for worker in workers)]
+        gone += [weakref.ref(one) for one in [*ours, scheduler.extensions["stealing"]]]
         if answer > 1:
             await ff.uninstall(client)
-    await client.scheduler.ferro_roster_remove()
-    del ours
+    await client.run_on_scheduler(take_off, name=Roster.name)
+    del ours, plugin
 
     def left():
         gc.collect()
@@ -129,7 +132,8 @@ async def test_clients_that_install_and_uninstall_at_once_leave_one_stealer(clie
         await asyncio.gather(ff.install(client, answer=1), ff.install(other, answer=3))
         stealing = scheduler.extensions["stealing"]
         assert isinstance(stealing, Stealing)
-        assert [p for p in scheduler.plugins.values() if isinstance(p, WorkStealing)] == [stealing]
+        assert [p for p in scheduler.plugins.values() if isinstance(p, WorkStealing)] == []
+        assert part_of(scheduler, Scheduling).stealing is stealing
         assert scheduler.periodic_callbacks["stealing"].callback == stealing._tick
         assert scheduler.stream_handlers["steal-response"] == stealing.move_task_confirm
         await asyncio.gather(ff.uninstall(client), ff.uninstall(other))
@@ -181,9 +185,10 @@ async def test_stock_dask_does_not_steal_while_other_settings_replace_the_first(
 
 @on_cluster()
 async def test_an_install_that_fails_leaves_stock_dask(client, scheduler):
-    plugin = FerroScheduler(replace(Settings.configured(), tick=0))
+    part = Scheduling(replace(Settings.configured(), tick=0))
     with pytest.raises(ValueError, match="positive"):
-        await plugin.start(scheduler)
+        await put_on(part, dask_scheduler=scheduler)
+    assert plugin_of(scheduler) is None
     assert type(scheduler.extensions["stealing"]) is WorkStealing
     assert scheduler.periodic_callbacks["stealing"].callback == scheduler.extensions["stealing"].balance
     await ff.install(client)
@@ -368,7 +373,7 @@ async def test_short_queued_tasks_are_sent(client, scheduler, given, placing, mo
     tasks = client.map(_nothing, range(400), pure=False)
     assert await client.gather(tasks) == list(range(400))
     assert deepest.most == most
-    assert scheduler.plugins["ferro"].placing.placed["root"] == 400
+    assert part_of(scheduler, Scheduling).placing.placed["root"] == 400
     await ff.uninstall(client)
     deepest.most = 0
     await client.gather(client.map(_nothing, range(100), pure=False))
@@ -458,7 +463,7 @@ async def test_an_error_of_ours_sends_tasks_one_by_one(client, scheduler, monkey
     def fail(*given):
         raise ValueError("ours")
 
-    monkeypatch.setattr(scheduler.plugins["ferro"].placing.candidates, "ahead", fail)
+    monkeypatch.setattr(part_of(scheduler, Scheduling).placing.candidates, "ahead", fail)
     assert await client.gather(client.map(_nothing, range(100), pure=False)) == list(range(100))
     assert (deepest.most, len(scheduler.workers)) == (1, 2)
     assert "dask_ferro sends no task ahead" in caplog.text

@@ -29,7 +29,11 @@ def finishes(book: JobBook, worker: str, count: int = 1) -> None:
     """Have a worker of a name finish tasks."""
     book.counts._names[f"tcp://{worker}"] = worker
     for _ in range(count):
-        book.counts.transition("x", "processing", "memory", worker=f"tcp://{worker}")
+        ends(book, "memory", f"tcp://{worker}")
+
+
+def ends(book: JobBook, finish: str, worker: str) -> None:
+    book.counts.task_left(None, finish, 1.0, {"worker": worker})  # type: ignore[arg-type]
 
 
 def lived() -> tuple[JobBook, BatchJob]:
@@ -105,14 +109,8 @@ def test_of_jobs_that_are_over_the_newest_are_kept_and_of_others_all() -> None:
 def test_only_tasks_that_finished_count() -> None:
     book = booked(job())
     book.counts._names["tcp://1"] = "a-0"
-    for start, finish, worker in [
-        ("processing", "memory", "tcp://1"),
-        ("processing", "memory", "tcp://1"),
-        ("processing", "erred", "tcp://1"),
-        ("waiting", "processing", "tcp://1"),
-        ("processing", "memory", "tcp://3"),
-    ]:
-        book.counts.transition("x", start, finish, worker=worker)
+    for finish, worker in [("memory", "1"), ("memory", "1"), ("erred", "1"), ("memory", "3")]:
+        ends(book, finish, f"tcp://{worker}")
     assert [row["tasks"] for row in book.rows()] == [2]
 
 

@@ -13,14 +13,15 @@ from dask_ferro.policy.events import Settled
 from dask_ferro.policy.scaling.facts import Submit
 from dask_ferro.runtime.elastic.controller import as_event, told
 from dask_ferro.runtime.plugin.placement import PLACES
-from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry.events import KINDS, SCALINGS, TOPIC, Events
 from tests.clusters import on_cluster
 from tests.waiting import opened, until_async
 
 
 def events_of(scheduler) -> Events:
-    return scheduler.plugins[NAME].events
+    return part_of(scheduler, Scheduling).events
 
 
 def published(scheduler, action):

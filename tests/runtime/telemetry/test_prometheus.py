@@ -12,7 +12,8 @@ from tornado.httpclient import AsyncHTTPClient
 
 import dask_ferro as ff
 from dask_ferro.runtime.plugin.placement import PLACES
-from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry.events import TOPIC
 from dask_ferro.runtime.telemetry.prometheus import Collector
 from tests.clusters import on_cluster, opened
@@ -58,7 +59,7 @@ async def test_metrics_tell_what_was_counted_under_the_names_that_are_documented
     await ff.install(client)
     await client.gather(client.map(lambda i: i, range(7)))
     await client.log_event(TOPIC, SCALED)
-    plugin = scheduler.plugins[NAME]
+    plugin = part_of(scheduler, Scheduling)
     plugin.stealing.counts.update({"requests": 9, "confirmed": 5, "refused": 3, "stale": 1})
     plugin.stealing.counts.update({"seconds worked": 1.5, "seconds moving": 0.25})
     found = await scraped(scheduler)
@@ -91,8 +92,8 @@ async def test_each_scheduler_of_a_process_tells_its_own():
         await ff.install(one)  # twice is once
         await ff.install(two)
         assert len(collectors()) == 1
-        first.plugins[NAME].stealing.counts["requests"] = 1
-        second.plugins[NAME].stealing.counts["requests"] = 2
+        part_of(first, Scheduling).stealing.counts["requests"] = 1
+        part_of(second, Scheduling).stealing.counts["requests"] = 2
         names = ["dask_ferro_steal_requests_total"] * 2
         seen = [(await scraped(s))[name][""] for s, name in zip((first, second), names, strict=True)]
         assert seen == [1, 2]

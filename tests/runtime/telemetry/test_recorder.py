@@ -14,7 +14,8 @@ from distributed import Client, LocalCluster, Worker
 
 import dask_ferro as ff
 from dask_ferro.policy.events import Arrived, Settled
-from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry.recorder import Telemetry
 from tests.waiting import finished
 
@@ -24,7 +25,7 @@ def recorded(cluster: LocalCluster, telemetry: Telemetry) -> Iterator[Client]:
     """A client of a cluster that is stock Dask, except that our plugin feeds the telemetry."""
     with Client(cluster) as client:
         ff.install(client, stealing="none", placement=False, rank=False)
-        cluster.scheduler.plugins[NAME].stealing.telemetry = telemetry
+        part_of(cluster.scheduler, Scheduling).stealing.telemetry = telemetry
         for ws in cluster.scheduler.workers.values():
             telemetry.joined(ws.address, ws.nthreads)
         yield client

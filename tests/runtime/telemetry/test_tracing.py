@@ -21,7 +21,8 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker import task
 from dask_ferro.policy.events import Arrived
-from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry import op_recorder, tracing
 from dask_ferro.runtime.telemetry.recorder import Telemetry
 from dask_ferro.runtime.telemetry.tracing import Tracing, checked, traced_to
@@ -75,7 +76,7 @@ def nothing_stays(client: Client) -> Iterator[None]:
 
 
 def telemetry_of(client: Client) -> Telemetry:
-    return client.cluster.scheduler.plugins[NAME].stealing.telemetry
+    return part_of(client.cluster.scheduler, Scheduling).stealing.telemetry
 
 
 # ---- what a recording holds --------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ def test_what_was_lost_within_a_block_is_what_was_recorded_less_what_is_kept() -
 
 
 def test_counts_are_the_blocks_own(client: Client) -> None:
-    stealing = client.cluster.scheduler.plugins[NAME].stealing
+    stealing = part_of(client.cluster.scheduler, Scheduling).stealing
     stealing.counts["seconds worked"] += 5.0
     with ff.trace(client) as t:
         stealing.counts["seconds worked"] += 0.25
