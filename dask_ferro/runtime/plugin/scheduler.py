@@ -137,7 +137,7 @@ class FerroScheduler(SchedulerPlugin):
         upstream.put_stealing(scheduler, self.stealing, stock)
         await self.stealing.start()
         self.placing = Placing(scheduler, self.stealing, settings)
-        self.events = Events(scheduler, self.stealing, self.placing.placed)
+        self.events = Events(scheduler, self.stealing)
         if self.settings.placement:
             placing = self.placing
             upstream.put_placement(scheduler, placing.ready, placing.queued, placing.is_tied, placing.ahead)
@@ -146,7 +146,7 @@ class FerroScheduler(SchedulerPlugin):
         # Imported here: `views` is above the runtime, and a process without a scheduler has no pages.
         from dask_ferro.views.pages import put_on
 
-        self._take_pages_off = put_on(scheduler, self.stealing, self.events)
+        self._take_pages_off = put_on(scheduler, self.stealing)
         await self._put_on_workers(scheduler)
 
     async def _put_on_workers(self, scheduler: Scheduler) -> None:
@@ -233,10 +233,9 @@ class FerroScheduler(SchedulerPlugin):
         """End the recordings of a client that left without doing so."""
         mine = recordings_of(client)
         if self.stealing is not None:
-            telemetry = self.stealing.telemetry
-            for who in telemetry.wanted:
-                if str(who).startswith(mine):
-                    telemetry.stop_for(who)
+            for who in list(self.stealing.records.wanted):
+                if who.startswith(mine):
+                    self.stealing.records.stop_for(who)
         for name in [name for name in upstream.worker_plugins(scheduler) if name.startswith(mine)]:
             scheduler.loop.add_callback(reach.take_off, name, self.settings.answer, dask_scheduler=scheduler)
 
