@@ -49,7 +49,6 @@ class CoreAdapter(Decider):
         self.facts.candidates = self.candidates
         self._scheduler = scheduler
         self._clock = scheduler.clock
-        self._add = scheduler.world.add
         self._steals = not isinstance(self.core.policy, NoStealing)
         self._sends = rules.scheduler_sends
         self._ran: dict[str, float] = {}  # by prefix without measurements: the longest run so far
@@ -193,7 +192,6 @@ class CoreAdapter(Decider):
     def _stolen(self, told: events.Arrived) -> None:
         """Record the steal from request to start, which only the simulation knows."""
         held, spec = self._held, self._held.job.spec
-        self._add("seconds_worked", held.stop - held.start)
         lane = told.thief, held.lane
         span = Span("steal", spec.key, spec.prefix, *lane, told.requested, held.start, source=told.victim)
         self._scheduler.world.spans.append(span)

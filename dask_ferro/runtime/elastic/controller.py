@@ -48,7 +48,8 @@ from dask_ferro.runtime.pools.providers import Pools, pools_of
 from dask_ferro.runtime.pools.report import shortage, told_closed
 from dask_ferro.runtime.scheduler_calls import LostCount, RosterCalls, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
-from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, ClosedPool, PendingJobs, ScaleEvent
+from dask_ferro.runtime.telemetry.events import TOPIC, ActionEvent, ClosedPool, PendingJobs, ScaleEvent
+from dask_ferro.runtime.telemetry.log import ACTIONS
 
 logger = logging.getLogger(__name__)
 
@@ -474,7 +475,7 @@ def _closed(pool: Pool) -> ClosedPool:
 
 def as_event(action: Action) -> ActionEvent:
     """Return an action as published: its kind, its reason, and its pool and jobs."""
-    kind, why = KINDS[type(action)], action.why
+    kind, why = ACTIONS[type(action)], action.why
     if isinstance(action, Submit):
         return {"kind": kind, "why": why, "pool": action.pool, "count": action.count}
     return {"kind": kind, "why": why, "jobs": list(action.jobs), "count": len(action.jobs)}
@@ -484,4 +485,4 @@ def told(action: Action) -> str:
     """Return an action as text."""
     if isinstance(action, Submit):
         return f"submit {action.count} to {action.pool}: {action.why}"
-    return f"{KINDS[type(action)]} {', '.join(action.jobs)}: {action.why}"
+    return f"{ACTIONS[type(action)]} {', '.join(action.jobs)}: {action.why}"

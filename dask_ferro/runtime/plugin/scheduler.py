@@ -92,7 +92,7 @@ class Scheduling(Part):
         self.stealing = Stealing(scheduler, settings)
         upstream.put_stealing(scheduler, self.stealing, stock)
         self.placing = Placing(scheduler, self.stealing, settings)
-        self.events = Events(scheduler, self.stealing, self.placing.placed)
+        self.events = Events(scheduler, self.stealing)
         if self.settings.placement:
             placing = self.placing
             upstream.put_placement(scheduler, placing.ready, placing.queued, placing.is_tied, placing.ahead)
@@ -109,7 +109,7 @@ class Scheduling(Part):
         # Imported here: `views` is above the runtime, and a process without a scheduler has no pages.
         from dask_ferro.views.pages import put_on
 
-        self._take_pages_off = put_on(scheduler, stealing, events)
+        self._take_pages_off = put_on(scheduler, stealing)
         plugin = dumps(FerroWorker(sends=WORKER_SENDS))
         try:
             self.late = await reach.put_on(
@@ -179,10 +179,9 @@ class Scheduling(Part):
         """End the recordings of a client that left without doing so."""
         mine = recordings_of(client)
         if self.stealing is not None:
-            telemetry = self.stealing.telemetry
-            for who in telemetry.wanted:
-                if str(who).startswith(mine):
-                    telemetry.stop_for(who)
+            for who in list(self.stealing.records.wanted):
+                if who.startswith(mine):
+                    self.stealing.records.stop_for(who)
         for name in [name for name in upstream.worker_plugins(scheduler) if name.startswith(mine)]:
             scheduler.loop.add_callback(reach.take_off, name, self.settings.answer, dask_scheduler=scheduler)
 

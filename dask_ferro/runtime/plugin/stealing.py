@@ -29,8 +29,8 @@ from dask_ferro.runtime.plugin.decision_log import DecisionLog
 from dask_ferro.runtime.plugin.device_memory import Devices
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.waits import Waits
-from dask_ferro.runtime.telemetry.move_log import MoveLog, Watch
-from dask_ferro.runtime.telemetry.recorder import Telemetry
+from dask_ferro.runtime.telemetry.log import Log, Sample
+from dask_ferro.runtime.telemetry.recorder import task_run
 from dask_ferro.runtime.upstream_stealing import EntryPoints
 from dask_ferro.runtime.worker.plugin import METRIC, sent
 
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds for which messages to a worker are batched: with Dask's 5 ms, no dependency between two workers takes less.
 _SENDS = 0.001
+# The least seconds between two samples of the load; the slow tick comes twice a second.
+_SAMPLED = 0.9
 
 
 class Stealing(EntryPoints):
@@ -56,12 +58,10 @@ class Stealing(EntryPoints):
         The core's projected state of every worker.
     links : Links
         Costs of transfers.
-    moves : MoveLog
-        The outcome of each request.
     counts : dict of str to float
-        The log's counts.
-    watch : Watch
-        Samples for the dashboard's pages.
+        The core's counts.
+    records : Log
+        What happened, for whoever reads it.
     devices : Devices
         Facts of the workers' devices.
     shown : Shown
@@ -92,11 +92,8 @@ class Stealing(EntryPoints):
         self.ledger: Ledger = self.core.ledger
         self.shown.ledger = self.devices.ledger = self.ledger
         self.counts = self.core.counts
-        self.moves = MoveLog(self.counts)
-        self.telemetry = Telemetry(0)
-        self.moves.readers.append(self.telemetry.moved)
-        self.watch = Watch()
-        self.waits = Waits(self, settings, self._called)
+        self.records = Log(self.counts)
+        self.waits = Waits(self, settings, self._called, self.records.counts["wait"])
         self.after_tick: Callable[[], None] = lambda: None
         self.after_freeing: Callable[[], None] = lambda: None
         self._load = LoopLoad()
@@ -107,8 +104,8 @@ class Stealing(EntryPoints):
             events.PlaceAgain: self._place_anew,
             events.Wake: self._wake,
             events.Hurry: self._hurry,
-            events.Settled: self.moves.write,
-            events.Arrived: self.moves.write,
+            events.Settled: lambda settled, now: self.records.moves.append(settled),
+            events.Arrived: lambda arrived, now: self.records.stolen.append(arrived),
         }
         self._lines: list[tuple[object, ...]] = []  # lines for Dask's log, of the requests being sent
         self._learn(scheduler)
@@ -171,7 +168,6 @@ class Stealing(EntryPoints):
     def add_worker(self, scheduler: object = None, worker: str = "") -> None:
         """Add the worker to the ledger, as a thief until it has something to do."""
         ws = self.scheduler.workers[worker]
-        self.telemetry.joined(worker, ws.nthreads)
         accepts, resources = ws.status == Status.running, dict(ws.resources)
         self.tell(events.Joined(worker, ws.nthreads, ws.host, accepts=accepts, resources=resources))
         self._heard(ws)
@@ -180,8 +176,6 @@ class Stealing(EntryPoints):
         """Remove the worker from the ledger.  Its tasks have been taken back by now."""
         self.tell(events.Left(worker))
         self.devices.left(worker)
-        self.moves.left(worker)
-        self.telemetry.left(worker)
         self._beats.pop(worker, None)
         self._settle_asked()
 
@@ -220,9 +214,10 @@ class Stealing(EntryPoints):
         is_done = finish == "memory"
         if is_done:
             self.devices.sizes.add(ts.prefix.name, message.get("nbytes") or 0)
-            if self.telemetry.is_on:
-                spans, thread = message.get("startstops") or (), message.get("thread")
-                self.telemetry.finished(ts, message["worker"], spans, message.get("nbytes"), thread)
+            if self.records.tasks.length:
+                ws = self.scheduler.workers.get(message["worker"])
+                if run := task_run(ts, message, ws.nthreads if ws is not None else 1):
+                    self.records.tasks.append(run)
         self.tell(events.Finished(ts.key, is_done, seconds))
         if self.ledger.counts_bytes:
             self.after_freeing()
@@ -261,8 +256,19 @@ class Stealing(EntryPoints):
             self.tell(events.LoopMeasured(share))
         self._look_at_all()
         self.waits.tick()
-        self.watch.sampled(time(), self.scheduler, self.ledger, self.core.threshold)
+        self._sample()
         self.after_tick()
+
+    def _sample(self) -> None:
+        """Record the load, about once a second; the thresholds of 1,000 workers take 0.3 ms."""
+        now, newest, ledger = time(), self.records.loads.newest, self.ledger
+        if newest is not None and 0 <= now - newest.time < _SAMPLED:
+            return
+        s, waiting = self.scheduler, ledger.waiting
+        load = len(s.workers), s.total_nthreads, len(ledger.entries) - waiting, waiting, len(s.queued)
+        ordered = sorted(map(self.core.threshold, ledger.rows))
+        spread = (ordered[0], ordered[len(ordered) // 2], ordered[-1]) if ordered else None
+        self.records.loads.append(Sample(now, *load, spread))
 
     def _heard(self, ws: WorkerState) -> None:
         """Learn from a worker's heartbeat: its device, and the durations of its transfers."""

@@ -18,9 +18,8 @@ from distributed import Scheduler
 from distributed.http.prometheus import PrometheusCollector
 
 from dask_ferro.policy.events import OUTCOMES
-from dask_ferro.policy.waits import REASONS
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.telemetry.events import SCALINGS, Events
+from dask_ferro.runtime.telemetry.events import Events
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -108,14 +107,14 @@ def _gauge(name: str, about: str, values: Mapping[str, float] | float, label: st
 
 
 def _stealing(events: Events) -> Iterator[_MetricRow]:
-    stealing, counts, waits = events.stealing, events.stealing.counts, events.stealing.waits
-    yield _MetricRow("steal_requests", "Tasks asked back from workers", counts.get("requests", 0))
-    outcomes = {outcome: counts.get(outcome, 0) for outcome in OUTCOMES}
+    stealing, counts, waits = events.stealing, events.log.counts["steal"], events.stealing.waits
+    yield _MetricRow("steal_requests", "Tasks asked back from workers", counts["requests"])
+    outcomes = {outcome: counts[outcome] for outcome in OUTCOMES}
     yield _MetricRow("steals", "Answers to steal requests", outcomes, "outcome")
     about = "Seconds that workers worked in tasks that they stole, as they measured"
-    yield _MetricRow("stolen_work_seconds", about, counts.get("seconds worked", 0.0))
+    yield _MetricRow("stolen_work_seconds", about, counts["seconds_worked"])
     about = "Seconds that moving the inputs of stolen tasks was projected to take"
-    yield _MetricRow("steal_cost_seconds", about, counts.get("seconds moving", 0.0))
+    yield _MetricRow("steal_cost_seconds", about, counts["seconds_moving"])
     if thresholds := sorted(map(stealing.core.threshold, stealing.ledger.rows)):
         spread = {"0": thresholds[0], "0.5": median(thresholds), "1": thresholds[-1]}
         about = "Backlog under which a worker steals: least, median and most of the workers"
@@ -125,12 +124,12 @@ def _stealing(events: Events) -> Iterator[_MetricRow]:
     yield _gauge("idle_waits", about, waits.counts(), "reason")
     longest = max((wait.seconds for wait in waits.now), default=0.0)
     yield _gauge("idle_wait_seconds", "Seconds of the longest such wait", longest)
-    began = {reason: waits.began[reason] for reason in REASONS}
+    began = events.log.counts["wait"]
     yield _MetricRow("idle_waits_begun", "Tasks of which such a wait was seen", began, "reason")
 
 
 def _placing(events: Events) -> Iterator[_MetricRow]:
-    yield _MetricRow("placements", "Ready tasks, by where they were put", events.placed, "place")
+    yield _MetricRow("placements", "Ready tasks, by where they were put", events.log.counts["place"], "place")
     for index, (name, about) in enumerate(_RECEIVED):
         values = {link: total[index] for link, total in events.received.items()}
         yield _MetricRow(name, f"{about}, by class of link", values, "link")
@@ -144,9 +143,9 @@ def _placing(events: Events) -> Iterator[_MetricRow]:
 
 
 def _scaling(events: Events) -> Iterator[_MetricRow]:
-    scalings = {kind: events.scalings[kind] for kind in SCALINGS}
-    yield _MetricRow("scale_actions", "Actions of the elastic controller", scalings, "kind")
-    if newest := events.elastic:
+    actions = events.log.counts["scale"]
+    yield _MetricRow("scale_actions", "Actions of the elastic controller", actions, "kind")
+    if newest := events.log.decisions.newest:
         yield _gauge("jobs_wanted", "Jobs that the work can use", newest.get("wanted", {}), "pool")
         yield _gauge("jobs", "Jobs that were asked for and are not over", newest.get("jobs", {}), "state")
         about = "Expected from a job's submission to its start"

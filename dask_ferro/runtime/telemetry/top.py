@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,7 @@ from distributed.scheduler import WorkerState
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.overview.observe import overview_of
@@ -46,7 +47,8 @@ _PATIENCE = 15.0
 
 
 # The facts of a worker: its tasks, its memory, its backlog, and moves.  "backlog" is the seconds until a task that
-# joined its queue would start; without the plugin it is Dask's occupancy divided by the threads.
+# joined its queue would start; without the plugin it is Dask's occupancy divided by the threads.  "in" and "out" count
+# the tasks that it stole and that others stole from it, among the newest steals of the log.
 WorkerLook = TypedDict(
     "WorkerLook",
     {
@@ -80,37 +82,39 @@ class SchedulerLook(TypedDict):
 
 def look(dask_scheduler: Scheduler) -> SchedulerLook:
     """Return a snapshot, in types that msgpack supports."""
-    on = part_of(dask_scheduler, Scheduling)
+    on, now = part_of(dask_scheduler, Scheduling), time()
+    stealing = on.stealing if on is not None else None
+    elastic = cast(ScaleEvent, stealing.records.decisions.newest or {}) if stealing else {}
     states: Counter[str] = Counter()
     ops: Counter[str] = Counter()
     for prefix in upstream.prefixes(dask_scheduler):
         states.update({state: count for state, count in prefix.states.items() if count})
         ops[prefix.name] += prefix.states["processing"]
+    moved: Counter[tuple[str, str]] = Counter()
+    for move in stealing.records.moves.since()[0] if stealing else ():
+        if move.outcome == "confirmed":
+            moved["in", move.thief] += 1
+            moved["out", move.victim] += 1
     return {
         "address": dask_scheduler.address,
-        "time": time(),
-        "ferro": on is not None,
-        "stealing": on.stealing.settings.stealing if on and on.stealing else None,
+        "time": now,
+        "ferro": stealing is not None,
+        "stealing": stealing.settings.stealing if stealing else None,
         "tasks": dict(states),
         "ops": [[name, count] for name, count in ops.most_common(_MANY) if count],
-        "steals": dict(on.stealing.counts) if on and on.stealing else {},
-        "elastic": on.events.elastic if on and on.events else {},
-        "overview": _overview(dask_scheduler, on),
-        "workers": [_row(ws, on) for ws in list(dask_scheduler.workers.values())],
+        "steals": dict(stealing.counts) if stealing else {},
+        "elastic": elastic,
+        "overview": asdict(overview_of(dask_scheduler, stealing, elastic, now)),
+        "workers": [_row(ws, stealing, moved, now) for ws in list(dask_scheduler.workers.values())],
     }
 
 
-def _overview(scheduler: Scheduler, plugin: Scheduling | None) -> dict[str, Any]:
-    stealing = plugin.stealing if plugin is not None else None
-    elastic = plugin.events.elastic if plugin is not None and plugin.events is not None else None
-    return asdict(overview_of(scheduler, stealing, elastic, time()))
-
-
-def _row(ws: WorkerState, plugin: Scheduling | None) -> WorkerLook:
+def _row(
+    ws: WorkerState, stealing: Stealing | None, moved: Mapping[tuple[str, str], int], now: float
+) -> WorkerLook:
     metrics = upstream.metrics_of(ws)
     told = metrics.get(METRIC) or {}
     mix = Counter(ts.prefix.name for ts in islice(ws.processing, _MIX))
-    stealing = plugin.stealing if plugin is not None else None
     row = stealing.ledger.rows.get(ws.address) if stealing is not None else None
     # Without the plugin, as of the worker's last heartbeat.
     running = row.running if row is not None else [ts.key for ts in ws.executing if ts in ws.processing]
@@ -127,10 +131,10 @@ def _row(ws: WorkerState, plugin: Scheduling | None) -> WorkerLook:
         "memory_limit": ws.memory_limit,
         "spilled": ws.memory.spilled,
         "device": row.device if row is not None else told.get("device", "-"),
-        "backlog": row.starts_in(time()) if row is not None else ws.occupancy / max(ws.nthreads, 1),
+        "backlog": row.starts_in(now) if row is not None else ws.occupancy / max(ws.nthreads, 1),
         "threshold": stealing.core.threshold(ws.address) if row is not None and stealing else None,
-        "in": stealing.moves.stolen_in[ws.address] if row is not None and stealing else None,
-        "out": stealing.moves.stolen_out[ws.address] if row is not None and stealing else None,
+        "in": moved["in", ws.address] if row is not None else None,
+        "out": moved["out", ws.address] if row is not None else None,
     }
 
 

@@ -35,7 +35,7 @@ from dask_ferro.runtime.plugin.scheduler import NOT_INSTALLED, Scheduling, recor
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry.op_recorder import Taped, TapePlugin, taped
-from dask_ferro.runtime.telemetry.recorder import Mark
+from dask_ferro.runtime.telemetry.recorder import trace_of
 from dask_ferro.trace import Key, Span, Trace, write_whole
 
 logger = logging.getLogger(__name__)
@@ -49,13 +49,14 @@ _LOST = ("dropped", "dropped_steals", "dropped_ops", "workers_without_ops")
 
 
 class _Begun(NamedTuple):
-    """The scheduler's state at the start of a recording: its clock, its position, and its counts.
+    """The scheduler's state at the start of a recording: its clock, the positions in its log, and its counts.
 
     `answer` is the number of seconds to wait for a worker.
     """
 
     time: float
-    mark: Mark
+    tasks: int
+    steals: int
     counts: dict[str, float]
     answer: float
 
@@ -321,23 +322,23 @@ def _begin(token: str, tasks: int, *, dask_scheduler: Scheduler) -> _Begun | str
     stealing = _stealing_of(dask_scheduler)
     if stealing is None:
         return stays_off() or NOT_INSTALLED
-    stealing.telemetry.record_for(token, tasks)
-    answer = stealing.settings.answer
-    return _Begun(time(), stealing.telemetry.mark(), dict(stealing.counts), answer)
+    log = stealing.records
+    log.record_for(token, tasks)
+    return _Begun(time(), log.tasks.total, log.stolen.total, dict(stealing.counts), stealing.settings.answer)
 
 
 async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ended | None:
     """Return the records; None if they were made by another recorder."""
     stealing = _stealing_of(dask_scheduler)
-    if stealing is None or token not in stealing.telemetry.wanted:
+    if stealing is None or token not in stealing.records.wanted:
         return None
-    telemetry = stealing.telemetry
-    now, lost = time(), telemetry.lost(begun.mark, token)
-    copy, counts = telemetry.copy(token), dict(stealing.counts)
-    telemetry.stop_for(token)
+    now, counts, log = time(), dict(stealing.counts), stealing.records
+    (runs, lost), (stolen, lost_steals) = log.tasks.since(begun.tasks), log.stolen.since(begun.steals)
+    log.stop_for(token)
+    threads = {ws.address: ws.nthreads for ws in dask_scheduler.workers.values()}
     # In a thread: 100,000 tasks take 1 s.
-    made = await asyncio.to_thread(lambda: pickle.dumps(copy.trace(begun.time)))
-    return _Ended(now, lost, counts, made)
+    made = await asyncio.to_thread(lambda: pickle.dumps(trace_of(runs, stolen, threads, begun.time)))
+    return _Ended(now, (lost, lost_steals), counts, made)
 
 
 # ---- what is made of it ------------------------------------------------------------------------------------
@@ -346,7 +347,7 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
 def _counts(begun: _Begun, ended: _Ended, lost_ops: tuple[int, int]) -> dict[str, float]:
     """Return the counts of the block itself, under the names that a simulated run uses."""
     before = begun.counts
-    counts = {name.replace(" ", "_"): value - before.get(name, 0.0) for name, value in ended.counts.items()}
+    counts = {name: value - before[name] for name, value in ended.counts.items()}
     lost = zip(_LOST, (*ended.lost, *lost_ops), strict=True)
     dropped = {name: float(count) for name, count in lost if count}
     return {**counts, "elapsed": ended.time - begun.time, **dropped}

@@ -217,8 +217,8 @@ async def test_a_task_that_its_thief_no_longer_takes_is_told_as_stale_everywhere
     stimulus = s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
     s.stealing.ledger.set_accepts(s.second.address, False)
     await until_async(lambda: s.stealing.counts["stale"], "the answer")
-    assert (s.stealing.counts["confirmed"], s.stealing.counts["seconds moving"]) == (0, 0)
-    assert [moved.outcome for moved in s.stealing.moves.moves] == ["stale"]
+    assert (s.stealing.counts["confirmed"], s.stealing.counts["seconds_moving"]) == (0, 0)
+    assert [moved.outcome for moved in s.stealing.records.moves.since()[0]] == ["stale"]
     assert [line[0] for line in s.stealing.story("go-9")][-1] == "reschedule"
     assert any(stimulus in line for line in s.scheduler.story("go-9"))  # it was placed anew by that answer
     s.stealing.ledger.set_accepts(s.second.address, True)

@@ -373,7 +373,7 @@ async def test_short_queued_tasks_are_sent(client, scheduler, given, placing, mo
     tasks = client.map(_nothing, range(400), pure=False)
     assert await client.gather(tasks) == list(range(400))
     assert deepest.most == most
-    assert part_of(scheduler, Scheduling).placing.placed["root"] == 400
+    assert part_of(scheduler, Scheduling).stealing.records.counts["place"]["root"] == 400
     await ff.uninstall(client)
     deepest.most = 0
     await client.gather(client.map(_nothing, range(100), pure=False))

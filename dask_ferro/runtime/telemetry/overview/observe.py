@@ -212,7 +212,7 @@ def _most(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def _moved(stealing: Stealing | None) -> Moved:
     counts = stealing.counts if stealing is not None else {}
-    worked, moving = counts.get("seconds worked", 0.0), counts.get("seconds moving", 0.0)
+    worked, moving = counts.get("seconds_worked", 0.0), counts.get("seconds_moving", 0.0)
     return Moved(int(counts.get("confirmed", 0)), worked, moving)
 
 
