@@ -22,9 +22,8 @@ from dask_ferro.graph import workloads
 from dask_ferro.graph.bundling.plan import dag
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.graph.bundling.summary import OpRow, bound, over_chunks, per_op
-from dask_ferro.lower.model.collection import ModelGraph
+from dask_ferro.lower.model.collection import ModelGraph, opened_of
 from dask_ferro.lower.model.from_onnx import from_onnx
-from dask_ferro.lower.model.collection import opened_of
 from dask_ferro.lower.model.inventory import slices, spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
 from dask_ferro.runtime.local.array_files import read, save

@@ -23,16 +23,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dask_ferro import config, portable
 from dask_ferro.engines.device.device import cupy_devices, pinned_buffers
 from dask_ferro.engines.device.memory import account
-from dask_ferro.errors import ConfigError
-from dask_ferro.options import DEVICES
 from dask_ferro.policy.estimates import Speed
+from dask_ferro.runtime.worker.plugin import GpuMemory
 
 logger = logging.getLogger(__name__)
 
@@ -47,42 +46,12 @@ _LINK_BYTES = 64 * 2**20
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def declared(device: str | None) -> str | None:
-    """Return a device class unchanged if it is valid or None.
-
-    Raises
-    ------
-    ConfigError
-        For another name.
-    """
-    if device is not None and device not in DEVICES:
-        raise ConfigError(f"device: got {device!r}, wanted one of {', '.join(DEVICES)}")
-    return device
-
-
 def detected() -> str:
     """Return the device class of this process: as configured, or else "gpu" if CuPy finds one."""
     device = config.value("worker.device")
     if device != "auto":
         return device
     return "gpu" if cupy_devices() else "cpu"
-
-
-class GpuMemory(TypedDict):
-    """The memory of a process' GPU in bytes.
-
-    `device` is the name in the environment, the same for all processes of a host that share one.  `used` and `total`
-    refer to the whole device; `own` is allocated in this process; `live` is `used` without free blocks in this
-    process's pools, and so is unavailable to any allocation; `evictable` is freed on demand, since it can be uploaded
-    again.
-    """
-
-    device: str
-    used: int
-    total: int
-    own: int
-    live: int
-    evictable: int
 
 
 def memory() -> GpuMemory | None:
