@@ -1,12 +1,12 @@
-"""The types of calls and answers between a scheduler's `scheduler_rpc.Roster` and its clients.
+"""The answers of a scheduler's `scheduler_rpc.Roster` to its clients.
 
 All of them are msgpack's types: dictionaries, lists, strings and numbers.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 
 class WorkerRow(TypedDict):
@@ -71,36 +71,3 @@ class LeaveAnswer(TypedDict):
     stayed: dict[str, str]
     lost: LostCount
     over: bool
-
-
-class RosterCalls(Protocol):
-    """The calls, as methods of a connection to the scheduler."""
-
-    async def ferro_roster(self) -> RosterAnswer:
-        """Call `Roster.roster`."""
-
-    async def ferro_leave(
-        self, *, addresses: Iterable[str], seconds: float | None, must: bool = False, ordered: bool = False
-    ) -> LeaveAnswer:
-        """Call `Roster.leave`."""
-
-    async def ferro_stay(self, *, addresses: Iterable[str]) -> None:
-        """Call `Roster.stay`."""
-
-    async def ferro_ends(self, *, ends: Mapping[str, float | None], fresh: float) -> None:
-        """Call `Roster.ends`."""
-
-    async def ferro_fail(self, *, why: str, resources: Mapping[str, float] | None) -> int:
-        """Call `Roster.fail`."""
-
-    async def ferro_exposed(self, *, jobs: Mapping[str, str]) -> None:
-        """Call `Roster.exposed`."""
-
-    async def run_function(self, *, function: bytes, kwargs: bytes) -> dict[str, Any]:
-        """Run a function on the scheduler."""
-
-    async def retire_workers(self, *, workers: Iterable[str], close_workers: bool) -> Mapping[str, object]:
-        """Retire workers as Dask does."""
-
-    async def log_event(self, *, topic: str, msg: object) -> None:
-        """Publish an event."""

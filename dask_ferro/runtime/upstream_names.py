@@ -31,8 +31,8 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "distributed.scheduler.TaskState": "get_nbytes",
         "distributed.stealing.WorkStealing": """
             _add_to_in_flight _in_flight_event _remove_from_in_flight _request_counter balance count in_flight
-            in_flight_tasks key_stealable log metrics move_task_confirm move_task_request put_key_in_stealable
-            recalculate_cost remove_key_from_stealable steal_time_ratio stealable
+            in_flight_tasks log metrics move_task_confirm move_task_request put_key_in_stealable
+            remove_key_from_stealable
         """,
         "distributed.stealing": "_WORKER_STATE_CONFIRM _WORKER_STATE_REJECT",
         "distributed.batched.BatchedSend": "interval",

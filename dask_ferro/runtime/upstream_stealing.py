@@ -2,7 +2,7 @@
 
 A request goes to the victim, the victim answers with the task's state, and only then the task goes to the thief.
 Dask's own code, its dashboard, and scripts use these names.  Each either does what Dask documents, with the ledger
-kept consistent, or raises a `ConfigError`; none may leave a task without a worker.  Inherited methods read only state
+kept consistent; none may leave a task without a worker.  Inherited methods read only state
 that is valid here: `log`, `story`, `steal_time_ratio`, `stealing_objective`, the counts of pending requests.
 """
 
@@ -21,7 +21,6 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
-from dask_ferro.errors import ConfigError
 from dask_ferro.policy.events import Answer, Ask, Event, Ordered, PlaceAgain, Settlement
 from dask_ferro.policy.facts import Move
 from dask_ferro.policy.ledger import Ledger
@@ -179,85 +178,21 @@ class EntryPoints(WorkStealing):
         Returns
         -------
         str
-            The request's stimulus; "in-flight": it was requested already; "comm-closed": its worker is closing.
-
-        Raises
-        ------
-        ConfigError
-            If the task is not on that worker, has left its thread there, or could never run at the thief.
+            The request's stimulus; "in-flight": it was requested already; "comm-closed": it cannot be moved, or its
+            worker is closing.
         """
         if ts in self.in_flight:
             return "in-flight"
-        if (trouble := self._trouble(ts, victim, thief)) is not None:
-            raise ConfigError(
-                f"move_task_request: {ts.key!r} from {victim.address} to {thief.address}: {trouble}"
-            )
-        now, entry = time(), self.ledger.entries[ts.key]
-        cost = float(self.scheduler.get_comm_cost(ts, thief))
-        rows = self.ledger.rows
-        gain = rows[victim.address].starts_in(now) - rows[thief.address].starts_in(now) - cost
-        self.tell(Ordered(Move(ts.key, victim.address, thief.address, gain, cost, entry.nbytes)))
+        if (entry := self.ledger.entries.get(ts.key)) is not None:
+            now, rows = time(), self.ledger.rows
+            cost = float(self.scheduler.get_comm_cost(ts, thief))
+            gain = rows[victim.address].starts_in(now) - rows[thief.address].starts_in(now) - cost
+            self.tell(Ordered(Move(ts.key, victim.address, thief.address, gain, cost, entry.nbytes)))
         return self.in_flight[ts]["stimulus_id"] if ts in self.in_flight else "comm-closed"
-
-    def _trouble(self, ts: TaskState, victim: WorkerState, thief: WorkerState) -> str | None:
-        """Return why a task cannot be moved, or None."""
-        if ts.processing_on is not victim:
-            where = "no worker" if ts.processing_on is None else ts.processing_on.address
-            return f"it is {ts.state}, with {where}; wanted one that is processing on the victim"
-        if thief is victim or self.scheduler.workers.get(thief.address) is not thief:
-            return "wanted another worker of this cluster as the thief"
-        if ts.key not in self.ledger.entries:
-            return "it has left its thread (it seceded) and runs to its end"
-        lacks = {
-            name: amount
-            for name, amount in (ts.resource_restrictions or {}).items()
-            if thief.resources.get(name, 0) < amount
-        }
-        return f"it needs {lacks}, which the thief does not have, and would wait for ever" if lacks else None
-
-    # -- what may be stolen, as Dask lists it ----------------------------------------------------------------
-
-    @property
-    def key_stealable(self) -> dict[TaskState, tuple[str, int]]:
-        """The waiting tasks that may move, with their worker and Dask's level; computed on access."""
-        found: dict[TaskState, tuple[str, int]] = {}
-        for row in self.ledger.rows.values():
-            for _, _, entry in row.queue:
-                ts = self.scheduler.tasks.get(cast(DaskKey, entry.key))
-                if ts is not None and self.shown.waiting(entry, row) is not None:
-                    found[ts] = (row.address, self.steal_time_ratio(ts)[1] or 0)
-        return found
-
-    @key_stealable.setter
-    def key_stealable(self, value: object) -> None:
-        """Ignore the empty value that Dask's constructor sets; the ledger has the state here."""
-
-    @property
-    def stealable(self) -> dict[str, tuple[set[TaskState], ...]]:
-        """The same by worker and level."""
-        found: dict[str, tuple[set[TaskState], ...]] = {
-            address: tuple(set() for _ in range(_LEVELS)) for address in self.ledger.rows
-        }
-        for ts, (address, level) in self.key_stealable.items():
-            found[address][level].add(ts)
-        return found
-
-    @stealable.setter
-    def stealable(self, value: object) -> None:
-        """Ignore the value, as in `key_stealable`."""
-
-    def put_key_in_stealable(self, ts: TaskState) -> None:
-        """Add a task to the ledger again if it was removed; a task that is in it stays."""
-        worker = ts.processing_on
-        if worker is not None and ts.key not in self.ledger.entries and ts not in worker.long_running:
-            self.task_assigned(ts)
 
     def remove_key_from_stealable(self, ts: TaskState) -> None:
         """Remove a task that left its thread (it seceded) from the ledger."""
         self._seceded(ts)
-
-    def recalculate_cost(self, ts: TaskState) -> None:
-        """Do nothing: the ledger updates its projections with every duration that it learns."""
 
 
 def level_of(cost: float, seconds: float) -> int:

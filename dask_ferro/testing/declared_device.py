@@ -21,8 +21,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro.policy.estimates import OUT_OF_DEVICE, Speed
 from dask_ferro.runtime import upstream_worker
-from dask_ferro.runtime.worker.calibration import GpuMemory
-from dask_ferro.runtime.worker.plugin import DEVICE
+from dask_ferro.runtime.worker.plugin import DEVICE, GpuMemory
 from dask_ferro.testing.emulated_device import OutOfMemory
 
 # The speed of the reference worker: one core running numpy.

@@ -46,7 +46,7 @@ from dask_ferro.runtime.elastic.lost import told as told_lost
 from dask_ferro.runtime.elastic.options import check_room, elastic_options, scale_parameters
 from dask_ferro.runtime.pools.providers import Pools, pools_of
 from dask_ferro.runtime.pools.report import shortage, told_closed
-from dask_ferro.runtime.scheduler_calls import LostCount, RosterCalls, WorkerRow
+from dask_ferro.runtime.scheduler_calls import LostCount, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.telemetry.events import TOPIC, ActionEvent, ClosedPool, PendingJobs, ScaleEvent
 from dask_ferro.runtime.telemetry.log import ACTIONS
@@ -172,7 +172,7 @@ class Elastic(upstream_deploy.Adapting):
                 await self._tick()
 
     @property
-    def _calls(self) -> RosterCalls:
+    def _calls(self) -> Any:
         return self.scheduler
 
     @property

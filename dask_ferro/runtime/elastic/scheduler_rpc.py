@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from distributed import Scheduler, Status
 from distributed.core import clean_exception
@@ -36,7 +36,7 @@ from dask_ferro.runtime.elastic.lost import summed
 from dask_ferro.runtime.elastic.remaining_work import Demands, names_a_gpu
 from dask_ferro.runtime.elastic.retirement import Leaving
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.scheduler_calls import DemandRow, LeaveAnswer, RosterAnswer, RosterCalls, WorkerRow
+from dask_ferro.runtime.scheduler_calls import DemandRow, LeaveAnswer, RosterAnswer, WorkerRow
 from dask_ferro.runtime.scheduler_plugin import Part, put_on
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of
 from dask_ferro.runtime.worker.plugin import METRIC
@@ -399,7 +399,7 @@ def stealing_of(scheduler: Scheduler) -> Stealing | None:
     return stealing if isinstance(stealing, Stealing) else None
 
 
-async def register(calls: RosterCalls) -> None:
+async def register(calls: Any) -> None:
     """Put the roster on the scheduler of a connection, if it has none."""
     answer = await calls.run_function(function=dumps(put_on), kwargs=dumps({"part": Roster()}))
     if answer["status"] != "OK":

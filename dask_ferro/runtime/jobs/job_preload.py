@@ -29,6 +29,7 @@ import socket
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from math import inf
+from typing import Any
 from weakref import WeakSet
 
 import dask
@@ -36,7 +37,7 @@ from distributed import Nanny, Status, Worker
 from distributed.metrics import time
 
 from dask_ferro.runtime.jobs import sigterm
-from dask_ferro.runtime.scheduler_calls import LeaveAnswer, LostCount, RosterCalls
+from dask_ferro.runtime.scheduler_calls import LeaveAnswer, LostCount
 from dask_ferro.runtime.upstream_worker import address_of
 
 logger = logging.getLogger(__name__)
@@ -277,7 +278,7 @@ async def _ask(
     """
     servers = {a: server for server in there if (a := address_of(server))}
     left = max(until - time(), 0.0)
-    scheduler: RosterCalls = there[0].scheduler
+    scheduler: Any = there[0].scheduler
     try:
         answer = await scheduler.ferro_leave(addresses=[*servers], seconds=left - _kept(left), must=True)
     except KeyError:

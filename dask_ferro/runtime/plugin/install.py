@@ -14,7 +14,7 @@ from dask_ferro.runtime.bundling import client as bundling
 from dask_ferro.runtime.check.asking import checked_client
 from dask_ferro.runtime.check.releases import importing, refuse_scheduler, warn_of_workers, worker_releases
 from dask_ferro.runtime.plugin import reach
-from dask_ferro.runtime.plugin.scheduler import NOT_INSTALLED, PluginFigures, Scheduling, stays_off
+from dask_ferro.runtime.plugin.scheduler import Scheduling, stays_off
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.scheduler_plugin import part_of, put_on, take_off
 
@@ -96,18 +96,6 @@ def uninstall(client: Client | None = None) -> Any:
     return client.sync(_uninstall, client)
 
 
-def figures(client: Client) -> Any:
-    """Return the plugin's figures: a dict with "counts" (requests, ...), "thresholds" in seconds, and more.
-
-    Raises
-    ------
-    ConfigError
-        When the plugin is not installed.
-    """
-    checked_client(client)
-    return client.sync(_figures, client)
-
-
 async def _install(client: Client, settings: Settings, bundles: bool | None) -> None:
     await refuse_scheduler(client, "ff.install", settings.answer)
     with importing("ff.install"):
@@ -150,23 +138,11 @@ async def _take_off(client: Client) -> None:
         reach.warn("ff.uninstall", late, settings.answer, _LATER.format("is what it was"))
 
 
-async def _figures(client: Client) -> PluginFigures:
-    with importing("figures"):
-        if (found := await client.run_on_scheduler(_figures_there)) is not None:
-            return found  # type: ignore[no-any-return]
-    raise ConfigError(NOT_INSTALLED)
-
-
 # No handlers of the scheduler: Dask keeps each one that it has called for as long as the process lives.
 async def _remove(*, dask_scheduler: Scheduler) -> list[str]:
     scheduling = part_of(dask_scheduler, Scheduling)
     await take_off(Scheduling.name, dask_scheduler=dask_scheduler)
     return [] if scheduling is None else scheduling.late
-
-
-def _figures_there(*, dask_scheduler: Scheduler) -> PluginFigures | None:
-    scheduling = part_of(dask_scheduler, Scheduling)
-    return None if scheduling is None else scheduling.figures()
 
 
 def _there(*, dask_scheduler: Scheduler) -> _There:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import TypedDict
 
 from dask.typing import Key
 from distributed import Scheduler
@@ -28,15 +27,6 @@ from dask_ferro.runtime.worker.plugin import NAME as WORKER_NAME
 from dask_ferro.runtime.worker.plugin import WORKER_SENDS, FerroWorker
 
 logger = logging.getLogger(__name__)
-
-
-class PluginFigures(TypedDict):
-    """The moves so far, each worker's threshold in seconds, the policy, and workers that have not answered."""
-
-    counts: dict[str, float]
-    thresholds: dict[str, float]
-    stealing: str
-    late: list[str]
 
 
 def recordings_of(client: str) -> str:
@@ -189,13 +179,3 @@ class Scheduling(Part):
         """Order the tasks of a new graph."""
         if self.settings.rank and self.placing is not None:
             self.placing.rank(tasks)
-
-    def figures(self) -> PluginFigures:
-        """Return the moves so far, and each worker's threshold in seconds."""
-        assert self.stealing is not None
-        return {
-            "counts": dict(self.stealing.counts),
-            "thresholds": dict(self.stealing.core.state.thresholds),
-            "stealing": self.stealing.settings.stealing,
-            "late": self.late,
-        }

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from types import ModuleType
 from typing import NotRequired, Protocol, TypedDict, cast
 
 from dask.utils import typename
@@ -22,10 +23,10 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
+from dask_ferro.options import DEVICES
 from dask_ferro.policy.estimates import Speed
 from dask_ferro.runtime import upstream_worker
 from dask_ferro.runtime.upstream_names import WORKER, missing, remedy, warn_once
-from dask_ferro.runtime.worker.calibration import GpuMemory, declared, detected, figures, memory
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,9 @@ class FerroWorker(WorkerPlugin):
     name = NAME
 
     def __init__(self, device: str | None = None, sends: float | None = None) -> None:
-        self.device = declared(device)
+        if device is not None and device not in DEVICES:
+            raise ConfigError(f"device: got {device!r}, wanted one of {', '.join(DEVICES)}")
+        self.device = device
         self.sends = sends
 
     @classmethod
@@ -102,6 +105,23 @@ class FerroWorker(WorkerPlugin):
             report.close()
             if report.stock_sends is not None:
                 upstream_worker.put_sends(worker, report.stock_sends)
+
+
+class GpuMemory(TypedDict):
+    """The memory of a process' GPU in bytes.
+
+    `device` is the name in the environment, the same for all processes of a host that share one.  `used` and `total`
+    refer to the whole device; `own` is allocated in this process; `live` is `used` without free blocks in this
+    process's pools, and so is unavailable to any allocation; `evictable` is freed on demand, since it can be uploaded
+    again.
+    """
+
+    device: str
+    used: int
+    total: int
+    own: int
+    live: int
+    evictable: int
 
 
 class GpuFacts(GpuMemory):
@@ -177,7 +197,7 @@ class Report:
 
     def _gpu(self, worker: Worker) -> GpuFacts | None:
         """Return the current figures of the worker's GPU, with the durations of its links measured at the start."""
-        found = memory() if self._told is None else self._told.memory(worker)
+        found = _calibration().memory() if self._told is None else self._told.memory(worker)
         if found is None:
             return None
         return {**found, "model": self._model, "types": types_on_device(worker), "links": list(self._links)}
@@ -198,9 +218,10 @@ class Report:
             self._model, self._links = self._told.model, self._told.links()
             return
         try:
+            calibration = await asyncio.to_thread(_calibration)
             if self._declared is None:
-                self._device = await asyncio.to_thread(detected)
-            found = await asyncio.to_thread(figures, self._device)
+                self._device = await asyncio.to_thread(calibration.detected)
+            found = await asyncio.to_thread(calibration.figures, self._device)
             # Set together: a heartbeat in between would report a GPU without links, and be believed.
             self._speed, self._model, self._links = found
         except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker works
@@ -219,6 +240,13 @@ class Report:
             self._received[link] = transfers + 1, total, seconds + entry["stop"] - entry["start"]
         # Dask's own "duration" is at least a millisecond, longer than most small transfers.
         return [(e["who"], int(e["total"]), e["stop"] - e["start"]) for e in reversed(new[:_SAMPLES])]
+
+
+def _calibration() -> ModuleType:
+    """Import the measurements where a worker takes them: a scheduler loads this module too, and no engines."""
+    from dask_ferro.runtime.worker import calibration
+
+    return calibration
 
 
 def types_on_device(worker: Worker) -> list[str]:

@@ -24,7 +24,6 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.plugin import reach
-from dask_ferro.runtime.plugin.install import figures
 from dask_ferro.runtime.plugin.scheduler import Scheduling
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.stealing import Stealing
@@ -89,7 +88,6 @@ async def test_no_plugin_lives_on_after_it_was_replaced_or_removed(client, sched
     for answer in (1, 2, 3):
         await ff.install(client, bundles=True, answer=answer)
         await client.gather(client.map(abs, range(8), pure=False))
-        await figures(client)
         await client.scheduler.ferro_roster()
         plugin = plugin_of(scheduler)
         ours = [plugin, *plugin.parts.values(), *(worker.plugins["ferro-worker"] for worker in workers)]
@@ -211,7 +209,7 @@ async def test_idle_workers_take_over_a_backlog_shorter_than_stock_dask_looks_at
     blocker, tasks = _dependents(client, "backlog", 20, first)
     await finished_async(tasks)
     assert {ws.address for t in tasks for ws in scheduler.tasks[t.key].who_has} == {second}
-    assert (await figures(client))["counts"]["confirmed"] >= 10
+    assert scheduler.extensions["stealing"].counts["confirmed"] >= 10
     await Event("backlog").set()
     await blocker
 
@@ -239,17 +237,11 @@ def test_an_option_that_does_not_exist_is_refused():
         ff.install("tcp://localhost:8786")
 
 
-@on_cluster()
-async def test_without_the_plugin_there_are_no_figures(client, scheduler):
-    with pytest.raises(ConfigError, match="not installed"):
-        await figures(client)
-
-
 @on_cluster(config={"distributed.scheduler.preload": ["dask_ferro.runtime.preload"]})
 async def test_by_configuration_the_plugin_is_on_from_the_start(client, scheduler):
     assert isinstance(scheduler.extensions["stealing"], Stealing)
     assert [t for t in scheduler.periodic_callbacks if t == "stealing"] == ["stealing"]
-    assert (await figures(client))["stealing"] == "informed"
+    assert scheduler.extensions["stealing"].settings.stealing == "informed"
     await ff.uninstall(client)
     assert type(scheduler.extensions["stealing"]) is WorkStealing
 
@@ -285,6 +277,10 @@ async def test_the_threshold_of_a_thief_adapts_and_its_history_is_kept(client, s
     assert set(stealing.core.state.thresholds) == {second}
 
 
+def _policy(dask_scheduler):
+    return dask_scheduler.extensions["stealing"].settings.stealing
+
+
 def test_by_a_real_preload():
     command = ["scheduler", "--port", "0", "--no-dashboard", "--scheduler-file"]
     with tempfile.TemporaryDirectory() as folder:
@@ -298,7 +294,7 @@ def test_by_a_real_preload():
             until(lambda: process.poll() is not None or file.exists(), "the scheduler's file")
             assert process.poll() is None
             with Client(scheduler_file=str(file)) as client:
-                assert figures(client)["stealing"] == "informed"
+                assert client.run_on_scheduler(_policy) == "informed"
         finally:
             process.terminate()
             process.wait(20)
@@ -317,7 +313,7 @@ async def test_by_the_scheduler_options_of_dask_jobqueue():
 def test_our_local_cluster_has_it_from_the_start():
     settings = {"processes": False, "n_workers": 1, "dashboard_address": ":0"}
     with ff.LocalCluster(**settings) as cluster, Client(cluster) as client:
-        assert figures(client)["stealing"] == "informed"
+        assert client.run_on_scheduler(_policy) == "informed"
         assert client.submit(lambda: 1).result(timeout=60) == 1
     with ff.LocalCluster(**settings, scheduler_kwargs={"preload": []}) as cluster:
         assert type(cluster.scheduler.extensions["stealing"]) is WorkStealing

@@ -74,8 +74,6 @@ async def test_a_heartbeat_in_the_middle_of_measuring_loses_no_figure(
     gpu.may_tell_name.clear()
     monkeypatch.setattr(reports, "_PATIENCE", 0.05)
 
-    # The file of speeds has to know the GPU's name: the test waits for what comes after it.
-    monkeypatch.setattr(calibration, "_machine", lambda device: device)
     with dask.config.set({"ferro.worker.device": "gpu"}):
         async with site(CPU) as s:
             before = s.stealing.links.classes["device"].bandwidth
