@@ -61,14 +61,6 @@ class _Begun(NamedTuple):
     answer: float
 
 
-class _Ops(NamedTuple):
-    """The workers' ops: spans, the number of missing ones, and the addresses of workers that did not answer."""
-
-    spans: list[Span]
-    lost: int
-    hung: list[str]
-
-
 class _Ended(NamedTuple):
     """The scheduler's records at the end; pickled and compressed there, outside the scheduler's loop."""
 
@@ -158,54 +150,40 @@ class Tracing:
 
     async def _fetch(self) -> Trace:
         assert self._begun is not None
-        ops = _Ops([], 0, [])
+        spans: list[Span] = []
+        lost, hung = 0, list[str]()
         try:
             ended = await self._client.run_on_scheduler(_end, self._token, self._begun)
-            ops = await self._ops()
+            if self._tape is not None:
+                spans, lost, hung = await self._ops(self._begun)
         finally:
             if self._tape is not None:
-                await self._client.run_on_scheduler(reach.take_off, self._token, self._begun.answer, ops.hung)
+                await self._client.run_on_scheduler(reach.take_off, self._token, self._begun.answer, hung)
         if ended is None:
             raise ConfigError(
                 "ff.trace: dask_ferro was taken off, or installed anew, while the trace was recorded"
             )
-        reach.warn("ff.trace", ops.hung, self._begun.answer, ": its ops are not in the trace")
+        reach.warn("ff.trace", hung, self._begun.answer, ": its ops are not in the trace")
         trace: Trace = pickle.loads(ended.trace)
         return replace(
-            _with_ops(trace, ops.spans, self._begun.time),
-            counts=_counts(self._begun, ended, (ops.lost, len(ops.hung))),
+            _with_ops(trace, spans, self._begun.time), counts=_counts(self._begun, ended, (lost, len(hung)))
         )
 
-    async def _ops(self) -> _Ops:
-        """Return the ops on the workers' tapes; those of a worker that left are lost.
-
-        Workers are asked one after the other, since the scheduler forwards their ops.
-        """
-        if self._tape is None:
-            return _Ops([], 0, [])
-        assert self._begun is not None
-        spans: list[Span] = []
-        workers, hung = await self._client.run_on_scheduler(reach.answering, self._begun.answer)
+    async def _ops(self, begun: _Begun) -> tuple[list[Span], int, list[str]]:
+        """Return the ops on the tapes of present workers, the number of missing ones, and the workers that hang."""
+        workers, hung = await self._client.run_on_scheduler(reach.answering, begun.answer)
+        most = _OPS // max(len(workers), 1)
+        asked = self._client.run(taped, self._token, most, workers=workers, on_error="ignore")
+        try:
+            answers = await asyncio.wait_for(asked, begun.answer)
+        # One that answered a moment ago hangs now.
+        except TimeoutError:
+            return [], 0, workers + hung
+        parts: list[Taped] = [pickle.loads(answer) for answer in answers.values()]
         # A process has one tape for all of its workers, so that its dropped ops count once.
-        processes: dict[str, int] = {}
-        lost = 0
-        for place, worker in enumerate(workers):
-            most = (_OPS - len(spans)) // (len(workers) - place)
-            asked = self._client.run(
-                taped, self._token, self._begun.time, most, workers=[worker], on_error="ignore"
-            )
-            try:
-                answers = await asyncio.wait_for(asked, self._begun.answer)
-            # It answered a moment ago, and has hung since.
-            except TimeoutError:
-                hung.append(worker)
-                continue
-            for answer in answers.values():
-                told: Taped = pickle.loads(answer)
-                spans += told.spans
-                lost += told.left_out
-                processes[told.process] = max(processes.get(told.process, 0), told.lost)
-        return _Ops(spans, lost + sum(processes.values()), hung)
+        lost = {part.process: part.lost for part in parts}
+        spans = [span for part in parts for span in part.spans]
+        return spans, sum(lost.values()) + sum(part.left_out for part in parts), hung
 
     # -- what it saw ---------------------------------------------------------------------------------------
 
@@ -246,8 +224,7 @@ def trace(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing
     tasks : int, optional
         The most tasks kept, the newest.  The scheduler needs 0.5 kB for each.
     ops : bool, optional
-        Whether workers record the ops inside bundles.  That costs 1.4 us for each op of the array table; for ONNX
-        Runtime, a second session and 16 us an op, for the first 20,000 ops of each session.
+        Whether workers record the ops inside bundles, at 1.5 us each.  A session of ONNX Runtime is one op.
 
     Raises
     ------
