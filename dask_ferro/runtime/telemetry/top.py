@@ -28,7 +28,8 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
 from dask_ferro.runtime.telemetry.events import ScaleEvent
-from dask_ferro.runtime.telemetry.overview.observe import overview_of
+from dask_ferro.runtime.telemetry.overview.observe import snapshot
+from dask_ferro.runtime.telemetry.overview.summary import overview
 from dask_ferro.runtime.worker.plugin import METRIC
 
 # The number of a worker's tasks that are sampled for the mix of prefixes.
@@ -95,15 +96,9 @@ def look(dask_scheduler: Scheduler) -> SchedulerLook:
         "ops": [[name, count] for name, count in ops.most_common(_MANY) if count],
         "steals": dict(on.stealing.counts) if on and on.stealing else {},
         "elastic": on.events.elastic if on and on.events else {},
-        "overview": _overview(dask_scheduler, on),
+        "overview": asdict(overview(snapshot(dask_scheduler))),
         "workers": [_row(ws, on) for ws in list(dask_scheduler.workers.values())],
     }
-
-
-def _overview(scheduler: Scheduler, plugin: FerroScheduler | None) -> dict[str, Any]:
-    stealing = plugin.stealing if plugin is not None else None
-    elastic = plugin.events.elastic if plugin is not None and plugin.events is not None else None
-    return asdict(overview_of(scheduler, stealing, elastic, time()))
 
 
 def _row(ws: WorkerState, plugin: FerroScheduler | None) -> WorkerLook:
