@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from dask_ferro.lower.ranks.spmd import Ranks
     from dask_ferro.lower.tensor import Tensor, TensorModel, load
     from dask_ferro.runtime.bundling.client import bundled
-    from dask_ferro.runtime.check.cluster_check import check
     from dask_ferro.runtime.elastic.controller import Elastic
     from dask_ferro.runtime.local.local_cluster import LocalCluster
     from dask_ferro.runtime.plugin.annotations import Prefer, Require
     from dask_ferro.runtime.plugin.install import install, uninstall
     from dask_ferro.runtime.slurm.cluster import SLURMCluster
+    from dask_ferro.runtime.telemetry.overview.check import check
     from dask_ferro.runtime.telemetry.tracing import trace
     from dask_ferro.stream import run
     from dask_ferro.train.fit import fit
@@ -73,7 +73,7 @@ _MODULES = {
     "lower.ranks.spmd": ("Ranks",),
     "lower.tensor": ("Tensor", "TensorModel", "load"),
     "runtime.bundling.client": ("bundled",),
-    "runtime.check.cluster_check": ("check",),
+    "runtime.telemetry.overview.check": ("check",),
     "runtime.elastic.controller": ("Elastic",),
     "runtime.local.local_cluster": ("LocalCluster",),
     "runtime.plugin.annotations": ("Prefer", "Require"),

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -23,9 +23,6 @@ from dask_ferro.commands.jobs import jobs
 from dask_ferro.commands.pools import pools
 from dask_ferro.commands.replay import replay
 from dask_ferro.commands.top import top
-
-if TYPE_CHECKING:
-    from signal import Signals
 
 ARRAY_FILES = (".npy", ".npz")
 
@@ -294,9 +291,21 @@ def cluster(
     if dry_run:
         _print_scripts(scripts(config_name=config_name))
         return
+    from dask_ferro.runtime.local.foreground import stand
+    from dask_ferro.views.terminal import console, facts
+
+    def started(cluster: Any) -> None:
+        rows = (
+            ("scheduler", cluster.scheduler_address),
+            ("dashboard", cluster.dashboard_link or "none"),
+            ("workers", f"{bounds['minimum']:g} to {bounds['maximum']:g}"),
+        )
+        facts(console(), rows)
+
     # One name for both: workers are found in the queue by the name that Dask shows.
     named = {} if name is None else {"name": name, "job_name": name}
-    stopped_by = _stand(bounds_of(minimum, maximum), scheduler_file, named | {"config_name": config_name})
+    bounds = bounds_of(minimum, maximum)
+    stopped_by = stand(bounds, started, click.echo, scheduler_file, config_name=config_name, **named)
     if stopped_by is None:
         # Not an error: a client asked for it.
         click.echo("a client shut the cluster down", err=True)
@@ -307,26 +316,6 @@ def cluster(
 def _print_scripts(scripts: Mapping[str, str]) -> None:
     for pool, script in scripts.items():
         click.echo((f"# ---- pool {pool}\n" if len(scripts) > 1 else "") + script)
-
-
-def _stand(
-    bounds: Mapping[str, float], scheduler_file: Path | None, keywords: Mapping[str, Any]
-) -> Signals | None:
-    """Print what a cluster does until it ends; return the signal that ended it, or None."""
-    from dask_ferro.runtime.local.foreground import standing
-    from dask_ferro.views.terminal import console, facts
-
-    with standing(bounds, scheduler_file=scheduler_file, **keywords) as cluster:
-        rows = (
-            ("scheduler", cluster.address),
-            ("dashboard", cluster.dashboard or "none"),
-            ("workers", f"{bounds['minimum']:g} to {bounds['maximum']:g}"),
-        )
-        facts(console(), rows)
-        for change in cluster.changes():
-            click.echo(change)
-        click.echo("the jobs are being cancelled", err=True)
-    return cluster.stopped_by
 
 
 for _command in (check, pools, jobs, replay, top, config_):

@@ -9,9 +9,9 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.notebook import table
-from dask_ferro.runtime.check.cluster_check import ClusterCheck
+from dask_ferro.runtime.telemetry.overview.check import ClusterCheck
 from dask_ferro.trace import Span, Trace, TracedTask
-from tests.runtime.check.test_findings import SOUND
+from tests.runtime.telemetry.test_rules import checked
 
 PROPOSED = ff.plan(ff.argument("x", (4, 8)) @ ff.argument("w", (8, 6)), 2)
 
@@ -37,7 +37,7 @@ class ZMQInteractiveShell:
 
 
 def test_a_check_in_a_notebook_shows_nothing_but_its_text(monkeypatch, capsys) -> None:
-    check = ClusterCheck(SOUND)
+    check = ClusterCheck(checked())
     elsewhere = repr(check)
     monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
     assert repr(check) == elsewhere

@@ -12,7 +12,7 @@ from dask_ferro.commands import arguments
 from dask_ferro.commands.faults import Command
 
 if TYPE_CHECKING:
-    from dask_ferro.runtime.check.cluster_check import ClusterCheck
+    from dask_ferro.runtime.telemetry.overview.check import ClusterCheck
 
 
 @click.command(cls=Command)
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 def check(scheduler: str | None, scheduler_file: str | None, path: str, as_json: bool, debug: bool) -> None:
     """Check a cluster against this environment, and print what is wrong and what to do.
 
-    It compares versions, extras, clocks, threads, memory and shared paths, tells whether the scheduler plugin is on and
-    what will be slow, and changes nothing.  The exit status is 1 if something is an error.
+    It compares versions, threads, GPUs and shared paths, tells whether the plugin is on and what is stuck, and changes
+    nothing.  The exit status is 1 if something is an error.
 
     Without an option, DASK_SCHEDULER_ADDRESS has the scheduler's address.
 
@@ -60,7 +60,7 @@ async def _checked(where: Callable[[], str], path: str) -> ClusterCheck:
 
     from distributed import Client
 
-    from dask_ferro.runtime.check.cluster_check import check
+    from dask_ferro.runtime.telemetry.overview.check import check
 
     with warnings.catch_warnings():
         # Dask warns of differing versions, which the table has.

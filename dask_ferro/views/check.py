@@ -15,24 +15,14 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from dask_ferro.runtime.check.facts import (
-    EXTRAS,
-    PACKAGES,
-    ClockOffset,
-    ClusterFacts,
-    ProcessFacts,
-    SchedulerFacts,
-    WorkerFacts,
-)
 from dask_ferro.runtime.telemetry.findings import ClusterFinding
+from dask_ferro.runtime.telemetry.overview.facts import PACKAGES, ClusterFacts, ProcessFacts
 from dask_ferro.views.findings import show_findings
 from dask_ferro.views.terminal import console
 from dask_ferro.words import many, size
 
 # Columns of a terminal that does not say.
 _COLUMNS = 100
-# Seconds: below this, the difference of two clocks is shown as none.
-_TENTH = 0.1
 # Differing values of workers that a cell names.
 _MOST = 4
 _SEES = {"yes": "visible", "no": "not visible", "other": "other content", "hangs": "hangs", "": "not asked"}
@@ -63,36 +53,34 @@ def show_check(out: Console, facts: ClusterFacts, findings: Sequence[ClusterFind
 
 def columns(facts: ClusterFacts) -> tuple[str, str, str]:
     """Return the titles of the columns with the values of a row."""
-    return "client", "scheduler", many(len(facts.workers), "worker")
+    return "client", "scheduler", many(len(facts.asked_workers), "worker")
 
 
 def rows(facts: ClusterFacts) -> Iterator[tuple[str, str, str, str]]:
     """Yield the rows: the fact, and its value for the client, the scheduler and the workers."""
-    scheduler, workers = facts.scheduler, facts.workers
     yield _compared("Python", facts, lambda process: process.python)
     for package in PACKAGES:
         yield _compared(package, facts, partial(_version, package))
-    yield _compared("extras", facts, _extras)
     yield _compared("host", facts, lambda process: process.host)
-    answered = [one for one in workers if one.process is not None]
-    status = "running" if scheduler.process is not None else _SILENT
-    yield "status", "-", status, counted(one.status if one.process else _SILENT for one in workers)
-    yield "plugin", "-", _plugin(scheduler), counted("on" if one.plugin else "off" for one in answered)
-    yield "device", "-", "-", counted(map(_device, answered))
+    scheduler, workers = facts.processes["scheduler"], facts.asked_workers.values()
+    answered = [one for one in workers if not one.failure]
+    status = _SILENT if scheduler.failure else "running"
+    yield "status", "-", status, counted(_SILENT if one.failure else one.status for one in workers)
+    plugin = "-" if scheduler.failure else "off" if scheduler.off else f"on, stealing {facts.stealing}"
+    yield "plugin", "-", plugin, counted("off" if one.off else "on" for one in answered)
+    yield "GPUs", "-", "-", counted(str(one.gpus) for one in answered)
     yield "threads", "-", "-", counted(map(_threads, answered))
-    limits = (size(one.memory_limit) if one.memory_limit else "no limit" for one in workers)
+    limits = (size(one.memory_limit) if one.memory_limit else "no limit" for one in answered)
     yield "memory", "-", "-", counted(limits)
-    yield "clock", "-", _clock(scheduler.clock), counted(_clock(one.clock) for one in answered)
     yield "path", facts.path, "-", counted(_SEES[one.sees] for one in answered)
-    yield "spills to", "-", "-", counted(one.disk or "unknown" for one in answered)
 
 
 def _compared(
     name: str, facts: ClusterFacts, value: Callable[[ProcessFacts], str]
 ) -> tuple[str, str, str, str]:
-    scheduler = facts.scheduler.process
-    workers = counted(value(one.process) for one in facts.workers if one.process is not None)
-    return name, value(facts.client), value(scheduler) if scheduler is not None else "-", workers
+    scheduler, told = facts.processes["scheduler"], facts.answered
+    workers = counted(value(told[at]) for at in facts.asked_workers if at in told)
+    return name, value(facts.processes["client"]), "-" if scheduler.failure else value(scheduler), workers
 
 
 def counted(texts: Iterable[str]) -> str:
@@ -113,29 +101,6 @@ def _version(package: str, process: ProcessFacts) -> str:
     return "none" if found is None else found or "unknown"
 
 
-def _extras(process: ProcessFacts) -> str:
-    there = [name for name, modules in EXTRAS.items() if set(modules) <= set(process.modules)]
-    return ", ".join(there) or "none"
-
-
-def _plugin(scheduler: SchedulerFacts) -> str:
-    if not scheduler.plugin or scheduler.process is None:
-        return "off" if scheduler.process is not None else "-"
-    return f"on, stealing {scheduler.stealing}, placement {'on' if scheduler.placement else 'off'}"
-
-
-def _device(worker: WorkerFacts) -> str:
-    device = worker.device or "not measured"
-    return f"{device}, {many(worker.gpus, 'GPU')}" if worker.gpus else device
-
-
-def _threads(worker: WorkerFacts) -> str:
-    math = worker.math_threads
-    return f"{worker.threads} of {many(len(worker.cores), 'core')}, OMP {'unset' if math is None else math}"
-
-
-def _clock(clock: ClockOffset | None) -> str:
-    """Return an offset, as far as it is known."""
-    if clock is None:
-        return "-"
-    return f"{clock.ahead:+.1f} s" if abs(clock.ahead) > clock.doubt + _TENTH else "0 s"
+def _threads(process: ProcessFacts) -> str:
+    math = "unset" if process.math_threads is None else process.math_threads
+    return f"{process.threads} of {many(len(process.cores), 'core')}, OMP {math}"

@@ -25,7 +25,7 @@ def show_trial(out: Console, trial: Trial) -> None:
     facts(
         out,
         [
-            ("model", f"{trial.name} ({trial.digest[:12]})"),
+            ("model", f"{trial.model} ({trial.digest[:12]})"),
             ("inputs", f"{_listed(trial.inputs)}  ({trial.source})"),
             ("outputs", _listed([f"{n}: {d}{list(s)}" for n, (d, s) in trial.outputs.items()])),
             ("tasks", _tasks(trial)),
@@ -33,7 +33,7 @@ def show_trial(out: Console, trial: Trial) -> None:
         ],
     )
     _show_ops(out, trial)
-    busiest = sorted(trial.shares, key=lambda s: -s.busy)
+    busiest = sorted(trial.workers, key=lambda s: -s.busy)
     table(
         out,
         "where it ran" + _cut(len(busiest), _WORKERS_SHOWN, "busiest workers"),
@@ -61,7 +61,7 @@ def _tasks(trial: Trial) -> str:
 
 
 def _cluster(trial: Trial) -> str:
-    place = trial.place
+    place = trial.cluster
     text = f"{len(place.threads)} workers, {place.slots} threads, scheduler {place.scheduler}"
     return f"{text}, dashboard {place.dashboard}" if place.dashboard else text
 
@@ -70,14 +70,17 @@ def _times(trial: Trial) -> list[tuple[str, str]]:
     cold = f" (the first, cold: {duration(trial.seconds[0])})" if len(trial.seconds) > 1 else " (cold)"
     lines = [
         ("measured", duration(trial.median) + cold),
-        ("projected", f"{duration(trial.projected)}, measured is {trial.median / trial.projected:.2f} x"),
-        ("bound", f"{duration(trial.bound)} = max(work / threads, critical path), kernels alone"),
+        (
+            "projected",
+            f"{duration(trial.projected_seconds)}, measured is {trial.median / trial.projected_seconds:.2f} x",
+        ),
+        ("bound", f"{duration(trial.bound_seconds)} = max(work / threads, critical path), kernels alone"),
         ("ops/s", count(trial.ops_per_s)),
     ]
     if trial.rows_per_s is not None:
         lines.append(("rows/s", count(trial.rows_per_s)))
-    if trial.sink:
-        lines.append(("written", trial.sink))
+    if trial.output:
+        lines.append(("written", trial.output))
     return lines
 
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from dask_ferro.runtime.check.cluster_check import ClusterCheck
-from dask_ferro.runtime.check.facts import PACKAGES
+from dask_ferro.runtime.telemetry.overview.check import ClusterCheck
+from dask_ferro.runtime.telemetry.overview.facts import PACKAGES
 from dask_ferro.views import check as view
-from tests.runtime.check.test_findings import ON_SCHEDULER, ON_WORKER, SCHEDULER, SOUND, WORKER
+from tests.runtime.telemetry.test_rules import ON_BOTH, ON_SCHEDULER, ON_WORKER, PROCESS, checked
 
 FAULTY = ClusterCheck(
-    replace(
-        SOUND,
-        scheduler=replace(SCHEDULER, **ON_SCHEDULER["no plugin"][0]),
-        workers=[
-            replace(WORKER, address=f"tcp://host-{i}:1", **row[0]) for i, row in enumerate(ON_WORKER.values())
-        ],
+    checked(
+        replace(PROCESS, **ON_SCHEDULER["no plugin"][0]),
+        **{
+            f"host-{i}": replace(PROCESS, **row[0])
+            for i, row in enumerate([*ON_BOTH.values(), *ON_WORKER.values()])
+        },
     )
 )
 
@@ -31,35 +31,31 @@ def test_the_table_fits_the_terminal_and_has_every_row(columns, monkeypatch):
     for row in (
         "Python",
         *PACKAGES,
-        "extras",
         "status",
         "plugin",
         "threads",
+        "GPUs",
         "memory",
-        "clock",
         "path",
-        "spills to",
     ):
         assert row in names
     assert {"error", "warning", "slow"} <= set(names)
 
 
 def test_all_of_a_thousand_workers_are_one_column():
-    facts = replace(
-        SOUND, workers=[replace(WORKER, address=f"tcp://host-{i}:1", cores=(i, i + 1)) for i in range(1000)]
-    )
+    facts = checked(**{f"host-{i}": replace(PROCESS, cores=(i, i + 1)) for i in range(1000)})
     lines = str(ClusterCheck(facts)).splitlines()
     assert "1,000 workers" in lines[0]
     assert len(lines) < 30
 
 
 def test_a_sound_cluster_says_so():
-    assert str(ClusterCheck(SOUND)).splitlines()[-1] == "nothing is wrong"
+    assert str(ClusterCheck(checked())).splitlines()[-1] == "nothing is wrong"
 
 
 def test_names_of_users_are_no_markup(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    check = ClusterCheck(replace(SOUND, path="/[bold]models[/bold]/:smile:<i>"))
+    check = ClusterCheck(checked(path="/[bold]models[/bold]/:smile:<i>"))
     assert "/[bold]models[/bold]/:smile:<i>" in str(check)
 
 

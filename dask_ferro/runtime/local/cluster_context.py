@@ -102,20 +102,18 @@ def started(
         )
     with ExitStack() as stack:
         with held():
-            cluster = stack.enter_context(_local(workers, threads or 1, dashboard, quiet))
+            cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=workers or max(1, CPU_COUNT // (threads or 1)),
+                    threads_per_worker=threads or 1,
+                    dashboard_address=":8787" if dashboard else ":0",
+                    # Dask serves metrics in any case: at any port.
+                    scheduler_kwargs={"dashboard": dashboard},
+                    silence_logs=logging.CRITICAL if quiet else logging.WARNING,
+                )
+            )
         client = stack.enter_context(Client(cluster))
         yield client, _place(client, dashboard=dashboard)
-
-
-def _local(workers: int | None, threads: int, dashboard: bool, quiet: bool) -> LocalCluster:
-    return LocalCluster(
-        n_workers=workers or max(1, CPU_COUNT // threads),
-        threads_per_worker=threads,
-        dashboard_address=":8787" if dashboard else ":0",
-        # Dask serves metrics in any case: at any port.
-        scheduler_kwargs={"dashboard": dashboard},
-        silence_logs=logging.CRITICAL if quiet else logging.WARNING,
-    )
 
 
 def _place(client: Client, *, dashboard: bool) -> RunningCluster:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,67 +30,37 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, 
 _STATES = ("pending", "booting", "running", "leaving")
 
 
-class Standing:
-    """A running cluster in the foreground.
-
-    Attributes
-    ----------
-    address, dashboard : str
-        Of the scheduler; an empty dashboard means none.
-    stopped_by : signal.Signals or None
-        The signal that ended it.
-    """
-
-    def __init__(self, cluster: Any, bounds: Mapping[str, Any], stop: Noted) -> None:
-        self._cluster = cluster
-        self._bounds = bounds
-        self._stop = stop
-        self.address: str = cluster.scheduler_address
-        self.dashboard: str = cluster.dashboard_link
-
-    @property
-    def stopped_by(self) -> signal.Signals | None:
-        """The signal that ended it; None while it runs, or after a client shut it down."""
-        return self._stop.signal
-
-    def changes(self) -> Iterator[str]:
-        """Let the workers follow the work, and yield a line for each change, until a signal or a shutdown.
-
-        Raises
-        ------
-        ConfigError
-            If the site refuses the first jobs permanently, with its message.
-        """
-        adaptive = self._cluster.adapt(Adaptive=Elastic, **self._bounds)
-        seen, shown = 0.0, ""
-        while self._stop.signal is None and self._cluster.scheduler.status == Status.running:
-            for entry in [e for e in tuple(adaptive.decisions) if e["time"] > seen]:
-                seen = entry["time"]
-                if (text := summary(entry)) != shown:
-                    shown = text
-                    yield f"{time.strftime('%H:%M:%S', time.localtime(seen))}  {text}"
-            time.sleep(_LOOK)
-
-
-@contextmanager
-def standing(
-    bounds: Mapping[str, Any], scheduler_file: Path | None = None, **keywords: Any
-) -> Iterator[Standing]:
-    """Start a cluster on SLURM without jobs, and close it with all its jobs at the end.
+def stand(
+    bounds: Mapping[str, Any],
+    started: Callable[[Any], None],
+    tell: Callable[[str], None],
+    scheduler_file: Path | None = None,
+    **keywords: Any,
+) -> signal.Signals | None:
+    """Run a cluster on SLURM, whose workers follow the work, until a signal or a client ends it; cancel its jobs then.
 
     Parameters
     ----------
     bounds : mapping of str to number
         The minimum and the maximum of workers.
+    started : callable
+        Called with the cluster once its scheduler runs.
+    tell : callable
+        Called with a line for each change.
     scheduler_file : Path, optional
         The file with the scheduler's address while it runs.
     **keywords
         Keywords of `ff.SLURMCluster`, which override Dask's configuration.
 
+    Returns
+    -------
+    signal.Signals or None
+        The signal that ended it; None: a client shut it down.
+
     Raises
     ------
     ConfigError
-        If the cluster cannot start here.
+        If the cluster cannot start here, or the site refuses the first jobs permanently, with its message.
     """
     if scheduler_file is not None:
         configured = dask.config.get(f"jobqueue.{keywords['config_name']}.scheduler-options", None) or {}
@@ -99,11 +69,22 @@ def standing(
         with _blamed("the cluster did not start"):
             cluster: Any = SLURMCluster(**keywords)
         try:
-            yield Standing(cluster, bounds, stop)
+            started(cluster)
+            adaptive = cluster.adapt(Adaptive=Elastic, **bounds)
+            seen, shown = 0.0, ""
+            while stop.signal is None and cluster.scheduler.status == Status.running:
+                for entry in [e for e in tuple(adaptive.decisions) if e["time"] > seen]:
+                    seen = entry["time"]
+                    if (text := summary(entry)) != shown:
+                        shown = text
+                        tell(f"{time.strftime('%H:%M:%S', time.localtime(seen))}  {text}")
+                time.sleep(_LOOK)
+            tell("the jobs are being cancelled")
         finally:
             # A scheduler that a client has shut down is not asked to close: Dask would try to reach it for 30 s.
             cluster.shutdown_scheduler = cluster.scheduler.status == Status.running
             cluster.close()
+    return stop.signal
 
 
 def scripts(**keywords: Any) -> dict[str, str]:

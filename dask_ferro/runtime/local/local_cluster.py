@@ -8,14 +8,12 @@ and explicit arguments win.
 
 from __future__ import annotations
 
-import logging
 import signal
 from multiprocessing import resource_tracker
 from typing import Any
 
 import dask
 import distributed
-from distributed.comm.core import CommClosedError
 
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.upstream_deploy import KeepsRestartedWorkers
@@ -55,19 +53,8 @@ class Nanny(distributed.Nanny):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def is_told(record: logging.LogRecord) -> bool:
-    """Return whether asyncio should log a record; closed connections of calls that are not awaited are suppressed.
-
-    Ctrl-C during `client.scatter`, whose parts Dask does not cancel, printed a traceback for each worker.
-    """
-    error = record.exc_info[1] if record.exc_info else None
-    return not (isinstance(error, CommClosedError) and "never retrieved" in record.getMessage())
-
-
 class LocalCluster(KeepsRestartedWorkers, distributed.LocalCluster):
     """A `distributed.LocalCluster` with dask_ferro's scheduler plugin, set up for tensor work.
-
-    The process no longer logs closed connections of calls that are not awaited, which occur after Ctrl-C.
 
     Parameters are those of `distributed.LocalCluster`; ``scheduler_kwargs={"preload": []}`` omits the plugin, and
     `ff.uninstall` removes it.
@@ -93,6 +80,4 @@ class LocalCluster(KeepsRestartedWorkers, distributed.LocalCluster):
         if _PLUGIN in options["preload"]:
             Settings.configured()
         kwargs["scheduler_kwargs"] = options
-        # A filter is added only once, however often this runs.
-        logging.getLogger("asyncio").addFilter(is_told)
         super().__init__(*args, **kwargs)

@@ -6,7 +6,10 @@ model and build sessions): the median is that of the others.  Durations are seco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import ceil
@@ -15,7 +18,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-from distributed import Client
+from distributed import Client, get_task_stream
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph import workloads
@@ -28,7 +31,7 @@ from dask_ferro.lower.model.inventory import slices, spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
 from dask_ferro.runtime.local.array_files import read, save
 from dask_ferro.runtime.local.cluster_context import RunningCluster, connected, started
-from dask_ferro.runtime.local.execute import Watch, WorkerShare, execute
+from dask_ferro.runtime.local.progress import Progress, followed
 from dask_ferro.runtime.telemetry.tracing import checked, traced_to
 
 
@@ -53,9 +56,28 @@ class RunRequest:
     quiet: bool = True
 
 
+class WorkerShare(NamedTuple):
+    """One worker's share: tasks run, and seconds spent in them."""
+
+    address: str
+    tasks: int
+    busy: float
+
+
+class MeasuredRun(NamedTuple):
+    """A measured run: the result in the client, the seconds until it arrived, and each worker's share."""
+
+    result: Any
+    seconds: float
+    workers: tuple[WorkerShare, ...]
+
+
+Watch = Callable[[Progress], None]
+
+
 @dataclass(frozen=True)
 class Trial:
-    """The measurements of a model's runs, with the projections.
+    """The measurements of a model's runs, with the projections; the fields are those of the JSON output.
 
     Attributes
     ----------
@@ -65,20 +87,22 @@ class Trial:
         Number of executions of the model's nodes: chunks times slices of a fixed batch size.
     seconds : tuple of float
         Seconds of each run, from submission until the result was in the client.
-    projected : float
+    projected_seconds : float
         Projected makespan with Dask's overheads, for the kernels' speed on a laptop's core.
-    bound : float
+    bound_seconds : float
         Lower bound max(work / threads, critical path), from the same seconds.
-    shares : tuple of WorkerShare
+    workers : tuple of WorkerShare
         Workers' shares of the last run.
+    output : str or None
+        The file with the outputs.
     """
 
-    name: str
+    model: str
     digest: str
     source: str
     inputs: tuple[ValueSpec, ...]
     outputs: Mapping[str, tuple[str, tuple[int, ...]]]
-    place: RunningCluster
+    cluster: RunningCluster
     ops: tuple[OpRow, ...]
     bundles: int
     chunks: int
@@ -86,10 +110,10 @@ class Trial:
     batch: int | None
     runs: int
     seconds: tuple[float, ...]
-    projected: float
-    bound: float
-    shares: tuple[WorkerShare, ...]
-    sink: str | None
+    projected_seconds: float
+    bound_seconds: float
+    workers: tuple[WorkerShare, ...]
+    output: str | None
 
     @property
     def median(self) -> float:
@@ -108,31 +132,21 @@ class Trial:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the trial in JSON's types."""
+        place = self.cluster
         return {
-            "model": self.name,
-            "digest": self.digest,
-            "source": self.source,
+            **vars(self),
             "inputs": [spec_as_dict(s) for s in self.inputs],
             "outputs": {n: {"dtype": d, "shape": list(s)} for n, (d, s) in self.outputs.items()},
             "cluster": {
-                "scheduler": self.place.scheduler,
-                "dashboard": self.place.dashboard,
-                "workers": dict(self.place.threads),
+                "scheduler": place.scheduler,
+                "dashboard": place.dashboard,
+                "workers": dict(place.threads),
             },
-            "rows": self.rows,
-            "batch": self.batch,
-            "chunks": self.chunks,
-            "bundles": self.bundles,
-            "runs": self.runs,
             "ops": [row._asdict() for row in self.ops],
-            "seconds": list(self.seconds),
+            "workers": [share._asdict() for share in self.workers],
             "median_seconds": self.median,
             "ops_per_s": self.ops_per_s,
             "rows_per_s": self.rows_per_s,
-            "projected_seconds": self.projected,
-            "bound_seconds": self.bound,
-            "workers": [share._asdict() for share in self.shares],
-            "output": self.sink,
         }
 
 
@@ -197,6 +211,58 @@ def _cluster(request: RunRequest) -> AbstractContextManager[tuple[Client, Runnin
     if request.scheduler:
         return connected(request.scheduler)
     return started(request.workers, request.threads, dashboard=request.dashboard, quiet=request.quiet)
+
+
+# ---- a run ------------------------------------------------------------------------------------------------
+
+
+def execute(client: Client, collection: object, *, watch: Watch | None = None) -> MeasuredRun:
+    """Compute a collection and fetch its result.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    collection : Dask collection
+    watch : callable, optional
+        ``watch(progress)``, called at intervals during the run.
+
+    Raises
+    ------
+    Exception
+        The error of the failed task, as raised in the worker.
+    """
+    # Opened before the submission, since the first tasks may be done when that returns.
+    with get_task_stream(client) as stream:
+        start = time.perf_counter()
+        future = client.compute(collection)
+        # Beside the run, which its end does not have to wait for.
+        loop: Any = client.loop
+        watching = asyncio.run_coroutine_threadsafe(_watch(client, future, watch), loop.asyncio_loop)
+        try:
+            result = future.result()
+            elapsed = time.perf_counter() - start
+            watching.result()
+        finally:
+            watching.cancel()
+    return MeasuredRun(result, elapsed, shares(stream.data))
+
+
+async def _watch(client: Client, future: Any, watch: Watch | None) -> None:
+    if watch is not None:
+        async for seen in followed(client, [future]):
+            watch(seen)
+
+
+def shares(records: Iterable[dict[str, Any]]) -> tuple[WorkerShare, ...]:
+    """Return each worker's share from the records of a task stream, by address."""
+    tasks: Counter[str] = Counter()
+    busy: Counter[str] = Counter()
+    for record in records:
+        tasks[record["worker"]] += 1
+        for span in record["startstops"]:
+            if span["action"] == "compute":
+                busy[record["worker"]] += span["stop"] - span["start"]
+    return tuple(WorkerShare(w, tasks[w], float(busy[w])) for w in sorted(tasks))
 
 
 # ---- before it runs ----------------------------------------------------------------------------------------
@@ -279,14 +345,14 @@ def _compared(
     repeats = slices(sig, of_chunk) if of_chunk else 1
     whole = bound(dag(ir_model, types))
     return Trial(
-        name=model.name,
+        model=model.name,
         digest=model.digest,
         source=origin,
         inputs=sig.inputs,
         outputs={
             n: (str(getattr(r, "dtype", type(r).__name__)), np.shape(r)) for n, r in ran.results.items()
         },
-        place=ran.place,
+        cluster=ran.place,
         ops=tuple(per_op(ir_model, types)),
         bundles=len(model.bundles),
         chunks=chunks,
@@ -294,8 +360,8 @@ def _compared(
         batch=ran.batch,
         runs=chunks * repeats,
         seconds=ran.seconds,
-        projected=over_chunks(model.plan, chunks, workers=ran.place.slots, slices=repeats),
-        bound=whole.over(ran.place.slots, chunks * repeats),
-        shares=ran.shares,
-        sink=str(request.sink) if request.sink else None,
+        projected_seconds=over_chunks(model.plan, chunks, workers=ran.place.slots, slices=repeats),
+        bound_seconds=whole.over(ran.place.slots, chunks * repeats),
+        workers=ran.shares,
+        output=str(request.sink) if request.sink else None,
     )

@@ -11,12 +11,17 @@ from distributed import Client, Scheduler
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.bundling import client as bundling
-from dask_ferro.runtime.check.asking import checked_client
-from dask_ferro.runtime.check.releases import importing, refuse_scheduler, warn_of_workers, worker_releases
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.scheduler import Scheduling, stays_off
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.scheduler_plugin import part_of, put_on, take_off
+from dask_ferro.runtime.telemetry.overview.processes import (
+    checked_client,
+    importing,
+    refuse_scheduler,
+    warn_of_workers,
+    worker_releases,
+)
 
 # Seconds for which a client that installed the plugin batches messages to the scheduler; Dask: 10 ms.
 _CLIENT_SENDS = 0.002

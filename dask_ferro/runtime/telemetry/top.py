@@ -30,7 +30,8 @@ from dask_ferro.runtime.plugin.scheduler import Scheduling
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry.events import ScaleEvent
-from dask_ferro.runtime.telemetry.overview.observe import overview_of
+from dask_ferro.runtime.telemetry.overview.observe import snapshot
+from dask_ferro.runtime.telemetry.overview.summary import overview
 from dask_ferro.runtime.worker.plugin import METRIC
 
 # The number of a worker's tasks that are sampled for the mix of prefixes.
@@ -104,7 +105,7 @@ def look(dask_scheduler: Scheduler) -> SchedulerLook:
         "ops": [[name, count] for name, count in ops.most_common(_MANY) if count],
         "steals": dict(stealing.counts) if stealing else {},
         "elastic": elastic,
-        "overview": asdict(overview_of(dask_scheduler, stealing, elastic, now)),
+        "overview": asdict(overview(snapshot(dask_scheduler))),
         "workers": [_row(ws, stealing, moved, now) for ws in list(dask_scheduler.workers.values())],
     }
 

@@ -33,7 +33,8 @@ from tornado.ioloop import IOLoop
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.telemetry.dashboard_state import elastic_picture, stealing_picture
 from dask_ferro.runtime.telemetry.events import ScaleEvent
-from dask_ferro.runtime.telemetry.overview.observe import overview_of
+from dask_ferro.runtime.telemetry.overview.observe import snapshot
+from dask_ferro.runtime.telemetry.overview.summary import overview
 from dask_ferro.views.pages import look, scheme
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.overview import OverviewPage
@@ -204,7 +205,7 @@ class SchedulerPages:
 
 
 KINDS = (
-    _Kind("overview", OverviewPage, lambda of: overview_of(of.scheduler, of.stealing, of.decision, time()), 1000),
+    _Kind("overview", OverviewPage, lambda of: overview(snapshot(of.scheduler)), 1000),
     _Kind("stealing", StealingPage, lambda of: stealing_picture(of.scheduler, of.stealing, time()), 500),
     _Kind("elastic", ElasticPage, lambda of: elastic_picture(of.stealing.records), 1000),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 import dask
 import pytest
 
-from dask_ferro.runtime.local.execute import WorkerShare, execute, shares
+from dask_ferro.runtime.local.model_run import WorkerShare, execute, shares
 
 
 def ran(worker, *spans):

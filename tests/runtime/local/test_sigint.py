@@ -1,8 +1,6 @@
-"""Ctrl-C while processes are being started, and what is logged of it."""
+"""Ctrl-C while processes are being started."""
 
-import asyncio
 import gc
-import logging
 import os
 import signal
 import sys
@@ -10,10 +8,7 @@ import threading
 import time
 
 import pytest
-from distributed.comm.core import CommClosedError
 
-import dask_ferro as ff
-from dask_ferro.runtime.local.local_cluster import is_told
 from dask_ferro.runtime.local.sigint import held, kept
 from tests.waiting import ended
 
@@ -121,32 +116,3 @@ def test_other_errors_that_python_drops_are_told_as_ever(monkeypatch):
     with kept():
         Fails()
     assert told == [ZeroDivisionError]
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [(CommClosedError("in <TCP (closed)>: Stream is closed"), False), (ValueError("shape"), True)],
-)
-def test_a_closed_connection_under_a_call_that_nobody_waits_for_is_not_logged(caplog, error, told):
-    async def fails():
-        raise error
-
-    async def unheard():
-        task = asyncio.get_running_loop().create_task(fails())
-        await asyncio.wait([task], timeout=5)
-        del task
-        gc.collect()
-
-    logger = logging.getLogger("asyncio")
-    logger.addFilter(is_told)
-    try:
-        asyncio.run(unheard())
-    finally:
-        logger.removeFilter(is_told)
-    assert ("never retrieved" in caplog.text) == told
-
-
-def test_a_local_cluster_adds_that_filter_once():
-    for _ in range(2):
-        with ff.LocalCluster(n_workers=0, processes=False, dashboard_address=":0"):
-            assert logging.getLogger("asyncio").filters.count(is_told) == 1

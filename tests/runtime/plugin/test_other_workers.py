@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
-from time import time
 
 import dask
 import numpy as np
@@ -29,7 +28,8 @@ from dask_ferro.lower.bundled.run import TaskProgram, run_tasks
 from dask_ferro.lower.portable import PortableTask
 from dask_ferro.lower.ranks.stage_workers import workers_of
 from dask_ferro.lower.upstream import Task
-from dask_ferro.runtime.telemetry.overview.observe import overview_of
+from dask_ferro.runtime.telemetry.overview.observe import snapshot
+from dask_ferro.runtime.telemetry.overview.rules import findings
 from dask_ferro.stream.pools import ClientPool
 from tests.clusters import running
 from tests.graphs import mlp
@@ -91,8 +91,7 @@ def names(dask_scheduler: Scheduler) -> dict[str, str]:
 
 
 def sentences(dask_scheduler: Scheduler) -> str:
-    found = overview_of(dask_scheduler, dask_scheduler.extensions["stealing"], None, time()).findings
-    return "; ".join(one.sentence for one in found if one.what == "dask_ferro")
+    return "; ".join(one.sentence for one in findings(snapshot(dask_scheduler)) if one.what == "dask_ferro")
 
 
 def result(where: str, kind: str, call: Callable[[], object]) -> str:

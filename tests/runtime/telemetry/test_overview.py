@@ -12,13 +12,14 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, Event, Scheduler, Status
+from distributed import Client, Event, Scheduler
 from distributed.metrics import time
 
 import dask_ferro as ff
 from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.runtime.telemetry.events import PendingJobs, ScaleEvent
-from dask_ferro.runtime.telemetry.overview.observe import SOME, _sight, observed, overview_of
+from dask_ferro.runtime.telemetry.overview.observe import SOME, observed
+from dask_ferro.runtime.telemetry.overview.rules import findings as found_in
 from dask_ferro.runtime.telemetry.top import look
 from tests.clusters import on_cluster, running, stopped
 from tests.waiting import opened, result, until, until_async
@@ -84,7 +85,7 @@ def test_tasks_that_no_worker_may_run(client: Client, pids: dict[str, int]) -> N
     worker = client.submit(abs, -3, workers=["tcp://127.0.0.1:1"], key="worker")
     named(client, "nobody", "it requires a worker with a gpu, and all workers have only cpu")
     named(client, "nobody", "resource has waited", "the resource licence=2, and no worker declares that")
-    told = named(client, "nobody", "worker has waited", "it may run at worker 127.0.0.1:1 only")
+    told = named(client, "nobody", "worker has waited", "it may run at 127.0.0.1:1 only")
     assert (told["severity"], told["page"]) == ("error", "graph")
     ff.uninstall(client)  # Dask's own state is enough for these
     named(client, "nobody", "the resource licence=2, and no worker declares that")
@@ -142,7 +143,7 @@ async def test_stealing_that_is_off_is_the_reason(client: Client, scheduler: Sch
     second = client.submit(abs, -1, key="second", **preferred)
 
     def told() -> list[str]:
-        found = overview_of(scheduler, stealing, None, time()).findings
+        found = found_in(observed(scheduler, stealing, None, time()))
         return [one.sentence for one in found if "second has waited" in one.sentence]
 
     (sentence,) = await until_async(told, "what waits to be told", seconds=SOON)
@@ -168,18 +169,17 @@ async def test_work_without_workers(client: Client, scheduler: Scheduler) -> Non
     stealing = scheduler.extensions["stealing"]
 
     def told(plugin: Any, elastic: ScaleEvent | None = None, later: float = 0.0) -> list[str]:
-        found = overview_of(scheduler, plugin, elastic, time() + later).findings
+        found = found_in(observed(scheduler, plugin, elastic, time() + later))
         return [f"{one.what} {one.severity}" for one in found]
 
     assert await until_async(lambda: told(stealing), "the finding", seconds=SOON) == ["workers error"]
     at_zero: ScaleEvent = {"time": time(), "jobs": {}}
     assert told(stealing, at_zero) == []
     assert told(stealing, at_zero, later=10.0) == ["workers warning"]
-    assert told(None) == ["workers error"]  # Dask's own log is enough
     del waiting
 
 
-_UNKNOWN = "when they end is not known: no task of abs has ended yet"
+_UNKNOWN = "when they end is not known: tasks of abs have no measured duration yet"
 
 
 class Unrunnable:
@@ -200,10 +200,7 @@ class Unrunnable:
 
 
 def _scheduler(unrunnable: Unrunnable, **prefixes: Any) -> Any:
-    log = [SimpleNamespace(timestamp=0.0)]
-    return SimpleNamespace(
-        task_prefixes=prefixes, workers={}, unrunnable=unrunnable, queued=(), transition_log=log
-    )
+    return SimpleNamespace(task_prefixes=prefixes, workers={}, unrunnable=unrunnable, queued=())
 
 
 def test_a_hundred_thousand_tasks_are_not_walked() -> None:
@@ -231,28 +228,3 @@ def test_jobs_and_pools_are_those_of_a_controller_that_decides(now: float, wante
     }
     facts = observed(_scheduler(Unrunnable(0)), None, decision, now)
     assert facts.decision == (decision if wanted else {})
-
-
-@pytest.mark.parametrize(("own", "results"), [(0, 700), (400, 300)])
-def test_bytes_of_a_device_are_no_memory_of_its_process(own: int, results: int) -> None:
-    """Dask counts results on a device as managed."""
-    worker: Any = SimpleNamespace(
-        address="tcp://w:1", name="w", status=Status.paused, last_seen=0.0, processing={}, executing={},
-        memory_limit=1_000, memory=SimpleNamespace(process=900, managed=700, spilled=0),
-        metrics={"memory": 900, "ferro": {"gpu": {"own": own}}},
-    )  # fmt: skip
-    sight = _sight(worker, None, 0.0, 0.0)
-    assert (sight.memory, sight.results) == (900, results)
-
-
-@pytest.mark.parametrize(("ended", "work", "unmeasured"), [(20, 0.15, ""), (0, 0.0, "f")])
-def test_the_mean_of_a_prefix_is_known_while_a_task_runs_for_longer(
-    ended: int, work: float, unmeasured: str
-) -> None:
-    """Dask forgets its average then; the tasks that ended have not changed."""
-    states = {"waiting": 3, "memory": ended, "released": 0, "forgotten": 0}
-    prefix = SimpleNamespace(
-        name="f", states=states, duration_average=-1, all_durations={"compute": 0.05 * ended}
-    )
-    facts = observed(_scheduler(Unrunnable(0), f=prefix), None, None, 0.0)
-    assert (facts.work, facts.unmeasured) == (pytest.approx(work), unmeasured)

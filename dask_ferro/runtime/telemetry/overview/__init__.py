@@ -1,1 +1,1 @@
-"""The overview of a cluster: whether it is healthy, what it does, what is stuck and why, what the plugin moved."""
+"""What a cluster does and what is wrong with it: facts, one table of rules, the overview and `ff.check`."""

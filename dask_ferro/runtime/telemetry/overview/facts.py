@@ -1,24 +1,28 @@
-"""A snapshot of a scheduler, of which `findings` finds what is stuck, and `told` says what the cluster does.
+"""A snapshot of a cluster, of which `rules` finds what is wrong, and `summary` says what the cluster does.
 
-Workers are named as on all pages, tasks by the text of their keys.  Durations are seconds, sizes bytes.
+The overview and `top` have the facts that the scheduler has; `ff.check` adds those that each process has of itself.
+Workers are named as on all pages, tasks by the text of their keys, asked processes by their addresses.  Durations are
+seconds, sizes bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.runtime.telemetry.events import ScaleEvent
+
+# Packages whose versions are compared, by the names under which they are imported.
+PACKAGES = ("dask", "distributed", "dask_ferro", "numpy", "onnx", "onnxruntime")
 
 
 class RunningTask(NamedTuple):
-    """A task that runs, with the mean seconds of the finished tasks of its prefix; 0: none has finished."""
+    """A task that runs, and for how long."""
 
     key: str
     seconds: float
-    prefix: str = ""
-    mean: float = 0.0
-    finished: int = 0
 
 
 class WorkerSight(NamedTuple):
@@ -30,8 +34,8 @@ class WorkerSight(NamedTuple):
         Seconds since its newest heartbeat, not counting the time in which the scheduler read none.
     tasks : int
         Tasks that it runs, and that wait there.
-    memory, results, spilled, limit : int
-        Memory of its process, the part of it that consists of results, results on disk; 0: no limit.
+    memory, limit : int
+        Memory of its process; 0: no limit.
     longest : RunningTask or None
         Of its running tasks, the one that started first.
     """
@@ -41,18 +45,8 @@ class WorkerSight(NamedTuple):
     silent_for: float = 0.0
     tasks: int = 0
     memory: int = 0
-    results: int = 0
-    spilled: int = 0
     limit: int = 0
     longest: RunningTask | None = None
-
-
-class MemoryShares(NamedTuple):
-    """The shares of a memory limit at which a worker spills, pauses, and is ended by its nanny; inf: never."""
-
-    spill: float = 0.7
-    pause: float = 0.8
-    terminate: float = 0.95
 
 
 class FailedTask(NamedTuple):
@@ -61,21 +55,6 @@ class FailedTask(NamedTuple):
     key: str
     error: str
     workers: tuple[str, ...]
-
-
-class IdleWait(NamedTuple):
-    """A task that waits while other workers are idle: `policy.waits.WaitingTask` with names.
-
-    `behind` is what its worker has been running for longest.
-    """
-
-    key: str
-    worker: str
-    seconds: float
-    idle: int
-    some: tuple[str, ...]
-    reason: str
-    behind: RunningTask | None = None
 
 
 class Unplaced(NamedTuple):
@@ -100,15 +79,53 @@ class Unplaced(NamedTuple):
     device: str = ""
 
 
-class Moved(NamedTuple):
-    """The tasks that stealing moved, the measured seconds of work in them, the projected seconds of moving them."""
+@dataclass(frozen=True)
+class ProcessFacts:
+    """The facts of a process, as `shipped` returns them.
 
-    tasks: int
-    worked: float
-    moving: float
+    Attributes
+    ----------
+    failure : str
+        Why it did not answer; "": it did.
+    host, python : str
+    versions : mapping of str to str or None
+        By package; "": not known; None: it cannot be imported.
+    off : str
+        Why dask_ferro's plugin is not on; "": it is.
+    status : str
+        A worker's, as Dask has it.
+    threads, memory_limit : int
+        A worker's threads of tasks; and 0: no limit.
+    cores : sequence of int
+        The numbers of the cores that it may use.
+    math_threads : int or None
+        Threads that a library may start for each task; None: one for each core.
+    gpus : int
+        GPUs that it may use.
+    sees : str
+        Whether it sees the client's file: "yes", "no", "other" (one of another content), "hangs"; "": not asked.
+    """
+
+    failure: str = ""
+    host: str = ""
+    python: str = ""
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    off: str = ""
+    status: str = "running"
+    threads: int = 1
+    memory_limit: int = 0
+    cores: Sequence[int] = ()
+    math_threads: int | None = None
+    gpus: int = 0
+    sees: str = ""
+
+    def lacks(self, package: str) -> bool:
+        """Return whether a package cannot be imported."""
+        return self.versions.get(package, "") is None
 
 
-class OverviewFacts(NamedTuple):
+@dataclass(frozen=True)
+class ClusterFacts:
     """The facts of one moment.
 
     Attributes
@@ -128,9 +145,11 @@ class OverviewFacts(NamedTuple):
     work : float
         Measured mean seconds of all tasks that remain, added up.
     unmeasured : str
-        A prefix with tasks that remain and none that has finished; "": none.
-    first_end : (str, float) or None
-        The worker that ends first, as its walltime says, and the seconds until then.
+        A prefix with tasks that remain and no measured mean; "": none.
+    shares : mapping of str to number
+        Dask's configuration of the shares of memory at which a worker acts; 0 or False: never.
+    waits : tuple of WaitingTask
+        With names of workers and texts of keys.
     unplaced_count : int
         Ready tasks that are on no worker, of which `unplaced` has some.
     resources : mapping of str to float
@@ -140,32 +159,43 @@ class OverviewFacts(NamedTuple):
     lacking : mapping of str to str
         What workers that cannot load dask_ferro have instead, by name.
     unserved : float
-        Seconds for which there have been ready tasks and no worker, or longer.
+        Seconds for which there have been ready tasks and no worker.
     decision : ScaleEvent
         The elastic controller's newest; empty: none looks after the cluster.  Dask's own is not known to the scheduler.
+    counts : mapping of str to float
+        Sums of what stealing did.
+    processes : mapping of str to ProcessFacts
+        Those that were asked: "client", "scheduler", and the workers by address.
+    patience : float
+        Seconds for which each was waited for.
+    path, unseen : str
+        The file or folder of the client that the workers were asked for; why they were not asked, or "".
     """
 
-    now: float
+    now: float = 0.0
     stealing: str = "informed"
     workers: tuple[WorkerSight, ...] = ()
     threads: int = 0
-    tasks: Mapping[str, int] = {}
+    tasks: Mapping[str, int] = field(default_factory=dict)
     running: int = 0
-    failed: Mapping[str, int] = {}
+    failed: Mapping[str, int] = field(default_factory=dict)
     failure: FailedTask | None = None
     work: float = 0.0
     unmeasured: str = ""
-    first_end: tuple[str, float] | None = None
-    shares: MemoryShares = MemoryShares()
-    waits: tuple[IdleWait, ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
+    waits: tuple[WaitingTask, ...] = ()
     unplaced: tuple[Unplaced, ...] = ()
     unplaced_count: int = 0
-    resources: Mapping[str, float] = {}
+    resources: Mapping[str, float] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
-    lacking: Mapping[str, str] = {}
+    lacking: Mapping[str, str] = field(default_factory=dict)
     unserved: float = 0.0
-    decision: ScaleEvent = ScaleEvent()
-    moved: Moved = Moved(0, 0.0, 0.0)
+    decision: ScaleEvent = field(default_factory=ScaleEvent)
+    counts: Mapping[str, float] = field(default_factory=dict)
+    processes: Mapping[str, ProcessFacts] = field(default_factory=dict)
+    patience: float = 0.0
+    path: str = ""
+    unseen: str = ""
 
     @property
     def remaining(self) -> int:
@@ -181,3 +211,13 @@ class OverviewFacts(NamedTuple):
     def without_worker(self) -> int:
         """The number of ready tasks that are on no worker."""
         return self.tasks.get("queued", 0) + self.tasks.get("no-worker", 0)
+
+    @property
+    def answered(self) -> Mapping[str, ProcessFacts]:
+        """The scheduler and the workers that answered."""
+        return {at: one for at, one in self.processes.items() if at != "client" and not one.failure}
+
+    @property
+    def asked_workers(self) -> Mapping[str, ProcessFacts]:
+        """The workers that were asked, whether they answered or not."""
+        return {at: one for at, one in self.processes.items() if at not in ("client", "scheduler")}

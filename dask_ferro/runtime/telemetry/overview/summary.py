@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dask_ferro.runtime.telemetry.findings import ClusterFinding, summary
-from dask_ferro.runtime.telemetry.overview.facts import OverviewFacts
-from dask_ferro.runtime.telemetry.overview.findings import findings
+from dask_ferro.runtime.telemetry.overview.facts import ClusterFacts
+from dask_ferro.runtime.telemetry.overview.rules import findings
 from dask_ferro.words import duration, many
 
 
@@ -45,25 +45,18 @@ class Overview:
     gained: str
 
 
-def overview(facts: OverviewFacts) -> Overview:
+def overview(facts: ClusterFacts) -> Overview:
     """Return what the overview shows of a snapshot."""
     found = findings(facts)
-    return Overview(summary(found), _doing(facts), _progress(facts), found, _gained(facts))
+    waiting = max(facts.remaining - facts.running, 0)
+    progress = TaskProgress(facts.done, facts.running, waiting, facts.tasks.get("erred", 0))
+    doing = tuple(filter(None, (_tasks(facts, progress), _end(facts), _workers(facts), _jobs(facts))))
+    return Overview(summary(found), doing, progress, found, _gained(facts))
 
 
-def _doing(facts: OverviewFacts) -> tuple[str, ...]:
-    return tuple(filter(None, (_tasks(facts), _end(facts), _workers(facts), _jobs(facts))))
-
-
-def _progress(facts: OverviewFacts) -> TaskProgress:
-    return TaskProgress(
-        facts.done, facts.running, max(facts.remaining - facts.running, 0), facts.tasks.get("erred", 0)
-    )
-
-
-def _tasks(facts: OverviewFacts) -> str:
-    done, running, waiting, failed = _progress(facts)
-    total = done + running + waiting + failed
+def _tasks(facts: ClusterFacts, progress: TaskProgress) -> str:
+    done, running, _, failed = progress
+    total = sum(progress)
     if not total:
         return "no tasks"
     if not facts.remaining:
@@ -72,12 +65,12 @@ def _tasks(facts: OverviewFacts) -> str:
     return f"{done:,} of {many(total, 'task')} done ({done / total:.0%}), {running:,} running{failures}"
 
 
-def _end(facts: OverviewFacts) -> str:
+def _end(facts: ClusterFacts) -> str:
     """Return when the tasks end, as far as that is known."""
     if not facts.remaining:
         return ""
     if facts.unmeasured:
-        return f"when they end is not known: no task of {facts.unmeasured} has ended yet"
+        return f"when they end is not known: tasks of {facts.unmeasured} have no measured duration yet"
     if not facts.threads:
         return ""
     # A lower bound: tasks that wait for each other do not fill all threads.
@@ -85,16 +78,12 @@ def _end(facts: OverviewFacts) -> str:
     return f"the rest takes {duration(least)} or longer: {duration(facts.work)} of work for {threads}"
 
 
-def _workers(facts: OverviewFacts) -> str:
+def _workers(facts: ClusterFacts) -> str:
     if not facts.workers:
         return "no workers"
     states = Counter(_state(one.status, one.tasks) for one in facts.workers)
     told = ", ".join(f"{number:,} {state}" for state, number in states.most_common())
-    ends = ""
-    if facts.first_end is not None:
-        name, seconds = facts.first_end
-        ends = f"; {name} ends first, in {duration(max(seconds, 0.0))}"
-    return f"{many(len(facts.workers), 'worker')} with {many(facts.threads, 'thread')}: {told}{ends}"
+    return f"{many(len(facts.workers), 'worker')} with {many(facts.threads, 'thread')}: {told}"
 
 
 def _state(status: str, tasks: int) -> str:
@@ -103,20 +92,21 @@ def _state(status: str, tasks: int) -> str:
     return "leaving" if status == "closing_gracefully" else status
 
 
-def _jobs(facts: OverviewFacts) -> str:
+def _jobs(facts: ClusterFacts) -> str:
     told = ", ".join(f"{number:,} {state}" for state, number in facts.decision.get("jobs", {}).items())
     return f"jobs: {told}" if told else ""
 
 
-def _gained(facts: OverviewFacts) -> str:
+def _gained(facts: ClusterFacts) -> str:
     """Return what stealing moved.
 
     It is no time saved: some of the workers would have had other work, and many tasks wait at the same time.
     """
-    moved = facts.moved
-    if not moved.tasks:
+    moved = int(facts.counts.get("confirmed", 0))
+    if not moved:
         return ""
+    worked, moving = (facts.counts.get(f"seconds {what}", 0.0) for what in ("worked", "moving"))
     return (
-        f"stealing moved {many(moved.tasks, 'task')} to workers that ran out of work: they did"
-        f" {duration(moved.worked)} of work there (measured), and moving took {duration(moved.moving)} (projected)"
+        f"stealing moved {many(moved, 'task')} to workers that ran out of work: they did {duration(worked)} of work"
+        f" there (measured), and moving took {duration(moving)} (projected)"
     )

@@ -1,40 +1,41 @@
-"""What the overview finds and says, by snapshots: no cluster takes part."""
+"""What is found of a snapshot, and what the overview says of it: no cluster takes part."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dask_ferro.policy.waits import REASONS
+from dask_ferro.policy.waits import REASONS, WaitingTask
 from dask_ferro.runtime.telemetry.events import ClosedPool, PendingJobs, ScaleEvent
+from dask_ferro.runtime.telemetry.findings import fault
 from dask_ferro.runtime.telemetry.overview.facts import (
+    PACKAGES,
+    ClusterFacts,
     FailedTask,
-    IdleWait,
-    MemoryShares,
-    Moved,
-    OverviewFacts,
+    ProcessFacts,
     RunningTask,
     Unplaced,
     WorkerSight,
 )
-from dask_ferro.runtime.telemetry.overview.findings import findings, silence
-from dask_ferro.runtime.telemetry.overview.queue_reasons import QUEUES
+from dask_ferro.runtime.telemetry.overview.rules import ENDLESS, findings, silence
 from dask_ferro.runtime.telemetry.overview.summary import TaskProgress, overview
 
 GB = 10**9
 IDLE, OTHER = WorkerSight("0"), WorkerSight("1")
 BUSY = WorkerSight("0", tasks=3, longest=RunningTask("long", 40.0))
-LONG = RunningTask("long", 40.0)
-WAIT = IdleWait("held", "0", 4.2, 2, ("1", "2"), "restricted", LONG)
+WAIT = WaitingTask("held", "0", 4.2, 2, ("1", "2"), "restricted")
 PENDING: PendingJobs = {"jobs": 2, "since": 96.0, "expected": 0.0, "reasons": {"Resources": 2}}
 OPEN = {"waiting": 1, "processing": 3}
 LOST = {"no-worker": 12}
+SHARES = {"spill": 0.7, "pause": 0.8, "terminate": 0.95}
 
 
-def seen(*workers: WorkerSight, **facts: Any) -> OverviewFacts:
+def seen(*workers: WorkerSight, **facts: Any) -> ClusterFacts:
     """A snapshot of workers, by default with tasks that remain."""
-    return OverviewFacts(100.0, workers=workers, **{"tasks": OPEN, "threads": 2 * len(workers), **facts})
+    common = {"tasks": OPEN, "threads": 2 * len(workers), "shares": SHARES}
+    return ClusterFacts(100.0, workers=workers, **{**common, **facts})
 
 
 def closed(why: str, until: float = 0.0, output: str = "", is_paused: bool = False) -> ScaleEvent:
@@ -49,10 +50,9 @@ def pending(**changes: Any) -> ScaleEvent:
     return {"time": 99.0, "jobs": {"pending": queue["jobs"]}, "pending": {"cpu": queue}}
 
 
-def full(share: float, status: str = "running", results: float = 0.9, **more: Any) -> WorkerSight:
-    """A worker that uses a share of its memory, a share of which are results."""
-    used = int(share * 4 * GB)
-    return WorkerSight("0", status, memory=used, results=int(results * used), limit=4 * GB, **more)
+def full(share: float, status: str = "running", **more: Any) -> WorkerSight:
+    """A worker that uses a share of its memory."""
+    return WorkerSight("0", status, memory=int(share * 4 * GB), limit=4 * GB, **more)
 
 
 # Each row: the facts, and the kind, the severity, words of the sentence and words of the remedy of each finding.
@@ -83,7 +83,7 @@ ROWS = [
         id="a short task behind a long one",
     ),
     pytest.param(
-        seen(BUSY, OTHER, waits=(WAIT._replace(behind=None, idle=7), WAIT._replace(key="b", seconds=9.0))),
+        seen(BUSY, OTHER, waits=(WAIT._replace(idle=7), WAIT._replace(key="b", seconds=9.0))),
         [("waits", "slow", "b has waited at worker 0 for 9 s")],
         id="of several with one reason the longest wait is told",
     ),
@@ -179,16 +179,8 @@ ROWS = [
     # -- 4: memory near its limit
     pytest.param(seen(full(0.6)), [], id="memory in use"),
     pytest.param(
-        seen(full(0.75)), [("memory", "slow", "worker 0: memory is filling up: 75% of 3.73 GiB")], id="it spills"
-    ),
-    pytest.param(
-        seen(full(0.3, spilled=GB)),
-        [("memory", "slow", "worker 0: 0.93 GiB of results are on disk")],
-        id="it has spilled",
-    ),
-    pytest.param(
         seen(full(0.85)),
-        [("memory", "warning", "full: 85% of 3.73 GiB in use at worker 0, 2.85 GiB of it results; at 95%")],
+        [("memory", "warning", "full: 85% of 3.73 GiB in use at worker 0; at 95%")],
         id="it is about to pause",
     ),
     pytest.param(
@@ -205,9 +197,7 @@ ROWS = [
         id="all are paused, and have no limit",
     ),
     pytest.param(
-        seen(full(0.99), shares=MemoryShares(0.7, 2.0, float("inf"))),
-        [("memory", "slow", "memory is filling up")],
-        id="as the cluster is configured",
+        seen(full(0.99), shares={"pause": False, "terminate": False}), [], id="no worker pauses, as configured"
     ),
     # -- 5: a queue that does not move
     pytest.param(
@@ -217,7 +207,7 @@ ROWS = [
                 "queue",
                 "error",
                 "2 jobs of pool cpu in the batch system's queue, for up to 4 s, and"
-                " 0 workers at work: the partition is down (PartitionDown)",
+                " 0 workers at work: PartitionDown",
             )
         ],
         id="no job can start",
@@ -251,17 +241,17 @@ ROWS = [
     ),
     pytest.param(
         seen(IDLE, unplaced=(Unplaced("a", 3.0, workers=("gone",)),)),
-        [("nobody", "error", "it may run at worker gone only, and no such worker is there")],
+        [("nobody", "error", "it may run at gone only, and no worker there takes it")],
         id="a worker that has left",
     ),
     pytest.param(
         seen(IDLE, unplaced=(Unplaced("a", 3.0, hosts=("node7",)),)),
-        [("nobody", "error", "it may run at node7 only, where no worker takes it now")],
+        [("nobody", "error", "it may run at node7 only, and no worker there takes it")],
         id="a host without workers",
     ),
     pytest.param(
         seen(IDLE, WorkerSight("1", "paused"), unplaced=(Unplaced("a", 3.0, workers=("1",)),)),
-        [("nobody", "error", "it may run at worker 1 only, and 1 paused"), ("memory", "warning", "which paused")],
+        [("nobody", "error", "it may run at 1 only, and 1 is paused"), ("memory", "warning", "which paused")],
         id="a worker that is paused",
     ),
     pytest.param(
@@ -270,14 +260,6 @@ ROWS = [
         id="held back for a reason",
     ),
     # -- beside these
-    pytest.param(
-        seen(WorkerSight("3", longest=RunningTask("f-7", 90.0, "f", 2.0, 40))),
-        [("straggler", "slow", "f-7 has run at worker 3 for 90 s; the 40 finished tasks of f took 2 s on average")],
-        id="a task far longer than others",
-    ),
-    pytest.param(
-        seen(WorkerSight("3", longest=RunningTask("f-7", 90.0, "f", 2.0, 2))), [], id="others tell too little"
-    ),
     pytest.param(
         seen(IDLE, failed={"load": 2, "sum": 1}), [("failed", "warning", "3 tasks failed: of load and")], id="failed"
     ),
@@ -332,7 +314,7 @@ HEALTHY = [
 
 
 @pytest.mark.parametrize("facts", HEALTHY)
-def test_a_healthy_cluster_has_no_finding(facts: OverviewFacts) -> None:
+def test_a_healthy_cluster_has_no_finding(facts: ClusterFacts) -> None:
     assert findings(facts) == ()
 
 
@@ -344,14 +326,14 @@ def test_a_call_that_holds_the_interpreters_lock_is_a_risk_that_ends_no_worker()
     assert (found.severity, "; end" in found.remedy) == ("error", True)
 
 
-@pytest.mark.parametrize("reason", [reason for reason, (_, is_endless) in QUEUES.items() if is_endless])
+@pytest.mark.parametrize("reason", ENDLESS)
 def test_a_reason_that_does_not_end_by_itself_is_told_at_once(reason: str) -> None:
     facts = seen(decision=pending(since=98.0, reasons={f"{reason}Limit": 1}))
     assert [(one.what, one.severity) for one in findings(facts)] == [("queue", "error")]
 
 
 @pytest.mark.parametrize(("facts", "wanted"), ROWS)
-def test_findings(facts: OverviewFacts, wanted: list[tuple[str, ...]]) -> None:
+def test_findings(facts: ClusterFacts, wanted: list[tuple[str, ...]]) -> None:
     found = findings(facts)
     assert [(one.what, one.severity) for one in found] == [row[:2] for row in wanted]
     for one, (_, _, words, *remedy) in zip(found, wanted, strict=True):
@@ -406,14 +388,13 @@ def test_the_more_workers_the_less_often_they_report(count: int, wanted: float) 
                 BUSY,
                 unmeasured="f",
                 waits=(WAIT,),
-                first_end=("0", 3600.0),
                 decision={"jobs": {"running": 1, "pending": 2}},
             ),
             "1 slow",
             (
                 "0 of 4 tasks done (0%), 0 running",
-                "when they end is not known: no task of f has ended yet",
-                "1 worker with 2 threads: 1 busy; 0 ends first, in 1 h",
+                "when they end is not known: tasks of f have no measured duration yet",
+                "1 worker with 2 threads: 1 busy",
                 "jobs: 1 running, 2 pending",
             ),
             id="the end is not known",
@@ -432,13 +413,15 @@ def test_the_more_workers_the_less_often_they_report(count: int, wanted: float) 
         ),
     ],
 )
-def test_health_and_what_is_done(facts: OverviewFacts, health: str, doing: tuple[str, ...]) -> None:
+def test_health_and_what_is_done(facts: ClusterFacts, health: str, doing: tuple[str, ...]) -> None:
     found = overview(facts)
     assert (found.health, found.doing) == (health, doing)
 
 
 def test_what_stealing_moved_is_told_as_measured_and_projected() -> None:
-    told = overview(seen(BUSY, moved=Moved(39, 4.13, 0.2))).gained
+    told = overview(
+        seen(BUSY, counts={"confirmed": 39, "seconds worked": 4.13, "seconds moving": 0.2})
+    ).gained
     assert "39 tasks" in told
     assert "4.13 s of work there (measured), and moving took 200 ms (projected)" in told
     assert overview(seen(BUSY)).gained == ""
@@ -455,3 +438,122 @@ def test_progress_counts_each_task_once() -> None:
         "erred": 7,
     }
     assert overview(seen(BUSY, tasks=tasks, running=3)).progress == TaskProgress(3, 3, 13, 7)
+
+
+# ---- what processes say of themselves ---------------------------------------------------------------------
+
+PROCESS = ProcessFacts(
+    host="node", python="3.11.7", versions={**dict.fromkeys(PACKAGES, "1.2.3"), "cupy": None}, threads=2,
+    memory_limit=2**30, cores=(0, 1), math_threads=1, sees="yes",
+)  # fmt: skip
+AT = "tcp://a:1"
+
+
+def checked(
+    scheduler: ProcessFacts = PROCESS, path: str = "/models", **workers: ProcessFacts
+) -> ClusterFacts:
+    """A check of a scheduler and workers, by default of a sound one."""
+    asked = {f"tcp://{name}:1": one for name, one in workers.items()} or {AT: PROCESS}
+    return ClusterFacts(
+        processes={"client": PROCESS, "scheduler": scheduler, **asked}, patience=1.0, path=path
+    )
+
+
+def other(package: str, version: str | None) -> dict[str, Any]:
+    return {"versions": {**PROCESS.versions, package: version}}
+
+
+NONE = "none that can be imported"
+# What differs from a sound process; the severity, the subject and what was got.
+ON_BOTH = {
+    "no answer": ({"failure": "nothing in 1 s"}, "error", "does not answer", "nothing in 1 s"),
+    "without dask_ferro": (other("dask_ferro", None), "error", "dask_ferro", NONE),
+    "another patch of dask_ferro": (other("dask_ferro", "1.2.4"), "warning", "dask_ferro", "1.2.4"),
+    "another major of dask_ferro": (other("dask_ferro", "2.0.0"), "error", "dask_ferro", "2.0.0"),
+    "another dask": (other("dask", "2025.1.0"), "warning", "dask", "2025.1.0"),
+    "another Python": ({"python": "3.13.1"}, "error", "Python", "3.13.1"),
+}
+ON_SCHEDULER = {"no plugin": ({"off": "no X"}, "slow", "scheduler plugin", "off (no X)")}
+ON_WORKER = {
+    "without onnxruntime": (other("onnxruntime", None), "error", "onnxruntime", NONE),
+    "another onnxruntime": (other("onnxruntime", "1.0.0"), "warning", "onnxruntime", "1.0.0"),
+    "no folder": ({"sees": "no"}, "warning", "shared folder", "not visible"),
+    "another folder": ({"sees": "other"}, "warning", "shared folder", "a file with other content"),
+    "a folder that hangs": ({"sees": "hangs"}, "warning", "shared folder", "a file system that hangs"),
+    "threads of linear algebra": ({"math_threads": 8}, "slow", "threads",
+        "16 on the 2 cores of one host (2 of tasks, with 8 of OMP_NUM_THREADS or the like each)"),
+    "no limit of those": ({"math_threads": None}, "slow", "threads",
+        "4 on the 2 cores of one host (2 of tasks, with no OMP_NUM_THREADS each)"),
+    "threads of tasks": ({"threads": 3}, "slow", "threads",
+        "3 on the 2 cores of one host (3 of tasks, with 1 of OMP_NUM_THREADS or the like each)"),
+    "a GPU without cupy": ({"gpus": 1}, "slow", "extra gpu", "a GPU and no cupy"),
+}  # fmt: skip
+FAULTS = [
+    *(
+        pytest.param("scheduler", *row, id=f"scheduler: {name}")
+        for name, row in (ON_BOTH | ON_SCHEDULER).items()
+    ),
+    *(pytest.param(AT, *row, id=f"worker: {name}") for name, row in (ON_BOTH | ON_WORKER).items()),
+]
+
+
+@pytest.mark.parametrize(("where", "change", "severity", "what", "got"), FAULTS)
+def test_faults_of_a_process(where: str, change: dict[str, Any], severity: str, what: str, got: str) -> None:
+    faulty = replace(PROCESS, **change)
+    [found] = findings(checked(faulty) if where == "scheduler" else checked(a=faulty))
+    assert (found.severity, found.where, found.what) == (severity, (where,), what)
+    assert found.sentence.startswith(f"{where}: {what}: got {got}, wanted ")
+    assert found.remedy
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param(checked(), id="a sound cluster"),
+        pytest.param(checked(replace(PROCESS, python="3.11.9")), id="another patch of Python"),
+        pytest.param(checked(a=replace(PROCESS, **other("dask_ferro", ""))), id="a version that is not known"),
+        pytest.param(checked(replace(PROCESS, **other("onnxruntime", None))), id="a scheduler without onnxruntime"),
+    ],
+)  # fmt: skip
+def test_what_is_no_fault(facts: ClusterFacts) -> None:
+    assert findings(facts) == ()
+
+
+def test_a_path_that_could_not_be_asked_for_is_a_finding() -> None:
+    [found] = findings(replace(checked(), unseen="Read-only file system"))
+    assert (found.severity, found.where) == ("warning", ("client",))
+    assert "got Read-only file system, wanted" in found.sentence
+
+
+def test_a_check_without_workers_is_a_finding() -> None:
+    processes = {"client": PROCESS, "scheduler": PROCESS}
+    assert [found.what for found in findings(ClusterFacts(processes=processes))] == ["workers"]
+
+
+def test_a_check_has_what_the_scheduler_knows_and_tells_of_a_silent_worker_once() -> None:
+    hung = BUSY._replace(silent_for=9.0)
+    asked = checked(a=ProcessFacts(failure="nothing within 1 s")).processes
+    found = findings(replace(seen(hung, OTHER, waits=(WAIT,)), processes=asked, patience=1.0))
+    assert [one.what for one in found] == ["does not answer", "waits"]
+
+
+def test_the_same_fault_of_many_workers_is_one_finding_with_all_of_them() -> None:
+    bare = replace(PROCESS, threads=1, **other("dask_ferro", None))
+    facts = checked(**{f"a{i}": replace(bare, cores=(i,)) for i in range(9)})
+    [found] = findings(facts)
+    assert found.where == tuple(facts.asked_workers)
+    assert str(found).startswith("tcp://a0:1, tcp://a1:1, tcp://a2:1 and 6 more: dask_ferro: got none")
+
+
+@pytest.mark.parametrize(("other_cores", "wanted"), [((2, 3), []), ((0, 1), ["threads"])])
+def test_workers_on_the_same_cores_count_together_and_on_others_do_not(
+    other_cores: tuple[int, ...], wanted: list[str]
+) -> None:
+    found = findings(checked(a=PROCESS, b=replace(PROCESS, cores=other_cores)))
+    assert [one.what for one in found] == wanted
+
+
+def test_a_sentence_has_where_what_got_wanted_and_the_remedy() -> None:
+    got = {"scheduler": "3.13.1"}
+    [found] = fault("error", "Python", got, "3.11 as in the client", "start it from there")
+    assert str(found) == "scheduler: Python: got 3.13.1, wanted 3.11 as in the client; start it from there"

@@ -1,1 +1,0 @@
-"""`ff.check`: facts about the processes of a cluster, and findings with their remedies."""

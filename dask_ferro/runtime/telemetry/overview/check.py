@@ -1,0 +1,151 @@
+"""`ff.check`: the facts of a cluster, with those of each process, in one table, and what is wrong with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from distributed import Client
+
+from dask_ferro import config
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.telemetry.findings import ClusterFinding
+from dask_ferro.runtime.telemetry.overview import shipped
+from dask_ferro.runtime.telemetry.overview.facts import ClusterFacts, ProcessFacts
+from dask_ferro.runtime.telemetry.overview.observe import snapshot
+from dask_ferro.runtime.telemetry.overview.processes import (
+    ASKED,
+    answer,
+    ask_scheduler,
+    ask_workers,
+    checked_client,
+)
+from dask_ferro.runtime.telemetry.overview.rules import findings
+
+
+@dataclass(frozen=True)
+class ClusterCheck:
+    """The result of `ff.check`: printed, it is one table and the findings, each with its remedy."""
+
+    facts: ClusterFacts
+
+    @cached_property
+    def findings(self) -> Sequence[ClusterFinding]:
+        """What is wrong, the most severe first: severity, where, what, sentence, remedy."""
+        return findings(self.facts)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is an error; warnings and what is slow may remain."""
+        return all(found.severity != "error" for found in self.findings)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return findings and the facts of each process in types that JSON has."""
+        return {
+            "ok": self.ok,
+            "findings": [asdict(one) for one in self.findings],
+            "path": self.facts.path,
+            "processes": {at: asdict(one) for at, one in self.facts.processes.items()},
+        }
+
+    def __repr__(self) -> str:
+        from dask_ferro.views.check import drawn
+
+        return drawn(self.facts, self.findings)
+
+
+def check(
+    client: Client | None = None, path: str | PathLike[str] | None = None, *, answer: float | None = None
+) -> Any:
+    """Compare the client, the scheduler and the workers of a cluster, and say what is wrong and what to do.
+
+    It compares versions, threads, GPUs and whether workers see the client's files, tells whether the plugin is on, and
+    has the findings of the overview: what is stuck and why.  It works where dask_ferro is not installed, changes
+    nothing, and writes one small file, which it removes, if `path` is a folder.
+
+    Parameters
+    ----------
+    client : distributed.Client, optional
+        Synchronous or asynchronous; with the latter, await what this returns.  Default: the current client.
+    path : path, optional
+        A file, such as a model, or a folder that the workers should see.  Default: the working directory.
+    answer : float, optional
+        Seconds to wait for each process; one that does not answer is a finding.  Default: `ferro.scheduler.answer`.
+
+    Returns
+    -------
+    ClusterCheck
+        Printed, it is one table with the findings below; `ok` is False if one of `findings` is an error.
+
+    Raises
+    ------
+    ConfigError
+        If there is no client, `path` does not exist, or `answer` is not positive.
+
+    Examples
+    --------
+    >>> ff.check(client)                # doctest: +SKIP
+    >>> assert ff.check(client).ok      # doctest: +SKIP
+    """
+    client = checked_client(client, "ff.check")
+    where = Path(path if path is not None else ".").absolute()
+    if not where.exists():
+        raise ConfigError(f"ff.check: path={str(path)!r} does not exist; give a file or a folder")
+    seconds = config.value("scheduler.answer") if answer is None else answer
+    if not isinstance(seconds, int | float) or not seconds > 0:
+        raise ConfigError(f"ff.check: answer={answer!r}, wanted seconds above 0")
+    return client.sync(_check, client, where, float(seconds))
+
+
+async def _check(client: Client, path: Path, seconds: float) -> ClusterCheck:
+    here = ProcessFacts(**await asyncio.to_thread(shipped.process_facts, ASKED))
+    scheduler, addresses = await ask_scheduler(client, seconds)
+    state, failure = ClusterFacts(), scheduler.failure
+    # Another release may have other facts, and differs: that is to be mended first.
+    if not failure and scheduler.versions["dask_ferro"] == here.versions["dask_ferro"]:
+        found = await answer(client.run_on_scheduler(snapshot), seconds)
+        state, failure = (state, found["failure"]) if isinstance(found, dict) else (found, "")
+    async with _probed(path, seconds) as (probe, unseen):
+        workers = await ask_workers(client, addresses, seconds, probe)
+    return ClusterCheck(
+        replace(
+            state,
+            processes={"client": here, "scheduler": replace(scheduler, failure=failure), **workers},
+            patience=seconds,
+            path=str(path),
+            unseen=unseen,
+        )
+    )
+
+
+@asynccontextmanager
+async def _probed(path: Path, seconds: float) -> AsyncIterator[tuple[tuple[str, int, str] | tuple[()], str]]:
+    """Yield a file to look for, as path, size and digest, and why there is none, or ""; remove it if it was made."""
+    is_folder = path.is_dir()
+    file = path / f".dask-ferro-check-{token_hex(8)}" if is_folder else path
+
+    def fingerprint() -> tuple[str, int, str]:
+        if is_folder:
+            # Random, as the name: no other file is taken for it, and no file server remembers that it was not there.
+            file.write_text(token_hex(16), encoding="utf-8")
+        return str(file), *shipped.fingerprint(str(file))
+
+    try:
+        try:
+            found = await asyncio.wait_for(asyncio.to_thread(fingerprint), seconds)
+        except TimeoutError:
+            yield (), f"a file system that does not answer within {seconds:g} s"
+        except OSError as error:
+            yield (), str(error)
+        else:
+            yield found, ""
+    finally:
+        if is_folder:
+            await asyncio.to_thread(file.unlink, missing_ok=True)

@@ -1,0 +1,160 @@
+"""Functions that run in the processes of a cluster and return facts about them.
+
+This module is sent as source text and compiled where it runs (`processes.Shipped`), so that it works in a process
+without dask_ferro, and with another version of Python.  It imports only the standard library, and Dask where that is
+loaded; it has no dataclasses, and no syntax newer than Python 3.9.  All results are dictionaries of plain types: the
+fields of `facts.ProcessFacts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import platform
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import metadata, util
+from typing import Any
+
+# Environment variables that set the threads of linear algebra.
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# The names of the plugins, and of the part of stealing and placement, as `runtime.scheduler_plugin`,
+# `runtime.worker.plugin` and `runtime.plugin.scheduler` define them; a test compares them.
+SCHEDULER_PLUGIN, SCHEDULING, WORKER_PLUGIN = "ferro", "scheduling", "ferro-worker"
+# What is returned: values of plain types by name.
+Plain = dict[str, Any]
+# Bytes at the beginning of a file that are compared, beside its size.
+_HEAD = 2**20
+
+
+def version_of(name: str) -> str | None:
+    """Return the version of a package; "": it has none; None: it cannot be imported."""
+    module = sys.modules.get(name)
+    try:
+        if module is None and util.find_spec(name) is None:
+            return None
+    # Whatever a finder raises, an import would raise it too.
+    except Exception:  # noqa: BLE001
+        return None
+    # What is loaded counts: an upgrade since then is on disk only.  `vars`: dask_ferro reads its own on request.
+    loaded = vars(module).get("__version__") if module is not None else None
+    if isinstance(loaded, str):
+        return loaded
+    for distribution in (name.replace("_", "-"), name + "-gpu"):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def process_facts(packages: Sequence[str]) -> Plain:
+    """Return a process's host and versions."""
+    return {
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "versions": {name: version_of(name) for name in packages},
+    }
+
+
+def scheduler_facts(packages: Sequence[str], dask_scheduler: Any) -> Plain:
+    """Return the facts of the scheduler, and the addresses of its workers."""
+    parts = getattr(dask_scheduler.plugins.get(SCHEDULER_PLUGIN), "parts", ())
+    return {
+        **process_facts(packages),
+        "off": "" if SCHEDULING in parts else _why_off() or "it was not installed",
+        "workers": list(dask_scheduler.workers),
+    }
+
+
+def _why_off() -> str:
+    """Return why a scheduler with dask_ferro cannot have the plugin; "": it can, or has no dask_ferro."""
+    if version_of("dask_ferro") is None:
+        return ""
+    try:
+        from dask_ferro.runtime.upstream_names import SCHEDULER, missing
+
+        return "; ".join(f"the installed Dask has no {name}" for name in missing(SCHEDULER))
+    # Whatever another version, or a damaged installation, raises is the reason.
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+
+
+async def worker_facts(
+    packages: Sequence[str], probe: Sequence[Any], seconds: float, dask_worker: Any
+) -> Plain:
+    """Return the facts of a worker.
+
+    Parameters
+    ----------
+    probe : (path, size, digest)
+        A file that the client sees; empty: there is none.
+    seconds : float
+        For which its file system is waited for, by a thread: one that hangs does not hold up the process.
+    """
+    plugin = dask_worker.plugins.get(WORKER_PLUGIN)
+    limits = [int(text) for text in map(os.environ.get, THREADS) if text and text.strip().isdigit()]
+    facts = {
+        **process_facts(packages),
+        # Without dask_ferro, a stand-in has its name.
+        "off": "" if type(plugin).__module__.startswith("dask_ferro") else "it was not installed",
+        "status": dask_worker.status.name,
+        "threads": dask_worker.state.nthreads,
+        "memory_limit": int(dask_worker.memory_manager.memory_limit or 0),
+        "cores": _cores(),
+        "math_threads": max(limits) if limits else None,
+        "gpus": len(_gpus()),
+    }
+    if probe:
+        looking = asyncio.get_running_loop().run_in_executor(None, seen, *probe)
+        try:
+            facts["sees"] = await asyncio.wait_for(looking, seconds)
+        except asyncio.TimeoutError:  # noqa: UP041 - not the built-in one before Python 3.11
+            facts["sees"] = "hangs"
+    return facts
+
+
+def seen(path: str, size: int, digest: str) -> str:
+    """Return "yes" if a file has a size and a digest, "other" if it is another one, "no" if it cannot be read."""
+    try:
+        found = fingerprint(path)
+    except OSError:
+        return "no"
+    return "yes" if found == (size, digest) else "other"
+
+
+def fingerprint(path: str) -> tuple[int, str]:
+    """Return the size of a file, and a digest of its first MiB.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    """
+    with open(path, "rb") as file:
+        head = file.read(_HEAD)
+        return os.fstat(file.fileno()).st_size, hashlib.sha256(head).hexdigest()
+
+
+def _cores() -> list[int]:
+    """Return the numbers of the cores that this process may use, no more of them than its share of time allows."""
+    if hasattr(os, "sched_getaffinity"):
+        cores: Iterable[int] = os.sched_getaffinity(0)
+    else:
+        cores = range(os.cpu_count() or 1)
+    # Dask reads the limits of control groups, which do not show in the affinity.
+    system = sys.modules.get("dask.system")
+    return sorted(cores)[: max(int(getattr(system, "CPU_COUNT", 0)), 1) if system is not None else None]
+
+
+def _gpus() -> list[str]:
+    """Return the NVIDIA devices that this process may use, without loading a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [one for one in visible.split(",") if one.strip() not in ("", "-1", "NoDevFiles")]
+    try:
+        return [name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()]
+    except OSError:
+        return []
