@@ -18,26 +18,19 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @arguments.scheduler
 @arguments.scheduler_file
-@click.option(
-    "--path",
-    type=click.Path(exists=True),
-    default=".",
-    metavar="PATH",
-    help="A file or folder that workers should see  [default: the working directory].",
-)
 @arguments.as_json
 @arguments.debug
-def check(scheduler: str | None, scheduler_file: str | None, path: str, as_json: bool, debug: bool) -> None:
+def check(scheduler: str | None, scheduler_file: str | None, as_json: bool, debug: bool) -> None:
     """Check a cluster against this environment, and print what is wrong and what to do.
 
-    It compares versions, threads, GPUs and shared paths, tells whether the plugin is on and what is stuck, and changes
-    nothing.  The exit status is 1 if something is an error.
+    It compares versions and GPUs, tells whether the plugin is on and what is stuck, and changes nothing.  The exit
+    status is 1 if something is an error.
 
     Without an option, DASK_SCHEDULER_ADDRESS has the scheduler's address.
 
     \b
     dask ferro check --scheduler tcp://host:8786
-    dask ferro check --scheduler-file scheduler.json --path /project/models --json
+    dask ferro check --scheduler-file scheduler.json --json
     """
     import asyncio
 
@@ -45,7 +38,7 @@ def check(scheduler: str | None, scheduler_file: str | None, path: str, as_json:
     from dask_ferro.views.check import show_check
     from dask_ferro.views.terminal import show_wide
 
-    found = asyncio.run(_checked(where(scheduler, scheduler_file), path))
+    found = asyncio.run(_checked(where(scheduler, scheduler_file)))
     if as_json:
         click.echo(json.dumps(found.as_dict()))
     else:
@@ -55,7 +48,7 @@ def check(scheduler: str | None, scheduler_file: str | None, path: str, as_json:
         raise click.exceptions.Exit(1)
 
 
-async def _checked(where: Callable[[], str], path: str) -> ClusterCheck:
+async def _checked(where: Callable[[], str]) -> ClusterCheck:
     import warnings
 
     from distributed import Client
@@ -66,5 +59,5 @@ async def _checked(where: Callable[[], str], path: str) -> ClusterCheck:
         # Dask warns of differing versions, which the table has.
         warnings.simplefilter("ignore")
         async with Client(where(), asynchronous=True, set_as_default=False) as client:
-            found: ClusterCheck = await check(client, path)
+            found: ClusterCheck = await check(client)
     return found

@@ -25,7 +25,6 @@ from dask_ferro.words import many, size
 _COLUMNS = 100
 # Differing values of workers that a cell names.
 _MOST = 4
-_SEES = {"yes": "visible", "no": "not visible", "other": "other content", "hangs": "hangs", "": "not asked"}
 _SILENT = "no answer"
 
 
@@ -66,13 +65,18 @@ def rows(facts: ClusterFacts) -> Iterator[tuple[str, str, str, str]]:
     answered = [one for one in workers if not one.failure]
     status = _SILENT if scheduler.failure else "running"
     yield "status", "-", status, counted(_SILENT if one.failure else one.status for one in workers)
-    plugin = "-" if scheduler.failure else "off" if scheduler.off else f"on, stealing {facts.stealing}"
+    plugin = (
+        "-"
+        if scheduler.failure
+        else "off"
+        if scheduler.off
+        else f"on, stealing {facts.stealing or 'unknown'}"
+    )
     yield "plugin", "-", plugin, counted("off" if one.off else "on" for one in answered)
     yield "GPUs", "-", "-", counted(str(one.gpus) for one in answered)
-    yield "threads", "-", "-", counted(map(_threads, answered))
+    yield "threads", "-", "-", counted(str(one.threads) for one in answered)
     limits = (size(one.memory_limit) if one.memory_limit else "no limit" for one in answered)
     yield "memory", "-", "-", counted(limits)
-    yield "path", facts.path, "-", counted(_SEES[one.sees] for one in answered)
 
 
 def _compared(
@@ -99,8 +103,3 @@ def counted(texts: Iterable[str]) -> str:
 def _version(package: str, process: ProcessFacts) -> str:
     found = process.versions.get(package)
     return "none" if found is None else found or "unknown"
-
-
-def _threads(process: ProcessFacts) -> str:
-    math = "unset" if process.math_threads is None else process.math_threads
-    return f"{process.threads} of {many(len(process.cores), 'core')}, OMP {math}"

@@ -62,7 +62,7 @@ def _tasks(trial: Trial) -> str:
 
 def _cluster(trial: Trial) -> str:
     place = trial.cluster
-    text = f"{len(place.threads)} workers, {place.slots} threads, scheduler {place.scheduler}"
+    text = f"{len(place.workers)} workers, {place.slots} threads, scheduler {place.scheduler}"
     return f"{text}, dashboard {place.dashboard}" if place.dashboard else text
 
 

@@ -22,16 +22,15 @@ def test_a_cluster_without_errors_exits_0_with_the_table(client):
     done = call("--scheduler", client.scheduler.address)
     assert done.exit_code == 0, done.stderr
     rows = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
-    assert {"Python", "dask_ferro", "plugin", "threads", "memory", "path"} <= rows
+    assert {"Python", "dask_ferro", "plugin", "threads", "memory"} <= rows
 
 
 def test_as_json_it_is_one_object(client, tmp_path):
     address = client.scheduler.address
     file = tmp_path / "scheduler.json"
     file.write_text(json.dumps({"address": address}))
-    told = json.loads(call("--scheduler-file", file, "--path", tmp_path, "--json").stdout)
+    told = json.loads(call("--scheduler-file", file, "--json").stdout)
     assert told["ok"]
-    assert told["path"] == str(tmp_path)
     assert len(told["processes"]) == 4  # client, scheduler and two workers
     assert all({"severity", "where", "what", "sentence", "remedy"} <= set(one) for one in told["findings"])
 
@@ -52,7 +51,6 @@ def test_an_error_exits_1_after_the_whole_table(tmp_path):
     [
         pytest.param([], 2, "no scheduler: give --scheduler ADDRESS", id="no scheduler"),
         pytest.param(["--scheduler", "foo"], 2, "no port", id="no address"),
-        pytest.param(["--scheduler", "tcp://a:1", "--path", "absent"], 2, "does not exist", id="no path"),
         pytest.param(["--scheduler", "tcp://127.0.0.1:1"], 1, "127.0.0.1:1", id="nothing there"),
     ],
 )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 from dask.system import CPU_COUNT
 from distributed import Client
@@ -25,22 +23,8 @@ _CONNECT_S = 10
 _WORKERS_S = 30
 
 
-@dataclass(frozen=True)
-class RunningCluster:
-    """A running cluster: its scheduler, dashboard, and threads by worker address."""
-
-    scheduler: str
-    dashboard: str | None
-    threads: Mapping[str, int]
-
-    @property
-    def slots(self) -> int:
-        """The number of tasks that run at a time."""
-        return sum(self.threads.values())
-
-
 @contextmanager
-def connected(address: str) -> Iterator[tuple[Client, RunningCluster]]:
+def connected(address: str) -> Iterator[Client]:
     """Connect to a cluster that has a worker, or gets one soon; leave it running.
 
     Raises
@@ -61,7 +45,7 @@ def connected(address: str) -> Iterator[tuple[Client, RunningCluster]]:
         except TimeoutError:
             why = closed_pools(client.get_events(TOPIC)) or "start one"
             raise ConfigError(f"scheduler {address!r}: no worker within {_WORKERS_S} s; {why}") from None
-        yield client, _place(client, dashboard=True)
+        yield client
 
 
 def closed_pools(events: Iterable[tuple[float, object]]) -> str:
@@ -77,7 +61,7 @@ def closed_pools(events: Iterable[tuple[float, object]]) -> str:
 @contextmanager
 def started(
     workers: int | None = None, threads: int | None = None, *, dashboard: bool = False, quiet: bool = True
-) -> Iterator[tuple[Client, RunningCluster]]:
+) -> Iterator[Client]:
     """Start worker processes on this machine, and stop them at the end.
 
     Parameters
@@ -112,11 +96,4 @@ def started(
                     silence_logs=logging.CRITICAL if quiet else logging.WARNING,
                 )
             )
-        client = stack.enter_context(Client(cluster))
-        yield client, _place(client, dashboard=dashboard)
-
-
-def _place(client: Client, *, dashboard: bool) -> RunningCluster:
-    scheduler: Any = client.scheduler
-    link = client.dashboard_link if dashboard else None
-    return RunningCluster(scheduler.address, link or None, dict(client.nthreads()))
+        yield stack.enter_context(Client(cluster))

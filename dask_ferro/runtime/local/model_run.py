@@ -30,7 +30,7 @@ from dask_ferro.lower.model.from_onnx import from_onnx
 from dask_ferro.lower.model.inventory import slices, spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
 from dask_ferro.runtime.local.array_files import read, save
-from dask_ferro.runtime.local.cluster_context import RunningCluster, connected, started
+from dask_ferro.runtime.local.cluster_context import connected, started
 from dask_ferro.runtime.local.progress import Progress, followed
 from dask_ferro.runtime.telemetry.tracing import checked, traced_to
 
@@ -62,6 +62,19 @@ class WorkerShare(NamedTuple):
     address: str
     tasks: int
     busy: float
+
+
+class RunningCluster(NamedTuple):
+    """The cluster of a run: its scheduler, its dashboard, and threads by worker address."""
+
+    scheduler: str
+    dashboard: str | None
+    workers: Mapping[str, int]
+
+    @property
+    def slots(self) -> int:
+        """The number of tasks that run at a time."""
+        return sum(self.workers.values())
 
 
 class MeasuredRun(NamedTuple):
@@ -132,16 +145,11 @@ class Trial:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the trial in JSON's types."""
-        place = self.cluster
         return {
             **vars(self),
             "inputs": [spec_as_dict(s) for s in self.inputs],
             "outputs": {n: {"dtype": d, "shape": list(s)} for n, (d, s) in self.outputs.items()},
-            "cluster": {
-                "scheduler": place.scheduler,
-                "dashboard": place.dashboard,
-                "workers": dict(place.threads),
-            },
+            "cluster": self.cluster._asdict(),
             "ops": [row._asdict() for row in self.ops],
             "workers": [share._asdict() for share in self.workers],
             "median_seconds": self.median,
@@ -182,8 +190,9 @@ def trial(
         checked(request.trace)
     # Unsuitable inputs are reported before a cluster is started.
     model(arrays)
-    with _cluster(request) as (client, place):
-        tell(f"{place.scheduler}: {len(place.threads)} workers, {place.slots} threads")
+    with _client(request) as client:
+        place = _place(request, client)
+        tell(f"{place.scheduler}: {len(place.workers)} workers, {place.slots} threads")
         if place.dashboard:
             tell(f"dashboard at {place.dashboard}")
         batch = request.batch
@@ -200,17 +209,49 @@ def trial(
             tell(f"run {number + 1} of {request.repeat}: {measured.seconds:.4g} s")
         if request.trace:
             tell(f"trace in {request.trace}")
-        results = _named(bound_model, measured.result)
+        specs = opened_of(model).signature.outputs
+        results = {specs[0].name: measured.result} if len(specs) == 1 else dict(measured.result)
         if request.sink:
             save(request.sink, results)
-        ran = _Ran(place, batch, tuple(seconds), measured.workers, results)
-        return _compared(request, bound_model, arrays, origin, ran)
+        opened, chunks = opened_of(bound_model), bound_model.chunks
+        sig, ir_model = opened.signature, opened.loaded.model
+        rows = row_count(sig, arrays) if request.model else None
+        of_chunk = rows if rows is None else min(rows, batch or rows)
+        types = opened.sized(arrays, of_chunk).types
+        repeats = slices(sig, of_chunk) if of_chunk else 1
+        return Trial(
+            model=bound_model.name,
+            digest=bound_model.digest,
+            source=origin,
+            inputs=sig.inputs,
+            outputs={
+                n: (str(getattr(r, "dtype", type(r).__name__)), np.shape(r)) for n, r in results.items()
+            },
+            cluster=place,
+            ops=tuple(per_op(ir_model, types)),
+            bundles=len(bound_model.bundles),
+            chunks=chunks,
+            rows=rows,
+            batch=batch,
+            runs=chunks * repeats,
+            seconds=tuple(seconds),
+            projected_seconds=over_chunks(bound_model.plan, chunks, workers=place.slots, slices=repeats),
+            bound_seconds=bound(dag(ir_model, types)).over(place.slots, chunks * repeats),
+            workers=measured.workers,
+            output=str(request.sink) if request.sink else None,
+        )
 
 
-def _cluster(request: RunRequest) -> AbstractContextManager[tuple[Client, RunningCluster]]:
+def _client(request: RunRequest) -> AbstractContextManager[Client]:
     if request.scheduler:
         return connected(request.scheduler)
     return started(request.workers, request.threads, dashboard=request.dashboard, quiet=request.quiet)
+
+
+def _place(request: RunRequest, client: Client) -> RunningCluster:
+    scheduler: Any = client.scheduler
+    link = client.dashboard_link if request.scheduler or request.dashboard else None
+    return RunningCluster(scheduler.address, link or None, dict(client.nthreads()))
 
 
 # ---- a run ------------------------------------------------------------------------------------------------
@@ -316,52 +357,3 @@ def chunk_per_thread(model: ModelGraph, arrays: Mapping[str, Any], threads: int)
     if threads < 2 or count < 2 or opened_of(model).row_dependence(arrays):
         return None
     return ceil(count / threads)
-
-
-# ---- after it ran ------------------------------------------------------------------------------------------
-
-
-def _named(model: ModelGraph, result: Any) -> dict[str, Any]:
-    specs = opened_of(model).signature.outputs
-    return {specs[0].name: result} if len(specs) == 1 else dict(result)
-
-
-class _Ran(NamedTuple):
-    place: RunningCluster
-    batch: int | None
-    seconds: tuple[float, ...]
-    shares: tuple[WorkerShare, ...]
-    results: Mapping[str, Any]
-
-
-def _compared(
-    request: RunRequest, model: ModelGraph, arrays: Mapping[str, object], origin: str, ran: _Ran
-) -> Trial:
-    opened, chunks = opened_of(model), model.chunks
-    sig, ir_model = opened.signature, opened.loaded.model
-    rows = row_count(sig, arrays) if request.model else None
-    of_chunk = rows if rows is None else min(rows, ran.batch or rows)
-    types = opened.sized(arrays, of_chunk).types
-    repeats = slices(sig, of_chunk) if of_chunk else 1
-    whole = bound(dag(ir_model, types))
-    return Trial(
-        model=model.name,
-        digest=model.digest,
-        source=origin,
-        inputs=sig.inputs,
-        outputs={
-            n: (str(getattr(r, "dtype", type(r).__name__)), np.shape(r)) for n, r in ran.results.items()
-        },
-        cluster=ran.place,
-        ops=tuple(per_op(ir_model, types)),
-        bundles=len(model.bundles),
-        chunks=chunks,
-        rows=rows,
-        batch=ran.batch,
-        runs=chunks * repeats,
-        seconds=ran.seconds,
-        projected_seconds=over_chunks(model.plan, chunks, workers=ran.place.slots, slices=repeats),
-        bound_seconds=whole.over(ran.place.slots, chunks * repeats),
-        workers=ran.shares,
-        output=str(request.sink) if request.sink else None,
-    )

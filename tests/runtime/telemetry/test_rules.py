@@ -444,19 +444,15 @@ def test_progress_counts_each_task_once() -> None:
 
 PROCESS = ProcessFacts(
     host="node", python="3.11.7", versions={**dict.fromkeys(PACKAGES, "1.2.3"), "cupy": None}, threads=2,
-    memory_limit=2**30, cores=(0, 1), math_threads=1, sees="yes",
+    memory_limit=2**30,
 )  # fmt: skip
 AT = "tcp://a:1"
 
 
-def checked(
-    scheduler: ProcessFacts = PROCESS, path: str = "/models", **workers: ProcessFacts
-) -> ClusterFacts:
+def checked(scheduler: ProcessFacts = PROCESS, **workers: ProcessFacts) -> ClusterFacts:
     """A check of a scheduler and workers, by default of a sound one."""
     asked = {f"tcp://{name}:1": one for name, one in workers.items()} or {AT: PROCESS}
-    return ClusterFacts(
-        processes={"client": PROCESS, "scheduler": scheduler, **asked}, patience=1.0, path=path
-    )
+    return ClusterFacts(processes={"client": PROCESS, "scheduler": scheduler, **asked}, patience=1.0)
 
 
 def other(package: str, version: str | None) -> dict[str, Any]:
@@ -477,15 +473,6 @@ ON_SCHEDULER = {"no plugin": ({"off": "no X"}, "slow", "scheduler plugin", "off 
 ON_WORKER = {
     "without onnxruntime": (other("onnxruntime", None), "error", "onnxruntime", NONE),
     "another onnxruntime": (other("onnxruntime", "1.0.0"), "warning", "onnxruntime", "1.0.0"),
-    "no folder": ({"sees": "no"}, "warning", "shared folder", "not visible"),
-    "another folder": ({"sees": "other"}, "warning", "shared folder", "a file with other content"),
-    "a folder that hangs": ({"sees": "hangs"}, "warning", "shared folder", "a file system that hangs"),
-    "threads of linear algebra": ({"math_threads": 8}, "slow", "threads",
-        "16 on the 2 cores of one host (2 of tasks, with 8 of OMP_NUM_THREADS or the like each)"),
-    "no limit of those": ({"math_threads": None}, "slow", "threads",
-        "4 on the 2 cores of one host (2 of tasks, with no OMP_NUM_THREADS each)"),
-    "threads of tasks": ({"threads": 3}, "slow", "threads",
-        "3 on the 2 cores of one host (3 of tasks, with 1 of OMP_NUM_THREADS or the like each)"),
     "a GPU without cupy": ({"gpus": 1}, "slow", "extra gpu", "a GPU and no cupy"),
 }  # fmt: skip
 FAULTS = [
@@ -519,12 +506,6 @@ def test_what_is_no_fault(facts: ClusterFacts) -> None:
     assert findings(facts) == ()
 
 
-def test_a_path_that_could_not_be_asked_for_is_a_finding() -> None:
-    [found] = findings(replace(checked(), unseen="Read-only file system"))
-    assert (found.severity, found.where) == ("warning", ("client",))
-    assert "got Read-only file system, wanted" in found.sentence
-
-
 def test_a_check_without_workers_is_a_finding() -> None:
     processes = {"client": PROCESS, "scheduler": PROCESS}
     assert [found.what for found in findings(ClusterFacts(processes=processes))] == ["workers"]
@@ -538,19 +519,11 @@ def test_a_check_has_what_the_scheduler_knows_and_tells_of_a_silent_worker_once(
 
 
 def test_the_same_fault_of_many_workers_is_one_finding_with_all_of_them() -> None:
-    bare = replace(PROCESS, threads=1, **other("dask_ferro", None))
-    facts = checked(**{f"a{i}": replace(bare, cores=(i,)) for i in range(9)})
+    bare = replace(PROCESS, **other("dask_ferro", None))
+    facts = checked(**{f"a{i}": bare for i in range(9)})
     [found] = findings(facts)
     assert found.where == tuple(facts.asked_workers)
     assert str(found).startswith("tcp://a0:1, tcp://a1:1, tcp://a2:1 and 6 more: dask_ferro: got none")
-
-
-@pytest.mark.parametrize(("other_cores", "wanted"), [((2, 3), []), ((0, 1), ["threads"])])
-def test_workers_on_the_same_cores_count_together_and_on_others_do_not(
-    other_cores: tuple[int, ...], wanted: list[str]
-) -> None:
-    found = findings(checked(a=PROCESS, b=replace(PROCESS, cores=other_cores)))
-    assert [one.what for one in found] == wanted
 
 
 def test_a_sentence_has_where_what_got_wanted_and_the_remedy() -> None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from os import PathLike
-from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 from distributed import Client
@@ -51,7 +47,6 @@ class ClusterCheck:
         return {
             "ok": self.ok,
             "findings": [asdict(one) for one in self.findings],
-            "path": self.facts.path,
             "processes": {at: asdict(one) for at, one in self.facts.processes.items()},
         }
 
@@ -61,21 +56,16 @@ class ClusterCheck:
         return drawn(self.facts, self.findings)
 
 
-def check(
-    client: Client | None = None, path: str | PathLike[str] | None = None, *, answer: float | None = None
-) -> Any:
+def check(client: Client | None = None, *, answer: float | None = None) -> Any:
     """Compare the client, the scheduler and the workers of a cluster, and say what is wrong and what to do.
 
-    It compares versions, threads, GPUs and whether workers see the client's files, tells whether the plugin is on, and
-    has the findings of the overview: what is stuck and why.  It works where dask_ferro is not installed, changes
-    nothing, and writes one small file, which it removes, if `path` is a folder.
+    It compares versions and GPUs, tells whether the plugin is on, and has the findings of the overview: what is stuck
+    and why.  It works where dask_ferro is not installed, and changes nothing.
 
     Parameters
     ----------
     client : distributed.Client, optional
         Synchronous or asynchronous; with the latter, await what this returns.  Default: the current client.
-    path : path, optional
-        A file, such as a model, or a folder that the workers should see.  Default: the working directory.
     answer : float, optional
         Seconds to wait for each process; one that does not answer is a finding.  Default: `ferro.scheduler.answer`.
 
@@ -87,7 +77,7 @@ def check(
     Raises
     ------
     ConfigError
-        If there is no client, `path` does not exist, or `answer` is not positive.
+        If there is no client, or `answer` is not positive.
 
     Examples
     --------
@@ -95,16 +85,13 @@ def check(
     >>> assert ff.check(client).ok      # doctest: +SKIP
     """
     client = checked_client(client, "ff.check")
-    where = Path(path if path is not None else ".").absolute()
-    if not where.exists():
-        raise ConfigError(f"ff.check: path={str(path)!r} does not exist; give a file or a folder")
     seconds = config.value("scheduler.answer") if answer is None else answer
     if not isinstance(seconds, int | float) or not seconds > 0:
         raise ConfigError(f"ff.check: answer={answer!r}, wanted seconds above 0")
-    return client.sync(_check, client, where, float(seconds))
+    return client.sync(_check, client, float(seconds))
 
 
-async def _check(client: Client, path: Path, seconds: float) -> ClusterCheck:
+async def _check(client: Client, seconds: float) -> ClusterCheck:
     here = ProcessFacts(**await asyncio.to_thread(shipped.process_facts, ASKED))
     scheduler, addresses = await ask_scheduler(client, seconds)
     state, failure = ClusterFacts(), scheduler.failure
@@ -112,40 +99,6 @@ async def _check(client: Client, path: Path, seconds: float) -> ClusterCheck:
     if not failure and scheduler.versions["dask_ferro"] == here.versions["dask_ferro"]:
         found = await answer(client.run_on_scheduler(snapshot), seconds)
         state, failure = (state, found["failure"]) if isinstance(found, dict) else (found, "")
-    async with _probed(path, seconds) as (probe, unseen):
-        workers = await ask_workers(client, addresses, seconds, probe)
-    return ClusterCheck(
-        replace(
-            state,
-            processes={"client": here, "scheduler": replace(scheduler, failure=failure), **workers},
-            patience=seconds,
-            path=str(path),
-            unseen=unseen,
-        )
-    )
-
-
-@asynccontextmanager
-async def _probed(path: Path, seconds: float) -> AsyncIterator[tuple[tuple[str, int, str] | tuple[()], str]]:
-    """Yield a file to look for, as path, size and digest, and why there is none, or ""; remove it if it was made."""
-    is_folder = path.is_dir()
-    file = path / f".dask-ferro-check-{token_hex(8)}" if is_folder else path
-
-    def fingerprint() -> tuple[str, int, str]:
-        if is_folder:
-            # Random, as the name: no other file is taken for it, and no file server remembers that it was not there.
-            file.write_text(token_hex(16), encoding="utf-8")
-        return str(file), *shipped.fingerprint(str(file))
-
-    try:
-        try:
-            found = await asyncio.wait_for(asyncio.to_thread(fingerprint), seconds)
-        except TimeoutError:
-            yield (), f"a file system that does not answer within {seconds:g} s"
-        except OSError as error:
-            yield (), str(error)
-        else:
-            yield found, ""
-    finally:
-        if is_folder:
-            await asyncio.to_thread(file.unlink, missing_ok=True)
+    workers = await ask_workers(client, addresses, seconds)
+    processes = {"client": here, "scheduler": replace(scheduler, failure=failure), **workers}
+    return ClusterCheck(replace(state, processes=processes, patience=seconds))

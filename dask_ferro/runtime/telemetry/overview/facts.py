@@ -7,7 +7,7 @@ seconds, sizes bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -96,14 +96,8 @@ class ProcessFacts:
         A worker's, as Dask has it.
     threads, memory_limit : int
         A worker's threads of tasks; and 0: no limit.
-    cores : sequence of int
-        The numbers of the cores that it may use.
-    math_threads : int or None
-        Threads that a library may start for each task; None: one for each core.
     gpus : int
         GPUs that it may use.
-    sees : str
-        Whether it sees the client's file: "yes", "no", "other" (one of another content), "hangs"; "": not asked.
     """
 
     failure: str = ""
@@ -114,10 +108,7 @@ class ProcessFacts:
     status: str = "running"
     threads: int = 1
     memory_limit: int = 0
-    cores: Sequence[int] = ()
-    math_threads: int | None = None
     gpus: int = 0
-    sees: str = ""
 
     def lacks(self, package: str) -> bool:
         """Return whether a package cannot be imported."""
@@ -168,12 +159,10 @@ class ClusterFacts:
         Those that were asked: "client", "scheduler", and the workers by address.
     patience : float
         Seconds for which each was waited for.
-    path, unseen : str
-        The file or folder of the client that the workers were asked for; why they were not asked, or "".
     """
 
     now: float = 0.0
-    stealing: str = "informed"
+    stealing: str = ""
     workers: tuple[WorkerSight, ...] = ()
     threads: int = 0
     tasks: Mapping[str, int] = field(default_factory=dict)
@@ -194,8 +183,6 @@ class ClusterFacts:
     counts: Mapping[str, float] = field(default_factory=dict)
     processes: Mapping[str, ProcessFacts] = field(default_factory=dict)
     patience: float = 0.0
-    path: str = ""
-    unseen: str = ""
 
     @property
     def remaining(self) -> int:

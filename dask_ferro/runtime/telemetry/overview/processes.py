@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from inspect import getsource
@@ -83,22 +83,12 @@ async def ask_scheduler(client: Client, seconds: float) -> tuple[ProcessFacts, l
     return ProcessFacts(**told), workers
 
 
-async def ask_workers(
-    client: Client, addresses: Iterable[str], seconds: float, probe: Sequence[object] = ()
-) -> dict[str, ProcessFacts]:
-    """Ask workers, each by a call of its own, so that one that hangs holds up no other.
-
-    Parameters
-    ----------
-    probe : (path, size, digest), optional
-        A file for which they look.
-    """
+async def ask_workers(client: Client, addresses: Iterable[str], seconds: float) -> dict[str, ProcessFacts]:
+    """Ask workers, each by a call of its own, so that one that hangs holds up no other."""
     turns = asyncio.Semaphore(_AT_A_TIME)
 
     async def question(address: str) -> shipped.Plain:
-        # A worker that waits for a file system answers before it is waited for in vain.
-        arguments = (ASKED, probe, seconds / 2)
-        told = await client.run(Shipped("worker_facts"), *arguments, workers=[address])
+        told = await client.run(Shipped("worker_facts"), ASKED, workers=[address])
         if address not in told:
             raise OSError("it has left the cluster")
         return dict(told[address])

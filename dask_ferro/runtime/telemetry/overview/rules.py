@@ -6,7 +6,6 @@ findings as troubles, however large the cluster is.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from math import inf
@@ -48,7 +47,6 @@ ENDLESS = (
 )  # fmt: skip
 _TOO_LARGE = "PerJob"
 _OFF = "stealing is off, which would move it", "ff.install(client, stealing='informed')"
-_SEES = {"no": "not visible", "other": "a file with other content", "hangs": "a file system that hangs"}
 
 
 Rule = Callable[[ClusterFacts], Iterator[ClusterFinding]]
@@ -148,44 +146,12 @@ def _plugin(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     )  # fmt: skip
 
 
-def _folders(facts: ClusterFacts) -> Iterator[ClusterFinding]:
-    yield from fault(
-        "warning", "shared folder", {"client": facts.unseen} if facts.unseen else {},
-        f"a file in {facts.path} to look for",
-        "ff.check(client, path=...) with a folder that may be written, or a file",
-    )  # fmt: skip
-    yield from fault(
-        "warning", "shared folder", {at: _SEES[one.sees] for at, one in facts.answered.items() if one.sees in _SEES},
-        f"the client's {facts.path}",
-        "put models and data on a file system that client and workers share, at one path: a model that workers do not"
-        " see is sent to them, and ff.run reads and writes files there",
-    )  # fmt: skip
-
-
 def _gpus(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     bare = [at for at, one in facts.answered.items() if one.gpus and one.lacks("cupy")]
     yield from fault(
         "slow", "extra gpu", dict.fromkeys(bare, "a GPU and no cupy"), "cupy, which computes on it",
         "pip install 'dask-ferro[gpu]' in the worker's environment",
     )  # fmt: skip
-
-
-def _threads(facts: ClusterFacts) -> Iterator[ClusterFinding]:
-    """Yield groups of workers, on the same cores of a host, that may run more threads than these have."""
-    groups: dict[tuple[str, tuple[int, ...]], dict[str, ProcessFacts]] = defaultdict(dict)
-    for at, one in facts.answered.items():
-        if at != "scheduler":
-            groups[one.host, tuple(one.cores)][at] = one
-    for (_, cores), workers in groups.items():
-        tasks = sum(one.threads for one in workers.values())
-        threads = sum(one.threads * (one.math_threads or len(cores)) for one in workers.values())
-        some = next(iter(workers.values())).math_threads
-        math = "no OMP_NUM_THREADS" if some is None else f"{some} of OMP_NUM_THREADS or the like"
-        got = f"{threads} on the {len(cores)} cores of one host ({tasks} of tasks, with {math} each)"
-        yield from fault(
-            "slow", "threads", dict.fromkeys(workers, got) if threads > len(cores) else {}, f"at most {len(cores)}",
-            "start workers with OMP_NUM_THREADS=1" if tasks <= len(cores) else "start fewer workers, or --nthreads",
-        )  # fmt: skip
 
 
 # ---- workers -----------------------------------------------------------------------------------------------
@@ -440,6 +406,5 @@ def _is_endless(reason: str) -> bool:
 
 
 _RULES: tuple[Rule, ...] = (
-    _answers, _packages, _hung, _pools, _queues, _no_workers, _nobody, _waits, _memory, _failed, _folders, _gpus,
-    _plugin, _threads,
+    _answers, _packages, _hung, _pools, _queues, _no_workers, _nobody, _waits, _memory, _failed, _gpus, _plugin,
 )  # fmt: skip

@@ -8,25 +8,19 @@ fields of `facts.ProcessFacts`.
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import os
 import platform
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import metadata, util
 from typing import Any
 
-# Environment variables that set the threads of linear algebra.
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # The names of the plugins, and of the part of stealing and placement, as `runtime.scheduler_plugin`,
 # `runtime.worker.plugin` and `runtime.plugin.scheduler` define them; a test compares them.
 SCHEDULER_PLUGIN, SCHEDULING, WORKER_PLUGIN = "ferro", "scheduling", "ferro-worker"
 # What is returned: values of plain types by name.
 Plain = dict[str, Any]
-# Bytes at the beginning of a file that are compared, beside its size.
-_HEAD = 2**20
 
 
 def version_of(name: str) -> str | None:
@@ -82,71 +76,18 @@ def _why_off() -> str:
         return f"{type(error).__name__}: {error}"
 
 
-async def worker_facts(
-    packages: Sequence[str], probe: Sequence[Any], seconds: float, dask_worker: Any
-) -> Plain:
-    """Return the facts of a worker.
-
-    Parameters
-    ----------
-    probe : (path, size, digest)
-        A file that the client sees; empty: there is none.
-    seconds : float
-        For which its file system is waited for, by a thread: one that hangs does not hold up the process.
-    """
+def worker_facts(packages: Sequence[str], dask_worker: Any) -> Plain:
+    """Return the facts of a worker."""
     plugin = dask_worker.plugins.get(WORKER_PLUGIN)
-    limits = [int(text) for text in map(os.environ.get, THREADS) if text and text.strip().isdigit()]
-    facts = {
+    return {
         **process_facts(packages),
         # Without dask_ferro, a stand-in has its name.
         "off": "" if type(plugin).__module__.startswith("dask_ferro") else "it was not installed",
         "status": dask_worker.status.name,
         "threads": dask_worker.state.nthreads,
         "memory_limit": int(dask_worker.memory_manager.memory_limit or 0),
-        "cores": _cores(),
-        "math_threads": max(limits) if limits else None,
         "gpus": len(_gpus()),
     }
-    if probe:
-        looking = asyncio.get_running_loop().run_in_executor(None, seen, *probe)
-        try:
-            facts["sees"] = await asyncio.wait_for(looking, seconds)
-        except asyncio.TimeoutError:  # noqa: UP041 - not the built-in one before Python 3.11
-            facts["sees"] = "hangs"
-    return facts
-
-
-def seen(path: str, size: int, digest: str) -> str:
-    """Return "yes" if a file has a size and a digest, "other" if it is another one, "no" if it cannot be read."""
-    try:
-        found = fingerprint(path)
-    except OSError:
-        return "no"
-    return "yes" if found == (size, digest) else "other"
-
-
-def fingerprint(path: str) -> tuple[int, str]:
-    """Return the size of a file, and a digest of its first MiB.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read.
-    """
-    with open(path, "rb") as file:
-        head = file.read(_HEAD)
-        return os.fstat(file.fileno()).st_size, hashlib.sha256(head).hexdigest()
-
-
-def _cores() -> list[int]:
-    """Return the numbers of the cores that this process may use, no more of them than its share of time allows."""
-    if hasattr(os, "sched_getaffinity"):
-        cores: Iterable[int] = os.sched_getaffinity(0)
-    else:
-        cores = range(os.cpu_count() or 1)
-    # Dask reads the limits of control groups, which do not show in the affinity.
-    system = sys.modules.get("dask.system")
-    return sorted(cores)[: max(int(getattr(system, "CPU_COUNT", 0)), 1) if system is not None else None]
 
 
 def _gpus() -> list[str]:
