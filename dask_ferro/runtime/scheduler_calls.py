@@ -21,7 +21,6 @@ class WorkerRow(TypedDict):
     status: str
     idle_for: float
     paused_for: float
-    processing: int
     nbytes: int
     unique: int
     free: int
@@ -46,22 +45,14 @@ class DemandRow(TypedDict):
 
 
 class RosterAnswer(TypedDict):
-    """The workers by address, and the remaining work.
-
-    `queue` counts the ready tasks, including running ones.
-    """
+    """The workers by address, and the remaining work."""
 
     workers: dict[str, WorkerRow]
     demands: list[DemandRow]
-    queue: int
 
 
-class LostCount(TypedDict):
-    """The number of lost results, their bytes, and how many of them cannot be computed again."""
-
-    results: int
-    nbytes: int
-    for_good: int
+# The number of lost results, their bytes, and how many of them cannot be computed again.
+NOTHING: Mapping[str, int] = {"results": 0, "nbytes": 0, "for_good": 0}
 
 
 class LeaveAnswer(TypedDict):
@@ -69,14 +60,20 @@ class LeaveAnswer(TypedDict):
 
     left: list[str]
     stayed: dict[str, str]
-    lost: LostCount
+    lost: Mapping[str, int]
     over: bool
 
 
 class RosterCalls(Protocol):
     """The calls, as methods of a connection to the scheduler."""
 
-    async def ferro_roster(self) -> RosterAnswer:
+    async def ferro_roster(
+        self,
+        *,
+        ends: Mapping[str, float] | None = None,
+        fresh: float | None = None,
+        exposed: Mapping[str, str] | None = None,
+    ) -> RosterAnswer:
         """Call `Roster.roster`."""
 
     async def ferro_leave(
@@ -84,17 +81,11 @@ class RosterCalls(Protocol):
     ) -> LeaveAnswer:
         """Call `Roster.leave`."""
 
-    async def ferro_stay(self, *, addresses: Iterable[str]) -> None:
-        """Call `Roster.stay`."""
-
-    async def ferro_ends(self, *, ends: Mapping[str, float | None], fresh: float) -> None:
+    async def ferro_ends(self, *, ends: Mapping[str, float]) -> None:
         """Call `Roster.ends`."""
 
     async def ferro_fail(self, *, why: str, resources: Mapping[str, float] | None) -> int:
         """Call `Roster.fail`."""
-
-    async def ferro_exposed(self, *, jobs: Mapping[str, str]) -> None:
-        """Call `Roster.exposed`."""
 
     async def register_scheduler_plugin(self, *, plugin: bytes, name: str, idempotent: bool) -> None:
         """Install a plugin on the scheduler."""
