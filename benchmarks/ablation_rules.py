@@ -642,7 +642,7 @@ SCALING = (
     swap_scale(
         "queue waits are the mean",
         "A pending job's age lengthens the projected wait.",
-        (F + "expected_wait", lambda old: lambda pool, jobs: pool.queue_wait),
+        (F + "_wait", lambda old: lambda pool, jobs: pool.queue_wait),
     ),
     swap_scale(
         "late jobs are no later",
@@ -653,14 +653,9 @@ SCALING = (
         ),
     ),
     swap_scale(
-        "no job is outrun",
-        "A pool whose job would come long before pending ones is asked.",
-        (F + "Fleet.is_outrun", gives(False)),
-    ),
-    swap_scale(
-        "pending jobs replace each other",
-        "Pending jobs of pools far apart do not replace each other.",
-        (F + "Fleet.are_apart", gives(False)),
+        "late jobs count",
+        "Another pool is asked for the work of jobs that are late.",
+        (F + "Outlook.is_late", gives(False)),
     ),
     swap_scale(
         "no successor ahead",
@@ -668,31 +663,17 @@ SCALING = (
         (F + "Outlook.ahead", lambda old: lambda self, works: self.parameters.notice),
     ),
     swap_scale(
-        "long tasks are no others",
-        "Tasks too long for the jobs there are a work of their own.",
-        (F + "Fleet._parted", lambda old: lambda self, work: [work]),
-    ),
-    swap_scale(
         "works are alone", "Threads that another work keeps busy do not help.", (G + "_shared", gives([]))
     ),
     swap_scale(
         "no room for starving works",
-        "Room for one job is kept for each starving work.",
-        (G + "starves", gives(False)),
-        (R + "starves", gives(False)),
+        "Each starving work gets one job before others get more.",
+        (F + "Fleet.starves", gives(False)),
     ),
     swap_scale(
         "no successor for data",
         "Successors are requested where data fits on no other job.",
         (G + "_succeed", gives(None)),
-    ),
-    swap_scale(
-        "no recall", "Leaving jobs that could be used again are recalled.", ("scaling.step:recall", gives([]))
-    ),
-    swap_scale(
-        "old jobs are recalled",
-        "A job in the second half of its life is not recalled.",
-        (F + "Fleet.is_old", lambda old: lambda self, job: self.is_spent(job)),
     ),
     swap_scale(
         "all end together",
@@ -701,7 +682,7 @@ SCALING = (
     ),
     swap_scale("idle jobs stay", "Idle jobs go.", (R + "_dismiss_idle", gives([]))),
     swap_scale(
-        "data keeps no job", "A job stays if its data fits nowhere.", (R + "_FreeMemory.admits", gives(True))
+        "data keeps no job", "A job stays if its data fits nowhere.", (R + "_Exits.fits", gives(True))
     ),
     swap_scale(
         "any width is soon",
@@ -714,13 +695,8 @@ SCALING = (
     swap_scale(
         "a running task ends as projected",
         "One that overran takes as long again, one never measured twice the longest run.",
-        (ADAPTER + "left", lambda old: lambda takes, ran: max(takes - ran, 1e-4)),
+        (ADAPTER + "seconds_left", lambda old: lambda takes, ran: max(takes - ran, 1e-4)),
         (ADAPTER + "unmeasured", lambda old: lambda longest, guess: guess),
-    ),
-    swap_scale(
-        "fine profiles",
-        "A profile of the work has 64 steps at most.",
-        ("scaling.remaining_work:_STEPS", becomes(HUGE)),
     ),
     Rule(
         "scaling",

@@ -106,7 +106,7 @@ class Local(NamedTuple):
     def expose(self, on: bool) -> None:
         """Declare both workers preemptible jobs, one each, or safe."""
         names = [str(ws.name) for ws in self.scheduler.workers.values()] if on else []
-        self.client.sync(self.client.scheduler.ferro_exposed, jobs={name: f"job-{name}" for name in names})
+        self.client.sync(self.client.scheduler.ferro_roster, exposed={name: f"job-{name}" for name in names})
 
     def once(self, work: Callable[[Client, float], None], on: bool, scale: float) -> dict[str, float]:
         """Run a workload once; return its figures."""

@@ -21,7 +21,6 @@ class WorkerRow(TypedDict):
     status: str
     idle_for: float
     paused_for: float
-    processing: int
     nbytes: int
     unique: int
     free: int
@@ -46,22 +45,14 @@ class DemandRow(TypedDict):
 
 
 class RosterAnswer(TypedDict):
-    """The workers by address, and the remaining work.
-
-    `queue` counts the ready tasks, including running ones.
-    """
+    """The workers by address, and the remaining work."""
 
     workers: dict[str, WorkerRow]
     demands: list[DemandRow]
-    queue: int
 
 
-class LostCount(TypedDict):
-    """The number of lost results, their bytes, and how many of them cannot be computed again."""
-
-    results: int
-    nbytes: int
-    for_good: int
+# The number of lost results, their bytes, and how many of them cannot be computed again.
+NOTHING: Mapping[str, int] = {"results": 0, "nbytes": 0, "for_good": 0}
 
 
 class LeaveAnswer(TypedDict):
@@ -69,5 +60,5 @@ class LeaveAnswer(TypedDict):
 
     left: list[str]
     stayed: dict[str, str]
-    lost: LostCount
+    lost: Mapping[str, int]
     over: bool

@@ -15,7 +15,7 @@ from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import Answer, Event
 from dask_ferro.policy.facts import Address
 from dask_ferro.policy.placement import Placed
-from dask_ferro.policy.scaling.remaining_work import left, unmeasured
+from dask_ferro.policy.scaling.work_profile import seconds_left, unmeasured
 from dask_ferro.policy.scheduling_core import SchedulingCore, SchedulingSettings
 from dask_ferro.policy.stealing.policies import NoStealing, named
 from dask_ferro.simulate.cluster import CORE_FLOPS, STOCK_TO_WORKER
@@ -245,7 +245,7 @@ class CoreAdapter(Decider):
         if not known:
             self._ran[prefix] = max(self._ran.get(prefix, 0.0), ran)
             seconds = unmeasured(self._ran[prefix], seconds)
-        return left(seconds, ran)
+        return seconds_left(seconds, ran)
 
     def set_end(self, address: Address, at: float) -> None:
         """Set the worker's end in the ledger."""

@@ -37,7 +37,7 @@ from distributed import Nanny, Status, Worker
 from distributed.metrics import time
 
 from dask_ferro.runtime.jobs import sigterm
-from dask_ferro.runtime.scheduler_calls import LeaveAnswer, LostCount
+from dask_ferro.runtime.scheduler_calls import NOTHING, LeaveAnswer
 from dask_ferro.runtime.upstream_worker import address_of
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ async def _report_end(worker: Worker) -> None:
     at = ends_at(os.environ, worker)
     if at is not None:
         try:
-            await worker.scheduler.ferro_ends(ends={str(worker.name): at}, by="worker")
+            await worker.scheduler.ferro_ends(ends={str(worker.name): at})
         # without our scheduler extension, or without a scheduler, a worker still works
         except (KeyError, OSError) as error:
             logger.info("dask_ferro: the scheduler was not told when the job ends: %r", error)
@@ -288,8 +288,7 @@ async def _ask(
         RuntimeError,
     ) as error:  # the scheduler is gone, or busy, or this process has begun to close
         stayed = dict.fromkeys(servers or ("",), f"the scheduler could not be asked: {error!r}")
-        nothing: LostCount = {"results": 0, "nbytes": 0, "for_good": 0}
-        return servers, {"left": [], "stayed": stayed, "lost": nothing, "over": False}
+        return servers, {"left": [], "stayed": stayed, "lost": NOTHING, "over": False}
     return servers, answer or None  # an empty answer is Dask's reply to an unknown operation
 
 

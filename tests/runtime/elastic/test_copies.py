@@ -88,7 +88,7 @@ class Play:
         self.client, self.scheduler, self.workers = client, scheduler, workers
 
     async def expose(self, **jobs):
-        await self.client.scheduler.ferro_exposed(jobs=jobs)
+        await self.client.scheduler.ferro_roster(exposed=jobs)
 
     def on(self, worker, name, seconds, **options):
         where = [self.workers[worker].address]
@@ -296,6 +296,7 @@ def test_nothing_is_copied_when_nobody_says_any_more_who_may_be_preempted():
     with (
         ff.LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
         Client(cluster),
+        pytest.MonkeyPatch.context() as patch,
     ):
 
         def exposed():
@@ -303,17 +304,14 @@ def test_nothing_is_copied_when_nobody_says_any_more_who_may_be_preempted():
             return roster is not None and bool(roster.copies._jobs)
 
         pools = Preemptible(SpecPools(cluster))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dask_ferro.runtime.elastic.controller.pools_of", lambda cluster: pools)
-            bounds = {"minimum": 1, "maximum": 1, "interval": 0.05}
-            cluster.adapt(Adaptive=ff.Elastic, **bounds)
-            until(exposed, "it to be told")
-            second = cluster.adapt(Adaptive=ff.Elastic, **bounds)
-            until(lambda: second._told_exposed, "the next one to go on")
-            assert exposed()
-            second.stop()
-            until(lambda: not exposed(), "it to be taken back")
-            pools.may_be = False
-            part_of(cluster.scheduler, Roster).exposed(jobs={"0": "job-0"})  # by one that has died
-            cluster.adapt(Adaptive=ff.Elastic, **bounds)
-            until(lambda: not exposed(), "a new one to say that there are none")
+        patch.setattr("dask_ferro.runtime.elastic.controller.pools_of", lambda cluster: pools)
+        bounds = {"minimum": 1, "maximum": 1, "interval": 0.05}
+        adaptive = cluster.adapt(Adaptive=ff.Elastic, **bounds)
+        until(exposed, "it to be told")
+        pools.may_be = False
+        until(lambda: not exposed(), "the controller to say that there are none")
+        pools.may_be = True
+        until(exposed, "it to be told again")
+        adaptive.stop()
+        patch.setattr(module, "_REPORTED", 0.5)
+        until(lambda: not exposed(), "it to forget them")

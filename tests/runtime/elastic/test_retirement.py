@@ -361,7 +361,7 @@ async def test_of_those_that_must_leave_as_much_moves_as_fits_and_nothing_runs_t
     assert scheduler.tasks[task.key].suspicious == 0
     # It is put off: they take tasks again.
     for seconds in (100, 500):
-        await client.scheduler.ferro_ends(ends={"0": time.time() + seconds, "1": time.time() + seconds})
+        await client.scheduler.ferro_roster(ends=dict.fromkeys("01", time.time() + seconds))
     assert await client.submit(lambda: 7, workers=[leaver.address]) == 7
     assert await leave(client, second) == {}
     assert max(RAN[str(i)] for i in range(16)) == 1
@@ -464,17 +464,6 @@ async def test_the_last_one_takes_no_tasks_at_its_very_end(client, scheduler, wo
     assert [ws.status.name for ws in scheduler.workers.values()] == ["closing_gracefully"]
 
 
-@on_workers("1GB", "1GB", installed=True)
-async def test_a_task_that_will_not_be_done_in_time_starts_elsewhere_at_once(client, scheduler, workers):
-    leaver, _ = workers
-    with dask.annotate(ferro={"seconds": 7200.0}):
-        task = await occupied(client, leaver, "hopeless")
-    assert await leave(client, leaver, seconds=3600.0, must=True) == {}
-    await started("task", 2)
-    assert await let_end(client, "hopeless", task) == "task"
-    assert scheduler.tasks[task.key].suspicious == 0
-
-
 @on_workers("1GB", "1GB", "1GB")
 async def test_who_must_leave_and_cannot_holds_nobody_up(client, scheduler, workers):
     first, second, third = workers
@@ -553,22 +542,12 @@ async def test_an_order_to_all_is_obeyed_at_once(client, scheduler, workers):
 
 
 @on_workers("1GB", "1GB")
-async def test_an_order_overtakes_a_leave_and_can_be_taken_back(client, scheduler, workers):
+async def test_an_order_overtakes_a_leave(client, scheduler, workers):
     leaver, _ = workers
     task = await occupied(client, leaver, "overtaken")
-    departure, state = await leaving(client, scheduler, leaver)
-    ordered = client.scheduler.ferro_leave(addresses=[leaver.address], seconds=3600.0, ordered=True)
-    ordered = asyncio.ensure_future(ordered)
-    await asyncio.sleep(0.1)
-    await client.scheduler.ferro_stay(addresses=[leaver.address])
-    assert await departure == {leaver.address: "recalled"}
-    assert dict((await ordered)["stayed"]) == {leaver.address: "recalled"}
-    await until_async(
-        lambda: state.status == Status.running, "a worker that runs again", seen=lambda: state.status
-    )
-    again = asyncio.ensure_future(leave(client, leaver))
+    departure, _ = await leaving(client, scheduler, leaver)
     assert (await sent_away(client, leaver, seconds=0.1))["results"] == 0
-    assert await again == {}
+    assert await departure == {}
     await started("task", 2)
     assert await let_end(client, "overtaken", task) == "task"
 
@@ -602,16 +581,3 @@ def count_one(*parts):
     RAN[get_worker().get_current_task()] += 1
     time.sleep(0.01)
     return sum(parts)
-
-
-@on_workers("8GB", "8GB")
-async def test_those_that_are_recalled_stay_and_take_tasks_again(client, scheduler, workers):
-    leaver, _ = workers
-    running = await occupied(client, leaver, "recall", "running")
-    departure, _ = await leaving(client, scheduler, leaver)
-    assert not departure.done()
-    await client.scheduler.ferro_stay(addresses=[leaver.address])
-    assert await departure == {leaver.address: "recalled"}
-    assert await let_end(client, "recall", running) == "running"
-    assert await client.submit(ran, "again", workers=[leaver.address]) == b""
-    assert (RAN["running"], len(scheduler.workers)) == (1, 2)

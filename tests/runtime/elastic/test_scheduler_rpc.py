@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import partial
 from math import inf, nan
@@ -16,10 +17,10 @@ from hypothesis import strategies as st
 
 import dask_ferro as ff
 from dask_ferro.policy.estimates import Speed
-from dask_ferro.policy.scaling.remaining_work import ProjectedSpan, profile, schedule
+from dask_ferro.policy.scaling.work_profile import ProjectedSpan, profile, schedule
 from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.elastic.remaining_work import Demands
-from dask_ferro.runtime.elastic.scheduler_rpc import RateLimitedValue, Roster
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.scheduler_calls import RosterAnswer, WorkerRow
 from dask_ferro.runtime.scheduler_plugin import NAME, part_of, take_off
 from tests import clusters
@@ -146,11 +147,11 @@ async def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle(cl
     assert {ws.address for ws in tasks[shared.key].who_has} == {one, two}
     assert (row["nbytes"], row["unique"]) == (sizes[alone.key] + sizes[shared.key], sizes[alone.key])
     assert other["unique"] == sizes[used.key]
-    assert (row["threads"], row["status"], row["processing"]) == (1, "running", 0)
+    assert (row["threads"], row["status"]) == (1, "running")
     assert 300.0 <= row["idle_for"] < 400.0
     assert (row["device"], row["resources"], row["ends_in"]) == ("cpu", {}, None)
     assert 0 < row["free"] < 0.6 * cluster.scheduler.workers[one].memory_limit
-    assert (len(facts["demands"]), facts["queue"]) == (0, 0)
+    assert facts["demands"] == []
 
 
 @on_cluster(config={"distributed.worker.memory.pause": False})
@@ -164,6 +165,7 @@ async def test_a_row_tells_for_how_long_a_worker_has_paused(client, cluster, clo
     assert paused() == {one: 0.0, two: 0.0}
     cluster.workers[0].status = Status.paused
     await until_async(lambda: scheduler.workers[one].status == Status.paused, "word of the pause")
+    assert paused() == {one: 0.0, two: 0.0}
     clock.ahead += 300.0
     assert 300.0 <= paused()[one] < 400.0
     assert paused()[two] == 0.0
@@ -187,7 +189,6 @@ async def test_demands_are_apart_by_what_their_workers_must_have(client, cluster
     facts = part_of(cluster.scheduler, Roster).roster()
     rows = {(*d["resources"], d["workers"] is not None): d for d in facts["demands"]}
     assert set(rows) == {(False,), (True,), ("GPU", False)}
-    assert facts["queue"] == 307
     assert rows[False,]["profile"] == [(0.5, 301.0), (8.5, 1.0)]
     assert (rows[False,]["longest"], rows[False,]["device"]) == (9.0, None)
     assert rows["GPU", False]["profile"] == [(2.0, 3.0)]
@@ -338,17 +339,23 @@ async def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(client
     await client.gather([*held, *others])
 
 
-def test_what_is_costly_is_told_from_memory_until_it_has_changed_much():
-    calls = []
+@on_cluster(workers=1)
+async def test_what_is_costly_is_told_from_memory_until_it_has_changed_much(client, cluster, monkeypatch):
+    roster = cluster.scheduler.plugins[scheduler_rpc.NAME]
+    calls, sizes = [], {100: 1, 150: 1, 200: 1, 201: 2, 101: 2, 99: 3, 1: 4}
 
-    def work():
+    def costly():
         calls.append(time.sleep(0.02))
-        return len(calls)
+        return [len(calls)]
 
-    kept = RateLimitedValue()
-    sizes = {100: 1, 150: 1, 200: 1, 201: 2, 101: 2, 99: 3, 1: 4}
-    assert {size: kept.get(work, size) for size in sizes} == sizes
-    assert kept.get(work, 1) == 4
+    monkeypatch.setattr(scheduler_rpc, "_SHARE", 1e6)
+    monkeypatch.setattr(roster, "_until", 0.0)
+    monkeypatch.setattr(roster._demands, "rows", costly)
+    found = {}
+    for size in sizes:
+        monkeypatch.setattr(roster._demands, "remaining", lambda size=size: size)
+        found[size] = roster.roster()["demands"][0]
+    assert found == sizes
 
 
 # ---- ends -----------------------------------------------------------------------------------------------
@@ -366,12 +373,12 @@ async def test_ends_are_kept_by_name_for_workers_that_come_later_too(client, clu
 
     scheduler = cluster.scheduler
     now = time.time()
-    await cluster.scheduler_comm.ferro_ends(ends={"0": now + 100, "late": now + 50}, fresh=200.0)
+    roster, ends = cluster.scheduler_comm.ferro_roster, cluster.scheduler_comm.ferro_ends
+    await roster(ends={"0": now + 100, "late": now + 50}, fresh=200.0)
     if installed:
         await ff.install(client)
     async with Worker(scheduler.address, name="late", nthreads=1):
-        rows = (await cluster.scheduler_comm.ferro_roster())["workers"].values()
-        left = {str(row["name"]): row["ends_in"] for row in rows}
+        left = {str(row["name"]): row["ends_in"] for row in (await roster())["workers"].values()}
         assert left == {"0": about(95), "1": None, "late": about(45)}
         if installed:
             ledger = scheduler.extensions["stealing"].ledger
@@ -379,32 +386,39 @@ async def test_ends_are_kept_by_name_for_workers_that_come_later_too(client, clu
             known = {name: ledger.worker(address, now).ends_in for name, address in names.items()}
             assert known == {"0": about(95), "1": inf, "late": about(45)}
             assert ledger.fresh == 195.0
-            await cluster.scheduler_comm.ferro_ends(ends={"0": now + 20}, by="worker")
+            await ends(ends={"0": now + 20})
             assert ledger.worker(names["0"], now).ends_in == about(18)
-            await cluster.scheduler_comm.ferro_ends(ends={"0": None}, by="worker")
+            await ends(ends={"0": now + 600})
             assert ledger.worker(names["0"], now).ends_in == about(95)
-            await cluster.scheduler_comm.ferro_ends(ends={"0": None, "late": None}, fresh=0.0)
-            assert {row.ends_at for row in ledger.rows.values()} == {inf}
-            assert (ledger.ends, ledger.fresh) == ({}, 0.0)
-            await cluster.scheduler_comm.ferro_ends(ends={"0": now + 20}, fresh=200.0)
+            await roster(ends={}, fresh=0.0)
+            assert ledger.worker(names["0"], now).ends_in == about(595)
             await client.run_on_scheduler(take_off, name=Roster.name)
             assert (dict(ledger.ends), ledger.fresh) == ({}, 0.0)
 
 
 @on_cluster()
-async def test_ends_are_forgotten_with_those_that_left_or_whose_end_has_passed(client, cluster, monkeypatch):
-    monkeypatch.setattr(scheduler_rpc, "_ABSENT", 3)
-    known = part_of(cluster.scheduler, Roster)._ends
+async def test_ends_are_forgotten_with_their_workers_or_when_they_have_passed(client, cluster):
+    roster = part_of(cluster.scheduler, Roster)
     now = time.time()
-    told = cluster.scheduler_comm.ferro_ends
-    await told(ends={"0": now + 100, "1": now + 100, "passed": now - 1, "next": now + 50})
-    assert list(known) == ["0", "1", "next"]
-    addresses = {str(ws.name): address for address, ws in cluster.scheduler.workers.items()}
-    await cluster.scheduler_comm.ferro_leave(addresses=[addresses["0"]])
-    await cluster.scheduler.remove_worker(addresses["1"], stimulus_id="died")
-    assert list(known) == ["1", "next"]  # a nanny starts it again
-    await told(ends={f"later-{i}": now + 60 for i in range(5)})
-    assert list(known) == ["later-2", "later-3", "later-4"]
+    await cluster.scheduler_comm.ferro_ends(ends={"0": now + 100, "passed": now - 1, "next": now + 50})
+    await cluster.scheduler_comm.ferro_ends(ends={"1": now + 100})
+    assert list(roster._own_ends) == ["0", "next", "1"]
+    (address,) = (a for a, ws in cluster.scheduler.workers.items() if ws.name == 0)
+    await cluster.scheduler.remove_worker(address, stimulus_id="died")
+    assert list(roster._own_ends) == ["next", "1"]  # one that a nanny starts again tells its own
+    await cluster.scheduler_comm.ferro_roster(ends={"0": now + 60})
+    await cluster.scheduler_comm.ferro_roster(ends={"1": now + 60})
+    assert list(roster._site_ends) == ["1"]
+
+
+@on_cluster(workers=1)
+async def test_what_is_reserved_of_a_workers_last_seconds_does_not_shrink_with_them(client, cluster):
+    roster, now = cluster.scheduler_comm.ferro_roster, time.time()
+    await roster(ends={"0": now + 10})
+    await asyncio.sleep(2)
+    for at in (10.0, 10.5):
+        (row,) = (await roster(ends={"0": now + at}))["workers"].values()
+        assert time.time() + row["ends_in"] == pytest.approx(now + 9, abs=0.3)
 
 
 # ---- on and off -----------------------------------------------------------------------------------------

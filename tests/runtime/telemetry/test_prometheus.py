@@ -20,10 +20,10 @@ from tests.clusters import on_cluster, opened
 DOCUMENTED = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 SCALED = {
     "action": "scale",
-    "actions": ["submit 2 to big: wide", "recall j1: wide"],
+    "actions": ["submit 2 to big: wide", "cancel j1: wide"],
     "done": [
         {"kind": "submit", "why": "wide", "pool": "big", "count": 2},
-        {"kind": "recall", "why": "wide", "jobs": ["j1"], "count": 1},
+        {"kind": "cancel", "why": "wide", "jobs": ["j1"], "count": 1},
     ],
     "wanted": {"big": 3},
     "jobs": {"running": 1, "pending": 2},
@@ -68,8 +68,8 @@ async def test_metrics_tell_what_was_counted_under_the_names_that_are_documented
     assert found["dask_ferro_steal_cost_seconds_total"] == {"": 0.25}
     assert found["dask_ferro_threshold_seconds"] == {"0": 0.005, "0.5": 0.005, "1": 0.005}
     assert found["dask_ferro_placements_total"] == plugin.stealing.records.counts["place"]
-    none = dict.fromkeys(("cancel", "drain", "keep"), 0)
-    assert found["dask_ferro_scale_actions_total"] == {"submit": 1, "recall": 1, **none}
+    none = dict.fromkeys(("drain", "keep"), 0)
+    assert found["dask_ferro_scale_actions_total"] == {"submit": 1, "cancel": 1, **none}
     (kinds,) = re.findall(r"scale_actions_total` .*`kind`: ([\w, ]+) \|", DOCUMENTED.read_text())
     assert sorted(kinds.split(", ")) == sorted(found["dask_ferro_scale_actions_total"])
     assert found["dask_ferro_jobs"] == {"running": 1, "pending": 2}
