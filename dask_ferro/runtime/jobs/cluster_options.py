@@ -6,6 +6,7 @@ wrote, not the classes that pass them on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from inspect import Parameter, signature
@@ -25,6 +26,8 @@ from dask_ferro.runtime.upstream_jobqueue import JobQueueCluster
 _OF_A_CLUSTER, _OF_A_POOL = options_of(ClusterKeywords).keys(), options_of(PoolKeywords).keys()
 # Options of a job in dask-jobqueue that are the cluster's alone here, since its jobs are listed by them.
 _OF_THE_CLUSTER = frozenset(("scheduler", "name", "job_name"))
+# What a shell would replace, or take for the end of the quotes around a name in the script.
+_UNQUOTED = re.compile(r"[\"`$\\\x00-\x1f\x7f]")
 
 
 def section_of(job_cls: type, options: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
@@ -106,6 +109,24 @@ def checked_name(name: object) -> str:
         raise ConfigError(
             f"{WHO}: job_name: got {name!r}, wanted letters, digits, and _ . : + - after the first: "
             "squeue and scancel would split it; choose another, or set jobqueue.slurm.name"
+        )
+    return str(name)
+
+
+def checked_cluster_name(name: object) -> str:
+    """Return a cluster's name, with which its workers' names begin.
+
+    Raises
+    ------
+    ConfigError
+        For an empty one, or one that a job's shell would change.
+    """
+    if not isinstance(name, str | int) or isinstance(name, bool) or not str(name).strip():
+        raise ConfigError(f"{WHO}: name: got {name!r}, wanted text that workers' names begin with")
+    if _UNQUOTED.search(str(name)):
+        raise ConfigError(
+            f"{WHO}: name: got {name!r}, wanted text without quotes, $, backslashes and line ends: workers' names begin"
+            " with it, in the job script; cluster.jobs() has the ids of their jobs"
         )
     return str(name)
 

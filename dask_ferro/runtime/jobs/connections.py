@@ -31,13 +31,12 @@ class Connections:
         self._cluster = cluster
         self._since: dict[str, float] = {}
 
-    def changed(self, op: str, msg: Any) -> list[str]:
-        """Record a worker that joined ("add", with its facts) or left ("remove"); return the names of new ones."""
+    def changed(self, op: str, msg: Any) -> None:
+        """Record a worker that joined ("add", with its facts) or left ("remove")."""
         if op == "remove":
             self._since.pop(str(upstream_deploy.workers_of(self._cluster)[msg]["name"]), None)
         came = [str(worker["name"]) for worker in msg["workers"].values()] if op == "add" else []
         self._since.update(dict.fromkeys(came, time()))
-        return came
 
     def names(self) -> set[str]:
         """Return the names of all connected workers."""

@@ -48,7 +48,10 @@ class SlurmSite:
 
     def __init__(self, job_name: str, tag: str) -> None:
         self.job_name, self.tag = job_name, tag
+        # The preemptible partitions; the grace seconds of preempted jobs by partition; seconds from SIGTERM to SIGKILL.
         self.preemptible: frozenset[str] = frozenset()
+        self.graces: dict[str, float] = {}
+        self.kill_wait: float | None = None
         self._watchdog: Watchdog | None = None
         # For listings, so that hanging commands do not accumulate.
         self._turn = asyncio.Lock()
@@ -166,18 +169,13 @@ class SlurmSite:
         live = (job_id for job_id, row in rows.items() if row.phase in (PENDING, STARTED))
         return next((parsing.element(job_id)[0] for job_id in live), None)
 
-    async def graces(self) -> dict[str, float]:
-        """Return the grace seconds of preempted jobs by partition, and note the preemptible partitions.
-
-        Empty if SLURM does not answer.
-        """
-        told = await self._told("--oneliner", "show", "partition")
-        self.preemptible = parsing.preemptible(told)  # "" is the default partition
-        return parsing.graces(told)
-
-    async def kill_wait(self) -> float | None:
-        """Return the seconds from SIGTERM to SIGKILL; None if SLURM does not report them."""
-        return parsing.kill_wait(await self._told("show", "config"))
+    async def learn(self) -> None:
+        """Ask SLURM for its configuration, as far as it answers."""
+        partitions, settings = await asyncio.gather(
+            self._told("--oneliner", "show", "partition"), self._told("show", "config")
+        )
+        self.preemptible, self.graces = parsing.preemptible(partitions), parsing.graces(partitions)
+        self.kill_wait = parsing.kill_wait(settings)
 
     async def _told(self, *words: str) -> str:
         """Return a part of SLURM's configuration; empty if it does not answer."""
