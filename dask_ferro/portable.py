@@ -67,10 +67,17 @@ def read_at(handle: int, nbytes: int, offset: int) -> bytes:
         return os.read(handle, nbytes)
 
 
-def at_fork(after_in_child: Callable[[], object]) -> None:
-    """Register a function to call in each forked process; does nothing on a system without fork."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=after_in_child)
+def at_fork(
+    *,
+    before: Callable[[], object] | None = None,
+    after_in_parent: Callable[[], object] | None = None,
+    after_in_child: Callable[[], object] | None = None,
+) -> None:
+    """Register functions to call at each fork; does nothing on a system without fork."""
+    if not hasattr(os, "register_at_fork"):
+        return
+    calls = {"before": before, "after_in_parent": after_in_parent, "after_in_child": after_in_child}
+    os.register_at_fork(**{when: call for when, call in calls.items() if call is not None})
 
 
 def _lacking(what: str) -> OSError:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import FrameType
@@ -86,13 +87,27 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _before_fork() -> None:
+    # Python drops a signal that reaches a child before it is set up.
+    if _heard:
+        _forks.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _after_fork() -> None:
+    if (mask := getattr(_forks, "mask", None)) is not None:
+        _forks.mask = None
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def _forget() -> None:
     """Restore the default handler in a forked child, since process pools end their children by SIGTERM."""
     if _heard:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _after_fork()
 
 
-portable.at_fork(after_in_child=_forget)
+_forks = threading.local()
+portable.at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget)
 
 
 async def end(server: Nanny | Worker) -> None:

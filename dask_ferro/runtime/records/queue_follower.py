@@ -87,7 +87,7 @@ class QueueFollower:
                     self.cancellation.add({job.job_id: job})
                 continue
             if job.state != before:
-                self.pools[job.pool].measure(job, before, self.connections.since(job))
+                self.pools[job.pool].measure(job, before)
         for job_id in list(self.ending):
             row = rows.get(job_id)
             if row is None or row.phase == OVER:

@@ -80,9 +80,6 @@ class SLURMCluster(ElasticCluster):
         How long a preempted job goes on after SLURM's signal; by default the partition's grace time, or 30 s.
     preemptible : bool, optional
         Whether SLURM may end the jobs without a warning; by default the preemption mode of the partition.
-    queue_wait, start_up : float or str, optional
-        How long a job is expected to wait in the queue, and to take from its start until its workers are connected,
-        until a measurement replaces it; by default 1 s and 3 s.
     **options
         Those of `dask_jobqueue.SLURMCluster`, such as `queue`, `cores`, `memory` and `walltime`.  Workers' names begin
         with `name`, if it is set, instead of their pool's name.  ``scheduler_options={"preload": []}`` omits the
@@ -114,8 +111,6 @@ class SLURMCluster(ElasticCluster):
         signal_ahead: float | str | None = None,
         grace: float | str | None = None,
         preemptible: bool | None = None,
-        queue_wait: float | str | None = None,
-        start_up: float | str | None = None,
         **options: Any,
     ) -> None:
         upstream_deploy.check(f"ff.{type(self).__name__}", WORKER, JOBQUEUE)
@@ -123,7 +118,7 @@ class SLURMCluster(ElasticCluster):
         section, configured = section_of(job_cls, options)
         arguments = {
             "pools": pools, "patience": patience, "signal_ahead": signal_ahead, "grace": grace,
-            "preemptible": preemptible, "queue_wait": queue_wait, "start_up": start_up,
+            "preemptible": preemptible,
         }  # fmt: skip
         # As for dask-jobqueue's own, None leaves a keyword to the configuration.
         own = configured | {name: value for name, value in arguments.items() if value is not None}
@@ -133,8 +128,8 @@ class SLURMCluster(ElasticCluster):
         config.value("elastic.failures")  # an invalid one is reported now
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{section}.name", "dask-worker"))
         self._tag = new_tag()
-        guesses = {name: getattr(keywords, name) for name in ("queue_wait", "start_up", "preemptible")}
-        self._kinds = {DEFAULT: guesses} | {name: guesses | dict(pool) for name, pool in overrides.items()}
+        every = {"preemptible": keywords.preemptible}
+        self._kinds = {DEFAULT: every} | {name: every | dict(pool) for name, pool in overrides.items()}
         name = options.get("name")
         self._name_prefix = None if name is None else checked_cluster_name(name)
         self._begin(job_name, read(Patience, f"{WHO}: patience", keywords.patience or {}))
@@ -257,11 +252,6 @@ class SLURMCluster(ElasticCluster):
         """The names of the workers whose jobs SLURM knows."""
         return set(chain.from_iterable(job.workers for job in self._book.followed if job.job_id))
 
-    def _worker_changed(self, op: str, msg: Any) -> None:
-        """Record when workers connect.  Dask's timer for lost workers has no jobs here: `reconcile` follows them."""
-        self._connections.changed(op, msg)
-        super()._worker_changed(op, msg)
-
     # -- what is said of it ----------------------------------------------------------------------------------
 
     def jobs(self) -> Any:
@@ -331,20 +321,13 @@ class SLURMCluster(ElasticCluster):
         """
         if self._closing:
             return ()
-        self._reap_look()
-        if self._looking is None and self._site.was_used:
+        if (self._looking is None or self._looking.done()) and self._site.was_used:
             self._looking = asyncio.create_task(self._follower.look())
-        if self._looking is not None:
-            await asyncio.wait({self._looking}, timeout=_LOOK)
-            self._reap_look()
+        if (looking := self._looking) is not None:
+            await asyncio.wait({looking}, timeout=_LOOK)
+            if looking.done() and not looking.cancelled():
+                looking.result()
         return () if self._closing else tuple(job.seen() for job in self._book.followed)
-
-    def _reap_look(self) -> None:
-        """Clear a finished look at the queue; raise its error."""
-        if self._looking is not None and self._looking.done():
-            looked, self._looking = self._looking, None
-            if not looked.cancelled():
-                looked.result()
 
     def request(self, pool: str, count: int) -> None:
         """Request more jobs of a pool; they are submitted together, in the background."""
