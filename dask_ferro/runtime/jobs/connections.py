@@ -1,17 +1,14 @@
-"""The workers of a cluster's jobs at its scheduler: who is connected since when, and what is asked there for them."""
+"""What is asked of a cluster's scheduler for its jobs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 from distributed import SpecCluster
-from distributed.metrics import time
 
 from dask_ferro.runtime import upstream_deploy
-from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +17,7 @@ _OVER_TOLD = 1.0
 
 
 class Connections:
-    """The connected workers of a cluster.
+    """The connection of a cluster to its scheduler.
 
     Parameters
     ----------
@@ -29,23 +26,10 @@ class Connections:
 
     def __init__(self, cluster: SpecCluster) -> None:
         self._cluster = cluster
-        self._since: dict[str, float] = {}
-
-    def changed(self, op: str, msg: Any) -> list[str]:
-        """Record a worker that joined ("add", with its facts) or left ("remove"); return the names of new ones."""
-        if op == "remove":
-            self._since.pop(str(upstream_deploy.workers_of(self._cluster)[msg]["name"]), None)
-        came = [str(worker["name"]) for worker in msg["workers"].values()] if op == "add" else []
-        self._since.update(dict.fromkeys(came, time()))
-        return came
 
     def names(self) -> set[str]:
         """Return the names of all connected workers."""
         return upstream_deploy.names_of(self._cluster)
-
-    def since(self, job: BatchJob) -> float | None:
-        """Return when the last of a job's workers connected."""
-        return max((self._since[worker] for worker in job.workers if worker in self._since), default=None)
 
     @property
     def scheduler_address(self) -> str | None:

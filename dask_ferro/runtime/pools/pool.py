@@ -25,6 +25,8 @@ from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
 # Seconds for which a pool is closed at first, and at most.
 _CLOSED, _CLOSED_MOST = 30.0, 1800.0
 
+# Seconds that a job waits in the queue, and takes until its workers are connected, until these are measured.
+_QUEUE_WAIT, _START_UP = 1.0, 3.0
 # The placeholder in scripts that are rendered before there is a scheduler.
 ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 
@@ -57,8 +59,8 @@ class JobPool:
     name: str
     job: WorkerJob
     offer: PoolKeywords
-    queue_wait: Mean = field(default_factory=Mean)
-    start_up: Mean = field(default_factory=Mean)
+    queue_wait: Mean = field(default_factory=lambda: Mean(_QUEUE_WAIT))
+    start_up: Mean = field(default_factory=lambda: Mean(_START_UP))
     failures: int = 0
     times_closed: int = 0
     closed_until: float = 0.0
@@ -97,7 +99,7 @@ class JobPool:
             job = job_cls(ADDRESS, name=prefix or name, **(dict(options) | replaced))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{WHO}: pool {name!r}: {error}") from error
-        return cls(name, job, offer, Mean(offer.queue_wait), Mean(offer.start_up))
+        return cls(name, job, offer)
 
     def pool(
         self, now: float, trouble: str = "", preemptible: Collection[str] = (), lingering: int = 0
@@ -146,16 +148,16 @@ class JobPool:
             return self.offer.preemptible
         return any(name in partitions for name in self.job.partitions)
 
-    def measure(self, job: BatchJob, before: str, connected_at: float | None) -> None:
+    def measure(self, job: BatchJob, before: str) -> None:
         """Learn queue wait and start-up from a job that changed its state."""
         waited = before in (JobState.SUBMITTING, JobState.PENDING)
         if waited and job.state in (JobState.BOOTING, JobState.RUNNING) and not job.restarts:
             self._add(self.queue_wait, job.submitted_at, job.started_at)
         # A worker restarted by its nanny connects much later than its job started.
         if job.state == JobState.RUNNING and job.connected_at is None:
-            self._add(self.start_up, job.started_at, connected_at)
+            self._add(self.start_up, job.started_at, job.since)
             self.failures, self.times_closed = max(self.failures - 1, 0), 0
-            job.connected_at = connected_at or job.since
+            job.connected_at = job.since
 
     @staticmethod
     def _add(mean: Mean, start: float | None, end: float | None) -> None:

@@ -87,7 +87,7 @@ class QueueFollower:
                     self.cancellation.add({job.job_id: job})
                 continue
             if job.state != before:
-                self.pools[job.pool].measure(job, before, self.connections.since(job))
+                self.pools[job.pool].measure(job, before)
         for job_id in list(self.ending):
             row = rows.get(job_id)
             if row is None or row.phase == OVER:
@@ -115,7 +115,7 @@ class QueueFollower:
 
     def _look_after_strays(self, rows: Mapping[str, QueueRow]) -> None:
         """Cancel the jobs that nobody follows, once they have been seen for a while."""
-        followed = {job.job_id for job in self.book.jobs.values()} | self.cancellation.job_ids
+        followed = {job.job_id for job in self.book.jobs.values()} | self.cancellation.jobs.keys()
         alive = (row.job_id for row in rows.values() if row.phase not in (ENDING, OVER))
         now = time()
         self.strays = {job_id: self.strays.get(job_id, now) for job_id in alive if job_id not in followed}

@@ -52,14 +52,9 @@ class Cancellation:
         self._gone: tuple[str, ...] = (ENDING, OVER)
 
     @property
-    def jobs(self) -> list[BatchJob]:
-        """The followed jobs that may still exist."""
-        return [end.job for end in self._ends.values() if end.job is not None]
-
-    @property
-    def job_ids(self) -> set[str]:
-        """The ids of all jobs that may still exist."""
-        return set(self._ends)
+    def jobs(self) -> dict[str, BatchJob | None]:
+        """The jobs that may still exist, by id."""
+        return {job_id: end.job for job_id, end in self._ends.items()}
 
     def add(self, jobs: Mapping[str, BatchJob | None]) -> None:
         """End jobs, by their ids, in the background."""

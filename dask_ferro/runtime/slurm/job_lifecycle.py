@@ -9,7 +9,7 @@ seconds, points in time epoch seconds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
@@ -90,8 +90,6 @@ class BatchJob:
     ----------
     job_id : str
         SLURM's id, as `scancel` takes it; an empty one means that SLURM never had it.
-    number : str
-        SLURM's own number of an array's element.
     order : int
         Its number, never reused.
     since : float
@@ -107,10 +105,10 @@ class BatchJob:
     warned_at : dict of float
         When each condition began that ends the job unless it passes.  Each has its own clock: a job that boots for
         minutes may be missing from one listing.
-    names : mapping of str to str
-        Actual names of workers, where the job's shell changed those in the script.
     was_listed : bool
         Whether SLURM has listed it.
+    number : str
+        SLURM's own number of an array's element.
     node, nodes : str, int
         Its nodes in SLURM's notation, and their number.
     why : str
@@ -131,7 +129,6 @@ class BatchJob:
     processes: int
     since: float
     job_id: str = ""
-    number: str = ""
     state: JobState = JobState.SUBMITTING
     reason: str = ""
     restarts: int = 0
@@ -140,8 +137,8 @@ class BatchJob:
     ends_at: float | None = None
     was_whole: bool = False
     warned_at: dict[str, float] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
     was_listed: bool = False
+    number: str = ""
     node: str = ""
     nodes: int = 1
     why: str = ""
@@ -172,8 +169,7 @@ class BatchJob:
 
     def _called(self, restarts: int) -> tuple[str, ...]:
         name = f"{self.name}.{restarts}" if restarts else self.name
-        every = [f"{name}-{i}" for i in range(self.processes)] if self.processes > 1 else [name]
-        return tuple(self.names.get(one, one) for one in every)
+        return tuple(f"{name}-{i}" for i in range(self.processes)) if self.processes > 1 else (name,)
 
     def _is_there(self, connected: Collection[str]) -> bool:
         return any(worker in connected for worker in self.workers)

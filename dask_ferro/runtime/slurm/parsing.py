@@ -68,8 +68,6 @@ _HELD = re.compile(r"JobHeld|JobHold|(?<![A-Za-z])(held|hold)(?![A-Za-z])", re.I
 # Seconds in which a preempted job can move its data.
 _LONG_GRACE = 30
 
-# A name that is one word for a shell and for `squeue --name`, which splits at commas.
-_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
 _CELL = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
 
 
@@ -336,24 +334,6 @@ def expanded(elements: str) -> Iterator[int]:
         if match:
             first, last, step = match.groups()
             yield from range(int(first), int(last or first) + 1, int(step or 1))
-
-
-def is_plain(name: str) -> bool:
-    """Return whether a name can be part of a worker's name: safe in a script, and without a number at the end.
-
-    >>> is_plain("gpu-a100"), is_plain("gpu-1"), is_plain("gpu 1")
-    (True, False, False)
-    """
-    return re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*(-[A-Za-z][A-Za-z0-9_]*)*", name) is not None
-
-
-def is_job_name(name: str) -> bool:
-    """Return whether jobs can be listed and cancelled by a name.
-
-    >>> is_job_name("dask-worker"), is_job_name("a,b"), is_job_name("a b")
-    (True, False, False)
-    """
-    return _JOB_NAME.fullmatch(name) is not None
 
 
 def indices(numbers: Sequence[int]) -> str:

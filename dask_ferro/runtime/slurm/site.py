@@ -48,7 +48,10 @@ class SlurmSite:
 
     def __init__(self, job_name: str, tag: str) -> None:
         self.job_name, self.tag = job_name, tag
+        # The preemptible partitions; the grace seconds of preempted jobs by partition; seconds from SIGTERM to SIGKILL.
         self.preemptible: frozenset[str] = frozenset()
+        self.graces: dict[str, float] = {}
+        self.kill_wait: float | None = None
         self._watchdog: Watchdog | None = None
         # For listings, so that hanging commands do not accumulate.
         self._turn = asyncio.Lock()
@@ -62,21 +65,6 @@ class SlurmSite:
         """Whether there may be jobs, of this cluster or of a dead one."""
         return self._watchdog is not None or self._may_have_orphans
 
-    def guarded(self) -> Watchdog:
-        """Return the watchdog, started on the first call.
-
-        Raises
-        ------
-        Refused
-            If it could not be started: nothing would end the jobs after the death of this process.
-        """
-        if self._watchdog is None:
-            try:
-                self._watchdog = Watchdog(self.job_name, self.tag, environment())
-            except OSError as error:
-                raise Refused(f"no watchdog could be started: {error}", parsing.TRANSIENT) from None
-        return self._watchdog
-
     async def submit(self, script: str, offsets: Sequence[int], nonce: str = "") -> str:
         """Submit one job, or an array of these elements; return its id.
 
@@ -88,9 +76,13 @@ class SlurmSite:
         Raises
         ------
         Refused
-            With SLURM's message.
+            With SLURM's message; if no watchdog can be started, which would end the jobs after this process.
         """
-        watchdog = self.guarded()
+        if self._watchdog is None:
+            try:
+                self._watchdog = Watchdog(self.job_name, self.tag, environment())
+            except OSError as error:
+                raise Refused(f"no watchdog could be started: {error}", parsing.TRANSIENT) from None
         array = [f"--array={parsing.indices(offsets)}"] if list(offsets) != [0] else []
         # The command line overrides SBATCH_JOB_NAME in the environment, and the script.
         out = await run(
@@ -100,14 +92,14 @@ class SlurmSite:
             f"--comment={_comment(script, f'{self.tag}.{nonce}')}",
             *array,
             stdin=script,
-            pass_fds=(watchdog.fd,),
+            pass_fds=(self._watchdog.fd,),
         )
         # A site's wrapper may print text first; with several clusters, the cluster's name follows.
         found = re.findall(r"^(\d+)(?:;.*)?$", out, re.MULTILINE)
         if not found:
             raise Refused(f"sbatch printed no job id: {out.strip()!r}", parsing.UNKNOWN)
         self._arrays[found[-1]] = None
-        watchdog.note(found[-1])
+        self._watchdog.note(found[-1])
         return str(found[-1])
 
     async def queue(self) -> dict[str, QueueRow]:
@@ -123,14 +115,15 @@ class SlurmSite:
                 "squeue", "--noheader", "--array", "--states=all", f"--user={portable.user_id()}",
                 f"--name={self.job_name}", f"--Format={parsing.FORMAT}",
             )  # fmt: skip
-        rows = {job_id: row for job_id, row in parsing.rows(out).items() if self._is_own(row)}
+        rows = {
+            job_id: row
+            for job_id, row in parsing.rows(out).items()
+            if f"{self.tag}." in row.comment
+            or parsing.element(job_id)[0] in self._arrays
+            or is_orphan(row.comment)
+        }
         self._may_have_orphans = any(row.phase != OVER for row in rows.values())
         return rows
-
-    def _is_own(self, row: QueueRow) -> bool:
-        if f"{self.tag}." in row.comment or parsing.element(row.job_id)[0] in self._arrays:
-            return True
-        return is_orphan(row.comment)
 
     async def unlisted(self, job_ids: Iterable[str]) -> dict[str, QueueRow | None]:
         """Return rows of `scontrol` for jobs that `squeue` does not list, with one query an array.
@@ -166,18 +159,13 @@ class SlurmSite:
         live = (job_id for job_id, row in rows.items() if row.phase in (PENDING, STARTED))
         return next((parsing.element(job_id)[0] for job_id in live), None)
 
-    async def graces(self) -> dict[str, float]:
-        """Return the grace seconds of preempted jobs by partition, and note the preemptible partitions.
-
-        Empty if SLURM does not answer.
-        """
-        told = await self._told("--oneliner", "show", "partition")
-        self.preemptible = parsing.preemptible(told)  # "" is the default partition
-        return parsing.graces(told)
-
-    async def kill_wait(self) -> float | None:
-        """Return the seconds from SIGTERM to SIGKILL; None if SLURM does not report them."""
-        return parsing.kill_wait(await self._told("show", "config"))
+    async def learn(self) -> None:
+        """Ask SLURM for its configuration, as far as it answers."""
+        partitions, settings = await asyncio.gather(
+            self._told("--oneliner", "show", "partition"), self._told("show", "config")
+        )
+        self.preemptible, self.graces = parsing.preemptible(partitions), parsing.graces(partitions)
+        self.kill_wait = parsing.kill_wait(settings)
 
     async def _told(self, *words: str) -> str:
         """Return a part of SLURM's configuration; empty if it does not answer."""

@@ -155,10 +155,16 @@ def test_an_option_means_what_dask_jobqueue_says(options, tmp_path, monkeypatch)
 
 
 def test_workers_are_named_after_the_cluster_where_it_has_a_name() -> None:
-    """Variables of the job's shell stay as they are; a name that the shell would take apart stays in quotes."""
-    for name, first in (("a b-$SLURM_JOB_ID", "a b-$SLURM_JOB_ID"), (None, "default")):
+    """A name that the shell would take apart stays in quotes."""
+    for name, first in (("a b", "a b"), (None, "default")):
         lines = rendered(ff.SLURMCluster, SHAPE | {"name": name})["lines"]
         assert f'FERRO_WORKER="{first}-$((0 + ${{SLURM_ARRAY_TASK_ID:-0}}))"' in lines
+
+
+@pytest.mark.parametrize("name", ['a"b', "run-$SLURM_JOB_ID", "a`id`", "a\\", "a\nb", "", " ", 1.5, True])
+def test_a_name_that_cannot_stand_in_a_script_is_refused(name: object) -> None:
+    with pytest.raises(ff.ConfigError, match=r"ff\.SLURMCluster: name: got"):
+        ff.SLURMCluster(**SHAPE, name=name)
 
 
 def test_temporary_certificates_are_put_where_the_workers_find_them(tmp_path) -> None:

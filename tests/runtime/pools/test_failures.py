@@ -27,7 +27,7 @@ def test_failures_close_a_pool(ends: str, most: int | None, closes: bool) -> Non
             if end == "x":
                 pool.fail(f"job {n}: FAILED", 10.0)
             else:
-                pool.measure(BatchJob("a", "a", n, 1, 0.0, state=JobState.RUNNING), JobState.BOOTING, 1.0)
+                pool.measure(BatchJob("a", "a", n, 1, 0.0, state=JobState.RUNNING), JobState.BOOTING)
     said = f"{most} jobs ended before a worker came; the last, job {len(ends) - 1}: FAILED"
     assert pool.closed == (said if closes else "")
 

@@ -14,7 +14,7 @@ from tests.waiting import BOUND_S
 
 
 def job(job_id: str, number: str = "") -> BatchJob:
-    return BatchJob("default-0", "default", 0, 1, 0.0, job_id, number)
+    return BatchJob("default-0", "default", 0, 1, 0.0, job_id, number=number)
 
 
 @pytest.mark.parametrize(
