@@ -1,4 +1,4 @@
-"""The properties of a worker's device: class, model, memory, links, and speed.
+"""The properties of a worker's device: class, model, memory and speed.
 
 Speed is measured once per host and day, and kept in the user's temporary folder.
 
@@ -19,7 +19,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from dask_ferro import config, portable
-from dask_ferro.engines.device.device import cupy_devices, pinned_buffers
+from dask_ferro.engines.device.device import cupy_devices
 from dask_ferro.engines.device.memory import account
 from dask_ferro.errors import ConfigError
 from dask_ferro.options import DEVICES
@@ -42,8 +42,6 @@ _BUDGET = 0.05
 _FRESH = 86_400.0
 # Seconds of waiting for another process that measures: 20 times the usual duration.
 _QUEUE = 5.0
-# One copy of this size over PCIe 4 takes 3 ms.
-_LINK_BYTES = 64 * 2**20
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -111,11 +109,10 @@ def _evictable() -> int:
 
 
 class Figures(NamedTuple):
-    """One-time measurements of a device: speed, name, and copies as (class of link, bytes, seconds)."""
+    """One-time measurements of a device: its speed, and its name."""
 
     speed: Speed
     model: str = ""
-    links: Sequence[tuple[str, int, float]] = ()
 
 
 def figures(device: str) -> Figures:
@@ -123,7 +120,7 @@ def figures(device: str) -> Figures:
     if device != "gpu":
         return Figures(speed(device))
     try:
-        return Figures(speed(device), model(), links())
+        return Figures(speed(device), model())
     finally:
         _cupy().get_default_memory_pool().free_all_blocks()
 
@@ -131,18 +128,6 @@ def figures(device: str) -> Figures:
 def model() -> str:
     """Return the name of this process' GPU."""
     return str(_cupy().cuda.runtime.getDeviceProperties(0)["name"].decode())
-
-
-def links() -> list[tuple[str, int, float]]:
-    """Measure copies of 64 MiB between this process' GPU and the host, as (class of link, bytes, seconds)."""
-    cupy = _cupy()
-    there = cupy.ones(_LINK_BYTES, dtype=cupy.uint8)
-    here, wait = there.get(), cupy.cuda.Device().synchronize
-    # Downloads go to page-locked memory, uploads come from wherever an input lies.
-    locked = pinned_buffers(cupy).empty((_LINK_BYTES,), np.uint8)
-    down = _best(lambda: there.get(out=locked), wait)
-    up = _best(lambda: there.set(here), wait)
-    return [("device", _LINK_BYTES, down), ("device", _LINK_BYTES, up)]
 
 
 def _cupy() -> Any:
