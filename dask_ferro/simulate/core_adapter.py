@@ -111,8 +111,7 @@ class CoreAdapter(Decider):
 
     def arrived(self, address: Address, job: VirtualTask, kind: str, seconds: float) -> None:
         """Learn the link's latency and bandwidth from a transfer."""
-        copies = 0 if kind == "peer" else self.facts.copies(job, address)
-        self._tell(events.TransferLearned(kind, job.spec.nbytes, seconds, copies))
+        self._tell(events.TransferLearned(kind, job.spec.nbytes, seconds))
         self.facts.came(job, address)
 
     def released(self, job: VirtualTask) -> None:

@@ -285,8 +285,8 @@ class Stealing(EntryPoints):
             return
         self._beats[ws.address] = told["beat"]
         self.devices.heard(ws, told)
-        for sender, sample in sent(told, self.ledger.hosts):
-            self.devices.received(sender, ws.address, sample)
+        for _, sample in sent(told, self.ledger.hosts):
+            self.tell(events.TransferLearned(*sample))
 
     # -- what is decided -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The properties of a worker's device: class, model, memory, links, and speed.
+"""The properties of a worker's device: class, model, memory and speed.
 
 FLOP/s and bytes/s are those of one process with its configured threads for linear algebra.
 """
@@ -9,21 +9,19 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dask_ferro import config
-from dask_ferro.engines.device.device import cupy_devices, pinned_buffers
+from dask_ferro.engines.device.device import cupy_devices
 from dask_ferro.engines.device.memory import account
 from dask_ferro.policy.estimates import Speed
 from dask_ferro.runtime.worker.plugin import GpuMemory
 
 # Seconds of repetitions of one kernel.
 _BUDGET = 0.05
-# One copy of this size over PCIe 4 takes 3 ms.
-_LINK_BYTES = 64 * 2**20
 
 
 def detected() -> str:
@@ -60,11 +58,10 @@ def _evictable() -> int:
 
 
 class Figures(NamedTuple):
-    """One-time measurements of a device: speed, name, and copies as (class of link, bytes, seconds)."""
+    """One-time measurements of a device: its speed, and its name."""
 
     speed: Speed
     model: str = ""
-    links: Sequence[tuple[str, int, float]] = ()
 
 
 def figures(device: str) -> Figures:
@@ -72,7 +69,7 @@ def figures(device: str) -> Figures:
     if device != "gpu":
         return Figures(measured(device))
     try:
-        return Figures(measured(device), model(), links())
+        return Figures(measured(device), model())
     finally:
         _cupy().get_default_memory_pool().free_all_blocks()
 
@@ -80,18 +77,6 @@ def figures(device: str) -> Figures:
 def model() -> str:
     """Return the name of this process' GPU."""
     return str(_cupy().cuda.runtime.getDeviceProperties(0)["name"].decode())
-
-
-def links() -> list[tuple[str, int, float]]:
-    """Measure copies of 64 MiB between this process' GPU and the host, as (class of link, bytes, seconds)."""
-    cupy = _cupy()
-    there = cupy.ones(_LINK_BYTES, dtype=cupy.uint8)
-    here, wait = there.get(), cupy.cuda.Device().synchronize
-    # Downloads go to page-locked memory, uploads come from wherever an input lies.
-    locked = pinned_buffers(cupy).empty((_LINK_BYTES,), np.uint8)
-    down = _best(lambda: there.get(out=locked), wait)
-    up = _best(lambda: there.set(here), wait)
-    return [("device", _LINK_BYTES, down), ("device", _LINK_BYTES, up)]
 
 
 def _cupy() -> Any:
