@@ -533,7 +533,9 @@ STEALING = (
         ("scheduling_core:THIEVES", becomes(1)),
     ),
     swap_steal(
-        "no sweep", "Each tick, a sweep looks for overdue tasks in all queues.", (S + "_swept", gives(None))
+        "always the ends of queues",
+        "A step after one without moves sees other tasks of long queues.",
+        (V + "queue", lambda old: lambda self, address, depth, now, turn: old(self, address, depth, now)),
     ),
     swap_steal(
         "overdue by patience alone",
