@@ -18,13 +18,13 @@ from distributed import Scheduler, Status
 from distributed.comm.core import CommClosedError
 from distributed.metrics import monotonic, time
 from distributed.protocol import pickle
-from distributed.scheduler import TaskGroup, TaskPrefix, TaskState, WorkerState
+from distributed.scheduler import TaskPrefix, TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which victims' answers are awaited when one stealing extension replaces another.
-_PATIENCE = 5.0
+# Seconds for which victims' answers are awaited when one stealing extension replaces another, and between two looks.
+_PATIENCE, _AGAIN = 5.0, 0.002
 
 # Dask's own intervals in seconds, for messages from the scheduler to a worker, and from a client.
 WORKER_SENDS = 0.005
@@ -48,15 +48,15 @@ def stealing_of(scheduler: Scheduler) -> WorkStealing | None:
 async def quiet(stealing: WorkStealing | None, scheduler: Scheduler) -> None:
     """Stop a stealing extension's ticks, and wait until it has no pending request.
 
-    Its own `stop` waits for an event that is only set after a start, which in a preload means for ever.  A victim
-    that does not answer within some seconds hangs; its tasks stay where they are.
+    A victim that does not answer within some seconds hangs; its tasks stay where they are.
     """
     stop_ticks(scheduler)
-    if stealing is not None and stealing.in_flight:
-        try:
-            await asyncio.wait_for(stealing._in_flight_event.wait(), _PATIENCE)
-        except TimeoutError:
+    until = time() + _PATIENCE
+    while stealing is not None and stealing.in_flight:
+        if time() > until:
             logger.warning("dask_ferro: %d steal requests are not answered", len(stealing.in_flight))
+            break
+        await asyncio.sleep(_AGAIN)
 
 
 def stop_ticks(scheduler: Scheduler) -> None:
@@ -96,11 +96,12 @@ def _ignored(**answer: object) -> None:
 
 
 def _forwarding(own: Callable[..., None], left: WorkStealing) -> Callable[..., None]:
-    """Return a handler that passes answers to the predecessor's requests on to it."""
+    """Return a handler that passes answers to the predecessor's requests on to it: one of the two is ours."""
+    is_ours = type(left) is not WorkStealing
 
-    def confirm(*, key: str, stimulus_id: str, **answer: Any) -> None:
-        waits = any(info["stimulus_id"] == stimulus_id for info in left.in_flight.values())
-        (left.move_task_confirm if waits else own)(key=key, stimulus_id=stimulus_id, **answer)
+    def confirm(*, stimulus_id: str, **answer: Any) -> None:
+        its = stimulus_id.startswith("ferro") == is_ours
+        (left.move_task_confirm if its else own)(stimulus_id=stimulus_id, **answer)
 
     return confirm
 
@@ -327,11 +328,6 @@ def metrics_of(worker: WorkerState) -> Mapping[str, Any]:
 def prefixes(scheduler: Scheduler) -> Collection[TaskPrefix]:
     """Return the scheduler's `TaskPrefix` objects."""
     return scheduler.task_prefixes.values()
-
-
-def groups(scheduler: Scheduler) -> Mapping[str, TaskGroup]:
-    """Return the scheduler's `TaskGroup` objects by name."""
-    return scheduler.task_groups
 
 
 def allowed_workers(scheduler: Scheduler, task: TaskState) -> set[WorkerState] | None:

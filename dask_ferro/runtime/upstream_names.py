@@ -25,13 +25,12 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
             _reschedule acquire_resources bandwidth check_idle_saturated decide_worker_non_rootish
             decide_worker_rootish_queuing_enabled handle_worker_status_change is_rootish no_workers_timeout
             release_resources request_acquire_replicas send_task_to_worker stimulus_queue_slots_maybe_opened
-            stream_comms task_groups task_prefixes transition transitions valid_workers worker_plugins worker_send
+            stream_comms task_prefixes transition transitions valid_workers worker_plugins worker_send
         """,
         "distributed.scheduler.WorkerState": "add_to_processing metrics remove_from_processing",
         "distributed.scheduler.TaskState": "get_nbytes",
         "distributed.stealing.WorkStealing": """
-            _add_to_in_flight _in_flight_event _remove_from_in_flight _request_counter balance count in_flight
-            in_flight_tasks log metrics move_task_confirm move_task_request put_key_in_stealable
+            balance count in_flight log metrics move_task_confirm move_task_request put_key_in_stealable
             remove_key_from_stealable
         """,
         "distributed.stealing": "_WORKER_STATE_CONFIRM _WORKER_STATE_REJECT",

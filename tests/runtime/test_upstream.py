@@ -76,7 +76,7 @@ def _is_stock(scheduler):
 
 
 def test_ff_install_leaves_stock_dask_and_warns_once_where_a_name_is_missing(hide, caplog):
-    hide("_add_to_in_flight")
+    hide("move_task_confirm")
 
     async def test(client, scheduler):
         with warnings.catch_warnings(record=True) as told:
@@ -84,7 +84,7 @@ def test_ff_install_leaves_stock_dask_and_warns_once_where_a_name_is_missing(hid
             await ff.install(client)
         assert len(told) == 1
         text = str(told[0].message)
-        for words in ("WorkStealing._add_to_in_flight", "distributed 20", "stock Dask goes on", "Install "):
+        for words in ("WorkStealing.move_task_confirm", "distributed 20", "stock Dask goes on", "Install "):
             assert words in text
         _is_stock(scheduler)
         await ff.uninstall(client)
