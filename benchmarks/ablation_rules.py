@@ -533,9 +533,7 @@ STEALING = (
         ("scheduling_core:THIEVES", becomes(1)),
     ),
     swap_steal(
-        "always the ends of queues",
-        "A step after one without moves sees other tasks of long queues.",
-        (V + "queue", lambda old: lambda self, address, depth, now, turn: old(self, address, depth, now)),
+        "no sweep", "Each tick, a sweep looks for overdue tasks in all queues.", (S + "_swept", gives(None))
     ),
     swap_steal(
         "overdue by patience alone",

@@ -127,6 +127,18 @@ class Tick(NamedTuple):
     """Consider every worker, whatever the events were."""
 
 
+class Sweep(NamedTuple):
+    """Look for overdue tasks beside idle workers.
+
+    Attributes
+    ----------
+    elsewhere : bool
+        Whether idle workers are of interest even if no task waits at a worker.
+    """
+
+    elsewhere: bool = False
+
+
 class DeviceTold(NamedTuple):
     """A worker reported its device class."""
 
@@ -198,7 +210,7 @@ class Restarted(NamedTuple):
 
 Event = (
     Joined | Left | AcceptsTasks | Heard | Assigned | Finished | Answered | Unsent | Withdrawn | Ordered | MessagesSent
-    | Due | Tick | DeviceTold | MemoryTold | ResourcesTold | EndTold | DurationLearned | SpeedLearned
+    | Due | Tick | Sweep | DeviceTold | MemoryTold | ResourcesTold | EndTold | DurationLearned | SpeedLearned
     | TransferLearned | LoopMeasured | Switched | Restarted
 )  # fmt: skip
 

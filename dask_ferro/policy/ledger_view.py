@@ -23,9 +23,9 @@ VICTIMS = 10
 DEPTH = 64
 # The most tasks in a snapshot over all victims: describing one takes 2 to 3 us.
 TASKS = VICTIMS * DEPTH
-# Overdue tasks found by one look, and from each queue: describing one takes about 10 us.
+# Overdue tasks found by one sweep, and from each queue: describing one takes about 10 us.
 OVERDUE, _OF_EACH = 32, 8
-# Queue entries that are scanned for movable ones: checking one takes 0.1 us.
+# Queue entries that a sweep scans for movable ones: checking one takes 0.1 us.
 _SCANNED = 2048
 
 
@@ -42,8 +42,6 @@ class LedgerView:
         Device classes of the cluster.
     hosts : mapping of address to str
         Replaced, never changed in place, when a worker joins or leaves.
-    patience, projects : float, bool
-        When a task counts as overdue, as in `WorkerLoad.overdue`.
     """
 
     def __init__(self, facts: Facts) -> None:
@@ -52,7 +50,6 @@ class LedgerView:
         self.ends: dict[Address, float] = {}
         self.devices: set[str] = set()
         self.hosts: Mapping[Address, str] = {}
-        self.patience, self.projects = inf, True
         self._loads: list[tuple[float, Address]] = []  # ascending, of workers with a queue
         self._order = IdleOrder(self.rows)
         self._everyone: list[Address] = []
@@ -91,35 +88,30 @@ class LedgerView:
         rows = (self.rows[address] for _, address in reversed(self._loads))
         return any(row.starts_in(now) >= seconds or row.stalled_for(now) >= seconds for row in rows)
 
-    def queue(
-        self, address: Address, depth: int = DEPTH, now: float = 0.0, turn: int = 0
-    ) -> tuple[TaskFacts, ...]:
-        """Return the movable tasks in a worker's queue, the last to start first; at a `turn` above 0 other ones."""
+    def queue(self, address: Address, depth: int = DEPTH, now: float = 0.0) -> tuple[TaskFacts, ...]:
+        """Return the movable tasks in a worker's queue, the last to start first."""
         row = self.rows[address]
-        if turn and len(row.queue) > depth:
-            last = self._further(row.queue, depth, turn)
-        else:
-            # Read four times as many entries as wanted, since some may not be moved.
-            last = [entry for _, _, entry in row.queue[-4 * depth :]]
-        rows = (self._waiting(entry, row, now) for entry in reversed(last))
+        # Read four times as many entries as wanted, since some may not be moved.
+        last = (entry for _, _, entry in reversed(row.queue[-4 * depth :]))
+        rows = (self._waiting(entry, row, now) for entry in last)
         return tuple(islice((row for row in rows if row is not None), depth))
-
-    def _further(self, queue: list[tuple[Any, int, Entry]], depth: int, turn: int) -> list[Entry]:
-        """Return other entries at each turn, without those bound to a worker, which could hide one that may move."""
-        stop = len(queue) - (turn - 1) * _SCANNED % len(queue)
-        free = self.facts.unbound([entry for _, _, entry in queue[max(stop - _SCANNED, 0) : stop]])
-        first = turn * depth % max(len(free), 1)
-        return free[first:] + free[:first]
 
     def idle(self, now: float) -> list[Worker]:
         """Return the workers that accept tasks and have a thread with neither a running nor an incoming task."""
         rows = (r for r in self.rows.values() if r.may_take and len(r.running) + r.incoming < r.nthreads)
         return [self.worker(row.address, now) for row in rows]
 
-    def overdue(self, now: float, turn: int) -> list[tuple[Entry, WorkerLoad, TaskFacts | None]]:
+    def overdue(
+        self, now: float, patience: float, turn: int, count: int = OVERDUE, projected: bool = True
+    ) -> list[tuple[Entry, WorkerLoad, TaskFacts | None]]:
         """Return overdue tasks in queues: some of each queue, and different ones for each `turn`.
 
         The facts of a task are None where it may not be moved.
+
+        Parameters
+        ----------
+        patience, projected
+            As in `WorkerLoad.overdue`.
         """
         found: list[tuple[Entry, WorkerLoad, TaskFacts | None]] = []
         start, left = turn % max(len(self._loads), 1), _SCANNED
@@ -127,12 +119,11 @@ class LedgerView:
             row = self.rows[address]
             scanned = min(len(row.queue), left) if len(row.queue) > _OF_EACH else 0
             left -= scanned
-            found += [
-                (entry, row, self._waiting(entry, row, now))
-                for entry in self._some(row.queue, turn, scanned)
-                if row.overdue(entry, now, self.patience, self.projects)
-            ]
-            if len(found) >= OVERDUE:
+            for entry in self._some(row.queue, turn, scanned):
+                if waited := row.overdue(entry, now, patience, projected):
+                    task = self._waiting(entry, row, now)
+                    found.append((entry, row, task and task._replace(overdue=waited)))
+            if len(found) >= count:
                 break
         return found
 
@@ -156,11 +147,9 @@ class LedgerView:
 
     def _waiting(self, entry: Entry, row: WorkerLoad, now: float) -> TaskFacts | None:
         task = self.facts.waiting(entry, row)
-        if task is None:
+        if task is None or not entry.needs:
             return task
-        if waited := row.overdue(entry, now, self.patience, self.projects):
-            task = task._replace(overdue=waited)
-        return task._replace(blocked=row.blocks(entry, now)) if entry.needs else task
+        return task._replace(blocked=row.blocks(entry, now))
 
     @property
     def everyone(self) -> Sequence[Address]:
@@ -174,7 +163,7 @@ class LedgerView:
         links: Links | None = None,
         asked: Mapping[Address, tuple[Address, ...]] | None = None,
         victims: int = VICTIMS,
-        turn: int = 0,
+        skip: int = 0,
         tasks: int = TASKS,
     ) -> Snapshot:
         """Return the facts for one step of a stealing policy.
@@ -183,27 +172,27 @@ class LedgerView:
         ----------
         asked : mapping of address to tuple of addresses, optional
             The victims to show for each thief; default: the longest queues.
-        turn : int
-            How many steps in a row moved nothing: the next one sees other queues, and other tasks of long ones.
+        skip : int
+            How many of the longest queues to leave out, because nothing in them may be moved.
         tasks : int
             The most tasks shown.
         """
         hungry = tuple(address for address in hungry if address in self.rows)
         is_free = asked is None
-        busiest = self._busiest(victims, turn * victims) if is_free else ()
+        busiest = self._busiest(victims, skip) if is_free else ()
         outlasted = self._nearest(victims) if is_free and self._outlasted else ()
         asked = asked or {}
         known = {a: tuple(filter(self.rows.__contains__, asked[a])) for a in hungry if a in asked}
         # The first choice of every thief comes before any second choice: there may be room for no more.
         in_turn = (victim for turn in zip_longest(*known.values()) for victim in turn if victim is not None)
         shown = dict.fromkeys((*outlasted, *busiest, *in_turn))
-        queues = self._ends_of(shown, tasks, now, turn)
+        queues = self._ends_of(shown, tasks, now)
         workers = {a: self._seen(a, now) for a in dict.fromkeys((*hungry, *shown))}
         moving = (links or Links()).copy()
         return Snapshot(now, hungry, busiest, workers, queues, moving, self.hosts, outlasted, known)
 
     def _ends_of(
-        self, addresses: Iterable[Address], tasks: int, now: float, turn: int
+        self, addresses: Iterable[Address], tasks: int, now: float
     ) -> dict[Address, tuple[TaskFacts, ...]]:
         """Return the last tasks of queues until `tasks` are collected."""
         found: dict[Address, tuple[TaskFacts, ...]] = {}
@@ -211,7 +200,7 @@ class LedgerView:
             if tasks <= 0:
                 break
             if self.rows[address].queue:
-                found[address] = self.queue(address, min(DEPTH, tasks), now, turn)
+                found[address] = self.queue(address, min(DEPTH, tasks), now)
                 tasks -= len(found[address])
         return found
 
@@ -220,6 +209,24 @@ class LedgerView:
         if stop > count:
             stop -= skip % stop
         return tuple(address for _, address in reversed(self._loads[max(stop - count, 0) : stop]))
+
+    def overdue_snapshot(
+        self,
+        now: float,
+        hungry: Iterable[Address],
+        overdue: Iterable[tuple[Entry, WorkerLoad, TaskFacts | None]],
+        links: Links | None = None,
+    ) -> Snapshot:
+        """Return the facts for a stealing policy, restricted to overdue tasks."""
+        queues: dict[Address, list[TaskFacts]] = {}
+        for _, row, task in overdue:
+            if task is not None:
+                queues.setdefault(row.address, []).append(task)
+        shown = {address: tuple(reversed(tasks)) for address, tasks in queues.items()}
+        hungry = tuple(hungry)
+        workers = {address: self._seen(address, now) for address in dict.fromkeys((*hungry, *shown))}
+        moving = (links or Links()).copy()
+        return Snapshot(now, hungry, tuple(shown), workers, shown, moving, self.hosts)
 
     def _nearest(self, count: int) -> tuple[Address, ...]:
         return tuple(nsmallest(count, self._outlasted, key=lambda address: (self.ends[address], address)))

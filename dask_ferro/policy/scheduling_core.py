@@ -9,7 +9,8 @@ every task would cost the scheduler more than stealing does.
   starves.  Events within `coalesce` share a step; a tick considers every worker.
 - Steps run only while a queue is long enough for one of its tasks to be moved, or has stalled for long enough.
 - A step shows the policy a few of the thieves and the longest queues.  The next step shows other thieves and, where
-  nothing could be moved, other victims, and other tasks of long queues: none that may move stays hidden.
+  nothing could be moved, other victims.
+- A sweep, at each tick, looks for overdue tasks in all queues.
 - Messages to a worker with little to do are sent soon; for one with plenty, or while the scheduler's loop is
   saturated, they are sent in batches, which are cheaper.
 
@@ -26,9 +27,9 @@ from typing import Any
 from dask_ferro.policy import events
 from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import Event, Instruction
-from dask_ferro.policy.facts import Address, Move, Outcome
+from dask_ferro.policy.facts import Address, Move, Outcome, Worker
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.ledger_view import TASKS
+from dask_ferro.policy.ledger_view import TASKS, VICTIMS
 from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.stealing.decision import StealingDecision
 from dask_ferro.policy.stealing.informed import (
@@ -39,7 +40,9 @@ from dask_ferro.policy.stealing.informed import (
     threshold_of,
     without,
 )
+from dask_ferro.policy.stealing.policies import for_overdue
 from dask_ferro.policy.stealing.snapshot import Facts, Snapshot
+from dask_ferro.policy.waits import OverdueTasks, look
 from dask_ferro.policy.worker_load import Entry, PendingRequest, Stolen, WorkerLoad
 
 # Seconds within which events share a step, seconds between ticks, at which every worker is examined, and seconds
@@ -49,6 +52,8 @@ COALESCE, TICK, SENDS = 0.001, 0.5, 0.001
 THIEVES = 32
 # The most unread outcomes kept: no step reads them while stealing is off.  100 kB.
 HISTORY = 1000
+# Idle workers considered by one sweep: the facts of one take 2 us.
+IDLE = 256
 # A saturated loop counts as such until its load is below this share of the bound, as each change sends every worker a
 # message.
 EASED = 0.9
@@ -99,8 +104,10 @@ class SchedulingCore:
         The state of the stealing policy.
     counts : mapping of str to float
         "requests", "confirmed", "refused", "stale".
-    steps : int
-        Number of policy steps.
+    steps, sweeps : int
+        Number of policy steps and of sweeps.
+    found : OverdueTasks
+        The overdue tasks found by the latest sweep.
     on_decision : callable (StealingDecision) or None
         Receives each decision of the policy: values, which may be kept.
     """
@@ -122,7 +129,7 @@ class SchedulingCore:
         self.state = StealingState()
         self.counts: dict[str, float] = defaultdict(float)
         self.steps = 0
-        self.ledger.patience, self.ledger.projects = policy.parameters.patience, policy.projects
+        self.found: OverdueTasks = look(self.ledger, 0.0, [], policy.parameters.patience, 0)
         self.coalesce, self.tick = coalesce, tick
         self.on_decision: Callable[[StealingDecision], None] | None = None
         self._is_on = True
@@ -134,6 +141,7 @@ class SchedulingCore:
         self._wake: float | None = None
         self._barren = 0  # consecutive steps without a move although a worker was under its threshold
         self._looked = 0.0  # when the queues were last checked for a stall
+        self.sweeps = 0
         self._handlers = self._by_event()
 
     def _by_event(self) -> Mapping[type, Callable[[Any, float], None]]:
@@ -142,7 +150,7 @@ class SchedulingCore:
             events.Joined: self._joined, events.Left: self._left, events.AcceptsTasks: self._opened,
             events.Assigned: self._assigned, events.Finished: self._finished, events.Answered: self._answered,
             events.Unsent: self._unsent, events.Withdrawn: self._withdrawn, events.Ordered: self._ordered,
-            events.Due: self._due, events.Tick: self._ticked,
+            events.Due: self._due, events.Tick: self._ticked, events.Sweep: self._swept,
             events.Switched: self._switched, events.Restarted: self._restarted,
             events.LoopMeasured: self._loop_measured,
             # Facts reported or learned go straight to the ledger: they call for no decision by themselves.
@@ -321,11 +329,11 @@ class SchedulingCore:
         asked = policy.asks(thieves, ledger.everyone, self.state)
         threads = sum(ledger.rows[address].nthreads for address in thieves)
         # A quick look would show the chosen victims of the first thief alone.
-        few = TASKS
+        skip, few = self._barren * VICTIMS, TASKS
         if asked is None:
             few = policy.parameters.quick * (1 + threads)
         for room in (few, TASKS) if few < TASKS else (TASKS,):
-            snapshot = ledger.snapshot(now, thieves, self.links, asked, turn=self._barren, tasks=room)
+            snapshot = ledger.snapshot(now, thieves, self.links, asked, skip=skip, tasks=room)
             moves = self._step_of(policy, snapshot)
             if moves or sum(map(len, snapshot.queues.values())) < room:
                 break
@@ -349,6 +357,21 @@ class SchedulingCore:
         if len(waits) < len(left_over):
             p = self.policy.parameters
             self._ask(now, min(p.bears * p.shortest * 2.0 ** min(self._barren, 10), self.tick))
+
+    def _swept(self, event: events.Sweep, now: float) -> None:
+        ledger, policy = self.ledger, self.policy
+        idle = self._some_idle(now) if ledger.waiting or event.elsewhere else []
+        self.facts.begin([worker.address for worker in idle])
+        patience = policy.parameters.patience
+        self.found = look(ledger, now, idle, patience, self.sweeps, policy.projects, self.links)
+        self._request(self._step_of(for_overdue(policy), self.found.snapshot), now)
+        self.sweeps += 1
+
+    def _some_idle(self, now: float) -> list[Worker]:
+        """Return idle workers, at most `IDLE` of them and different ones at each sweep."""
+        idle = self.ledger.idle(now)
+        first = self.sweeps * IDLE % max(len(idle), 1)
+        return (idle[first:] + idle[:first])[:IDLE] if len(idle) > IDLE else idle
 
     # -- requests and answers ------------------------------------------------------------------------------
 

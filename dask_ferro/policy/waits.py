@@ -13,6 +13,8 @@ from typing import NamedTuple
 from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker, kind_of
 from dask_ferro.policy.ledger_view import LedgerView
+from dask_ferro.policy.stealing.snapshot import Snapshot
+from dask_ferro.policy.worker_load import Entry, WorkerLoad
 from dask_ferro.words import duration, few
 
 # Why a task waits beside idle workers, and what to do.
@@ -59,8 +61,8 @@ REASONS = {
 }
 # Idle workers named in a line of the log.
 _NAMED = 3
-# Idle workers weighed for one task, and considered at a time: the facts of one take 2 us.
-_THIEVES, IDLE = 4, 256
+# Idle workers weighed for one task: a sweep has 32 tasks, and projects a transfer of each to all of these.
+_THIEVES = 4
 
 
 class WaitingTask(NamedTuple):
@@ -150,21 +152,64 @@ def by_reason(waits: Iterable[WaitingTask]) -> dict[str, int]:
     return {reason: counted[reason] for reason in REASONS}
 
 
-def waits_of(book: LedgerView, now: float, idle: list[Worker], turn: int, links: Links) -> list[WaitingTask]:
-    """Return the diagnoses of overdue tasks, the longest wait first; of many, others at each `turn`."""
-    told = []
-    for entry, row, task in book.overdue(now, turn) if idle else ():
+class OverdueTasks(NamedTuple):
+    """The overdue tasks of one sweep, and the idle workers.
+
+    Attributes
+    ----------
+    idle : list of Worker
+    overdue : list of (Entry, WorkerLoad, TaskFacts or None)
+        As returned by `LedgerView.overdue`.
+    snapshot : Snapshot
+        The facts of those tasks, for a stealing policy.
+    """
+
+    idle: list[Worker]
+    overdue: list[tuple[Entry, WorkerLoad, TaskFacts | None]]
+    snapshot: Snapshot
+
+
+def look(
+    book: LedgerView,
+    now: float,
+    idle: list[Worker],
+    patience: float,
+    turn: int,
+    projected: bool = True,
+    links: Links | None = None,
+) -> OverdueTasks:
+    """Return the overdue tasks, and the facts for a policy to move them.
+
+    A stealing step sees the ends of the longest queues, for the workers that ran dry first; tasks there that may not
+    be moved, or gain nothing, could hide a movable one for ever.  A sweep therefore sees other tasks at each `turn`.
+
+    Parameters
+    ----------
+    projected : bool
+        Whether steps use projected seconds, so that tasks projected to wait have been seen by them.
+    links : Links, optional
+        Costs of transfers.
+    """
+    overdue = book.overdue(now, patience, turn, projected=projected) if idle else []
+    thieves: dict[Address, None] = {}
+    for _, _, task in overdue:
+        if task is not None:
+            # A few thieves for each task are enough, as any of these could take it, and the snapshot describes them
+            # all.
+            legal, _ = _narrowed(task, idle, False)
+            thieves.update(dict.fromkeys(w.address for w in legal[:_THIEVES]))
+    return OverdueTasks(idle, overdue, book.overdue_snapshot(now, thieves, overdue, links))
+
+
+def waits_of(found: OverdueTasks) -> list[WaitingTask]:
+    """Return the diagnoses of all overdue tasks of a sweep, the longest wait first."""
+    told, links, hosts = [], found.snapshot.links, found.snapshot.hosts
+    for entry, row, task in found.overdue:
         if task is None:
-            told.append(_waits(entry.key, row.address, now - entry.since, idle, "actor"))
+            waited = found.snapshot.now - entry.since
+            told.append(_waits(entry.key, row.address, waited, found.idle, "actor"))
         else:
             # If even the cheapest transfer takes longer than the task has waited, cost is the reason.
-            moving = min(links.seconds(task.inputs, worker, book.hosts) for worker in idle[:_THIEVES])
-            told.append(wait_of(task, row.address, idle, bool(entry.needs), moving))
+            moving = min(links.seconds(task.inputs, worker, hosts) for worker in found.idle[:_THIEVES])
+            told.append(wait_of(task, row.address, found.idle, bool(entry.needs), moving))
     return sorted(told, key=lambda wait: -wait.seconds)
-
-
-def some_idle(book: LedgerView, now: float, turn: int) -> list[Worker]:
-    """Return idle workers, at most `IDLE` of them and different ones at each turn."""
-    idle = book.idle(now)
-    first = turn * IDLE % max(len(idle), 1)
-    return (idle[first:] + idle[:first])[:IDLE] if len(idle) > IDLE else idle

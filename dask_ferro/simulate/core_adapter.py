@@ -145,10 +145,11 @@ class CoreAdapter(Decider):
         self._clock.background(self._clock.now + self.core.tick, self._tick)
 
     def _look(self) -> None:
-        """Update which tasks workers run, and let the core look at all workers."""
+        """Update which tasks workers run, let the core look at all workers, and check for overdue tasks."""
         for address, record in self._scheduler.records.items():
             self._tell(events.Heard(address, self._clock.now, frozenset(record.live.runs())))
         self._tell(events.Tick())
+        self._tell(events.Sweep())
 
     # ---- enact ---------------------------------------------------------------------------------------------
 

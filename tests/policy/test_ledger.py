@@ -14,6 +14,7 @@ from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.facts import Key
 from dask_ferro.policy.idle_order import FEW
 from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.waits import look
 from tests.policy.facts import ledger
 
 
@@ -313,16 +314,15 @@ def test_a_snapshot_can_be_pickled_and_is_equal_where_the_facts_are() -> None:
     assert first.snapshot(1.0, ["idle"]) != second.snapshot(1.0, ["idle"])
 
 
-def test_a_snapshot_shows_what_is_overdue() -> None:
+def test_what_is_overdue_is_shown_as_a_value() -> None:
     book = ledger({"v": 1, "w": 1}, long=9.0, short=0.001)
-    book.patience = 0.5
     book.assign(0.0, "long", "v", "long", (0,))
     book.assign(0.0, "short", "v", "short", (1,))
-    shown = [book.snapshot(now, ["w"]).queues["v"] for now in (0.4, 1.0)]
-    assert [[(task.key, task.overdue) for task in queue] for queue in shown] == [
-        [("short", 0.0)],
-        [("short", 1.0)],
-    ]
+    seen = look(book, 1.0, book.idle(1.0), 0.5, 0).snapshot
+    assert ([t.key for t in seen.queues["v"]], seen.hungry) == (["short"], ("w",))
+    was = pickle.dumps(seen)
+    book.finish(1.0, "long")
+    assert pickle.dumps(seen) == was
 
 
 @pytest.mark.parametrize(
@@ -357,19 +357,19 @@ def test_a_book_that_nobody_reads_does_not_grow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "turn", "seen"),
+    ("workers", "skip", "seen"),
     [
         pytest.param(3, 0, ["w2", "w1", "w0"], id="shows all of a few"),
-        pytest.param(3, 1, ["w2", "w1", "w0"], id="never hides one of a few"),
+        pytest.param(3, 2, ["w2", "w1", "w0"], id="never hides one of a few"),
         pytest.param(5, 0, ["w4", "w3", "w2", "w1"], id="shows the longest queues of many"),
-        pytest.param(5, 1, ["w0"], id="shows the next ones where nothing may move in those"),
+        pytest.param(5, 4, ["w0"], id="shows the next ones where nothing may move in those"),
     ],
 )
-def test_a_snapshot(workers: int, turn: int, seen: list[str]) -> None:
+def test_a_snapshot(workers: int, skip: int, seen: list[str]) -> None:
     book = ledger({f"w{i}": 1 for i in range(workers)}, p=1.0)
     for index in range(workers):
         assign(book, f"w{index}", *((index, place) for place in range(index + 2)))
-    assert list(book.snapshot(0.0, (), victims=4, turn=turn).busiest) == seen
+    assert list(book.snapshot(0.0, (), victims=4, skip=skip).busiest) == seen
 
 
 # -- what is kept is what would be counted ---------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dask_ferro.policy.waits import IDLE, REASONS, by_reason, some_idle, wait_of
+from dask_ferro.policy.waits import REASONS, by_reason, wait_of
 from tests.policy.facts import ledger, needs, stand, task
 
 
@@ -35,8 +35,7 @@ def _behind(seconds: float, now: float) -> list:
     book = ledger({"v": 1, "w": 1}, long=seconds, short=0.001)
     book.assign(0.0, "long", "v", "long", (0,))
     book.assign(0.0, "short", "v", "short", (1,))
-    book.patience = 0.5
-    return [entry.key for entry, _, _ in book.overdue(now, 0)]
+    return [entry.key for entry, _, _ in book.overdue(now, 0.5, 0)]
 
 
 @pytest.mark.parametrize(
@@ -58,16 +57,8 @@ def test_one_that_may_move_is_found_soon_among_thousands_that_may_not() -> None:
     book.facts.unbound = lambda entries: [e for e in entries if e.key == 6_001]  # type: ignore[method-assign]
     for number in range(10_000):
         book.assign(0.0, number, "v", "short", (number,))
-    book.patience = 0.5
-    looks = ([entry.key for entry, _, _ in book.overdue(50.0, turn)] for turn in range(5))
+    looks = ([entry.key for entry, _, _ in book.overdue(50.0, 0.5, turn)] for turn in range(5))
     assert any(6_001 in keys for keys in looks)
-
-
-def test_of_very_many_idle_workers_some_are_looked_at_at_a_time() -> None:
-    book = ledger({f"t{n:04d}": 1 for n in range(IDLE + 100)})
-    looks = [some_idle(book, 0.0, turn) for turn in range(2)]
-    assert [len(look) for look in looks] == [IDLE, IDLE]
-    assert len({worker.address for look in looks for worker in look}) == IDLE + 100
 
 
 def test_a_task_runs_from_when_its_message_has_left() -> None:

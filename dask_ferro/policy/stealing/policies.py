@@ -46,3 +46,11 @@ def named(name: str, parameters: StealingParameters, seed: int = 0) -> Policy:
 def name_of(policy: Policy) -> str:
     """Return the name by which `named` makes such a policy."""
     return next(name for name, make in POLICIES.items() if make is type(policy))
+
+
+def for_overdue(policy: Policy) -> Policy:
+    """Return the policy that moves overdue tasks: `Informed` with the same parameters, except for `NoStealing`.
+
+    A policy's own choice of victims is ignored, since a random one might never reach a given task.
+    """
+    return policy if isinstance(policy, NoStealing) else Informed(policy.parameters)

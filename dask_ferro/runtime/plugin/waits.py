@@ -1,7 +1,8 @@
-"""Tasks that wait while a worker is idle: found at each slow tick, a few of many, and reported with the reason.
+"""Tasks that wait while a worker is idle: found at each slow tick, moved if possible, and otherwise reported.
 
-So are workers that do not answer: one whose event loop is blocked (a native call that keeps the GIL) would keep the
-tasks requested from it.  Its waiting tasks are placed again where possible; a result that it sends later is ignored.
+Stealing's steps are fast because they consider few tasks; the others are found here, a few at each tick.  So are
+workers that do not answer: one whose event loop is blocked (a native call that keeps the GIL) would keep the tasks
+requested from it.  Its waiting tasks are placed again where possible; a result that it sends later is ignored.
 
 Durations are seconds, on the scheduler's clock.
 """
@@ -18,9 +19,9 @@ from distributed import Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.events import AcceptsTasks, MessagesSent, Withdrawn
+from dask_ferro.policy.events import AcceptsTasks, MessagesSent, Sweep, Withdrawn
 from dask_ferro.policy.facts import Worker
-from dask_ferro.policy.waits import WaitingTask, by_reason, some_idle, waits_of
+from dask_ferro.policy.waits import WaitingTask, by_reason, waits_of
 from dask_ferro.policy.worker_load import PendingRequest
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.settings import Settings
@@ -74,7 +75,7 @@ class Waits:
         self.elsewhere: Callable[[list[Worker]], Iterable[WaitingTask]] = lambda idle: ()
         # The silent workers, with the time at which each was last heard of.
         self.silent: dict[str, float] = {}
-        self._ticked, self.ticks = 0.0, 0  # the time of the latest tick, and their number
+        self._ticked = 0.0  # the time of the latest tick
         self.awake = 0.0
         self.unserved: float | None = None
         # Tasks reported as waiting that still wait.
@@ -105,7 +106,7 @@ class Waits:
     # -- the tick ------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Take back the tasks of silent workers, and report those that wait although a worker is idle."""
+        """Handle overdue tasks: move those that may move, take back those of silent workers, report the rest."""
         stealing, now = self._stealing, time()
         ledger = stealing.ledger
         if not 0 <= now - self._ticked <= self._settings.tick + _STALL:
@@ -118,14 +119,12 @@ class Waits:
             self.unserved = None
         elif self.unserved is None:
             self.unserved = now
-        self.ticks += 1
-        waiting = ledger.waiting or ledger.requests or scheduler.unrunnable or scheduler.queued
-        idle = some_idle(ledger, now, self.ticks) if waiting else []
-        stealing.shown.begin([worker.address for worker in idle])
+        self._tell(Sweep(bool(ledger.requests or scheduler.unrunnable or scheduler.queued)))
+        found = stealing.core.found
+        idle = found.idle
         told = self._asked(idle, now)
         # Requested tasks are described as unmovable, like actors.
-        found = waits_of(ledger, now, idle, self.ticks, stealing.core.links)
-        told += [wait for wait in found if wait.key not in ledger.requests]
+        told += [wait for wait in waits_of(found) if wait.key not in ledger.requests]
         told += self.elsewhere(idle) if idle else ()
         self._count(told)
         self.now = sorted(told, key=lambda wait: -wait.seconds)
