@@ -34,10 +34,38 @@ CLIENT_SENDS = 0.010
 CONFIRMS: Collection[str] = getattr(distributed.stealing, "_WORKER_STATE_CONFIRM", frozenset())
 REJECTS: Collection[str] = getattr(distributed.stealing, "_WORKER_STATE_REJECT", frozenset())
 
+# The private or undocumented names without which the scheduler plugin stays off, by owner.
+_NEEDED: Mapping[type, str] = {
+    Scheduler: """
+        _reschedule acquire_resources bandwidth check_idle_saturated decide_worker_non_rootish
+        decide_worker_rootish_queuing_enabled handle_worker_status_change is_rootish no_workers_timeout
+        release_resources request_acquire_replicas send_task_to_worker stimulus_queue_slots_maybe_opened
+        stream_comms task_prefixes transition transitions valid_workers worker_plugins worker_send
+    """,
+    WorkerState: "add_to_processing metrics remove_from_processing",
+    TaskState: "get_nbytes",
+    WorkStealing: """
+        balance count in_flight log metrics move_task_confirm move_task_request put_key_in_stealable
+        remove_key_from_stealable
+    """,
+}
+
 _PLACING = "decide_worker_non_rootish"
 _QUEUED_PLACING = "decide_worker_rootish_queuing_enabled"
 _ROOTISH = "is_rootish"
 _SLOTS_OPENED = "stimulus_queue_slots_maybe_opened"
+
+
+def missing() -> list[str]:
+    """Return the names that the installed version of Dask lacks."""
+    lacks = (
+        [] if CONFIRMS and REJECTS else ["stealing._WORKER_STATE_CONFIRM", "stealing._WORKER_STATE_REJECT"]
+    )
+    for owner, names in _NEEDED.items():
+        # An annotation is an attribute of the instances.
+        there = {*dir(owner)}.union(*(vars(kind).get("__annotations__", ()) for kind in owner.__mro__))
+        lacks += [f"{owner.__name__}.{name}" for name in names.split() if name not in there]
+    return lacks
 
 
 def stealing_of(scheduler: Scheduler) -> WorkStealing | None:

@@ -59,7 +59,7 @@ class EntryPoints(WorkStealing):
         # The stimulus of the answer being processed, so that the task's story shows why it is placed again.
         self._answering = f"ferro-stale-{self._token}"
         super().__init__(scheduler)
-        self.in_flight = self.ledger.requests  # by key
+        self.in_flight = self.ledger.requests  # type: ignore[assignment]  # by key
 
     @abstractmethod
     def tell(self, event: Event) -> None:

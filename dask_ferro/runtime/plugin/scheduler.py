@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
+import distributed
 from dask.typing import Key
 from distributed import Scheduler
 from distributed.protocol.pickle import dumps
@@ -22,7 +23,6 @@ from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.scheduler_plugin import Part
 from dask_ferro.runtime.telemetry import prometheus
 from dask_ferro.runtime.telemetry.events import Events
-from dask_ferro.runtime.upstream_names import SCHEDULER, missing, remedy
 from dask_ferro.runtime.worker.plugin import NAME as WORKER_NAME
 from dask_ferro.runtime.worker.plugin import WORKER_SENDS, FerroWorker
 
@@ -39,8 +39,14 @@ NOT_INSTALLED = "dask_ferro is not installed on this cluster; call ff.install(cl
 
 def stays_off() -> str:
     """Return why the plugin cannot be used with the installed Dask, with the remedy; empty: it can."""
-    lacks = missing(SCHEDULER)
-    return remedy(lacks, "the scheduler plugin stays off, and stock Dask goes on") if lacks else ""
+    lacks = upstream.missing()
+    if not lacks:
+        return ""
+    return (
+        "dask_ferro: the scheduler plugin stays off, and stock Dask goes on: the installed Dask (distributed"
+        f" {distributed.__version__}) has no {'; no '.join(lacks)}. Install the versions that dask-ferro asks for, or a"
+        " newer dask-ferro"
+    )
 
 
 class Scheduling(Part):
