@@ -68,11 +68,6 @@ def missing() -> list[str]:
     return lacks
 
 
-def stealing_of(scheduler: Scheduler) -> WorkStealing | None:
-    """Return the stealing extension, or None."""
-    return scheduler.extensions.get("stealing")
-
-
 async def quiet(stealing: WorkStealing | None, scheduler: Scheduler) -> None:
     """Stop a stealing extension's ticks, and wait until it has no pending request.
 
@@ -343,11 +338,6 @@ def nbytes_of(task: TaskState) -> int:
     return task.get_nbytes()
 
 
-def bandwidth_of(scheduler: Scheduler) -> float:
-    """Return the bytes a second between workers, as Dask has measured or assumes them."""
-    return float(scheduler.bandwidth)
-
-
 def metrics_of(worker: WorkerState) -> Mapping[str, Any]:
     """Return the metrics of a worker's newest heartbeat; empty before the first."""
     return worker.metrics or {}
@@ -361,11 +351,6 @@ def prefixes(scheduler: Scheduler) -> Collection[TaskPrefix]:
 def allowed_workers(scheduler: Scheduler, task: TaskState) -> set[WorkerState] | None:
     """Return the workers that meet a task's restrictions; None: it has none."""
     return scheduler.valid_workers(task)
-
-
-def worker_plugins(scheduler: Scheduler) -> dict[str, bytes]:
-    """Return the pickled plugins, by name, that new workers get."""
-    return scheduler.worker_plugins
 
 
 def put_sends(scheduler: Scheduler, addresses: Iterable[str], seconds: float) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 
-import distributed
 from dask.typing import Key
 from distributed import Scheduler
 from distributed.protocol.pickle import dumps
@@ -44,7 +44,7 @@ def stays_off() -> str:
         return ""
     return (
         "dask_ferro: the scheduler plugin stays off, and stock Dask goes on: the installed Dask (distributed"
-        f" {distributed.__version__}) has no {'; no '.join(lacks)}. Install the versions that dask-ferro asks for, or a"
+        f" {version('distributed')}) has no {'; no '.join(lacks)}. Install the versions that dask-ferro asks for, or a"
         " newer dask-ferro"
     )
 
@@ -78,11 +78,11 @@ class Scheduling(Part):
 
     async def prepare(self, scheduler: Scheduler) -> None:
         """Wait until stock has its answers to its requests."""
-        await upstream.quiet(upstream.stealing_of(scheduler), scheduler)
+        await upstream.quiet(scheduler.extensions.get("stealing"), scheduler)
 
     def start(self, scheduler: Scheduler) -> None:
         """Replace Dask's stealing and placement."""
-        stock = upstream.stealing_of(scheduler)
+        stock = scheduler.extensions.get("stealing")
         self._scheduler, self._had_stealing = scheduler, stock is not None
         settings = self.settings.resolved(stock is not None)
         self.stealing = Stealing(scheduler, settings)
@@ -179,7 +179,7 @@ class Scheduling(Part):
             for who in telemetry.wanted:
                 if str(who).startswith(mine):
                     telemetry.stop_for(who)
-        for name in [name for name in upstream.worker_plugins(scheduler) if name.startswith(mine)]:
+        for name in [name for name in scheduler.worker_plugins if name.startswith(mine)]:
             scheduler.loop.add_callback(reach.take_off, name, self.settings.answer, dask_scheduler=scheduler)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: object) -> None:
