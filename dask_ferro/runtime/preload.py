@@ -15,7 +15,6 @@ from distributed import Scheduler
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.plugin.scheduler import Scheduling, stays_off
 from dask_ferro.runtime.scheduler_plugin import FerroScheduler, put_on
-from dask_ferro.runtime.upstream_names import warn_once
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ logger = logging.getLogger(__name__)
 async def dask_setup(scheduler: Scheduler) -> None:
     """Install stealing and placement with the configuration's settings; without what they need, stock Dask goes on."""
     if sentence := stays_off():
-        warn_once(sentence)
+        logger.warning(sentence)
         return
     try:
         await put_on(Scheduling(), dask_scheduler=scheduler)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakMethod
 
@@ -30,12 +30,14 @@ P = TypeVar("P", bound="Part")
 # The facts for parts.  Of tasks and workers:
 #     task_assigned(ts)                             it begins to process
 #     task_left(ts, finish, seconds, message)       it ends processing: in a state, and if done the seconds that it ran
-#     task_changed(ts, start, finish)               any other transition
+#     task_changed(ts, start, finish)               another transition, to a state that is none of `_NOT_YET`
 #     worker_changed(ws)                            its status is another one
 #     logged(topic, message)                        any event
 # and those of Dask's plugins, as Dask calls them.
 _DASKS = ("add_worker", "remove_worker", "remove_client", "update_graph", "restart")
 HOOKS = ("task_assigned", "task_left", "task_changed", "worker_changed", "logged", *_DASKS)
+# States before a task is on a worker, which concern no part.
+_NOT_YET = ("waiting", "queued")
 
 # One part is put on or taken off at a time.
 _turns: WeakKeyDictionary[Scheduler, asyncio.Lock] = WeakKeyDictionary()
@@ -143,10 +145,10 @@ class FerroScheduler(SchedulerPlugin):
         if start == "processing":
             seconds = _seconds(kwargs.get("startstops") or ()) if finish == "memory" else None
             self._pass("task_left", self._scheduler.tasks[key], finish, seconds, kwargs)
-        elif finish != "processing" and self._calls["task_changed"]:
-            self._pass("task_changed", self._scheduler.tasks[key], start, finish)
         if finish == "processing":
             self._pass("task_assigned", self._scheduler.tasks[key])
+        elif finish not in _NOT_YET and start != "processing" and self._calls["task_changed"]:
+            self._pass("task_changed", self._scheduler.tasks[key], start, finish)
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Pass on an event, and that a worker pauses, resumes or retires, for which Dask has no hook."""
@@ -228,9 +230,9 @@ async def take_off(name: str, *, dask_scheduler: Scheduler) -> None:
             plugin.drop(part)
 
 
-def _seconds(spans: Iterable[Mapping[str, Any]]) -> float | None:
+def _seconds(spans: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the seconds of a task's newest run: a worker that ran it before sends that run too, as the first."""
-    for span in reversed(tuple(spans)):
+    for span in reversed(spans):
         if span["action"] == "compute":
             return float(span["stop"] - span["start"])
     return None

@@ -36,7 +36,7 @@ from dask_ferro.lower.bundled.report import TOPIC
 from dask_ferro.lower.bundled.run import is_ours, is_pick
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.runtime.scheduler_plugin import Part
-from dask_ferro.runtime.upstream import bandwidth_of, nbytes_of, prefer_no_worker, prefer_worker
+from dask_ferro.runtime.upstream import nbytes_of, prefer_no_worker, prefer_worker
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class BundleCosts(Part):
         threads = sum(ws.nthreads for ws in workers)
         memory = sum(ws.memory_limit or inf for ws in workers) * _OF_MEMORY
         allowance = threads * min(room * _ALLOWED, _ALLOWANCE)
-        overheads = replace(DASK, bytes_per_s=bandwidth_of(scheduler))
+        overheads = replace(DASK, bytes_per_s=scheduler.bandwidth)
         return CostFacts(
             self.costs.of, existing, held, threads, holds, memory, allowance, overheads, self._recent
         )

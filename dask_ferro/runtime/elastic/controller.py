@@ -151,7 +151,6 @@ class Elastic(upstream_deploy.Adapting):
         **options: Any,
     ) -> None:
         try:
-            upstream_deploy.check("ff.Elastic")
             config.check()
             bounds = {"interval": interval, "minimum": minimum, "maximum": maximum}
             settings = elastic_options(bounds | options)

@@ -361,8 +361,3 @@ async def register(calls: Any) -> None:
         _, error, _ = clean_exception(**answer)
         assert error is not None
         raise error
-
-
-async def dask_setup(scheduler: Scheduler) -> None:
-    """Install the roster on a scheduler: `dask scheduler --preload dask_ferro.runtime.elastic.scheduler_rpc`."""
-    await put_on(Roster(), dask_scheduler=scheduler)

@@ -137,17 +137,15 @@ async def _uninstall(client: Client) -> None:
 
 async def _take_off(client: Client) -> None:
     upstream.put_client_sends(client, upstream.CLIENT_SENDS)
-    settings = (await client.run_on_scheduler(_there)).settings
-    if settings is not None:
-        late = await client.run_on_scheduler(_remove)
-        reach.warn("ff.uninstall", late, settings.answer, _LATER.format("is what it was"))
+    late, seconds = await client.run_on_scheduler(_remove)
+    reach.warn("ff.uninstall", late, seconds, _LATER.format("is what it was"))
 
 
 # No handlers of the scheduler: Dask keeps each one that it has called for as long as the process lives.
-async def _remove(*, dask_scheduler: Scheduler) -> list[str]:
+async def _remove(*, dask_scheduler: Scheduler) -> tuple[list[str], float]:
     scheduling = part_of(dask_scheduler, Scheduling)
     await take_off(Scheduling.name, dask_scheduler=dask_scheduler)
-    return [] if scheduling is None else scheduling.late
+    return ([], 0.0) if scheduling is None else (scheduling.late, scheduling.settings.answer)
 
 
 def _there(*, dask_scheduler: Scheduler) -> _There:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 
 from dask.typing import Key
 from distributed import Scheduler
@@ -22,7 +23,6 @@ from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.scheduler_plugin import Part
 from dask_ferro.runtime.telemetry import prometheus
 from dask_ferro.runtime.telemetry.events import Events
-from dask_ferro.runtime.upstream_names import SCHEDULER, missing, remedy
 from dask_ferro.runtime.worker.plugin import NAME as WORKER_NAME
 from dask_ferro.runtime.worker.plugin import WORKER_SENDS, FerroWorker
 
@@ -39,8 +39,14 @@ NOT_INSTALLED = "dask_ferro is not installed on this cluster; call ff.install(cl
 
 def stays_off() -> str:
     """Return why the plugin cannot be used with the installed Dask, with the remedy; empty: it can."""
-    lacks = missing(SCHEDULER)
-    return remedy(lacks, "the scheduler plugin stays off, and stock Dask goes on") if lacks else ""
+    lacks = upstream.missing()
+    if not lacks:
+        return ""
+    return (
+        "dask_ferro: the scheduler plugin stays off, and stock Dask goes on: the installed Dask (distributed"
+        f" {version('distributed')}) has no {'; no '.join(lacks)}. Install the versions that dask-ferro asks for, or a"
+        " newer dask-ferro"
+    )
 
 
 class Scheduling(Part):
@@ -72,11 +78,11 @@ class Scheduling(Part):
 
     async def prepare(self, scheduler: Scheduler) -> None:
         """Wait until stock has its answers to its requests."""
-        await upstream.quiet(upstream.stealing_of(scheduler), scheduler)
+        await upstream.quiet(scheduler.extensions.get("stealing"), scheduler)
 
     def start(self, scheduler: Scheduler) -> None:
         """Replace Dask's stealing and placement."""
-        stock = upstream.stealing_of(scheduler)
+        stock = scheduler.extensions.get("stealing")
         self._scheduler, self._had_stealing = scheduler, stock is not None
         settings = self.settings.resolved(stock is not None)
         self.stealing = Stealing(scheduler, settings)
@@ -172,7 +178,7 @@ class Scheduling(Part):
             for who in list(self.stealing.records.wanted):
                 if who.startswith(mine):
                     self.stealing.records.stop_for(who)
-        for name in [name for name in upstream.worker_plugins(scheduler) if name.startswith(mine)]:
+        for name in [name for name in scheduler.worker_plugins if name.startswith(mine)]:
             scheduler.loop.add_callback(reach.take_off, name, self.settings.answer, dask_scheduler=scheduler)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: object) -> None:

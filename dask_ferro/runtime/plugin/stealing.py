@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter, thread_time
 from typing import Any, cast
 
 from dask.typing import Key
@@ -22,7 +24,6 @@ from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.policies import named
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.loop_load import LoopLoad
 from dask_ferro.runtime.plugin.annotations import estimate_of
 from dask_ferro.runtime.plugin.dask_facts import Shown
 from dask_ferro.runtime.plugin.decision_log import DecisionLog
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 _SENDS = 0.001
 # The least seconds between two samples of the load; the slow tick comes twice a second.
 _SAMPLED = 0.9
+# Linux: nanoseconds on a core, nanoseconds of waiting for one, and the number of time slices.
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class Stealing(EntryPoints):
@@ -137,7 +140,6 @@ class Stealing(EntryPoints):
             self.scheduler.periodic_callbacks["stealing"] = ticks
             ticks.start()
             self._load = LoopLoad()
-            self._settle_asked()
             self.tell(events.Switched(True))
 
     async def stop(self) -> None:
@@ -177,7 +179,6 @@ class Stealing(EntryPoints):
         self.tell(events.Left(worker))
         self.devices.left(worker)
         self._beats.pop(worker, None)
-        self._settle_asked()
 
     def worker_changed(self, ws: WorkerState) -> None:
         """Notice that a worker pauses, resumes or is about to retire."""
@@ -210,7 +211,6 @@ class Stealing(EntryPoints):
         self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, Any]
     ) -> None:
         """Remove a task from the ledger, and learn from one that is done."""
-        self._forget_asked(ts)
         is_done = finish == "memory"
         if is_done:
             self.devices.sizes.add(ts.prefix.name, message.get("nbytes") or 0)
@@ -239,7 +239,8 @@ class Stealing(EntryPoints):
             self.scheduler.loop.remove_timeout(self._kick)
             self._kick = None
 
-    def _look_at_all(self) -> None:
+    def balance(self) -> None:
+        """Consider every worker, and request the moves that the policy decides; also after `stop`."""
         for address, row in list(self.ledger.rows.items()):
             ws = self.scheduler.workers.get(address)  # None: the worker is being removed
             accepts = ws is not None and self.waits.is_open(ws)
@@ -254,7 +255,7 @@ class Stealing(EntryPoints):
         share = self._load.share()
         if share is not None:
             self.tell(events.LoopMeasured(share))
-        self._look_at_all()
+        self.balance()
         self.waits.tick()
         self._sample()
         self.after_tick()
@@ -329,3 +330,29 @@ class Stealing(EntryPoints):
         self._enact(decided, now)
         settled = (told.outcome for told in decided if isinstance(told, events.Settled))
         return next(settled, "stale")  # a restart made the core forget the request
+
+
+class LoopLoad:
+    """The load of an event loop: the share of time in which its thread ran, or was ready to run without a core.
+
+    Linux reports how long a thread waited for a core; elsewhere only running time counts.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+
+    def share(self) -> float | None:
+        """Return the busy share of the time since the last call, 0.0 to 1.0; None on the first call."""
+        now, busy = perf_counter(), thread_time() + _waited()
+        last, self._last = self._last, (now, busy)
+        if last is None or now <= last[0]:
+            return None
+        return min(max((busy - last[1]) / (now - last[0]), 0.0), 1.0)
+
+
+def _waited() -> float:
+    """Return the seconds in which this thread was ready to run without a core; 0.0 if they are not counted."""
+    try:
+        return int(_SCHEDSTAT.read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):  # not Linux, or a kernel without these counters
+        return 0.0

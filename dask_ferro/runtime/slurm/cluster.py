@@ -50,7 +50,6 @@ from dask_ferro.runtime.slurm.site import SlurmSite
 from dask_ferro.runtime.slurm.submit_queue import Submission
 from dask_ferro.runtime.telemetry.cluster_rows import JOBS, POOLS
 from dask_ferro.runtime.upstream_jobqueue import job_keywords
-from dask_ferro.runtime.upstream_names import JOBQUEUE, WORKER
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +113,6 @@ class SLURMCluster(ElasticCluster):
         preemptible: bool | None = None,
         **options: Any,
     ) -> None:
-        upstream_deploy.check(f"ff.{type(self).__name__}", WORKER, JOBQUEUE)
         job_cls = options.get("job_cls") or self.job_cls
         section, configured = section_of(job_cls, options)
         arguments = {

@@ -25,7 +25,6 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.options import DEVICES
 from dask_ferro.policy.estimates import Speed
 from dask_ferro.runtime import upstream_worker
-from dask_ferro.runtime.upstream_names import WORKER, missing, remedy, warn_once
 
 logger = logging.getLogger(__name__)
 
@@ -80,10 +79,7 @@ class FerroWorker(WorkerPlugin):
         return cls(sends=WORKER_SENDS)
 
     async def setup(self, worker: Worker) -> None:
-        """Measure, publish, and shorten the interval.  Idempotent; does nothing if Dask lacks a required attribute."""
-        if lacks := missing(WORKER):
-            warn_once(remedy(lacks, "nothing is measured on this process's workers"))
-            return
+        """Measure, publish, and shorten the interval.  Idempotent."""
         self.teardown(worker)
         try:
             config.check()
@@ -97,8 +93,6 @@ class FerroWorker(WorkerPlugin):
 
     def teardown(self, worker: Worker) -> None:
         """Undo `setup`."""
-        if missing(WORKER):
-            return
         report = upstream_worker.unpublish(worker, METRIC)
         if isinstance(report, Report):
             report.close()

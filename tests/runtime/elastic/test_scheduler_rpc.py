@@ -486,12 +486,3 @@ async def test_it_goes_on_where_stealing_and_placement_are_taken_off(client, clu
     assert type(cluster.scheduler.extensions["stealing"]) is WorkStealing
     assert part_of(cluster.scheduler, Roster) is roster
     assert set((await cluster.scheduler_comm.ferro_roster())["workers"]) == set(cluster.scheduler.workers)
-
-
-async def test_as_a_preload_it_is_there_from_the_first_moment():
-    async with (
-        Scheduler(port=0, dashboard_address=":0", preload=[scheduler_rpc.__name__]) as scheduler,
-        Worker(scheduler.address, nthreads=3, resources={"GPU": 1}) as worker,
-    ):
-        rows = part_of(scheduler, Roster).roster()["workers"]
-        assert {a: (w["threads"], w["device"]) for a, w in rows.items()} == {worker.address: (3, "gpu")}
