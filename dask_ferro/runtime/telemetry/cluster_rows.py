@@ -13,7 +13,7 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.telemetry.top import SchedulerConnection
+from dask_ferro.runtime.telemetry.top import ask
 
 JOBS, POOLS = "ferro_jobs", "ferro_pools"
 
@@ -64,13 +64,10 @@ async def call(where: Callable[[], str], table: str, **words: str) -> list[Any]:
     ConfigError
         For a scheduler that does not answer or has no such cluster, and for operations that the cluster refuses.
     """
-    line = SchedulerConnection(where)
     try:
-        answer = await line.ask(_asked, table=table, words=words)
-    except (OSError, TimeoutError) as error:
+        answer = await ask(where, _asked, table=table, words=words)
+    except OSError as error:
         raise ConfigError(f"no scheduler answers: {error or type(error).__name__}") from error
-    finally:
-        await line.close()
     if "error" in answer:
         raise ConfigError(answer["error"])
     rows: list[Any] = answer["rows"]
