@@ -17,7 +17,7 @@ from distributed import LocalCluster
 import dask_ferro as ff
 from dask_ferro.cli import main
 from dask_ferro.runtime.records.task_counts import TaskCounts
-from dask_ferro.runtime.telemetry.cluster_rows import POOLS, serve
+from dask_ferro.runtime.telemetry.cluster_rows import POOLS, TABLES, serve
 
 OPEN = {
     "name": "default", "state": "open", "why": "", "until": None, "jobs": {"running": 2, "pending": 1},
@@ -100,7 +100,7 @@ def test_orders_arrive_as_they_were_written_and_errors_come_back(cluster: LocalC
         assert (done.exit_code, done.stdout) == (2, "")
         assert done.stderr == "dask ferro: no pool 'nosuch'; there are default, gpu\n"
     finally:
-        del cluster.scheduler.handlers[POOLS]
+        del cluster.scheduler.extensions[TABLES]
 
 
 def test_a_scheduler_of_another_process_is_left_alone() -> None:

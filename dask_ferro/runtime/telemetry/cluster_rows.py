@@ -1,7 +1,6 @@
-"""Remote access to the jobs and the pools of an `ff.SLURMCluster`: it installs handlers on its scheduler.
+"""The jobs and the pools of an `ff.SLURMCluster` for the commands `dask ferro jobs` and `dask ferro pools`.
 
-The commands `dask ferro jobs` and `dask ferro pools` call them.  The handlers are installed only if the scheduler runs
-in the cluster's own process, as for `dask ferro cluster`.  Errors are sent as text.
+They are served only if the scheduler runs in the cluster's own process, as for `dask ferro cluster`.
 """
 
 from __future__ import annotations
@@ -15,36 +14,31 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.telemetry.top import ask
 
-JOBS, POOLS = "ferro_jobs", "ferro_pools"
+JOBS, POOLS = "jobs", "pools"
+# The scheduler's extension with the functions that return the rows.
+TABLES = "ferro-tables"
 
 Rows = Callable[..., Awaitable[list[Any]]]
 
 
 def serve(scheduler: object, counts: SchedulerPlugin, tables: Mapping[str, Rows]) -> None:
-    """Install a handler for each table on a cluster's scheduler, and the plugin that counts its workers' tasks."""
+    """Let a cluster's scheduler answer for its tables, and add the plugin that counts its workers' tasks."""
     # A scheduler in another process cannot read the cluster.
     if isinstance(scheduler, Scheduler):
         scheduler.add_plugin(counts)
-        scheduler.handlers.update({table: _handler(rows) for table, rows in tables.items()})
+        scheduler.extensions[TABLES] = tables
 
 
-def _handler(rows: Rows) -> Callable[..., Awaitable[dict[str, object]]]:
-    async def answer(comm: object = None, **words: str) -> dict[str, object]:
-        try:
-            return {"rows": await rows(**words)}
-        except ConfigError as error:
-            return {"error": str(error)}
-
-    return answer
-
-
-async def _asked(dask_scheduler: Scheduler, table: str, words: Mapping[str, str]) -> dict[str, object]:
-    """Call the cluster's handler; runs on the scheduler."""
-    if (handler := dask_scheduler.handlers.get(table)) is None:
+async def _rows(dask_scheduler: Scheduler, table: str, words: Mapping[str, str]) -> dict[str, object]:
+    """Return a table's rows, or the error as text; runs on the scheduler."""
+    rows = dask_scheduler.extensions.get(TABLES, {}).get(table)
+    if rows is None:
         return {"error": f"scheduler {dask_scheduler.address}: no cluster answers for its jobs and pools; wanted one "
                 "that `dask ferro cluster` or ff.SLURMCluster started on SLURM"}  # fmt: skip
-    answer: dict[str, object] = await handler(**words)
-    return answer
+    try:
+        return {"rows": await rows(**words)}
+    except ConfigError as error:
+        return {"error": str(error)}
 
 
 async def call(where: Callable[[], str], table: str, **words: str) -> list[Any]:
@@ -65,7 +59,7 @@ async def call(where: Callable[[], str], table: str, **words: str) -> list[Any]:
         For a scheduler that does not answer or has no such cluster, and for operations that the cluster refuses.
     """
     try:
-        answer = await ask(where, _asked, table=table, words=words)
+        answer = await ask(where, _rows, table=table, words=words)
     except OSError as error:
         raise ConfigError(f"no scheduler answers: {error or type(error).__name__}") from error
     if "error" in answer:
