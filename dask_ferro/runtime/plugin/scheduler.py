@@ -214,11 +214,6 @@ class FerroScheduler(SchedulerPlugin):
         if self.events is not None:
             self.events.heard(topic, msg)
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
-        """Forget the counts of a worker."""
-        if self.events is not None:
-            self.events.left(worker)
-
     def figures(self) -> PluginFigures:
         """Return the moves so far, and each worker's threshold in seconds."""
         assert self.stealing is not None

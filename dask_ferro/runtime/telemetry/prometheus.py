@@ -1,7 +1,7 @@
 """The plugin's counts as Prometheus metrics in the scheduler's `/metrics`.
 
 There is one collector per process for all schedulers with the plugin, as Prometheus's registry belongs to the
-process. It answers for the scheduler being scraped, from values that `Events` and the ledger hold anyway, and costs
+process. It answers for the scheduler being scraped, from values that the log and the ledger hold anyway, and costs
 nothing between scrapes.  There are no labels by worker: an elastic cluster has new addresses all day, and each would
 be a permanent time series.  `docs/metrics.md` lists the names, with their units.
 """
@@ -20,6 +20,7 @@ from distributed.http.prometheus import PrometheusCollector
 from dask_ferro.policy.events import OUTCOMES
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.telemetry.events import Events
+from dask_ferro.runtime.telemetry.log import RECEIVED
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -78,7 +79,6 @@ class Collector(PrometheusCollector):
         events = _counted.get(scraped) if scraped is not None else None
         if events is None:
             return
-        events.read_workers()
         for is_gauge, name, about, label, values in chain(
             _stealing(events), _placing(events), _scaling(events)
         ):
@@ -121,12 +121,9 @@ def _stealing(events: Events) -> Iterator[_Family]:
 
 def _placing(events: Events) -> Iterator[_Family]:
     yield _counter("placements", "Ready tasks, by where they were put", events.log.counts["place"], "place")
-    transfers, nbytes, seconds = ({link: row[i] for link, row in events.received.items()} for i in range(3))
-    yield _counter("received_transfers", "Transfers between workers, by class of link", transfers, "link")
-    about = "Bytes that workers received from workers, by class of link"
-    yield _counter("received_bytes", about, nbytes, "link")
-    about = "Seconds that transfers between workers took, by class of link"
-    yield _counter("received_seconds", about, seconds, "link")
+    for what in RECEIVED:
+        about = f"{what.title()} of transfers between workers, by class of link"
+        yield _counter(f"received_{what}", about, events.log.counts[f"received_{what}"], "link")
     links = events.stealing.links.classes
     latencies = {name: link.latency for name, link in links.items()}
     yield _gauge("link_latency_seconds", "Learned latency of a class of link", latencies, "link")
