@@ -43,6 +43,7 @@ from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.overview import OverviewPage
 from dask_ferro.views.pages.site import KINDS
 from dask_ferro.views.pages.stealing import StealingPage
+from dask_ferro.words import natural
 from tests import clusters
 from tests.waiting import finished_async, until_async
 
@@ -190,7 +191,7 @@ def test_each_decision_stands_with_its_reason_and_what_comes_from_outside_is_tex
 
 
 def test_names_with_other_digits_than_ours_have_an_order_too() -> None:
-    assert sorted(["10", "\u00b2", "9"], key=dashboard_state.natural) == ["9", "10", "\u00b2"]
+    assert sorted(["10", "\u00b2", "9"], key=natural) == ["9", "10", "\u00b2"]
 
 
 def test_a_decision_may_lack_all_but_its_name() -> None:

@@ -166,11 +166,6 @@ class Scheduling(Part):
         if self.events is not None:
             self.events.heard(topic, msg)
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
-        """Forget the counts of a worker."""
-        if self.events is not None:
-            self.events.left(worker)
-
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """End the recordings of a client that left without doing so."""
         mine = recordings_of(client)

@@ -33,7 +33,7 @@ from dask_ferro.runtime.plugin.waits import Waits
 from dask_ferro.runtime.telemetry.log import Log, Sample
 from dask_ferro.runtime.telemetry.recorder import task_run
 from dask_ferro.runtime.upstream_stealing import EntryPoints
-from dask_ferro.runtime.worker.plugin import METRIC, sent
+from dask_ferro.runtime.worker.plugin import METRIC, Heartbeat, sent
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,10 @@ class Stealing(EntryPoints):
         self.after_tick: Callable[[], None] = lambda: None
         self.after_freeing: Callable[[], None] = lambda: None
         self._load = LoopLoad()
-        self._beats: dict[str, int] = {}
+        self._beats: dict[str, Heartbeat | None] = {}
+        # The heartbeats that workers sent under an earlier installation, whose transfers are not counted again.
+        reports = ((a, upstream.metrics_of(ws).get(METRIC)) for a, ws in scheduler.workers.items())
+        self._earlier: dict[str, Heartbeat] = {address: told for address, told in reports if told}
         self._acts: dict[type, Callable[..., None]] = {
             events.Ask: self._request,
             events.HandOver: self._hand_over,
@@ -280,11 +283,13 @@ class Stealing(EntryPoints):
         if ws.resources != self.ledger.rows[ws.address].resources:
             self.tell(events.ResourcesTold(ws.address, dict(ws.resources)))
         if not told and ws.address not in self._beats:
-            self._beats[ws.address] = 0
+            self._beats[ws.address] = None
             self.devices.guess(ws)
-        if not told or self._beats.get(ws.address) == told["beat"]:
+        before = self._beats.get(ws.address)
+        if not told or (before is not None and before["beat"] == told["beat"]):
             return
-        self._beats[ws.address] = told["beat"]
+        self._beats[ws.address] = told
+        self.records.received(told, before or self._earlier.pop(ws.address, None))
         self.devices.heard(ws, told)
         for _, sample in sent(told, self.ledger.hosts):
             self.tell(events.TransferLearned(*sample))

@@ -11,7 +11,7 @@ from typing import Any
 from distributed import Scheduler
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.telemetry.top import SchedulerConnection
+from dask_ferro.runtime.telemetry.top import ask
 
 # The names of the calls that the cluster adds to its scheduler.
 JOBS, POOLS = "ferro_jobs", "ferro_pools"
@@ -45,13 +45,10 @@ async def call(where: Callable[[], str], table: str, **words: str) -> list[Any]:
     ConfigError
         For a scheduler that does not answer or has no such cluster, and for operations that the cluster refuses.
     """
-    line = SchedulerConnection(where)
     try:
-        answer = await line.ask(_asked, table=table, words=words)
-    except (OSError, TimeoutError) as error:
+        answer = await ask(where, _asked, table=table, words=words)
+    except OSError as error:
         raise ConfigError(f"no scheduler answers: {error or type(error).__name__}") from error
-    finally:
-        await line.close()
     if "error" in answer:
         raise ConfigError(answer["error"])
     rows: list[Any] = answer["rows"]

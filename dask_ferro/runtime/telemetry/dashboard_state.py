@@ -18,7 +18,7 @@ from dask_ferro.policy.events import OUTCOMES, Arrived, Settled
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.telemetry.events import DEPARTURES, ScaleEvent
 from dask_ferro.runtime.telemetry.log import Log, Sample
-from dask_ferro.words import few
+from dask_ferro.words import few, natural
 
 # The most workers shown one by one: then each row is 6 pixels high.
 SHOWN = 64
@@ -170,16 +170,6 @@ def _backlogs(scheduler: Scheduler, stealing: Stealing, now: float) -> tuple[Bac
     threshold, workers = stealing.core.threshold, scheduler.workers
     found = [Backlog(label(a, workers.get(a)), seconds[a], threshold(a), len(rows[a].queue)) for a in shown]
     return tuple(sorted(found, key=lambda b: natural(b.worker)))
-
-
-def natural(text: str) -> tuple[bool, int, int, str]:
-    """Return a sort key that puts names with numbers in natural order.
-
-    >>> sorted(["10", "9", "w-2"], key=natural)
-    ['9', '10', 'w-2']
-    """
-    digits = text.isdecimal()
-    return (not digits, int(text) if digits else 0, len(text), text)
 
 
 # -- elastic -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The events of topic "ferro", as messages, and what the plugin publishes of its own log and of its workers.
+"""The events of topic "ferro", as messages, and what the plugin publishes of its own log.
 
 Its events summarise the time since the previous one: at most one of a kind in an interval, and of bounded size,
 however many tasks there are.  Those of the elastic controller, and of retiring workers, go to the log.
@@ -23,8 +23,6 @@ from distributed.metrics import time
 from tornado.ioloop import PeriodicCallback
 
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.upstream import metrics_of
-from dask_ferro.runtime.worker.plugin import LINKS, METRIC
 
 TOPIC = "ferro"
 # The words for the actions of events that retiring workers publish.
@@ -36,7 +34,7 @@ POOL = "pool"
 # The most pairs of workers, with most moves between them, and the most single moves in one event: 2 kB.
 _FLOWS = 16
 _SAMPLE = 4
-# Seconds between two readings of the workers, and between two events of a kind: readers look that often.
+# Seconds between two events of a kind.
 EVERY = 5.0
 
 
@@ -90,25 +88,11 @@ class ScaleEvent(TypedDict, total=False):
 
 
 class Events:
-    """What one scheduler publishes, and the sums of its workers' transfers since the plugin's installation.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-    stealing : Stealing
-
-    Attributes
-    ----------
-    received : dict of str to [int, int, float]
-        Transfers, bytes and seconds by class of link, as measured by the receiving workers.
-    """
+    """What the plugin of one scheduler publishes."""
 
     def __init__(self, scheduler: Scheduler, stealing: Stealing) -> None:
         self.scheduler, self.stealing, self.log = scheduler, stealing, stealing.records
-        self.received: dict[str, list[float]] = {link: [0, 0, 0.0] for link in LINKS}
-        # By worker and link: the totals when last read; by action: the counts up to its newest event.
-        self._read: dict[tuple[str, str], tuple[int, int, float]] = {}
-        self._published: dict[str, Mapping[str, float]] = {}
+        self._published: dict[str, Mapping[str, float]] = {}  # by action: the counts up to its newest event
         self._since, self._moves = time(), 0
         self._ticks = PeriodicCallback(self.tick, EVERY * 1000)
 
@@ -141,29 +125,10 @@ class Events:
         elif message.get("action") in DEPARTURES:
             self.log.departures.append({"time": at, **message})
 
-    def left(self, worker: str) -> None:
-        """Forget the totals of a worker."""
-        for link in LINKS:
-            self._read.pop((worker, link), None)
-
-    def read_workers(self) -> None:
-        """Add the transfers received by workers since the last reading."""
-        for address, ws in self.scheduler.workers.items():
-            told = metrics_of(ws).get(METRIC)
-            for link, now in (told or {}).get("received", {}).items():
-                before = self._read.get((address, link), (0, 0, 0.0))
-                # The counter restarted, as the worker's plugin was installed again.
-                if now[0] < before[0]:
-                    before = (0, 0, 0.0)
-                total = self.received[link]
-                self.received[link] = [t + n - b for t, n, b in zip(total, now, before, strict=True)]
-                self._read[address, link] = now
-
     # -- what is published ---------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Read the workers, and publish changes."""
-        self.read_workers()
+        """Publish what has changed since the previous events."""
         now = time()
         new, _ = self.log.moves.since(self._moves)
         confirmed = [move for move in new if move.outcome == "confirmed"]

@@ -18,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_args
 from dask_ferro.policy.events import Arrived, Settled
 from dask_ferro.policy.scaling.facts import Action
 from dask_ferro.policy.waits import REASONS
+from dask_ferro.runtime.worker.plugin import LINKS, Heartbeat
 from dask_ferro.trace import Key
 
 _Record = TypeVar("_Record")
@@ -32,6 +33,8 @@ _SCALINGS = 500
 # Kinds of placement of a ready task: on a worker that holds all its inputs, on one that has to fetch some, anywhere
 # (it has no inputs), by Dask's rule for root-like tasks (many similar ones without large inputs), or nowhere yet.
 PLACES = ("holder", "fetches", "free", "root", "waits")
+# What workers report of their transfers, in this order.
+RECEIVED = ("transfers", "bytes", "seconds")
 # The elastic controller's actions by class; derived, so that new classes are counted as well.
 ACTIONS: dict[type, str] = {kind: kind.__name__.lower() for kind in get_args(Action)}
 
@@ -134,7 +137,8 @@ class Log:
     ----------
     counts : dict of str to dict of str to float
         Counts since the plugin's installation: "steal" has the core's, "place" kinds of placement, "wait" the tasks
-        that began to wait beside an idle worker, by reason, "scale" actions of the elastic controller.
+        that began to wait beside an idle worker, by reason, "scale" actions of the elastic controller;
+        "received_transfers", "received_bytes" and "received_seconds" have the workers' transfers by class of link.
     tasks : Ring of TaskRun
         Finished tasks, as many as the recordings in `wanted` ask for.
     moves : Ring of Settled
@@ -155,6 +159,7 @@ class Log:
             "place": dict.fromkeys(PLACES, 0),
             "wait": dict.fromkeys(REASONS, 0),
             "scale": dict.fromkeys(ACTIONS.values(), 0),
+            **{f"received_{what}": dict.fromkeys(LINKS, 0) for what in RECEIVED},
         }
         self.tasks: Ring[TaskRun] = Ring(0)
         self.moves: Ring[Settled] = Ring(_MOVES)
@@ -163,6 +168,16 @@ class Log:
         self.decisions: Ring[Mapping[str, Any]] = Ring(_SCALINGS)
         self.departures: Ring[Mapping[str, Any]] = Ring(_SCALINGS)
         self.wanted: dict[str, int] = {}
+
+    def received(self, now: Heartbeat, before: Heartbeat | None) -> None:
+        """Count the transfers that a worker received between two of its heartbeats."""
+        for link, totals in now["received"].items():
+            counted = (0, 0, 0.0) if before is None else before["received"][link]
+            # The worker's counts restarted, as its plugin was installed again.
+            if totals[0] < counted[0]:
+                counted = (0, 0, 0.0)
+            for what, total, past in zip(RECEIVED, totals, counted, strict=True):
+                self.counts[f"received_{what}"][link] += total - past
 
     def record_for(self, who: str, tasks: int) -> None:
         """Keep at least so many tasks and stolen tasks until `stop_for` with the same name; present records stay."""

@@ -1,4 +1,4 @@
-"""The data of `dask ferro top`: a snapshot of a scheduler, and a connection that survives the scheduler's restart.
+"""The data of `dask ferro top`: a snapshot of a scheduler, and the call that fetches it.
 
 A snapshot runs on the scheduler and takes 7 us for an idle worker.  It works with or without the plugin; thresholds,
 steals, devices and elastic state need the plugin.  Durations are seconds, sizes bytes.
@@ -196,56 +196,30 @@ def _from_file(path: Path) -> str:
         raise OSError(f"scheduler file {str(path)!r}: {error}") from None
 
 
-class SchedulerConnection:
-    """A connection to a scheduler, which may end and come back.
+async def ask(where: Callable[[], str], function: Callable[..., Any], **words: object) -> Any:
+    """Run a function of this package, such as `look`, on the scheduler, and return its result.
 
     Parameters
     ----------
     where : callable () -> str
-        Returns the address.
+        Returns the scheduler's address.
+
+    Raises
+    ------
+    OSError
+        If the scheduler does not answer; a later call may find it again.
+    ConfigError
+        If the scheduler does not have dask_ferro.
     """
-
-    def __init__(self, where: Callable[[], str]) -> None:
-        self._where = where
-        self._address = ""
-        self._rpc: Any = None
-
-    async def look(self) -> SchedulerLook:
-        """Return a snapshot; raises as `ask`."""
-        return cast(SchedulerLook, await self.ask(look))
-
-    async def ask(self, function: Callable[..., object], **words: object) -> dict[str, Any]:
-        """Run a function of this package on the scheduler, and return its result.
-
-        Raises
-        ------
-        OSError
-            If the scheduler does not answer; the next call tries again.
-        ConfigError
-            If the scheduler does not have dask_ferro.
-        """
-        address = self._where()
-        if self._rpc is None or address != self._address:
-            await self.close()
-            security = Security().get_connection_args("client")
-            self._address, self._rpc = address, rpc(address, timeout=_CONNECT, connection_args=security)
-        try:
-            answer = await asyncio.wait_for(
-                self._rpc.run_function(function=dumps(function), kwargs=dumps(words)), _PATIENCE
-            )
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
-            ) from error
-        except OSError:
-            await self.close()
-            raise
-        if answer["status"] != "OK":
-            raise RuntimeError(f"scheduler {address}: {answer.get('exception')!r}")
-        return answer["result"]
-
-    async def close(self) -> None:
-        """Close the connection.  Idempotent."""
-        if self._rpc is not None:
-            await self._rpc.close_rpc()
-            self._rpc = None
+    address, security = where(), Security().get_connection_args("client")
+    try:
+        async with rpc(address, timeout=_CONNECT, connection_args=security) as scheduler:
+            call = scheduler.run_function(function=dumps(function), kwargs=dumps(words))
+            answer = await asyncio.wait_for(call, _PATIENCE)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
+        ) from error
+    if answer["status"] != "OK":
+        raise RuntimeError(f"scheduler {address}: {answer.get('exception')!r}")
+    return answer["result"]

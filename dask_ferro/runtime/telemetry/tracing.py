@@ -19,7 +19,6 @@ import os
 import pickle
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -40,8 +39,6 @@ from dask_ferro.trace import Key, Span, Trace, write_whole
 
 logger = logging.getLogger(__name__)
 
-# The suffixes of a path that choose the format.
-SUFFIXES = (".ferrotrace", ".json")
 # The most ops in a trace, of all workers together: 150 MB in the client.
 _OPS = 500_000
 # The counts of missing records: dropped tasks, steals and ops; workers that hang.
@@ -210,8 +207,8 @@ class Tracing:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the format of the path's suffix: ".ferrotrace" or ".json" (Chrome's); both also ".gz"."""
-        write = {".ferrotrace": self.save, ".json": self.to_chrome}
-        write[checked(path)](path)
+        write = self.save if checked(path) == ".ferrotrace" else self.to_chrome
+        write(path)
 
 
 def trace(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing:
@@ -251,7 +248,7 @@ def trace(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing
 
 
 def checked(path: str | os.PathLike[str]) -> str:
-    """Return the suffix of a path, one of `SUFFIXES`.
+    """Return the suffix of a path without ".gz": ".ferrotrace" or ".json".
 
     Raises
     ------
@@ -260,30 +257,12 @@ def checked(path: str | os.PathLike[str]) -> str:
     """
     target = Path(path)
     plain = target.with_suffix("") if target.suffix == ".gz" else target
-    if plain.suffix not in SUFFIXES:
+    if plain.suffix not in (".ferrotrace", ".json"):
         wanted = ".ferrotrace (for replay) or .json (for Perfetto)"
         raise ConfigError(f"trace {str(target)!r}: its suffix names no format; wanted {wanted}")
     if not target.parent.is_dir():
         raise ConfigError(f"trace {str(target)!r}: folder {str(target.parent)!r} does not exist")
     return plain.suffix
-
-
-@contextmanager
-def traced_to(client: Client, path: str | os.PathLike[str] | None, *, ops: bool = False) -> Iterator[None]:
-    """Record while the block runs and write the format of the path's suffix; None: record nothing.
-
-    Raises
-    ------
-    ConfigError
-        As for `checked` and `trace`.
-    """
-    if path is None:
-        yield
-        return
-    checked(path)
-    with trace(client, ops=ops) as recording:
-        yield
-    recording.write(path)
 
 
 # ---- on the scheduler --------------------------------------------------------------------------------------

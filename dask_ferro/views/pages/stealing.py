@@ -16,9 +16,9 @@ from bokeh.layouts import column, row
 from bokeh.models import CategoricalColorMapper, FactorRange, LinearColorMapper, LogScale, Range1d
 from bokeh.models.tickers import LogTicker
 
-from dask_ferro.runtime.telemetry.dashboard_state import MoveFlow, Second, StealingPicture, natural
+from dask_ferro.runtime.telemetry.dashboard_state import MoveFlow, Second, StealingPicture
 from dask_ferro.views.pages import look
-from dask_ferro.words import duration
+from dask_ferro.words import duration, natural
 
 # Seconds of the charts of moves.
 _WINDOW = 60

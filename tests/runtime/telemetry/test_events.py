@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import msgpack
 import pytest
@@ -15,7 +16,7 @@ from dask_ferro.runtime.elastic.controller import as_event, told
 from dask_ferro.runtime.plugin.scheduler import Scheduling
 from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry.events import TOPIC, Events
-from dask_ferro.runtime.telemetry.log import ACTIONS, PLACES
+from dask_ferro.runtime.telemetry.log import ACTIONS, PLACES, RECEIVED, Log
 from dask_ferro.runtime.telemetry.top import look
 from tests.clusters import on_cluster
 from tests.waiting import opened, until_async
@@ -131,20 +132,25 @@ async def test_what_workers_received_is_counted_by_class_of_link_and_survives_th
     one, other = scheduler.workers
     value = client.submit(lambda: bytes(100_000), workers=[one], key="made")
     await client.submit(len, value, workers=[other], key="fetched")
-    events = events_of(scheduler)
-
-    def received():
-        events.read_workers()
-        return events.received["host"][0]
-
-    await until_async(received, "a heartbeat that tells of the transfer")
-    transfers, nbytes, seconds = events.received["host"]
-    assert (transfers, nbytes >= 100_000, seconds > 0) == (1, True, True)
-    assert events.received["hosts"] == [0, 0, 0.0]
-    events.read_workers()
+    counts = scheduler.extensions["stealing"].records.counts
+    transfers, nbytes, seconds = (counts[f"received_{what}"] for what in RECEIVED)
+    await until_async(lambda: transfers["host"], "a heartbeat that tells of the transfer")
+    assert (transfers["host"], nbytes["host"] >= 100_000, seconds["host"] > 0) == (1, True, True)
+    assert (transfers["hosts"], nbytes["hosts"], seconds["hosts"]) == (0, 0, 0.0)
     await client.retire_workers([other])
-    assert events.received["host"] == [transfers, nbytes, seconds]
-    assert other not in {address for address, _ in events._read}
+    assert transfers["host"] == 1
+
+
+def test_a_workers_counts_that_restart_are_counted_on() -> None:
+    def beat(number: int, transfers: int) -> Any:
+        return {"beat": number, "received": {"host": (transfers, 100 * transfers, 1.0), "hosts": (0, 0, 0.0)}}
+
+    log = Log({})
+    log.received(beat(1, 2), None)
+    log.received(beat(2, 5), beat(1, 2))
+    log.received(beat(1, 1), beat(2, 5))
+    log.received(beat(1, 1), beat(1, 1))  # of an earlier installation
+    assert [log.counts[f"received_{what}"]["host"] for what in RECEIVED] == [6, 600, 2.0]
 
 
 @on_cluster(installed=True)

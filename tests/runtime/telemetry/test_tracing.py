@@ -24,7 +24,7 @@ from dask_ferro.runtime.plugin.scheduler import Scheduling
 from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry import op_recorder, tracing
 from dask_ferro.runtime.telemetry.log import Log
-from dask_ferro.runtime.telemetry.tracing import Tracing, checked, traced_to
+from dask_ferro.runtime.telemetry.tracing import Tracing, checked
 from dask_ferro.trace import Trace
 from dask_ferro.views.chrome import chrome
 from tests.clusters import running
@@ -232,8 +232,9 @@ def test_the_function_is_what_the_package_has_beside_the_module_of_its_name() ->
     ],
 )
 def test_the_name_says_what_is_written(client: Client, tmp_path: Path, name: str, begins: bytes) -> None:
-    with traced_to(client, tmp_path / name):
+    with ff.trace(client) as t:
         client.submit(slept, 0.0, key="file-0").result(timeout=60)
+    t.write(tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(begins)
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
@@ -263,11 +264,6 @@ def test_chromes_spans_add_up_to_what_dask_measured(client: Client) -> None:
         client.gather(client.map(slept, [0.02] * 12, pure=False))
     drawn = sum(e["dur"] for e in chrome(t.trace)["traceEvents"] if e.get("cat") == "compute") * 1e-6
     assert drawn == pytest.approx(client.run_on_scheduler(measured) - before, rel=0.02)
-
-
-def test_no_path_is_no_recording(client: Client) -> None:
-    with traced_to(client, None):
-        assert records_of(client).wanted == {}
 
 
 # ---- the tape ----------------------------------------------------------------------------------------------
