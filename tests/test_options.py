@@ -17,12 +17,12 @@ import yaml
 
 import dask_ferro as ff
 from dask_ferro import config
+from dask_ferro.commands.config import page
 from dask_ferro.options import OPTIONS, SECTIONS, options_of
 from dask_ferro.policy.scaling.fleet import ScalingParameters
 from dask_ferro.policy.stealing.informed import StealingParameters
 from dask_ferro.runtime.elastic.options import elastic_options, scale_parameters
 from dask_ferro.runtime.plugin.settings import Settings
-from dask_ferro.views.options import page
 from tests.clusters import on_cluster, running
 from tests.each import each
 from tests.programs import ran

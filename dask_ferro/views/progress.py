@@ -1,22 +1,96 @@
-"""The progress of a computation as a line for the terminal, drawn from counts."""
+"""`ff.progress`: the progress of a computation as a line in the terminal, or in the cell of a notebook."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any
 
+from distributed import Client, default_client
+from distributed.client import futures_of
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dask_ferro.runtime.local.progress import Progress
+from dask_ferro.errors import ConfigError
+from dask_ferro.notebook import LiveLine, is_notebook
+from dask_ferro.runtime.local.progress import Following, Progress
 from dask_ferro.views.terminal import console
 from dask_ferro.words import count, duration
 
 _BAR_LEAST, _BAR_MOST = 8, 24
+
+
+def progress(*running: Any, notebook: bool | None = None) -> Any:
+    """Show the progress of futures: bundles and ops done, ops per second, and the projected seconds left.
+
+    In a terminal it returns when all futures have finished or failed, and Ctrl-C ends the display alone; in a notebook
+    it returns at once, and the line keeps updating.  If standard error is no terminal, it writes one line at the end.
+
+    Parameters
+    ----------
+    *running : Future, collection of futures, persisted collection
+    notebook : bool, optional
+        Whether to show it in a notebook cell; default: detect whether it is called in one.
+
+    Returns
+    -------
+    None
+        With an asynchronous client in a terminal, an awaitable.
+
+    Raises
+    ------
+    ConfigError
+        If none of the arguments has a future.
+
+    Examples
+    --------
+    >>> future = client.compute(model(x))    # doctest: +SKIP
+    >>> ff.progress(future)                  # doctest: +SKIP
+    """
+    futures = futures_of(list(running))
+    if not futures:
+        raise ConfigError(
+            "ff.progress: got no futures, wanted a computation that was started:"
+            " ff.progress(client.compute(y)), or y.persist()"
+        )
+    client: Client = futures[0].client or default_client()
+    following = Following(client, futures)
+    # A cell that waited would block all later cells.
+    if is_notebook() if notebook is None else notebook:
+        shown = LiveLine()
+        shown.show(words(Progress("waiting", 0.0, (0, 0), (0, 0), (0, 0))))
+        loop: Any = client.loop
+        loop.add_callback(_in_cell, following, shown)
+        return None
+    return client.sync(_in_terminal, following)
+
+
+async def _in_cell(following: Following, shown: LiveLine) -> None:
+    async for seen in _looks(following):
+        shown.show(words(seen), last=seen.status == "finished")
+
+
+async def _in_terminal(following: Following) -> None:
+    newest = None
+    try:
+        with bar() as show:
+            async for newest in _looks(following):
+                if show is not None:
+                    show(newest)
+    finally:
+        await following.close()
+    if newest is None or newest.status != "finished":
+        print("ff.progress: the connection to the scheduler was lost", file=sys.stderr)
+    else:
+        print(words(newest), file=sys.stderr)
+
+
+async def _looks(following: Following) -> AsyncIterator[Progress]:
+    while (seen := await following.read()) is not None:
+        yield seen
 
 
 def words(seen: Progress) -> str:

@@ -14,11 +14,10 @@ from distributed import Client, Event, LocalCluster
 from rich.console import Console
 
 import dask_ferro as ff
-from dask_ferro.commands.progress import progress
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import synthetic
 from dask_ferro.runtime.local.progress import Following, Pace, Progress, ops_of
-from dask_ferro.views.progress import line, words
+from dask_ferro.views.progress import line, progress, words
 from tests.clusters import running
 from tests.waiting import finished, opened, until
 
