@@ -133,35 +133,26 @@ def unknown_keys() -> Iterator[str]:
             yield f"{key}: did you mean {SECTION}.{known}, written section by section, or {variable(known)}?"
         elif key.startswith(f"{SECTION}."):
             yield f"unknown key {key}"
-    sections: dict[str, list[str]] = {}
-    for key in OPTIONS:
-        section, _, name = key.rpartition(".")
-        sections.setdefault(section, []).append(name)
-    own = sections.pop("")
-    tree = dask.config.config.get(SECTION)
-    yield from _unknown(tree, SECTION, [*own, *sections])
-    for section, inside in list(tree.items()) if isinstance(tree, Mapping) else ():
-        if section in sections:
-            yield from _unknown(inside, f"{SECTION}.{section}", sections[section])
+    yield from _unknown(dask.config.config.get(SECTION), f"{SECTION}.")
 
 
-def _unknown(section: Any, path: str, known: list[str]) -> Iterator[str]:
+def _unknown(section: Any, path: str) -> Iterator[str]:
+    """Yield a clause for each unknown key of a section, whose options begin with `path`."""
+    inside = [key for option in OPTIONS if (key := f"{SECTION}.{option}").startswith(path)]
+    known = list(dict.fromkeys(key.removeprefix(path).partition(".")[0] for key in inside))
     # None: a YAML section whose lines are all commented out.
     if section is not None and not isinstance(section, Mapping):
-        yield f"{path}: got {section!r}, wanted a section with some of {', '.join(known)}"
+        yield f"{path[:-1]}: got {section!r}, wanted a section with some of {', '.join(known)}"
         return
-    for key in map(str, list(section or ())):
+    for key, value in list((section or {}).items()):
         # Dask lets underscores replace all hyphens of a key.
-        if key not in known and ("-" in key or key.replace("_", "-") not in known):
-            yield f"unknown key {path}.{key}{_hint(key, path, known)}"
-
-
-def _hint(key: str, path: str, known: list[str]) -> str:
-    last = key.rpartition(".")[2].replace("_", "-")
-    same = [f"{SECTION}.{name}" for name in OPTIONS if name.rpartition(".")[2] == last]
-    if same:
-        return f", did you mean {next((name for name in same if name.startswith(path)), same[0])}?"
-    return did_you_mean(key, known) or f"; wanted some of {', '.join(known)}"
+        name = str(key) if "-" in str(key) else str(key).replace("_", "-")
+        if name not in known:
+            yield f"unknown key {path}{key}" + (
+                did_you_mean(name, known) or f"; wanted some of {', '.join(known)}"
+            )
+        elif path + name not in inside:
+            yield from _unknown(value, f"{path}{name}.")
 
 
 def problems() -> list[str]:

@@ -37,7 +37,9 @@ def test_a_table_keeps_to_the_console_and_has_every_letter(rows, width):
     ("width", "wanted"),
     [
         pytest.param(60, ["  option      over lower bound", "  a.long.key              1.25"], id="as it is"),
-        pytest.param(28, ["                  over lower", "  option               bound", "  a.long.key            1.25"],
+        pytest.param(
+            28,
+            ["                  over lower", "  option               bound", "  a.long.key            1.25"],
             id="a title wraps"),
         pytest.param(16, ["  a.long.key", "    over lower", "    bound: 1.25"], id="one below the other"),
     ],

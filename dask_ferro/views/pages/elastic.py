@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from html import escape
@@ -55,7 +55,7 @@ class ElasticPage:
     def __init__(self) -> None:
         self.jobs, self.load = look.source(_JOB_COLUMNS), look.source(_LOAD_COLUMNS)
         self.headline, self.log = look.line(), look.line()
-        lines = {"wanted": look.RED, "requested": look.INK}
+        lines = {"requested": look.INK, "wanted": look.RED}
         title = "jobs: by state, requested and wanted"
         self._job_chart, self._job_areas = _counts(title, "jobs", self.jobs, _STATES, lines)
         lines = {"threads": look.INK}
@@ -110,7 +110,7 @@ class ElasticPage:
 
 
 def _counts(
-    title: str, what: str, source: ColumnDataSource, areas: Mapping[str, str], lines: Mapping[str, str]
+    title: str, what: str, source: ColumnDataSource, areas: dict[str, str], lines: dict[str, str]
 ) -> tuple[look.Figure, list[Any]]:
     """Return a chart of stacked areas, below lines, and the areas: they are invisible until they have data."""
     fig = look.over_time(_WINDOW, what)
@@ -118,7 +118,11 @@ def _counts(
     stack = fig.varea_stack(
         list(areas), x="time", color=colors, source=source, fill_alpha=0.85, visible=False
     )
-    drawn = [fig.line("time", name, source=source, color=c, line_width=2) for name, c in lines.items()]
+    drawn = [
+        fig.line("time", name, source=source, color=color, line_width=2) for name, color in lines.items()
+    ]
+    # What is below the last one is seen.
+    drawn[-1].glyph.line_dash = "solid" if len(drawn) == 1 else "dashed"
     fig.yaxis.ticker.min_interval = 1
     look.hover(fig, drawn[:1], [(name, f"@{name}") for name in (*lines, *areas)], mode="vline")
     return look.framed(title, fig, *((color, name) for name, color in (lines | areas).items())), stack

@@ -116,9 +116,9 @@ def awaiting(fig: Figure, text: str) -> Label:
     return words
 
 
-def line(text: str = "", *, styles: Mapping[str, str] | None = None, **options: Any) -> Div:
+def line(text: str = "", *, styles: dict[str, str] | None = None, **options: Any) -> Div:
     """Return a line of text as an HTML element."""
-    style = {"font-size": "13px", "color": INK, "width": "100%", **(styles or {})}
+    style: Any = {"font-size": "13px", "color": INK, "width": "100%", **(styles or {})}
     return Div(text=text, sizing_mode="stretch_width", styles=style, **options)
 
 
