@@ -6,14 +6,14 @@ value or an unknown key is a `ConfigError` that says what was got and wanted, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import dask.config
 
 from dask_ferro.errors import ConfigError, did_you_mean
-from dask_ferro.options import OPTIONS, Option, options_of
+from dask_ferro.options import OPTIONS, options_of
 
 T = TypeVar("T")
 SECTION = "ferro"
@@ -50,13 +50,14 @@ def _parsed(key: str, written: Any) -> Any:
     return OPTIONS[key].parsed(written)
 
 
-def read(kind: type[T], prefix: str, given: Mapping[str, Any], who: str) -> T:
+def read(kind: type[T], prefix: str | None, given: Mapping[str, Any], who: str) -> T:
     """Return a dataclass of options: the caller's values, and those of the configuration for the rest.
 
     Parameters
     ----------
-    prefix : str
-        The prefix of their keys, for instance "scheduler.".
+    prefix : str or None
+        The prefix of their keys, for instance "scheduler."; None: they are not of the configuration, and the rest are
+        the defaults.
     given : mapping of str to object
         The caller's values by field name.
     who : str
@@ -65,39 +66,23 @@ def read(kind: type[T], prefix: str, given: Mapping[str, Any], who: str) -> T:
     Raises
     ------
     ConfigError
-        For unknown names, or with all invalid values of the caller; or for an invalid value of the configuration.
+        For unknown names, with the closest match, or with all invalid values of the caller; or for an invalid value of
+        the configuration.
     """
     known = options_of(kind)
-    refuse_unknown(who, given, sorted(known))
-    parsed = parsed_of(known, given, who)
-    keys = {name: prefix + name.replace("_", "-") for name in known}
-    return kind(**{name: parsed[name] if name in parsed else value(key) for name, key in keys.items()})
-
-
-def parsed_of(known: Mapping[str, Option], given: Mapping[str, Any], who: str) -> dict[str, Any]:
-    """Return the caller's values of some options, parsed.
-
-    Raises
-    ------
-    ConfigError
-        With all invalid values.
-    """
-    if wrong := [fault for name, written in given.items() if (fault := known[name].fault(written, name))]:
-        raise ConfigError(f"{who}: {'; '.join(wrong)}")
-    return {name: known[name].parsed(written) for name, written in given.items()}
-
-
-def refuse_unknown(who: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """Raise `ConfigError` for names that a call does not take.
-
-    Raises
-    ------
-    ConfigError
-        With all unknown names, the known ones, and the closest match.
-    """
     if unknown := sorted(set(given) - set(known)):
         close = "".join(hint.replace(",", ";", 1) for name in unknown if (hint := did_you_mean(name, known)))
-        raise ConfigError(f"{who}: unknown {', '.join(unknown)}; wanted some of {', '.join(known)}{close}")
+        raise ConfigError(
+            f"{who}: unknown {', '.join(unknown)}; wanted some of {', '.join(sorted(known))}{close}"
+        )
+    if wrong := [fault for name, written in given.items() if (fault := known[name].fault(written, name))]:
+        raise ConfigError(f"{who}: {'; '.join(wrong)}")
+    values = {name: known[name].parsed(written) for name, written in given.items()}
+    if prefix is not None:
+        values = {
+            name: value(prefix + name.replace("_", "-")) for name in known if name not in given
+        } | values
+    return kind(**values)
 
 
 def variable(key: str) -> str:

@@ -9,10 +9,9 @@ from typing import IO, Any
 
 from distributed import Client, default_client
 from distributed.client import futures_of
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.notebook import LiveLine, is_notebook
@@ -20,7 +19,8 @@ from dask_ferro.runtime.local.progress import Following, Progress
 from dask_ferro.views.terminal import console
 from dask_ferro.words import count, duration
 
-_BAR_LEAST, _BAR_MOST = 8, 24
+# Columns of the bar.
+_WIDE = 24
 
 
 def progress(*running: Any, notebook: bool | None = None) -> Any:
@@ -118,23 +118,6 @@ def _of(pair: tuple[int, int]) -> str:
     return f"{count(pair[0])}/{count(pair[1])}"
 
 
-def line(seen: Progress, columns: int) -> Table:
-    """Return a bar and the progress in words on one line of the given width in columns."""
-    text = Text(words(seen))
-    done, total = seen.tasks
-    bar = ProgressBar(
-        total=max(total, 1),
-        completed=done,
-        width=min(max(columns - len(text) - 3, _BAR_LEAST), _BAR_MOST),
-        complete_style="red" if seen.failed else "bar.complete",
-    )
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column()
-    grid.add_column(overflow="ellipsis", no_wrap=True)
-    grid.add_row(bar, text)
-    return grid
-
-
 @contextmanager
 def bar(stream: IO[str] | None = None) -> Iterator[Callable[[Progress], None] | None]:
     """Show a progress line on a stream (default: standard error) while the block runs.
@@ -145,7 +128,15 @@ def bar(stream: IO[str] | None = None) -> Iterator[Callable[[Progress], None] | 
     if not stream.isatty():
         yield None
         return
-    out = console(stream)
+    told = TextColumn(
+        "{task.description}", markup=False, table_column=Column(overflow="ellipsis", no_wrap=True)
+    )
     # Transient: the caller prints a closing line of its own.  Refreshed only on new counts.
-    with Live(console=out, transient=True, auto_refresh=False) as shown:
-        yield lambda seen: shown.update(line(seen, out.width), refresh=True)
+    with Bar(BarColumn(_WIDE), told, console=console(stream), transient=True, auto_refresh=False) as shown:
+        task = shown.add_task("")
+
+        def show(seen: Progress) -> None:
+            done, total = seen.tasks
+            shown.update(task, description=words(seen), completed=done, total=max(total, 1), refresh=True)
+
+        yield show
