@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dask_ferro.commands.progress import progress
     from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
     from dask_ferro.graph import workloads
     from dask_ferro.graph.autodiff.grad import grad, value_and_grad
@@ -49,12 +48,12 @@ if TYPE_CHECKING:
     from dask_ferro.train.fit import fit
     from dask_ferro.train.rates import CosineRate
     from dask_ferro.train.update.scaling import LossScale
+    from dask_ferro.views.progress import progress
 
 __version__: str
 
 # Public names by the module that defines them.
 _MODULES = {
-    "commands.progress": ("progress",),
     "errors": ("ConfigError", "ModelError", "UnsupportedOp"),
     "graph.parallel.apply": ("apply",),
     "graph.autodiff.grad": ("grad", "value_and_grad"),
@@ -84,6 +83,7 @@ _MODULES = {
     "train.fit": ("fit",),
     "train.rates": ("CosineRate",),
     "train.update.scaling": ("LossScale",),
+    "views.progress": ("progress",),
 }
 # name -> (module, attribute); None is the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {}

@@ -6,14 +6,14 @@ value or an unknown key is a `ConfigError` that says what was got and wanted, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import dask.config
 
 from dask_ferro.errors import ConfigError, did_you_mean
-from dask_ferro.options import OPTIONS, Option, options_of
+from dask_ferro.options import OPTIONS, options_of
 
 T = TypeVar("T")
 SECTION = "ferro"
@@ -50,13 +50,14 @@ def _parsed(key: str, written: Any) -> Any:
     return OPTIONS[key].parsed(written)
 
 
-def read(kind: type[T], prefix: str, given: Mapping[str, Any], who: str) -> T:
+def read(kind: type[T], prefix: str | None, given: Mapping[str, Any], who: str) -> T:
     """Return a dataclass of options: the caller's values, and those of the configuration for the rest.
 
     Parameters
     ----------
-    prefix : str
-        The prefix of their keys, for instance "scheduler.".
+    prefix : str or None
+        The prefix of their keys, for instance "scheduler."; None: they are not of the configuration, and the rest are
+        the defaults.
     given : mapping of str to object
         The caller's values by field name.
     who : str
@@ -65,39 +66,23 @@ def read(kind: type[T], prefix: str, given: Mapping[str, Any], who: str) -> T:
     Raises
     ------
     ConfigError
-        For unknown names, or with all invalid values of the caller; or for an invalid value of the configuration.
+        For unknown names, with the closest match, or with all invalid values of the caller; or for an invalid value of
+        the configuration.
     """
     known = options_of(kind)
-    refuse_unknown(who, given, sorted(known))
-    parsed = parsed_of(known, given, who)
-    keys = {name: prefix + name.replace("_", "-") for name in known}
-    return kind(**{name: parsed[name] if name in parsed else value(key) for name, key in keys.items()})
-
-
-def parsed_of(known: Mapping[str, Option], given: Mapping[str, Any], who: str) -> dict[str, Any]:
-    """Return the caller's values of some options, parsed.
-
-    Raises
-    ------
-    ConfigError
-        With all invalid values.
-    """
-    if wrong := [fault for name, written in given.items() if (fault := known[name].fault(written, name))]:
-        raise ConfigError(f"{who}: {'; '.join(wrong)}")
-    return {name: known[name].parsed(written) for name, written in given.items()}
-
-
-def refuse_unknown(who: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """Raise `ConfigError` for names that a call does not take.
-
-    Raises
-    ------
-    ConfigError
-        With all unknown names, the known ones, and the closest match.
-    """
     if unknown := sorted(set(given) - set(known)):
         close = "".join(hint.replace(",", ";", 1) for name in unknown if (hint := did_you_mean(name, known)))
-        raise ConfigError(f"{who}: unknown {', '.join(unknown)}; wanted some of {', '.join(known)}{close}")
+        raise ConfigError(
+            f"{who}: unknown {', '.join(unknown)}; wanted some of {', '.join(sorted(known))}{close}"
+        )
+    if wrong := [fault for name, written in given.items() if (fault := known[name].fault(written, name))]:
+        raise ConfigError(f"{who}: {'; '.join(wrong)}")
+    values = {name: known[name].parsed(written) for name, written in given.items()}
+    if prefix is not None:
+        values = {
+            name: value(prefix + name.replace("_", "-")) for name in known if name not in given
+        } | values
+    return kind(**values)
 
 
 def variable(key: str) -> str:
@@ -133,35 +118,26 @@ def unknown_keys() -> Iterator[str]:
             yield f"{key}: did you mean {SECTION}.{known}, written section by section, or {variable(known)}?"
         elif key.startswith(f"{SECTION}."):
             yield f"unknown key {key}"
-    sections: dict[str, list[str]] = {}
-    for key in OPTIONS:
-        section, _, name = key.rpartition(".")
-        sections.setdefault(section, []).append(name)
-    own = sections.pop("")
-    tree = dask.config.config.get(SECTION)
-    yield from _unknown(tree, SECTION, [*own, *sections])
-    for section, inside in list(tree.items()) if isinstance(tree, Mapping) else ():
-        if section in sections:
-            yield from _unknown(inside, f"{SECTION}.{section}", sections[section])
+    yield from _unknown(dask.config.config.get(SECTION), f"{SECTION}.")
 
 
-def _unknown(section: Any, path: str, known: list[str]) -> Iterator[str]:
+def _unknown(section: Any, path: str) -> Iterator[str]:
+    """Yield a clause for each unknown key of a section, whose options begin with `path`."""
+    inside = [key for option in OPTIONS if (key := f"{SECTION}.{option}").startswith(path)]
+    known = list(dict.fromkeys(key.removeprefix(path).partition(".")[0] for key in inside))
     # None: a YAML section whose lines are all commented out.
     if section is not None and not isinstance(section, Mapping):
-        yield f"{path}: got {section!r}, wanted a section with some of {', '.join(known)}"
+        yield f"{path[:-1]}: got {section!r}, wanted a section with some of {', '.join(known)}"
         return
-    for key in map(str, list(section or ())):
+    for key, value in list((section or {}).items()):
         # Dask lets underscores replace all hyphens of a key.
-        if key not in known and ("-" in key or key.replace("_", "-") not in known):
-            yield f"unknown key {path}.{key}{_hint(key, path, known)}"
-
-
-def _hint(key: str, path: str, known: list[str]) -> str:
-    last = key.rpartition(".")[2].replace("_", "-")
-    same = [f"{SECTION}.{name}" for name in OPTIONS if name.rpartition(".")[2] == last]
-    if same:
-        return f", did you mean {next((name for name in same if name.startswith(path)), same[0])}?"
-    return did_you_mean(key, known) or f"; wanted some of {', '.join(known)}"
+        name = str(key) if "-" in str(key) else str(key).replace("_", "-")
+        if name not in known:
+            yield f"unknown key {path}{key}" + (
+                did_you_mean(name, known) or f"; wanted some of {', '.join(known)}"
+            )
+        elif path + name not in inside:
+            yield from _unknown(value, f"{path}{name}.")
 
 
 def problems() -> list[str]:

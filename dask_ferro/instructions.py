@@ -12,21 +12,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.trace import About, Span, Trace
 
 # The trace's counters of tasks and ops that are missing from it.
 _LOST = {"dropped": "tasks", "dropped_ops": "ops", "workers_without_ops": "workers that did not answer"}
-
-
-class Recorded(Protocol):
-    """An object with the trace of a run: `ff.trace(client)`, after its block."""
-
-    @property
-    def trace(self) -> Trace:
-        """The trace of the run."""
 
 
 class Instruction(NamedTuple):
@@ -80,13 +72,17 @@ class Instructions(tuple[Instruction, ...]):
         return f"<{len(self)} instructions{f', without {self.missing}' if self.missing else ''}>"
 
     def __str__(self) -> str:
-        cells = [Instruction._fields, *map(_cells, self)]
+        rounded = (row._replace(seconds=round(row.seconds, 6)) for row in self)
+        cells = [
+            Instruction._fields,
+            *(["" if cell is None else str(cell) for cell in row] for row in rounded),
+        ]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
         return "\n".join([*lines, *([f"without {self.missing}"] if self.missing else [])])
 
 
-def tape(run: Recorded | Trace | str | os.PathLike[str]) -> Instructions:
+def tape(run: Any) -> Instructions:
     """Return the instructions that a run executed.
 
     Parameters
@@ -107,7 +103,10 @@ def tape(run: Recorded | Trace | str | os.PathLike[str]) -> Instructions:
     op        region           placement  stage  micro_batch  worker           seconds   nbytes
     forward   layer1                      0      0            tcp://...:35213  0.001204  4096
     """
-    trace = _trace_of(run)
+    trace = Trace.load(run) if isinstance(run, str | os.PathLike) else getattr(run, "trace", run)
+    if not isinstance(trace, Trace):
+        wanted = "what ff.trace(client) gives, a Trace, or the path of one"
+        raise ConfigError(f"tape: run: got {type(run).__name__}, wanted {wanted}")
     about = {task.key: task.about for task in trace.tasks}
     inside = {(span.key, span.worker) for span in trace.of("op")}
     rows = [
@@ -118,16 +117,6 @@ def tape(run: Recorded | Trace | str | os.PathLike[str]) -> Instructions:
     ]
     lost = [f"{trace.counts[name]:.0f} {what}" for name, what in _LOST.items() if trace.counts.get(name)]
     return Instructions(rows, " and ".join(lost))
-
-
-def _trace_of(run: Recorded | Trace | str | os.PathLike[str]) -> Trace:
-    if isinstance(run, (str, os.PathLike)):
-        return Trace.load(run)
-    found = run if isinstance(run, Trace) else getattr(run, "trace", None)
-    if not isinstance(found, Trace):
-        wanted = "what ff.trace(client) gives, a Trace, or the path of one"
-        raise ConfigError(f"tape: run: got {type(run).__name__}, wanted {wanted}")
-    return found
 
 
 def _instruction(span: Span, about: About) -> Instruction:
@@ -141,8 +130,3 @@ def _instruction(span: Span, about: About) -> Instruction:
         span.seconds,
         span.nbytes,
     )
-
-
-def _cells(row: Instruction) -> tuple[str, ...]:
-    plain = row._replace(seconds=round(row.seconds, 6))
-    return tuple("" if cell is None else str(cell) for cell in plain)

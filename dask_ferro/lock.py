@@ -3,7 +3,7 @@
     <path>.ferro-lock    exists while the lock is held, as of a sink by a run: host, pid, start time
 
 The lock is `flock`, which the kernel releases when the process ends for whatever reason.  Linux forwards it over NFS,
-and Lustre does where it is mounted with `flock`.  A file system without it is refused.
+and Lustre does where it is mounted with `flock`.  A system or a file system without it is refused.
 """
 
 from __future__ import annotations
@@ -23,20 +23,8 @@ from dask_ferro import portable
 from dask_ferro.errors import ConfigError
 
 SUFFIX = ".ferro-lock"
-# Error numbers of file systems without `flock`.
+# Error numbers of systems and file systems without `flock`.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
-
-_handles: set[int] = set()
-
-
-def _close_in_child() -> None:
-    """Close the locks in a forked process, which would otherwise hold them after its parent has ended."""
-    for handle in _handles:
-        os.close(handle)
-    _handles.clear()
-
-
-portable.at_fork(after_in_child=_close_in_child)
 
 
 class Words(NamedTuple):
@@ -52,15 +40,7 @@ SINK = Words()
 
 @dataclass
 class Hold:
-    """A held lock.
-
-    Attributes
-    ----------
-    sink, path : str
-        The locked path, and its lock file.
-    handle : int
-        File descriptor of the lock file; the lock is held while it is open.
-    """
+    """A held lock: the locked path, its lock file, and the file's descriptor, which holds the lock while it is open."""
 
     sink: str
     path: str
@@ -85,7 +65,7 @@ class Hold:
         with suppress(OSError):
             if _is_at(self.handle, self.path):
                 os.unlink(self.path)
-        _close(self.handle)
+        os.close(self.handle)
 
 
 @contextmanager
@@ -98,11 +78,6 @@ def held(sinks: Sequence[str], words: Words = SINK) -> Iterator[list[Hold]]:
         If another process holds one (the message has its host, process id and start time), or if the system, the
         file system or the folder cannot have such lock files.
     """
-    if not portable.has_locks():
-        raise ConfigError(
-            f"{words.thing} {', '.join(map(repr, sinks))} cannot be {words.done}: {words.who} locks it by flock, which"
-            " this system does not have; use Linux or macOS"
-        )
     with ExitStack() as stack:
         yield [_entered(stack, sink, words) for sink in sorted(sinks)]
 
@@ -139,33 +114,25 @@ def _acquired(sink: str, words: Words) -> Hold:
     while True:
         # Never through a link: another user's link could lead to a file that would be overwritten.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | portable.NO_LINK | portable.NOT_INHERITED, 0o644)
-        _handles.add(handle)
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise OSError(errno.EINVAL, "a lock has to be a file", path)
-            _flock(handle, sink, path, words)
+                raise OSError(errno.EISDIR, "a lock has to be a file", path)
+            portable.lock(handle)
             if _is_at(handle, path):
                 return Hold(sink, path, handle, words)
-        except BaseException:
-            _close(handle)
-            raise
+        except BlockingIOError:
+            os.close(handle)
+            raise refused(sink, _said(path), words) from None
+        except OSError as error:
+            os.close(handle)
+            if error.errno not in _UNSUPPORTED:
+                raise
+            raise ConfigError(
+                f"{words.thing} {sink!r} cannot be {words.done}: {words.who} locks it by flock, which this system or"
+                " its file system does not have; choose a path on another one, or have it mounted with flock"
+            ) from error
         # The last holder removed the file meanwhile, so the lock is on a file that has no path any more: try again.
-        _close(handle)
-
-
-def _flock(handle: int, sink: str, path: str, words: Words) -> None:
-    """Lock a file; raise `ConfigError` if another process holds it, or the file system has no such locks."""
-    try:
-        portable.lock(handle)
-    except BlockingIOError:
-        raise refused(sink, _said(path), words) from None
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-        raise ConfigError(
-            f"{words.thing} {sink!r} cannot be {words.done}: {words.who} locks it by flock, which its file system does"
-            " not have; choose a path on another one, or have it mounted with flock"
-        ) from error
+        os.close(handle)
 
 
 def record() -> dict[str, Any]:
@@ -208,8 +175,3 @@ def _is_at(handle: int, path: str) -> bool:
         return os.path.samestat(os.fstat(handle), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
         return False
-
-
-def _close(handle: int) -> None:
-    _handles.discard(handle)
-    os.close(handle)

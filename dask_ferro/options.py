@@ -219,107 +219,6 @@ def options_of(kind: type) -> dict[str, Option]:
 
 
 @dataclass(frozen=True)
-class SharedOptions:
-    """`ferro`."""
-
-    store: str | None = path(
-        None,
-        "Folder that the client and every worker can read and write: models given as bytes are written there, and the"
-        " workers map them. Without one, they are written to a temporary folder, and a copy is sent to workers that"
-        " cannot read it.",
-    )
-
-
-@dataclass(frozen=True)
-class SessionOptions:
-    """`ferro.onnxruntime`."""
-
-    intra_op_threads: int | None = count(
-        AUTO,
-        'Number of threads inside one session run; "auto": the cores of the worker over its threads, at least 1. More'
-        " threads oversubscribe the machine: two worker threads with two each ran at 0.77 of the speed.",
-        "threads",
-        none=AUTO,
-    )
-    prepack: bool = flag(
-        True,
-        "Whether to let a session repack weights for its kernels. That gains up to 15 % of speed, and each process then"
-        " has its own copy of the weights; without it, processes of one host share the pages of the file.",
-    )
-
-
-@dataclass(frozen=True)
-class CacheOptions:
-    """`ferro.cache`."""
-
-    bytes: int = size(
-        "2GiB",
-        "Maximum size of the sessions and weights that one worker process keeps; the least recently used are evicted"
-        " first.",
-    )
-
-
-@dataclass(frozen=True)
-class LimitOptions:
-    """`ferro.limits`."""
-
-    value_bytes: int = size(
-        "8GiB",
-        "Maximum size of a value that a model may make, where the size is known before the model runs: what a hostile"
-        " file would use to fill the memory of a worker. Weights stored in the file are exempt: what is large on disk"
-        " is mapped, not read.",
-    )
-    mapped_above: int = size(
-        "128MiB",
-        "Maximum size of a model, external data included, that is read into the memory of each process: what happens"
-        " to its files afterwards changes nothing. The weights of a larger one are mapped from its files, whose pages"
-        " the processes of one host share. These files are examined before and after each use, and one that changed is"
-        " named; but a file that is cut while a bundle runs on it ends that process (SIGBUS), so replace such files by"
-        " a rename.",
-    )
-    run: float | None = seconds(
-        None,
-        "How long one bundle may run on its chunk, since a Loop may never end. A task over the limit fails; null: no"
-        " limit.",
-        none="null",
-    )
-
-
-@dataclass(frozen=True)
-class RankOptions:
-    """`ferro.ranks`."""
-
-    checkpoint_calls: int | None = count(
-        50,
-        "Number of successive calls of `ff.Ranks`, or steps of `ff.parallel`, after which persisted results that are"
-        " inputs of the next call lose their lineage: a dead worker costs at most this many steps, and the scheduler"
-        " keeps the tasks of this many. The call waits for these results and copies each to another worker. null:"
-        " lineage is never cut.",
-        "calls",
-        none="null",
-    )
-
-
-@dataclass(frozen=True)
-class BundleOptions:
-    """`ferro.bundle`."""
-
-    workers: int | None = count(
-        AUTO,
-        'Number of worker threads that granularity "auto" plans for; "auto": those of the current cluster, or the cores'
-        " of this machine if there is none.",
-        "threads",
-        none=AUTO,
-    )
-    # Beside `workers`, as both decide into how many tasks a graph is cut.
-    costs: str | None = path(
-        "~/.cache/dask_ferro/task-costs",
-        "File on the scheduler's machine that keeps what tasks cost, so that `ff.bundled` knows them in the next"
-        " program too; null: they are forgotten with the scheduler.",
-    )
-
-
-@dataclass(frozen=True)
 class PluginOptions:
     """`ferro.scheduler`, also the keywords of `ff.install`."""
 
@@ -351,51 +250,6 @@ class PluginOptions:
         None,
         "File on the scheduler's machine to which the decisions of stealing are appended, one line of JSON each, for"
         " `dask ferro replay`. If the file cannot be written, one warning says so and the scheduler goes on.",
-    )
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """`ferro.worker`."""
-
-    device: str = choice(
-        (AUTO, *DEVICES), 'Device class of a worker\'s tasks; "auto": gpu where CuPy sees a device.'
-    )
-
-
-@dataclass(frozen=True)
-class DeviceOptions:
-    """`ferro.device`."""
-
-    tf32: bool = flag(
-        False,
-        "Whether to compute float32 matrix products in TF32, which rounds the factors to 10 bits of mantissa: several"
-        " times as fast on a recent GPU, with errors of 1e-3 instead of 1e-6.",
-    )
-    weights_bytes: int | None = size(
-        AUTO,
-        'Maximum GPU memory for cached weights, each held once however many bundles read it; "auto": half of the free'
-        " memory. Together with results and inputs they take 0.75 of it at most, or the larger of these two settings.",
-        none=AUTO,
-    )
-    results_bytes: int | None = size(
-        AUTO,
-        'Maximum GPU memory for results and inputs; beyond it, the oldest move to the host. "auto": 0.6 of the free'
-        " memory.",
-        none=AUTO,
-    )
-    onnxruntime: str = choice(
-        (AUTO, "never", "anywhere"),
-        'Devices on which ONNX Runtime may compute instead of the array table, with `optimizations`: "auto": where its'
-        ' CUDA provider works and is projected to be faster; "never"; "anywhere": also on a device whose memory is the'
-        " host's (an emulated one).",
-        off="never",
-    )
-    optimizations: bool = flag(
-        True,
-        "Whether to compute chains of elementwise operators as one generated kernel and small matrix products of equal"
-        " shapes in one call, and to choose ONNX Runtime or the array table by projected seconds; false: the array"
-        " table computes node by node.",
     )
 
 
@@ -460,19 +314,107 @@ class ElasticOptions:
     )
 
 
-SECTIONS: dict[str, type] = {
-    "": SharedOptions,
-    "onnxruntime.": SessionOptions,
-    "cache.": CacheOptions,
-    "limits.": LimitOptions,
-    "ranks.": RankOptions,
-    "bundle.": BundleOptions,
-    "scheduler.": PluginOptions,
-    "worker.": WorkerOptions,
-    "device.": DeviceOptions,
-    "elastic.": ElasticOptions,
+_FIELDS: dict[str, Any] = {
+    "store": path(
+        None,
+        "Folder that the client and every worker can read and write: models given as bytes are written there, and the"
+        " workers map them. Without one, they are written to a temporary folder, and a copy is sent to workers that"
+        " cannot read it.",
+    ),
+    "onnxruntime.intra-op-threads": count(
+        AUTO,
+        'Number of threads inside one session run; "auto": the cores of the worker over its threads, at least 1. More'
+        " threads oversubscribe the machine: two worker threads with two each ran at 0.77 of the speed.",
+        "threads",
+        none=AUTO,
+    ),
+    "onnxruntime.prepack": flag(
+        True,
+        "Whether to let a session repack weights for its kernels. That gains up to 15 % of speed, and each process then"
+        " has its own copy of the weights; without it, processes of one host share the pages of the file.",
+    ),
+    "cache.bytes": size(
+        "2GiB",
+        "Maximum size of the sessions and weights that one worker process keeps; the least recently used are evicted"
+        " first.",
+    ),
+    "limits.value-bytes": size(
+        "8GiB",
+        "Maximum size of a value that a model may make, where the size is known before the model runs: what a hostile"
+        " file would use to fill the memory of a worker. Weights stored in the file are exempt: what is large on disk"
+        " is mapped, not read.",
+    ),
+    "limits.mapped-above": size(
+        "128MiB",
+        "Maximum size of a model, external data included, that is read into the memory of each process: what happens"
+        " to its files afterwards changes nothing. The weights of a larger one are mapped from its files, whose pages"
+        " the processes of one host share. These files are examined before and after each use, and one that changed is"
+        " named; but a file that is cut while a bundle runs on it ends that process (SIGBUS), so replace such files by"
+        " a rename.",
+    ),
+    "limits.run": seconds(
+        None,
+        "How long one bundle may run on its chunk, since a Loop may never end. A task over the limit fails; null: no"
+        " limit.",
+        none="null",
+    ),
+    "ranks.checkpoint-calls": count(
+        50,
+        "Number of successive calls of `ff.Ranks`, or steps of `ff.parallel`, after which persisted results that are"
+        " inputs of the next call lose their lineage: a dead worker costs at most this many steps, and the scheduler"
+        " keeps the tasks of this many. The call waits for these results and copies each to another worker. null:"
+        " lineage is never cut.",
+        "calls",
+        none="null",
+    ),
+    "bundle.workers": count(
+        AUTO,
+        'Number of worker threads that granularity "auto" plans for; "auto": those of the current cluster, or the cores'
+        " of this machine if there is none.",
+        "threads",
+        none=AUTO,
+    ),
+    # Beside `workers`, as both decide into how many tasks a graph is cut.
+    "bundle.costs": path(
+        "~/.cache/dask_ferro/task-costs",
+        "File on the scheduler's machine that keeps what tasks cost, so that `ff.bundled` knows them in the next"
+        " program too; null: they are forgotten with the scheduler.",
+    ),
+    "worker.device": choice(
+        (AUTO, *DEVICES), 'Device class of a worker\'s tasks; "auto": gpu where CuPy sees a device.'
+    ),
+    "device.tf32": flag(
+        False,
+        "Whether to compute float32 matrix products in TF32, which rounds the factors to 10 bits of mantissa: several"
+        " times as fast on a recent GPU, with errors of 1e-3 instead of 1e-6.",
+    ),
+    "device.weights-bytes": size(
+        AUTO,
+        'Maximum GPU memory for cached weights, each held once however many bundles read it; "auto": half of the free'
+        " memory. Together with results and inputs they take 0.75 of it at most, or the larger of these two settings.",
+        none=AUTO,
+    ),
+    "device.results-bytes": size(
+        AUTO,
+        'Maximum GPU memory for results and inputs; beyond it, the oldest move to the host. "auto": 0.6 of the free'
+        " memory.",
+        none=AUTO,
+    ),
+    "device.onnxruntime": choice(
+        (AUTO, "never", "anywhere"),
+        'Devices on which ONNX Runtime may compute instead of the array table, with `optimizations`: "auto": where its'
+        ' CUDA provider works and is projected to be faster; "never"; "anywhere": also on a device whose memory is the'
+        " host's (an emulated one).",
+        off="never",
+    ),
+    "device.optimizations": flag(
+        True,
+        "Whether to compute chains of elementwise operators as one generated kernel and small matrix products of equal"
+        " shapes in one call, and to choose ONNX Runtime or the array table by projected seconds; false: the array"
+        " table computes node by node.",
+    ),
 }
 # All options by key without "ferro.", such as "cache.bytes".
-OPTIONS: dict[str, Option] = {}
-for _prefix, _kind in SECTIONS.items():
+OPTIONS: dict[str, Option] = {key: one.metadata["option"] for key, one in _FIELDS.items()}
+for _prefix, _kind in (("scheduler.", PluginOptions), ("elastic.", ElasticOptions)):
     OPTIONS |= {_prefix + name.replace("_", "-"): option for name, option in options_of(_kind).items()}

@@ -1,1 +1,1 @@
-"""The commands of `dask ferro` and `ff.progress`: functions that need both `runtime` and `views`, one per module."""
+"""The commands of `dask ferro`, a module for each or for two that belong together."""

@@ -1,21 +1,19 @@
-"""Arguments that several commands take.  Every `dask` command imports this module, so it imports only click."""
+"""Arguments that several commands take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+from dask_ferro.policy.stealing.policies import POLICIES
 
+AT_LEAST_ONE = click.IntRange(min=1)
+FILE = click.Path(exists=True, dir_okay=False, readable=True)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-scheduler = click.option("--scheduler", metavar="ADDRESS", help="Address of a running cluster's scheduler.")
-scheduler_file = click.option(
-    "--scheduler-file", metavar="FILE", help="The file that `dask ferro cluster --scheduler-file` wrote."
-)
 seed = click.option(
     "--seed",
     type=click.IntRange(min=0),
@@ -25,26 +23,36 @@ seed = click.option(
 )
 
 
-def policies(help: str) -> Callable[[F], F]:
-    """Return the option --policy, a comma-separated list of policies."""
-    return click.option(
-        "--policy",
-        "policies",
-        type=_policies,
-        default="informed,last-victim,none",
-        show_default=True,
-        metavar="NAME,...",
-        help=help,
-    )
+def running_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that select a running cluster, for `runtime.telemetry.top.where`."""
+    text = "The file that `dask ferro cluster --scheduler-file` wrote."
+    command = click.option("--scheduler-file", metavar="FILE", help=text)(command)
+    text = "Address of a running cluster's scheduler  [default: DASK_SCHEDULER_ADDRESS]."
+    return click.option("--scheduler", metavar="ADDRESS", help=text)(command)
+
+
+def in_folder(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse an output file whose folder does not exist, before a run that may take hours."""
+    if path is not None and not path.parent.is_dir():
+        raise click.BadParameter(f"folder {str(path.parent)!r} does not exist")
+    return path
 
 
 def _policies(text: str) -> tuple[str, ...]:
-    # Imported late: `dask --help` loads every command, and should not become slower for ours.
-    from dask_ferro.policy.stealing.policies import POLICIES
-
     names = [name.strip() for name in text.split(",")]
     if wrong := [name for name in names if name not in POLICIES]:
         raise click.BadParameter(
             f"no policy {', '.join(map(repr, wrong))}; wanted some of {', '.join(POLICIES)}"
         )
     return tuple(dict.fromkeys(names))
+
+
+policies = click.option(
+    "--policy",
+    "policies",
+    type=_policies,
+    default="informed,last-victim,none",
+    show_default=True,
+    metavar="NAME,...",
+    help="Policies to simulate.",
+)

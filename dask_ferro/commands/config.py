@@ -1,23 +1,49 @@
-"""`dask ferro config`: print all options.  Every `dask` command imports this module, so it imports only click."""
+"""`dask ferro config`: a table of options, or the page docs/options.md."""
 
 from __future__ import annotations
 
 import json
-from functools import partial
+from collections.abc import Mapping
+from typing import Any
 
 import click
+import yaml
 
-from dask_ferro.commands import arguments
+from dask_ferro import config as configuration
+from dask_ferro.commands.arguments import as_json
 from dask_ferro.commands.faults import Command, leave
+from dask_ferro.config import SECTION
+from dask_ferro.errors import ConfigError, did_you_mean
+from dask_ferro.options import OPTIONS, Option, options_of
+from dask_ferro.runtime.jobs.keywords import ClusterKeywords, PoolKeywords
+from dask_ferro.runtime.slurm.job_lifecycle import Patience
+from dask_ferro.views.terminal import show_wide, table
+
+_COLUMNS = ("option", "value", "unit", "default")
+_HEAD = """# Options
+
+All options of dask_ferro, with their defaults. They are the section `ferro` of Dask's configuration: set one in a YAML
+file in `~/.config/dask`, by an environment variable (`DASK_FERRO__CACHE__BYTES=4GiB`), or in a block by
+`dask.config.set({"ferro.cache.bytes": "4GiB"})`. Durations and sizes are numbers of the unit, or text such as `5ms` and
+`64KiB`. An unknown key is an error. `dask ferro config` prints the current values.
+
+This page is printed by `dask ferro config --markdown`.
+"""
+_CALLED = """
+# Keywords of ff.SLURMCluster
+
+These come in addition to dask-jobqueue's own. Pass them in the call, or write them beside those in the section
+`jobqueue.slurm` of Dask's configuration (or the one that `config_name` names), with a hyphen for each underscore.
+"""
+_KEYWORDS = {"the cluster": ClusterKeywords, "a pool, in `pools`": PoolKeywords, "`patience`": Patience}
 
 
 @click.command(cls=Command)
 @click.argument("prefix", default="")
 @click.option("--changed", is_flag=True, help="Show only options that differ from their defaults.")
-@arguments.as_json
+@as_json
 @click.option("--markdown", is_flag=True, help="Print the page docs/options.md: the defaults, explained.")
-@arguments.debug
-def config(prefix: str, changed: bool, as_json: bool, markdown: bool, debug: bool) -> None:
+def config(prefix: str, changed: bool, as_json: bool, markdown: bool) -> None:
     """Print all options with values, units and defaults.
 
     These are the section `ferro` of Dask's configuration.  PREFIX is the beginning of a key, such as scheduler or
@@ -27,33 +53,70 @@ def config(prefix: str, changed: bool, as_json: bool, markdown: bool, debug: boo
     dask ferro config scheduler
     DASK_FERRO__CACHE__BYTES=4GiB dask ferro config --changed
     """
-    from dask_ferro import config as configuration
-    from dask_ferro.errors import ConfigError, did_you_mean
-    from dask_ferro.options import OPTIONS
-    from dask_ferro.views.options import page, show_options
-    from dask_ferro.views.terminal import show_wide
-
     # Without the current values, and so without what is wrong with them.
     if markdown:
         click.echo(page(), nl=False)
         return
-    plain = prefix.removeprefix(f"{configuration.SECTION}.").replace("_", "-")
-    keys = [key for key in OPTIONS if key.startswith(plain)]
-    if not keys:
+    plain = prefix.removeprefix(f"{SECTION}.").replace("_", "-")
+    values = {key: configuration.get(key) for key in OPTIONS if key.startswith(plain)}
+    if not values:
         close = did_you_mean(plain, [*OPTIONS, *(key.partition(".")[0] for key in OPTIONS)])
         raise ConfigError(f"no option begins with {prefix!r}{close}; `dask ferro config` prints all of them")
-    values = {key: configuration.get(key) for key in keys}
-    shown = [key for key in keys if not changed or values[key] != OPTIONS[key].default]
+    if changed:
+        values = {key: value for key, value in values.items() if value != OPTIONS[key].default}
     wrong = configuration.problems()
     if as_json:
         rows = [
-            {"key": f"{configuration.SECTION}.{key}", "value": values[key], "default": OPTIONS[key].default}
+            {"key": f"{SECTION}.{key}", "value": value, "default": OPTIONS[key].default}
             | {"unit": OPTIONS[key].unit, "help": OPTIONS[key].help, "variable": configuration.variable(key)}
-            for key in shown
+            for key, value in values.items()
         ]
         click.echo(json.dumps({"options": rows, "problems": wrong}, default=str))
-    elif shown:
-        show_wide(partial(show_options, values={key: values[key] for key in shown}))
+    elif values:
+        cells = [
+            (f"{SECTION}.{key}", written(value), OPTIONS[key].unit, written(OPTIONS[key].default))
+            for key, value in values.items()
+        ]
+        show_wide(lambda out: table(out, "options", _COLUMNS, cells, left=len(_COLUMNS)))
     # Last, so that an error in one section does not hide the values of the others.
     if wrong:
-        leave(2, "\n".join(f"dask ferro: configuration {clause}" for clause in wrong), debug=debug)
+        leave(2, "\n".join(f"dask ferro: configuration {clause}" for clause in wrong))
+
+
+def written(value: Any) -> str:
+    """Return a value in YAML.
+
+    >>> written(None), written(True), written("5ms"), written(0.5), written(object)
+    ('null', 'true', '5ms', '0.5', "<class 'object'>")
+    """
+    try:
+        return str(yaml.safe_dump(value, default_flow_style=True, width=1000)).removesuffix("\n...\n").strip()
+    except yaml.YAMLError:
+        # An object of another type, which a program has set.
+        return repr(value)
+
+
+def page() -> str:
+    """Return all options as a page of Markdown, a table for each section."""
+    sections: dict[str, dict[str, Option]] = {}
+    for key, option in OPTIONS.items():
+        section, _, name = f"{SECTION}.{key}".rpartition(".")
+        sections.setdefault(section, {})[name] = option
+    keywords = {title: options_of(kind) for title, kind in _KEYWORDS.items()}
+    return (
+        _HEAD + "".join(map(_section, sections.items())) + _CALLED + "".join(map(_section, keywords.items()))
+    )
+
+
+def _section(part: tuple[str, Mapping[str, Option]]) -> str:
+    title, options = part
+    lines = [
+        f"\n## {title}\n",
+        "| option | default | unit | what it does |",
+        "|---|---|---|---|",
+    ]
+    for name, option in options.items():
+        lines.append(
+            f"| `{name}` | `{written(option.default)}` | {option.unit} | {option.help.replace('|', '&#124;')} |"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,41 +1,119 @@
-"""`dask ferro jobs`: list batch jobs.  Every `dask` command imports this module, so it imports only click."""
+"""`dask ferro jobs` and `dask ferro pools`: the batch jobs of a running cluster, and its pools."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from time import localtime, strftime, time
+from typing import Any
 
 import click
+from rich.console import Console
 
-from dask_ferro.commands import arguments
+from dask_ferro.commands.arguments import as_json, running_cluster
 from dask_ferro.commands.faults import Command
+from dask_ferro.runtime.records.job_book import JobRow
+from dask_ferro.runtime.slurm.job_lifecycle import JobState
+from dask_ferro.runtime.telemetry.cluster_rows import JOBS, POOLS, call
+from dask_ferro.runtime.telemetry.top import where
+from dask_ferro.views.terminal import console, show_wide, table
+from dask_ferro.words import duration, many
+
+_JOB = ("job", "name", "pool", "state", "asked", "waited", "ran", "node-s", "tasks", "why", "ending")
+_POOL = ("pool", "state", "jobs", "at least", "at most", "queue", "why")
 
 
 @click.command(cls=Command)
-@arguments.scheduler
-@arguments.scheduler_file
-@arguments.as_json
-@arguments.debug
-def jobs(scheduler: str | None, scheduler_file: str | None, as_json: bool, debug: bool) -> None:
+@running_cluster
+@as_json
+def jobs(scheduler: str | None, scheduler_file: str | None, as_json: bool) -> None:
     """List all batch jobs that a running cluster submitted.
 
     Each row has the reason of the submission, the state, times, tasks, and how the job ended.
-
-    Without an option, DASK_SCHEDULER_ADDRESS has the scheduler's address.
 
     \b
     dask ferro jobs --scheduler tcp://host:8786
     dask ferro jobs --scheduler-file scheduler.json --json
     """
-    # The imports below take half a second.
-    import asyncio
-
-    from dask_ferro.runtime.telemetry.cluster_rows import JOBS, call
-    from dask_ferro.runtime.telemetry.top import where
-    from dask_ferro.views.jobs import show_jobs
-    from dask_ferro.views.terminal import show_wide
-
     rows = asyncio.run(call(where(scheduler, scheduler_file), JOBS))
     if as_json:
         click.echo(json.dumps({"jobs": rows}))
     else:
-        show_wide(lambda out: show_jobs(out, rows))
+        show_wide(lambda out: _show_jobs(out, rows))
+
+
+def _show_jobs(out: Console, rows: Sequence[JobRow]) -> None:
+    if not rows:
+        out.print("no jobs", style="bold")
+        return
+    now = time()
+    table(out, "jobs", _JOB, [_job(one, now) for one in rows], left=len(_JOB))
+    states = Counter(row["state"] for row in rows)
+    counts = ", ".join(f"{states[state]} {state}" for state in JobState if states[state])
+    held, tasks = sum(row["node_seconds"] for row in rows), sum(row["tasks"] for row in rows)
+    text = f"{many(len(rows), 'job')}: {counts}; {held:,.0f} node-seconds, {tasks:,} tasks"
+    out.print(text, style="bold")
+
+
+def _job(row: JobRow, now: float) -> tuple[str, ...]:
+    until = now if row["ended"] is None else row["ended"]
+    return (
+        row["job_id"] or "-",
+        row["name"],
+        row["pool"],
+        row["state"],
+        strftime("%d %H:%M:%S", localtime(row["asked"])),
+        _seconds(row["submitted"], until if row["started"] is None else row["started"]),
+        _seconds(row["started"], until),
+        f"{row['node_seconds']:,.0f}",
+        f"{row['tasks']:,}",
+        row["why"] or "-",
+        row["ending"] or "-",
+    )
+
+
+def _seconds(start: float | None, end: float) -> str:
+    return duration(None if start is None else max(end - start, 0.0))
+
+
+@click.command(cls=Command)
+@click.argument("order", type=click.Choice(("list", "pause", "resume")), default="list")
+@click.argument("name", required=False)
+@running_cluster
+@as_json
+def pools(
+    order: str, name: str | None, scheduler: str | None, scheduler_file: str | None, as_json: bool
+) -> None:
+    """Show, pause and resume the pools of a running cluster of batch jobs.
+
+    "list" shows the pools with their states, jobs and bounds, and why a pool is closed.  "pause NAME" submits no more
+    jobs of a pool; running jobs go on, and pending ones stay in the queue.  "resume NAME" submits its jobs again,
+    whether it was paused or closed by failures.
+
+    \b
+    dask ferro pools --scheduler tcp://host:8786
+    dask ferro pools pause gpu --scheduler-file scheduler.json
+    """
+    if (order == "list") != (name is None):
+        raise click.UsageError("list takes no NAME" if name else f"{order} takes the NAME of a pool")
+    words = {} if name is None else {"order": order, "name": name}
+    rows = asyncio.run(call(where(scheduler, scheduler_file), POOLS, **words))
+    if as_json:
+        click.echo(json.dumps({"pools": rows}))
+    else:
+        table(console(), many(len(rows), "pool"), _POOL, [_pool(row) for row in rows], left=len(_POOL))
+
+
+def _pool(row: Mapping[str, Any]) -> tuple[str, ...]:
+    until = strftime(" until %H:%M:%S", localtime(row["until"])) if row["until"] else ""
+    return (
+        row["name"],
+        row["state"] + until,
+        ", ".join(f"{count} {name}" for name, count in row["jobs"].items()) or "none",
+        f"{row['minimum']:g}",
+        "-" if row["maximum"] is None else f"{row['maximum']:g}",
+        row["queue"] or "-",
+        row["why"] or "-",
+    )

@@ -1,26 +1,102 @@
-"""`dask ferro top`: watch workers in a terminal.  Every `dask` command imports this, so it imports only click."""
+"""`dask ferro top`: the state of a scheduler, on the whole terminal until it is stopped, or printed once.
+
+The input is a snapshot of a scheduler (`runtime.telemetry.top.look`).  On a narrow terminal the last columns are
+omitted; 80 columns hold the first ten.  Names come from users: characters that do not print are replaced.  After a lost
+connection the screen keeps the last state, with the error above it, until the scheduler answers again.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import signal
 import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
 
 import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from dask_ferro.commands import arguments
-from dask_ferro.commands.faults import Command, leave
-from dask_ferro.views.top.choice import SORTS, Choice
+from dask_ferro.commands import top_keys
+from dask_ferro.commands.arguments import as_json, running_cluster
+from dask_ferro.commands.faults import Command
+from dask_ferro.commands.top_keys import Choice
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.telemetry.findings import ClusterFinding
+from dask_ferro.runtime.telemetry.top import ask, look, where
+from dask_ferro.views.terminal import console, facts, findings, lines, table
+from dask_ferro.words import count, duration, many, natural, printable, share, size
+
+# A `SchedulerLook`, and a `WorkerLook` of it.
+Look = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+# Styles of states; all other states are red, as a worker in one of them does not work.
+_STATES = {"idle": "dim", "busy": "green", "paused": "yellow", "leaving": "yellow"}
+# The most findings above the table.
+_FOUND = 3
+# Polling takes at most this share of the scheduler's time, but is done once in so many seconds.
+_SHARE, _SELDOM = 0.05, 10.0
+
+
+class _Column(NamedTuple):
+    title: str
+    # Of a worker's row, which the table may be sorted by.
+    field: str
+    width: int
+    cell: Callable[[Row], str]
+    is_text: bool = False
+
+
+def _used(row: Row) -> str:
+    limit = row["memory_limit"]
+    return f"{100 * row['memory'] / limit:.0f} %" if limit else count(row["memory"]) + "B"
+
+
+def _short(number: float | None) -> str:
+    return "-" if number is None else count(number).replace(" ", "")
+
+
+# The most important first.
+_COLUMNS = (
+    _Column("worker", "name", 12, lambda r: r["name"].partition("://")[2] or r["name"], is_text=True),
+    _Column("state", "state", 7, lambda r: r["state"], is_text=True),
+    _Column("running", "running", 14, lambda r: ", ".join(r["running"]) or "-", is_text=True),
+    _Column("tasks", "tasks", 5, lambda r: _short(r["tasks"])),
+    _Column("backlog", "backlog", 7, lambda r: duration(r["backlog"])),
+    _Column("thresh", "threshold", 7, lambda r: duration(r["threshold"])),
+    _Column("memory", "memory", 6, _used),
+    _Column("in", "in", 5, lambda r: _short(r["in"])),
+    _Column("out", "out", 5, lambda r: _short(r["out"])),
+    _Column("dev", "device", 3, lambda r: r["device"]),
+    _Column("cpu", "cpu", 5, lambda r: f"{r['cpu']:.0f} %"),
+    _Column(
+        "ops", "ops", 24, lambda r: ", ".join(f"{n} {name}" for name, n in r["ops"]) or "-", is_text=True
+    ),
+    _Column("spilled", "spilled", 8, lambda r: size(r["spilled"]).replace("iB", "")),
+    _Column("thr", "threads", 3, lambda r: str(r["threads"])),
+    _Column("address", "address", 24, lambda r: r["address"], is_text=True),
+)
+_FIELDS = {column.title: column.field for column in _COLUMNS}
 
 
 @click.command(cls=Command)
-@arguments.scheduler
-@arguments.scheduler_file
+@running_cluster
 @click.option("--once", is_flag=True, help="Print one table and exit; the default if output is no terminal.")
-@arguments.as_json
-@click.option("--sort", type=click.Choice(list(SORTS)), default="backlog", show_default=True)
+@as_json
+@click.option("--sort", type=click.Choice(list(_FIELDS)), default="backlog", show_default=True)
 @click.option(
     "--filter",
     "wanted",
     metavar="TEXT",
+    default="",
     help="Show workers with TEXT in their name, address, state or tasks.",
 )
 @click.option(
@@ -31,36 +107,219 @@ from dask_ferro.views.top.choice import SORTS, Choice
     metavar="SECONDS",
     help="Seconds between two updates.",
 )
-@arguments.debug
 def top(
     scheduler: str | None,
     scheduler_file: str | None,
     once: bool,
     as_json: bool,
     sort: str,
-    wanted: str | None,
+    wanted: str,
     interval: float,
-    debug: bool,
 ) -> None:
-    """Watch the workers of a cluster: tasks, backlogs, steals, memory.
-
-    Without an option, DASK_SCHEDULER_ADDRESS has the scheduler's address.
+    """Watch the workers of a cluster until q or Ctrl-C: tasks, backlogs, steals, memory.
 
     \b
-    dask ferro top --scheduler tcp://host:8786
+    dask ferro top --scheduler tcp://host:8786 --sort memory
     dask ferro top --scheduler-file scheduler.json --once
     """
-    import asyncio
-
-    from dask_ferro.runtime.telemetry.top import where
-    from dask_ferro.views.top.live import Screen, print_once
-
-    address = where(scheduler, scheduler_file)
-    choice = Choice(wanted=wanted).sorted_by(sort)
-    # The screen needs a POSIX terminal, and a pipe has no keyboard.
+    address, choice = where(scheduler, scheduler_file), Choice(_FIELDS[sort], wanted)
+    # The screen needs a POSIX terminal.
     if once or as_json or not sys.stdout.isatty() or sys.platform == "win32":
         asyncio.run(print_once(address, choice, as_json))
     else:
-        number = asyncio.run(Screen(address, choice, interval).run())
-        if number:
-            leave(128 + number, "terminated")
+        asyncio.run(watch(address, choice, interval))
+
+
+def arranged(workers: Sequence[Row], choice: Choice) -> list[Row]:
+    """Return the workers that have a text in their row, sorted by a field: names in order, the largest number first."""
+    wanted = choice.wanted.lower()
+    shown = [row for row in workers if wanted in " ".join(_texts(row)).lower()]
+    shown.sort(key=lambda row: natural(row["name"]))
+    return sorted(shown, key=lambda row: _order(row[choice.field]), reverse=choice.is_reversed)
+
+
+def _texts(row: Row) -> list[str]:
+    ops = [name for name, _ in row["ops"]]
+    return [row["name"], row["address"], row["state"], row["device"], *row["running"], *ops]
+
+
+def _order(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str | list):
+        return 0, natural(value if isinstance(value, str) else " ".join(map(str, value)))
+    # What is not known comes last.
+    return (2,) if value is None else (1, -value)
+
+
+# ---- the screen --------------------------------------------------------------------------------------------
+
+
+async def watch(where: Callable[[], str], choice: Choice, interval: float) -> None:
+    """Poll a scheduler and draw its state until the user quits: by q, by Ctrl-C, or by a signal."""
+    loop = asyncio.get_running_loop()
+    out, quits = console(), asyncio.Event()
+    seen: Look | None = None
+    trouble, lost = "", loop.time()
+
+    def draw() -> None:
+        shown.update(screen(seen, choice, trouble, *out.size), refresh=True)
+
+    def press(key: str) -> None:
+        if key == "q" and not choice.is_typing:
+            quits.set()
+        choice.press(key, list(_FIELDS.values()), out.size.height // 2)
+        draw()
+
+    # Ended as by an exception, so that the terminal is restored.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with Live(console=out, screen=True, auto_refresh=False) as shown, top_keys.pressed(press):
+        loop.add_signal_handler(signal.SIGTSTP, _suspend, shown)
+        draw()
+        while not quits.is_set():
+            began = loop.time()
+            try:
+                # Polled while paused too, to tell whether the scheduler still answers.
+                newest, trouble, lost = await ask(where, look), "", began
+                seen = seen if choice.is_paused and seen else newest
+            except OSError as error:
+                trouble = f"no answer from the scheduler for {began - lost:.0f} s, trying again: {error}"
+            draw()
+            # A slow scheduler is polled less often, since polling takes a share of its time.
+            slow = 0.0 if trouble else (loop.time() - began) / _SHARE
+            with suppress(TimeoutError):
+                await asyncio.wait_for(quits.wait(), max(interval, min(slow, _SELDOM)))
+
+
+def _suspend(shown: Live) -> None:
+    """Stop the process as Ctrl-Z does, with the terminal restored; go on when it is continued."""
+    shown.stop()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    shown.start()
+
+
+def screen(seen: Look | None, choice: Choice, trouble: str, columns: int, height: int) -> RenderableType:
+    """Return the cluster's figures and its workers; what is below the last line of the terminal is not shown."""
+    title = Text("dask ferro top", style="bold")
+    told = Text(printable(trouble), style="bold red")
+    if seen is None:
+        return Group(title, told if trouble else Text("connecting", style="dim"))
+    title.append(
+        f"  {_scheduler(seen)}  {time.strftime('%H:%M:%S', time.localtime(seen['time']))}", style="not bold"
+    )
+    found = _findings(seen)
+    health = f"{seen['overview']['health']}{_more(len(found) - _FOUND)}"
+    head: list[RenderableType] = [title, *([told] if trouble else []), findings(found[:_FOUND])]
+    head.append(lines([("health", health), *_facts(seen)]))
+    head.append(Text(_chosen(choice), style="dim"))
+    if rows := arranged(seen["workers"], choice):
+        choice.first = min(choice.first, len(rows) - 1)
+        return Group(*head, _table(rows[choice.first : choice.first + height], columns))
+    return Group(
+        *head, Text("no worker matches the filter" if choice.wanted else "no workers yet", style="dim")
+    )
+
+
+def _chosen(choice: Choice) -> str:
+    """Return the line of keys, with what they have chosen."""
+    title = next(column.title for column in _COLUMNS if column.field == choice.field)
+    order = " reversed" if choice.is_reversed else ""
+    wanted = f" {printable(choice.wanted)}{'_' if choice.is_typing else ''}"
+    pause = "go on" if choice.is_paused else "pause"
+    return f"q quit  s sort: {title}{order}  r reverse  / filter:{wanted}  space {pause}"
+
+
+def _more(number: int) -> str:
+    return f" ({number} of them are not shown)" if number > 0 else ""
+
+
+def _scheduler(seen: Look) -> str:
+    threads = sum(row["threads"] for row in seen["workers"])
+    return f"{seen['address']}  {many(len(seen['workers']), 'worker')}, {many(threads, 'thread')}"
+
+
+def _findings(seen: Look) -> list[ClusterFinding]:
+    return [ClusterFinding(**one) for one in seen["overview"]["findings"]]
+
+
+def _facts(seen: Look) -> Iterator[tuple[str, str]]:
+    """Yield the cluster's figures as (name, text), one for each line."""
+    states = ("waiting", "queued", "no-worker", "processing", "memory", "erred")
+    told = [f"{count(seen['tasks'][state])} {state}" for state in states if seen["tasks"].get(state)]
+    total = sum(number for _, number in seen["ops"])
+    ops = ", ".join(f"{name} {share(number, total)}" for name, number in seen["ops"])
+    yield "doing", printable("; ".join(seen["overview"]["doing"][:2]))
+    yield "tasks", ", ".join(told) or "none"
+    yield "steals", _steals(seen)
+    yield "ops", printable(ops) or "none"
+    if seen["elastic"]:
+        yield "elastic", printable(_elastic(seen["elastic"]))
+
+
+def _steals(seen: Look) -> str:
+    if not seen["ferro"]:
+        return "unknown: dask_ferro is not installed on this scheduler (use ff.install)"
+    counts = seen["steals"]
+    told = ", ".join(f"{count(counts.get(name, 0))} {name}" for name in ("confirmed", "refused", "stale"))
+    worked, moving = counts.get("seconds_worked", 0.0), counts.get("seconds_moving", 0.0)
+    return f"{told}; stolen work {duration(worked)}, moved in {duration(moving)} ({seen['stealing']})"
+
+
+def _elastic(decision: Mapping[str, Any]) -> str:
+    wanted = ", ".join(f"{number} {pool}" for pool, number in decision.get("wanted", {}).items())
+    jobs = ", ".join(f"{number} {state}" for state, number in decision.get("jobs", {}).items())
+    waits = max(decision.get("queue_wait", {}).values(), default=None)
+    told = f"wanted {wanted or 'none'}; {jobs or 'no jobs'}; queue wait {duration(waits)}"
+    return f"{told}; {decision.get('why', '')}"
+
+
+def _table(rows: Sequence[Row], columns: int) -> Table:
+    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", collapse_padding=True)
+    ends = accumulate(column.width + 1 for column in _COLUMNS)
+    fitting = [column for column, end in zip(_COLUMNS, ends, strict=True) if end <= columns + 1]
+    for column in fitting:
+        side: Literal["left", "right"] = "left" if column.is_text else "right"
+        # The names of tasks have what is left.
+        ratio = 1 if column.title == "running" else None
+        grid.add_column(
+            column.title, width=None if ratio else column.width, ratio=ratio, justify=side, no_wrap=True
+        )
+    grid.expand = True
+    for row in rows:
+        grid.add_row(*(_cell(column, row) for column in fitting))
+    return grid
+
+
+def _cell(column: _Column, row: Row) -> Text:
+    style = _STATES.get(row["state"], "red") if column.title == "state" else ""
+    return Text(printable(column.cell(row)), style=style)
+
+
+# ---- for scripts -------------------------------------------------------------------------------------------
+
+
+async def print_once(where: Callable[[], str], choice: Choice, as_json: bool) -> None:
+    """Poll the scheduler once, and print its state.
+
+    Raises
+    ------
+    ConfigError
+        If the scheduler does not answer.
+    """
+    try:
+        seen = await ask(where, look)
+    except OSError as error:
+        raise ConfigError(f"no scheduler answers: {error or 'timed out'}") from error
+    rows = arranged(seen["workers"], choice)
+    if as_json:
+        print(json.dumps({**seen, "workers": rows}))
+    else:
+        show_once(console(), seen, rows)
+
+
+def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
+    """Print what is wrong, the cluster's figures, and a table of all workers with all columns."""
+    out.print(findings(_findings(seen)))
+    facts(out, {"health": seen["overview"]["health"], "scheduler": _scheduler(seen), **dict(_facts(seen))})
+    columns = sorted(_COLUMNS, key=lambda column: not column.is_text)
+    cells = [[printable(column.cell(row)) for column in columns] for row in rows]
+    left = sum(column.is_text for column in columns)
+    table(out, "workers", [column.title for column in columns], cells, left=left)

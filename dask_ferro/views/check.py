@@ -13,12 +13,10 @@ from functools import partial
 from io import StringIO
 
 from rich.console import Console
-from rich.table import Table
 
-from dask_ferro.runtime.telemetry.findings import ClusterFinding
+from dask_ferro.runtime.telemetry.findings import ClusterFinding, summary
 from dask_ferro.runtime.telemetry.overview.facts import PACKAGES, ClusterFacts, ProcessFacts
-from dask_ferro.views.findings import show_findings
-from dask_ferro.views.terminal import console
+from dask_ferro.views.terminal import console, findings, grid
 from dask_ferro.words import many, size
 
 # Columns of a terminal that does not say.
@@ -28,31 +26,21 @@ _MOST = 4
 _SILENT = "no answer"
 
 
-def drawn(facts: ClusterFacts, findings: Sequence[ClusterFinding]) -> str:
+def drawn(facts: ClusterFacts, found: Sequence[ClusterFinding]) -> str:
     """Return a check as text of the terminal's width."""
-    columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
     text = StringIO()
-    show_check(console(text, columns), facts, findings)
+    show_check(console(text, shutil.get_terminal_size((_COLUMNS, 24)).columns), facts, found)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
-def show_check(out: Console, facts: ClusterFacts, findings: Sequence[ClusterFinding]) -> None:
+def show_check(out: Console, facts: ClusterFacts, found: Sequence[ClusterFinding]) -> None:
     """Print the table and the findings of a check."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    # The first column would shrink as the others do.
-    table.add_column("", style="bold", no_wrap=True)
-    for title in columns(facts):
-        table.add_column(title, overflow="fold")
-    for row in rows(facts):
-        table.add_row(*row)
-    out.print(table)
+    out.print(
+        grid(("", "client", "scheduler", many(len(facts.asked_workers), "worker")), list(rows(facts)), left=4)
+    )
     out.print()
-    show_findings(out, findings)
-
-
-def columns(facts: ClusterFacts) -> tuple[str, str, str]:
-    """Return the titles of the columns with the values of a row."""
-    return "client", "scheduler", many(len(facts.asked_workers), "worker")
+    out.print(findings(found), end="")
+    out.print(summary(found), style="bold")
 
 
 def rows(facts: ClusterFacts) -> Iterator[tuple[str, str, str, str]]:

@@ -5,9 +5,6 @@ and steals as avoid overlaps: slices of one track may nest but must not cross.  
 steal to the task's start on the thief.  Times are whole microseconds from the first span's start: Perfetto drops a
 slice that crosses another one, and rounding fractions can make touching slices cross.
 
-Clocks are synchronized by heartbeats, so a task may seem to begin before the previous one of its thread ends.  It is
-drawn from that end on, with its own duration.
-
 Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
 
@@ -24,10 +21,6 @@ from dask_ferro.trace import DURATION, Span, Trace
 
 # Track numbers per worker: a thousand for each thread, so that a thread's extra tracks follow it.
 _PER_THREAD, _TRANSFERS, _STEALS = 1_000, 1_000_000, 2_000_000
-
-# The longest overlap of two tasks of a thread, in microseconds, that is taken for an error of the clocks.  A longer one
-# is real: coroutines share a thread.
-_SLACK = 20_000
 
 Event = dict[str, Any]
 
@@ -75,26 +68,24 @@ class PlacedSpan(NamedTuple):
 def _placed(trace: Trace, zero: float) -> Iterator[PlacedSpan]:
     ops = groupby(attrgetter("key", "worker"), trace.of("op"))
     for (_, lane), spans in groupby(attrgetter("worker", "lane"), trace.of("compute")).items():
-        for task in _in_rows(spans, zero, _SLACK):
+        for task in _in_rows(spans, zero):
             track = lane * _PER_THREAD + min(task.track, _PER_THREAD - 1)
             yield task._replace(track=track)
-            delay = task.start - task.span.microseconds(zero)[0]
             for op in ops.get((task.span.key, task.span.worker), ()):
                 start, took = op.microseconds(zero)
-                if task.start <= start + delay and start + delay + took <= task.start + task.took:
-                    yield PlacedSpan(op, start + delay, took, track)
+                if task.start <= start and start + took <= task.start + task.took:
+                    yield PlacedSpan(op, start, took, track)
     for kind, first in (("transfer", _TRANSFERS), ("steal", _STEALS)):
         for spans in groupby(attrgetter("worker"), trace.of(kind)).values():
             yield from (one._replace(track=first + one.track) for one in _in_rows(spans, zero))
 
 
-def _in_rows(spans: Iterable[Span], zero: float, slack: int = 0) -> Iterator[PlacedSpan]:
-    """Yield each span in the first row in which it overlaps none by more than `slack`, after the row's last one."""
+def _in_rows(spans: Iterable[Span], zero: float) -> Iterator[PlacedSpan]:
+    """Yield each span in the first row in which it overlaps none."""
     ends: list[int] = []
     for span in sorted(spans, key=lambda s: (s.start, s.stop)):
         start, took = span.microseconds(zero)
-        row = next((i for i, end in enumerate(ends) if start >= end - slack), len(ends))
-        start = max([start, *ends[row : row + 1]])
+        row = next((i for i, end in enumerate(ends) if start >= end), len(ends))
         ends[row : row + 1] = [start + took]
         yield PlacedSpan(span, start, took, row)
 

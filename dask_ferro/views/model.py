@@ -4,16 +4,15 @@
     │ Conv +2  │─────│ Gemm     │        shade: the bundle's share of the time
     └──────────┘     └──────────┘
 
-More bundles than can be read are drawn as their number at each depth.  Lines and text have the colour of the page,
-which may be light or dark.
+More bundles than can be read are told in a line.  Lines and text have the colour of the page, which may be light or
+dark.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
-from math import ceil
 
 from dask_ferro import notebook
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle
@@ -23,8 +22,6 @@ from dask_ferro.words import count, duration, size
 # The largest graph that is drawn bundle by bundle, and the size of a box and of its place.
 _DEEPEST, _WIDEST = 9, 7
 _BOX_W, _BOX_H, _STEP_X, _STEP_Y = 92, 26, 122, 36
-# The bars of a larger one, and their size together.
-_BARS, _PROFILE_W, _PROFILE_H = 80, 480, 90
 # Readable under black and white text.
 _BLUE = "#4a7fb5"
 # Operator types in the tip of a box, and characters of a name in it.
@@ -39,18 +36,15 @@ def card(name: str, facts: Sequence[Fact], bundles: Sequence[Bundle]) -> str:
 def _drawing(bundles: Sequence[Bundle]) -> str:
     depths = _depths(bundles)
     sizes = Counter(depths)
-    if len(sizes) <= _DEEPEST and max(sizes.values()) <= _WIDEST:
-        width, height = (len(sizes) - 1) * _STEP_X + _BOX_W + 2, max(sizes.values()) * _STEP_Y
-        label, shapes = f"{len(bundles)} bundles of a chunk", _boxes(bundles, depths)
-    else:
-        width, height = _PROFILE_W, _PROFILE_H
-        wide = max(sizes.values())
-        label = f"{len(bundles):,} bundles of a chunk by depth: {len(sizes):,} deep, at most {wide:,} side by side"
-        shapes = _profile(sizes)
+    deep, wide = len(sizes), max(sizes.values())
+    label = f"{len(bundles):,} bundles of a chunk: {deep:,} deep, at most {wide:,} side by side"
+    caption = f"<figcaption>{label}</figcaption>"
+    if deep > _DEEPEST or wide > _WIDEST:
+        return f"<figure>{caption}</figure>"
+    width, height = (deep - 1) * _STEP_X + _BOX_W + 2, wide * _STEP_Y
     svg = f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" style="max-width:100%" role="img"'
-    return (
-        f'<figure>{svg} aria-label="{label}">{"".join(shapes)}</svg><figcaption>{label}</figcaption></figure>'
-    )
+    shapes = "".join(_boxes(bundles, depths))
+    return f'<figure>{svg} aria-label="{label}">{shapes}</svg>{caption}</figure>'
 
 
 def _depths(bundles: Sequence[Bundle]) -> Sequence[int]:
@@ -91,16 +85,3 @@ def _tip(bundle: Bundle) -> str:
     ops = ", ".join(f"{n} {op}" for op, n in bundle.ops.most_common(_OPS))
     costs = f"{count(bundle.flops, 'FLOP')}, {size(bundle.bytes)}, {duration(bundle.seconds)}"
     return f"{ops}; {costs} projected"
-
-
-def _profile(sizes: Mapping[int, int]) -> Iterator[str]:
-    """Yield the number of bundles at each depth as bars: the parallelism of the graph."""
-    each = ceil(len(sizes) / _BARS)
-    highs: Counter[int] = Counter()
-    for depth, number in sizes.items():
-        highs[depth // each] = max(highs[depth // each], number)
-    step, top = _PROFILE_W / len(highs), max(highs.values())
-    for i, high in highs.items():
-        tall = _PROFILE_H * high / top
-        place = f'x="{i * step:.1f}" y="{_PROFILE_H - tall:.1f}" width="{max(step - 1, 1):.1f}" height="{tall:.1f}"'
-        yield f'<rect {place} fill="{_BLUE}"/>'

@@ -1,22 +1,88 @@
-"""The progress of a computation as a line for the terminal, drawn from counts."""
+"""`ff.progress`: the progress of a computation as a line in the terminal, or in the cell of a notebook."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any
 
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from distributed import Client, Future, default_client
+from distributed.client import futures_of
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
 
-from dask_ferro.runtime.local.progress import Progress
+from dask_ferro.errors import ConfigError
+from dask_ferro.notebook import LiveLine, is_notebook
+from dask_ferro.runtime.local.progress import Progress, followed
 from dask_ferro.views.terminal import console
 from dask_ferro.words import count, duration
 
-_BAR_LEAST, _BAR_MOST = 8, 24
+# Columns of the bar.
+_WIDE = 24
+
+
+def progress(*running: Any, notebook: bool | None = None) -> Any:
+    """Show the progress of futures: bundles and ops done, ops per second, and the projected seconds left.
+
+    In a terminal it returns when all futures have finished or failed, and Ctrl-C ends the display alone; in a notebook
+    it returns at once, and the line keeps updating.  If standard error is no terminal, it writes one line at the end.
+
+    Parameters
+    ----------
+    *running : Future, collection of futures, persisted collection
+    notebook : bool, optional
+        Whether to show it in a notebook cell; default: detect whether it is called in one.
+
+    Returns
+    -------
+    None
+        With an asynchronous client in a terminal, an awaitable.
+
+    Raises
+    ------
+    ConfigError
+        If none of the arguments has a future.
+
+    Examples
+    --------
+    >>> future = client.compute(model(x))    # doctest: +SKIP
+    >>> ff.progress(future)                  # doctest: +SKIP
+    """
+    futures = futures_of(list(running))
+    if not futures:
+        raise ConfigError(
+            "ff.progress: got no futures, wanted a computation that was started:"
+            " ff.progress(client.compute(y)), or y.persist()"
+        )
+    client: Client = futures[0].client or default_client()
+    # A cell that waited would block all later cells.
+    if is_notebook() if notebook is None else notebook:
+        shown = LiveLine()
+        shown.show(words(Progress("waiting", 0.0)))
+        # The client's own event loop goes on after the cell has returned.
+        client.loop.add_callback(_in_cell, client, futures, shown)
+        return None
+    # Ctrl-C ends the display and not the computation.
+    return client.sync(_in_terminal, client, futures)
+
+
+async def _in_cell(client: Client, futures: Sequence[Future], shown: LiveLine) -> None:
+    async for seen in followed(client, futures):
+        shown.show(words(seen), last=seen.status == "finished")
+
+
+async def _in_terminal(client: Client, futures: Sequence[Future]) -> None:
+    newest = None
+    with bar() as show:
+        async for newest in followed(client, futures):
+            if show is not None:
+                show(newest)
+    if newest is None or newest.status != "finished":
+        print("ff.progress: the connection to the scheduler was lost", file=sys.stderr)
+    else:
+        print(words(newest), file=sys.stderr)
 
 
 def words(seen: Progress) -> str:
@@ -44,23 +110,6 @@ def _of(pair: tuple[int, int]) -> str:
     return f"{count(pair[0])}/{count(pair[1])}"
 
 
-def line(seen: Progress, columns: int) -> Table:
-    """Return a bar and the progress in words on one line of the given width in columns."""
-    text = Text(words(seen))
-    done, total = seen.tasks
-    bar = ProgressBar(
-        total=max(total, 1),
-        completed=done,
-        width=min(max(columns - len(text) - 3, _BAR_LEAST), _BAR_MOST),
-        complete_style="red" if seen.failed else "bar.complete",
-    )
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column()
-    grid.add_column(overflow="ellipsis", no_wrap=True)
-    grid.add_row(bar, text)
-    return grid
-
-
 @contextmanager
 def bar(stream: IO[str] | None = None) -> Iterator[Callable[[Progress], None] | None]:
     """Show a progress line on a stream (default: standard error) while the block runs.
@@ -71,7 +120,15 @@ def bar(stream: IO[str] | None = None) -> Iterator[Callable[[Progress], None] | 
     if not stream.isatty():
         yield None
         return
-    out = console(stream)
+    told = TextColumn(
+        "{task.description}", markup=False, table_column=Column(overflow="ellipsis", no_wrap=True)
+    )
     # Transient: the caller prints a closing line of its own.  Refreshed only on new counts.
-    with Live(console=out, transient=True, auto_refresh=False) as shown:
-        yield lambda seen: shown.update(line(seen, out.width), refresh=True)
+    with Bar(BarColumn(_WIDE), told, console=console(stream), transient=True, auto_refresh=False) as shown:
+        task = shown.add_task("")
+
+        def show(seen: Progress) -> None:
+            done, total = seen.tasks
+            shown.update(task, description=words(seen), completed=done, total=max(total, 1), refresh=True)
+
+        yield show

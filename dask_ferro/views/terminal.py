@@ -1,22 +1,25 @@
 """Tables for the terminal.
 
 Reports go to standard output, progress and remarks to standard error, so that a pipe gets only the report.  A table
-has the width of the terminal, or of COLUMNS where that is set: cells wrap between words, and where that is not enough,
-each row is written below the other as lines of a name and a value.  A word is cut only where it alone is too long, and
-then ends in an ellipsis.
+has the width of the terminal, or of COLUMNS where that is set.  Cells wrap; where not even their words fit, each row is
+written below the other as lines of a name and a value.  Nothing is cut.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO
 
-from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
+
+from dask_ferro.runtime.telemetry.findings import ClusterFinding
+from dask_ferro.words import printable
 
 # A pipe has no width, unless COLUMNS is set: these columns hold every table without shortening a cell.
 _PIPE_COLUMNS = 140
@@ -24,10 +27,7 @@ _PIPE_COLUMNS = 140
 _WIDE_COLUMNS = 1000
 # Blank columns between two cells, and before a row.
 _GAP, _INDENT = 2, 2
-# A word in a cell may take this much of a table's width; a longer one ends in an ellipsis.
-_LONGEST_WORD = 0.5
-# A cell of more lines than these is read more easily below the others.
-_LINES = 4
+_STYLES = {"error": "bold red", "warning": "bold yellow", "slow": "bold cyan"}
 
 
 def console(stream: IO[str] | None = None, columns: int | None = None) -> Console:
@@ -63,70 +63,47 @@ def show_wide(show: Callable[[Console], object]) -> None:
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
 
 
-def facts(out: Console, rows: Iterable[tuple[str, str]]) -> None:
+def facts(out: Console, rows: Mapping[str, str]) -> None:
     """Print lines of a name and its value."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    out.print(lines(rows.items()))
+
+
+def lines(rows: Iterable[tuple[str | Text, str]]) -> Table:
+    """Return lines of a name and its value; the values wrap."""
+    grid = Table.grid(padding=(0, _GAP))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
     for name, text in rows:
-        table.add_row(name, text)
-    out.print(table)
+        grid.add_row(name, text)
+    return grid
+
+
+def findings(found: Iterable[ClusterFinding]) -> Table:
+    """Return lines of a severity, what is wrong, and what to do."""
+    return lines((Text(one.severity, style=_STYLES[one.severity]), printable(str(one))) for one in found)
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> Table:
+    """Return a table: the first `left` columns are left-aligned, the others right-aligned."""
+    made = Table(box=None, padding=(0, _GAP, 0, 0), header_style="dim", pad_edge=False)
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="left" if i < left else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def table(
     out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
 ) -> None:
-    """Print a table below its title: the first `left` columns are left-aligned, the others right-aligned.
-
-    Where the console is too narrow for the table, each row is printed as lines of a column's name and the cell.
-    """
+    """Print a table below its title, or its rows one below the other where the console is too narrow."""
     out.print()
     out.print(title, style="bold")
-    room = out.width - _INDENT
-    cells = [columns, *rows]
-    natural = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
-    least = [_least(column, room, wraps=i < left) for i, column in enumerate(zip(*cells, strict=True))]
-    widths = fitted(natural, least, room - _GAP * (len(columns) - 1))
-    if widths is None or any(whole > _LINES * width for whole, width in zip(natural, widths, strict=True)):
-        _one_below_the_other(out, columns, rows)
+    made = grid(columns, rows, left)
+    if Measurement.get(out, out.options, made).minimum + _INDENT <= out.width:
+        out.print(Padding(made, (0, 0, 0, _INDENT), expand=False))
         return
-    grid = Table(box=None, padding=(0, _GAP, 0, 0), header_style="dim", pad_edge=False)
-    for i, (column, width) in enumerate(zip(columns, widths, strict=True)):
-        grid.add_column(column, justify="left" if i < left else "right", overflow="ellipsis", width=width)
     for row in rows:
-        grid.add_row(*row)
-    out.print(Padding(grid, (0, 0, 0, _INDENT), expand=False))
-
-
-def _least(cells: Sequence[str], room: int, *, wraps: bool) -> int:
-    """Return the least width of a column: of its longest word, or of its longest cell where cells do not wrap."""
-    head, *others = cells
-    parts = [*head.split(), *(" ".join(others).split() if wraps else others)]
-    return min(max(map(cell_len, parts), default=1), max(1, int(_LONGEST_WORD * room)))
-
-
-def fitted(natural: Sequence[int], least: Sequence[int], room: int) -> list[int] | None:
-    """Return widths of columns that take at most `room` together, or None where the least widths take more.
-
-    >>> fitted([4, 30, 10], [4, 8, 10], 30), fitted([4, 6], [4, 6], 30), fitted([20, 20], [20, 20], 30)
-    ([4, 16, 10], [4, 6], None)
-    """
-    if sum(least) > room:
-        return None
-    widths = list(natural)
-    # The widest columns give first, one blank at a time, as a cell of many words loses least by it.
-    while sum(widths) > room:
-        widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=lambda i: widths[i])
-        widths[widest] -= 1
-    return widths
-
-
-def _one_below_the_other(out: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    for row in rows:
-        grid = Table.grid(padding=(0, _GAP, 0, 0))
-        grid.add_column(style="dim", max_width=out.width // 2)
-        grid.add_column(overflow="fold")
+        out.print(Padding(row[0], (0, 0, 0, _INDENT), expand=False))
         for column, cell in zip(columns[1:], row[1:], strict=True):
-            grid.add_row(column, cell)
-        out.print(Padding(row[0], (0, 0, 0, _INDENT), expand=False), overflow="fold")
-        out.print(Padding(grid, (0, 0, 0, 2 * _INDENT), expand=False))
+            out.print(Padding(f"{column}: {cell}", (0, 0, 0, 2 * _INDENT), expand=False))

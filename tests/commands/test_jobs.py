@@ -9,8 +9,9 @@ from click.testing import CliRunner, Result
 
 from dask_ferro.cli import main
 from dask_ferro.runtime.records.job_book import JobBook, JobRow
+from dask_ferro.runtime.scheduler_plugin import put_on
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
-from dask_ferro.runtime.telemetry.cluster_rows import JOBS, serve
+from dask_ferro.runtime.telemetry.cluster_rows import JOBS
 from tests.clusters import running
 from tests.waiting import result
 
@@ -55,10 +56,13 @@ def test_a_scheduler_is_asked_and_one_without_a_record_says_so() -> None:
         assert done.exit_code == 2
         assert "no cluster answers for its jobs and pools" in done.stderr
 
-        async def rows() -> list[JobRow]:
-            return book.rows()
+        class Tables:
+            async def rows(self) -> list[JobRow]:
+                return book.rows()
 
-        serve(client.cluster.scheduler, book.counts, {JOBS: rows})
+        tables = Tables()
+        book.counts.tables = {JOBS: tables.rows}
+        client.cluster.sync(put_on, book.counts, dask_scheduler=client.cluster.scheduler)
         assert call(*at).stdout == "no jobs\n"
         fill(book)
         (worker,) = client.cluster.scheduler.workers

@@ -50,8 +50,9 @@ BAD = {
     "an address that is none": ("--scheduler nowhere list", "scheduler 'nowhere': "),
     "a file that is not there": ("--scheduler-file no.json list", "no scheduler answers: scheduler file 'no.json'"),
     "nobody there": ("--scheduler tcp://127.0.0.1:1 list", "no scheduler answers: "),
-    "no name": ("pause", "Missing argument 'NAME'"),
-    "an order that is none": ("stop gpu", "No such command 'stop'"),
+    "no name": ("pause", "pause takes the NAME of a pool"),
+    "a name for a list": ("list gpu", "list takes no NAME"),
+    "an order that is none": ("stop gpu", "'stop' is not one of 'list', 'pause', 'resume'"),
 }  # fmt: skip
 
 

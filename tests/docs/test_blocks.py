@@ -94,6 +94,6 @@ def _check(words: list[str]) -> None:
         options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
         if word.startswith("-"):
             assert word.partition("=")[0] in options | {"-h", "--help"}, f"{command.name} has no {word}"
-        elif isinstance(command, click.Group) and word in command.commands:
-            command = command.commands[word]
+        elif isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), word) or command
     assert command is not main or words[0].startswith("-"), "no command"

@@ -96,36 +96,6 @@ def test_an_arrow_leads_from_the_victim_to_where_the_task_ran() -> None:
     assert (end["pid"], end["ts"], end["id"]) == (pids[W1], 1.5e6, begin["id"])
 
 
-def test_a_thread_whose_clock_stepped_back_keeps_its_lengths_in_one_track() -> None:
-    spans = (
-        Span("compute", "a", "a", "w", 0, 0.0, 1.0),
-        Span("compute", "b", "b", "w", 0, 0.99, 2.0),
-        Span("op", "b", "Relu", "w", 0, 0.99, 2.0, 8, "array/r"),
-    )
-    found = chrome(Trace(spans, (), {"w": 1}))
-    check_format(found)
-    computed = slices(found["traceEvents"], "compute")
-    assert [(e["tid"], e["ts"], e["dur"]) for e in computed] == [(0, 0.0, 1e6), (0, 1e6, 1.01e6)]
-    assert [(e["ts"], e["dur"]) for e in slices(found["traceEvents"], "op")] == [(1e6, 1.01e6)]
-
-
-@pytest.mark.parametrize(
-    ("spans", "starts"),
-    [
-        pytest.param([(0, 1.0), (0, 1.0)], [0.0, 0.0], id="tasks that share a thread overlap"),
-        pytest.param(
-            [(0, 1.0), (0.99, 1.0), (1.0, 2.0)], [0.0, 1.0, 1.01], id="one after another is late too"
-        ),
-        pytest.param([(0, 1.0), (0.97, 1.5)], [0.0, 0.97], id="an overlap of 30 ms is real"),
-        pytest.param([(0, 1.0), (1.2, 1.5)], [0.0, 1.2], id="a pause stays"),
-    ],
-)
-def test_a_task_is_drawn_from_its_start(spans: list[tuple[float, float]], starts: list[float]) -> None:
-    trace = Trace(tuple(Span("compute", str(i), "p", "w", 0, *at) for i, at in enumerate(spans)))
-    drawn = sorted(slices(chrome(trace)["traceEvents"], "compute"), key=lambda e: e["args"]["key"])
-    assert [e["ts"] / 1e6 for e in drawn] == starts
-
-
 def test_coroutines_that_share_a_thread_get_tracks_of_their_own() -> None:
     spans = tuple(Span("compute", f"c-{i}", "c", "w", 0, 0.1 * i, 1.0) for i in range(3))
     found = chrome(Trace(spans, (), {"w": 1}))

@@ -73,4 +73,4 @@ def test_names_are_text() -> None:
 def test_a_card_does_not_grow_with_its_model(number: int, limit: int) -> None:
     html = card("n" * 100_000, [("ops", "o" * 100_000)], bundles(number))
     assert len(html) < limit
-    assert f"{number:,} bundles of a chunk by depth: {number:,} deep" in _Read(html).text
+    assert f"{number:,} bundles of a chunk: {number:,} deep" in _Read(html).text

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.options import AUTO, count, flag, mapping, number, options_of, seconds
+from dask_ferro.options import AUTO, count, flag, mapping, number, seconds
 
 WHO = "ff.SLURMCluster"
 # Three years: values that go into a script or a shell's `sleep` have to be finite.
@@ -82,6 +82,4 @@ def read(kind: type[T], where: str, values: Mapping[str, object]) -> T:
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: got {values!r}, wanted seconds or other values by name")
-    known = options_of(kind)
-    config.refuse_unknown(where, values, tuple(known))
-    return kind(**config.parsed_of(known, values, where))
+    return config.read(kind, None, values, where)

@@ -20,29 +20,15 @@ logger = logging.getLogger(__name__)
 def put_on(scheduler: Scheduler, stealing: Stealing) -> Callable[[], None]:
     """Add the pages to a scheduler's dashboard, if it has one; return the function that removes them.
 
-    An error in the pages is logged, and the scheduler plugin works without them.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-    stealing : Stealing
-        The scheduler plugin's extension; the pages show its ledger and its log.
+    An error in the pages is logged, and the scheduler plugin works without them.  They show the ledger and the log of
+    `stealing`.
     """
-    # A dashboard has loaded Bokeh; a scheduler without one does not load it for us.
-    if "bokeh" not in sys.modules:
-        return _nothing
     try:
-        from dask_ferro.views.pages.site import SchedulerPages, dashboard_of
+        # A dashboard has loaded Bokeh; a scheduler without one does not load it for us.
+        if "bokeh" in sys.modules:
+            from dask_ferro.views.pages.site import SchedulerPages
 
-        if (stock := dashboard_of(scheduler)) is None:
-            return _nothing
-        site = SchedulerPages(scheduler, stealing, stock)
-        site.put_on()
-        return site.take_off
+            return SchedulerPages(scheduler, stealing).take_off
     except Exception as error:  # noqa: BLE001 - whatever Bokeh, or a dashboard that is not Dask's, raises
         logger.warning("dask_ferro's dashboard pages could not be added: %r", error)
-        return _nothing
-
-
-def _nothing() -> None:
-    """Do nothing: there are no pages to remove."""
+    return lambda: None

@@ -36,7 +36,7 @@ class OverviewPage:
     @without_property_validation
     def update(self, picture: Overview) -> None:
         """Draw the newest overview."""
-        color = look.css(_COLORS[picture.findings[0].severity] if picture.findings else look.GREEN)
+        color = _COLORS[picture.findings[0].severity] if picture.findings else look.GREEN
         dot = f'<span style="color:{color};font-size:24px;margin-right:8px">&#9679;</span>'
         look.tell(self.health, f'{dot}<b style="font-size:20px">{_sentence(picture.health)}</b>')
         look.tell(
@@ -61,28 +61,26 @@ def _bar(progress: TaskProgress) -> str:
         return ""
     counts = {name: count for name, count in progress._asdict().items() if count}
     parts = "".join(
-        f'<span style="width:{100 * count / total:.2f}%;background:{look.css(_BAR[name])}"></span>'
+        f'<span style="width:{100 * count / total:.2f}%;background:{_BAR[name]}"></span>'
         for name, count in counts.items()
     )
     keys = "".join(look.swatch(_BAR[name], f"{count:,} {name}") for name, count in counts.items())
-    style = f"display:flex;height:14px;width:min(900px,90vw);background:{look.css(look.GRID)};margin:4px 0"
+    style = f"display:flex;height:14px;width:min(900px,90vw);background:{look.GRID};margin:4px 0"
     return f'<div style="{style}">{parts}</div><div style="margin-bottom:6px">{keys}</div>'
 
 
 def _card(found: ClusterFinding) -> str:
     """Return a finding as HTML."""
-    edge = (
-        f"border-left:5px solid {look.css(_COLORS[found.severity])};padding:4px 0 4px 12px;margin:0 0 10px 0"
-    )
+    edge = f"border-left:5px solid {_COLORS[found.severity]};padding:4px 0 4px 12px;margin:0 0 10px 0"
     # Keys and messages are users' text, of any length and without blanks.
     wraps = "overflow-wrap:anywhere;max-width:1100px;line-height:1.45"
     output = f'<pre style="margin:4px 0;overflow-x:auto">{escape(found.output)}</pre>' if found.output else ""
     sentence = f"<b>{found.severity}:</b> {escape(found.sentence)}."
-    remedy = f'<span style="color:{look.css(look.FAINT)}">To do: {escape(found.remedy)}.</span> {_link(found.page)}'
+    remedy = f'<span style="color:{look.FAINT}">To do: {escape(found.remedy)}.</span> {_link(found.page)}'
     return f'<div style="{edge};{wraps}"><div>{sentence}</div>{output}<div>{remedy}</div></div>'
 
 
 def _link(page: str) -> str:
     """Return a link to a page of the dashboard, named as its tab."""
     name = page.removeprefix("ferro-").title()
-    return f'<a href="{escape(page)}" style="color:{look.css(look.INK)};white-space:nowrap">{name}</a>'
+    return f'<a href="{escape(page)}" style="color:{look.INK};white-space:nowrap">{name}</a>'

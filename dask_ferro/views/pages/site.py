@@ -1,25 +1,24 @@
 """The pages on a scheduler's dashboard: Bokeh documents, addresses, the navigation entry, and their removal.
 
     /ferro                        the entry "Ferro": the overview
-    /ferro-stealing ...           each page, with tabs
+    /ferro-stealing ...           each page, with links to the others
     /individual-ferro-stealing    each page alone, for the panels of Jupyter lab
 
-An open page is updated on the scheduler's event loop, once or twice a second (`KINDS`); a closed one costs nothing.
-When the plugin is removed, the addresses answer 404; open pages stop updating and say so, as does a page that fails.
+An open page is updated on the scheduler's event loop, once a second; a closed one costs nothing.  When the plugin is
+removed, the addresses answer 404, and open pages say so.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
-from html import escape
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import dask.config
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.document import Document
+from bokeh.layouts import column
 from bokeh.server.callbacks import PeriodicCallback
 from bokeh.server.tornado import BokehTornado
 from bokeh.server.util import create_hosts_allowlist
@@ -32,55 +31,31 @@ from tornado.ioloop import IOLoop
 
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.telemetry.dashboard_state import elastic_picture, stealing_picture
-from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.overview.observe import snapshot
 from dask_ferro.runtime.telemetry.overview.summary import overview
-from dask_ferro.views.pages import look, scheme
+from dask_ferro.views.pages import look
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.overview import OverviewPage
 from dask_ferro.views.pages.stealing import StealingPage
 
-logger = logging.getLogger(__name__)
-
 ENTRY = "ferro"
-
-_TABS = """{% extends "base.html" %}
-{% block extra_resources %}
-<style>
-{{ ferro_style }}
-.ferro-tabs { font-family: Helvetica, Arial, sans-serif; font-size: 15px; margin: 12px 0 8px 0; }
-.ferro-tabs a { color: {{ ferro_faint }}; text-decoration: none; padding: 6px 2px; margin-right: 22px; }
-.ferro-tabs a:hover, .ferro-tabs a.open { color: {{ ferro_ink }}; }
-.ferro-tabs a.open { border-bottom: 3px solid #eaaa6d; }
-.content { height: calc(100% - 50px); }
-</style>
-{% endblock %}
-{% block content %}
-<div class="ferro-tabs">
-{% for tab in ferro_tabs %}
-<a href="{{ tab.url }}"{% if tab.open %} class="open"{% endif %}>{{ tab.name }}</a>
-{% endfor %}
-</div>
-{{ plot_div }}
-{{ plot_script }}
-{% endblock %}
-"""
-
-
-_STYLED = {
-    "ferro_style": scheme.STYLE,
-    "ferro_ink": look.css(look.INK),
-    "ferro_faint": look.css(look.FAINT),
-}
+# Milliseconds between two updates of a page.
+_EVERY = 1000
 
 
 class _Kind(NamedTuple):
-    """A kind of page: its name, its class, the function that reads its pictures, and milliseconds between updates."""
+    """A kind of page: its name, its class, and the function that reads its pictures."""
 
     name: str
     draw: Callable[[], Any]
-    read: Callable[[SchedulerPages], Any]
-    every: int
+    read: Callable[[Scheduler, Stealing], Any]
+
+
+KINDS = (
+    _Kind("overview", OverviewPage, lambda s, stealing: overview(snapshot(s))),
+    _Kind("stealing", StealingPage, lambda s, stealing: stealing_picture(s, stealing, time())),
+    _Kind("elastic", ElasticPage, lambda s, stealing: elastic_picture(stealing.records)),
+)
 
 
 class _Beside(core.DaskBokehTornado):  # type: ignore[misc,name-defined]
@@ -98,35 +73,26 @@ class _Beside(core.DaskBokehTornado):  # type: ignore[misc,name-defined]
 
 
 class SchedulerPages:
-    """Our pages on one scheduler.
+    """Our pages on one scheduler, if it has a dashboard.
 
     Attributes
     ----------
-    documents : dict of Document to its page
+    documents : set of Document
         The open pages.
     """
 
-    def __init__(self, scheduler: Scheduler, stealing: Stealing, stock: BokehTornado) -> None:
-        self.scheduler = scheduler
-        self.stealing = stealing
-        self.documents: dict[Document, Any] = {}
+    def __init__(self, scheduler: Scheduler, stealing: Stealing) -> None:
+        self.documents: set[Document] = set()
+        self._applications: list[Any] = scheduler.http_application.applications
         self._variables = template_variables(scheduler)
-        self._application = self._served(stock)
         self._plots = [
             {"url": f"individual-ferro-{kind.name}", "name": f"Ferro {kind.name.title()}"} for kind in KINDS
         ]
-
-    @property
-    def decision(self) -> ScaleEvent:
-        """The elastic controller's newest decision; empty: none."""
-        return cast(ScaleEvent, self.stealing.records.decisions.newest or {})
-
-    def put_on(self) -> None:
-        """Serve the pages, and add them to the dashboard's lists."""
-        self._application.initialize(IOLoop.current())
-        self._application.start()
+        stock = next((app for app in self._applications if isinstance(app, BokehTornado)), None)
+        if stock is None:
+            return
         # Before Dask's own application, which would answer 404.
-        self.scheduler.http_application.applications.insert(0, self._application)
+        self._applications.insert(0, self._served(scheduler, stealing, stock))
         self._variables["pages"].append(ENTRY)
         plots = self._variables["plots"]
         # In place: Dask's own pages read the same list object.
@@ -134,38 +100,34 @@ class SchedulerPages:
 
     def take_off(self) -> None:
         """Stop serving the pages, remove them from the lists, and stop the updates of open ones.  Idempotent."""
-        applications = self.scheduler.http_application.applications
-        if self._application not in applications:
+        ours = next((app for app in self._applications if isinstance(app, _Beside)), None)
+        if ours is None:
             return
-        applications.remove(self._application)
+        self._applications.remove(ours)
         self._variables["pages"].remove(ENTRY)
         plots = self._variables["plots"]
         plots[:] = [plot for plot in plots if plot not in self._plots]
-        # Open pages keep references to the scheduler's state until their updates end.
         while self.documents:
-            document, page = self.documents.popitem()
-            words = "dask_ferro was uninstalled from this scheduler: this page is no longer updated."
-            document.add_next_tick_callback(partial(_end, document, page, words))
+            document = self.documents.pop()
+            document.add_next_tick_callback(partial(_end, document))
         # wait=False: Bokeh 3.10 refuses to wait on the event loop that it runs on.
-        self._application.stop(wait=False)
+        ours.stop(wait=False)
 
-    def _served(self, stock: BokehTornado) -> _Beside:
-        """Return the application with Dask's own settings: the same origins, intervals and prefix."""
+    def _served(self, scheduler: Scheduler, stealing: Stealing, stock: BokehTornado) -> _Beside:
+        """Return the started application, with Dask's own settings: the same origins, intervals and prefix."""
         # A copy, as a key is removed from it, and it is Dask's configuration itself.
         options = dask.config.get("distributed.scheduler.dashboard.bokeh-application").copy()
-        server: Any = self.scheduler.http_server
+        server: Any = scheduler.http_server
         origins = create_hosts_allowlist(options.pop("allow_websocket_origin"), server.port)
         extra = {"prefix": f"{stock.prefix}/", **self._variables}
-        addresses = {f"/{ENTRY}": (KINDS[0], True)}
+        pages: dict[str, Any] = {}
         for kind in KINDS:
-            addresses[f"/ferro-{kind.name}"] = kind, True
-            addresses[f"/individual-ferro-{kind.name}"] = kind, False
-        applications = {
-            address: Application(FunctionHandler(partial(self._open, kind, extra if tabs else None)))
-            for address, (kind, tabs) in addresses.items()
-        }
+            read = partial(kind.read, scheduler, stealing)
+            pages[f"/individual-ferro-{kind.name}"] = partial(self._open, kind, read, {})
+            pages[f"/ferro-{kind.name}"] = partial(self._open, kind, read, extra)
+        pages[f"/{ENTRY}"] = pages[f"/ferro-{KINDS[0].name}"]
         served = _Beside(
-            applications,
+            {address: Application(FunctionHandler(opened)) for address, opened in pages.items()},
             prefix=stock.prefix,
             use_index=False,
             extra_websocket_origins=origins,
@@ -173,57 +135,37 @@ class SchedulerPages:
             **options,
         )
         served.stock = stock
+        served.initialize(IOLoop.current())
+        served.start()
         return served
 
-    def _open(self, kind: _Kind, extra: dict[str, Any] | None, document: Document) -> None:
+    def _open(self, kind: _Kind, read: Callable[[], Any], extra: dict[str, Any], document: Document) -> None:
         """Fill a new document with a page, and keep it up to date until it is closed."""
         # First, so that the document is closed if anything below fails.
-        document.on_session_destroyed(lambda _: self.documents.pop(document, None))
-        page = self.documents[document] = kind.draw()
-        document.add_root(page.root)
+        document.on_session_destroyed(lambda _: self.documents.discard(document))
+        self.documents.add(document)
+        page = kind.draw()
+        document.add_root(column(_tabs(kind), page.root, sizing_mode="stretch_width") if extra else page.root)
         document.title = f"Dask: Ferro {kind.name.title()}"
         document.theme = BOKEH_THEME
-        scheme.follow(document)
-        document.template = scheme.ALONE if extra is None else env.from_string(_TABS)
-        if extra is not None:
-            document.template_variables.update(extra, **_STYLED, ferro_tabs=_tabs(kind))
-        document.add_periodic_callback(partial(self._update, document, kind), kind.every)
-        self._update(document, kind)
-
-    def _update(self, document: Document, kind: _Kind) -> None:
-        page = self.documents.get(document)
-        # The page was closed while its last callback was pending.
-        if page is None:
-            return
-        try:
-            page.update(kind.read(self))
-        except Exception as error:
-            # Ended at the first error: Bokeh would log the exception at each update.
-            logger.exception("dask_ferro: the %s page failed and is no longer updated", kind.name)
-            del self.documents[document]
-            _end(document, page, f"this page failed and is no longer updated: {error!r}; reload it")
+        if extra:
+            document.template = env.get_template("simple.html")
+            document.template_variables.update(extra)
+        document.add_periodic_callback(lambda: page.update(read()), _EVERY)
+        page.update(read())
 
 
-KINDS = (
-    _Kind("overview", OverviewPage, lambda of: overview(snapshot(of.scheduler)), 1000),
-    _Kind("stealing", StealingPage, lambda of: stealing_picture(of.scheduler, of.stealing, time()), 500),
-    _Kind("elastic", ElasticPage, lambda of: elastic_picture(of.stealing.records), 1000),
-)  # fmt: skip
+def _tabs(shown: _Kind) -> Any:
+    """Return links to all pages, the shown one in bold letters."""
+    links = (f'<a href="ferro-{k.name}" style="color:inherit">{k.name.title()}</a>' for k in KINDS)
+    text = (f"<b>{link}</b>" if kind is shown else link for kind, link in zip(KINDS, links, strict=True))
+    return look.line(" &nbsp; ".join(text), margin=(12, 5, 0, 5), styles={"font-size": "15px"})
 
 
-def _tabs(shown: _Kind) -> list[dict[str, Any]]:
-    return [{"url": f"ferro-{k.name}", "name": k.name.title(), "open": k is shown} for k in KINDS]
-
-
-def _end(document: Document, page: Any, words: str) -> None:
-    """End a page's updates, and show the reason on it."""
+def _end(document: Document) -> None:
+    """End a page's updates, and show the reason in its place: its model would keep the scheduler's state."""
     for callback in document.session_callbacks:
         if isinstance(callback, PeriodicCallback):
             document.remove_periodic_callback(callback)
-    page.root.children.insert(0, look.line(f'<b style="color:{look.css(look.ALARM)}">{escape(words)}</b>'))
-
-
-def dashboard_of(scheduler: Scheduler) -> BokehTornado | None:
-    """Return the application with the pages of Dask's dashboard; None: the scheduler was started without one."""
-    applications = scheduler.http_application.applications
-    return next((app for app in applications if isinstance(app, BokehTornado)), None)
+    document.clear()
+    document.add_root(look.line("dask_ferro was uninstalled from this scheduler: this page is gone."))

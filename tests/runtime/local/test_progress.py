@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import io
 import threading
 import time
 from types import SimpleNamespace
@@ -12,14 +11,12 @@ from types import SimpleNamespace
 import dask
 import pytest
 from distributed import Client, Event, LocalCluster
-from rich.console import Console
 
 import dask_ferro as ff
-from dask_ferro.commands.progress import progress
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import synthetic
 from dask_ferro.runtime.local.progress import Pace, Progress, _Tasks, followed, ops_of
-from dask_ferro.views.progress import line, words
+from dask_ferro.views.progress import progress, words
 from tests.clusters import running
 from tests.waiting import finished, opened, until
 
@@ -199,14 +196,6 @@ RUNNING = Progress("running", 2.0, (13, 65), (12, 64), (340, 1280), 0, 1234.0, 6
 )  # fmt: skip
 def test_words(seen, wanted):
     assert words(seen) == wanted
-
-
-@pytest.mark.parametrize("columns", [60, 80, 200])
-def test_the_line_is_one_line(columns):
-    out = io.StringIO()
-    console = Console(file=out, width=columns, force_terminal=True)
-    console.print(line(RUNNING, columns))
-    assert out.getvalue().count("\n") == 1
 
 
 def test_without_a_terminal_it_writes_one_line_at_the_end(client, capsys):

@@ -68,9 +68,9 @@ def _why_off() -> str:
     if version_of("dask_ferro") is None:
         return ""
     try:
-        from dask_ferro.runtime.upstream_names import SCHEDULER, missing
+        from dask_ferro.runtime.upstream import missing
 
-        return "; ".join(f"the installed Dask has no {name}" for name in missing(SCHEDULER))
+        return "; ".join(f"the installed Dask has no {name}" for name in missing())
     # Whatever another version, or a damaged installation, raises is the reason.
     except Exception as error:  # noqa: BLE001
         return f"{type(error).__name__}: {error}"
