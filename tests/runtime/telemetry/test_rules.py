@@ -469,7 +469,7 @@ ON_BOTH = {
     "another dask": (other("dask", "2025.1.0"), "warning", "dask", "2025.1.0"),
     "another Python": ({"python": "3.13.1"}, "error", "Python", "3.13.1"),
 }
-ON_SCHEDULER = {"no plugin": ({"off": "no X"}, "slow", "scheduler plugin", "off (no X)")}
+ON_SCHEDULER = {"no plugin": ({"plugin": False}, "slow", "scheduler plugin", "off")}
 ON_WORKER = {
     "without onnxruntime": (other("onnxruntime", None), "error", "onnxruntime", NONE),
     "another onnxruntime": (other("onnxruntime", "1.0.0"), "warning", "onnxruntime", "1.0.0"),

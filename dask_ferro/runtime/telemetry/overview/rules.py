@@ -139,10 +139,10 @@ def _minor(process: ProcessFacts) -> str:
 def _plugin(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     scheduler = facts.answered.get("scheduler")
     # Without dask_ferro there, `_packages` says what to do first.
-    is_off = scheduler is not None and scheduler.off and not scheduler.lacks("dask_ferro")
+    is_off = scheduler is not None and not scheduler.plugin and not scheduler.lacks("dask_ferro")
     yield from fault(
-        "slow", "scheduler plugin", {"scheduler": f"off ({scheduler.off})"} if scheduler and is_off else {},
-        "on: stealing and placement are stock Dask's without it", "remove the reason, then ff.install(client)",
+        "slow", "scheduler plugin", {"scheduler": "off"} if is_off else {},
+        "on: stealing and placement are stock Dask's without it", "ff.install(client), which warns if it cannot be on",
     )  # fmt: skip
 
 

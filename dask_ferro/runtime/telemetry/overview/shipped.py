@@ -56,22 +56,9 @@ def scheduler_facts(packages: Sequence[str], dask_scheduler: Any) -> Plain:
     """Return the facts of the scheduler, and the addresses of its workers."""
     return {
         **process_facts(packages),
-        "off": "" if SCHEDULER_PLUGIN in dask_scheduler.plugins else _why_off() or "it was not installed",
+        "plugin": SCHEDULER_PLUGIN in dask_scheduler.plugins,
         "workers": list(dask_scheduler.workers),
     }
-
-
-def _why_off() -> str:
-    """Return why a scheduler with dask_ferro cannot have the plugin; "": it can, or has no dask_ferro."""
-    if version_of("dask_ferro") is None:
-        return ""
-    try:
-        from dask_ferro.runtime.upstream_names import SCHEDULER, missing
-
-        return "; ".join(f"the installed Dask has no {name}" for name in missing(SCHEDULER))
-    # Whatever another version, or a damaged installation, raises is the reason.
-    except Exception as error:  # noqa: BLE001
-        return f"{type(error).__name__}: {error}"
 
 
 def worker_facts(packages: Sequence[str], dask_worker: Any) -> Plain:
@@ -80,7 +67,7 @@ def worker_facts(packages: Sequence[str], dask_worker: Any) -> Plain:
     return {
         **process_facts(packages),
         # Without dask_ferro, a stand-in has its name.
-        "off": "" if type(plugin).__module__.startswith("dask_ferro") else "it was not installed",
+        "plugin": type(plugin).__module__.startswith("dask_ferro"),
         "status": dask_worker.status.name,
         "threads": dask_worker.state.nthreads,
         "memory_limit": int(dask_worker.memory_manager.memory_limit or 0),
