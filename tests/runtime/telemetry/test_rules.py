@@ -500,6 +500,7 @@ def test_faults_of_a_process(where: str, change: dict[str, Any], severity: str, 
         pytest.param(checked(replace(PROCESS, python="3.11.9")), id="another patch of Python"),
         pytest.param(checked(a=replace(PROCESS, **other("dask_ferro", ""))), id="a version that is not known"),
         pytest.param(checked(replace(PROCESS, **other("onnxruntime", None))), id="a scheduler without onnxruntime"),
+        pytest.param(checked(replace(PROCESS, **other("numpy", "1.0"))), id="a scheduler with another numpy"),
     ],
 )  # fmt: skip
 def test_what_is_no_fault(facts: ClusterFacts) -> None:

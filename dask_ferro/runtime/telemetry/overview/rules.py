@@ -46,6 +46,8 @@ ENDLESS = (
     "AccountNotAllowed", "Invalid", "BadConstraints", "JobHeld", "AssocMaxJobs", "ReservationDeleted",
 )  # fmt: skip
 _TOO_LARGE = "PerJob"
+# What all processes have.
+_DASK = ("dask", "distributed")
 _OFF = "stealing is off, which would move it", "ff.install(client, stealing='informed')"
 
 
@@ -111,15 +113,14 @@ def _packages(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     )  # fmt: skip
     for package in PACKAGES:
         if package != "dask_ferro":
-            yield from _package(package, client.versions.get(package) or "", processes)
+            # The scheduler runs no task: of packages that tasks need it may have any release.
+            some = {at: one for at, one in processes.items() if at != "scheduler" or package in _DASK}
+            yield from _package(package, client.versions.get(package) or "", some)
 
 
 def _package(package: str, wanted: str, processes: Mapping[str, ProcessFacts]) -> Iterator[ClusterFinding]:
-    # A worker that lacks dask_ferro needs its whole environment, and the scheduler runs no task.
-    bare = [
-        at for at, one in processes.items()
-        if at != "scheduler" and one.lacks(package) and not one.lacks("dask_ferro")
-    ]  # fmt: skip
+    # A worker that lacks dask_ferro needs its whole environment.
+    bare = [at for at, one in processes.items() if one.lacks(package) and not one.lacks("dask_ferro")]
     yield from fault(
         "error", package, dict.fromkeys(bare, absent.NONE), wanted or "the client's",
         f"install it in the worker's environment: pip install {package}=={wanted}",
