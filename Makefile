@@ -9,11 +9,11 @@ BIN    := $(VENV)/bin
 LOCK := $(if $(shell command -v flock 2>/dev/null),flock Makefile,)
 
 # The demo needs fewer packages than the tests; if both are made, or the tests have run before, the larger set serves both.
-NEEDS_DEV := $(filter test quick memory check docs bench soak format,$(MAKECMDGOALS)) $(wildcard $(VENV)/.installed-dev)
+NEEDS_DEV := $(filter test quick check docs bench soak format,$(MAKECMDGOALS)) $(wildcard $(VENV)/.installed-dev)
 DEMO_STAMP := $(VENV)/.installed-$(if $(strip $(NEEDS_DEV)),dev,demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick test-versions memory check docs format bench soak clean
+.PHONY: help demo test quick test-versions check docs format bench soak clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -52,10 +52,7 @@ quick: $(VENV)/.installed-dev ## decisions and plain values, without a cluster o
 test-versions: | $(VENV)/bin/python ## the tests that depend on Dask, with its oldest, a middle and its newest release
 	$(BIN)/python -m tests.versions
 
-memory: $(VENV)/.installed-dev ## the whole test suite, and its peak memory
-	$(BIN)/python -m tests.peak $(MAKE) test
-
-check: $(VENV)/.installed-dev ## lint, format, spelling, types, import layers, and the counts of tests/house
+check: $(VENV)/.installed-dev ## lint, format, spelling, types, import layers, and tests/house: lines by room, private names, circles
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell

@@ -242,7 +242,7 @@ PLACEMENT = (
         "A task starts at its place by priority in a worker's queue.",
         (
             "worker_load:WorkerLoad.starts_in",
-            lambda old: lambda self, now, priority=None, surely=False: old(self, now, None, surely),
+            lambda old: lambda self, now, priority=None: old(self, now),
         ),
     ),
     swap_place(
@@ -276,12 +276,8 @@ W, L, D = "worker_load:WorkerLoad.", "ledger:Ledger.", "estimates:Durations."
 
 
 def _no_longer_than_projected(old: Any) -> Any:
-    def remaining(self: Any, entry: Any, now: float, surely: bool = False) -> float:
-        return max(
-            (entry.seconds if entry.known or not surely else 0.0) * self.slowness
-            - max(now - entry.started, 0.0),
-            0.0,
-        )
+    def remaining(self: Any, entry: Any, now: float) -> float:
+        return max(entry.seconds * self.slowness - max(now - entry.started, 0.0), 0.0)
 
     return remaining
 
@@ -292,10 +288,6 @@ def _without_own_estimate(old: Any) -> Any:
 
 def _never_provisional(old: Any) -> Any:
     return lambda self, prefix, device, annotated: (*self.of(prefix, device, annotated), False)
-
-
-def _but_peers(old: Any) -> Any:
-    return lambda self, kind, *rest: None if kind == "peer" else old(self, kind, *rest)
 
 
 swap_belief = partial(swap, "estimates")
@@ -337,16 +329,6 @@ ESTIMATES = (
         "links are never measured",
         "Latencies and bandwidths are learned.",
         ("estimates:Links.add", gives(None)),
-    ),
-    swap_belief(
-        "no peer link",
-        "Between devices of a host, transfers are of a class of their own.",
-        ("estimates:Links.add", _but_peers),
-    ),
-    swap_belief(
-        "copies to devices are free",
-        "A transfer includes the copies out of a device and into one.",
-        ("estimates:Links._copy", gives(0.0)),
     ),
     swap_belief(
         "own estimates are not corrected",
@@ -397,14 +379,6 @@ ESTIMATES = (
 N, V, S = "stealing.informed:", "ledger_view:LedgerView.", "scheduling_core:SchedulingCore."
 
 
-def _not_lost(old: Any) -> Any:
-    return lambda self, task, victim: old(self, task, victim)._replace(lost=False, is_held=victim.accepts)
-
-
-def _taken_to_the_last(old: Any) -> Any:
-    return lambda self, thief, victim, tentative, reserve: old(self, thief, victim, tentative, 0.0)
-
-
 def _without(**values: Any) -> Callable[[Any], Any]:
     """Return what shows a method of the policy other facts of the task."""
     return lambda old: lambda self, task, *rest: old(self, task._replace(**values), *rest)
@@ -412,14 +386,6 @@ def _without(**values: Any) -> Callable[[Any], Any]:
 
 def _seen_without(**values: Any) -> Callable[[Any], Any]:
     return lambda old: lambda self, address, now: old(self, address, now)._replace(**values)
-
-
-def _surely_by_guesses(old: Any) -> Any:
-    def seen(self: Any, address: str, now: float) -> Any:
-        worker = old(self, address, now)
-        return worker._replace(surely_in=worker.starts_in)
-
-    return seen
 
 
 steal = partial(rule, "stealing", _steal)
@@ -442,19 +408,18 @@ STEALING = (
     steal("reach", HUGE, "A step gives a thief 0.1 s of work at most; off: any."),
     steal("margin", 0.0, "A task moves if it ends 2 ms earlier."),
     steal("transfer_margin", 0.0, "That margin grows by half of the transfer."),
-    steal("shortest", 1e-6, "A task under 2 ms moves only when it is certain to wait."),
+    steal("shortest", 1e-6, "A task under 2 ms moves only when it is projected to wait."),
     steal("bears", 1.0, "Such a wait is ten times the cost of the move; off: once."),
     steal("bears", 100.0, "Such a wait is ten times the cost of the move; off: 100 times."),
-    steal("guesses", 0, "Tasks of unknown duration leave queues of two a thread at least."),
     steal(
         "patience",
         HUGE,
-        "From shorter queues they leave after 0.5 s, and then tasks count as overdue; off: never.",
+        "A task of unknown duration leaves a wait of 0.5 s, and a task that waited so long is overdue; off: never.",
     ),
     steal(
         "patience",
         0.05,
-        "From shorter queues they leave after 0.5 s, and then tasks count as overdue; off: 50 ms.",
+        "A task of unknown duration leaves a wait of 0.5 s, and a task that waited so long is overdue; off: 50 ms.",
     ),
     steal("tries", 1, "Eight tasks of a queue are considered for a move; off: one."),
     steal(
@@ -467,35 +432,14 @@ STEALING = (
     ),
     steal("pause", 0.0, "A paused worker is projected to stay paused for 1 s."),
     swap_steal(
-        "victims keep nothing",
-        "A victim is not left below its own threshold.",
-        (N + "Informed._best", _taken_to_the_last),
-    ),
-    swap_steal(
         "no task unlocks",
         "A worker whose task unlocks others steals only when it has none.",
         (V + "_seen", _seen_without(unlocks=False)),
     ),
     swap_steal(
-        "no stall is seen",
-        "A queue from which nothing started is expected to stall as long again.",
-        (V + "_seen", _seen_without(stalled_for=0.0)),
-        (W + "stalled_for", gives(0.0)),
-    ),
-    swap_steal(
-        "guesses are certain",
-        "Only known durations count as a certain wait.",
-        (V + "_seen", _surely_by_guesses),
-    ),
-    swap_steal(
         "readers pay alone",
         "Readers of one input share the margin of its transfer.",
         (N + "shared", gives(1)),
-    ),
-    swap_steal(
-        "lost tasks are no others",
-        "A task whose worker ends before it moves at any cost.",
-        (N + "Informed._at_victim", _not_lost),
     ),
     swap_steal(
         "thieves may end",
@@ -510,12 +454,7 @@ STEALING = (
     swap_steal(
         "overdue tasks as projected",
         "An overdue task is expected to wait as long again.",
-        (N + "_expected", gives(0.0)),
-    ),
-    swap_steal(
-        "ending workers are not shown",
-        "Queues of workers that end too early are shown first.",
-        (V + "_nearest", gives(())),
+        (W + "overdue", gives(0.0)),
     ),
     swap_steal(
         "one queue is shown",
@@ -642,7 +581,7 @@ SCALING = (
     swap_scale(
         "queue waits are the mean",
         "A pending job's age lengthens the projected wait.",
-        (F + "expected_wait", lambda old: lambda pool, jobs: pool.queue_wait),
+        (F + "_wait", lambda old: lambda pool, jobs: pool.queue_wait),
     ),
     swap_scale(
         "late jobs are no later",
@@ -653,14 +592,9 @@ SCALING = (
         ),
     ),
     swap_scale(
-        "no job is outrun",
-        "A pool whose job would come long before pending ones is asked.",
-        (F + "Fleet.is_outrun", gives(False)),
-    ),
-    swap_scale(
-        "pending jobs replace each other",
-        "Pending jobs of pools far apart do not replace each other.",
-        (F + "Fleet.are_apart", gives(False)),
+        "late jobs count",
+        "Another pool is asked for the work of jobs that are late.",
+        (F + "Outlook.is_late", gives(False)),
     ),
     swap_scale(
         "no successor ahead",
@@ -668,31 +602,17 @@ SCALING = (
         (F + "Outlook.ahead", lambda old: lambda self, works: self.parameters.notice),
     ),
     swap_scale(
-        "long tasks are no others",
-        "Tasks too long for the jobs there are a work of their own.",
-        (F + "Fleet._parted", lambda old: lambda self, work: [work]),
-    ),
-    swap_scale(
         "works are alone", "Threads that another work keeps busy do not help.", (G + "_shared", gives([]))
     ),
     swap_scale(
         "no room for starving works",
-        "Room for one job is kept for each starving work.",
-        (G + "starves", gives(False)),
-        (R + "starves", gives(False)),
+        "Each starving work gets one job before others get more.",
+        (F + "Fleet.starves", gives(False)),
     ),
     swap_scale(
         "no successor for data",
         "Successors are requested where data fits on no other job.",
         (G + "_succeed", gives(None)),
-    ),
-    swap_scale(
-        "no recall", "Leaving jobs that could be used again are recalled.", ("scaling.step:recall", gives([]))
-    ),
-    swap_scale(
-        "old jobs are recalled",
-        "A job in the second half of its life is not recalled.",
-        (F + "Fleet.is_old", lambda old: lambda self, job: self.is_spent(job)),
     ),
     swap_scale(
         "all end together",
@@ -701,7 +621,7 @@ SCALING = (
     ),
     swap_scale("idle jobs stay", "Idle jobs go.", (R + "_dismiss_idle", gives([]))),
     swap_scale(
-        "data keeps no job", "A job stays if its data fits nowhere.", (R + "_FreeMemory.admits", gives(True))
+        "data keeps no job", "A job stays if its data fits nowhere.", (R + "_Exits.fits", gives(True))
     ),
     swap_scale(
         "any width is soon",
@@ -714,13 +634,8 @@ SCALING = (
     swap_scale(
         "a running task ends as projected",
         "One that overran takes as long again, one never measured twice the longest run.",
-        (ADAPTER + "left", lambda old: lambda takes, ran: max(takes - ran, 1e-4)),
+        (ADAPTER + "seconds_left", lambda old: lambda takes, ran: max(takes - ran, 1e-4)),
         (ADAPTER + "unmeasured", lambda old: lambda longest, guess: guess),
-    ),
-    swap_scale(
-        "fine profiles",
-        "A profile of the work has 64 steps at most.",
-        ("scaling.remaining_work:_STEPS", becomes(HUGE)),
     ),
     Rule(
         "scaling",

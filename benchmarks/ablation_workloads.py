@@ -186,9 +186,9 @@ STRAGGLER = VirtualCluster(
 )
 TWO_CORES = VirtualCluster.local(8, cores=2)
 NODES = replace(VirtualCluster.hosts(4, 2, 2), cores=16)
-ONE_GPU = VirtualCluster.devices(1, 1, cores=4, peer=None)
-GPUS = VirtualCluster.devices(2, 4, other_host=Link(0.003, 6e9))
-FULL = {"memory": 400 * MB + 1000, "peer": None}
+ONE_GPU = VirtualCluster.devices(1, 1, cores=4)
+GPUS = VirtualCluster.devices(2, 4, same_host=Link(0.0001, 50e9), other_host=Link(0.003, 6e9))
+FULL = {"memory": 400 * MB + 1000}
 
 
 def _fixed() -> dict[str, Workload]:
@@ -221,7 +221,7 @@ def _fixed() -> dict[str, Workload]:
         "GPUs, cholesky": fixed(lambda seed: cholesky(10, 1.0, 8 * MB), GPUS),
         "full GPU": fixed(lambda seed: _blocks(16 + seed), VirtualCluster.devices(1, 1, **FULL)),
         "full GPUs and cores": fixed(lambda seed: _blocks(16 + seed), VirtualCluster.devices(1, 2, cores=2, **FULL)),
-        "overfull GPUs": fixed(_fill, VirtualCluster.devices(1, 2, memory=50 * MB, peer=None)),
+        "overfull GPUs": fixed(_fill, VirtualCluster.devices(1, 2, memory=50 * MB)),
     }  # fmt: skip
 
 

@@ -38,7 +38,8 @@ from distributed import Scheduler  # noqa: E402
 from distributed.comm.core import CommClosedError  # noqa: E402
 from distributed.scheduler import ClientState  # noqa: E402
 
-from dask_ferro.runtime.plugin.scheduler import FerroScheduler  # noqa: E402
+from dask_ferro.runtime.plugin.scheduler import Scheduling  # noqa: E402
+from dask_ferro.runtime.scheduler_plugin import put_on  # noqa: E402
 
 STOCK, FERRO = "stock", "ferro"
 CLIENT = "client"
@@ -115,9 +116,7 @@ async def started(stack: AsyncExitStack, contender: str, workers: int) -> Runnin
     with dask.config.set({"distributed.scheduler.active-memory-manager.start": False}):
         scheduler = await stack.enter_async_context(Scheduler(host="127.0.0.1", dashboard_address=":0"))
     if contender == FERRO:
-        plugin = FerroScheduler()
-        await plugin.start(scheduler)
-        scheduler.add_plugin(plugin)
+        await put_on(Scheduling(), dask_scheduler=scheduler)
     scheduler.clients[CLIENT] = ClientState(CLIENT)
     sent = {}
     for number in range(workers):

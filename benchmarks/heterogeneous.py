@@ -119,7 +119,7 @@ def mixed(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
 
 def virtual(cpus: int = CPUS) -> VirtualCluster:
     """Return the virtual cluster of the same workers."""
-    return VirtualCluster.devices(1, 1, faster=FASTER, cores=cpus, peer=None)
+    return VirtualCluster.devices(1, 1, faster=FASTER, cores=cpus)
 
 
 def simulated() -> dict[str, Any]:

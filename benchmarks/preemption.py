@@ -44,6 +44,7 @@ from preemption_overhead import WORKLOADS, overhead  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster  # noqa: E402
+from dask_ferro.runtime.scheduler_plugin import part_of  # noqa: E402
 
 SEED = 0
 CONTENDERS = ("stock", "off", "on")
@@ -265,8 +266,8 @@ def preempted_once(contender: str, work: Work, seed: int, kills: bool) -> dict[s
         futures = submitted(client, work, log)
         assert client.gather(futures) == [work.nbytes] * work.blocks
         seconds = time.monotonic() - began
-        plugin = cluster.scheduler.plugins.get("ferro-roster")
-        copies = dict(plugin.copies.made) if isinstance(plugin, Roster) and plugin.copies else {}
+        roster = part_of(cluster.scheduler, Roster)
+        copies = {} if roster is None else dict(roster.copies.made)
         again = Again.of(Path(log).read_text().splitlines(), preemptor.ends)
         return {
             "again": again.seconds,

@@ -17,6 +17,7 @@ from distributed import Client, wait
 
 import dask_ferro as ff
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
+from dask_ferro.runtime.scheduler_plugin import part_of, put_on
 
 # Of a tile of 1 MB.
 SIDE = 360
@@ -94,8 +95,9 @@ class Local(NamedTuple):
 
     def copies(self) -> Mapping[str, int]:
         """Return the "results" and "bytes" that were copied so far."""
-        made: Mapping[str, int] = self.scheduler.plugins["ferro-roster"].copies.made
-        return made
+        roster = part_of(self.scheduler, Roster)
+        assert roster is not None
+        return roster.copies.made
 
     def cpu(self) -> float:
         """Return the CPU seconds of the scheduler (with its client) and of the workers so far."""
@@ -104,7 +106,7 @@ class Local(NamedTuple):
     def expose(self, on: bool) -> None:
         """Declare both workers preemptible jobs, one each, or safe."""
         names = [str(ws.name) for ws in self.scheduler.workers.values()] if on else []
-        self.client.sync(self.client.scheduler.ferro_exposed, jobs={name: f"job-{name}" for name in names})
+        self.client.sync(self.client.scheduler.ferro_roster, exposed={name: f"job-{name}" for name in names})
 
     def once(self, work: Callable[[Client, float], None], on: bool, scale: float) -> dict[str, float]:
         """Run a workload once; return its figures."""
@@ -134,7 +136,7 @@ def local(processes: bool) -> Iterator[Local]:
         ) as cluster,
         Client(cluster) as client,
     ):
-        client.register_plugin(Roster())
+        client.run_on_scheduler(put_on, part=Roster())
         yield Local(client, cluster.scheduler)
 
 

@@ -76,7 +76,7 @@ class History:
             if self._told % STOLEN == 0:
                 victim, thief = self._random.sample(addresses, 2)
                 moved = Settled(f"k-{self._told}", victim, thief, "confirmed", now, 0.01, 0.001)
-                self._stealing.moves.write(moved, now)
+                self._stealing.records.moves.append(moved)
 
 
 def waiting(client: Client, tasks: int) -> list[Any]:

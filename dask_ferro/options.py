@@ -430,7 +430,7 @@ class ElasticOptions:
     surge: float = number(
         0.0,
         "Number of workers beyond the maximum while successors take over from jobs that are about to end (walltime, a"
-        " drained node, a preemption). 0: none; jobs that end together are then replaced one after the other, in time."
+        " preemption). 0: none; jobs that end together are then replaced one after the other, in time."
         " With a maximum of one job no other worker could take over its data: set 1 there.",
         "workers",
     )
@@ -446,8 +446,8 @@ class ElasticOptions:
     )
     failures: float = count(
         3,
-        "Number of batch jobs in a row that end before their worker connects after which their pool closes for a"
-        " while; null: never for that reason.",
+        "Number of batch jobs that end before their worker connects, less those that work, at which their pool closes"
+        " for a while; null: never for that reason.",
         "jobs",
         none="null",
         nothing=inf,

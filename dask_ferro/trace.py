@@ -23,6 +23,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dask_ferro import lines
 from dask_ferro.errors import ConfigError
 
 _VERSION = 1
@@ -44,8 +45,6 @@ DURATION = (
 )
 
 Key = Hashable
-# Converts one cell of a line; raises ValueError or TypeError for a wrong value.
-_Reader = Callable[[Any], Any]
 
 
 class Span(NamedTuple):
@@ -217,12 +216,6 @@ class Trace:
         threads = sum(self.workers.values())
         return max(self.critical_path, self.busy_seconds / threads if threads else 0.0)
 
-    @property
-    def ran_again(self) -> int:
-        """The number of repeated computations: of a graph that was run again, or of results that were lost."""
-        keys = [span.key for span in self.of("compute")]
-        return len(keys) - len(set(keys))
-
     def of(self, kind: str) -> Iterator[Span]:
         """Yield the spans of a kind."""
         return (span for span in self.spans if span.kind == kind)
@@ -269,12 +262,12 @@ class Trace:
             For a file that cannot be read, is not a trace, has another version, or was cut short.
         """
         where = f"trace {str(path)!r}"
-        lines = io.StringIO(_text(Path(path), where))
-        head = _header(lines.readline(), where)
+        text = io.StringIO(_text(Path(path), where))
+        head = _header(text.readline(), where)
         found: dict[type, list[Any]] = {Span: [], TracedTask: []}
-        for number, line in enumerate(lines, start=2):
+        for number, line in enumerate(text, start=2):
             try:
-                row = _row(json.loads(line))
+                row = _row(line)
             except (ValueError, TypeError, RecursionError, OverflowError) as error:
                 got = f"{where}, line {number}: got {line[:60]!r}"
                 raise ConfigError(f"{got}, wanted a span or a task ({error})") from None
@@ -298,13 +291,9 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     if target.suffix == ".gz":
         # No time in the gzip header, so that equal traces give equal files.
         content = gzip.compress(content, compresslevel=6, mtime=0)
-    # In the same folder, as a rename is atomic only within a file system; hidden, so that no glob pattern matches it.
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        partial.write_bytes(content)
-        os.replace(partial, target)
+        lines.put(os.fspath(path), content)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise ConfigError(f"trace {str(target)!r}: cannot be written ({error})") from error
 
 
@@ -338,96 +327,81 @@ def _plain(key: Key) -> Any:
 
 
 def _key(plain: Any) -> Any:
-    if isinstance(plain, list):
-        return _keys(plain)
-    if isinstance(plain, dict) and set(plain) == {"bytes"}:
+    if type(plain) is list:
+        return tuple(map(_key, plain))
+    if type(plain) is dict and set(plain) == {"bytes"}:
         return bytes.fromhex(plain["bytes"])
-    return _checked(plain, type(plain) in (str, int, float) and plain == plain, "a key")
+    if type(plain) not in (str, int, float) or plain != plain:
+        raise ValueError(f"got {plain!r}, wanted a key")
+    return plain
 
 
-def _keys(plain: Any) -> tuple[Key, ...]:
-    return tuple(_key(part) for part in _checked(plain, type(plain) is list, "keys"))
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < MOST_BYTES
 
 
-def _checked(value: Any, ok: bool, wanted: str) -> Any:
-    if not ok:
-        raise ValueError(f"got {value!r}, wanted {wanted}")
-    return value
+def _is_place(value: object) -> bool:
+    return value is None or (type(value) is int and abs(value) < MOST_BYTES)
 
 
-def is_time(value: Any) -> bool:
-    """Return whether a value is a plausible number of seconds: finite, and at most 1e12 either way.
-
-    >>> is_time(1.5), is_time(float("nan")), is_time(1e300), is_time(10**400)
-    (True, False, False, False)
-    """
-    return type(value) in (int, float) and -_MOST_TIME <= value <= _MOST_TIME
+def _is_time(value: object, most: float = _MOST_TIME) -> bool:
+    return type(value) in (int, float) and -most <= value <= most  # type: ignore[operator]
 
 
-def _reader(fits: Callable[[Any], bool], wanted: str) -> _Reader:
-    return lambda value: _checked(value, fits(value), wanted)
+# What a field has to be, by its name in `Span`, `TracedTask` and `About`; keys are checked as they are read.
+_WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("kind", "prefix", "group", "worker", "source", "region", "placement"),
+        (lambda value: type(value) is str, "a text"),
+    ),
+    **dict.fromkeys(("lane", "nbytes"), (_is_count, "a count below 2^63")),
+    **dict.fromkeys(("start", "stop"), (_is_time, "a finite number of seconds")),
+    **dict.fromkeys(("order", "stage", "micro_batch"), (_is_place, "a place or null")),
+    "seconds": (lambda value: _is_time(value, MOST_SECONDS), f"at most {MOST_SECONDS:g} seconds"),
+}
 
 
-_string = _reader(lambda v: type(v) is str, "a text")
-_count = _reader(lambda v: type(v) is int and 0 <= v < MOST_BYTES, "a count below 2^63")
-_threads = _reader(lambda v: type(v) is int and 0 <= v <= _MOST_THREADS, "a number of threads")
-_time = _reader(is_time, "a finite number of seconds")
-_seconds = _reader(lambda v: is_time(v) and v <= MOST_SECONDS, f"at most {MOST_SECONDS:g} seconds")
-_number = _reader(lambda v: type(v) in (int, float) and -1e300 < v < 1e300, "a finite number")
-_place = _reader(lambda v: v is None or (type(v) is int and abs(v) < MOST_BYTES), "a place or null")
-_SPAN: tuple[_Reader, ...] = (
-    *(_string, _key, _string, _string, _count, _time, _time, _count, _string),
-    *(_string, _string),
-)
-
-
-def _about(value: Any) -> About:
-    if value is None:
-        return About()
-    region, placement, stage, micro_batch = _checked(value, type(value) is list, "a list or null")
-    return About(_string(region), _string(placement), _place(stage), _place(micro_batch))
-
-
-_TASK: tuple[_Reader, ...] = (_key, _string, _string, _seconds, _count, _keys, _place, _about)
-
-
-def _row(row: Any) -> Span | TracedTask:
+def _row(line: str) -> Span | TracedTask:
     """Return the span or task of one line; raise ValueError or TypeError for anything else."""
-    name, *cells = row
-    if name == "span":
-        return Span(*_read(_SPAN, cells))
-    if name == "task":
-        return TracedTask(*_read(_TASK, cells))
-    raise ValueError(f"got {name!r}")
+    name, *cells = json.loads(line)
+    kind: Any = {"span": Span, "task": TracedTask}.get(name)
+    if kind is None:
+        raise ValueError(f"got {name!r}")
+    row = dict(zip(kind._fields, cells, strict=True))
+    row["key"] = _key(row["key"])
+    if kind is TracedTask:
+        if type(row["dependencies"]) is not list:
+            raise ValueError(f"got {row['dependencies']!r}, wanted keys")
+        row["dependencies"] = _key(row["dependencies"])
+        row["about"] = _checked(About(*row["about"] or ()))
+    record: Span | TracedTask = _checked(kind(**row))
+    return record
 
 
-def _read(readers: tuple[_Reader, ...], cells: list[Any]) -> list[Any]:
-    # `strict` refuses a line with fewer or more cells, such as one that was cut short.
-    return [read(cell) for read, cell in zip(readers, cells, strict=True)]
+def _checked(record: Any) -> Any:
+    for name, value in zip(record._fields, record, strict=True):
+        fits, wanted = _WANTED.get(name, (None, ""))
+        if fits is not None and not fits(value):
+            raise ValueError(f"{name}: got {value!r}, wanted {wanted}")
+    return record
 
 
 def _text(path: Path, where: str) -> str:
     try:
         content = path.read_bytes()
         if content.startswith(_GZIP):
-            content = _unpacked(content, where)
+            most = max(_LEAST_UNPACKED, _MOST_RATIO * len(content))
+            with gzip.open(io.BytesIO(content)) as file:
+                # One byte more than is allowed proves the excess; the whole content might not fit into memory.
+                unpacked = file.read(most + 1)
+            if len(unpacked) > most:
+                raise ConfigError(
+                    f"{where}: {len(content)} bytes unpack to more than {most}, as no trace's do"
+                )
+            content = unpacked
         return content.decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: cannot be read ({error})") from error
-
-
-def _unpacked(content: bytes, where: str) -> bytes:
-    """Return the content of a gzip file; refuse one that would unpack to far more than a trace can."""
-    most = max(_LEAST_UNPACKED, _MOST_RATIO * len(content))
-    with gzip.open(io.BytesIO(content)) as file:
-        # One byte more than is allowed proves the excess; the whole content might not fit into memory.
-        unpacked = file.read(most + 1)
-    if len(unpacked) > most:
-        raise ConfigError(
-            f"{where}: its {len(content)} bytes unpack to more than {most}, which no trace does; the file is damaged or"
-            " hostile"
-        )
-    return unpacked
 
 
 def _check_order(tasks: Iterable[TracedTask], where: str) -> None:
@@ -449,19 +423,6 @@ def _check_order(tasks: Iterable[TracedTask], where: str) -> None:
         ) from None
 
 
-def check_times(trace: Trace) -> None:
-    """Raise `ConfigError` for a span or a task whose time is NaN, infinite or beyond `_MOST_TIME`."""
-    for span in trace.spans:
-        if not (is_time(span.start) and is_time(span.stop)):
-            raise ConfigError(
-                f"trace: span {span.key!r} ({span.kind}) is from {span.start} to {span.stop}, wanted finite seconds;"
-                " its recorder has no usable clock"
-            )
-    for task in trace.tasks:
-        if not is_time(task.seconds):
-            raise ConfigError(f"trace: task {task.key!r} has {task.seconds} seconds, wanted a finite number")
-
-
 def _header(line: str, where: str) -> dict[str, Any]:
     try:
         head = json.loads(line)
@@ -470,8 +431,11 @@ def _header(line: str, where: str) -> dict[str, Any]:
     if not isinstance(head, dict) or head.get("ferrotrace") != _VERSION:
         raise ConfigError(f"{where}: got {line[:60]!r}, wanted a trace of version {_VERSION}")
     try:
-        workers = {str(name): _threads(threads) for name, threads in head["workers"].items()}
-        counts = {str(name): _number(value) for name, value in head["counts"].items()}
-        return {"workers": workers, "counts": counts, "rows": list(head["rows"])}
+        threads, counts = head["workers"].values(), head["counts"].values()
+        if not all(type(n) is int and 0 <= n <= _MOST_THREADS for n in threads):
+            raise ValueError("a number of threads is none")
+        if not all(_is_time(value, 1e300) for value in counts):
+            raise ValueError("a count is no finite number")
+        return {**head, "rows": list(head["rows"])}
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: its first line is damaged ({error!r})") from None

@@ -5,6 +5,7 @@ Durations are seconds, sizes bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 # (from, unit in seconds, its name).  Minutes from ten on: 83 s is more precise than 1.4 min.
@@ -85,6 +86,15 @@ def at_most(most: int, texts: Iterable[str], number: int | None = None, before: 
     shown = known[:most]
     more = (len(known) if number is None else number) - len(shown)
     return [*shown, f"{before}{more:,} more"] if more > 0 else shown
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """Return a sort key by which numbers in names compare by their values.
+
+    >>> sorted(["w10", "w2", "10", "9"], key=natural)
+    ['9', '10', 'w2', 'w10']
+    """
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
 def short(text: object, most: int = 80) -> str:

@@ -28,6 +28,7 @@ from distributed.diagnostics.task_stream import TaskStreamPlugin
 import dask_ferro as ff
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.plugin.settings import Settings
+from dask_ferro.runtime.scheduler_plugin import put_on
 from tests.waiting import BOUND_S, WHOLE_S
 
 CHECKED = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
@@ -139,7 +140,7 @@ async def opened(
         cluster = await stack.enter_async_context(kind(**settings))
         client = await stack.enter_async_context(Client(cluster, asynchronous=True))
         if roster:
-            await client.register_plugin(Roster())
+            await client.run_on_scheduler(put_on, part=Roster())
         if installed is not False:
             await ff.install(client, **({} if installed is True else installed))
         there = list(cluster.workers.values())

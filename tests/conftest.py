@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings, strategies
 
 import dask_ferro as ff
 from dask_ferro.engines.onnxruntime.host_memory import give_back
-from tests import needs, peak, quick
+from tests import needs, quick
 from tests.second_try import pytest_collection_modifyitems  # noqa: F401 - a hook
 from tests.waiting import WHOLE_S
 
@@ -81,9 +81,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tell `tests/peak.py` which test runs, and skip a test whose needs this machine lacks."""
-    if folder := os.environ.get(peak.FOLDER):
-        Path(folder, str(os.getpid())).write_text(item.nodeid)
+    """Skip a test whose needs this machine lacks."""
     for mark in item.iter_markers("needs"):
         needs.require(*mark.args)
 

@@ -36,8 +36,8 @@ async def main():
         with ff.Require("cpu"):
             wanted = client.submit(sum, [1, 2], pure=False)
         assert await wanted == 3
-        plugin = cluster.scheduler.plugins["ferro"]
-        assert plugin.stealing is not None and not plugin.late
+        part = cluster.scheduler.plugins["ferro"].parts["scheduling"]
+        assert part.stealing is not None and not part.late
         reports = [worker.metrics["ferro"](worker) for worker in cluster.workers.values()]
         assert all(report["flops"] for report in reports), reports
         await ff.uninstall(client)

@@ -18,7 +18,6 @@ from distributed import Event, Scheduler
 import dask_ferro as ff
 from dask_ferro import config
 from dask_ferro.runtime.elastic.options import elastic_options
-from dask_ferro.runtime.plugin.install import figures
 from dask_ferro.runtime.plugin.settings import Settings
 from tests.clusters import on_cluster
 from tests.each import each
@@ -112,7 +111,7 @@ STOCK = {is_on: {"distributed.scheduler.work-stealing": is_on} for is_on in (Tru
 @on_cluster(2)
 async def test_dasks_own_switch_decides_where_no_policy_was_named(client, scheduler, config, told, wanted):
     await ff.install(client, **told)
-    assert (await figures(client))["stealing"] == wanted
+    assert scheduler.extensions["stealing"].settings.stealing == wanted
     first = next(iter(scheduler.workers))
     where = {"workers": [first], "allow_other_workers": True, "pure": False}
     blocked = client.submit(opened, "go", **where)

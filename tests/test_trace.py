@@ -150,8 +150,9 @@ SPAN = '["span", "compute", "k", "p", "w", 0, 0.0, 1.0, 8, "", "", ""]\n'
             id="a stage is a number"),
         pytest.param(HEAD + "3\n", "line 2", id="a number is no row"),
         pytest.param(HEAD + '["event"]\n', "line 2.*'event'", id="an unknown row is named"),
-        pytest.param(HEAD + '["task", "k", "p", "g", 1, 8, "ab"]\n', "line 2.*keys", id="dependencies are a list"),
-        pytest.param(HEAD + '["task", "k", "p", "g", 1, 8, [], "first"]\n', "line 2.*place",
+        pytest.param(HEAD + '["task", "k", "p", "g", 1, 8, "ab", 0, null]\n', "line 2.*keys",
+            id="dependencies are a list"),
+        pytest.param(HEAD + '["task", "k", "p", "g", 1, 8, [], "first", null]\n', "line 2.*place",
             id="an order is a number"),
     ],
 )  # fmt: skip

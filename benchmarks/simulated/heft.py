@@ -97,4 +97,5 @@ def _gap(taken: Iterable[tuple[float, float]], ready: float, seconds: float) -> 
 def _moving(source: VirtualWorker, to: VirtualWorker, nbytes: int, cluster: VirtualCluster) -> float:
     if source.address == to.address:
         return 0.0
-    return cluster.link(source, to)[1].latency + cluster.moving(source, to, nbytes)
+    link = cluster.link(source, to)[1]
+    return link.latency + nbytes / link.bandwidth

@@ -69,7 +69,8 @@ def _run_again(path: str, policies: tuple[str, ...], seed: int, as_json: bool) -
         click.echo(json.dumps(compared.as_dict()))
         return
     show_comparison(console(), compared, title="recorded, and simulated")
-    if again := trace.ran_again:
+    computed = [span.key for span in trace.of("compute")]
+    if again := len(computed) - len(set(computed)):
         click.echo(
             f"the recording has {again:,} repeated computations; the simulation runs each task once, so the recorded"
             " run did more work than the simulated ones",

@@ -52,15 +52,15 @@ def top(
     """
     import asyncio
 
-    from dask_ferro.runtime.telemetry.top import SchedulerConnection, where
+    from dask_ferro.runtime.telemetry.top import where
     from dask_ferro.views.top.live import Screen, print_once
 
-    line = SchedulerConnection(where(scheduler, scheduler_file))
+    address = where(scheduler, scheduler_file)
     choice = Choice(wanted=wanted).sorted_by(sort)
     # The screen needs a POSIX terminal, and a pipe has no keyboard.
     if once or as_json or not sys.stdout.isatty() or sys.platform == "win32":
-        asyncio.run(print_once(line, choice, as_json))
+        asyncio.run(print_once(address, choice, as_json))
     else:
-        number = asyncio.run(Screen(line, choice, interval).run())
+        number = asyncio.run(Screen(address, choice, interval).run())
         if number:
             leave(128 + number, "terminated")

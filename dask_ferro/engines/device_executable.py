@@ -20,7 +20,6 @@ from dask_ferro.engines import Array, array
 from dask_ferro.engines.array.passes.host_ops import SMALL_BYTES
 from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.device.results import results_of
 from dask_ferro.engines.device_selection import device_engines, runs_of
 from dask_ferro.engines.executable import (
     BundleSteps,
@@ -121,7 +120,7 @@ class DeviceSpace(NamedTuple):
             return made
 
         def left(made: DeviceValueStore) -> tuple[Array, ...]:
-            return results_of(made.released(n, down=i in self.down) for i, n in enumerate(bundle.outputs))
+            return tuple(made.released(n, down=i in self.down) for i, n in enumerate(bundle.outputs))
 
         return self.residency.run(queued, left, arrays)
 

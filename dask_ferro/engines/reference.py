@@ -136,7 +136,7 @@ class ReferenceRun:
 
     def watched(self, watch: OpHook) -> Watched:
         """Return the same run, which is one operator for `watch`: the evaluator's loop has no hooks."""
-        return Watched(watch.kernel("reference", f"{self._nodes} nodes", "", self))
+        return Watched(watch("reference", f"{self._nodes} nodes", "", self))
 
 
 def _array(result: Array) -> Array:

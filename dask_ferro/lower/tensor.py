@@ -20,9 +20,10 @@ from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.tensor.emit import Outputs, build
 from dask_ferro.graph.tensor.imported.model import TensorModel, tensor_model
 from dask_ferro.graph.tensor.tensor import Tensor
-from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.inputs.keys import is_dask_array
 from dask_ferro.lower.limits import limits
+from dask_ferro.lower.model.collection import ModelGraph
+from dask_ferro.lower.model.from_onnx import from_onnx
 from dask_ferro.lower.prepared.remote import fetched
 
 __all__ = ["Tensor", "TensorModel", "compute", "load", "to_graph"]

@@ -223,41 +223,25 @@ class Link(NamedTuple):
 # MB/s everywhere.  Between hosts: typical of 10 GbE.
 SAME_HOST = Link(0.002, 0.8e9)
 OTHER_HOST = Link(0.003, 0.3e9)
-OUT_OF_DEVICE = Link(0.0002, 6e9)
-# Between devices of a host with peer access: typical of NVLink of two generations ago.
-PEER = Link(0.0001, 40e9)
 
 
 @dataclass(slots=True)
 class Links:
     """Seconds of moving a task's inputs to a worker, by class of link, learned from transfers.
 
-    Classes are "host" (between processes of a host), "hosts" (between hosts), "device" (out of a device's memory or
-    into it, in addition to the former) and "peer" (between devices of a host, without additions).  "peer" exists once
-    a worker has measured it: until then a transfer between devices goes through host memory.
+    Classes are "host" (between processes of a host) and "hosts".  Copies out of devices and into them, ten times as
+    fast as a network, are part of what is measured.
     """
 
-    classes: dict[str, Link] = field(
-        default_factory=lambda: {"host": SAME_HOST, "hosts": OTHER_HOST, "device": OUT_OF_DEVICE}
-    )
+    classes: dict[str, Link] = field(default_factory=lambda: {"host": SAME_HOST, "hosts": OTHER_HOST})
 
     def copy(self) -> Links:
         """Return an independent copy, which later transfers do not change."""
         return Links(dict(self.classes))
 
-    def add(self, kind: str, nbytes: int, seconds: float, copies: int = 0) -> None:
-        """Learn from a transfer of `nbytes` that took `seconds` on a class of link.
-
-        Parameters
-        ----------
-        copies : int
-            How often the bytes also went out of a device or into one in these seconds.
-        """
-        if kind == "peer":
-            self.classes.setdefault(kind, PEER)
+    def add(self, kind: str, nbytes: int, seconds: float) -> None:
+        """Learn from a transfer of `nbytes` that took `seconds` on a class of link."""
         latency, bandwidth = self.classes[kind]
-        if copies:
-            seconds = max(seconds - copies * self._copy(nbytes), _BYTES_SHARE * seconds)
         if nbytes <= LIGHT:
             latency += (seconds - latency) * NEWEST
         elif seconds > 0.0:
@@ -279,21 +263,12 @@ class Links:
         """
         total = 0.0
         latency = 0.0
-        for nbytes, holders, device, _ in inputs:
+        for nbytes, holders, _ in inputs:
             if to.address in holders:
                 continue
             near = any(hosts.get(holder) == to.host for holder in holders)
-            copies = (device != "cpu") + (to.device != "cpu")
-            is_peer = near and copies == 2 and "peer" in self.classes
-            link = self.classes["peer" if is_peer else "host" if near else "hosts"]
+            link = self.classes["host" if near else "hosts"]
             total += nbytes / link.bandwidth
             # Inputs are fetched concurrently, so that only the largest latency counts.
             latency = max(latency, link.latency)
-            if copies and not is_peer:
-                total += copies * self._copy(nbytes)
         return total + latency
-
-    def _copy(self, nbytes: int) -> float:
-        """Return the seconds of copying bytes out of a device's memory or into it."""
-        link = self.classes["device"]
-        return nbytes / link.bandwidth + link.latency

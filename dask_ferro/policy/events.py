@@ -184,12 +184,11 @@ class SpeedLearned(NamedTuple):
 
 
 class TransferLearned(NamedTuple):
-    """A transfer over a class of link took `seconds`, including `copies` copies out of or into a device."""
+    """A transfer over a class of link took `seconds`."""
 
     link: str
     nbytes: int
     seconds: float
-    copies: int = 0
 
 
 class LoopMeasured(NamedTuple):

@@ -21,11 +21,10 @@ def kind_of(device: str) -> str:
 
 
 class Replica(NamedTuple):
-    """An input of a task: its size, the workers that hold it, its kind of memory and, where known, its key."""
+    """An input of a task: its size, the workers that hold it and, where known, its key."""
 
     nbytes: int
     holders: frozenset[Address]
-    device: str = "cpu"
     key: Key = None
 
 
@@ -121,18 +120,12 @@ class Worker(NamedTuple):
         Threads that run a task or have one queued for them.
     waiting : int
         Tasks in its queue: assigned, not started, not being moved away.
-    unknown : int
-        Those of them whose duration is a guess.
     slowness : float
         Measured over projected seconds of the tasks it ran; 2 means half as fast as projected.
     accepts : bool
         Whether it may be assigned tasks (neither paused nor retiring).
     unlocks : bool
         Whether it runs a task that is the last missing input of another task.
-    stalled_for : float
-        Seconds for which tasks have waited in its queue without any of them starting, as observed.
-    surely_in : float
-        `starts_in` without guesses: tasks of unknown duration count for as long as they have run.
     ends_in : float
         Seconds until it is gone in any case: its job's walltime or its lifetime.
     room : int or None
@@ -153,16 +146,13 @@ class Worker(NamedTuple):
     starts_in: float
     busy: int
     waiting: int
-    unknown: int = 0
     slowness: float = 1.0
     accepts: bool = True
     unlocks: bool = False
-    stalled_for: float = 0.0
     runs_dry_in: float = 0.0
     ends_in: float = inf
     room: int | None = None
     most: int | None = None
-    surely_in: float = 0.0
     holds: int = 0
     turn: int = 0
 

@@ -101,7 +101,6 @@ class Ledger(LedgerView):
         if address in self.hosts:
             self.hosts = {known: host for known, host in self.hosts.items() if known != address}
         self.ends.pop(address, None)
-        self._outlasted.pop(address, None)
         self._last = None
         if row is None:
             return
@@ -150,7 +149,6 @@ class Ledger(LedgerView):
         """Set when a worker, possibly one that has not joined yet, will be gone; None: unknown."""
         if at is None:
             self.ends.pop(address, None)
-            self._outlasted.pop(address, None)
         else:
             self.ends[address] = at
         row = self.rows.get(address)
@@ -306,8 +304,6 @@ class Ledger(LedgerView):
         self._touch(row, now)
 
     def _queue_up(self, now: float, entry: Entry, row: WorkerLoad) -> None:
-        if not row.queue:
-            row.queue_since = now
         entry.state, entry.started = "queued", None
         entry.expected = row.starts_in(now, entry.priority)
         insort(row.queue, (entry.priority, entry.sequence, entry))
@@ -394,14 +390,8 @@ class Ledger(LedgerView):
 
     def _count(self, row: WorkerLoad, entry: Entry, sign: int) -> None:
         self.waiting += sign
-        seconds = sign * entry.seconds
-        if not entry.known:
-            row.unknown += sign
-            row.guessed_seconds += seconds
-        row.waiting_seconds += seconds
         # What was added and taken again leaves a rest.
-        if not row.queue:
-            row.waiting_seconds = row.guessed_seconds = 0.0
+        row.waiting_seconds = row.waiting_seconds + sign * entry.seconds if row.queue else 0.0
 
     def _announce(self, request: PendingRequest, sign: int) -> None:
         entry, thief = request.entry, request.thief
@@ -468,15 +458,7 @@ class Ledger(LedgerView):
         self.version = row.version = self.version + 1
         if len(self.rows) > FEW:  # fewer workers are not kept in order
             self._order.touch(row, now)
-        if self.ends:
-            self._judge_end(row, now)
         self._load(row)
-
-    def _judge_end(self, row: WorkerLoad, now: float) -> None:
-        if row.queue and row.ends_at < now + row.starts_in(now) and self._is_here(row):
-            self._outlasted[row.address] = None
-        else:
-            self._outlasted.pop(row.address, None)
 
     def _is_here(self, row: WorkerLoad) -> bool:
         return self.rows.get(row.address) is row

@@ -7,7 +7,6 @@ the workers and tasks in it.  Durations are seconds, on the caller's clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import nsmallest
 from itertools import islice, zip_longest
 from math import inf
 from typing import Any
@@ -53,7 +52,6 @@ class LedgerView:
         self._loads: list[tuple[float, Address]] = []  # ascending, of workers with a queue
         self._order = IdleOrder(self.rows)
         self._everyone: list[Address] = []
-        self._outlasted: dict[Address, None] = {}  # workers that end before their queue does
         self._last: float | None = None  # the latest end of any worker; None: to be computed
 
     def worker(self, address: Address, now: float, priority: Any = None) -> Worker:
@@ -65,28 +63,25 @@ class LedgerView:
             address, row.host, row.device, row.nthreads,
             dry if priority is None or not queue else row.starts_in(now, priority),
             min(len(row.running) + (0 if row.is_blocked else queue) + row.incoming, row.nthreads),
-            queue, row.unknown, row.slowness, row.accepts,
+            queue, row.slowness, row.accepts,
             # Positional: keywords would take half as long again.
-            False, 0.0, dry, row.ends_at - now,
+            False, dry, row.ends_at - now,
             None if row.most is None else row.most - self.facts.live(address) - row.promised, row.most,
-            dry, self.facts.holds(address), row.turn,
+            self.facts.holds(address), row.turn,
         )  # fmt: skip
 
     def _seen(self, address: Address, now: float) -> Worker:
-        """Return a worker's facts, with those that need a pass over its running tasks."""
-        row = self.rows[address]
-        unlocks = any(map(self.facts.unlocks, row.running))
-        stalled, surely = row.stalled_for(now), row.starts_in(now, surely=True)
-        return self.worker(address, now)._replace(unlocks=unlocks, stalled_for=stalled, surely_in=surely)
+        """Return a worker's facts, with whether one of its running tasks unlocks others."""
+        unlocks = any(map(self.facts.unlocks, self.rows[address].running))
+        return self.worker(address, now)._replace(unlocks=unlocks)
 
     def longest(self) -> float:
         """Return the seconds of the longest queue, without running tasks."""
         return self._loads[-1][0] if self._loads else 0.0
 
     def waits_for(self, now: float, seconds: float) -> bool:
-        """Return whether a queued task is projected to wait, or has waited, for at least `seconds`."""
-        rows = (self.rows[address] for _, address in reversed(self._loads))
-        return any(row.starts_in(now) >= seconds or row.stalled_for(now) >= seconds for row in rows)
+        """Return whether a queued task is projected to wait for at least `seconds`."""
+        return any(self.rows[address].starts_in(now) >= seconds for _, address in reversed(self._loads))
 
     def queue(self, address: Address, depth: int = DEPTH, now: float = 0.0) -> tuple[TaskFacts, ...]:
         """Return the movable tasks in a worker's queue, the last to start first."""
@@ -178,18 +173,16 @@ class LedgerView:
             The most tasks shown.
         """
         hungry = tuple(address for address in hungry if address in self.rows)
-        is_free = asked is None
-        busiest = self._busiest(victims, skip) if is_free else ()
-        outlasted = self._nearest(victims) if is_free and self._outlasted else ()
+        busiest = self._busiest(victims, skip) if asked is None else ()
         asked = asked or {}
         known = {a: tuple(filter(self.rows.__contains__, asked[a])) for a in hungry if a in asked}
         # The first choice of every thief comes before any second choice: there may be room for no more.
         in_turn = (victim for turn in zip_longest(*known.values()) for victim in turn if victim is not None)
-        shown = dict.fromkeys((*outlasted, *busiest, *in_turn))
+        shown = dict.fromkeys((*busiest, *in_turn))
         queues = self._ends_of(shown, tasks, now)
         workers = {a: self._seen(a, now) for a in dict.fromkeys((*hungry, *shown))}
         moving = (links or Links()).copy()
-        return Snapshot(now, hungry, busiest, workers, queues, moving, self.hosts, outlasted, known)
+        return Snapshot(now, hungry, busiest, workers, queues, moving, self.hosts, known)
 
     def _ends_of(
         self, addresses: Iterable[Address], tasks: int, now: float
@@ -227,9 +220,6 @@ class LedgerView:
         workers = {address: self._seen(address, now) for address in dict.fromkeys((*hungry, *shown))}
         moving = (links or Links()).copy()
         return Snapshot(now, hungry, tuple(shown), workers, shown, moving, self.hosts)
-
-    def _nearest(self, count: int) -> tuple[Address, ...]:
-        return tuple(nsmallest(count, self._outlasted, key=lambda address: (self.ends[address], address)))
 
     def soonest(
         self, now: float, count: int, priority: Any = None, lasting: float = 0.0, room: int = 0

@@ -19,7 +19,7 @@ Durations are seconds.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +57,7 @@ IDLE = 256
 # A saturated loop counts as such until its load is below this share of the bound, as each change sends every worker a
 # message.
 EASED = 0.9
+_COUNTS = ("requests", *events.OUTCOMES, "seconds_moving", "seconds_worked")
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,9 @@ class SchedulingCore:
     state : StealingState
         The state of the stealing policy.
     counts : mapping of str to float
-        "requests", "confirmed", "refused", "stale".
+        "requests", "confirmed", "refused", "stale"; "seconds_moving", the projected costs of confirmed moves;
+        "seconds_worked", the durations of stolen tasks.  A thread works on one task at a time, so the latter is time
+        that was filled; gains cannot be added up, since many tasks wait at the same time.
     steps, sweeps : int
         Number of policy steps and of sweeps.
     found : OverdueTasks
@@ -127,7 +130,7 @@ class SchedulingCore:
         self.facts = facts
         self.ledger.listens = True
         self.state = StealingState()
-        self.counts: dict[str, float] = defaultdict(float)
+        self.counts: dict[str, float] = dict.fromkeys(_COUNTS, 0)
         self.steps = 0
         self.found: OverdueTasks = look(self.ledger, 0.0, [], policy.parameters.patience, 0)
         self.coalesce, self.tick = coalesce, tick
@@ -236,6 +239,7 @@ class SchedulingCore:
         # The duration by the worker's clock, but no more than has passed here.
         worked = min(seconds, max(now - requested, 0.0))
         self._outcomes.append(Outcome("started", victim, thief, delay))
+        self.counts["seconds_worked"] += worked
         self._decided.append(events.Arrived(entry.key, victim, thief, requested, delay, worked))
 
     def _restarted(self, event: events.Restarted, now: float) -> None:
@@ -439,6 +443,8 @@ class SchedulingCore:
         """
         key, victim, thief = request.entry.key, request.entry.worker.address, request.thief.address
         self.counts[outcome] += 1
+        if outcome == "confirmed":
+            self.counts["seconds_moving"] += request.cost
         self._decided.append(events.Settled(key, victim, thief, outcome, now, request.gain, request.cost))
         if outcome != "confirmed" and thief in self.ledger.rows:
             self._outcomes.append(Outcome(outcome, victim, thief))

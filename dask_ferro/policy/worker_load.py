@@ -96,13 +96,10 @@ class WorkerLoad:
     most: int | None = None  # total bytes of its device, where they are counted
     promised: int = 0  # device bytes projected for its tasks and for those on their way to it
     queue: list[tuple[Any, int, Entry]] = field(default_factory=list)  # by priority, the next to start first
-    queue_since: float = 0.0  # when the queue was last empty
     turn: int = 0  # sequence number of the newest task assigned to it
     running: dict[Key, Entry] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
     waiting_seconds: float = 0.0
-    unknown: int = 0
-    guessed_seconds: float = 0.0  # the part of `waiting_seconds` that is a guess
     incoming: int = 0
     incoming_seconds: float = 0.0
     measured: Mean = field(default_factory=Mean)
@@ -122,37 +119,27 @@ class WorkerLoad:
         """Whether it accepts tasks and nothing in its own queue can occupy its next free thread."""
         return self.accepts and (not self.queue or len(self.running) < self.nthreads)
 
-    def stalled_for(self, now: float) -> float:
-        """Return the seconds for which tasks have waited here without any of them starting."""
-        if not self.queue:
-            return 0.0
-        started = [entry.started for entry in self.running.values() if entry.started is not None]
-        return max(now - max([self.queue_since, *started]), 0.0)
-
-    def starts_in(self, now: float, priority: Any = None, surely: bool = False) -> float:
+    def starts_in(self, now: float, priority: Any = None) -> float:
         """Return the seconds until a task that joined the queue now would start.
 
         Parameters
         ----------
         priority : optional
             That of the task; default: it would start last.
-        surely : bool
-            Count no guesses: a queued task of unknown duration takes no time, and a running one is projected to
-            run for as long again as it has.
         """
         running = self.running
         free = self.nthreads - len(running) - self.incoming
         if free > 0 and free > (0 if self.is_blocked else len(self.queue)):
             return 0.0
-        waits = self.waiting_seconds - (self.guessed_seconds if surely else 0.0)
+        waits = self.waiting_seconds
         if priority is not None and self.queue:
             waits *= bisect_left(self.queue, (priority,)) / len(self.queue)  # type: ignore[arg-type]
         work = (waits + self.incoming_seconds) * self.slowness
         # Most workers that an event is about have one thread and one task: no list of them is made.
         if self.nthreads == 1 and len(running) == 1:
             (entry,) = running.values()
-            return self._remaining(entry, now, surely) + work
-        remaining = sorted(self._remaining(entry, now, surely) for entry in running.values())
+            return self._remaining(entry, now) + work
+        remaining = sorted(self._remaining(entry, now) for entry in running.values())
         if self.nthreads == 1:
             return (remaining[0] if remaining else 0.0) + work
         levels = [0.0] * (self.nthreads - len(remaining)) + remaining[: self.nthreads]
@@ -186,10 +173,10 @@ class WorkerLoad:
             users = [e for e in self.running.values() if e.needs.get(resource)]
             free = self.resources.get(resource, 0.0) - sum(e.needs[resource] for e in users)
             if amount > free and users:
-                longest = max(longest, min(self._remaining(e, now, True) for e in users))
+                longest = max(longest, min(self._remaining(e, now) for e in users))
         return longest
 
-    def _remaining(self, entry: Entry, now: float, surely: bool = False) -> float:
+    def _remaining(self, entry: Entry, now: float) -> float:
         """Return the seconds until a running task ends.
 
         One that overran its projection is expected to take as long again, the rule for process lifetimes of
@@ -199,7 +186,7 @@ class WorkerLoad:
         elapsed = now - entry.started
         if elapsed < 0.0:
             elapsed = 0.0
-        projected = 0.0 if surely and not entry.known else entry.seconds * self.slowness
+        projected = entry.seconds * self.slowness
         return projected - elapsed if elapsed < projected else elapsed
 
     def may_start(self, entry: Entry) -> bool:

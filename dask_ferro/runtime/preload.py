@@ -10,32 +10,22 @@ from __future__ import annotations
 
 import logging
 
-from distributed import Scheduler, SchedulerPlugin
+from distributed import Scheduler
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
+from dask_ferro.runtime.plugin.scheduler import Scheduling, stays_off
+from dask_ferro.runtime.scheduler_plugin import FerroScheduler, put_on
 
 logger = logging.getLogger(__name__)
 
 
-class Refusal(SchedulerPlugin):  # type: ignore[misc]
-    """A plugin whose start raises an error, which ends the scheduler; errors of a preload are only logged."""
-
-    def __init__(self, error: ConfigError) -> None:
-        self._error = error
-
-    async def start(self, scheduler: Scheduler) -> None:
-        """Raise the configuration's error."""
-        logger.critical("the scheduler ends: %s", self._error)
-        raise self._error
-
-
 async def dask_setup(scheduler: Scheduler) -> None:
-    """Install the plugin with the configuration's settings."""
-    try:
-        plugin = FerroScheduler()
-    except ConfigError as error:
-        scheduler.add_plugin(Refusal(error), name=NAME)
+    """Install stealing and placement with the configuration's settings; without what they need, stock Dask goes on."""
+    if sentence := stays_off():
+        logger.warning(sentence)
         return
-    await plugin.start(scheduler)
-    scheduler.add_plugin(plugin, name=NAME, idempotent=True)
+    try:
+        await put_on(Scheduling(), dask_scheduler=scheduler)
+    except ConfigError as error:
+        logger.critical("the scheduler ends: %s", error)
+        scheduler.add_plugin(FerroScheduler(scheduler, error))

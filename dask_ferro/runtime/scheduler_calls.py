@@ -1,12 +1,12 @@
-"""The types of calls and answers between a scheduler's `scheduler_rpc.Roster` and its clients.
+"""The answers of a scheduler's `scheduler_rpc.Roster` to its clients.
 
 All of them are msgpack's types: dictionaries, lists, strings and numbers.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 
 class WorkerRow(TypedDict):
@@ -21,7 +21,6 @@ class WorkerRow(TypedDict):
     status: str
     idle_for: float
     paused_for: float
-    processing: int
     nbytes: int
     unique: int
     free: int
@@ -46,22 +45,14 @@ class DemandRow(TypedDict):
 
 
 class RosterAnswer(TypedDict):
-    """The workers by address, and the remaining work.
-
-    `queue` counts the ready tasks, including running ones.
-    """
+    """The workers by address, and the remaining work."""
 
     workers: dict[str, WorkerRow]
     demands: list[DemandRow]
-    queue: int
 
 
-class LostCount(TypedDict):
-    """The number of lost results, their bytes, and how many of them cannot be computed again."""
-
-    results: int
-    nbytes: int
-    for_good: int
+# The number of lost results, their bytes, and how many of them cannot be computed again.
+NOTHING: Mapping[str, int] = {"results": 0, "nbytes": 0, "for_good": 0}
 
 
 class LeaveAnswer(TypedDict):
@@ -69,38 +60,5 @@ class LeaveAnswer(TypedDict):
 
     left: list[str]
     stayed: dict[str, str]
-    lost: LostCount
+    lost: Mapping[str, int]
     over: bool
-
-
-class RosterCalls(Protocol):
-    """The calls, as methods of a connection to the scheduler."""
-
-    async def ferro_roster(self) -> RosterAnswer:
-        """Call `Roster.roster`."""
-
-    async def ferro_leave(
-        self, *, addresses: Iterable[str], seconds: float | None, must: bool = False, ordered: bool = False
-    ) -> LeaveAnswer:
-        """Call `Roster.leave`."""
-
-    async def ferro_stay(self, *, addresses: Iterable[str]) -> None:
-        """Call `Roster.stay`."""
-
-    async def ferro_ends(self, *, ends: Mapping[str, float | None], fresh: float) -> None:
-        """Call `Roster.ends`."""
-
-    async def ferro_fail(self, *, why: str, resources: Mapping[str, float] | None) -> int:
-        """Call `Roster.fail`."""
-
-    async def ferro_exposed(self, *, jobs: Mapping[str, str]) -> None:
-        """Call `Roster.exposed`."""
-
-    async def register_scheduler_plugin(self, *, plugin: bytes, name: str, idempotent: bool) -> None:
-        """Install a plugin on the scheduler."""
-
-    async def retire_workers(self, *, workers: Iterable[str], close_workers: bool) -> Mapping[str, object]:
-        """Retire workers as Dask does."""
-
-    async def log_event(self, *, topic: str, msg: object) -> None:
-        """Publish an event."""

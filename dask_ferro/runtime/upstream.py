@@ -18,13 +18,13 @@ from distributed import Scheduler, Status
 from distributed.comm.core import CommClosedError
 from distributed.metrics import monotonic, time
 from distributed.protocol import pickle
-from distributed.scheduler import TaskGroup, TaskPrefix, TaskState, WorkerState
+from distributed.scheduler import TaskPrefix, TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which victims' answers are awaited when one stealing extension replaces another.
-_PATIENCE = 5.0
+# Seconds for which victims' answers are awaited when one stealing extension replaces another, and between two looks.
+_PATIENCE, _AGAIN = 5.0, 0.002
 
 # Dask's own intervals in seconds, for messages from the scheduler to a worker, and from a client.
 WORKER_SENDS = 0.005
@@ -34,29 +34,52 @@ CLIENT_SENDS = 0.010
 CONFIRMS: Collection[str] = getattr(distributed.stealing, "_WORKER_STATE_CONFIRM", frozenset())
 REJECTS: Collection[str] = getattr(distributed.stealing, "_WORKER_STATE_REJECT", frozenset())
 
+# The private or undocumented names without which the scheduler plugin stays off, by owner.
+_NEEDED: Mapping[type, str] = {
+    Scheduler: """
+        _reschedule acquire_resources bandwidth check_idle_saturated decide_worker_non_rootish
+        decide_worker_rootish_queuing_enabled handle_worker_status_change is_rootish no_workers_timeout
+        release_resources request_acquire_replicas send_task_to_worker stimulus_queue_slots_maybe_opened
+        stream_comms task_prefixes transition transitions valid_workers worker_plugins worker_send
+    """,
+    WorkerState: "add_to_processing metrics remove_from_processing",
+    TaskState: "get_nbytes",
+    WorkStealing: """
+        balance count in_flight log metrics move_task_confirm move_task_request put_key_in_stealable
+        remove_key_from_stealable
+    """,
+}
+
 _PLACING = "decide_worker_non_rootish"
 _QUEUED_PLACING = "decide_worker_rootish_queuing_enabled"
 _ROOTISH = "is_rootish"
 _SLOTS_OPENED = "stimulus_queue_slots_maybe_opened"
 
 
-def stealing_of(scheduler: Scheduler) -> WorkStealing | None:
-    """Return the stealing extension, or None."""
-    return scheduler.extensions.get("stealing")
+def missing() -> list[str]:
+    """Return the names that the installed version of Dask lacks."""
+    lacks = (
+        [] if CONFIRMS and REJECTS else ["stealing._WORKER_STATE_CONFIRM", "stealing._WORKER_STATE_REJECT"]
+    )
+    for owner, names in _NEEDED.items():
+        # An annotation is an attribute of the instances.
+        there = {*dir(owner)}.union(*(vars(kind).get("__annotations__", ()) for kind in owner.__mro__))
+        lacks += [f"{owner.__name__}.{name}" for name in names.split() if name not in there]
+    return lacks
 
 
 async def quiet(stealing: WorkStealing | None, scheduler: Scheduler) -> None:
     """Stop a stealing extension's ticks, and wait until it has no pending request.
 
-    Its own `stop` waits for an event that is only set after a start, which in a preload means for ever.  A victim
-    that does not answer within some seconds hangs; its tasks stay where they are.
+    A victim that does not answer within some seconds hangs; its tasks stay where they are.
     """
     stop_ticks(scheduler)
-    if stealing is not None and stealing.in_flight:
-        try:
-            await asyncio.wait_for(stealing._in_flight_event.wait(), _PATIENCE)
-        except TimeoutError:
+    until = time() + _PATIENCE
+    while stealing is not None and stealing.in_flight:
+        if time() > until:
             logger.warning("dask_ferro: %d steal requests are not answered", len(stealing.in_flight))
+            break
+        await asyncio.sleep(_AGAIN)
 
 
 def stop_ticks(scheduler: Scheduler) -> None:
@@ -96,11 +119,12 @@ def _ignored(**answer: object) -> None:
 
 
 def _forwarding(own: Callable[..., None], left: WorkStealing) -> Callable[..., None]:
-    """Return a handler that passes answers to the predecessor's requests on to it."""
+    """Return a handler that passes answers to the predecessor's requests on to it: one of the two is ours."""
+    is_ours = type(left) is not WorkStealing
 
-    def confirm(*, key: str, stimulus_id: str, **answer: Any) -> None:
-        waits = any(info["stimulus_id"] == stimulus_id for info in left.in_flight.values())
-        (left.move_task_confirm if waits else own)(key=key, stimulus_id=stimulus_id, **answer)
+    def confirm(*, stimulus_id: str, **answer: Any) -> None:
+        its = stimulus_id.startswith("ferro") == is_ours
+        (left.move_task_confirm if its else own)(stimulus_id=stimulus_id, **answer)
 
     return confirm
 
@@ -314,11 +338,6 @@ def nbytes_of(task: TaskState) -> int:
     return task.get_nbytes()
 
 
-def bandwidth_of(scheduler: Scheduler) -> float:
-    """Return the bytes a second between workers, as Dask has measured or assumes them."""
-    return float(scheduler.bandwidth)
-
-
 def metrics_of(worker: WorkerState) -> Mapping[str, Any]:
     """Return the metrics of a worker's newest heartbeat; empty before the first."""
     return worker.metrics or {}
@@ -329,19 +348,9 @@ def prefixes(scheduler: Scheduler) -> Collection[TaskPrefix]:
     return scheduler.task_prefixes.values()
 
 
-def groups(scheduler: Scheduler) -> Mapping[str, TaskGroup]:
-    """Return the scheduler's `TaskGroup` objects by name."""
-    return scheduler.task_groups
-
-
 def allowed_workers(scheduler: Scheduler, task: TaskState) -> set[WorkerState] | None:
     """Return the workers that meet a task's restrictions; None: it has none."""
     return scheduler.valid_workers(task)
-
-
-def worker_plugins(scheduler: Scheduler) -> dict[str, bytes]:
-    """Return the pickled plugins, by name, that new workers get."""
-    return scheduler.worker_plugins
 
 
 def put_sends(scheduler: Scheduler, addresses: Iterable[str], seconds: float) -> None:

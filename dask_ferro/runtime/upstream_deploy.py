@@ -14,9 +14,6 @@ import dask
 from dask.utils import parse_timedelta
 from distributed import Adaptive, SpecCluster
 
-from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.upstream_names import CLUSTER, SCHEDULER, missing, remedy
-
 
 class JobSpec(TypedDict, total=False):
     """A job in a cluster's specification: its class, its keywords, and the suffixes of its workers' names."""
@@ -64,18 +61,6 @@ class KeepsRestartedWorkers(SpecCluster):  # type: ignore[misc]
         del vars(self)["_losses"][name]
         if str(name) not in names_of(self) and name in self.workers:
             self._futures.add(asyncio.ensure_future(self.workers.pop(name).close()))
-
-
-def check(what: str, *parts: str) -> None:
-    """Check that the installed Dask has all that the elastic part needs.
-
-    Raises
-    ------
-    ConfigError
-        Names the missing attributes, the versions and the remedy.
-    """
-    if lacks := missing(CLUSTER, SCHEDULER, *parts):
-        raise ConfigError(remedy(lacks, f"{what} cannot be used"))
 
 
 def workers_of(cluster: SpecCluster) -> Mapping[str, Mapping[str, object]]:

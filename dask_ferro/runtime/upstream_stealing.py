@@ -2,7 +2,7 @@
 
 A request goes to the victim, the victim answers with the task's state, and only then the task goes to the thief.
 Dask's own code, its dashboard, and scripts use these names.  Each either does what Dask documents, with the ledger
-kept consistent, or raises a `ConfigError`; none may leave a task without a worker.  Inherited methods read only state
+kept consistent; none may leave a task without a worker.  Inherited methods read only state
 that is valid here: `log`, `story`, `steal_time_ratio`, `stealing_objective`, the counts of pending requests.
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import log2
-from typing import TypedDict, cast
+from typing import cast
 from uuid import uuid4
 
 from dask.typing import Key as DaskKey
@@ -21,9 +22,8 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
-from dask_ferro.errors import ConfigError
 from dask_ferro.policy.events import Answer, Ask, Event, Ordered, PlaceAgain, Settlement
-from dask_ferro.policy.facts import Move
+from dask_ferro.policy.facts import Key, Move
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.snapshot import Facts
@@ -37,16 +37,6 @@ _WORDS: Mapping[Settlement, str] = {
     "refused": "already-computing",
     "stale": "reschedule",
 }
-
-
-class StealRequest(TypedDict):
-    """A pending request, in the form that Dask's own code reads."""
-
-    victim: WorkerState
-    thief: WorkerState
-    victim_duration: float
-    thief_duration: float
-    stimulus_id: str
 
 
 class EntryPoints(WorkStealing):
@@ -69,14 +59,11 @@ class EntryPoints(WorkStealing):
         # The stimulus of the answer being processed, so that the task's story shows why it is placed again.
         self._answering = f"ferro-stale-{self._token}"
         super().__init__(scheduler)
+        self.in_flight = self.ledger.requests  # type: ignore[assignment]  # by key
 
     @abstractmethod
     def tell(self, event: Event) -> None:
         """Let the core handle an event, and carry out its instructions."""
-
-    @abstractmethod
-    def _assigned(self, ts: TaskState) -> None:
-        """Record that a task was assigned to a worker."""
 
     @abstractmethod
     def _seceded(self, ts: TaskState) -> None:
@@ -88,45 +75,23 @@ class EntryPoints(WorkStealing):
 
     # -- requests and answers --------------------------------------------------------------------------------
 
+    def _stimulus(self, key: Key) -> str:
+        return f"ferro-steal-{self._token}-{self.ledger.requests[key].number}"
+
     def _ask_for(self, told: Ask, now: float) -> tuple[object, ...] | None:
         """Send the victim a request and return its line for the log; None: the victim's connection is closed."""
-        workers, cost = self.scheduler.workers, told.seconds + told.cost
-        ts = self.scheduler.tasks[cast(DaskKey, told.key)]
-        stimulus_id = f"ferro-steal-{self._token}-{self._request_counter}"
-        self._request_counter += 1
-        info: StealRequest = {
-            "victim": workers[told.victim],
-            "thief": workers[told.thief],
-            "victim_duration": told.seconds,
-            "thief_duration": cost,
-            "stimulus_id": stimulus_id,
-        }
-        self._add_to_in_flight(ts, info)
-        try:
-            message = {"op": "steal-request", "key": told.key, "stimulus_id": stimulus_id}
+        message = {"op": "steal-request", "key": told.key, "stimulus_id": self._stimulus(told.key)}
+        with suppress(CommClosedError):
             self.scheduler.stream_comms[told.victim].send(message)
-        except CommClosedError:
-            self._remove_from_in_flight(ts)
-            return None
-        level = level_of(told.cost, told.seconds)
-        self.metrics["request_count_total"][level] += 1
-        self.metrics["request_cost_total"][level] += cost
-        return (now, level, told.key, cost, told.victim, told.before, told.thief, told.after)
+            cost, level = told.seconds + told.cost, level_of(told.cost, told.seconds)
+            self.metrics["request_count_total"][level] += 1
+            self.metrics["request_cost_total"][level] += cost
+            return (now, level, told.key, cost, told.victim, told.before, told.thief, told.after)
+        return None
 
     def _place_anew(self, told: PlaceAgain, now: float) -> None:
         """Let the scheduler place a task again whose victim has answered."""
         self.scheduler._reschedule(cast(DaskKey, told.key), stimulus_id=self._answering)
-
-    def _forget_asked(self, ts: TaskState) -> None:
-        """Forget the request for a task, if there is one."""
-        if self.in_flight:
-            self._remove_from_in_flight(ts)
-
-    def _settle_asked(self) -> None:
-        """Without pending requests, reset the counts and let `stop` return at once."""
-        if not self.in_flight:
-            self.in_flight_tasks.clear()
-            self._in_flight_event.set()
 
     def _log_requests(self, lines: list[tuple[object, ...]]) -> None:
         self.log(("request", lines))
@@ -136,40 +101,32 @@ class EntryPoints(WorkStealing):
         self, *, key: DaskKey, state: str, stimulus_id: str, worker: str | None = None
     ) -> None:
         """Process a victim's answer: the task goes to the thief, stays, or is placed again."""
-        ts = self.scheduler.tasks.get(key)
-        info = self.in_flight.get(ts) if ts is not None else None
-        if ts is None or info is None or info["stimulus_id"] != stimulus_id:
-            what = "already-aborted" if info is None else "stale-response"
+        ts, request = self.scheduler.tasks.get(key), self.ledger.requests.get(key)
+        if ts is None or request is None or stimulus_id != self._stimulus(key):
+            what = "already-aborted" if request is None else "stale-response"
             self.log((what, key, state, worker, stimulus_id))
             return
-        self._remove_from_in_flight(ts)
-        thief, victim = info["thief"], info["victim"]
+        victim, thief = request.entry.worker, request.thief
         # The fields that Dask's dashboard and `story` read in its log, in their order.
         addresses = (key, state, victim.address, thief.address, stimulus_id)
-        is_there = self.scheduler.workers.get(thief.address) is thief and thief.status == Status.running
+        here = [self.scheduler.workers.get(row.address) for row in (thief, victim)]
+        to = here[0] if self.ledger.rows.get(thief.address) is thief else None
+        is_there = to is not None and to.status == Status.running
         self._answering = stimulus_id
         answer: Answer
         if state in REJECTS:
-            answer = "seceded" if ts in victim.long_running else "kept"
+            answer = "kept" if here[1] is None or ts not in here[1].long_running else "seceded"
         else:
-            is_given = state in CONFIRMS and is_there and ts.processing_on is victim
+            is_given = state in CONFIRMS and is_there and ts.processing_on is here[1]
             answer = "given" if is_given else "gone"
         outcome = self._answered(ts, answer)
         reason = (not is_there,) if outcome == "stale" else ()
         self.log((_WORDS[outcome], *reason, *addresses))
         # Dask puts root-like tasks on workers that it knows as idle, and it does not check that when we move a task.
-        self.scheduler.check_idle_saturated(thief)
-        self.scheduler.check_idle_saturated(victim)
+        for ws in filter(None, here):
+            self.scheduler.check_idle_saturated(ws)
 
     # -- what anybody may call -------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _look_at_all(self) -> None:
-        """Take a step that considers every worker."""
-
-    def balance(self) -> None:
-        """Consider every worker, and request the moves that the policy decides; also after `stop`."""
-        self._look_at_all()
 
     def move_task_request(self, ts: TaskState, victim: WorkerState, thief: WorkerState) -> str:
         """Request a task from its worker for another one.
@@ -179,85 +136,22 @@ class EntryPoints(WorkStealing):
         Returns
         -------
         str
-            The request's stimulus; "in-flight": it was requested already; "comm-closed": its worker is closing.
-
-        Raises
-        ------
-        ConfigError
-            If the task is not on that worker, has left its thread there, or could never run at the thief.
+            The request's stimulus; "in-flight": it was requested already; "comm-closed": it cannot be moved, or its
+            worker is closing.
         """
-        if ts in self.in_flight:
+        requests = self.ledger.requests
+        if ts.key in requests:
             return "in-flight"
-        if (trouble := self._trouble(ts, victim, thief)) is not None:
-            raise ConfigError(
-                f"move_task_request: {ts.key!r} from {victim.address} to {thief.address}: {trouble}"
-            )
-        now, entry = time(), self.ledger.entries[ts.key]
-        cost = float(self.scheduler.get_comm_cost(ts, thief))
-        rows = self.ledger.rows
-        gain = rows[victim.address].starts_in(now) - rows[thief.address].starts_in(now) - cost
-        self.tell(Ordered(Move(ts.key, victim.address, thief.address, gain, cost, entry.nbytes)))
-        return self.in_flight[ts]["stimulus_id"] if ts in self.in_flight else "comm-closed"
-
-    def _trouble(self, ts: TaskState, victim: WorkerState, thief: WorkerState) -> str | None:
-        """Return why a task cannot be moved, or None."""
-        if ts.processing_on is not victim:
-            where = "no worker" if ts.processing_on is None else ts.processing_on.address
-            return f"it is {ts.state}, with {where}; wanted one that is processing on the victim"
-        if thief is victim or self.scheduler.workers.get(thief.address) is not thief:
-            return "wanted another worker of this cluster as the thief"
-        if ts.key not in self.ledger.entries:
-            return "it has left its thread (it seceded) and runs to its end"
-        lacks = {
-            name: amount
-            for name, amount in (ts.resource_restrictions or {}).items()
-            if thief.resources.get(name, 0) < amount
-        }
-        return f"it needs {lacks}, which the thief does not have, and would wait for ever" if lacks else None
-
-    # -- what may be stolen, as Dask lists it ----------------------------------------------------------------
-
-    @property
-    def key_stealable(self) -> dict[TaskState, tuple[str, int]]:
-        """The waiting tasks that may move, with their worker and Dask's level; computed on access."""
-        found: dict[TaskState, tuple[str, int]] = {}
-        for row in self.ledger.rows.values():
-            for _, _, entry in row.queue:
-                ts = self.scheduler.tasks.get(cast(DaskKey, entry.key))
-                if ts is not None and self.shown.waiting(entry, row) is not None:
-                    found[ts] = (row.address, self.steal_time_ratio(ts)[1] or 0)
-        return found
-
-    @key_stealable.setter
-    def key_stealable(self, value: object) -> None:
-        """Ignore the empty value that Dask's constructor sets; the ledger has the state here."""
-
-    @property
-    def stealable(self) -> dict[str, tuple[set[TaskState], ...]]:
-        """The same by worker and level."""
-        found: dict[str, tuple[set[TaskState], ...]] = {
-            address: tuple(set() for _ in range(_LEVELS)) for address in self.ledger.rows
-        }
-        for ts, (address, level) in self.key_stealable.items():
-            found[address][level].add(ts)
-        return found
-
-    @stealable.setter
-    def stealable(self, value: object) -> None:
-        """Ignore the value, as in `key_stealable`."""
-
-    def put_key_in_stealable(self, ts: TaskState) -> None:
-        """Add a task to the ledger again if it was removed; a task that is in it stays."""
-        worker = ts.processing_on
-        if worker is not None and ts.key not in self.ledger.entries and ts not in worker.long_running:
-            self._assigned(ts)
+        if (entry := self.ledger.entries.get(ts.key)) is not None:
+            now, rows = time(), self.ledger.rows
+            cost = float(self.scheduler.get_comm_cost(ts, thief))
+            gain = rows[victim.address].starts_in(now) - rows[thief.address].starts_in(now) - cost
+            self.tell(Ordered(Move(ts.key, victim.address, thief.address, gain, cost, entry.nbytes)))
+        return self._stimulus(ts.key) if ts.key in requests else "comm-closed"
 
     def remove_key_from_stealable(self, ts: TaskState) -> None:
         """Remove a task that left its thread (it seceded) from the ledger."""
         self._seceded(ts)
-
-    def recalculate_cost(self, ts: TaskState) -> None:
-        """Do nothing: the ledger updates its projections with every duration that it learns."""
 
 
 def level_of(cost: float, seconds: float) -> int:

@@ -48,12 +48,6 @@ def transfers(worker: Worker) -> Sequence[Transfer]:
     return cast(Sequence[Transfer], worker.transfer_incoming_log)
 
 
-def result_types(worker: Worker) -> set[type]:
-    """Return the types of the results that a worker holds, including spilled ones."""
-    # Not from `worker.data`, where reading a value would load it from disk.
-    return {ts.type for ts in worker.state.tasks.values() if ts.type is not None}
-
-
 def put_sends(worker: Worker, seconds: float) -> float:
     """Set the interval at which messages to the scheduler are sent; return the previous one."""
     stream = worker.batched_stream

@@ -21,9 +21,6 @@ CPU_AROUND = 0.6
 # A hop to another worker took 2.9 ms more than one on the same; 1, 10 and 100 MB took 3.3, 11 and 54 ms.
 SAME_HOST = Link(0.0026, 1.2e9)
 OTHER_HOST = Link(0.003, 0.6e9)
-OUT_OF_DEVICE = Link(0.0002, 6e9)
-# Between devices of a host that reach each other's memory, by what vendors say of NVLink 2: a third of 150 GB/s.
-PEER = Link(0.0001, 50e9)
 # Float32 matrix products on a core by numpy; a device's speed is given relative to that.
 CORE_FLOPS = 1e11
 
@@ -87,10 +84,8 @@ class VirtualCluster:
         Seconds from a graph's submission until its first task is placed: for the call, and per task of the graph.
     before, after : float
         Seconds that a worker spends before and after each task, while its thread computes nothing.
-    same_host, other_host, out_of_device : Link
-        The true costs of transfers, which policies have to learn.  The last is the link out of a device, or into it.
-    peer : Link or None
-        Between devices of one host, directly; None: such transfers pass through the host's memory.
+    same_host, other_host : Link
+        The true costs of transfers, which policies have to learn.
     saturation : float
     detection : float
         Seconds until the scheduler knows that a worker was killed.
@@ -115,8 +110,6 @@ class VirtualCluster:
     after: float = 0.0003
     same_host: Link = SAME_HOST
     other_host: Link = OTHER_HOST
-    out_of_device: Link = OUT_OF_DEVICE
-    peer: Link | None = None
     # Dask's `worker-saturation`: a worker is sent root-ish tasks while it has fewer than this times its threads.
     saturation: float = 1.1
     detection: float = 0.005
@@ -176,7 +169,6 @@ class VirtualCluster:
         faster: float = 20.0,
         memory: int | None = None,
         cores: int = 0,
-        peer: Link | None = PEER,
         **options: Any,
     ) -> VirtualCluster:
         """Return hosts of several GPUs each, with one process per GPU, and CPU workers beside them.
@@ -197,7 +189,7 @@ class VirtualCluster:
             gpus = (f"{host}-g{i:02d}" for i in range(per_host))
             workers += [VirtualWorker(name, 1, host, "gpu", faster, memory) for name in gpus]
             workers += [VirtualWorker(f"{host}-w{i:02d}", 1, host) for i in range(cores)]
-        return cls(tuple(workers), peer=peer, **options)
+        return cls(tuple(workers), **options)
 
     @property
     def at_start(self) -> tuple[VirtualWorker, ...]:
@@ -217,22 +209,7 @@ class VirtualCluster:
 
     def link(self, source: VirtualWorker, to: VirtualWorker) -> tuple[str, Link]:
         """Return the class of the link between two workers, named as in `policy.estimates.Links`, and its cost."""
-        near = source.host == to.host
-        if near and self.peer is not None and source.device != "cpu" and to.device != "cpu":
-            return "peer", self.peer
-        return ("host", self.same_host) if near else ("hosts", self.other_host)
-
-    def moving(self, source: VirtualWorker, to: VirtualWorker, nbytes: int) -> float:
-        """Return the seconds of a transfer between two workers without the link's latency.
-
-        Devices with a peer link copy directly; others through the memory of both hosts.
-        """
-        kind, link = self.link(source, to)
-        seconds = nbytes / link.bandwidth
-        if kind != "peer":
-            copies = (source.device != "cpu") + (to.device != "cpu")
-            seconds += copies * (self.out_of_device.latency + nbytes / self.out_of_device.bandwidth)
-        return seconds
+        return ("host", self.same_host) if source.host == to.host else ("hosts", self.other_host)
 
     def slots(self, nthreads: int) -> int:
         """Return the number of root-ish tasks that a worker is given before further ones are queued."""

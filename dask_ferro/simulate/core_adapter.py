@@ -15,7 +15,7 @@ from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import Answer, Event
 from dask_ferro.policy.facts import Address
 from dask_ferro.policy.placement import Placed
-from dask_ferro.policy.scaling.remaining_work import left, unmeasured
+from dask_ferro.policy.scaling.work_profile import seconds_left, unmeasured
 from dask_ferro.policy.scheduling_core import SchedulingCore, SchedulingSettings
 from dask_ferro.policy.stealing.policies import NoStealing, named
 from dask_ferro.simulate.cluster import CORE_FLOPS, STOCK_TO_WORKER
@@ -49,7 +49,6 @@ class CoreAdapter(Decider):
         self.facts.candidates = self.candidates
         self._scheduler = scheduler
         self._clock = scheduler.clock
-        self._add = scheduler.world.add
         self._steals = not isinstance(self.core.policy, NoStealing)
         self._sends = rules.scheduler_sends
         self._ran: dict[str, float] = {}  # by prefix without measurements: the longest run so far
@@ -112,8 +111,7 @@ class CoreAdapter(Decider):
 
     def arrived(self, address: Address, job: VirtualTask, kind: str, seconds: float) -> None:
         """Learn the link's latency and bandwidth from a transfer."""
-        copies = 0 if kind == "peer" else self.facts.copies(job, address)
-        self._tell(events.TransferLearned(kind, job.spec.nbytes, seconds, copies))
+        self._tell(events.TransferLearned(kind, job.spec.nbytes, seconds))
         self.facts.came(job, address)
 
     def released(self, job: VirtualTask) -> None:
@@ -193,7 +191,6 @@ class CoreAdapter(Decider):
     def _stolen(self, told: events.Arrived) -> None:
         """Record the steal from request to start, which only the simulation knows."""
         held, spec = self._held, self._held.job.spec
-        self._add("seconds_worked", held.stop - held.start)
         lane = told.thief, held.lane
         span = Span("steal", spec.key, spec.prefix, *lane, told.requested, held.start, source=told.victim)
         self._scheduler.world.spans.append(span)
@@ -247,7 +244,7 @@ class CoreAdapter(Decider):
         if not known:
             self._ran[prefix] = max(self._ran.get(prefix, 0.0), ran)
             seconds = unmeasured(self._ran[prefix], seconds)
-        return left(seconds, ran)
+        return seconds_left(seconds, ran)
 
     def set_end(self, address: Address, at: float) -> None:
         """Set the worker's end in the ledger."""

@@ -154,23 +154,12 @@ class SimulatedFacts:
             for dependency in job.inputs:
                 holders = frozenset(dependency.holders)
                 held[holders] = held.get(holders, 0) + dependency.spec.nbytes
-            return tuple(Replica(nbytes, holders, self._kind(holders)) for holders, nbytes in held.items())
+            return tuple(Replica(nbytes, holders) for holders, nbytes in held.items())
         records = self._scheduler.records
         inputs = []
         for dependency in job.inputs:
             number = dependency.number
             coming = (a for a in fetching if a in records and number in records[a].needs)
             holders = frozenset([*dependency.holders, *coming])
-            inputs.append(Replica(dependency.spec.nbytes, holders, self._kind(dependency.holders), number))
+            inputs.append(Replica(dependency.spec.nbytes, holders, number))
         return tuple(inputs)
-
-    def copies(self, job: VirtualTask, to: Address) -> int:
-        """Return how often a result left or entered a device's memory on its way to a worker."""
-        source = next((a for a in job.holders if a != to), to)
-        return (self._kind([source]) != HOST) + (self._kind([to]) != HOST)
-
-    def _kind(self, holders: Iterable[Address]) -> str:
-        """Return the device class whose memory holds a result: the host's if any holder has it there."""
-        records = self._scheduler.records
-        devices = {records[address].spec.device for address in holders if address in records} or {HOST}
-        return HOST if HOST in devices else min(devices)

@@ -218,7 +218,7 @@ class LiveWorker:
             return
         world, now = self._world, self._world.clock.now
         kind, link = world.cluster.link(source.spec, self.spec)
-        seconds = world.cluster.moving(source.spec, self.spec, dependency.spec.nbytes)
+        seconds = dependency.spec.nbytes / link.bandwidth
         begin = max(now, self._in_free, source._out_free)
         self._in_free = source._out_free = begin + seconds
         entry = self._fetching[dependency.number] = (source.address, waiting)

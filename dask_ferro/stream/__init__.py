@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import onnx
 
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
-from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.model.bound import checked_batch
-from dask_ferro.lower.model.collection import defaults_of, opened_of
+from dask_ferro.lower.model.collection import ModelGraph, defaults_of, opened_of
+from dask_ferro.lower.model.from_onnx import from_onnx
 from dask_ferro.lower.model.results import run_here
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.stream import places, prepare, tables, targets

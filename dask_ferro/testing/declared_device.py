@@ -19,16 +19,15 @@ from dask.sizeof import sizeof
 from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from dask_ferro.policy.estimates import OUT_OF_DEVICE, Speed
+from dask_ferro.policy.estimates import Link, Speed
 from dask_ferro.runtime import upstream_worker
-from dask_ferro.runtime.worker.calibration import GpuMemory
-from dask_ferro.runtime.worker.plugin import DEVICE
+from dask_ferro.runtime.worker.plugin import DEVICE, GpuMemory
 from dask_ferro.testing.emulated_device import OutOfMemory
 
 # The speed of the reference worker: one core running numpy.
 CORE = Speed(1e11, 1e10)
-# Bytes of the copy that `links` reports: so large that its latency is negligible.
-_LINK_BYTES = 64 * 2**20
+# Of a copy to the host or from it.
+_COPY = Link(0.0002, 6e9)
 
 
 @dataclass(eq=False)
@@ -55,7 +54,7 @@ class DeclaredDevice(WorkerPlugin):
     device: str = "gpu"
     faster: float = 20.0
     total: int = 16 * 2**30
-    bandwidth: float = OUT_OF_DEVICE.bandwidth
+    bandwidth: float = _COPY.bandwidth
     spills: bool = False
     cached: int = 0
 
@@ -72,10 +71,6 @@ class DeclaredDevice(WorkerPlugin):
 
     def _used(self, worker: Worker) -> dict[str, Any]:
         return {"utilization": 0, "memory-used": self.memory(worker)["used"]}
-
-    def links(self) -> list[tuple[str, int, float]]:
-        """Return the measured copies to the host and from it, in the form of `policy.estimates.Links`."""
-        return [("device", _LINK_BYTES, self.copying(_LINK_BYTES))] * 2
 
     def memory(self, worker: Worker) -> GpuMemory:
         """Return the device's memory in the form of `runtime.worker.calibration.memory`."""
@@ -103,10 +98,6 @@ class DeclaredDevice(WorkerPlugin):
         live = _blocks(here) + _blocks(value for value in inputs if id(value) not in known)
         if live + nbytes > self.total and not self.spills:
             raise OutOfMemory(f"{nbytes} bytes do not fit: {live} of {self.total} are taken")
-
-    def copying(self, nbytes: int) -> float:
-        """Return the seconds of a copy to the host or from it."""
-        return OUT_OF_DEVICE.latency + nbytes / self.bandwidth
 
 
 class MemoryBlock:
@@ -165,7 +156,7 @@ def _copy(nbytes: int) -> None:
     # With several workers in one process, the copy cannot be assigned to one of them.
     device = of(workers[0]) if len(workers) == 1 else None
     if device is not None and device.device != "cpu":
-        time.sleep(device.copying(nbytes))
+        time.sleep(_COPY.latency + nbytes / device.bandwidth)
 
 
 def _blocks(values: Iterable[Any]) -> int:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from tlz import groupby
 
-from dask_ferro.trace import DURATION, Span, Trace, check_times
+from dask_ferro.trace import DURATION, Span, Trace
 
 # Track numbers per worker: a thousand for each thread, so that a thread's extra tracks follow it.
 _PER_THREAD, _TRANSFERS, _STEALS = 1_000, 1_000_000, 2_000_000
@@ -45,13 +45,7 @@ def chrome(trace: Trace) -> dict[str, Any]:
     dict
         "traceEvents": names of processes and threads ("M"), slices ("X") and arrows ("s", "f"); "otherData": the
         run's figures, and what a duration is.
-
-    Raises
-    ------
-    ConfigError
-        For a time that is NaN or infinite, which JSON cannot express.
     """
-    check_times(trace)
     pids = {worker: number for number, worker in enumerate(dict.fromkeys(_workers(trace)), start=1)}
     zero = min((span.start for span in trace.spans), default=0.0)
     placed = list(_placed(trace, zero))

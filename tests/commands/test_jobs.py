@@ -25,7 +25,7 @@ def fill(book: JobBook) -> None:
     book.because(f"scale(4): {WHY}")
     book.request([ran, waits, BatchJob("gpu-2", "gpu", 2, 1, 41.0)])
     ran.submitted_at, ran.started_at, ran.ended_at = 1.0, 31.0, 1231.0
-    book.end(ran, "NODE_FAIL", by_us=False)
+    book.end(ran, "NODE_FAIL")
 
 
 def call(*arguments: object) -> Result:

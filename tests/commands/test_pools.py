@@ -6,7 +6,6 @@ On a real SLURM it is in tests/slurm/test_paused_pools.py.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +15,9 @@ from distributed import LocalCluster
 
 import dask_ferro as ff
 from dask_ferro.cli import main
-from dask_ferro.runtime.records.task_counts import TaskCounts
-from dask_ferro.runtime.telemetry.cluster_rows import POOLS, serve
+from dask_ferro.runtime.records.job_book import TaskCounts
+from dask_ferro.runtime.scheduler_plugin import put_on, take_off
+from dask_ferro.runtime.telemetry.cluster_rows import POOLS
 
 OPEN = {
     "name": "default", "state": "open", "why": "", "until": None, "jobs": {"running": 2, "pending": 1},
@@ -80,13 +80,16 @@ def test_a_cluster_without_pools_exits_2_and_says_which_has_some(cluster: LocalC
 def test_orders_arrive_as_they_were_written_and_errors_come_back(cluster: LocalCluster) -> None:
     orders: list[tuple[str, str]] = []
 
-    async def rows(order: str = "", name: str = "") -> list[Any]:
-        if name == "nosuch":
-            raise ff.ConfigError("no pool 'nosuch'; there are default, gpu")
-        orders.append((order, name))
-        return [OPEN, PAUSED]
+    class Asked:
+        async def rows(self, order: str = "", name: str = "") -> list[Any]:
+            if name == "nosuch":
+                raise ff.ConfigError("no pool 'nosuch'; there are default, gpu")
+            orders.append((order, name))
+            return [OPEN, PAUSED]
 
-    serve(cluster.scheduler, TaskCounts(), {POOLS: rows})
+    counts, asked = TaskCounts(), Asked()
+    counts.tables = {POOLS: asked.rows}
+    cluster.sync(put_on, counts, dask_scheduler=cluster.scheduler)
     there = ("--scheduler", cluster.scheduler_address)
     try:
         for words in (("list", *there), (*there, "pause", "gpu"), ("resume", "gpu", *there)):
@@ -100,8 +103,5 @@ def test_orders_arrive_as_they_were_written_and_errors_come_back(cluster: LocalC
         assert (done.exit_code, done.stdout) == (2, "")
         assert done.stderr == "dask ferro: no pool 'nosuch'; there are default, gpu\n"
     finally:
-        del cluster.scheduler.handlers[POOLS]
-
-
-def test_a_scheduler_of_another_process_is_left_alone() -> None:
-    serve(threading.Thread(), TaskCounts(), {})
+        cluster.sync(take_off, counts.name, dask_scheduler=cluster.scheduler)
+    assert POOLS not in cluster.scheduler.handlers

@@ -67,7 +67,7 @@ def seen(workers, **facts):
         "stealing": "informed",
         "tasks": {"processing": 4},
         "ops": [["mlp-gemm", 3], ["mlp-relu", 1]],
-        "steals": {"confirmed": 5, "refused": 1, "seconds worked": 1.5, "seconds moving": 0.1},
+        "steals": {"confirmed": 5, "refused": 1, "seconds_worked": 1.5, "seconds_moving": 0.1},
         "elastic": {},
         "overview": overview(),
         "workers": workers,

@@ -34,9 +34,9 @@ def task(key: Key, seconds: float = 0.05, **facts: object) -> TaskFacts:
     return TaskFacts(key, seconds, **facts)  # type: ignore[arg-type]
 
 
-def needs(nbytes: int, *holders: str, device: str = "cpu") -> Replica:
+def needs(nbytes: int, *holders: str) -> Replica:
     """An input and the workers that hold it."""
-    return Replica(nbytes, frozenset(holders), device)
+    return Replica(nbytes, frozenset(holders))
 
 
 def stand(
@@ -48,20 +48,13 @@ def stand(
     accepts: bool = True,
     host: str = "h",
     ends_in: float = inf,
-    guessed: bool = False,
 ) -> Stand:
-    """A worker whose threads all run for `running` seconds yet, and its queue; idle if neither is given.
-
-    `guessed`: the duration of the running tasks is not known.
-    """
+    """A worker whose threads all run for `running` seconds yet, and its queue; idle if neither is given."""
     busy = nthreads if running is not None or len(queue) >= nthreads else len(queue)
     work = sum(t.seconds for t in queue) * slowness / nthreads
     starts_in = (running or 0.0) + work if busy == nthreads else 0.0
-    unknown = sum(not t.known for t in queue)
-    row = Worker(address, host, "cpu", nthreads, starts_in, busy, len(queue), unknown, slowness, accepts)
-    sure = sum(t.seconds for t in queue if t.known) * slowness / nthreads
-    surely_in = (0.0 if guessed else running or 0.0) + sure if busy == nthreads else 0.0
-    return Stand(row._replace(ends_in=ends_in, surely_in=surely_in), queue)
+    row = Worker(address, host, "cpu", nthreads, starts_in, busy, len(queue), slowness, accepts)
+    return Stand(row._replace(ends_in=ends_in), queue)
 
 
 def snapshot(
@@ -87,7 +80,6 @@ def snapshot(
         links=free_links() if links is None else links,
         hosts=hosts or {},
         asked=asked or {},
-        outlasted=tuple(a for a, w in workers.items() if w.waiting and w.starts_in > w.ends_in),
     )
 
 
@@ -106,7 +98,7 @@ def decided(
 
 def free_links() -> Links:
     """Links on which 100 MB take a second, and a message nothing."""
-    return Links({kind: Link(0.0, 100.0 * MB) for kind in ("host", "hosts", "device")})
+    return Links({kind: Link(0.0, 100.0 * MB) for kind in ("host", "hosts")})
 
 
 class Told:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.policy.estimates import Durations, Estimate, Link, Links, ResultSizes, Speed
+from dask_ferro.policy.estimates import Durations, Estimate, ResultSizes, Speed
 from dask_ferro.policy.facts import Replica, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.placement import Nobody, Placed, PlacementParameters, Wait
@@ -110,60 +110,6 @@ def test_what_was_projected_from_another_class_says_nothing_of_the_worker() -> N
     assert row.slowness == 1.0
 
 
-# ---- links -------------------------------------------------------------------------------------------------
-
-HOSTS = {"c0": "h", "g0": "h", "g1": "h", "far": "k"}
-# On all links 100 MB take a second; each way out of a device, and into one, as long again.
-ONE = 0.01
-
-
-@pytest.mark.parametrize(
-    ("holder", "kind", "to", "device", "wanted"),
-    [
-        pytest.param("c0", "cpu", "c0", "cpu", 0.0, id="nothing for who has it"),
-        pytest.param("g0", "gpu", "g0", "gpu", 0.0, id="nothing for the device that has it"),
-        pytest.param("c0", "cpu", "c1", "cpu", ONE, id="one link between CPUs"),
-        pytest.param("g0", "gpu", "c0", "cpu", 2 * ONE, id="out of a device first"),
-        pytest.param("c0", "cpu", "g0", "gpu", 2 * ONE, id="into a device last"),
-        pytest.param("g0", "gpu", "g1", "gpu", 3 * ONE, id="down, over and up between devices"),
-        pytest.param("far", "gpu", "g1", "gpu", 3 * ONE, id="and between hosts"),
-    ],
-)
-def test_a_megabyte_takes(holder: str, kind: str, to: str, device: str, wanted: float) -> None:
-    worker = stand(to).worker._replace(device=device)
-    assert free_links().seconds([needs(MB, holder, device=kind)], worker, HOSTS) == pytest.approx(wanted)
-
-
-@pytest.mark.parametrize(
-    ("holder", "to", "device", "wanted"),
-    [
-        pytest.param("g0", "g1", "gpu", ONE / 10, id="between devices of a host, and nothing else"),
-        pytest.param("far", "g1", "gpu", 3 * ONE, id="not between hosts"),
-        pytest.param("g0", "c0", "cpu", 2 * ONE, id="not to a CPU"),
-    ],
-)
-def test_a_peer_link_serves(holder: str, to: str, device: str, wanted: float) -> None:
-    links = free_links()
-    links.classes["peer"] = Link(0.0, 1000.0 * MB)
-    worker = stand(to).worker._replace(device=device)
-    assert links.seconds([needs(MB, holder, device="gpu")], worker, HOSTS) == pytest.approx(wanted)
-
-
-def test_devices_are_peers_once_that_was_measured() -> None:
-    links = Links()
-    assert "peer" not in links.classes
-    links.add("peer", 100 * MB, 0.002)
-    assert links.classes["peer"].bandwidth > 30e9
-
-
-def test_a_transfer_teaches_its_link_without_the_copies_that_were_part_of_it() -> None:
-    links = free_links()
-    for _ in range(100):
-        links.add("hosts", 10 * MB, 0.1 + 0.2, copies=2)
-    assert links.classes["hosts"].bandwidth == pytest.approx(100.0 * MB)
-    assert links.classes["device"].bandwidth == 100.0 * MB
-
-
 # ---- bytes -------------------------------------------------------------------------------------------------
 
 
@@ -221,7 +167,7 @@ def test_a_result_of_which_nobody_saw_the_like_is_thought_to_take(
             id="leaves a large input for a faster class"),
         pytest.param(both("t", 0.06, 0.05, inputs=(needs(2 * MB, "c"),)), [stand("c"), stand("d"), gpu("g")], "c",
             id="stays, if the way takes longer than that gains"),
-        pytest.param(both("t", 1.0, 0.05, inputs=(needs(90 * MB, "g", device="gpu"),)),
+        pytest.param(both("t", 1.0, 0.05, inputs=(needs(90 * MB, "g"),)),
             [stand("c"), gpu("g", running=1.2)], "g", id="stays with what lies on its device"),
         pytest.param(both("t", 1.0, 0.05, must="cpu"), [stand("c", running=9.0), gpu("g")], "c", id="obeys a must"),
         pytest.param(both("t", 1.0, 0.05, must="gpu"), [stand("c")], Wait("room"), id="waits for its class"),
@@ -231,7 +177,7 @@ def test_a_result_of_which_nobody_saw_the_like_is_thought_to_take(
         pytest.param(both("t", 1.0, 0.05, nbytes=MB),
             [gpu("f", room=MB - 1, most=9 * MB, running=0.0), gpu("g", room=MB, most=9 * MB, running=0.3)], "g",
             id="goes to the device that has room"),
-        pytest.param(both("t", 1.0, 0.05, nbytes=MB, inputs=(needs(2 * MB, "f", device="gpu"),)),
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB, inputs=(needs(2 * MB, "f"),)),
             [gpu("f", room=0, most=9 * MB, running=0.3), gpu("g", room=3 * MB, most=9 * MB)], "g",
             id="leaves its inputs where there is no room for more"),
         pytest.param(both("t", 1.0, 0.05, nbytes=MB), [stand("c"), gpu("g", room=0, most=9 * MB, running=0.3)],
@@ -300,7 +246,7 @@ def test_no_task_is_stolen_that_does_not_fit() -> None:
 
 
 def test_stolen_tasks_take_room_together_with_their_inputs() -> None:
-    tasks = [on_gpu(f"t{n}", 0.1, inputs=(Replica(MB, frozenset("a"), "gpu", n),)) for n in range(8)]
+    tasks = [on_gpu(f"t{n}", 0.1, inputs=(Replica(MB, frozenset("a"), n),)) for n in range(8)]
     stands = [gpu("a", *tasks, running=0.1), gpu("b", room=3 * MB, most=9 * MB)]
     moves = steps(stands, ["b"], reach=9.0)
     assert [(move.key, move.nbytes) for move in moves] == [("t0", MB), ("t1", MB), ("t2", MB)]
@@ -312,7 +258,7 @@ def test_stolen_tasks_take_room_together_with_their_inputs() -> None:
 )
 def test_a_large_input_is_worth_its_way(readers: int, moved: int) -> None:
     """0.6 s of way, and 0.3 s of margin if one task has to bear it; 0.75 s until the last of the queue would start."""
-    blocks = [Replica(20 * MB, frozenset("a"), "gpu", "shared" if n < readers else n) for n in range(8)]
+    blocks = [Replica(60 * MB, frozenset("a"), "shared" if n < readers else n) for n in range(8)]
     tasks = [on_gpu(f"t{n}", 0.1, inputs=(block,)) for n, block in enumerate(blocks)]
     victim = gpu("a", *tasks, running=0.05)
     assert len(steps([victim, gpu("b")], ["b"], reach=0.01)) == moved
@@ -347,7 +293,7 @@ def test_what_moves_to_a_device_fits_there_all_together(
 ) -> None:
     tasks = []
     for n, (nbytes, block, reads) in enumerate(sizes):
-        inputs = (Replica(MB // 2, frozenset("a"), "gpu", block),) if reads else ()
+        inputs = (Replica(MB // 2, frozenset("a"), block),) if reads else ()
         tasks.append(on_gpu(n, 0.1, nbytes=nbytes, inputs=inputs))
     thieves = [gpu(f"b{n}", room=room, most=5 * MB) for n, room in enumerate(rooms)]
     policy: Policy = Informed(StealingParameters(reach=9.0)) if informed else LastVictim()

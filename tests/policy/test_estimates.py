@@ -69,10 +69,8 @@ def test_an_estimate_of_no_use_corrects_nothing(estimate: float) -> None:
 
 
 def links() -> Links:
-    """1 ms and 100 MB/s on a host, 10 ms and 10 MB/s between hosts, 1 GB/s out of a device."""
-    return Links(
-        {"host": Link(0.001, 100.0 * MB), "hosts": Link(0.010, 10.0 * MB), "device": Link(0.0, 1000.0 * MB)}
-    )
+    """1 ms and 100 MB/s on a host, 10 ms and 10 MB/s between hosts."""
+    return Links({"host": Link(0.001, 100.0 * MB), "hosts": Link(0.010, 10.0 * MB)})
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,6 @@ def links() -> Links:
         pytest.param([needs(MB, "gone")], 0.010 + 0.100, id="as does what an unknown worker holds"),
         pytest.param([needs(MB, "b"), needs(MB, "far")], 0.010 + 0.010 + 0.100,
             id="bytes add up, messages go side by side"),
-        pytest.param([needs(MB, "b", device="gpu")], 0.001 + 0.010 + 0.001, id="out of a device on top of that"),
     ],
 )  # fmt: skip
 def test_moving_inputs_takes(inputs: list[Replica], wanted: float) -> None:

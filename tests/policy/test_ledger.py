@@ -235,9 +235,9 @@ def test_the_first_measured_duration_corrects_all_guesses_of_its_prefix() -> Non
     assign(book, "a", *range(4))
     assign(book, "b", "x")
     book.request(0.0, 3, "c")
-    assert (book.rows["a"].unknown, book.rows["a"].waiting_seconds) == (2, 1.0)
+    assert book.rows["a"].waiting_seconds == 1.0
     book.finish(0.1, "x", 0.1)
-    assert (book.rows["a"].unknown, book.rows["a"].waiting_seconds) == (0, pytest.approx(0.2))
+    assert book.rows["a"].waiting_seconds == pytest.approx(0.2)
     assert starts_in(book, "a", 0.1) == pytest.approx(0.1 + 0.2)  # overdue: as long again
     assert book.rows["c"].incoming_seconds == pytest.approx(0.1)
 
@@ -439,8 +439,6 @@ def test_what_is_kept_is_what_would_be_counted(events, nthreads: int) -> None:
         for address, row in book.rows.items():
             waiting = [entry for _, _, entry in row.queue]
             assert row.waiting_seconds == pytest.approx(sum(e.seconds for e in waiting))
-            assert row.guessed_seconds == pytest.approx(sum(e.seconds for e in waiting if not e.known))
-            assert row.unknown == sum(not e.known for e in waiting)
             assert starts_in(book, address, now + 0.5) == pytest.approx(free_in(book, address, now + 0.5))
             if waiting:
                 loads.append((row.waiting_seconds * row.slowness / row.nthreads, address))

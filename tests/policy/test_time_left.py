@@ -68,30 +68,6 @@ def test_by_the_thief_s_time_a_task_of_3_s(policy: Policy, ends_in: float, taken
     assert bool(decided(policy, stands)) is taken
 
 
-@pytest.mark.parametrize(
-    ("stands", "wanted"),
-    [
-        pytest.param([stand("a", *many(20, 0.5), running=0.1), stand("b", task("x", 2.0), running=2.0, ends_in=3.0),
-            stand("c")], ("x", "b", "c"), id="from a worker that is about to end before the longest queue"),
-        pytest.param([stand("b", task("x", 0.001), running=0.0, ends_in=0.5), stand("c")], ("x", "b", "c"),
-            id="though it is short, and the last"),
-        pytest.param([stand("b", task("x", 2.0), running=0.1, ends_in=1.0), stand("c", slowness=3.0)], ("x", "b", "c"),
-            id="though the thief takes longer"),
-        pytest.param([stand("b", task("x", 2.0, preferred=frozenset("b")), running=1.0, ends_in=1.5), stand("c")],
-            ("x", "b", "c"), id="though it would rather stay"),
-        pytest.param([stand("b", task("x", 0.5, known=False), running=0.3, ends_in=1.0), stand("c")], ("x", "b", "c"),
-            id="though nobody knows how long it takes"),
-        pytest.param([stand("b", task("x", 2.0), running=0.0, ends_in=60.0), stand("c")], None,
-            id="not from one that has the time"),
-        pytest.param([stand("b", task("x", 9.0), running=0.1, ends_in=1.0), stand("c", ends_in=5.0)], None,
-            id="not to another that ends before it"),
-    ],
-)  # fmt: skip
-def test_a_task_is_taken_first(stands: list[Stand], wanted: tuple[str, str, str] | None) -> None:
-    found = ways(decided(INFORMED, stands, hungry="c"))
-    assert (found[0] if found else None) == wanted
-
-
 def test_a_worker_that_ends_gives_what_it_cannot_do_and_keeps_the_rest() -> None:
     stands = [stand("a", *many(6, 1.0), running=0.0, ends_in=4.5), *(stand(t) for t in "bcdef")]
     found = ways(decided(INFORMED, stands, hungry="bcdef"))
@@ -139,16 +115,3 @@ def test_an_end_may_be_told_before_the_worker_comes_and_goes_with_it() -> None:
 )
 def test_the_soonest_are(workers: int, lasting: float, wanted: list[str]) -> None:
     assert [w.address for w in filled(workers).soonest(0.0, 2, lasting=lasting)] == wanted
-
-
-def test_a_worker_is_outlasted_by_a_queue_that_it_will_not_get_to() -> None:
-    book = ledger({"a": 1, "b": 1}, p=1.0)
-    for worker, end in (("a", 2.5), ("b", 1.5)):
-        book.set_end(worker, end)
-        for n in range(3):
-            book.assign(0.0, (worker, n), worker, "p", n)
-    assert book.snapshot(0.0, ()).outlasted == ("b", "a")
-    book.finish(0.5, ("a", 0), 0.5)  # sooner than it was thought
-    assert book.snapshot(0.5, ()).outlasted == ("b",)
-    book.set_end("b", None)
-    assert book.snapshot(0.5, ()).outlasted == ()

@@ -21,9 +21,8 @@ from tests.simulate.test_engine import NO_OVERHEAD, took
 MB = 1_000_000
 # No message, no thought and no latency: what is left is computing and moving bytes.
 FREE: dict[str, Any] = NO_OVERHEAD | {
-    "same_host": Link(0.0, 100.0 * MB), "other_host": Link(0.0, 50.0 * MB), "out_of_device": Link(0.0, 200.0 * MB),
+    "same_host": Link(0.0, 100.0 * MB), "other_host": Link(0.0, 50.0 * MB),
 }  # fmt: skip
-PEER = Link(0.0, 1000.0 * MB)
 
 
 def graph_of(*tasks: tuple[str, float, int, tuple[str, ...]]) -> TaskGraph:
@@ -43,32 +42,10 @@ def test_sixteen_hosts_of_four_gpus_and_two_cores() -> None:
     assert cluster.power == 64 * 20 + 32
 
 
-@pytest.mark.parametrize(
-    ("source", "to", "peer", "seconds"),
-    [
-        pytest.param(("h", "gpu"), ("h", "gpu"), PEER, 0.1, id="from GPU to GPU of a host"),
-        pytest.param(("h", "gpu"), ("h", "gpu"), None, 1.0 + 2 * 0.5, id="the same without a peer link"),
-        pytest.param(("h", "gpu"), ("k", "gpu"), PEER, 2.0 + 2 * 0.5, id="from GPU to GPU of another host"),
-        pytest.param(("h", "gpu"), ("h", "cpu"), PEER, 1.0 + 0.5, id="from GPU to CPU"),
-        pytest.param(("h", "cpu"), ("k", "gpu"), PEER, 2.0 + 0.5, id="from CPU to GPU of another host"),
-        pytest.param(("h", "cpu"), ("h", "cpu"), PEER, 1.0, id="from CPU to CPU"),
-    ],
-)
-def test_a_hundred_megabytes_take(
-    source: tuple[str, str], to: tuple[str, str], peer: Link | None, seconds: float
-) -> None:
-    """Both hold a block, and one of them needs both: either way takes the same."""
-    workers = (VirtualWorker("a", 1, *source), VirtualWorker("b", 1, *to))
-    blocks = (("one", 1.0, 100 * MB, ()), ("other", 1.0, 100 * MB, ()))
-    graph = graph_of(*blocks, ("both", 1.0, 0, ("one", "other")))
-    (moved,) = simulate(graph, VirtualCluster(workers, peer=peer, **FREE), policy="stock-none").of("transfer")
-    assert moved.seconds == pytest.approx(seconds)
-
-
 # ---- HEFT --------------------------------------------------------------------------------------------------
 
 
-MIXED = VirtualCluster.devices(1, 1, faster=20.0, cores=4, peer=None, **FREE)
+MIXED = VirtualCluster.devices(1, 1, faster=20.0, cores=4, **FREE)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +101,7 @@ def test_a_plan_keeps_the_order_and_runs_one_task_a_thread(
 @pytest.mark.parametrize("seconds", [1.0, 2.0])
 def test_a_mix_of_sizes_is_done_soon_after_hefts_plan(seconds: float) -> None:
     graph = matmul_parallel(seconds=seconds)
-    cluster = VirtualCluster.devices(1, 1, faster=20.0, cores=4, peer=None)
+    cluster = VirtualCluster.devices(1, 1, faster=20.0, cores=4)
     plan = heft(graph, cluster).makespan
     assert (ours := took(graph, cluster)) <= 1.15 * plan
     assert took(graph, cluster, "stock") >= 1.5 * ours
@@ -139,7 +116,7 @@ def roots(count: int = 200, seconds: float = 0.5) -> TaskGraph:
 
 
 def test_what_is_queued_goes_to_a_slow_worker_only_while_the_fast_one_has_more_to_do() -> None:
-    cluster = VirtualCluster.devices(1, 1, faster=20.0, cores=4, peer=None)
+    cluster = VirtualCluster.devices(1, 1, faster=20.0, cores=4)
     trace = simulate(roots(), cluster)
     ends = {w.address: 0.0 for w in cluster.workers}
     for span in trace.spans:
@@ -152,7 +129,9 @@ def test_what_is_queued_goes_to_a_slow_worker_only_while_the_fast_one_has_more_t
 # 200 Gb/s between hosts, for four GPUs; a tile's product takes 50 ms.
 def of_gpus(hosts: int) -> VirtualCluster:
     """So many hosts of four GPUs with NVLink."""
-    return VirtualCluster.devices(hosts, 4, faster=20.0, other_host=Link(0.003, 6e9))
+    return VirtualCluster.devices(
+        hosts, 4, faster=20.0, same_host=Link(0.0001, 50e9), other_host=Link(0.003, 6e9)
+    )
 
 
 @pytest.mark.parametrize(("hosts", "tiles"), [(4, 24), (8, 32), pytest.param(16, 40, marks=pytest.mark.soak)])
@@ -187,14 +166,14 @@ def blocks(count: int = 40) -> TaskGraph:
 @pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize("cores", [0, 2])
 def test_forty_blocks_pass_through_devices_of_four(gpus: int, cores: int) -> None:
-    cluster = VirtualCluster.devices(1, gpus, memory=400 * MB + 1000, cores=cores, peer=None)
+    cluster = VirtualCluster.devices(1, gpus, memory=400 * MB + 1000, cores=cores)
     trace = simulate(blocks(), cluster)
     assert trace.counts["bytes_short"] == 0.0
     assert trace.counts["elapsed"] <= 1.1 * (40 * 4.2 / 20.0) / gpus + 0.1
 
 
 def test_stock_dask_overfills_them() -> None:
-    cluster = VirtualCluster.devices(1, 1, memory=400 * MB + 1000, cores=2, peer=None)
+    cluster = VirtualCluster.devices(1, 1, memory=400 * MB + 1000, cores=2)
     assert simulate(blocks(), cluster, policy="stock").counts["bytes_short"] >= 100 * MB
 
 
@@ -210,5 +189,5 @@ def test_whatever_does_not_fit_all_of_it_is_done(sizes: list[int], seconds: list
     start = builder.add("start", 0, seconds=0.0)
     for index, (nbytes, each) in enumerate(zip(sizes, seconds, strict=False)):
         builder.add("keep", index, seconds=each, nbytes=nbytes * MB, after=[start])
-    trace = simulate(builder.graph(), VirtualCluster.devices(1, gpus, memory=50 * MB, peer=None))
+    trace = simulate(builder.graph(), VirtualCluster.devices(1, gpus, memory=50 * MB))
     assert len({span.key for span in trace.spans if span.kind == "compute"}) == len(sizes) + 1

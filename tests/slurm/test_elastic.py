@@ -13,7 +13,8 @@ from typing import Any
 import dask
 import pytest
 
-from dask_ferro.runtime.elastic.scheduler_rpc import NAME
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
+from dask_ferro.runtime.scheduler_plugin import part_of
 from tests.slurm.tools import away, busy, command, queue
 from tests.waiting import finished, until
 
@@ -27,7 +28,7 @@ def nodes(cluster: Any) -> list[str]:
 
 def times_left(dask_scheduler: Any) -> list[float]:
     """Return the seconds that each worker has left; runs on the scheduler."""
-    return [row["ends_in"] for row in dask_scheduler.plugins[NAME].roster()["workers"].values()]
+    return [row["ends_in"] for row in part_of(dask_scheduler, Roster).roster()["workers"].values()]
 
 
 def test_a_scale_down_loses_no_result(site):
@@ -147,21 +148,6 @@ def test_requeued_drained_and_downed_nodes_are_survived(site):
         until(lambda: len(s.workers) < 2, "the end of a worker", seen=lambda: s.workers)
         s.connected(2)
     assert s.client.gather(futures) == list(range(40))
-
-
-def test_a_drained_node_hands_its_work_to_others(site):
-    """Stock: there is no message; the workers stay until the node is taken away."""
-    s = site()
-    s.cluster.adapt(minimum=1, maximum=1, surge=1)
-    s.connected(1)
-    held = s.submit(4, 0.05)
-    finished(held, seconds=180)
-    (node,) = nodes(s.cluster)
-    with away(node):
-        until(lambda: set(nodes(s.cluster)) not in ({node}, set()), "a job on another node")
-        until(lambda: node not in nodes(s.cluster), "the end of the job on the drained node")
-    assert s.client.gather(held) == list(range(4))
-    assert max(s.started().values()) == 1
 
 
 def test_walltimes_lose_nothing(site):

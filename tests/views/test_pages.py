@@ -6,9 +6,9 @@ import asyncio
 import gc
 import re
 import weakref
-from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,17 +24,26 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 import dask_ferro as ff
 from dask_ferro.policy.events import Arrived, Settled, Settlement
 from dask_ferro.runtime.elastic.retirement import Leaving
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry import dashboard_state
-from dask_ferro.runtime.telemetry.dashboard_state import Backlog, ElasticPicture, MoveFlow, StealingPicture
+from dask_ferro.runtime.telemetry.dashboard_state import (
+    Backlog,
+    ElasticPicture,
+    MoveFlow,
+    Second,
+    StealingPicture,
+)
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.findings import ClusterFinding
-from dask_ferro.runtime.telemetry.move_log import MoveLog, Sample, Second, Watch
+from dask_ferro.runtime.telemetry.log import Log, Sample
 from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
 from dask_ferro.views.pages import look, put_on
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.overview import OverviewPage
 from dask_ferro.views.pages.site import KINDS
 from dask_ferro.views.pages.stealing import StealingPage
+from dask_ferro.words import natural
 from tests import clusters
 from tests.waiting import finished_async, until_async
 
@@ -63,67 +72,53 @@ async def status(scheduler: Scheduler, path: str) -> int:
     return (await AsyncHTTPClient().fetch(url, raise_error=False)).code
 
 
-def moved(
-    log: MoveLog, now: float, outcome: Settlement = "confirmed", pair: tuple[str, str] = ("v", "t")
-) -> None:
-    log.counts[outcome] += 1  # as the core does
-    log.write(Settled(f"k-{now}", *pair, outcome, now, 2.0, 0.5), now)
-
-
-# ---- what is kept -----------------------------------------------------------------------------------------
-
-
-def test_moves_are_summed_by_the_second_and_only_confirmed_ones_cost() -> None:
-    log = MoveLog(Counter())
-    outcomes: list[tuple[float, Settlement]] = [(10.1, "confirmed"), (10.9, "refused"), (12.0, "stale")]
-    for now, outcome in (*outcomes, (12.5, "confirmed")):
-        moved(log, now, outcome)
-    log.write(Arrived("k-12.5", "v", "t", 12.0, 0.1, 3.0), 12.6)
-    assert list(log.seconds) == [Second(10, 1, 1, 0, 0.0, 0.5), Second(12, 1, 0, 1, 3.0, 0.5)]
-    worked = {"seconds worked": 3.0, "seconds moving": 1.0}
-    assert log.counts == {"confirmed": 2, "refused": 1, "stale": 1, **worked}
-    assert (log.stolen_out, log.stolen_in) == ({"v": 2}, {"t": 2})
-    log.left("t")
-    assert (log.stolen_out, log.stolen_in) == ({"v": 2}, {})
-
-
-def test_logs_are_as_long_after_a_day_as_after_an_hour() -> None:
-    log, logs = MoveLog(Counter()), Watch()
-    scheduler = SimpleNamespace(workers={}, total_nthreads=0, queued=())
-    ledger = SimpleNamespace(waiting=1, entries={"a": 1, "b": 2}, rows=["w1", "w2", "w3"])
-    for second in range(20_000):
-        moved(log, float(second))
-        logs.sampled(float(second), scheduler, ledger, {"w1": 0.3, "w2": 0.1, "w3": 0.2}.__getitem__)
-    assert [len(log) for log in (log.moves, log.seconds, logs.samples, logs.thresholds)] == [
-        5000,
-        600,
-        1800,
-        1800,
-    ]
-    assert logs.thresholds[-1] == (19_999.0, 0.1, 0.2, 0.3)
-    assert logs.samples[-1][3:] == (1, 1, 0)
-    assert log.counts["confirmed"] == 20_000
-
-
-def test_samples_are_a_second_apart() -> None:
-    logs = Watch()
-    scheduler = SimpleNamespace(workers={}, total_nthreads=0, queued=())
-    ledger = SimpleNamespace(waiting=0, entries={}, rows=["a"])
-    for now in (0.0, 0.5, 1.0, 1.5, 2.0):
-        logs.sampled(now, scheduler, ledger, lambda _: 0.005)
-    assert [s.time for s in logs.samples] == [0.0, 1.0, 2.0]
-    assert [at for at, *_ in logs.thresholds] == [0.0, 1.0, 2.0]
+def log_of(moves: Sequence[tuple[float, Settlement, str, str]]) -> Log:
+    log = Log({})
+    for at, outcome, victim, thief in moves:
+        log.moves.append(Settled(f"k-{at}", victim, thief, outcome, at, 2.0, 0.5))
+    return log
 
 
 # ---- what is shown of it ----------------------------------------------------------------------------------
 
 
+def test_moves_are_summed_by_the_second_and_only_confirmed_ones_cost() -> None:
+    outcomes: list[tuple[float, Settlement]] = [(10.1, "confirmed"), (90.1, "confirmed"), (90.9, "refused")]
+    outcomes += [(92.0, "stale"), (92.5, "confirmed")]
+    moves = log_of([(*one, "v", "t") for one in outcomes]).moves.since()[0]
+    seconds = dashboard_state._seconds(moves, [Arrived("k-90.1", "v", "t", 89.0, 0.6, 3.0)])
+    assert seconds == (Second(90, 1, 1, 0, 0.0, 0.5), Second(92, 1, 0, 1, 3.0, 0.5))
+
+
+def test_the_log_is_as_long_after_a_day_as_after_an_hour() -> None:
+    log = log_of([(float(second), "confirmed", "v", "t") for second in range(20_000)])
+    for second in range(20_000):
+        log.stolen.append(Arrived("k", "v", "t", float(second), 0.0, 0.0))
+        log.loads.append(Sample(float(second), 0, 0, 0, 0, 0))
+        log.decisions.append({"action": "scale"})
+        log.departures.append({"action": "left"})
+    rings = (log.moves, log.stolen, log.loads, log.decisions, log.departures)
+    assert [len(ring) for ring in rings] == [5000, 5000, 600, 500, 500]
+
+
+@on_cluster()
+async def test_samples_are_a_second_apart_and_have_the_thresholds(
+    client: Client, scheduler: Scheduler
+) -> None:
+    stealing = scheduler.extensions["stealing"]
+    loads = stealing.records.loads
+    await until_async(lambda: len(loads) > 2, "three samples", seen=lambda: loads.since()[0])
+    for _ in range(3):
+        stealing._sample()
+    times = [load.time for load in loads.since()[0]]
+    assert all(later - time >= 0.9 for time, later in pairwise(times))
+    assert loads.newest.thresholds == (0.005, 0.005, 0.005)
+    assert (loads.newest.workers, loads.newest.threads) == (2, scheduler.total_nthreads)
+
+
 def test_who_moved_little_is_summed_up_as_others() -> None:
-    log = MoveLog(Counter())
-    for n in range(40):
-        for _ in range(2 if n < 10 else 1):
-            moved(log, 0.0, pair=(f"v{n}", "thief"))
-    flows = dashboard_state._flows(SimpleNamespace(workers={}), log.moves)
+    moves = [(0.0, "confirmed", f"v{n}", "thief") for n in range(40) for _ in range(2 if n < 10 else 1)]
+    flows = dashboard_state._flows(SimpleNamespace(workers={}), log_of(moves).moves.since()[0])
     assert sum(f.moves for f in flows) == 50
     assert len({f.victim for f in flows}) == dashboard_state.PAIRED
     assert next(f for f in flows if f.victim == "others").moves == 40 - (dashboard_state.PAIRED - 1)
@@ -134,7 +129,7 @@ def test_stealing_is_drawn_as_it_is_given() -> None:
     page.update(
         StealingPicture(
             "informed",
-            {"confirmed": 3, "refused": 1, "worked": 4.0, "spent": 0.25},
+            {"confirmed": 3, "refused": 1, "seconds_worked": 4.0, "seconds_moving": 0.25},
             (MoveFlow("0", "1", 3, 4.0, 0.25),),
             (Second(100, 3, 1, 0, 4.0, 0.25),),
             (Backlog("0", 2.0, 0.005, 7), Backlog("1", 0.0, 0.02, 0)),
@@ -196,34 +191,20 @@ def test_each_decision_stands_with_its_reason_and_what_comes_from_outside_is_tex
 
 
 def test_names_with_other_digits_than_ours_have_an_order_too() -> None:
-    assert sorted(["10", "\u00b2", "9"], key=dashboard_state.natural) == ["9", "10", "\u00b2"]
+    assert sorted(["10", "\u00b2", "9"], key=natural) == ["9", "10", "\u00b2"]
 
 
 def test_a_decision_may_lack_all_but_its_name() -> None:
-    events = [(7.0, {"action": "scale"}), (8.0, {"action": "scale", "time": 7.5, "of a later version": 1})]
-    scheduler, page = SimpleNamespace(get_events=lambda topic: events), ElasticPage()
-    picture = dashboard_state.elastic_picture(scheduler, SimpleNamespace(watch=Watch()))
-    assert [d["time"] for d in picture.decisions] == [7.0, 7.5]
-    page.update(picture._replace(samples=(Sample(9.0, 0, 0, 0, 0, 0),)))
-    assert page.jobs.data["wanted"] == [0, 0, 0]
+    log, page = Log({}), ElasticPage()
+    log.decisions.append({"action": "scale", "time": 7.5, "of a later version": 1})
+    log.loads.append(Sample(9.0, 0, 0, 0, 0, 0))
+    page.update(dashboard_state.elastic_picture(log))
+    assert page.jobs.data["wanted"] == [0, 0]
     assert "<b>0 wanted; no jobs</b>; 0 node-seconds" in page.headline.text
 
 
-def test_other_events_push_no_decision_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dashboard_state, "EVENTS", 3)
-    events: list[Any] = [(0.0, {"action": "scale", "why": "first"})]
-    events += [(float(n), {"action": "steal"}) for n in range(10)]
-    scheduler = SimpleNamespace(get_events=lambda topic: events)
-    stealing = SimpleNamespace(watch=Watch())
-    assert [d["why"] for d in dashboard_state.elastic_picture(scheduler, stealing).decisions] == ["first"]
-    del events[0]  # and where Dask has dropped it, the newest one is known still
-    newest: ScaleEvent = {"time": 3.0, "why": "newest"}
-    (decision,) = dashboard_state.elastic_picture(scheduler, stealing, newest).decisions
-    assert decision["why"] == "newest"
-
-
 def test_a_dashboard_without_what_the_pages_need_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    take_off = put_on(SimpleNamespace(), None, None)  # type: ignore[arg-type]
+    take_off = put_on(SimpleNamespace(), None)  # type: ignore[arg-type]
     assert take_off() is None
     assert "dask_ferro's dashboard pages could not be added: AttributeError" in caplog.text
 
@@ -258,7 +239,7 @@ async def test_pages_come_with_the_plugin_once_and_go_with_it(client: Client, sc
     )
     assert b"/individual-ferro-stealing" in named.body
     assert b"/individual-task-stream" in named.body
-    site = scheduler.plugins["ferro"]._take_pages_off.__self__
+    site = part_of(scheduler, Scheduling)._take_pages_off.__self__
     browser = await opened(scheduler, "stealing")
     assert site.documents
     await ff.uninstall(client)
@@ -277,7 +258,7 @@ async def test_pages_come_with_the_plugin_once_and_go_with_it(client: Client, sc
 async def test_pages_that_were_opened_and_closed_leave_nothing(
     client: Client, scheduler: Scheduler, count: int
 ) -> None:
-    site = scheduler.plugins["ferro"]._take_pages_off.__self__
+    site = part_of(scheduler, Scheduling)._take_pages_off.__self__
     seen: list[Any] = []
     contexts = site._application._applications.values()
     for number in range(count):
@@ -312,7 +293,7 @@ def shown(document: Document) -> str:
 async def test_a_page_that_fails_says_so_and_is_closed(
     client: Client, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = scheduler.plugins["ferro"]._take_pages_off.__self__
+    site = part_of(scheduler, Scheduling)._take_pages_off.__self__
 
     def failing(self: ElasticPage, picture: ElasticPicture) -> None:
         raise ValueError("<on purpose>")
@@ -340,7 +321,7 @@ async def test_workers_that_leave_are_told_as_they_publish_it(client: Client, sc
     stayed, _ = await leaving.leave([other])
     assert list(stayed) == [other]
     stealing = scheduler.extensions["stealing"]
-    texts = [text for _, text in dashboard_state.elastic_picture(scheduler, stealing).departures]
+    texts = [text for _, text in dashboard_state.elastic_picture(stealing.records).departures]
     gone, stays = dashboard_state.label(one), dashboard_state.label(other)
     assert texts[0].startswith(f"{gone} begin to leave")
     assert texts[1] == f"{gone} left"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dask_ferro.policy.scaling.facts import Demand
-from dask_ferro.policy.scaling.remaining_work import profile, schedule
+from dask_ferro.policy.scaling.work_profile import profile, schedule
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 
 # Up to this many tasks the demand is always recomputed; above, only after one task in this many has ended.

@@ -49,9 +49,8 @@ class ElasticRun(NamedTuple):
         Seconds of each phase: from its submission to that of the next.
     node_seconds : float
         Of all jobs, from start to end, or to the end of the graph.
-    submitted, cancelled, drained, recalled, expired : int
-        Numbers of jobs: cancelled ones were pending, recalled ones were to leave and stayed, expired ones reached
-        their walltime.
+    submitted, cancelled, drained, expired : int
+        Numbers of jobs: cancelled ones were pending, expired ones reached their walltime.
     peak : int
         The largest number of jobs that had a node at one time.
     recomputed : int
@@ -64,7 +63,6 @@ class ElasticRun(NamedTuple):
     submitted: int
     cancelled: int
     drained: int
-    recalled: int
     expired: int
     peak: int
     recomputed: int
@@ -93,7 +91,7 @@ class ElasticDriver:
         self._idle_since: dict[Name, float] = {}
         self._memory: dict[Address, int] = {}
         self._looks = False
-        self.counts = {"cancelled": 0, "drained": 0, "recalled": 0, "expired": 0, "peak": 0}
+        self.counts = {"cancelled": 0, "drained": 0, "expired": 0, "peak": 0}
 
     def attach(self, site: VirtualSite) -> None:
         """Start the initial jobs and the periodic decisions."""
@@ -132,7 +130,7 @@ class ElasticDriver:
         if self._clock.now > self.limit:
             raise Stuck(f"{scheduler.remaining} tasks are left after {self.limit:.0f} s")
         scheduler.retry()
-        acts = {facts.Cancel: self._cancel, facts.Recall: self._recall, facts.Drain: self._drain}
+        acts = {facts.Cancel: self._cancel, facts.Drain: self._drain}
         for action in self.controller.decide(self.staff(), scheduler):
             if isinstance(action, facts.Submit):
                 self.batch.submit(action.pool, action.count)
@@ -187,13 +185,6 @@ class ElasticDriver:
             self.counts["drained"] += 1
             for record in self._seats(job):
                 self.scheduler.receive(self.scheduler.leaving, record.address)
-
-    def _recall(self, job: VirtualJob) -> None:
-        if job.state == facts.LEAVING:
-            job.state, job.since = facts.RUNNING, self._clock.now
-            self.counts["recalled"] += 1
-            for record in self._seats(job):
-                self.scheduler.receive(self.scheduler.paused, record.address, False)
 
     def _look(self) -> None:
         """Move results that only leaving workers hold, and close jobs without needed tasks or results."""

@@ -149,7 +149,7 @@ class BoundProgram:
         names = dict(self._run.__globals__)
         for i, step in enumerate(self.program._steps):
             node = step.unit.node
-            names[f"k{i}"] = watch.kernel("array", node.op_type, node.name or "", names[f"k{i}"])
+            names[f"k{i}"] = watch("array", node.op_type, node.name or "", names[f"k{i}"])
         exec(self.program._code, names)
         return BoundProgram(self.program, self._xp, names.pop("run"), keeps_numpy=self._keeps_numpy)
 

@@ -20,7 +20,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,6 @@ from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.device.device import Device, Memory
 from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.onnxruntime.host_memory import shrinking, smallest_model
-from dask_ferro.engines.onnxruntime.profile import ProfiledRun
 from dask_ferro.engines.onnxruntime.session import kept_apart, session_options
 from dask_ferro.engines.onnxruntime.support import HOST
 from dask_ferro.engines.subgraph import extract, weights_of
@@ -86,7 +85,7 @@ def works(provider: str) -> bool:
     if provider == CUDA and hasattr(ort, "preload_dlls"):
         # Loads CUDA and cuDNN where they are installed as packages.
         ort.preload_dlls()
-    options = session_options(None, 1, True, None)
+    options = session_options(None, 1, True)
     try:
         found = _session(smallest_model(), options, provider, {})
     except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, this provider does not work
@@ -157,7 +156,7 @@ class DeviceSessionRun:
         if not works(self._place.provider):
             raise ConfigError(f"ONNX Runtime's {self._place.provider} does not work here; see docs/gpu.md")
         self._content = piece.proto.SerializeToString()
-        self._options = partial(session_options, piece.folder, threads, False)
+        self._settings = piece.folder, threads, False
         self._nodes = len(nodes)
         self._apart = kept_apart(nodes, exact=exact)
         self._inputs = {value.name: _dims(value) for value in piece.proto.graph.input}
@@ -173,24 +172,7 @@ class DeviceSessionRun:
         self.nbytes = len(self._content) * 5
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        return self._on(None, arrays)
-
-    def watched(self, watch: OpHook) -> Watched:
-        """Return the same run on a second session, whose first runs ONNX Runtime profiles."""
-        return Watched(watch.session(self._nodes, ProfiledRun(self._built, self._on, self._nodes)))
-
-    def _for_keeping(self) -> Held:
-        return Held(self._built(), self._weights)
-
-    def _built(self, profile: str | None = None) -> ort.InferenceSession:
-        options = self._options(profile)
-        # The arena is the driver's memory, none of a pool.
-        settings = provider_options(self._place, self._device.memory().unused // 2, self._device.tf32)
-        with memory_errors():
-            return _session(self._content, options, self._place.provider, settings, self._apart)
-
-    def _on(self, session: ort.InferenceSession | None, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        session = self._held(self._for_keeping).session if session is None else session
+        session = self._held(self._for_keeping).session
         binding = session.io_binding()
         given = [self._device.to_device(a) if isinstance(a, np.ndarray) else a for a in arrays]
         for name, array in zip(self._inputs, given, strict=True):
@@ -211,6 +193,20 @@ class DeviceSessionRun:
         if len(made) < len(results):
             self._device.synchronize()
         return results
+
+    def watched(self, watch: OpHook) -> Watched:
+        """Return the same run, which is one operator for `watch`: ONNX Runtime has no hooks."""
+        return Watched(watch("onnxruntime", f"{self._nodes} nodes", "", self))
+
+    def _for_keeping(self) -> Held:
+        return Held(self._built(), self._weights)
+
+    def _built(self) -> ort.InferenceSession:
+        options = session_options(*self._settings)
+        # The arena is the driver's memory, none of a pool.
+        settings = provider_options(self._place, self._device.memory().unused // 2, self._device.tf32)
+        with memory_errors():
+            return _session(self._content, options, self._place.provider, settings, self._apart)
 
     def _targets(self, arrays: Sequence[Array]) -> dict[str, Array]:
         """Return memory for the outputs whose shapes are known, and have been as declared in earlier runs."""

@@ -11,7 +11,6 @@ fail, also a user's own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import chain
 
 import onnx_ir as ir
@@ -22,7 +21,6 @@ from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.onnxruntime.faster_nodes import faster
 from dask_ferro.engines.onnxruntime.folded import Constants, constants
 from dask_ferro.engines.onnxruntime.host_memory import in_use, share_arena
-from dask_ferro.engines.onnxruntime.profile import ProfiledRun
 from dask_ferro.engines.onnxruntime.support import HOST, RAISED_ALONE
 from dask_ferro.engines.subgraph import extract
 from dask_ferro.engines.time_limit import current, stopped_by
@@ -73,14 +71,13 @@ class SessionRun:
         self._content = piece.proto.SerializeToString()
         # The session reads these arrays in place, so they have to live as long.
         self._shared = piece.shared
-        self._options = partial(session_options, piece.folder, threads, prepack)
         self._nodes = len(nodes)
         self._apart = kept_apart(nodes, exact=exact)
         weights = {name: tensor.nbytes for name, tensor in piece.weights.items()}
         kept = constants(nodes, weights, outputs)
         # Only where it is needed, because it takes 25 us, as long as the calls of five sessions.
         before = in_use() if kept.unknown else 0
-        self._session = self._built()
+        self._session = self._built(session_options(piece.folder, threads, prepack))
         grown = in_use() - before if kept.unknown else 0
         self._run = self._session.run
         self._inputs = tuple(inputs)
@@ -89,18 +86,7 @@ class SessionRun:
         self.nbytes = len(self._content) * 5 + held + _kept_bytes(kept, weights, prepack, grown)
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        return self._on(None, arrays)
-
-    def watched(self, watch: OpHook) -> Watched:
-        """Return the same run on a second session, whose first runs ONNX Runtime profiles."""
-        profiled = ProfiledRun(self._built, self._on, self._nodes)
-        return Watched(watch.session(self._nodes, profiled))
-
-    def _on(self, session: ort.InferenceSession | None, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        run, feeds = (
-            self._run if session is None else session.run,
-            dict(zip(self._inputs, arrays, strict=True)),
-        )
+        run, feeds = self._run, dict(zip(self._inputs, arrays, strict=True))
         # The usual case needs no options of a run.
         if current() is None:
             return tuple(run(self._outputs, feeds))
@@ -109,8 +95,11 @@ class SessionRun:
             lambda: setattr(options, "terminate", True), lambda: tuple(run(self._outputs, feeds, options))
         )
 
-    def _built(self, profile: str | None = None) -> ort.InferenceSession:
-        options = self._options(profile)
+    def watched(self, watch: OpHook) -> Watched:
+        """Return the same run, which is one operator for `watch`: ONNX Runtime has no hooks."""
+        return Watched(watch("onnxruntime", f"{self._nodes} nodes", "", self))
+
+    def _built(self, options: ort.SessionOptions) -> ort.InferenceSession:
         share_arena(options)
         if self._shared:
             values = [ort.OrtValue.ortvalue_from_numpy(array) for array in self._shared.values()]
@@ -152,9 +141,7 @@ def _may_pad_kernels(nodes: Sequence[ir.Node]) -> bool:
     return "Pad" in ops and any(kernel is not None and kernel.const_value is None for kernel in kernels)
 
 
-def session_options(
-    folder: str | None, threads: int, prepack: bool, profile: str | None
-) -> ort.SessionOptions:
+def session_options(folder: str | None, threads: int, prepack: bool) -> ort.SessionOptions:
     """Return the options of a session on a model with its weights under `folder`."""
     options = ort.SessionOptions()
     options.log_severity_level = RAISED_ALONE
@@ -165,7 +152,4 @@ def session_options(
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
-    if profile is not None:
-        options.enable_profiling = True
-        options.profile_file_prefix = profile
     return options

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from math import ceil, floor, inf
+from math import ceil, inf
 
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Job
 from dask_ferro.policy.scaling.fleet import Fleet
@@ -41,7 +41,7 @@ def due(fleet: Fleet) -> list[Job]:
         return []
     most = max(1, min(most, len(there) // 2))
     busy = len(fleet.leaving) + sum(job.state == BOOTING for job in fleet.jobs)
-    able = [job for job in ending[:late] if not job.held and fleet.is_old(job)]
+    able = [job for job in ending[:late] if not job.held and _is_old(fleet, job)]
     return able[: max(most - busy, 0)]
 
 
@@ -53,10 +53,14 @@ def _arrivals(fleet: Fleet, most: int) -> list[float]:
     found = [fleet.arrival(job) for job in fleet.jobs if job.state in (PENDING, BOOTING)]
     vacant = fleet.vacant()
     most = most if fleet.works else 1
-    for name, pool in fleet.pools.items():
-        room = 0 if pool.closed else floor(min(vacant / pool.processes, fleet.openings(name), most))
-        found += [fleet.outlook[name].lead] * (fleet.coming[name] + max(room, 0))
+    for name, outlook in fleet.outlook.items():
+        found += [outlook.lead] * (fleet.coming[name] + min(fleet.room(name, vacant), most))
     return sorted(found)
+
+
+def _is_old(fleet: Fleet, job: Job) -> bool:
+    """Return whether a job has at most half of its life left."""
+    return fleet.is_spent(job) or job.ends_in <= fleet.outlook[job.pool].working_life / 2
 
 
 def _fits(ending: Sequence[Job], there: Sequence[Job]) -> bool:

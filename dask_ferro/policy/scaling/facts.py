@@ -175,17 +175,6 @@ class Drain(NamedTuple):
     ordered: bool = False
 
 
-class Recall(NamedTuple):
-    """The reversal of a drain: these jobs stay and accept tasks again.
-
-    Data that they have moved stays where it is.  A job whose workers are already gone goes on leaving; that is no
-    error, and it is not recalled again once its threads are 0.
-    """
-
-    jobs: tuple[Name, ...]
-    why: str
-
-
 class Keep(NamedTuple):
     """Jobs that should go and may not, because their data fits nowhere else."""
 
@@ -193,7 +182,7 @@ class Keep(NamedTuple):
     why: str
 
 
-Action = Submit | Recall | Cancel | Drain | Keep
+Action = Submit | Cancel | Drain | Keep
 
 
 class Decision(NamedTuple):

@@ -3,8 +3,8 @@
 Works are served in order, the most restricted first: the work left when a new job could help, the time that one more
 job would save then, and its efficiency.  The pool with the smallest product of projected finish and price gets the
 jobs; when it reaches its bounds, the next one does.  A work without any job gets its first one before others get
-their second.  Pending jobs count as present, unless a new job of another pool would arrive long before them: then
-that pool is given their work, if it finishes earlier at no higher price.  The jobs that start later become surplus.
+their second.  Pending jobs count as present, unless they are late and another pool could do their work: the jobs that
+start later become surplus.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from math import ceil, floor, inf
 from typing import NamedTuple
 
-from dask_ferro.policy.scaling.facts import PENDING, RUNNING, Job, Name, Pool, Submit
-from dask_ferro.policy.scaling.fleet import Fleet, MergedDemand, counted
+from dask_ferro.policy.scaling.facts import PENDING, RUNNING, Name, Pool, Submit
+from dask_ferro.policy.scaling.fleet import MOST, Fleet, MergedDemand, counted
 from dask_ferro.policy.scaling.work_profile import (
     Profile,
-    Shift,
     left,
     merged,
     span,
@@ -29,8 +28,6 @@ from dask_ferro.policy.scaling.work_profile import (
 
 # The tolerance for rounding in comparisons of shares.
 _ROUNDING = 1e-9
-# A limit beyond any cluster: widths come from users and may be anything.
-_MOST = 10**6
 
 
 class _Offer(NamedTuple):
@@ -48,6 +45,9 @@ def grow(fleet: Fleet) -> list[Submit]:
     reasons: dict[Name, str] = {}
     # Ordered minimums come first: they hold in any case, and the work may need no more.
     _fill_pools(fleet, reasons)
+    for item in fleet.works:
+        if len(fleet.works) > 1 and fleet.starves(item):
+            _serve(fleet, item, item.profile, reasons, most=1)
     loads: list[tuple[MergedDemand, Profile]] = []
     for item in fleet.works:
         # Threads of its pools that other works keep busy do not help this work, so their load is added to its own.
@@ -59,21 +59,6 @@ def grow(fleet: Fleet) -> list[Submit]:
     _fill(fleet, reasons)
     _succeed(fleet, reasons)
     return _within_queue(fleet, reasons)
-
-
-def starves(fleet: Fleet, item: MergedDemand) -> bool:
-    """Return whether a work that could begin soon has no job that may run it."""
-    if any(fleet.powers(item).values()):
-        return False
-    wait = 0.0
-    for seconds, width in item.profile:
-        if width > 0.0:
-            # A work that begins later than a job would arrive, plus half of its idle limit, can be requested later.
-            return any(
-                wait <= fleet.outlook[name].lead + fleet.outlook[name].limit / 2 for name in item.pools
-            )
-        wait += seconds
-    return False
 
 
 def _shared(fleet: Fleet, item: MergedDemand, other: MergedDemand, busy: Profile) -> Profile:
@@ -89,84 +74,44 @@ def fastest(item: MergedDemand, powers: Mapping[Name, float]) -> float:
     return max((item.speed(name) for name, power in powers.items() if power), default=1.0)
 
 
-def _serve(fleet: Fleet, item: MergedDemand, load: Profile, reasons: dict[Name, str]) -> None:
+def _serve(
+    fleet: Fleet, item: MergedDemand, load: Profile, reasons: dict[Name, str], most: int = MOST
+) -> None:
     """Grow pools for one work until another job is not worth it or not allowed."""
     closed = [
         f"{name} is closed ({fleet.pools[name].closed})" for name in item.pools if fleet.pools[name].closed
     ]
     # A pool that has reached its bounds is followed by another one; each is considered at most once.
     for _ in item.pools:
-        offers = [offer for name in item.pools if (offer := _offer(fleet, item, load, name)) is not None]
+        offers = [offer for name in item.pools if (offer := _offer(fleet, item, load, name, most))]
         if not offers:
             return
         best = min(offers, key=lambda offer: offer.score)  # ties go to the first
         fleet.coming[best.pool.name] += best.jobs
+        most -= best.jobs
         why = f"{work(load):.3g} s of work, {widest(load):.3g} wide, will take {best.finish:.3g} s with these"
         reasons[best.pool.name] = "; ".join([why, *closed])
         if not best.bounded:
             return
 
 
-def _offer(fleet: Fleet, item: MergedDemand, load: Profile, name: Name) -> _Offer | None:
-    """Return the effect of growing a pool, or None where no job is worth it."""
+def _offer(fleet: Fleet, item: MergedDemand, load: Profile, name: Name, most: int) -> _Offer | None:
+    """Return the effect of growing a pool by jobs that are worth it, or None where no job is."""
     pool, lead = fleet.pools[name], fleet.outlook[name].lead
-    room = _room(fleet, pool, item)
-    if room < 1:
-        return None
-    team, powers = fleet.team(item), fleet.powers(item)
+    team = [job for job in fleet.team(item) if job.pool == name or not fleet.outlook[job.pool].is_late(job)]
     # Spent jobs work until their end, though they count as gone.
     ends = [(job, inf) for job in team] + [(j, j.ends_in) for j in fleet.spent if j.pool in item.pools]
     shifts = [(fleet.arrival(job), end, fleet.power(item, job.pool, job.threads)) for job, end in ends]
+    powers = fleet.powers(item, team)
     rest = left(load, shifts, lead, fastest(item, powers))
-    outrun = [job for job in team if fleet.is_outrun(job, name)]
-    if outrun:
-        # First without the jobs that wait so much longer; the ones that start later become surplus.
-        others = fleet.powers(item, but={job.name for job in outrun})
-        offer = _sized(fleet, item, rest, pool, room, others)
-        if offer is not None and _is_better(fleet, item, load, shifts, outrun, offer):
-            return offer
-    return _sized(fleet, item, rest, pool, room, powers)
-
-
-def _sized(
-    fleet: Fleet, item: MergedDemand, rest: Profile, pool: Pool, room: int, powers: Mapping[Name, float]
-) -> _Offer | None:
-    """Return the offer for as many jobs of a pool as are worth it beside the present power."""
-    present, lead = sum(powers.values()), fleet.outlook[pool.name].lead
+    present, room = sum(powers.values()), min(fleet.room(name, fleet.vacant()), most)
     count = _worthwhile(fleet, item, pool, rest, present, room)
     if not count:
         return None
-    speed = max(fastest(item, powers) if present > 0.0 else 0.0, item.speed(pool.name))
-    runs = span(rest, present + count * fleet.power(item, pool.name), speed)
+    speed = max(fastest(item, powers) if present > 0.0 else 0.0, item.speed(name))
+    runs = span(rest, present + count * fleet.power(item, name), speed)
     price = pool.cost * count * (pool.start_up + runs)
     return _Offer((lead + runs) * price, pool, count, count == room, lead + runs)
-
-
-def _is_better(
-    fleet: Fleet, item: MergedDemand, load: Profile, shifts: list[Shift], outrun: list[Job], offer: _Offer
-) -> bool:
-    """Return whether an offer finishes long before the pending jobs would have, at no higher price."""
-    powers = fleet.powers(item)
-    speed = fastest(item, powers)
-    came = max(fleet.arrival(job) for job in outrun)
-    runs = span(left(load, shifts, came, speed), sum(powers.values()), speed)
-    pools = (fleet.pools[job.pool] for job in outrun)
-    # Seconds times price, as in `_sized`: queueing costs nothing, start-up and work do.
-    price = sum(pool.cost * (pool.start_up + runs) for pool in pools)
-    earlier = offer.finish + fleet.outlook[offer.pool.name].usual_limit <= came + runs
-    return earlier and offer.score <= (came + runs) * price
-
-
-def _room(fleet: Fleet, pool: Pool, item: MergedDemand) -> int:
-    """Return how many more jobs of a pool a work may get; room for one job is kept for each other starving work."""
-    if pool.closed:
-        return 0
-    workers = fleet.vacant()
-    others = (work for work in fleet.works if pool.name not in work.pools and starves(fleet, work))
-    kept = sum(map(fleet.least_job, others))
-    # A starving work may use the room of one job even if others starve; otherwise none would get any.
-    least = min(pool.processes, workers) if starves(fleet, item) else 0
-    return floor(min(max(workers - kept, least) / pool.processes, fleet.openings(pool.name), _MOST))
 
 
 def _worthwhile(
@@ -185,7 +130,7 @@ def _worthwhile(
         return share >= p.efficiency - _ROUNDING and saved >= p.worth * (1.0 - _ROUNDING)
 
     # By bisection: a width may be a million, and each evaluation takes time in proportion to the profile.
-    low, high = 0, min(room, ceil(min(max(widest(rest) * speed - present, 0.0) / each, _MOST)))
+    low, high = 0, min(room, ceil(min(max(widest(rest) * speed - present, 0.0) / each, MOST)))
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if pays(middle) else (low, middle - 1)
@@ -195,31 +140,23 @@ def _worthwhile(
 def _fill_pools(fleet: Fleet, reasons: dict[Name, str]) -> None:
     """Grow pools to their own minimum, as far as the overall maximum allows."""
     for name, pool in fleet.pools.items():
-        room = min(fleet.vacant() / pool.processes, fleet.openings(name))
-        missing = floor(min(ceil(min(pool.minimum, pool.maximum, _MOST)) - fleet.count(name), room))
-        if missing > 0 and not pool.closed:
-            fleet.coming[name] += missing
+        missing = ceil(min(pool.minimum, pool.maximum, MOST)) - fleet.count(name)
+        if (count := min(missing, fleet.room(name, fleet.vacant()))) > 0:
+            fleet.coming[name] += count
             reasons[name] = f"at least {counted(pool.minimum, 'job')} of {name}"
 
 
 def _fill(fleet: Fleet, reasons: dict[Name, str]) -> None:
-    """Grow to the overall minimum, with pools already in use if they fit, else with the cheapest."""
-
-    def last(pool: Pool) -> tuple[bool, float]:
-        fits = fleet.workers() + pool.processes <= fleet.parameters.maximum
-        return not (fits and fleet.count(pool.name) > 0), pool.cost
-
+    """Grow to the overall minimum, with the cheapest pools that have room."""
     p, aside = fleet.parameters, fleet.aside()
     # Leaving jobs still count for the maximum, which the minimum does not override.
-    least = min(p.minimum, p.maximum - aside)
-    for pool in sorted(fleet.pools.values(), key=last):
-        missing = ceil(max(least - fleet.workers(), 0.0) / pool.processes)
+    least = min(fleet.minimum(), p.maximum - aside)
+    for pool in sorted(fleet.pools.values(), key=lambda pool: pool.cost):
+        missing = ceil(min(max(least - fleet.workers(), 0.0) / pool.processes, MOST))
         # While jobs leave, nothing is rounded up: there may be fewer workers than the minimum for a moment.
         most = p.maximum if aside else max(p.maximum, p.minimum + pool.processes - 1)
-        room = (most - fleet.workers() - aside) / pool.processes
-        missing = floor(min(missing, fleet.openings(pool.name), room, _MOST))
-        if missing > 0 and not pool.closed:
-            fleet.coming[pool.name] += missing
+        if count := min(missing, fleet.room(pool.name, most - fleet.workers() - aside)):
+            fleet.coming[pool.name] += count
             reasons.setdefault(pool.name, f"at least {counted(p.minimum, 'worker')}")
 
 
@@ -231,16 +168,12 @@ def _succeed(fleet: Fleet, reasons: dict[Name, str]) -> None:
     # The next job takes some of it over; more are requested once that proves not to be enough.
     if held <= free or any(fleet.on_the_way(name) for name in fleet.pools):
         return
-
-    room = fleet.vacant()
     # The ending jobs' own pools first, then the cheapest.
     cheapest = sorted(fleet.pools, key=lambda name: fleet.pools[name].cost)
     for name in [*(job.pool for job in ends), *cheapest]:
-        pool = fleet.pools[name]
-        able = min(room / pool.processes, fleet.openings(name))
-        if not pool.closed and able >= 1:
-            each = pool.memory / 2 or inf  # the amount that a worker holds before it spills
-            fleet.coming[name] += floor(min(able, len(ends), max(ceil((held - free) / each), 1)))
+        if room := fleet.room(name, fleet.vacant()):
+            each = fleet.pools[name].memory / 2 or inf  # the amount that a worker holds before it spills
+            fleet.coming[name] += min(room, len(ends), max(ceil((held - free) / each), 1))
             reasons[name] = "successors have to take over the data of jobs that are about to end"
             return
 

@@ -3,12 +3,10 @@
 Growth: a new job must shorten the makespan enough for its price.  It helps only with the work left when it arrives
 (queue wait and start-up), it has to run tasks for most of its node-seconds (`efficiency`), and all jobs together have
 to gain from it (`worth`).  Jobs on their way count as present.  A job that is about to end counts as gone: its
-successor is requested ahead.  For tasks longer than the jobs' remaining time, fresh jobs are requested if those would
-have the time.  Leaving jobs that could be used again are recalled first. Shrinking: by whole jobs, pending ones first
-(the newest in front), then jobs that have been idle for as long as it would take to replace them.  A running job goes
-only where its unique data fits on the others; a booting one only for the maximum. No clock and no randomness: ties
-break by order of submission.  Works are served from the most restricted one on; the threads that one keeps busy are
-not available to the next.
+successor is requested ahead.  Shrinking: by whole jobs, pending ones first (the newest in front), then jobs that have
+been idle for as long as it would take to replace them.  A running job goes only where its unique data fits on the
+others; a booting one only for the maximum.  No clock and no randomness: ties break by order of submission.  Works are
+served from the most restricted one on; the threads that one keeps busy are not available to the next.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from dask_ferro.policy.estimates import SPARE
-from dask_ferro.policy.scaling.facts import Action, Cancel, Decision, Drain, Name, ScalingFacts
+from dask_ferro.policy.scaling.facts import Cancel, Decision, Drain, Name, ScalingFacts
 from dask_ferro.policy.scaling.fleet import Fleet, ScalingParameters, counted
 from dask_ferro.policy.scaling.grow import grow
-from dask_ferro.policy.scaling.shrink import recall, shrink, useful
+from dask_ferro.policy.scaling.shrink import shrink, useful
 from dask_ferro.policy.scaling.work_profile import span, widest, work
 
 __all__ = ["ScalingParameters", "ScalingState", "step"]
@@ -33,7 +31,7 @@ class ScalingState(NamedTuple):
     Attributes
     ----------
     grown, shrunk : float
-        When jobs were last requested or recalled, and when some were last released.
+        When jobs were last requested, and when some were last released.
     surplus : mapping of pool to float
         Since when a pool has had more pending jobs than the work could use.
     """
@@ -56,22 +54,16 @@ def step(
         The state returned by the previous step; `ScalingState()` at first.
     """
     fleet = Fleet(staff, parameters)
-    recalled = recall(fleet)
     submits = grow(fleet)
     wanted = useful(fleet)
     rested = staff.now - max(state.grown, state.shrunk) >= parameters.cooldown
     moving = sum(max(job.unique, 0) for job in fleet.leaving)
     # While jobs are to come, none goes for lack of work, even if the queue takes no more of them.
-    may_shrink = rested and not recalled and not fleet.coming.total()
+    may_shrink = rested and not fleet.coming.total()
     leaving, surplus = shrink(fleet, state.surplus, staff.now, may_shrink, moving)
-    actions: list[Action] = [*recalled, *submits, *leaving]
     goes = any(isinstance(action, Cancel | Drain) for action in leaving)
-    state = ScalingState(
-        staff.now if recalled or submits else state.grown,
-        staff.now if goes else state.shrunk,
-        surplus,
-    )
-    return Decision(tuple(actions), wanted, _why(fleet, staff), _advice(fleet)), state
+    state = ScalingState(staff.now if submits else state.grown, staff.now if goes else state.shrunk, surplus)
+    return Decision((*submits, *leaving), wanted, _why(fleet, staff), _advice(fleet)), state
 
 
 def _advice(fleet: Fleet) -> dict[Name, str]:

@@ -1,6 +1,7 @@
-"""The duration of the remaining work on a number of threads, with the work given as a profile.
+"""The remaining work as a profile, and its duration on a number of threads.
 
-A profile has the width of the work over time with unlimited threads:
+A profile has the width of the work over time with unlimited threads, where each unfinished task starts when the last of
+its inputs is ready.  Its area is the work, its length the critical path:
 
     width  .  ____           with p threads an entry of s seconds and width w
            . |    |__        takes s * max(1, w / p): no entry is quicker than its
@@ -8,20 +9,25 @@ A profile has the width of the work over time with unlimited threads:
            +------------->
 
 Threads are counted at the speed that the seconds were projected for: one that is twice as fast counts as two. Names,
-pools and bounds of jobs are unknown here.  Durations are seconds.
+pools and bounds of jobs are unknown here.  Real and virtual schedulers make profiles by `schedule` and `profile`.
+Durations are seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import pairwise
 from math import ceil, inf
+from typing import NamedTuple, TypeVar
 
+K = TypeVar("K", bound=Hashable)
 Profile = Sequence[tuple[float, float]]
 Shift = tuple[float, float, float]  # threads that are present: from, until, how many
 
+# The least seconds of a task: it keeps every task from being projected as over, which would have no width.
+_LEAST = 1e-4
 # The most entries of a profile: a decision evaluates some dozen sizes, at less than 50 us each.
-_ENTRIES = 256
+_ENTRIES = 64
 # Widths are means: a smaller fraction of a task beside others is ignored.
 _PART = 0.5
 # The largest width that counts as a rounding error.
@@ -30,16 +36,100 @@ _NOTHING = 1e-9
 _MOST = 1e12
 
 
-def cleaned(profile: Profile) -> Profile:
-    """Return a profile without invalid or empty entries, and of bounded length.
+def seconds_left(takes: float, ran: float) -> float:
+    """Return the projected seconds left of a running task.
 
-    Neighbours are joined where there are too many: the work and the critical path stay, peaks become lower.
+    A task that overran its projection is expected to take as long again, as in `WorkerLoad.starts_in`.
+
+    >>> seconds_left(3.0, 1.0), seconds_left(3.0, 4.0)
+    (2.0, 4.0)
     """
-    sane = [(min(s, _MOST), min(max(w, 0.0), _MOST)) for s, w in profile if 0.0 < s < inf and -inf < w < inf]
-    each = ceil(len(sane) / _ENTRIES)
+    return max(takes - ran if ran < takes else ran, _LEAST)
+
+
+def unmeasured(longest: float, guess: float) -> float:
+    """Return the projected seconds of a task without any measurement, given how long one of its kind has run so far."""
+    return max(2 * longest, guess)
+
+
+class ProjectedSpan(NamedTuple):
+    """The start and end of a task, or of several similar ones, in a schedule with unlimited threads."""
+
+    start: float
+    end: float
+    width: float = 1.0
+
+
+def schedule(
+    ready: Iterable[K],
+    dependents: Callable[[K], Iterable[K]],
+    waits_for: Callable[[K], int],
+    seconds: Callable[[K], float],
+) -> dict[K, ProjectedSpan]:
+    """Return when each task would start and end with unlimited threads.
+
+    Parameters
+    ----------
+    ready : iterable
+        Tasks without unfinished inputs.
+    dependents : callable
+        Returns the dependents of a task.
+    waits_for : callable
+        Returns the number of tasks that a task waits for.
+    seconds : callable
+    """
+    spans: dict[K, ProjectedSpan] = {}
+    starts: dict[K, float] = {}
+    missing: dict[K, int] = {}
+    stack = [(task, 0.0) for task in ready]
+    while stack:
+        task, start = stack.pop()
+        end = start + seconds(task)
+        spans[task] = ProjectedSpan(start, end)
+        for other in dependents(task):
+            missing[other] = missing.get(other, waits_for(other)) - 1
+            starts[other] = latest = max(starts.get(other, 0.0), end)
+            if missing[other] == 0:
+                stack.append((other, latest))
+    return spans
+
+
+def profile(spans: Iterable[ProjectedSpan]) -> Profile:
+    """Return (seconds, width) from now on of tasks' spans, of bounded length.
+
+    >>> profile([ProjectedSpan(0.0, 2.0), ProjectedSpan(0.0, 1.0), ProjectedSpan(1.0, 2.0, 3)])
+    [(1.0, 2.0), (1.0, 4.0)]
+    """
+    changes: dict[float, float] = {0.0: 0.0}
+    for start, end, width in spans:
+        first, last = round(start, 5), round(end, 5)  # rounded, so that sums that should be equal are
+        changes[first] = changes.get(first, 0.0) + width
+        changes[last] = changes.get(last, 0.0) - width
+    steps: list[tuple[float, float]] = []
+    current = 0.0
+    for at, until in pairwise(sorted(changes)):
+        current += changes[at]
+        width = max(current, 0.0)
+        if steps and steps[-1][1] == width:
+            steps[-1] = steps[-1][0] + until - at, width
+        else:
+            steps.append((until - at, width))
+    return shortened(steps)
+
+
+def shortened(profile: Profile) -> Profile:
+    """Return a profile of bounded length: neighbours are joined, so that work and critical path stay."""
+    each = ceil(len(profile) / _ENTRIES)
     if each <= 1:
-        return sane
-    return [joined(sane[start : start + each]) for start in range(0, len(sane), each)]
+        return profile
+    return [joined(profile[start : start + each]) for start in range(0, len(profile), each)]
+
+
+def cleaned(profile: Profile) -> Profile:
+    """Return a profile without invalid or empty entries, and of bounded length."""
+    return shortened(
+        [(min(s, _MOST), min(max(w, 0.0), _MOST)) for s, w in profile if 0.0 < s < inf and -inf < w < inf]
+    )
 
 
 def joined(entries: Profile) -> tuple[float, float]:
@@ -77,24 +167,6 @@ def merged(profiles: Iterable[Profile]) -> Profile:
         if until > at:
             found.append((until - at, width if width > _NOTHING else 0.0))
     return found
-
-
-def apart(profile: Profile, seconds: float) -> tuple[Profile, Profile]:
-    """Split a profile into the tasks that take `seconds` and may begin now, and the rest beside and after them.
-
-    Their number is the least width during that time, and at least one.
-    """
-    beside: list[tuple[float, float]] = []
-    rest = list(reversed(profile))
-    budget = seconds
-    while rest and budget > _NOTHING * seconds:
-        duration, width = rest.pop()
-        if duration > budget:
-            rest.append((duration - budget, width))
-        beside.append((min(duration, budget), width))
-        budget -= duration
-    count = max(min((width for _, width in beside), default=0.0), 1.0)
-    return [(seconds, count)], [*((s, max(w - count, 0.0)) for s, w in beside), *rest[::-1]]
 
 
 def takes(seconds: float, width: float, threads: float, fastest: float = 1.0) -> float:

@@ -7,13 +7,10 @@ Rules of every policy:
 - only queued tasks move, never running ones; the last to start moves first, the cheapest among those.
 
 Rules of `Informed`, which uses projections:
-- a victim is not left below its own threshold, unless it is paused and starts nothing;
-- a task moves when it is projected to finish earlier by a margin.  A task that is shorter than its move, or of unknown
-  duration, moves when it is certain to wait for several times the cost of the move.  Certain are the known durations
-  of the tasks before it, and an observed stall (expected to last as long again).  So no task waits beside an idle
-  worker for more than a small multiple of its move's cost, and tasks with a shorter wait stay;
-- no task of known duration moves to a worker that ends before it would finish; a task whose own worker ends too early
-  moves first, at any cost.
+- a task moves when it is projected to finish earlier by a margin.  A task that is shorter than its move moves when it
+  is projected to wait for several times the cost of the move.  So no task waits beside an idle worker for more than a
+  small multiple of its move's cost, and tasks with a shorter wait stay;
+- no task of known duration moves to a worker that ends before it would finish.
 
 A threshold is seconds of backlog: a worker with less is a thief, one with more may be a victim.  It follows the
 measured seconds from a request to the stolen task's start, so that the task arrives just when the thief runs dry.
@@ -53,15 +50,13 @@ class StealingParameters:
     margin: float = 0.002
     transfer_margin: float = 0.5
     # The cost of a move to the scheduler and two workers beside the transfer.  A task projected to be shorter moves
-    # only when it is certain to wait for `bears` times the cost of its move.
+    # only when it is projected to wait for `bears` times the cost of its move.
     shortest: float = 0.002
     # A task that moves after waiting for as long as its move costs pays at most twice (ski rental); the multiple is
     # higher, as moves are refused and delay others.
     bears: float = 10.0
-    # Tasks a thread: length of a queue from which tasks of unknown duration may be stolen.
-    guesses: int = 2
-    # After this wait they may be stolen from a shorter queue too, whatever the move costs.  A task that has waited for
-    # so long counts as overdue: projections no longer keep it in its queue.
+    # A task of unknown duration moves when it is projected to wait for so long.  One that has waited for so long counts
+    # as overdue: projections no longer keep it in its queue.
     patience: float = 0.5
     # Tasks of a queue considered for one move.
     tries: int = 8
@@ -183,26 +178,21 @@ class Informed(Policy):
         starving.sort(key=lambda w: (w.starts_in, w.address))
         moves: list[Move] = []
         for thief in starving:
-            moves += self._feed(thief.address, snapshot, state, tentative)
+            moves += self._feed(thief.address, snapshot, tentative)
         return tuple(moves)
 
-    def _feed(
-        self, address: Address, snapshot: Snapshot, state: StealingState, tentative: Tentative
-    ) -> list[Move]:
+    def _feed(self, address: Address, snapshot: Snapshot, tentative: Tentative) -> list[Move]:
         """Return the moves to one thief, taken from the fullest victim first."""
         p = self.parameters
         moves: list[Move] = []
-        asked = dict.fromkeys((*snapshot.outlasted, *snapshot.busiest))
-        victims = sorted(
-            (tentative.worker(v) for v in asked if v != address),
-            key=lambda w: (w.starts_in <= w.ends_in, -w.starts_in, w.address),
-        )
+        victims = [tentative.worker(v) for v in snapshot.busiest if v != address]
+        victims.sort(key=lambda w: (-w.starts_in, w.address))
         for first in victims:
             while True:
                 thief, victim = tentative.worker(address), tentative.worker(first.address)
                 if thief.busy >= thief.nthreads and thief.starts_in >= p.reach:
                     return moves
-                found = self._best(thief, victim, tentative, threshold_of(state, victim.address, p))
+                found = self._best(thief, victim, tentative)
                 if found is None:
                     break
                 task, gain, transfer = found
@@ -211,7 +201,7 @@ class Informed(Policy):
         return moves
 
     def _best(
-        self, thief: Worker, victim: Worker, tentative: Tentative, reserve: float
+        self, thief: Worker, victim: Worker, tentative: Tentative
     ) -> tuple[TaskFacts, float, float] | None:
         """Return the best task to steal from the end of the victim's queue, its gain and its transfer seconds."""
         best: tuple[tuple[float, int], TaskFacts, float, float] | None = None
@@ -221,116 +211,61 @@ class Informed(Policy):
                 break
             if not may(task, thief):
                 continue
-            here = self._at_victim(task, victim)
-            if self._stays(task, thief, victim, here, 0.0):
+            seconds = task.seconds * victim.slowness
+            # As the last in its queue it finishes when the queue does; earlier tasks could gain no more.
+            waits = victim.starts_in - seconds / victim.nthreads
+            # An overdue one is expected to wait as long again, whatever was projected; but a device that is much faster
+            # keeps tasks that it will soon start.
+            waits = max(waits, task.blocked, task.overdue if thief.device == victim.device else 0.0)
+            if self._stays(task, thief, victim, waits, 0.0):
                 # It would stay even if its transfer took no time.
                 continue
             tried += 1
             # The full transfer for each task, although readers of one input share it: charged once, large tiles moved
             # back and forth, and an iteration of GEMM took a fifth longer.
             transfer = tentative.links.seconds(task.inputs, thief, tentative.hosts)
-            # As the last in its queue it finishes when the queue does; earlier tasks could gain no more.
-            waits = max(victim.starts_in - here.adds, task.blocked, _expected(task, victim, thief))
-            if (here.is_held and waits < reserve) or self._stays(task, thief, victim, here, transfer):
+            if self._stays(task, thief, victim, waits, transfer):
                 continue
-            ends = self._ends_at_thief(task, thief, here, transfer)
+            ends = self._ends_at_thief(task, thief, transfer)
             if ends is None:
                 continue
             readers = shared(task, thief, tentative.readers(victim.address)) if transfer else 1
-            stays = waits + here.seconds + (0.0 if victim.accepts else self.parameters.pause)
-            gain = self._gain(task, thief, here, stays - ends, transfer, readers)
+            stays = waits + seconds + (0.0 if victim.accepts else self.parameters.pause)
+            gain = (
+                stays - ends - self.parameters.margin - self.parameters.transfer_margin * transfer / readers
+            )
+            if keeps(task, thief):
+                gain -= task.seconds
             if gain > 0 and (best is None or (transfer, place) < best[0]):
                 best = ((transfer, place), task, gain, transfer)
         return best[1:] if best is not None else None
 
-    def _at_victim(self, task: TaskFacts, victim: Worker) -> _AtVictim:
-        seconds = task.seconds * victim.slowness
-        adds = seconds / victim.nthreads
-        # A task on a worker that ends too early would be lost and run again from its beginning.
-        spare = self.parameters.spare
-        lost = victim.ends_in < inf and not victim.has_time(victim.starts_in - adds, seconds + spare)
-        return _AtVictim(seconds, adds, lost, victim.accepts and not lost, _surely_waits(task, victim))
-
-    def _ends_at_thief(
-        self, task: TaskFacts, thief: Worker, here: _AtVictim, transfer: float
-    ) -> float | None:
+    def _ends_at_thief(self, task: TaskFacts, thief: Worker, transfer: float) -> float | None:
         """Return the seconds until the thief would have finished a task; None: unknown, or after the thief ends."""
-        p = self.parameters
         runs = task.on(thief)
         # Its duration on such a device is unknown.
         if runs is None:
-            if here.sure < self._long(transfer):
+            if max(task.blocked, task.overdue) < self._long(transfer):
                 return None
             # It is only known that it does not start where it is.
             runs = task.seconds
         begins = max(thief.starts_in, transfer)
-        if thief.ends_in < inf and task.known and not thief.has_time(begins, runs + p.spare):
+        if thief.ends_in < inf and task.known and not thief.has_time(begins, runs + self.parameters.spare):
             return None
         return begins + runs
-
-    def _gain(
-        self, task: TaskFacts, thief: Worker, here: _AtVictim, earlier: float, transfer: float, readers: int
-    ) -> float:
-        """Return the gain of a move in seconds.
-
-        Parameters
-        ----------
-        earlier : float
-            Seconds by which the task is projected to finish earlier.
-        transfer : float
-            Seconds of moving its inputs, which `readers` tasks of the queue share.
-        """
-        p = self.parameters
-        gain = earlier - p.margin - p.transfer_margin * transfer / readers
-        if keeps(task, thief):
-            gain -= task.seconds
-        return max(gain, here.seconds) if here.lost else gain
 
     def _long(self, transfer: float) -> float:
         """Return the wait in seconds that is too long for a task, given the cost of its move."""
         return self.parameters.bears * (self.parameters.shortest + transfer)
 
-    def _stays(
-        self, task: TaskFacts, thief: Worker, victim: Worker, here: _AtVictim, transfer: float
-    ) -> bool:
-        """Whether a task stays whatever it would gain: short, a guess or moved before, and not certain to wait long."""
+    def _stays(self, task: TaskFacts, thief: Worker, victim: Worker, waits: float, transfer: float) -> bool:
+        """Whether a task stays whatever it would gain: short, a guess or moved before, and no long wait."""
         p, long = self.parameters, self._long(transfer)
-        if here.is_held and task.seconds < p.shortest and here.sure < long:
+        if victim.accepts and task.seconds < p.shortest and waits < long:
             return True
-        if here.is_held and not task.known:
-            few = victim.unknown < p.guesses * victim.nthreads
-            if few and here.sure < min(p.patience, long):
-                return True
+        if not task.known and waits < p.patience and not task.overdue:
+            return True
         if task.origins and (not task.known or thief.address in task.origins):
             # Observed rather than projected seconds, doubled by each move, so that tasks do not move back and forth.
-            seen = max(victim.stalled_for, task.overdue)
-            return seen < min(p.patience, long) * 2.0 ** len(task.origins)
+            return task.overdue < min(p.patience, long) * 2.0 ** len(task.origins)
         return False
-
-
-class _AtVictim(NamedTuple):
-    """A task at its victim: its seconds there, what it adds to the queue, and its certain wait.
-
-    `lost`: it would not finish before its worker ends; `is_held`: its worker would start it and last until it is done.
-    """
-
-    seconds: float
-    adds: float
-    lost: bool
-    is_held: bool
-    sure: float
-
-
-def _expected(task: TaskFacts, victim: Worker, thief: Worker) -> float:
-    """Return the further wait expected of an overdue task, regardless of projections: as long as the wait so far.
-
-    For a thief of another device class it is the stall of the queue: a device that is twenty times faster keeps tasks
-    that it will soon start.
-    """
-    return min(task.overdue, victim.stalled_for) if thief.device != victim.device else task.overdue
-
-
-def _surely_waits(task: TaskFacts, victim: Worker) -> float:
-    """Return the seconds that the last task of a queue is certain to wait."""
-    own = task.seconds * victim.slowness / victim.nthreads if task.known else 0.0
-    return max(victim.surely_in - own, victim.stalled_for, task.blocked, task.overdue)

@@ -31,8 +31,6 @@ class Snapshot(NamedTuple):
         Costs of transfers.
     hosts : mapping of address to str
         Hosts of all workers, since any of them may hold inputs.
-    outlasted : tuple of addresses
-        Workers that end before the last task of their queue would start, the nearest end first.
     asked : mapping of address to tuple of addresses
         For each hungry worker, the victims that its policy wants to ask, in order; empty: the busiest.
     """
@@ -44,7 +42,6 @@ class Snapshot(NamedTuple):
     queues: Mapping[Address, tuple[TaskFacts, ...]]
     links: Links
     hosts: Mapping[Address, str]
-    outlasted: tuple[Address, ...] = ()
     asked: Mapping[Address, tuple[Address, ...]] = {}
 
 

@@ -52,9 +52,7 @@ class Tentative:
         self._changed[victim.address] = victim._replace(
             room=None if victim.room is None else victim.room + task.nbytes,
             starts_in=victim.starts_in - work,
-            surely_in=victim.surely_in - (work if task.known else 0.0),
             waiting=victim.waiting - 1,
-            unknown=victim.unknown - (not task.known),
         )
 
 

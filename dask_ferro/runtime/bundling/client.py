@@ -12,12 +12,14 @@ from dask.base import DaskMethodsMixin, is_dask_collection
 from dask.typing import DaskCollection, Key
 from distributed import Client, Scheduler
 
+from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.bundled.expression import BundledGraph, Marked, is_marked, marked_expr
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.upstream import Expr
 from dask_ferro.runtime import upstream_client
-from dask_ferro.runtime.bundling.plugin import NAME, BundlingPlugin
+from dask_ferro.runtime.bundling.plugin import BundleCosts
+from dask_ferro.runtime.scheduler_plugin import part_of, put_on, take_off
 
 # The clients of the blocks around: what they submit now is bundled.
 _BLOCKS: ContextVar[tuple[Client, ...]] = ContextVar("dask_ferro_bundled", default=())
@@ -123,8 +125,9 @@ async def enable(client: Client, *, always: bool) -> None:
         If dask_ferro cannot be imported on the scheduler.
     """
     try:
-        await client.register_plugin(BundlingPlugin.configured())
-        scheduler = await client.run_on_scheduler(_joined, client=client.id)
+        scheduler = await client.run_on_scheduler(
+            _joined, client=client.id, path=config.value("bundle.costs")
+        )
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
@@ -134,29 +137,23 @@ async def enable(client: Client, *, always: bool) -> None:
 
 
 async def disable(client: Client) -> None:
-    """Let the graphs of a client be as they are; without such a client, remove the scheduler's plugin.  Idempotent."""
+    """Let the graphs of a client be as they are; without such a client, the scheduler learns nothing.  Idempotent."""
     upstream_client.put_stock_submissions(client)
     _enabled_clients.discard(client)
     await client.run_on_scheduler(_left, client=client.id)
 
 
-async def _joined(*, client: str, dask_scheduler: Scheduler) -> str:
-    """Note a client whose graphs are bundled; return the scheduler's identifier."""
-    plugin = dask_scheduler.plugins[NAME]
-    assert isinstance(plugin, BundlingPlugin)
-    plugin.clients.add(client)
-    await plugin.is_ready()
+async def _joined(*, client: str, path: str | None, dask_scheduler: Scheduler) -> str:
+    """Learn what tasks cost for a client; return the scheduler's identifier."""
+    await put_on(BundleCosts(client, path), dask_scheduler=dask_scheduler)
     return str(dask_scheduler.id)
 
 
 async def _left(*, client: str, dask_scheduler: Scheduler) -> None:
-    """Forget a client, and remove the plugin with the last one: Dask's own removal would not close it."""
-    plugin = dask_scheduler.plugins.get(NAME)
-    if isinstance(plugin, BundlingPlugin):
-        plugin.clients.discard(client)
-        if not plugin.clients:
-            del dask_scheduler.plugins[NAME]
-            await plugin.close()
+    """Forget a client; nothing is learned any more without any."""
+    if (costs := part_of(dask_scheduler, BundleCosts)) is not None:
+        costs.clients.discard(client)
+        await take_off(BundleCosts.name, dask_scheduler=dask_scheduler)
 
 
 def _rewriting(client: Client, scheduler: str, always: bool) -> upstream_client.Wrapping:

@@ -1,28 +1,33 @@
-"""The scheduler plugin that learns what tasks cost, and tells it to the graphs that are bundled.
+"""The part of the scheduler plugin that learns what tasks cost, and tells it to the graphs that are bundled.
 
 It also lets a bundle's results be picked on the worker where the bundle ran.
 
 Tasks by themselves are measured as they finish (2 us each), those in bundles by their workers (`lower.bundled.report`).
-Durations are seconds, sizes bytes.
+Costs are kept from run to run in a file, a line with a checksum for each group.  It is replaced as a whole, by
+renaming; costs that another scheduler wrote meanwhile are kept, and damaged lines are ignored.  Durations are seconds,
+sizes bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import TypedDict
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from dask.typing import Key
 from distributed import Scheduler
-from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import TaskState
 
-from dask_ferro import config
 from dask_ferro.graph.bundling.makespan import DASK
+from dask_ferro.lines import opened, sealed
 from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
 from dask_ferro.lower.bundled.costs import Costs, MeasuredTasks, measured_of, names_of
@@ -30,12 +35,11 @@ from dask_ferro.lower.bundled.recent import RecentChoices
 from dask_ferro.lower.bundled.report import TOPIC
 from dask_ferro.lower.bundled.run import is_ours, is_pick
 from dask_ferro.lower.upstream import GraphNode
-from dask_ferro.runtime.bundling import costs_file
-from dask_ferro.runtime.upstream import bandwidth_of, nbytes_of, prefer_no_worker, prefer_worker
+from dask_ferro.runtime.scheduler_plugin import Part
+from dask_ferro.runtime.upstream import nbytes_of, prefer_no_worker, prefer_worker
 
 logger = logging.getLogger(__name__)
 
-NAME = "ferro-bundles"
 # Of a worker's memory for each of its threads, what the results of one bundle's tasks may take.
 _SHARE = 1 / 8
 # The same in bytes: a task that makes more takes long enough by itself, and a bundle keeps results for all its readers.
@@ -49,86 +53,74 @@ _OF_MEMORY = 1 / 4
 _SAVES = 60.0
 
 # By the scheduler's identifier: expressions find it by that, in the thread that writes out a graph.
-_plugins: WeakValueDictionary[str, BundlingPlugin] = WeakValueDictionary()
-
-
-class _Activity(TypedDict):
-    """A part of what a worker did for a task, in seconds of the system's clock."""
-
-    action: str
-    start: float
-    stop: float
+_known: WeakValueDictionary[str, BundleCosts] = WeakValueDictionary()
 
 
 def facts_of(scheduler: str) -> CostFacts | None:
-    """Return what a scheduler of this process knows of tasks, or None if it has no plugin."""
-    plugin = _plugins.get(scheduler)
-    return None if plugin is None else plugin.facts()
+    """Return what a scheduler of this process knows of tasks, or None if it learns nothing."""
+    costs = _known.get(scheduler)
+    return None if costs is None else costs.facts()
 
 
-class BundlingPlugin(SchedulerPlugin):
+class BundleCosts(Part):
     """What tasks cost on this scheduler.
 
     Parameters
     ----------
+    client : str
+        A client whose graphs are bundled.
     path : str, optional
         The file in which costs are kept, on the scheduler's machine; None: they are forgotten with the scheduler.
     """
 
-    name = NAME
-    idempotent = True
+    name = "bundles"
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, client: str, path: str | None) -> None:
         self.path = path
         self.costs = Costs()
-        self.clients: set[str] = set()  # those whose graphs are bundled
+        self.clients = {client}
         self._scheduler: Scheduler | None = None
-        self._reading: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._saved = 0
         self._recent = RecentChoices()
 
-    @classmethod
-    def configured(cls) -> BundlingPlugin:
-        """Return the plugin by the configuration."""
-        return cls(config.value("bundle.costs"))
+    def serves(self, other: BundleCosts) -> bool:
+        """Serve another's clients as well."""
+        self.clients |= other.clients
+        return True
 
-    def __reduce__(self) -> tuple[type[BundlingPlugin], tuple[str | None]]:
-        # As it is sent to a scheduler.
-        return type(self), (self.path,)
+    @property
+    def is_needed(self) -> bool:
+        """Whether graphs of any client are bundled."""
+        return bool(self.clients)
 
-    async def start(self, scheduler: Scheduler) -> None:
-        """Begin to read the costs of earlier runs.  Idempotent.
+    async def prepare(self, scheduler: Scheduler) -> None:
+        """Read the costs of earlier runs."""
+        if self.path is not None:
+            for one in await asyncio.to_thread(read, self.path):
+                self.costs.add(one)
+            self._saved = self.costs.changes
 
-        It gives no other task of the event loop a turn, so that of two clients that install at once, one is the second.
-        """
-        if self._scheduler is not None or scheduler.id in _plugins:
-            return
+    def start(self, scheduler: Scheduler) -> None:
+        """Let expressions find the costs."""
         self._scheduler = scheduler
-        _plugins[scheduler.id] = self
+        _known[scheduler.id] = self
         expression.set_facts(facts_of)
         if self.path is not None:
-            self._reading = asyncio.create_task(self._read(self.path))
+            self._saving = asyncio.create_task(self._save_regularly())
 
-    async def is_ready(self) -> None:
-        """Return when the costs of earlier runs are known."""
-        if self._reading is not None:
-            await asyncio.shield(self._reading)
-
-    async def _read(self, path: str) -> None:
-        for one in await asyncio.to_thread(costs_file.read, path):
-            self.costs.add(one)
-        self._saved = self.costs.changes
-        self._saving = asyncio.create_task(self._save_regularly())
-
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """Write the costs to their file, and forget the scheduler."""
-        for task in filter(None, (self._reading, self._saving)):
-            task.cancel()
+        if self._saving is not None:
+            self._saving.cancel()
         if self._scheduler is not None:
-            _plugins.pop(self._scheduler.id, None)
+            _known.pop(self._scheduler.id, None)
             self._scheduler = None
             await self._save()
+
+    async def close(self) -> None:
+        """Do the same."""
+        await self.stop()
 
     async def _save_regularly(self) -> None:
         while True:
@@ -139,13 +131,13 @@ class BundlingPlugin(SchedulerPlugin):
         changes = self.costs.changes
         if self.path is None or changes == self._saved:
             return
-        write = partial(costs_file.write, self.path, list(self.costs.all()))
+        made = partial(write, self.path, list(self.costs.all()))
         try:
             try:
-                await asyncio.to_thread(write)
+                await asyncio.to_thread(made)
             except RuntimeError:
                 # The interpreter is ending, and has no threads any more.
-                write()
+                made()
         except (OSError, RuntimeError) as error:
             logger.warning("dask_ferro: what tasks cost could not be written to %s: %s", self.path, error)
         self._saved = changes
@@ -172,49 +164,76 @@ class BundlingPlugin(SchedulerPlugin):
         threads = sum(ws.nthreads for ws in workers)
         memory = sum(ws.memory_limit or inf for ws in workers) * _OF_MEMORY
         allowance = threads * min(room * _ALLOWED, _ALLOWANCE)
-        overheads = replace(DASK, bytes_per_s=bandwidth_of(scheduler))
+        overheads = replace(DASK, bytes_per_s=scheduler.bandwidth)
         return CostFacts(
             self.costs.of, existing, held, threads, holds, memory, allowance, overheads, self._recent
         )
 
-    def transition(
-        self,
-        key: Key,
-        start: str,
-        finish: str,
-        *args: object,
-        stimulus_id: str,
-        startstops: Iterable[_Activity] = (),
-        nbytes: int | None = None,
-        worker: str = "",
-        **kwargs: object,
-    ) -> None:
-        """Learn from a task that has finished by itself; let the results of a bundle be picked where it ran."""
-        ts = None if self._scheduler is None else self._scheduler.tasks.get(key)
-        if ts is None:
-            return
+    def task_changed(self, ts: TaskState, start: str, finish: str) -> None:
+        """Let a result of a bundle be picked anywhere, as the worker where the bundle ran is gone."""
         if finish == "no-worker" and is_pick(ts.run_spec):
             prefer_no_worker(ts)
-        if start != "processing" or finish != "memory":
+
+    def task_left(
+        self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, Any]
+    ) -> None:
+        """Learn from a task that has finished by itself; let the results of a bundle be picked where it ran."""
+        if finish != "memory":
             return
         if is_ours(ts.run_spec):
             # Elsewhere, a task that picks one result would be sent all of them.
             for reader in ts.dependents:
                 if is_pick(reader.run_spec):
-                    prefer_worker(reader, worker)
+                    prefer_worker(reader, message["worker"])
             return
-        runs = (entry for entry in startstops or () if entry["action"] == "compute")
-        seconds = sum(run["stop"] - run["start"] for run in runs)
-        self.costs.add(MeasuredTasks(*names_of(key), 1, seconds, float("nan") if nbytes is None else nbytes))
+        nbytes = message.get("nbytes")
+        size = float("nan") if nbytes is None else nbytes
+        self.costs.add(MeasuredTasks(*names_of(ts.key), 1, seconds or 0.0, size))
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Forget a client that left."""
         self.clients.discard(client)
 
-    def log_event(self, topic: str, msg: object) -> None:
+    def logged(self, topic: str, msg: object) -> None:
         """Learn from tasks that ran in bundles."""
         # From another process, lists arrive as tuples.
         if topic == TOPIC and isinstance(msg, list | tuple):
             found = (measured_of(one) for one in msg if isinstance(one, Mapping))
             for one in filter(None, found):
                 self.costs.add(one)
+
+
+def read(path: str) -> list[MeasuredTasks]:
+    """Return the costs in a file, the least recently measured first; none if there is no such file."""
+    try:
+        lines = Path(path).expanduser().read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    # Where nobody knows a home folder, it is a RuntimeError.
+    except (OSError, RuntimeError) as error:
+        logger.warning("dask_ferro: what tasks cost in earlier runs could not be read: %s", error)
+        return []
+    records = (opened(line) for line in lines)
+    found = (measured_of(record) for record in records if record is not None)
+    return [one for one in found if one is not None]
+
+
+def write(path: str, costs: Iterable[MeasuredTasks]) -> None:
+    """Replace a file of costs, whose own costs are kept if they are of other groups.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    mine = list(costs)
+    known = {(one.prefix, one.group) for one in mine}
+    both = Costs([one for one in read(path) if (one.prefix, one.group) not in known] + mine)
+    target = Path(path).expanduser()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}-{uuid4().hex}")
+    try:
+        part.write_bytes(b"".join(sealed(one._asdict()) for one in both.all()))
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)

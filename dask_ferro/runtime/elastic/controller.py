@@ -15,13 +15,11 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from itertools import chain
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distributed import Status
 from distributed.metrics import time
-from distributed.protocol.pickle import dumps
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
@@ -34,22 +32,20 @@ from dask_ferro.policy.scaling.facts import (
     Decision,
     Drain,
     Pool,
-    Recall,
     ScalingFacts,
     Submit,
 )
-from dask_ferro.policy.scaling.fleet import expected_wait
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.elastic.facts import staffed, unrunnable
-from dask_ferro.runtime.elastic.lost import summed
-from dask_ferro.runtime.elastic.lost import told as told_lost
 from dask_ferro.runtime.elastic.options import check_room, elastic_options, scale_parameters
 from dask_ferro.runtime.pools.providers import Pools, pools_of
-from dask_ferro.runtime.pools.shortage import shortage, told_closed
-from dask_ferro.runtime.scheduler_calls import LostCount, RosterCalls, WorkerRow
+from dask_ferro.runtime.pools.report import shortage, told_closed
+from dask_ferro.runtime.scheduler_calls import WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
-from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, ClosedPool, PendingJobs, ScaleEvent
+from dask_ferro.runtime.telemetry.events import TOPIC, ActionEvent, ClosedPool, PendingJobs, ScaleEvent
+from dask_ferro.runtime.telemetry.log import ACTIONS
+from dask_ferro.words import size
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +55,48 @@ _PUBLISHED = 10.0
 _KEPT = 1000
 # The time for which a caller waits for submissions; retries go on after that.
 _SUBMITTING = 5.0
-# How long, and how often, jobs of a pool without any worker so far are checked: a broken script ends within a second.
-_FAILING, _LOOK = 4.0, 0.25
 # The latest time of the next step: jobs that end before it have to go now.
 _TICK = 2.0
 # Seconds until the next attempt after a refused retirement.
 _RETRY = 10.0
+
+
+@dataclass
+class _Ongoing:
+    """What goes on when the bounds change, and another controller takes over.
+
+    Attributes
+    ----------
+    leaving : dict of Task
+        The jobs that leave, by name.
+    not_before : dict of float
+        When jobs whose retirement was refused may be asked again.
+    ordered : set of str
+        Jobs that leave on an order; `lost` counts what these lose.
+    released : set of str
+        Jobs released since the latest step began.
+    ticked : float, optional
+        The time of the latest step.
+    turn : Lock
+        Only one controller acts at a time: an old one must not act on facts that it gathered before.
+    lifetimes : dict of float
+        The longest observed lifetime of jobs, by pool.
+    advised : set of str
+        Pools whose users were advised.
+    """
+
+    leaving: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    not_before: dict[str, float] = field(default_factory=dict)
+    ordered: set[str] = field(default_factory=set)
+    lost: Counter[str] = field(default_factory=Counter)
+    released: set[str] = field(default_factory=set)
+    state: step.ScalingState = field(default_factory=step.ScalingState)
+    decisions: deque[ScaleEvent] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    node_seconds: float = 0.0
+    ticked: float | None = None
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lifetimes: dict[str, float] = field(default_factory=dict)
+    advised: set[str] = field(default_factory=set)
 
 
 class Elastic(upstream_deploy.Adapting):
@@ -119,7 +151,6 @@ class Elastic(upstream_deploy.Adapting):
         **options: Any,
     ) -> None:
         try:
-            upstream_deploy.check("ff.Elastic")
             config.check()
             bounds = {"interval": interval, "minimum": minimum, "maximum": maximum}
             settings = elastic_options(bounds | options)
@@ -132,11 +163,12 @@ class Elastic(upstream_deploy.Adapting):
             raise
         previous = upstream_deploy.controller_of(cluster)
         taken = previous if isinstance(previous, Elastic) and previous.cluster is cluster else None
-        self._take_over(taken, ordered)
+        if taken is not None:
+            self._pools = taken._pools
+        self._ongoing: _Ongoing = taken._ongoing if taken is not None else _Ongoing()
+        # Jobs that leave without a time limit, and have one now.
+        self._overtaken: set[str] = set(self._ongoing.leaving) if ordered else set()
         self._registered = False
-        self._told_ends: dict[str, float] = {}
-        self._told_fresh = 0.0
-        self._told_exposed: dict[str, str] | None = None  # the job of each preemptible worker; None: unknown
         self._said: object = None
         self._acted: list[str] = []
         self._published = 0.0
@@ -147,34 +179,24 @@ class Elastic(upstream_deploy.Adapting):
             maximum=settings.maximum,
         )
 
-    def _take_over(self, taken: Elastic | None, ordered: bool) -> None:
-        """Continue the previous controller's pending work, which remains when the bounds change."""
-        if taken is not None:
-            self._pools = taken._pools
-        self._leaving: dict[str, asyncio.Task[None]] = taken._leaving if taken else {}
-        self._not_before: dict[str, float] = taken._not_before if taken else {}
-        self._recalled: set[str] = taken._recalled if taken else set()
-        self._ordered: set[str] = taken._ordered if taken else set()  # jobs that leave on an order
-        self._overtaken: set[str] = set(self._leaving) if ordered else set()  # which had no time limit
-        self._lost: list[LostCount] = taken._lost if taken else []  # of jobs that now leave on an order
-        self._released: set[str] = taken._released if taken else set()  # since the latest step began
-        self._state: step.ScalingState = taken._state if taken else step.ScalingState()
-        self.decisions: deque[ScaleEvent] = taken.decisions if taken else deque(maxlen=_KEPT)
-        self.node_seconds: float = taken.node_seconds if taken else 0.0
-        self._ticked: float | None = taken._ticked if taken else None
-        # Only one controller acts at a time, old or new: an old one must not act on facts that it gathered before.
-        self._turn: asyncio.Lock = taken._turn if taken else asyncio.Lock()
-        self._lifetimes: dict[str, float] = taken._lifetimes if taken else {}
-        self._advised: set[str] = taken._advised if taken else set()  # pools
+    @property
+    def decisions(self) -> deque[ScaleEvent]:
+        """The latest decisions, the newest last."""
+        return self._ongoing.decisions
+
+    @property
+    def node_seconds(self) -> float:
+        """Seconds of running jobs so far, busy or not."""
+        return self._ongoing.node_seconds
 
     async def adapt(self) -> None:
         """Gather the facts, decide, and carry the decision out."""
-        async with self._turn:
+        async with self._ongoing.turn:
             if self._is_on:
                 await self._tick()
 
     @property
-    def _calls(self) -> RosterCalls:
+    def _calls(self) -> Any:
         return self.scheduler
 
     @property
@@ -184,21 +206,13 @@ class Elastic(upstream_deploy.Adapting):
     async def settle(self) -> None:
         """Take the first step, and return when its requests are submitted, or after some seconds.
 
-        If a pool had no worker so far, its jobs are watched for a moment longer, since a broken script ends at once.
-
         Raises
         ------
         ConfigError
-            If the site refuses permanently, with its message; if the required jobs end before a worker connected,
-            with the last lines of their output; if only paused pools could provide them.
+            If the site refuses permanently, with its message, or if only closed or paused pools could provide them.
         """
         await self.adapt()
         await self._submitted()
-        until = time() + _FAILING
-        may_fail = getattr(self._pools, "may_fail_at_once", None)
-        while self.minimum and may_fail is not None and may_fail() and time() < until:
-            await asyncio.sleep(_LOOK)
-            await self.adapt()
         if not self.minimum or not any(kind.closed for kind in self._pools.pools()):
             return
         await self._submitted()
@@ -223,7 +237,7 @@ class Elastic(upstream_deploy.Adapting):
         facts = await self._calls.ferro_roster()
         for job in jobs:
             self._leave(job, facts["workers"], math.inf, ordered=True)
-        leaving = [self._leaving[job.name] for job in jobs if job.name in self._leaving]
+        leaving = [self._ongoing.leaving[job.name] for job in jobs if job.name in self._ongoing.leaving]
         if leaving:
             await asyncio.wait(leaving)
 
@@ -232,21 +246,8 @@ class Elastic(upstream_deploy.Adapting):
         super().stop(reason)
         cluster = getattr(self, "cluster", None)  # a refused controller has no cluster
         if cluster is not None and cluster.status in (Status.closing, Status.closed):
-            for task in list(self._leaving.values()):
+            for task in list(self._ongoing.leaving.values()):
                 task.cancel()
-        elif cluster is not None and self._told_exposed != {}:
-            with suppress(RuntimeError):  # its loop is closed
-                cluster.loop.add_callback(self._take_back)
-
-    async def _take_back(self) -> None:
-        """Stop copies on the scheduler, unless another controller is active; waits for a step in progress."""
-        async with self._turn:
-            other = upstream_deploy.controller_of(self.cluster)
-            if other is self or not isinstance(other, Elastic) or not other._is_on:
-                if self._told_exposed:
-                    with suppress(OSError):  # the scheduler is gone
-                        await self._tell_exposed({})
-                self._told_exposed = None  # later changes are not reported
 
     def _began(self) -> None:
         self._first = self.look()
@@ -261,75 +262,49 @@ class Elastic(upstream_deploy.Adapting):
 
     async def _tick(self) -> None:
         if not self._registered:
-            await self._calls.register_scheduler_plugin(
-                plugin=dumps(scheduler_rpc.Roster()), name=scheduler_rpc.NAME, idempotent=True
-            )
+            await scheduler_rpc.register(self._calls)
             self._registered = True
-        self._released.clear()
-        seen = await self._pools.reconcile()
-        facts = await self._calls.ferro_roster()
+        ongoing = self._ongoing
+        ongoing.released.clear()
+        seen, kinds = await self._pools.reconcile(), self._pools.pools()
+        ends = {worker: job.ends_at for job in seen if job.ends_at is not None for worker in job.workers}
+        lives = (self._lasting(kind) for kind in kinds if not kind.closed)
+        preemptible = {kind.name for kind in kinds if kind.preemptible}
+        facts = await self._calls.ferro_roster(
+            ends=ends,
+            fresh=max((kind.lifetime - kind.start_up for kind in lives), default=0.0),
+            exposed={worker: job.name for job in seen if job.pool in preemptible for worker in job.workers},
+        )
         # A job released meanwhile is no longer leaving: it would be counted, and another one released in its place.
-        jobs = [job for job in seen if job.name not in self._released]
+        jobs = [job for job in seen if job.name not in ongoing.released]
         now = time()
-        kept = {job.name for job in jobs if now < self._not_before.get(job.name, 0.0)}
-        for name in self._not_before.keys() - kept:  # also of jobs that ended otherwise
-            del self._not_before[name]
-        staff = self._lasting(staffed(now, self._pools, jobs, facts, self._leaving, kept))
-        await self._tell_ends(jobs, staff.pools)
+        kept = {job.name for job in jobs if now < ongoing.not_before.get(job.name, 0.0)}
+        for name in ongoing.not_before.keys() - kept:  # also of jobs that ended otherwise
+            del ongoing.not_before[name]
+        staff = staffed(now, self._pools, jobs, facts, ongoing.leaving, kept)
+        for one in staff.jobs:
+            if one.state == RUNNING and one.ends_in < math.inf:
+                ongoing.lifetimes[one.pool] = max(ongoing.lifetimes.get(one.pool, 0.0), one.age + one.ends_in)
+        staff = staff._replace(pools=tuple(map(self._lasting, staff.pools)))
         self._count(staff)
-        decision, self._state = step.step(staff, self._state, self.parameters)
+        decision, ongoing.state = step.step(staff, ongoing.state, self.parameters)
         await self._enact(decision, staff, {job.name: job for job in jobs}, facts["workers"])
         if self._fails:
             for resources, why in unrunnable(staff, facts):
                 await self._calls.ferro_fail(why=why, resources=resources)
 
-    def _lasting(self, staff: ScalingFacts) -> ScalingFacts:
-        """Set the longest observed lifetime of their jobs for pools without a known lifetime."""
-        for job in staff.jobs:
-            if job.state == RUNNING and job.ends_in < math.inf:
-                self._lifetimes[job.pool] = max(self._lifetimes.get(job.pool, 0.0), job.age + job.ends_in)
-        kinds = tuple(
-            kind._replace(lifetime=self._lifetimes.get(kind.name, math.inf))
-            if math.isinf(kind.lifetime)
-            else kind
-            for kind in staff.pools
-        )
-        return staff._replace(pools=kinds)
+    def _lasting(self, kind: Pool) -> Pool:
+        """Return a pool with the longest observed lifetime of its jobs if its own is not known."""
+        if kind.lifetime < math.inf:
+            return kind
+        return kind._replace(lifetime=self._ongoing.lifetimes.get(kind.name, math.inf))
 
     def _count(self, staff: ScalingFacts) -> None:
-        """Add up the seconds of running jobs, busy or not."""
-        if self._ticked is not None:
+        ongoing = self._ongoing
+        if ongoing.ticked is not None:
             held = sum(job.state != PENDING for job in staff.jobs)
-            self.node_seconds += held * max(staff.now - self._ticked, 0.0)
-        self._ticked = staff.now
-
-    async def _tell_ends(self, jobs: Sequence[SiteJob], kinds: Sequence[Pool]) -> None:
-        """Report the ends of workers and the lifetime of a fresh worker to the scheduler, where they changed."""
-        ends: dict[str, float] = {}
-        for job in jobs:
-            if job.ends_at is not None:
-                ends |= dict.fromkeys(job.workers, job.ends_at)
-        changed: dict[str, float | None] = {
-            w: at for w, at in ends.items() if abs(at - self._told_ends.get(w, 0.0)) > 1.0
-        }
-        there = set(chain.from_iterable(job.workers for job in jobs))
-        # their end is no longer known
-        changed |= dict.fromkeys((self._told_ends.keys() - ends.keys()) & there)
-        fresh = max((kind.lifetime - kind.start_up for kind in kinds if not kind.closed), default=0.0)
-        if changed or fresh != self._told_fresh:
-            await self._calls.ferro_ends(ends=changed, fresh=fresh)
-        self._told_ends, self._told_fresh = ends, fresh
-        preemptible = {kind.name for kind in kinds if kind.preemptible}
-        exposed: dict[str, str] = {}
-        for job in (job for job in jobs if job.pool in preemptible):
-            exposed |= dict.fromkeys(job.workers, job.name)
-        await self._tell_exposed(exposed)
-
-    async def _tell_exposed(self, exposed: dict[str, str]) -> None:
-        """Report the workers that may be preempted without warning to the scheduler, if they have changed."""
-        if exposed != self._told_exposed:
-            await self._calls.ferro_exposed(jobs=exposed)
-        self._told_exposed = exposed
+            ongoing.node_seconds += held * max(staff.now - ongoing.ticked, 0.0)
+        ongoing.ticked = staff.now
 
     # -- effects -------------------------------------------------------------------------------------------
 
@@ -345,15 +320,12 @@ class Elastic(upstream_deploy.Adapting):
             if isinstance(action, Submit):
                 self._say(action.why)
                 self._pools.request(action.pool, action.count)
-            elif isinstance(action, Recall):
-                for name in action.jobs:
-                    await self._recall(jobs[name], workers)
             elif isinstance(action, Cancel | Drain):
                 self._say(action.why, action.jobs)
                 ordered = isinstance(action, Drain) and action.ordered
                 for name in action.jobs:
                     self._leave(jobs[name], workers, ends[name], ordered)
-        for name in self._overtaken & self._leaving.keys() & jobs.keys() - self._ordered - self._recalled:
+        for name in self._overtaken & self._ongoing.leaving.keys() & jobs.keys() - self._ongoing.ordered:
             self._leave(jobs[name], workers, math.inf, ordered=True)
         self._overtaken.clear()
         await self._report(decision, staff, _pending(jobs.values(), staff.pools))
@@ -366,31 +338,26 @@ class Elastic(upstream_deploy.Adapting):
             because(f"{asked}: {why}", jobs)
 
     def _leave(self, job: SiteJob, workers: Mapping[str, WorkerRow], ends_in: float, ordered: bool) -> None:
-        if not ordered and (job.name in self._leaving or time() < self._not_before.get(job.name, 0.0)):
+        if not ordered and (
+            job.name in self._ongoing.leaving or time() < self._ongoing.not_before.get(job.name, 0.0)
+        ):
             return
         if ordered:
-            self._ordered.add(job.name)
+            self._ongoing.ordered.add(job.name)
         task = asyncio.create_task(self._see_off(job.name, _addresses(job, workers), ends_in, ordered))
-        self._leaving[job.name] = task
+        self._ongoing.leaving[job.name] = task
         task.add_done_callback(lambda _: self._gone(job.name, task))
 
     def _gone(self, name: str, task: asyncio.Task[None]) -> None:
         """Forget a job that left or stays; when all jobs under orders have left, log the losses."""
-        if self._leaving.get(name) is not task:
+        if self._ongoing.leaving.get(name) is not task:
             return  # an order replaced it
-        del self._leaving[name]
-        self._ordered.discard(name)
-        if not self._ordered:
-            lost = summed(self._lost)
-            self._lost.clear()
-            if lost["results"]:
-                logger.warning("dask_ferro: jobs ended as scale() ordered: %s", told_lost(lost))
-
-    async def _recall(self, job: SiteJob, workers: Mapping[str, WorkerRow]) -> None:
-        """Recall a leaving job; too late, it has no effect."""
-        if job.name in self._leaving:
-            self._recalled.add(job.name)
-            await self._calls.ferro_stay(addresses=_addresses(job, workers))
+        del self._ongoing.leaving[name]
+        self._ongoing.ordered.discard(name)
+        if not self._ongoing.ordered:
+            if self._ongoing.lost["results"]:
+                logger.warning("dask_ferro: jobs ended as scale() ordered: %s", told_lost(self._ongoing.lost))
+            self._ongoing.lost.clear()
 
     async def _see_off(self, name: str, addresses: list[str], ends_in: float, ordered: bool) -> None:
         """Retire a job's workers on the scheduler, and only then end the job."""
@@ -404,22 +371,18 @@ class Elastic(upstream_deploy.Adapting):
                     ordered=ordered,
                 )
                 if ordered:
-                    self._lost.append(answer["lost"])
-                if answer["stayed"] and name in self._recalled:
-                    return
+                    self._ongoing.lost.update(answer["lost"])
                 if answer["stayed"] and not ordered:
-                    self._not_before[name] = time() + _RETRY
+                    self._ongoing.not_before[name] = time() + _RETRY
                     why = "; ".join(sorted(set(answer["stayed"].values())))
                     logger.warning("dask_ferro: job %s stays: %s", name, why)
                     return
             await self._pools.release([name])
-            self._released.add(name)
-            self._not_before.pop(name, None)
+            self._ongoing.released.add(name)
+            self._ongoing.not_before.pop(name, None)
         except Exception as error:  # noqa: BLE001 - the job is still there, and the next tick looks again
-            self._not_before[name] = time() + _RETRY
+            self._ongoing.not_before[name] = time() + _RETRY
             logger.warning("dask_ferro: job %s could not leave: %r", name, error)
-        finally:
-            self._recalled.discard(name)
 
     async def _report(self, decision: Decision, staff: ScalingFacts, pending: dict[str, PendingJobs]) -> None:
         """Store the decision; log and publish it when it contains actions or its reason changed."""
@@ -436,7 +399,7 @@ class Elastic(upstream_deploy.Adapting):
             "pending": pending,
             "node_seconds": self.node_seconds,
             "closed": {pool.name: _closed(pool) for pool in staff.pools if pool.closed},
-            "queue_wait": {pool.name: expected_wait(pool, staff.jobs) for pool in staff.pools},
+            "queue_wait": {pool.name: pool.queue_wait for pool in staff.pools},
             "actions": [told(action) for action in decision.actions],
             "done": [as_event(action) for action in decision.actions],
         }
@@ -445,8 +408,8 @@ class Elastic(upstream_deploy.Adapting):
             self._acted = entry["actions"]
             for text in entry["actions"]:
                 logger.info("dask_ferro: %s", text)
-        for pool in decision.advice.keys() - self._advised:
-            self._advised.add(pool)
+        for pool in decision.advice.keys() - self._ongoing.advised:
+            self._ongoing.advised.add(pool)
             logger.warning("dask_ferro: %s", decision.advice[pool])
             await self._calls.log_event(topic="warn", msg=f"dask_ferro: {decision.advice[pool]}")
         said = (decision.why, entry["actions"], counts, entry["wanted"], entry["closed"], entry["reasons"])
@@ -459,6 +422,18 @@ class Elastic(upstream_deploy.Adapting):
 def _log(look: asyncio.Future[None]) -> None:
     if not look.cancelled() and (error := look.exception()) is not None:
         logger.warning("dask_ferro: a step of the elastic controller failed", exc_info=error)
+
+
+def told_lost(lost: Mapping[str, int]) -> str:
+    """Return a description of a loss.
+
+    >>> told_lost({"results": 3, "nbytes": 2048, "for_good": 1})
+    '3 results (2.00 kiB) held by no other worker are lost; 1 of them, scattered or an actor, for good'
+    """
+    text = f"{lost['results']} results ({size(lost['nbytes'])}) held by no other worker are lost"
+    if lost["for_good"]:
+        return f"{text}; {lost['for_good']} of them, scattered or an actor, for good"
+    return f"{text}; Dask recomputes those that are needed"
 
 
 def _addresses(job: SiteJob, workers: Mapping[str, WorkerRow]) -> list[str]:
@@ -487,7 +462,7 @@ def _closed(pool: Pool) -> ClosedPool:
 
 def as_event(action: Action) -> ActionEvent:
     """Return an action as published: its kind, its reason, and its pool and jobs."""
-    kind, why = KINDS[type(action)], action.why
+    kind, why = ACTIONS[type(action)], action.why
     if isinstance(action, Submit):
         return {"kind": kind, "why": why, "pool": action.pool, "count": action.count}
     return {"kind": kind, "why": why, "jobs": list(action.jobs), "count": len(action.jobs)}
@@ -497,4 +472,4 @@ def told(action: Action) -> str:
     """Return an action as text."""
     if isinstance(action, Submit):
         return f"submit {action.count} to {action.pool}: {action.why}"
-    return f"{KINDS[type(action)]} {', '.join(action.jobs)}: {action.why}"
+    return f"{ACTIONS[type(action)]} {', '.join(action.jobs)}: {action.why}"

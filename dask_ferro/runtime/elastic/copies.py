@@ -53,6 +53,8 @@ _DEAR, _LEAST_DEAR = 100.0, 2.0
 _MOST = 1000
 # Seconds after which a copy that has not come is requested from another receiver.
 _LOST = 30.0
+# Seconds without a report of preemptible jobs after which nothing is copied any more: no controller is active.
+_REPORTED = 300.0
 # For a worker without a memory limit.
 _ENDLESS = 2**50
 
@@ -91,6 +93,7 @@ class Copies(ActiveMemoryManagerPolicy):
         self.made: Counter[str] = Counter()
         self._runs: ActiveMemoryManagerExtension | None = None
         self._jobs: dict[str, str] = {}  # by name of the workers that may be preempted
+        self._reported = 0.0
         self._coming: dict[Key, _CopyRequest] = {}
         self._due: list[Key] = []  # older results that were not considered yet
 
@@ -99,7 +102,7 @@ class Copies(ActiveMemoryManagerPolicy):
         if not jobs or not self.share:
             self.stop()
             return
-        self._jobs = dict(jobs)
+        self._jobs, self._reported = dict(jobs), monotonic()
         if self._runs is None:
             self._runs = ActiveMemoryManagerExtension(
                 self.scheduler, {self}, register=False, start=True, interval=_INTERVAL
@@ -119,8 +122,11 @@ class Copies(ActiveMemoryManagerPolicy):
 
     def run(self) -> SuggestionGenerator:
         """Suggest to replicate the results that are worth it, and for which a worker has room."""
-        self._arrived()
         again, now = Recompute(self.scheduler), monotonic()
+        if now - self._reported > _REPORTED:
+            self.stop()
+            return
+        self._arrived()
         late = {request.to for request in self._coming.values() if now - request.at > _LOST}
         worthy = []
         for ts, is_new in self._next():

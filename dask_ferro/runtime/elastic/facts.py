@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, ScalingFacts
 from dask_ferro.runtime.elastic.remaining_work import names_a_gpu
 from dask_ferro.runtime.pools.providers import Pools
-from dask_ferro.runtime.pools.shortage import told_closed
+from dask_ferro.runtime.pools.report import told_closed
 from dask_ferro.runtime.scheduler_calls import DemandRow, RosterAnswer, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from distributed import Scheduler
 from distributed.scheduler import TaskState
 
-from dask_ferro.policy.scaling.remaining_work import ProjectedSpan, profile, schedule
+from dask_ferro.policy.scaling.work_profile import ProjectedSpan, profile, schedule
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.projected_seconds import Seconds
@@ -54,12 +54,9 @@ class Demands:
     def remaining(self) -> int:
         """Return the number of unfinished tasks."""
         prefixes = upstream.prefixes(self.scheduler)
-        return self.ready() + sum(prefix.states["waiting"] for prefix in prefixes)
-
-    def ready(self) -> int:
-        """Return the number of unfinished tasks whose inputs are all there, running or not."""
-        states = [prefix.states for prefix in upstream.prefixes(self.scheduler)]
-        return sum(sum(map(counts.__getitem__, READY)) for counts in states)
+        return sum(
+            prefix.states["waiting"] + sum(map(prefix.states.__getitem__, READY)) for prefix in prefixes
+        )
 
     def rows(self) -> list[DemandRow]:
         """Return a row for each kind of needs; see `DemandRow`."""

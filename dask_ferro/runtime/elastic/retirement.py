@@ -18,24 +18,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
-from typing import Literal, NamedTuple
 from uuid import uuid4
 
 from dask.typing import Key
 from distributed import Scheduler, Status
 from distributed.metrics import monotonic
-from distributed.scheduler import TaskState, WorkerState
+from distributed.scheduler import WorkerState
 
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.evacuation import Moving, is_clear, unheld
-from dask_ferro.runtime.elastic.lost import lost_with, summed
-from dask_ferro.runtime.plugin.projected_seconds import Seconds
-from dask_ferro.runtime.scheduler_calls import LostCount
+from dask_ferro.runtime.scheduler_calls import NOTHING
 from dask_ferro.runtime.telemetry.events import TOPIC
 from dask_ferro.runtime.upstream import nbytes_of
 from dask_ferro.runtime.worker_memory import free_bytes
@@ -44,17 +42,8 @@ from dask_ferro.words import few
 logger = logging.getLogger(__name__)
 
 
-class Reason(NamedTuple):
-    """The reason why workers stay, as text and by kind; a reason of the first kind may pass."""
-
-    words: str
-    kind: Literal["nobody stays", "recalled", "obstacle"] = "obstacle"
-
-
 # For workers that must leave, as long as they have time.
-_NOBODY = Reason("nobody would stay to take what they hold", "nobody stays")
-# For workers that were recalled.
-RECALLED = Reason("recalled", "recalled")
+_NOBODY = "nobody would stay to take what they hold"
 
 # Requests within this time are planned together.
 _MOMENT = 0.02
@@ -66,8 +55,6 @@ _SHARE = 20
 _LAST = 5.0
 # The states of a worker that takes tasks and results, or will again.
 _STAY = (Status.init, Status.running, Status.paused)
-# A worker's answers for a task that it runs.
-_RUNS = ("executing", "long-running")
 
 
 @dataclass(eq=False)
@@ -79,7 +66,7 @@ class Departure:
     outcome: asyncio.Future[str]  # the reason why they stay; empty: they are gone
     must: bool = False  # their job ends in any case
     ordered: bool = False  # they are removed in any case, with their data
-    lost: LostCount | None = None  # the loss; None while they are not given up
+    lost: Counter[str] = field(default_factory=Counter)  # the loss; empty while they are not given up
     # their statuses before; empty until they are admitted
     before: dict[str, Status] = field(default_factory=dict)
     asked: dict[Key, int | None] = field(default_factory=dict)  # run ids of the tasks requested back
@@ -123,7 +110,7 @@ class Leaving:
         seconds: float | None = None,
         must: bool = False,
         ordered: bool = False,
-    ) -> tuple[dict[str, str], LostCount]:
+    ) -> tuple[dict[str, str], Counter[str]]:
         """Retire workers; return those that stay with the reason, and the loss, once the others are gone.
 
         Parameters are those of `Roster.leave`.
@@ -134,32 +121,26 @@ class Leaving:
         joined = [d for d in self._departures if not d.workers.keys().isdisjoint(found)]
         for departure in joined:
             departure.until = min(departure.until, until)
-            if (must and not departure.must) or (ordered and not departure.is_forced):
-                departure.must, departure.ordered = departure.must or must, departure.ordered or ordered
-                departure.asked.clear()  # the answer decides again which running tasks take too long
+            if must or not departure.must:
+                departure.must, departure.ordered = must, departure.ordered or ordered
         known = frozenset(chain.from_iterable(d.workers for d in joined))
         new = {a: ws for a, ws in found.items() if a not in known}
         if new:
             departure = Departure(new, until, asyncio.get_running_loop().create_future(), must, ordered)
             joined.append(departure)
             self._departures.append(departure)
+        lost = Counter(NOTHING)
         if not joined:
-            return {}, summed([])
+            return {}, lost
         self._start()
         members = [(d, set(d.workers) & found.keys()) for d in joined]
         await asyncio.wait([d.outcome for d in joined])
         told: dict[str, str] = {}
         for d, own in members:
+            lost.update(d.lost)
             if why := d.outcome.result():
                 told |= dict.fromkeys(sorted(own), why)
-        return told, summed(d.lost for d in joined if d.lost)
-
-    def recall(self, addresses: Iterable[str]) -> None:
-        """Recall workers that do not have to leave, with all workers of the same requests."""
-        wanted = set(addresses)
-        for departure in list(self._departures):
-            if not departure.must and wanted & departure.workers.keys():
-                self._stay(departure, RECALLED)
+        return told, lost
 
     async def stop(self) -> None:
         """Let retiring workers stay.  Idempotent."""
@@ -167,7 +148,7 @@ class Leaving:
             self._runs.cancel()
             await asyncio.wait([self._runs])
         for departure in list(self._departures):
-            self._stay(departure, Reason("leaving was stopped"))
+            self._stay(departure, "leaving was stopped")
         self.take_again(list(self._doomed))
         self._end()
 
@@ -178,10 +159,6 @@ class Leaving:
             ws = self._doomed.pop(address, None)
             if ws is not None and self.scheduler.workers.get(address) is ws and ws not in leavers:
                 upstream.set_status(self.scheduler, ws, Status.running, self._next())
-
-    def is_own(self, stimulus_id: str) -> bool:
-        """Return whether a stimulus id is one of these retirements'."""
-        return stimulus_id.startswith(self._stimulus)
 
     def forget(self, address: str) -> None:
         """Record that a worker is gone."""
@@ -212,7 +189,7 @@ class Leaving:
         except Exception as error:
             logger.exception("dask_ferro: workers could not leave")
             for departure in list(self._departures):
-                self._stay(departure, Reason(f"leaving failed: {error!r}"))
+                self._stay(departure, f"leaving failed: {error!r}")
         self._end()
 
     def _end(self) -> None:
@@ -279,7 +256,12 @@ class Leaving:
             free = [d for d in self._departures if not d.is_forced]
             if self.moving.place(self._leavers(), self._bounded(), partly=not free):
                 return
-            self._stay(self._heaviest([d for d in free if not d.before] or free), self._no_room())
+            left = self._leavers()
+            heaviest = max(
+                [d for d in free if not d.before] or free,
+                key=lambda d: sum(map(nbytes_of, unheld(d.workers.values(), left))),
+            )
+            self._stay(heaviest, self._no_room())
 
     def _admit(self) -> None:
         """Admit new requests."""
@@ -301,57 +283,43 @@ class Leaving:
             return None
         return max(able, key=lambda departure: departure.until)
 
-    def _obstacle(self, departure: Departure) -> Reason | None:
-        """Return the reason why workers may not leave whatever data they hold; None: they may."""
+    def _obstacle(self, departure: Departure) -> str:
+        """Return the reason why workers may not leave whatever data they hold; empty: they may."""
         workers = departure.workers.values()
         tasks = list(chain.from_iterable(ws.processing for ws in workers))
         if actors := [*_actors_of(workers), *(ts.key for ts in tasks if ts.actor)]:
-            return Reason(f"actors cannot move: {few(sorted(map(str, actors)))}")
+            return f"actors cannot move: {few(sorted(map(str, actors)))}"
         allowed = list(workers)
         for plugin in list(self.scheduler.plugins.values()):
             allowed = list(plugin.valid_workers_downscaling(self.scheduler, allowed))
         if refused := departure.workers.keys() - {ws.address for ws in allowed}:
-            return Reason(f"a scheduler plugin needs {few(sorted(map(str, refused)))}")
+            return f"a scheduler plugin needs {few(sorted(map(str, refused)))}"
         stay = self.scheduler.running - self._leavers()
         if tasks and not stay:
-            return Reason("nobody would stay to run their tasks")
-        if bound := [ts.key for ts in tasks if self._is_bound(ts, stay)]:
-            return Reason(f"tasks may run nowhere else: {few(sorted(map(str, bound)))}")
-        return None
+            return "nobody would stay to run their tasks"
+        restricted = (ts for ts in tasks if upstream.is_restricted(ts) and not ts.loose_restrictions)
+        bound = [
+            ts.key for ts in restricted if stay.isdisjoint(upstream.allowed_workers(self.scheduler, ts) or ())
+        ]
+        return f"tasks may run nowhere else: {few(sorted(map(str, bound)))}" if bound else ""
 
-    def _rest_of(self, departure: Departure) -> Reason | None:
-        """Return why workers that must leave are not removed, once nothing more can be done; else None."""
+    def _rest_of(self, departure: Departure) -> str:
+        """Return why workers that must leave are not removed, once nothing more can be done; else empty."""
         workers = departure.workers.values()
-        if any(ws.processing for ws in workers):
-            return None
         alone = list(unheld(workers, self._leavers()))
-        if any(ts.key in self.moving.moves for ts in alone):
-            return None
+        if any(ws.processing for ws in workers) or any(ts.key in self.moving.moves for ts in alone):
+            return ""
         if actors := _actors_of(workers):
-            return Reason(f"actors cannot move: {few(sorted(map(str, actors)))}")
-        return self._no_room() if alone else None
+            return f"actors cannot move: {few(sorted(map(str, actors)))}"
+        return self._no_room() if alone else ""
 
-    def _is_bound(self, ts: TaskState, stay: set[WorkerState]) -> bool:
-        """Return whether no staying worker may run a task."""
-        if ts.loose_restrictions or not upstream.is_restricted(ts):
-            return False
-        return stay.isdisjoint(upstream.allowed_workers(self.scheduler, ts) or ())
-
-    def _heaviest(self, departures: list[Departure]) -> Departure:
-        left = self._leavers()
-
-        def held(departure: Departure) -> int:
-            return sum(map(nbytes_of, unheld(departure.workers.values(), left)))
-
-        return max(departures, key=held)
-
-    def _no_room(self) -> Reason:
+    def _no_room(self) -> str:
         stay = self.scheduler.running - self._leavers()
         free = sum(free_bytes(ws) for ws in stay)
         if not stay:
             return _NOBODY
         others = f"{len(stay)} other workers"
-        return Reason(f"what only they hold does not fit in the {free} bytes that are free on {others}")
+        return f"what only they hold does not fit in the {free} bytes that are free on {others}"
 
     # -- tasks ---------------------------------------------------------------------------------------------
 
@@ -376,20 +344,11 @@ class Leaving:
         """Process a worker's answer: a task that it had not started is placed again, a running one may finish there."""
         address, run = self._asked.pop((stimulus_id, key), ("", None))
         ts = self.scheduler.tasks.get(key)
-        if ts is not None and ts.run_id == run:
-            runs = state in _RUNS and self._is_hopeless(ts, address)
-            if runs or state not in upstream.REJECTS:
-                upstream.take_back(self.scheduler, key, address, stimulus_id)  # if it is still there
+        if ts is not None and ts.run_id == run and state not in upstream.REJECTS:
+            upstream.take_back(self.scheduler, key, address, stimulus_id)  # if it is still there
         self._wake.set()
         if not self._departures:
             self._end()
-
-    def _is_hopeless(self, ts: TaskState, address: str) -> bool:
-        """Return whether a running task should start elsewhere at once, as it would not finish in its worker's time."""
-        until = next((d.until for d in self._departures if d.is_forced and address in d.workers), inf)
-        if until == inf or ts.processing_on is None or ts.processing_on.address != address:
-            return False
-        return Seconds(self.scheduler).left(ts) > until - monotonic()
 
     def _leavers(self) -> set[WorkerState]:
         return _workers_of(self._departures)
@@ -408,7 +367,10 @@ class Leaving:
         """Record that workers ordered to leave go in this round, with all data that only they hold."""
         before = _workers_of(d for d in self._departures if d.lost)
         going = before.union(departure.workers.values())
-        departure.lost = lost_with(departure.workers.values(), going)
+        held = set(chain.from_iterable((*ws.has_what, *ws.actors) for ws in departure.workers.values()))
+        alone = {ts for ts in held if going.issuperset(ts.who_has or ())}
+        for_good = sum(ts.run_spec is None or bool(ts.actor) for ts in alone)
+        departure.lost = Counter(results=len(alone), nbytes=sum(map(nbytes_of, alone)), for_good=for_good)
 
     async def _see_off(self, departure: Departure) -> None:
         """Remove the workers of a request, if none has tasks or unique data, or if the request is given up."""
@@ -423,10 +385,9 @@ class Leaving:
         # A worker that is not clear any more stays on the list until it is.
         self._drop_gone(departure)
 
-    def _stay(self, departure: Departure, why: Reason) -> None:
-        goes_on = (
-            why.kind == "nobody stays" and departure.until - monotonic() > _LAST
-        )  # the workers ask again in a moment
+    def _stay(self, departure: Departure, why: str) -> None:
+        # The workers ask again in a moment.
+        goes_on = why == _NOBODY and departure.until - monotonic() > _LAST
         for address, before in departure.before.items():
             ws = departure.workers.get(address)
             if ws is None or self.scheduler.workers.get(address) is not ws:
@@ -435,19 +396,15 @@ class Leaving:
                 self._doomed[address] = ws
             else:
                 upstream.set_status(self.scheduler, ws, before, self._next())
-        if why.kind != "recalled":
-            level = logging.INFO if goes_on else logging.WARNING
-            logger.log(
-                level, "dask_ferro: %s cannot leave: %s", few(sorted(map(str, departure.workers))), why.words
-            )
-        self._conclude(departure, why.words)
+        level = logging.INFO if goes_on else logging.WARNING
+        logger.log(level, "dask_ferro: %s cannot leave: %s", few(sorted(departure.workers)), why)
+        self._conclude(departure, why)
 
     def _conclude(self, departure: Departure, why: str) -> None:
         self._departures.remove(departure)
         departure.outcome.set_result(why)
         seconds = monotonic() - departure.began
-        lost: Mapping[str, object] = departure.lost or {}
-        self._tell("stayed" if why else "left", departure, seconds=seconds, why=why, **lost)
+        self._tell("stayed" if why else "left", departure, seconds=seconds, why=why, **departure.lost)
 
     def _tell(self, action: str, departure: Departure, **more: object) -> None:
         workers = sorted(departure.before or departure.workers)

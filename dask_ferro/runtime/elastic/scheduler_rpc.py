@@ -1,15 +1,13 @@
-"""The scheduler plugin `Roster`: the remote calls of scaling.
+"""The part `Roster` of the scheduler plugin: the remote calls of scaling.
 
-    ferro_roster()                 return the workers with their data and tasks, and the remaining work
+    ferro_roster(ends, ...)        take the site's facts; return the workers with their data, and the remaining work
     ferro_leave(addresses, ...)    retire workers without losing data (`retirement`)
-    ferro_stay(addresses)          take that back
-    ferro_ends(ends, ...)          set when workers' jobs end
+    ferro_ends(ends)               set when workers end by themselves (their lifetime)
     ferro_fail(why)                fail the tasks that are assigned to no worker
-    ferro_exposed(jobs)            set the jobs that may be preempted without warning (`copies`)
     ferro_unblame(names)           report that workers died because their jobs were ended (`blame`)
     ferro_over()                   report that the cluster ends: no worker has to retire in order any more
 
-It works with or without `FerroScheduler`, and makes no decisions.  Answers that are expensive (the remaining work,
+It works with or without `ff.install`, and makes no decisions.  Answers that are expensive (the remaining work,
 unique data by worker) are cached while a new computation would take more than 2 % of the scheduler's time.  Durations
 are seconds, sizes bytes.
 """
@@ -18,60 +16,67 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import inf
-from typing import Generic, TypeVar
-from weakref import WeakMethod
+from typing import Any, NamedTuple
 
-from dask.typing import Key
 from distributed import Scheduler, Status
-from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.core import clean_exception
 from distributed.metrics import monotonic, time
-from distributed.scheduler import WorkerState
+from distributed.protocol.pickle import dumps
+from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.events import EndTold
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.blame import Blame
 from dask_ferro.runtime.elastic.copies import Copies
-from dask_ferro.runtime.elastic.lost import summed
 from dask_ferro.runtime.elastic.remaining_work import Demands, names_a_gpu
 from dask_ferro.runtime.elastic.retirement import Leaving
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.scheduler_calls import DemandRow, LeaveAnswer, RosterAnswer, WorkerRow
+from dask_ferro.runtime.scheduler_calls import NOTHING, DemandRow, LeaveAnswer, RosterAnswer, WorkerRow
+from dask_ferro.runtime.scheduler_plugin import Part, put_on
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of
 from dask_ferro.runtime.worker.plugin import METRIC
 from dask_ferro.runtime.worker_memory import free_bytes
 
 logger = logging.getLogger(__name__)
 
-NAME = "ferro-roster"
 # The methods that a client may call, each under "ferro_" and its name.
-_CALLS = ("roster", "leave", "stay", "ends", "fail", "exposed", "unblame", "over")
-# The call that removes the plugin.
-REMOVE = "ferro_roster_remove"
-
+_CALLS = ("roster", "leave", "ends", "fail", "unblame", "over")
 # One over the share of the scheduler's time for expensive answers: 2 %.
 _SHARE = 50
 
 # The part of a worker's remaining time reserved for moving its data: a tenth, at most 5 s.
 _RESERVE, _MOST_RESERVE = 0.1, 5.0
-# An end that moves by more than this has been postponed; less is rounding.
-_PUT_OFF = 5.0
-# The most ends kept for workers that are gone or have not joined yet: some 4 MB.
-_ABSENT = 10_000
+# An end that moves by no more than this is the same one, and one that moves by more than that was postponed.
+_SAME, _PUT_OFF = 1.0, 5.0
 # Bytes a second at which a worker's results leave it, a low estimate: Dask moves 0.2 to 1 GB/s between two processes.
 _LEAVES_AT = 100e6
 
-T = TypeVar("T")
+
+class _End(NamedTuple):
+    """When a worker ends, as reported, and until when it may run tasks (epoch)."""
+
+    at: float
+    usable: float
 
 
-class Roster(SchedulerPlugin):
-    """A scheduler plugin that answers the calls listed above."""
+@dataclass
+class _Seen:
+    """A worker's name, when it last had a task, and since when it was seen paused, on the monotonic clock."""
 
-    name = NAME
-    idempotent = True
+    name: str
+    busy: float
+    paused: float | None = None
 
-    # Set by `start`, which Dask awaits before it calls any of the hooks below.
+
+class Roster(Part):
+    """A part of the scheduler plugin that answers the calls listed above."""
+
+    name = "elastic"
+
+    # Set by `start`, before any of the hooks below is called.
     leaving: Leaving
     blame: Blame
     copies: Copies
@@ -80,127 +85,111 @@ class Roster(SchedulerPlugin):
     def __init__(self) -> None:
         self._over = False
         self._scheduler: Scheduler | None = None
-        self._rows: RateLimitedValue[list[DemandRow]] = RateLimitedValue()
-        self._unique: RateLimitedValue[dict[str, int]] = RateLimitedValue()
-        self._busy: dict[str, float] = {}  # when each worker last had a task, on the monotonic clock
-        self._paused: dict[str, float] = {}  # since when workers are paused, on the same clock
-        # By worker name and source; also for workers that have not joined yet.
-        self._ends: dict[str, dict[str, float]] = {}
-        self._names: dict[str, str] = {}  # of the present workers, by address
-        self._look_at = 0  # the number of ends at which outdated ones are dropped
+        self._workers: dict[str, _Seen] = {}  # by address
+        # By worker name, from the site and from the workers; also for workers that have not joined yet.
+        self._site_ends: dict[str, _End] = {}
+        self._own_ends: dict[str, _End] = {}
         self._fresh = 0.0
-        self._told: Stealing | None = None  # the extension whose ledger has the ends
+        # Expensive answers, the number of unfinished tasks that they are for, and the time until which they hold.
+        self._unique: dict[str, int] = {}
+        self._rows: list[DemandRow] = []
+        self._size, self._until = 0, 0.0
 
     # -- from start to stop --------------------------------------------------------------------------------
 
-    async def start(self, scheduler: Scheduler) -> None:
-        """Install the handlers, in place of another roster's.  Idempotent."""
-        if self._scheduler is not None:
-            return
-        other = scheduler.plugins.get(NAME)
-        if isinstance(other, Roster) and other is not self:
-            self._ends, self._fresh = other._ends, other._fresh
-            await other.remove()
+    def start(self, scheduler: Scheduler) -> None:
+        """Read the workers that are there."""
         self._scheduler = scheduler
         self.leaving = Leaving(scheduler)
         self.blame = Blame(scheduler)
         self.copies = Copies(scheduler)
         self._demands = Demands(scheduler)
-        self._busy = dict.fromkeys(scheduler.workers, monotonic())
-        self._paused = {a: monotonic() for a, ws in scheduler.workers.items() if ws.status == Status.paused}
-        self._names = {address: str(ws.name) for address, ws in scheduler.workers.items()}
-        scheduler.handlers.update(self._handlers())
+        self._workers = {a: _Seen(str(ws.name), monotonic()) for a, ws in scheduler.workers.items()}
 
-    def _handlers(self) -> dict[str, Callable[..., object]]:
-        methods = {f"ferro_{name}": getattr(self, name) for name in _CALLS} | {REMOVE: self.remove}
-        return {name: _weak(method) for name, method in methods.items()}
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """Return the calls listed above."""
+        return {f"ferro_{name}": getattr(self, name) for name in _CALLS}
 
-    async def remove(self, comm: object = None) -> None:
-        """Remove the handlers; retiring workers stay.  Idempotent."""
-        if (scheduler := self._scheduler) is None:
-            return
-        self._ends, self._fresh, self._told = {}, 0.0, None
-        self._tell(scheduler.workers.values())
-        self._scheduler = None
-        for name in self._handlers():
-            scheduler.handlers.pop(name, None)
-        if scheduler.plugins.get(NAME) is self:
-            del scheduler.plugins[NAME]
-        self.copies.stop()
-        await self.leaving.stop()
+    async def stop(self) -> None:
+        """Take the ends of workers back from placement, and end retirements; retiring workers stay."""
+        if (scheduler := self._scheduler) is not None:
+            self._site_ends, self._own_ends, self._fresh = {}, {}, 0.0
+            self._tell(scheduler.workers.values())
+            self._scheduler = None
+            self.copies.stop()
+            await self.leaving.stop()
 
-    async def before_close(self) -> None:
-        """Stop retirements and copies, as the scheduler is closing."""
+    async def close(self) -> None:
+        """Stop retirements and copies."""
         await self.over()
 
     # -- what happens --------------------------------------------------------------------------------------
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Begin to count a worker's idle seconds, and pass its end to the ledger."""
-        self._busy[worker] = monotonic()
-        self._names[worker] = str(scheduler.workers[worker].name)
-        self.blame.came(self._names[worker])
-        if scheduler.workers[worker].status == Status.paused:  # it reconnected
-            self._paused[worker] = monotonic()
+        seen = self._workers[worker] = _Seen(str(scheduler.workers[worker].name), monotonic())
+        self.blame.came(seen.name)
         self._tell([scheduler.workers[worker]])
 
-    def remove_worker(
-        self, scheduler: Scheduler, worker: str, *, stimulus_id: str = "", **kwargs: object
-    ) -> None:
-        """Forget a worker; its end only if it retired, since a nanny restarts a worker that died."""
-        self._busy.pop(worker, None)
-        self._paused.pop(worker, None)
-        name = self._names.pop(worker, "")
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
+        """Forget a worker, and its own end: one that a nanny starts again has another."""
+        if (seen := self._workers.pop(worker, None)) is not None:
+            self._own_ends.pop(seen.name, None)
         self.leaving.forget(worker)
-        if self.leaving.is_own(stimulus_id):
-            self._ends.pop(name, None)
 
-    def _forget_ends(self) -> None:
-        """Drop ends of absent workers that have passed, or are too many, the oldest first."""
-        if len(self._ends) <= self._look_at:
-            return
-        there, now = set(self._names.values()), time()
-        absent = [name for name in self._ends if name not in there]
-        over = max(len(absent) - _ABSENT, 0)
-        for i, name in enumerate(absent):
-            if i < over or min(self._ends[name].values()) < now:
-                del self._ends[name]
-        self._look_at = 2 * len(self._ends)  # so that each name is checked about twice
-
-    def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: object) -> None:
+    def task_left(
+        self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, object]
+    ) -> None:
         """Record that a worker had a task until now."""
-        if start == "processing":
-            worker = kwargs.get("worker")
-            if worker in self._busy:
-                self._busy[worker] = monotonic()
-            if self.leaving.is_on:
-                self.leaving.wake()
+        seen = self._workers.get(str(message.get("worker")))
+        if seen is not None:
+            seen.busy = monotonic()
+        if self.leaving.is_on:
+            self.leaving.wake()
 
-    def log_event(self, topic: str, msg: object) -> None:
-        """Notice events without another hook in Dask: pausing and resuming workers, the tasks of dead ones."""
+    def logged(self, topic: str, msg: object) -> None:
+        """Notice the tasks of a dead worker, for which Dask has no hook."""
         told = msg if isinstance(msg, dict) else {}
-        action = told.get("action")
-        if action == "remove-worker" and "worker" in told and not told["expected"]:
-            self.blame.died(self._names.get(told["worker"], ""), told["processing-tasks"])
-        elif action == "worker-status-change":
-            ws = self._scheduler.workers.get(topic) if self._scheduler is not None else None
-            if ws is not None and ws.status == Status.paused:
-                self._paused.setdefault(topic, monotonic())
-            else:
-                self._paused.pop(topic, None)
+        if told.get("action") == "remove-worker" and "worker" in told and not told["expected"]:
+            seen = self._workers.get(told["worker"])
+            self.blame.died(seen.name if seen is not None else "", told["processing-tasks"])
 
     # -- what it answers -----------------------------------------------------------------------------------
 
-    def roster(self, comm: object = None) -> RosterAnswer:
-        """Return the workers and the remaining work."""
-        scheduler, demands = self._here(), self._demands
-        now = monotonic()
-        unique = self._unique.get(self._held_alone)
+    def roster(
+        self,
+        comm: object = None,
+        ends: Mapping[str, float] | None = None,
+        fresh: float | None = None,
+        exposed: Mapping[str, str] | None = None,
+    ) -> RosterAnswer:
+        """Take the site's facts, and return the workers and the remaining work.
+
+        Parameters
+        ----------
+        ends : mapping of name to float, optional
+            When workers' jobs end, in seconds since the epoch: tasks that would take longer are not placed on them.
+            Workers that have not joined yet may be named.  Each mapping replaces the one before; None keeps it.
+        fresh : float, optional
+            Seconds that a worker started now would have; 0: none would be started.
+        exposed : mapping of name to name, optional
+            Workers whose jobs may be preempted without warning, and the names of the jobs: results that only they
+            hold are copied.
+        """
+        scheduler, now, size = self._here(), monotonic(), self._demands.remaining()
+        if ends is not None:
+            self._set_ends(self._noted(ends, self._site_ends), self._own_ends)
+        if fresh is not None:
+            self._fresh = fresh - reserve(fresh)
+        if exposed is not None:
+            self.copies.expose(exposed)
         self._tell(scheduler.workers.values())
+        if now >= self._until or not self._size / 2 <= size <= self._size * 2:
+            self._unique, self._rows, self._size = self._held_alone(), self._demands.rows(), size
+            self._until = now + _SHARE * (monotonic() - now)
         return {
-            "workers": {a: self._row(ws, unique.get(a, 0), now) for a, ws in scheduler.workers.items()},
-            "demands": self._rows.get(demands.rows, demands.remaining()),
-            "queue": demands.ready(),
+            "workers": {a: self._row(ws, now) for a, ws in scheduler.workers.items()},
+            "demands": self._rows,
         }
 
     async def leave(
@@ -234,7 +223,7 @@ class Roster(SchedulerPlugin):
         """
         self._here()
         asked = list(addresses)
-        stayed, lost = dict.fromkeys(asked, "the cluster ends"), summed([])
+        stayed, lost = dict.fromkeys(asked, "the cluster ends"), NOTHING
         if not self._over:
             stayed, lost = await self.leaving.leave(asked, seconds, must, ordered)
         left = [a for a in asked if a not in stayed]
@@ -246,61 +235,36 @@ class Roster(SchedulerPlugin):
         self.copies.stop()
         await self.leaving.stop()
 
-    def stay(self, comm: object = None, addresses: Iterable[str] = ()) -> None:
-        """Take back a `leave`: workers that have not left stay and take tasks again; their reason is "recalled"."""
-        self._here()
-        self.leaving.recall(addresses)
-
-    def ends(
-        self,
-        comm: object = None,
-        ends: Mapping[str, float | None] | None = None,
-        fresh: float | None = None,
-        by: str = "site",
-    ) -> None:
-        """Set when workers end; tasks that would take longer are not placed on them.
+    def ends(self, comm: object = None, ends: Mapping[str, float] | None = None) -> None:
+        """Set when workers end by themselves; of several ends of a worker the earliest counts.
 
         Parameters
         ----------
-        ends : mapping of name to float or None
-            Seconds since the epoch; None: no longer known.  Workers that have not joined yet may be named.
-        fresh : float, optional
-            Seconds that a worker started now would have; 0: none would be started.
-        by : str
-            The source: a batch system knows walltimes, a worker its own lifetime.  The earliest end counts.
+        ends : mapping of name to float
+            Seconds since the epoch; workers that have not joined yet may be named.
         """
-        scheduler = self._here()
-        put_off = {str(name) for name, at in (ends or {}).items() if self._note(str(name), at, by)}
-        self._forget_ends()
-        if put_off:
-            self.leaving.take_again([a for a, name in self._names.items() if name in put_off])
-        self._fresh = self._fresh if fresh is None else fresh - reserve(fresh)
-        self._told = None
-        self._tell(scheduler.workers.values())
+        now = time()
+        known = {name: end for name, end in self._own_ends.items() if end.at > now}
+        self._set_ends(self._site_ends, known | self._noted(ends or {}, known))
+        self._tell(self._here().workers.values())
 
-    def exposed(self, comm: object = None, jobs: Mapping[str, str] | None = None) -> None:
-        """Set the jobs that may be preempted without warning: results that only they hold are copied.
+    @staticmethod
+    def _noted(ends: Mapping[str, float], known: Mapping[str, _End]) -> dict[str, _End]:
+        """Return ends with what is reserved of them when they become known, or change."""
+        now, found = time(), {}
+        for name, at in ends.items():
+            end = known.get(name)
+            is_same = end is not None and abs(end.at - at) <= _SAME
+            found[name] = end if end is not None and is_same else _End(at, at - reserve(at - now))
+        return found
 
-        Parameters
-        ----------
-        jobs : mapping of name to name
-            Worker names, possibly of workers that have not joined yet, to the names of their jobs.  It replaces
-            earlier calls.
-        """
-        self._here()
-        self.copies.expose(jobs or {})
-
-    def _note(self, name: str, at: float | None, by: str) -> bool:
-        """Store a worker's end; return whether it was postponed."""
-        told = self._ends.pop(name, {})
-        before = min(told.values(), default=inf)
-        if at is None:
-            told.pop(by, None)
-        else:
-            told[by] = float(at) - reserve(float(at) - time())
-        if told:
-            self._ends[name] = told  # the newest comes last
-        return min(told.values(), default=inf) > before + _PUT_OFF
+    def _set_ends(self, site: dict[str, _End], own: dict[str, _End]) -> None:
+        """Store the ends, and let workers take tasks again whose end was postponed."""
+        workers = self._here().workers.items()
+        before = {address: self._end(ws) for address, ws in workers}
+        self._site_ends, self._own_ends = site, own
+        put_off = [a for a, ws in workers if self._end(ws) > before[a] + _PUT_OFF]
+        self.leaving.take_again(put_off)
 
     # -- parts of the answers ------------------------------------------------------------------------------
 
@@ -309,22 +273,25 @@ class Roster(SchedulerPlugin):
             raise RuntimeError("dask_ferro's roster was taken off this scheduler")
         return self._scheduler
 
-    def _row(self, ws: WorkerState, unique: int, now: float) -> WorkerRow:
+    def _row(self, ws: WorkerState, now: float) -> WorkerRow:
+        seen, unique, at = self._workers[ws.address], self._unique.get(ws.address, 0), self._end(ws)
         if ws.processing:
-            self._busy[ws.address] = now
-        at = self._end(ws)
+            seen.busy = now
+        if ws.status != Status.paused:
+            seen.paused = None
+        elif seen.paused is None:
+            seen.paused = now
         told = metrics_of(ws).get(METRIC) or {}
         return {
             "name": ws.name,
             "threads": ws.nthreads,
             "status": ws.status.name,
-            "idle_for": now - self._busy.get(ws.address, now),
-            "paused_for": max(now - self._paused[ws.address], 0.0) if ws.address in self._paused else 0.0,
-            "processing": len(ws.processing),
+            "idle_for": now - seen.busy,
+            "paused_for": now - seen.paused if seen.paused is not None else 0.0,
             "nbytes": ws.nbytes,
             "unique": unique,
             "free": free_bytes(ws),
-            "ends_in": None if at is None else at - unique / _LEAVES_AT - time(),
+            "ends_in": None if at == inf else at - unique / _LEAVES_AT - time(),
             "resources": dict(ws.resources),
             "device": told.get("device") or ("gpu" if names_a_gpu(ws.resources) else "cpu"),
         }
@@ -337,25 +304,20 @@ class Roster(SchedulerPlugin):
             found[address] = sum(map(nbytes_of, alone))
         return found
 
-    def _end(self, ws: WorkerState) -> float | None:
-        return min(self._ends.get(str(ws.name), {}).values(), default=None)
+    def _end(self, ws: WorkerState) -> float:
+        """Return until when a worker may run tasks; infinite where no end is known."""
+        ends = (known.get(str(ws.name)) for known in (self._site_ends, self._own_ends))
+        return min((end.usable for end in ends if end is not None), default=inf)
 
     def _tell(self, workers: Iterable[WorkerState]) -> None:
-        """Pass the ends to the ledger that placement uses: all of them to a new one."""
-        scheduler = self._here()
-        stealing = stealing_of(scheduler)
-        if stealing is None:
+        """Pass the ends to the ledger that placement uses."""
+        if (stealing := stealing_of(self._here())) is None:
             return
-        ledger = stealing.ledger
-        if not (self._ends or self._fresh or ledger.ends or ledger.fresh):
-            return  # there is nothing to tell or to take back
-        if stealing is not self._told:
-            self._told, workers = stealing, scheduler.workers.values()
-            ledger.fresh = self._fresh
+        stealing.ledger.fresh = self._fresh
         for ws in workers:
             at = self._end(ws)
-            if at != ledger.ends.get(ws.address):
-                stealing.tell(EndTold(ws.address, at))
+            if at != stealing.ledger.ends.get(ws.address, inf):
+                stealing.tell(EndTold(ws.address, None if at == inf else at))
 
     def unblame(self, comm: object = None, names: Iterable[str] = ()) -> int:
         """Take back the blame of tasks for the death of workers whose jobs were ended; return the number of tasks."""
@@ -386,48 +348,16 @@ def reserve(seconds: float) -> float:
     return min(max(_RESERVE * seconds, 0.0), _MOST_RESERVE)
 
 
-class RateLimitedValue(Generic[T]):
-    """A cached value that is recomputed only when that takes less than 2 % of the time since."""
-
-    def __init__(self) -> None:
-        self._value: T | None = None
-        self._size = 0
-        self._until = 0.0
-
-    def get(self, work: Callable[[], T], size: int = 1) -> T:
-        """Return the value of `work`, fresh or cached.
-
-        Parameters
-        ----------
-        size : int
-            Size of the problem: if it halved or doubled, the value is recomputed in any case.
-        """
-        now = monotonic()
-        if self._value is None or now >= self._until or not self._size / 2 <= size <= self._size * 2:
-            self._value, self._size = work(), size
-            self._until = now + _SHARE * (monotonic() - now)
-        return self._value
-
-
-def _weak(method: Callable[..., object]) -> Callable[..., object]:
-    """Return a handler that keeps no plugin alive: Dask keeps each one that it has called until the process ends."""
-    reference = WeakMethod(method)
-
-    def handler(**message: object) -> object:
-        own = reference()
-        return None if own is None else own(**message)
-
-    return handler
-
-
 def stealing_of(scheduler: Scheduler) -> Stealing | None:
-    """Return the extension of `FerroScheduler`, or None if it is not installed."""
+    """Return our stealing extension, or None if it is not installed."""
     stealing = scheduler.extensions.get("stealing")
     return stealing if isinstance(stealing, Stealing) else None
 
 
-async def dask_setup(scheduler: Scheduler) -> None:
-    """Install the roster on a scheduler: `dask scheduler --preload dask_ferro.runtime.elastic.scheduler_rpc`."""
-    plugin = Roster()
-    await plugin.start(scheduler)
-    scheduler.add_plugin(plugin, name=NAME, idempotent=True)
+async def register(calls: Any) -> None:
+    """Put the roster on the scheduler of a connection, if it has none."""
+    answer = await calls.run_function(function=dumps(put_on), kwargs=dumps({"part": Roster()}))
+    if answer["status"] != "OK":
+        _, error, _ = clean_exception(**answer)
+        assert error is not None
+        raise error

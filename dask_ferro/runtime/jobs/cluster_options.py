@@ -6,6 +6,7 @@ wrote, not the classes that pass them on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from inspect import Parameter, signature
@@ -18,13 +19,18 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError, did_you_mean
 from dask_ferro.options import options_of
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, PoolKeywords
-from dask_ferro.runtime.slurm.parsing import is_job_name, is_plain
 from dask_ferro.runtime.upstream_jobqueue import JobQueueCluster
 
 # Keywords of a cluster beside those of dask-jobqueue, and of a pool beside the options of a job.
 _OF_A_CLUSTER, _OF_A_POOL = options_of(ClusterKeywords).keys(), options_of(PoolKeywords).keys()
 # Options of a job in dask-jobqueue that are the cluster's alone here, since its jobs are listed by them.
 _OF_THE_CLUSTER = frozenset(("scheduler", "name", "job_name"))
+# A name that is one word for a shell and for `squeue --name`, which splits at commas.
+_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
+# A name that workers' names can begin with: without a number at its end.
+_POOL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(-[A-Za-z][A-Za-z0-9_]*)*")
+# What a shell would replace, or take for the end of the quotes around a name in the script.
+_UNQUOTED = re.compile(r"[\"`$\\\x00-\x1f\x7f]")
 
 
 def section_of(job_cls: type, options: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
@@ -85,7 +91,7 @@ def check_options(
     _check_names(WHO, options, known)
     for name, overrides in pools.items():
         # Names of workers are made from it: "gpu-1" and its element 2 would be "gpu" and its process 1-2.
-        if not isinstance(name, str) or not is_plain(name):
+        if not isinstance(name, str) or not _POOL_NAME.fullmatch(name):
             raise ConfigError(f"{WHO}: pool {name!r}; wanted letters, digits, _ and -, no number after a -")
         if not isinstance(overrides, Mapping):
             raise ConfigError(f"{WHO}: pool {name!r}: got {overrides!r}, wanted keywords")
@@ -102,10 +108,28 @@ def checked_name(name: object) -> str:
     ConfigError
         For a name that SLURM's commands would split.
     """
-    if not is_job_name(str(name)):
+    if not _JOB_NAME.fullmatch(str(name)):
         raise ConfigError(
             f"{WHO}: job_name: got {name!r}, wanted letters, digits, and _ . : + - after the first: "
             "squeue and scancel would split it; choose another, or set jobqueue.slurm.name"
+        )
+    return str(name)
+
+
+def checked_cluster_name(name: object) -> str:
+    """Return a cluster's name, with which its workers' names begin.
+
+    Raises
+    ------
+    ConfigError
+        For an empty one, or one that a job's shell would change.
+    """
+    if not isinstance(name, str | int) or isinstance(name, bool) or not str(name).strip():
+        raise ConfigError(f"{WHO}: name: got {name!r}, wanted text that workers' names begin with")
+    if _UNQUOTED.search(str(name)):
+        raise ConfigError(
+            f"{WHO}: name: got {name!r}, wanted text without quotes, $, backslashes and line ends: workers' names begin"
+            " with it, in the job script; cluster.jobs() has the ids of their jobs"
         )
     return str(name)
 

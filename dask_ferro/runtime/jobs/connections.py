@@ -1,28 +1,23 @@
-"""The workers of a cluster's jobs at its scheduler: who is connected since when, and what is asked there for them."""
+"""What is asked of a cluster's scheduler for its jobs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 from distributed import SpecCluster
-from distributed.metrics import time
 
 from dask_ferro.runtime import upstream_deploy
-from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 
 logger = logging.getLogger(__name__)
 
-# For the tasks of workers whose job was cancelled just before it started.
-_LATE = 10.0
 # Seconds for the scheduler to note that the cluster ends.
 _OVER_TOLD = 1.0
 
 
 class Connections:
-    """The connected workers of a cluster.
+    """The connection of a cluster to its scheduler.
 
     Parameters
     ----------
@@ -31,43 +26,15 @@ class Connections:
 
     def __init__(self, cluster: SpecCluster) -> None:
         self._cluster = cluster
-        self._since: dict[str, float] = {}
-
-    def changed(self, op: str, msg: Any) -> list[str]:
-        """Record a worker that joined ("add", with its facts) or left ("remove"); return the names of new ones."""
-        if op == "remove":
-            self._since.pop(str(upstream_deploy.workers_of(self._cluster)[msg]["name"]), None)
-        came = [str(worker["name"]) for worker in msg["workers"].values()] if op == "add" else []
-        self._since.update(dict.fromkeys(came, time()))
-        return came
 
     def names(self) -> set[str]:
         """Return the names of all connected workers."""
         return upstream_deploy.names_of(self._cluster)
 
-    def addresses(self, job: BatchJob) -> list[str]:
-        """Return the addresses of a job's connected workers."""
-        workers = upstream_deploy.workers_of(self._cluster)
-        return [address for address, worker in workers.items() if str(worker["name"]) in job.workers]
-
-    def since(self, job: BatchJob) -> float | None:
-        """Return when the last of a job's workers connected."""
-        return max((self._since[worker] for worker in job.workers if worker in self._since), default=None)
-
     @property
     def scheduler_address(self) -> str | None:
         """The address to which workers connect."""
         return upstream_deploy.scheduler_address(self._cluster)
-
-    async def let_leave(self, addresses: list[str]) -> bool:
-        """Retire workers of a job that was cancelled; return whether they have left."""
-        scheduler = upstream_deploy.scheduler_rpc(self._cluster)
-        try:
-            answer = await scheduler.ferro_leave(addresses=addresses, seconds=_LATE, must=True)
-        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: it ends all the same, later
-            logger.warning("dask_ferro: workers of a cancelled job were not let go: %r", error)
-            return False
-        return not answer["stayed"]
 
     async def unblame(self, workers: Iterable[str]) -> None:
         """Keep tasks from being blamed for the death of workers that died with their job."""

@@ -26,9 +26,10 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from math import inf
+from typing import Any
 from weakref import WeakSet
 
 import dask
@@ -36,7 +37,7 @@ from distributed import Nanny, Status, Worker
 from distributed.metrics import time
 
 from dask_ferro.runtime.jobs import sigterm
-from dask_ferro.runtime.scheduler_calls import LeaveAnswer, LostCount, RosterCalls
+from dask_ferro.runtime.scheduler_calls import NOTHING, LeaveAnswer
 from dask_ferro.runtime.upstream_worker import address_of
 
 logger = logging.getLogger(__name__)
@@ -49,15 +50,11 @@ _NOTICE = _GRACE = _KILL_WAIT = 30.0
 _EARLY = 65.0
 # The part of the remaining time reserved for moving the last results and for ending: a fifth, at most 10 s.
 _KEPT, _MOST_KEPT = 0.2, 10.0
-# Seconds between attempts, and their upper limit once the time is over and the job still runs.
-_RETRY, _RETRY_MOST = 2.0, 30.0
+# Seconds between attempts.
+_RETRY = 1.0
 # A nanny learns its worker's address after the scheduler does, up to half a second later on a busy machine. The
 # others wait this long for it, so that they move no data to a worker that retires next.
 _POLL, _STARTING = 0.05, 5.0
-# A retired worker closes by itself, unless a thread still runs a task that was taken from it.
-_CLOSING = 5.0
-# After SIGTERM: the part of the remaining time reserved for ending, its upper limit, and seconds between attempts.
-_LAST, _MOST_LAST, _AGAIN = 0.1, 2.0, 1.0
 
 # Seconds between two connections to an address that refuses, and the part of the death timeout that a job looks for its
 # scheduler: at its end Dask would end the job, and would not say why.
@@ -66,7 +63,7 @@ _FOREVER = 1e8
 
 # All nannies, or workers without one, of this process.
 _servers: WeakSet[Nanny | Worker] = WeakSet()
-_leaving: set[asyncio.Task[None]] = set()
+_leaving: set[asyncio.Task[object]] = set()
 # The states of a server that is gone or about to be.
 _OVER = (Status.closing, Status.closed, Status.failed)
 
@@ -95,7 +92,7 @@ async def _report_end(worker: Worker) -> None:
     at = ends_at(os.environ, worker)
     if at is not None:
         try:
-            await worker.scheduler.ferro_ends(ends={str(worker.name): at}, by="worker")
+            await worker.scheduler.ferro_ends(ends={str(worker.name): at})
         # without our scheduler extension, or without a scheduler, a worker still works
         except (KeyError, OSError) as error:
             logger.info("dask_ferro: the scheduler was not told when the job ends: %r", error)
@@ -186,124 +183,96 @@ def kill_wait(environ: Mapping[str, str]) -> float:
     return max(float(environ.get(KILL_WAIT) or _KILL_WAIT), 0.0)
 
 
-def last(seconds: float) -> float:
-    """Return the part of some last seconds that is reserved for an orderly end.
-
-    >>> last(5.0), last(30.0)
-    (0.5, 2.0)
-    """
-    return min(_LAST * seconds, _MOST_LAST)
-
-
 def _warned() -> None:
     if not _leaving:
-        _begin(_leave(time_left(os.environ, time())))
+        seconds = time_left(os.environ, time())
+        logger.info("dask_ferro: the job ends in %.0f s; its workers leave", seconds)
+        _begin(_leave(seconds))
 
 
 def _terminated() -> None:
     """Retire all workers in the time left, which replaces the estimate made at an earlier signal."""
     for task in _leaving:
         task.cancel()
-    _begin(_leave_and_end(kill_wait(os.environ)))
+    seconds = kill_wait(os.environ)
+    logger.info("dask_ferro: the job is ended; its workers leave within %.0f s", seconds)
+    _begin(_leave_and_exit(seconds))
 
 
-def _begin(work: Coroutine[object, object, None]) -> None:
+def _begin(work: Coroutine[object, object, object]) -> None:
     task = asyncio.get_running_loop().create_task(work)
     _leaving.add(task)
     task.add_done_callback(_leaving.discard)
 
 
-async def _leave(seconds: float) -> None:
-    """Retire and end all workers of this process within some seconds, starting ones once they have started."""
-    until = time() + seconds
-    logger.info("dask_ferro: the job ends in %.0f s; its workers leave", seconds)
-    known_by = time() + min(seconds - _kept(seconds), _STARTING)
-    while time() < known_by and any(address_of(server) is None for server in _there()):
-        await asyncio.sleep(_POLL)
-    pause = _RETRY
-    while there := _there():
-        servers, answer = await _ask(there, until)
-        if answer is not None:
-            gone = answer["left"]
+async def _leave(seconds: float, *, is_last: bool = False) -> bool:
+    """Retire all workers of this process within some seconds, and end them; return whether all have left.
+
+    If no other worker has room for their data, it is tried again until the job is killed.
+
+    Parameters
+    ----------
+    is_last : bool
+        Whether this process ends with its workers, which are not ended one by one then.
+    """
+    begin = time()
+    until, known_by = begin + seconds, begin + min(seconds / 2, _STARTING)
+    while there := [server for server in _there() if server.status != Status.closing_gracefully]:
+        servers = {address: server for server in there if (address := address_of(server))}
+        if not servers or (len(servers) < len(there) and time() < known_by):
+            await asyncio.sleep(_POLL)
+            continue
+        scheduler = there[0].scheduler
+        if await sigterm.is_gone(scheduler.address):
+            logger.info("dask_ferro: the scheduler is gone")
+            return False
+        answer = await _ask(scheduler, servers, until)
+        if answer is None and not is_last:
+            # Dask's own retirement, which loses results that are computed meanwhile, and could delay a cluster that
+            # closes.
+            left = list(await scheduler.retire_workers(workers=list(servers), close_workers=True))
+        elif answer is None or answer.get("over"):
+            return False
+        else:
+            left = answer["left"]
             if answer["stayed"]:
                 logger.warning("dask_ferro: not left: %s", "; ".join(sorted(set(answer["stayed"].values()))))
-        else:  # Dask's own retirement, which loses results that are computed meanwhile
-            gone = list(await there[0].scheduler.retire_workers(workers=list(servers), close_workers=True))
-        await asyncio.gather(*(_end(servers[address]) for address in gone))
-        if len(gone) == len(there):
-            return
-        await asyncio.sleep(pause)
-        if time() > until:
-            pause = min(2 * pause, _RETRY_MOST)
+        if is_last and len(left) == len(there):
+            return True
+        await asyncio.gather(*(sigterm.end(servers[address]) for address in left))
+        await asyncio.sleep(_RETRY if len(left) < len(servers) else 0)
+    return True
 
 
-async def _leave_and_end(seconds: float) -> None:
+async def _leave_and_exit(seconds: float) -> None:
     """Retire all workers of this process within some seconds; it ends with them, or when the time is over."""
-    logger.info("dask_ferro: the job is ended; its workers leave within %.0f s", seconds)
-    seconds -= last(seconds)
+    has_left = False
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await _leave_while_needed(time() + seconds)
-    if _there():
-        _exit()
+            has_left = await _leave(seconds, is_last=True)
+    # At once: SLURM may miss a requeued job that takes long to end.
+    sigterm.exit_now(list(_servers), 0 if has_left else 128 + signal.SIGTERM)
 
 
-async def _leave_while_needed(until: float) -> None:
-    """Return when all workers have retired, or are not needed any more."""
-    while there := [server for server in _there() if server.status != Status.closing_gracefully]:
-        if await sigterm.is_gone(there[0].scheduler.address):
-            logger.info("dask_ferro: the scheduler is gone")
-            return
-        servers, answer = await _ask(there, until)
-        # Without our extension: Dask's own retirement loses results, and could delay a cluster that closes.
-        if answer is None or answer.get("over"):
-            return
-        # Exit at once: SLURM may miss a requeued job that takes long to end.
-        if len(answer["left"]) == len(there):
-            sigterm.exit_now(list(_servers), 0)
-        await asyncio.gather(*(sigterm.end(servers[address]) for address in answer["left"]))
-        if answer["stayed"]:
-            await asyncio.sleep(_AGAIN)
-        elif len(answer["left"]) < len(there):  # some still start
-            await asyncio.sleep(_POLL)
-
-
-async def _ask(
-    there: list[Nanny | Worker], until: float
-) -> tuple[dict[str, Nanny | Worker], LeaveAnswer | None]:
-    """Ask the scheduler to retire workers that end in any case; return them by address, and its answer.
-
-    The answer is None if the scheduler lacks our extension.
-    """
-    servers = {a: server for server in there if (a := address_of(server))}
+async def _ask(scheduler: Any, servers: Iterable[str], until: float) -> LeaveAnswer | None:
+    """Ask the scheduler to retire workers that end in any case; return its answer, or None: it lacks our extension."""
     left = max(until - time(), 0.0)
-    scheduler: RosterCalls = there[0].scheduler
     try:
-        answer = await scheduler.ferro_leave(addresses=[*servers], seconds=left - _kept(left), must=True)
+        answer = await scheduler.ferro_leave(
+            addresses=list(servers), seconds=left - min(_KEPT * left, _MOST_KEPT), must=True
+        )
     except KeyError:
-        return servers, None
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # the scheduler is gone, or busy, or this process has begun to close
-        stayed = dict.fromkeys(servers or ("",), f"the scheduler could not be asked: {error!r}")
-        nothing: LostCount = {"results": 0, "nbytes": 0, "for_good": 0}
-        return servers, {"left": [], "stayed": stayed, "lost": nothing, "over": False}
-    return servers, answer or None  # an empty answer is Dask's reply to an unknown operation
+        return None
+    except (OSError, RuntimeError) as error:
+        # The scheduler is gone, or busy, or this process has begun to close.
+        stayed = dict.fromkeys(servers, f"the scheduler could not be asked: {error!r}")
+        return {"left": [], "stayed": stayed, "lost": NOTHING, "over": False}
+    return answer or None  # an empty answer is Dask's reply to an unknown operation
 
 
 def _exit() -> None:
     sigterm.exit_now(list(_servers))
 
 
-def _kept(seconds: float) -> float:
-    return min(_KEPT * seconds, _MOST_KEPT)
-
-
 def _there() -> list[Nanny | Worker]:
     return [server for server in list(_servers) if server.status not in _OVER]
-
-
-async def _end(server: Nanny | Worker) -> None:
-    await asyncio.wait({asyncio.ensure_future(server.finished())}, timeout=_CLOSING)
-    await server.close(reason="ferro-job-left")

@@ -45,14 +45,6 @@ class JobKeywords:
         " other workers. By default the preemption mode of the SLURM partition; preemption by QOS has to be given"
         " here.",
     )
-    queue_wait: float = seconds(
-        "1s", "How long a job is expected to wait in the queue, until a measurement replaces it."
-    )
-    start_up: float = seconds(
-        "3s",
-        "How long a job is expected to take from its start until its workers are connected, until a measurement"
-        " replaces it.",
-    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ divided by the tasks at a time.  Durations are seconds.
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -77,17 +76,7 @@ ferro_pid=$!
 {waiting}"""
 
 
-class _JobWithoutFolders(Job):  # type: ignore[misc]
-    """A base of `SLURMJob` that creates no folder, since a script may only be printed."""
-
-    def __init__(self, *, log_directory: str | None = None, **options: object) -> None:
-        super().__init__(log_directory=os.curdir, **options)  # the folder that exists
-        if log_directory is None:
-            log_directory = dask.config.get(f"jobqueue.{self.config_name}.log-directory", None)
-        self.log_directory = log_directory
-
-
-class WorkerJob(SLURMJob, _JobWithoutFolders):  # type: ignore[misc]
+class WorkerJob(SLURMJob):  # type: ignore[misc]
     """A job of dask-jobqueue's SLURM with our script, rendered but never submitted by the job itself.
 
     Parameters are those of `dask_jobqueue.slurm.SLURMJob`, and

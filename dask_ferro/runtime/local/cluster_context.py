@@ -14,7 +14,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.local.local_cluster import LocalCluster
 from dask_ferro.runtime.local.sigint import held
-from dask_ferro.runtime.pools.shortage import told_closed
+from dask_ferro.runtime.pools.report import told_closed
 from dask_ferro.runtime.telemetry.events import TOPIC
 from dask_ferro.runtime.telemetry.top import where
 

@@ -25,14 +25,14 @@ from dask_ferro.graph import workloads
 from dask_ferro.graph.bundling.plan import dag
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.graph.bundling.summary import OpRow, bound, over_chunks, per_op
-from dask_ferro.lower import ModelGraph, from_onnx
-from dask_ferro.lower.model.collection import opened_of
+from dask_ferro.lower.model.collection import ModelGraph, opened_of
+from dask_ferro.lower.model.from_onnx import from_onnx
 from dask_ferro.lower.model.inventory import slices, spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
 from dask_ferro.runtime.local.array_files import read, save
 from dask_ferro.runtime.local.cluster_context import connected, started
 from dask_ferro.runtime.local.progress import Progress, followed
-from dask_ferro.runtime.telemetry.tracing import checked, traced_to
+from dask_ferro.runtime.telemetry.tracing import checked, trace
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,11 @@ def trial(
         for number in range(request.repeat):
             # Only one run is traced: the last, which is warm.
             is_last = number + 1 == request.repeat
-            with traced_to(client, request.trace if is_last else None), watching() as watch:
+            recording = trace(client) if request.trace and is_last else None
+            with recording or nullcontext(), watching() as watch:
                 measured = execute(client, bound_model, watch=watch)
+            if request.trace and recording is not None:
+                recording.write(request.trace)
             seconds.append(measured.seconds)
             tell(f"run {number + 1} of {request.repeat}: {measured.seconds:.4g} s")
         if request.trace:

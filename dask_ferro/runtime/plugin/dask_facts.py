@@ -123,17 +123,16 @@ class Shown:
     def inputs(self, ts: TaskState, fetching: Collection[str]) -> Iterator[Replica]:
         """Yield a task's inputs; workers in `fetching` that are being sent an input count as its holders."""
         if len(ts.dependencies) > _FEW_INPUTS:
-            held: Counter[tuple[frozenset[str], str]] = Counter()
+            held: Counter[frozenset[str]] = Counter()
             for dts in ts.dependencies:
-                where = frozenset(ws.address for ws in dts.who_has or ())
-                held[where, self.devices.kind(dts)] += nbytes_of(dts)
-            yield from (Replica(nbytes, *where) for where, nbytes in held.items())
+                held[frozenset(ws.address for ws in dts.who_has or ())] += nbytes_of(dts)
+            yield from (Replica(nbytes, where) for where, nbytes in held.items())
             return
         workers = self.scheduler.workers
         for dts in ts.dependencies:
             holders = {ws.address for ws in dts.who_has or ()}
             holders.update(a for a in fetching if a in workers and dts in workers[a].needs_what)
-            yield Replica(nbytes_of(dts), frozenset(holders), self.devices.kind(dts), dts.key)
+            yield Replica(nbytes_of(dts), frozenset(holders), dts.key)
 
     def unbound(self, entries: list[Entry]) -> list[Entry]:
         """Return the waiting tasks that are not restricted to a single worker; fast enough for thousands of tasks."""

@@ -1,4 +1,4 @@
-"""The scheduler's knowledge of its workers' devices: classes, speeds, bytes in use, and results in device memory.
+"""The scheduler's knowledge of its workers' devices: classes, speeds and bytes in use.
 
 Workers report with their heartbeats (`runtime.worker.plugin`); between two of them, Dask's own state supplies the
 changes:
@@ -19,15 +19,12 @@ from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.estimates import ResultSizes
-from dask_ferro.policy.events import DeviceTold, Event, MemoryTold, SpeedLearned, TransferLearned
+from dask_ferro.policy.events import DeviceTold, Event, MemoryTold, SpeedLearned
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of
 from dask_ferro.runtime.worker.plugin import Heartbeat
 
-HOST = "cpu"
-# Dask's protocols that transfer device memory directly, by NVLink where available.
-_FROM_DEVICE_TO_DEVICE = ("ucx://", "ucxx://")
 # The most readers of a result considered.
 _FEW_DEPENDENTS = 8
 
@@ -40,7 +37,6 @@ class _ReportedMemory(NamedTuple):
 
     live: int
     managed: int
-    types: frozenset[str]
 
 
 class Devices:
@@ -50,7 +46,7 @@ class Devices:
     ----------
     scheduler : Scheduler
     tell : callable (event)
-        Receives events about workers' devices, and about copies out of devices, into them and between them.
+        Receives events about workers' devices.
 
     Attributes
     ----------
@@ -65,8 +61,6 @@ class Devices:
         self._scheduler = scheduler
         self._tell = tell
         self._told: dict[str, _ReportedMemory] = {}
-        # Workers whose links are known, from the first figures of each.
-        self._heard: set[str] = set()
         # The model that each class's plain name stands for, which is the first one reported.
         self._first: dict[str, str] = {}
 
@@ -86,13 +80,9 @@ class Devices:
             if self._told.pop(ws.address, None) is not None:
                 self._tell(MemoryTold(ws.address, None))
             return
-        if gpu["links"] and ws.address not in self._heard:
-            self._heard.add(ws.address)
-            for kind, nbytes, seconds in gpu["links"]:
-                self._tell(TransferLearned(kind, nbytes, seconds))
         managed = int(metrics_of(ws).get("managed_bytes", 0))
         live = max(int(gpu["live"]) - int(gpu["evictable"]), 0)
-        self._told[ws.address] = _ReportedMemory(live, managed, frozenset(gpu["types"]))
+        self._told[ws.address] = _ReportedMemory(live, managed)
         if self.ledger.rows[ws.address].most != gpu["total"]:
             self._tell(MemoryTold(ws.address, int(gpu["total"])))
 
@@ -105,16 +95,6 @@ class Devices:
             return device
         return f"{device}: {model}"
 
-    def received(self, sender: str, to: str, sample: tuple[str, int, float]) -> None:
-        """Learn from a transfer between two workers, less the copies out of and into devices."""
-        told = (self._told.get(address) for address in (sender, to))
-        copies = sum(1 for one in told if one is not None and one.types)
-        kind, nbytes, seconds = sample
-        if copies == 2 and kind == "host" and to.startswith(_FROM_DEVICE_TO_DEVICE):
-            self._tell(TransferLearned("peer", nbytes, seconds))
-        else:
-            self._tell(TransferLearned(kind, nbytes, seconds, copies))
-
     def guess(self, ws: WorkerState) -> None:
         """Take the GPU memory that Dask reported when a worker registered, for one that has reported nothing itself.
 
@@ -124,16 +104,13 @@ class Devices:
         if not total:
             return
         used = (metrics_of(ws).get("gpu") or {}).get("memory-used") or 0
-        self._told[ws.address] = _ReportedMemory(
-            int(used), int(metrics_of(ws).get("managed_bytes", 0)), frozenset()
-        )
+        self._told[ws.address] = _ReportedMemory(int(used), int(metrics_of(ws).get("managed_bytes", 0)))
         self._tell(DeviceTold(ws.address, "gpu"))
         self._tell(MemoryTold(ws.address, int(total)))
 
     def left(self, address: str) -> None:
         """Forget a worker."""
         self._told.pop(address, None)
-        self._heard.discard(address)
 
     # -- what is known -------------------------------------------------------------------------------------
 
@@ -144,16 +121,6 @@ class Devices:
             return 0
         coming = sum(nbytes_of(dts) for dts in ws.needs_what)
         return max(told.live + ws.nbytes - told.managed, 0) + coming
-
-    def kind(self, ts: TaskState) -> str:
-        """Return the memory class of a result: the host's if any holder has it there."""
-        if not self._told or not ts.who_has:
-            return HOST
-        return "gpu" if all(self._holds(ws.address, ts.type) for ws in ts.who_has) else HOST
-
-    def _holds(self, address: str, type_: str | None) -> bool:
-        told = self._told.get(address)
-        return told is not None and type_ in told.types
 
     # -- what a task takes ---------------------------------------------------------------------------------
 

@@ -12,14 +12,9 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.bundling import client as bundling
 from dask_ferro.runtime.plugin import reach
-from dask_ferro.runtime.plugin.scheduler import (
-    NAME,
-    NOT_INSTALLED,
-    FerroScheduler,
-    PluginFigures,
-    stays_off,
-)
+from dask_ferro.runtime.plugin.scheduler import Scheduling, stays_off
 from dask_ferro.runtime.plugin.settings import Settings
+from dask_ferro.runtime.scheduler_plugin import part_of, put_on, take_off
 from dask_ferro.runtime.telemetry.overview.processes import (
     checked_client,
     importing,
@@ -106,18 +101,6 @@ def uninstall(client: Client | None = None) -> Any:
     return client.sync(_uninstall, client)
 
 
-def figures(client: Client) -> Any:
-    """Return the plugin's figures: a dict with "counts" (requests, ...), "thresholds" in seconds, and more.
-
-    Raises
-    ------
-    ConfigError
-        When the plugin is not installed.
-    """
-    checked_client(client)
-    return client.sync(_figures, client)
-
-
 async def _install(client: Client, settings: Settings, bundles: bool | None) -> None:
     await refuse_scheduler(client, "ff.install", settings.answer)
     with importing("ff.install"):
@@ -138,7 +121,7 @@ async def _put_on(client: Client, settings: Settings) -> None:
     # At the same time as the installation: a worker that hangs is waited for once.
     releases = asyncio.create_task(worker_releases(client, settings.answer))
     try:
-        await client.register_plugin(FerroScheduler(settings))
+        await client.run_on_scheduler(put_on, part=Scheduling(settings))
         there = await client.run_on_scheduler(_there)
         reach.warn("ff.install", there.late, settings.answer, _LATER.format("is set up"))
         warn_of_workers(await releases, "ff.install")
@@ -154,37 +137,19 @@ async def _uninstall(client: Client) -> None:
 
 async def _take_off(client: Client) -> None:
     upstream.put_client_sends(client, upstream.CLIENT_SENDS)
-    settings = (await client.run_on_scheduler(_there)).settings
-    if settings is not None:
-        late = await client.run_on_scheduler(_remove)
-        reach.warn("ff.uninstall", late, settings.answer, _LATER.format("is what it was"))
-
-
-async def _figures(client: Client) -> PluginFigures:
-    with importing("figures"):
-        if (found := await client.run_on_scheduler(_figures_there)) is not None:
-            return found  # type: ignore[no-any-return]
-    raise ConfigError(NOT_INSTALLED)
+    late, seconds = await client.run_on_scheduler(_remove)
+    reach.warn("ff.uninstall", late, seconds, _LATER.format("is what it was"))
 
 
 # No handlers of the scheduler: Dask keeps each one that it has called for as long as the process lives.
-async def _remove(*, dask_scheduler: Scheduler) -> list[str]:
-    plugin = _plugin(dask_scheduler)
-    return [] if plugin is None else await plugin.remove()
-
-
-def _figures_there(*, dask_scheduler: Scheduler) -> PluginFigures | None:
-    plugin = _plugin(dask_scheduler)
-    return None if plugin is None else plugin.figures()
+async def _remove(*, dask_scheduler: Scheduler) -> tuple[list[str], float]:
+    scheduling = part_of(dask_scheduler, Scheduling)
+    await take_off(Scheduling.name, dask_scheduler=dask_scheduler)
+    return ([], 0.0) if scheduling is None else (scheduling.late, scheduling.settings.answer)
 
 
 def _there(*, dask_scheduler: Scheduler) -> _There:
-    plugin = _plugin(dask_scheduler)
-    if plugin is None:
+    scheduling = part_of(dask_scheduler, Scheduling)
+    if scheduling is None:
         return _There(stays_off(), None, [])
-    return _There(stays_off(), plugin.settings, plugin.late)
-
-
-def _plugin(scheduler: Scheduler) -> FerroScheduler | None:
-    plugin = scheduler.plugins.get(NAME)
-    return plugin if isinstance(plugin, FerroScheduler) else None
+    return _There(stays_off(), scheduling.settings, scheduling.late)

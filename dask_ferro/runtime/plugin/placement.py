@@ -51,11 +51,6 @@ _RETRIED_AT_ONCE = 16
 _RANKED = 20_000
 
 
-# Kinds of placement of a ready task: on a worker that holds all its inputs, on one that has to fetch some, anywhere
-# (it has no inputs), by Dask's rule for root-like tasks (many similar ones without large inputs), or nowhere yet.
-PLACES = ("holder", "fetches", "free", "root", "waits")
-
-
 class _HeldBack(NamedTuple):
     """A task that waits: since when, which Dask's own record does not keep, and what for."""
 
@@ -64,19 +59,13 @@ class _HeldBack(NamedTuple):
 
 
 class Placing:
-    """The placement of a scheduler's tasks by a `policy.placement.PlacementParameters`.
-
-    Attributes
-    ----------
-    placed : dict of str to int
-        Numbers of ready tasks by kind of placement, in `PLACES`.
-    """
+    """The placement of a scheduler's tasks by a `policy.placement.PlacementParameters`."""
 
     def __init__(self, scheduler: Scheduler, stealing: Stealing, settings: Settings) -> None:
         self.scheduler = scheduler
         self.stealing = stealing
         self.settings = settings
-        self.placed = dict.fromkeys(PLACES, 0)
+        self._placed = stealing.records.counts["place"]
         self.candidates = Candidates(stealing.ledger, stealing.links, settings.placing, self._is_open)
         # The tasks that wait for a device, for room on one, or for a fresh worker; the latest asked comes last.
         self._waiting: dict[TaskState, _HeldBack] = {}
@@ -96,7 +85,7 @@ class Placing:
             place = "free"
         else:
             place = "holder" if all(dts in chosen.has_what for dts in ts.dependencies) else "fetches"
-        self.placed[place] += 1
+        self._placed[place] += 1
         return chosen
 
     def _ready(self, ts: TaskState) -> WorkerState | None:
@@ -249,7 +238,7 @@ class Placing:
             The worker that is being sent several, by `ahead`.
         """
         chosen = filled or self._queued(first)
-        self.placed["root"] += chosen is not None  # None is not counted, as Dask may try often
+        self._placed["root"] += chosen is not None  # None is not counted, as Dask may try often
         return chosen
 
     def _queued(self, first: Callable[[], TaskState]) -> WorkerState | None:

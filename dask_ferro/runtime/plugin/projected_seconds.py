@@ -17,7 +17,7 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState
 
 from dask_ferro.policy.estimates import Estimate, is_duration
-from dask_ferro.policy.scaling.remaining_work import left, unmeasured
+from dask_ferro.policy.scaling.work_profile import seconds_left, unmeasured
 from dask_ferro.runtime.plugin.annotations import estimate_of
 from dask_ferro.runtime.plugin.stealing import Stealing
 
@@ -53,7 +53,9 @@ class Seconds:
         """Return the seconds that a task still takes."""
         found = self._left.get(ts)
         if found is None:
-            found = self._left[ts] = left(self._of(ts), 0.0 if ts.processing_on is None else self._ran(ts))
+            found = self._left[ts] = seconds_left(
+                self._of(ts), 0.0 if ts.processing_on is None else self._ran(ts)
+            )
         return found
 
     def _of(self, ts: TaskState) -> float:

@@ -23,7 +23,6 @@ from distributed.protocol.pickle import dumps
 from distributed.protocol.serialize import Serialize, Serialized, deserialize
 
 from dask_ferro.lower.portable import PortablePlugin
-from dask_ferro.runtime import upstream
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ async def put_on(name: str, plugin: bytes, seconds: float, *, dask_scheduler: Sc
         If its set-up raised an error on a worker, with the worker's message and chained to its exception; then no
         worker that joins later is given the plugin.  A worker without dask_ferro gets a stand-in, and no error.
     """
-    plugins = upstream.worker_plugins(dask_scheduler)
+    plugins = dask_scheduler.worker_plugins
     # A worker that joins and cannot load it would not start, and its name would stay taken.
     plugins[name] = plugin = dumps(PortablePlugin(plugin))
     message = {"op": "plugin-add", "plugin": plugin, "name": name}
@@ -79,7 +78,7 @@ async def take_off(
     hung : collection of str
         Addresses of workers that are told, but not waited for.
     """
-    if upstream.worker_plugins(dask_scheduler).pop(name, None) is None:
+    if dask_scheduler.worker_plugins.pop(name, None) is None:
         return []
     late, refusals = await _tell_all(dask_scheduler, {"op": "plugin-remove", "name": name}, seconds, hung)
     if refusals:

@@ -7,7 +7,9 @@ with the facts of tasks from `dask_facts`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter, thread_time
 from typing import Any, cast
 
 from dask.typing import Key
@@ -22,24 +24,25 @@ from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.policies import named
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.loop_load import LoopLoad
 from dask_ferro.runtime.plugin.annotations import estimate_of
 from dask_ferro.runtime.plugin.dask_facts import Shown
 from dask_ferro.runtime.plugin.decision_log import DecisionLog
 from dask_ferro.runtime.plugin.device_memory import Devices
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.waits import Waits
-from dask_ferro.runtime.telemetry.move_log import MoveLog, Watch
-from dask_ferro.runtime.telemetry.recorder import Telemetry
+from dask_ferro.runtime.telemetry.log import Log, Sample
+from dask_ferro.runtime.telemetry.recorder import task_run
 from dask_ferro.runtime.upstream_stealing import EntryPoints
-from dask_ferro.runtime.worker.plugin import METRIC, sent
+from dask_ferro.runtime.worker.plugin import METRIC, Heartbeat, sent
 
 logger = logging.getLogger(__name__)
 
-# States whose end frees bytes of a worker.
-_HELD = ("memory", "processing")
 # Seconds for which messages to a worker are batched: with Dask's 5 ms, no dependency between two workers takes less.
 _SENDS = 0.001
+# The least seconds between two samples of the load; the slow tick comes twice a second.
+_SAMPLED = 0.9
+# Linux: nanoseconds on a core, nanoseconds of waiting for one, and the number of time slices.
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class Stealing(EntryPoints):
@@ -58,12 +61,10 @@ class Stealing(EntryPoints):
         The core's projected state of every worker.
     links : Links
         Costs of transfers.
-    moves : MoveLog
-        The outcome of each request.
     counts : dict of str to float
-        The log's counts.
-    watch : Watch
-        Samples for the dashboard's pages.
+        The core's counts.
+    records : Log
+        What happened, for whoever reads it.
     devices : Devices
         Facts of the workers' devices.
     shown : Shown
@@ -94,27 +95,29 @@ class Stealing(EntryPoints):
         self.ledger: Ledger = self.core.ledger
         self.shown.ledger = self.devices.ledger = self.ledger
         self.counts = self.core.counts
-        self.moves = MoveLog(self.counts)
-        self.telemetry = Telemetry(0)
-        self.moves.readers.append(self.telemetry.moved)
-        self.watch = Watch()
-        self.waits = Waits(self, settings, self._called)
+        self.records = Log(self.counts)
+        self.waits = Waits(self, settings, self._called, self.records.counts["wait"])
         self.after_tick: Callable[[], None] = lambda: None
         self.after_freeing: Callable[[], None] = lambda: None
         self._load = LoopLoad()
-        self._beats: dict[str, int] = {}
+        self._beats: dict[str, Heartbeat | None] = {}
+        # The heartbeats that workers sent under an earlier installation, whose transfers are not counted again.
+        reports = ((a, upstream.metrics_of(ws).get(METRIC)) for a, ws in scheduler.workers.items())
+        self._earlier: dict[str, Heartbeat] = {address: told for address, told in reports if told}
         self._acts: dict[type, Callable[..., None]] = {
             events.Ask: self._request,
             events.HandOver: self._hand_over,
             events.PlaceAgain: self._place_anew,
             events.Wake: self._wake,
             events.Hurry: self._hurry,
-            events.Settled: self.moves.write,
-            events.Arrived: self.moves.write,
+            events.Settled: lambda settled, now: self.records.moves.append(settled),
+            events.Arrived: lambda arrived, now: self.records.stolen.append(arrived),
         }
         self._lines: list[tuple[object, ...]] = []  # lines for Dask's log, of the requests being sent
         self._learn(scheduler)
         super().__init__(scheduler)
+        # Where Dask's constructor adds it; what happens is passed on by `FerroScheduler`.
+        del scheduler.plugins[self.name]
         self._take_over(scheduler)
 
     def _learn(self, scheduler: Scheduler) -> None:
@@ -128,7 +131,7 @@ class Stealing(EntryPoints):
         for worker in scheduler.workers.values():
             for task in sorted(worker.processing, key=lambda ts: ts.priority or ()):
                 if task not in worker.long_running:
-                    self._assigned(task)
+                    self.task_assigned(task)
 
     # -- from start to stop --------------------------------------------------------------------------------
 
@@ -140,7 +143,6 @@ class Stealing(EntryPoints):
             self.scheduler.periodic_callbacks["stealing"] = ticks
             ticks.start()
             self._load = LoopLoad()
-            self._settle_asked()
             self.tell(events.Switched(True))
 
     async def stop(self) -> None:
@@ -165,11 +167,12 @@ class Stealing(EntryPoints):
         now = time()
         if decided := self.core.handle(event, now):
             self._enact(decided, now)
+        if self.ledger.starting and not self.waits.listens:
+            self.waits.listen_soon()
 
     def add_worker(self, scheduler: object = None, worker: str = "") -> None:
         """Add the worker to the ledger, as a thief until it has something to do."""
         ws = self.scheduler.workers[worker]
-        self.telemetry.joined(worker, ws.nthreads)
         accepts, resources = ws.status == Status.running, dict(ws.resources)
         self.tell(events.Joined(worker, ws.nthreads, ws.host, accepts=accepts, resources=resources))
         self._heard(ws)
@@ -178,39 +181,16 @@ class Stealing(EntryPoints):
         """Remove the worker from the ledger.  Its tasks have been taken back by now."""
         self.tell(events.Left(worker))
         self.devices.left(worker)
-        self.moves.left(worker)
-        self.telemetry.left(worker)
         self._beats.pop(worker, None)
-        self._settle_asked()
 
-    def log_event(self, topic: str, msg: object) -> None:
-        """Notice workers that pause, resume or are about to retire, for which Dask has no other hook."""
-        if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
-            ws = self.scheduler.workers.get(topic)
-            if ws is not None:
-                self.tell(events.AcceptsTasks(topic, ws.status == Status.running))
+    def worker_changed(self, ws: WorkerState) -> None:
+        """Notice that a worker pauses, resumes or is about to retire."""
+        self.tell(events.AcceptsTasks(ws.address, ws.status == Status.running))
 
-    def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: object) -> None:
-        """Update the ledger."""
-        ledger = self.ledger
-        # Of a task's six transitions four are no matter.
-        if start != "processing" and finish != "processing" and not (ledger.starting or ledger.counts_bytes):
-            return
-        try:
-            if start == "processing":
-                self._left(key, finish, kwargs)
-            if finish == "processing":
-                self._assigned(self.scheduler.tasks[key])
-            if ledger.counts_bytes and start in _HELD:
-                self.after_freeing()
-            # A task makes six transitions, and is thought to start in one of them.
-            if ledger.starting and not self.waits.listens:
-                self.waits.listen_soon()
-        # Dask logs errors of plugins and goes on; this line names the task that the ledger is wrong about from now
-        # on.
-        except Exception:
-            logger.exception("dask_ferro lost track of %r (%s to %s)", key, start, finish)
-            raise
+    def task_changed(self, ts: TaskState, start: str, finish: str) -> None:
+        """Notice that bytes of a device are freed."""
+        if start == "memory" and self.ledger.counts_bytes:
+            self.after_freeing()
 
     def _seceded(self, ts: TaskState) -> None:
         if ts.key not in self.ledger.requests:
@@ -220,7 +200,8 @@ class Stealing(EntryPoints):
         """Forget tasks; learned costs are kept."""
         self.tell(events.Restarted())
 
-    def _assigned(self, ts: TaskState) -> None:
+    def task_assigned(self, ts: TaskState) -> None:
+        """Enter a task into the ledger."""
         ws = ts.processing_on
         if ws is None:
             return
@@ -229,22 +210,20 @@ class Stealing(EntryPoints):
         needs = ts.resource_restrictions
         self.tell(events.Assigned(ts.key, ws.address, ts.prefix.name, ts.priority, told, needs, nbytes))
 
-    def _left(self, key: Key, finish: str, message: dict[str, Any]) -> None:
-        ts = self.scheduler.tasks[key]
-        self._forget_asked(ts)
-        seconds, is_done = None, finish == "memory"
+    def task_left(
+        self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, Any]
+    ) -> None:
+        """Remove a task from the ledger, and learn from one that is done."""
+        is_done = finish == "memory"
         if is_done:
-            spans = message.get("startstops") or ()
-            # A worker that ran the task before sends that run too, as the first.
-            for span in reversed(spans):
-                if span["action"] == "compute":
-                    seconds = span["stop"] - span["start"]
-                    break
             self.devices.sizes.add(ts.prefix.name, message.get("nbytes") or 0)
-            if self.telemetry.is_on:
-                thread = message.get("thread")
-                self.telemetry.finished(ts, message["worker"], spans, message.get("nbytes"), thread)
-        self.tell(events.Finished(key, is_done, seconds))
+            if self.records.tasks.length:
+                ws = self.scheduler.workers.get(message["worker"])
+                if run := task_run(ts, message, ws.nthreads if ws is not None else 1):
+                    self.records.tasks.append(run)
+        self.tell(events.Finished(ts.key, is_done, seconds))
+        if self.ledger.counts_bytes:
+            self.after_freeing()
 
     # -- when to take a step -------------------------------------------------------------------------------
 
@@ -263,7 +242,8 @@ class Stealing(EntryPoints):
             self.scheduler.loop.remove_timeout(self._kick)
             self._kick = None
 
-    def _look_at_all(self) -> None:
+    def balance(self) -> None:
+        """Consider every worker, and request the moves that the policy decides; also after `stop`."""
         for address, row in list(self.ledger.rows.items()):
             ws = self.scheduler.workers.get(address)  # None: the worker is being removed
             accepts = ws is not None and self.waits.is_open(ws)
@@ -278,10 +258,21 @@ class Stealing(EntryPoints):
         share = self._load.share()
         if share is not None:
             self.tell(events.LoopMeasured(share))
-        self._look_at_all()
+        self.balance()
         self.waits.tick()
-        self.watch.sampled(time(), self.scheduler, self.ledger, self.core.threshold)
+        self._sample()
         self.after_tick()
+
+    def _sample(self) -> None:
+        """Record the load, about once a second; the thresholds of 1,000 workers take 0.3 ms."""
+        now, newest, ledger = time(), self.records.loads.newest, self.ledger
+        if newest is not None and 0 <= now - newest.time < _SAMPLED:
+            return
+        s, waiting = self.scheduler, ledger.waiting
+        load = len(s.workers), s.total_nthreads, len(ledger.entries) - waiting, waiting, len(s.queued)
+        ordered = sorted(map(self.core.threshold, ledger.rows))
+        spread = (ordered[0], ordered[len(ordered) // 2], ordered[-1]) if ordered else None
+        self.records.loads.append(Sample(now, *load, spread))
 
     def _heard(self, ws: WorkerState) -> None:
         """Learn from a worker's heartbeat: its device, and the durations of its transfers."""
@@ -292,14 +283,16 @@ class Stealing(EntryPoints):
         if ws.resources != self.ledger.rows[ws.address].resources:
             self.tell(events.ResourcesTold(ws.address, dict(ws.resources)))
         if not told and ws.address not in self._beats:
-            self._beats[ws.address] = 0
+            self._beats[ws.address] = None
             self.devices.guess(ws)
-        if not told or self._beats.get(ws.address) == told["beat"]:
+        before = self._beats.get(ws.address)
+        if not told or (before is not None and before["beat"] == told["beat"]):
             return
-        self._beats[ws.address] = told["beat"]
+        self._beats[ws.address] = told
+        self.records.received(told, before or self._earlier.pop(ws.address, None))
         self.devices.heard(ws, told)
-        for sender, sample in sent(told, self.ledger.hosts):
-            self.devices.received(sender, ws.address, sample)
+        for _, sample in sent(told, self.ledger.hosts):
+            self.tell(events.TransferLearned(*sample))
 
     # -- what is decided -----------------------------------------------------------------------------------
 
@@ -342,3 +335,29 @@ class Stealing(EntryPoints):
         self._enact(decided, now)
         settled = (told.outcome for told in decided if isinstance(told, events.Settled))
         return next(settled, "stale")  # a restart made the core forget the request
+
+
+class LoopLoad:
+    """The load of an event loop: the share of time in which its thread ran, or was ready to run without a core.
+
+    Linux reports how long a thread waited for a core; elsewhere only running time counts.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+
+    def share(self) -> float | None:
+        """Return the busy share of the time since the last call, 0.0 to 1.0; None on the first call."""
+        now, busy = perf_counter(), thread_time() + _waited()
+        last, self._last = self._last, (now, busy)
+        if last is None or now <= last[0]:
+            return None
+        return min(max((busy - last[1]) / (now - last[0]), 0.0), 1.0)
+
+
+def _waited() -> float:
+    """Return the seconds in which this thread was ready to run without a core; 0.0 if they are not counted."""
+    try:
+        return int(_SCHEDSTAT.read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):  # not Linux, or a kernel without these counters
+        return 0.0

@@ -9,7 +9,6 @@ Durations are seconds, on the scheduler's clock.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from typing import cast
 from uuid import uuid4
@@ -50,13 +49,13 @@ class Waits:
     settings : Settings
     take_step : callable (time)
         Takes the step of stealing that was due at that time, unless stealing was stopped.
+    began : dict of str to float
+        Numbers of tasks seen waiting, by their first reason; counted here.
 
     Attributes
     ----------
     now : list of WaitingTask
         Waits at the newest tick, the longest first; if there are thousands, some of them.
-    began : Counter of str
-        Numbers of tasks seen waiting, by their first reason.
     elsewhere : callable (idle workers) -> iterable of WaitingTask
         Returns the waits at the scheduler.
     awake : float
@@ -67,11 +66,17 @@ class Waits:
         Since when there have been ready tasks and no worker, as seen by the ticks; None: there is no such time.
     """
 
-    def __init__(self, stealing: EntryPoints, settings: Settings, take_step: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        stealing: EntryPoints,
+        settings: Settings,
+        take_step: Callable[[float], None],
+        began: dict[str, float],
+    ) -> None:
         self._stealing, self._settings = stealing, settings
         self._tell, self._take_step = stealing.tell, take_step
         self.now: list[WaitingTask] = []
-        self.began: Counter[str] = Counter()
+        self.began = began
         self.elsewhere: Callable[[list[Worker]], Iterable[WaitingTask]] = lambda idle: ()
         # The silent workers, with the time at which each was last heard of.
         self.silent: dict[str, float] = {}
@@ -109,9 +114,6 @@ class Waits:
         """Handle overdue tasks: move those that may move, take back those of silent workers, report the rest."""
         stealing, now = self._stealing, time()
         ledger = stealing.ledger
-        # A stolen task is sent without a transition, which would have asked for this.
-        if ledger.starting:
-            self.listen_soon()
         if not 0 <= now - self._ticked <= self._settings.tick + _STALL:
             self.awake = now
         self._ticked = now
@@ -143,7 +145,8 @@ class Waits:
             or tasks.get(cast(Key, key)) in unrunnable
         }
         new = {wait.key: wait.reason for wait in told if wait.key not in self._told}
-        self.began.update(new.values())
+        for reason in new.values():
+            self.began[reason] += 1
         self._told.update(new)
 
     def _asked(self, idle: list[Worker], now: float) -> list[WaitingTask]:

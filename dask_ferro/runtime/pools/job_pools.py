@@ -23,20 +23,18 @@ from typing import Any, TypedDict
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.scaling.facts import BOOTING, RUNNING, Pool
+from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.jobs.keywords import WHO
 from dask_ferro.runtime.pools.pool import JobPool
-from dask_ferro.runtime.pools.shortage import is_shut, told_closed
+from dask_ferro.runtime.pools.report import is_shut, told_closed
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
+from dask_ferro.runtime.slurm.logs import last_output
 from dask_ferro.runtime.slurm.site import SlurmSite
 from dask_ferro.runtime.telemetry.events import CLOSED, POOL, TOPIC
 
 logger = logging.getLogger(__name__)
 
 PAUSE, RESUME = "pause", "resume"
-# Seconds after its start within which a job with a broken script ends, and within which SLURM starts a pending job or
-# gives a reason.
-_STARTED, _UNSEEN = 1.0, 2.5
 # Seconds for the scheduler, which usually runs in this process.
 _PUBLISHING = 5.0
 
@@ -144,12 +142,6 @@ class JobPools:
             for pool in facts
         ]
 
-    def may_fail_at_once(self, jobs: Iterable[BatchJob]) -> bool:
-        """Return whether a job of a pool without any worker so far may be about to end: its script may be broken."""
-        now = time()
-        unproven = {name: pool for name, pool in self.by_name.items() if not pool.is_proven}
-        return any(unproven[job.pool].failures or _is_young(job, now) for job in jobs if job.pool in unproven)
-
     # -- reports -----------------------------------------------------------------------------------------------
 
     def begin(self, what: Coroutine[object, object, None]) -> None:
@@ -181,11 +173,11 @@ class JobPools:
         warning = told_closed(pools) if order == PAUSE and all(map(is_shut, pools)) else ""
         await self._report({"action": POOL, "time": time(), "pool": name, "order": order}, warning)
 
-    async def report_closed(self, pool: JobPool, job_id: str = "") -> None:
+    async def report_closed(self, pool: JobPool, job: BatchJob | None = None) -> None:
         """Report that a pool has closed, with the last lines of the job that closed it, if there is one."""
         log = None
-        if job_id:
-            log = await self._site.last_output(job_id, pool.job.job_script())
+        if job is not None:
+            log = await last_output(str(pool.job.job_header), self._site.job_name, job)
             pool.explain(log.brief(), log.shown())
         else:
             pool.explain()
@@ -195,7 +187,7 @@ class JobPools:
             "pool": pool.name,
             "why": pool.closed,
             "until": pool.closed_until,
-            "job": job_id,
+            "job": job.job_id if job else "",
             "log": log.path if log else "",
             "lines": list(log.lines) if log else [],
         }
@@ -212,10 +204,3 @@ class JobPools:
                     await self._publish("warn", text)  # each client warns, however it is connected
         except Exception as error:  # noqa: BLE001 - it was logged; the scheduler may be going
             logger.info("dask_ferro: the clients were not told: %r", error)
-
-
-def _is_young(job: BatchJob, now: float) -> bool:
-    """Return whether a job may still prove to be broken: it has just started, or SLURM has not examined it yet."""
-    if job.seems_over or job.state == BOOTING:
-        return job.seems_over or now - job.since < _STARTED
-    return job.state != RUNNING and not job.reason and now - job.since < _UNSEEN

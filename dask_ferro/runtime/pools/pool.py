@@ -1,9 +1,9 @@
 """A kind of job on a batch system: its script, its measurements, and whether it is open.
 
-A pool closes when its jobs are refused, or when too many end before all their workers connected: some in a row, as a
-broken script causes, or some within a window of time, as sporadic causes do (a node without its file system, a licence
-in short supply).  It reopens by itself, after longer and longer times.  Its user may pause it, and resume it, whatever
-closed it.  Durations are seconds, points in time epoch seconds.
+A pool closes when its jobs are refused, or when too many end before all their workers connected: a job that works
+makes up for one that failed, so that one node on which all fail closes the pool as well.  It reopens by itself, after
+longer and longer times.  Its user may pause it, and resume it, whatever closed it.  Durations are seconds, points in
+time epoch seconds.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, read
 from dask_ferro.runtime.jobs.script import WorkerJob, lifetime_of
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
 
-# Twenty failures in ten minutes: a node that fails each of its jobs at once does that within the time of a few others.
-WINDOW = (20.0, 600.0)
 # Seconds for which a pool is closed at first, and at most.
 _CLOSED, _CLOSED_MOST = 30.0, 1800.0
 
+# Seconds that a job waits in the queue, and takes until its workers are connected, until these are measured.
+_QUEUE_WAIT, _START_UP = 1.0, 3.0
 # The placeholder in scripts that are rendered before there is a scheduler.
 ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 
@@ -46,16 +46,12 @@ class JobPool:
         Its keywords beside the shape of its jobs.
     queue_wait, start_up : Mean
         Running estimates.
-    is_proven : bool
-        Whether a job of it ever had all its workers, so that its script works.
     output : str
         The last lines of the job that closed it.
     is_explained : bool
         Whether those lines were looked for; until then the time of reopening is not reported.
     failures : int
-        Failed jobs since one had all its workers.
-    failed_at : list of float
-        The times of failures while it was open, since it last closed.
+        Failed jobs, less those that had all their workers.
     paused_at : float or None
         Since when it is paused.
     """
@@ -63,16 +59,14 @@ class JobPool:
     name: str
     job: WorkerJob
     offer: PoolKeywords
-    queue_wait: Mean = field(default_factory=Mean)
-    start_up: Mean = field(default_factory=Mean)
+    queue_wait: Mean = field(default_factory=lambda: Mean(_QUEUE_WAIT))
+    start_up: Mean = field(default_factory=lambda: Mean(_START_UP))
     failures: int = 0
     times_closed: int = 0
     closed_until: float = 0.0
     closed: str = ""
     output: str = ""
-    is_proven: bool = False
     is_explained: bool = False
-    failed_at: list[float] = field(default_factory=list)
     paused_at: float | None = None
 
     @classmethod
@@ -105,7 +99,7 @@ class JobPool:
             job = job_cls(ADDRESS, name=prefix or name, **(dict(options) | replaced))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{WHO}: pool {name!r}: {error}") from error
-        return cls(name, job, offer, Mean(offer.queue_wait), Mean(offer.start_up))
+        return cls(name, job, offer)
 
     def pool(
         self, now: float, trouble: str = "", preemptible: Collection[str] = (), lingering: int = 0
@@ -154,17 +148,16 @@ class JobPool:
             return self.offer.preemptible
         return any(name in partitions for name in self.job.partitions)
 
-    def measure(self, job: BatchJob, before: str, connected_at: float | None) -> None:
+    def measure(self, job: BatchJob, before: str) -> None:
         """Learn queue wait and start-up from a job that changed its state."""
         waited = before in (JobState.SUBMITTING, JobState.PENDING)
         if waited and job.state in (JobState.BOOTING, JobState.RUNNING) and not job.restarts:
             self._add(self.queue_wait, job.submitted_at, job.started_at)
-        if before != JobState.RUNNING and job.state == JobState.RUNNING:
-            # a worker restarted by its nanny connects much later than its job started
-            if not job.is_measured:
-                self._add(self.start_up, job.started_at, connected_at)
-            job.is_measured = self.is_proven = True
-            self.failures = self.times_closed = 0
+        # A worker restarted by its nanny connects much later than its job started.
+        if job.state == JobState.RUNNING and job.connected_at is None:
+            self._add(self.start_up, job.started_at, job.since)
+            self.failures, self.times_closed = max(self.failures - 1, 0), 0
+            job.connected_at = job.since
 
     @staticmethod
     def _add(mean: Mean, start: float | None, end: float | None) -> None:
@@ -173,18 +166,11 @@ class JobPool:
 
     def fail(self, why: str, now: float) -> bool:
         """Count a job that ended before all workers connected; return whether that closed the pool."""
-        most_within, window = WINDOW
-        self.failures += 1
-        if now >= self.closed_until:  # jobs requested together close it only once
-            self.failed_at = [at for at in [*self.failed_at, now] if now - at < window]
-        if self.failures >= config.value("elastic.failures"):
-            reason = f"{self.failures} jobs ended before a worker came"
-        elif len(self.failed_at) >= most_within:
-            span = now - self.failed_at[0]
-            reason = f"{len(self.failed_at)} jobs ended before a worker came within {span:.0f} s"
-        else:
+        most = config.value("elastic.failures")
+        self.failures = min(self.failures + 1, most)
+        if self.failures < most:
             return False
-        return self.close(f"{reason}; the last, {why}", now)
+        return self.close(f"{self.failures} jobs ended before a worker came; the last, {why}", now)
 
     def close(self, why: str, now: float) -> bool:
         """Close the pool for a while; return whether it was open.
@@ -196,7 +182,6 @@ class JobPool:
         self.closed, self.output, self.is_explained = why, "", False
         self.closed_until = now + min(_CLOSED * 2 ** min(self.times_closed, 10), _CLOSED_MOST)
         self.times_closed += 1
-        self.failed_at.clear()
         return True
 
     def pause(self, now: float) -> None:
@@ -208,7 +193,6 @@ class JobPool:
         """Open the pool, whatever closed it; earlier failures do not count any more."""
         self.paused_at, self.closed, self.output = None, "", ""
         self.closed_until, self.failures, self.times_closed = 0.0, 0, 0
-        self.failed_at.clear()
 
     def explain(self, brief: str = "", output: str = "") -> None:
         """Add the output of the job that closed it, in brief and in full; empty without such a job."""

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dask.utils import parse_bytes
@@ -83,6 +84,20 @@ def pools_of(cluster: Any) -> Pools:
     )
 
 
+@dataclass
+class _SpecJob:
+    """A job of the specification: its state since when, when it was requested, and when a worker was last connected.
+
+    `asked_at` is None once its start has been measured.
+    """
+
+    asked_at: float | None = None
+    state: str = ""
+    since: float = 0.0
+    seen_at: float | None = None
+    is_leaving: bool = False
+
+
 class SpecPools:
     """The only pool of a `distributed.SpecCluster`.
 
@@ -93,10 +108,7 @@ class SpecPools:
 
     def __init__(self, cluster: SpecCluster) -> None:
         self.cluster = cluster
-        self._since: dict[str, tuple[str, float]] = {}
-        self._asked: dict[str, float] = {}
-        self._seen: dict[str, float] = {}  # when one of a job's workers was last connected
-        self._releasing: set[str] = set()
+        self._known: dict[object, _SpecJob] = {}
         self._start_up = Mean(_START_UP)
         self._is_batch = hasattr(cluster, "job_cls")
         self._correcting: asyncio.Future[None] | None = None
@@ -151,8 +163,7 @@ class SpecPools:
         ended = [name for name, job in jobs.items() if self._is_over(name, job, time())]
         for name in ended:
             logger.warning("dask_ferro: job %s ended by itself", name)
-            upstream_deploy.wanted(self.cluster).pop(name, None)
-            self._drop(str(name))
+            self._drop(name)
         if ended:
             await self._correct()
             jobs = self._jobs()  # that took a while, in which others may have been released
@@ -165,7 +176,9 @@ class SpecPools:
         found = {}
         for order, (name, spec) in enumerate(upstream_deploy.wanted(self.cluster).items()):
             workers = tuple(f"{name}{suffix}" for suffix in spec.get("group", ("",)))
-            found[name] = self._job(str(name), workers, connected, order, now)
+            job = self._known.setdefault(name, _SpecJob())
+            self._look(job, sum(worker in connected for worker in workers), len(workers), now)
+            found[name] = SiteJob(str(name), DEFAULT, "", job.state, workers, job.since, order)
         return found
 
     def request(self, pool: str, count: int) -> None:
@@ -173,24 +186,23 @@ class SpecPools:
         for _ in range(count):
             for name, spec in upstream_deploy.next_spec(self.cluster).items():
                 upstream_deploy.wanted(self.cluster)[name] = spec
-                self._asked[str(name)] = time()
+                self._known[name] = _SpecJob(time())
         self._correcting = asyncio.ensure_future(self._correct())
 
     async def release(self, names: Iterable[str]) -> None:
         """Remove jobs from the specification, and wait until they are closed."""
         wanted = set(names)
         going = [name for name in upstream_deploy.wanted(self.cluster) if str(name) in wanted]
-        self._releasing.update(map(str, going))
+        for name in going:
+            self._known.setdefault(name, _SpecJob()).is_leaving = True
         try:
             if not self._is_batch:
                 await asyncio.gather(*map(self._closed, going))
-            for name in going:
-                upstream_deploy.wanted(self.cluster).pop(name, None)
-                self._drop(str(name))
-            if going:
-                await self._correct()
         finally:
-            self._releasing.difference_update(map(str, going))
+            for name in going:
+                self._drop(name)
+        if going:
+            await self._correct()
 
     async def wait_submitted(self) -> None:
         """Return when the cluster matches its specification.
@@ -215,9 +227,8 @@ class SpecPools:
             self._closed_until = time() + min(_BACK_OFF * 2.0**self._troubles, _MOST_BACK_OFF)
             logger.warning("dask_ferro: a job could not be started: %s", self._trouble)
             for name in [n for n in upstream_deploy.wanted(self.cluster) if self._failed(n)]:
-                upstream_deploy.wanted(self.cluster).pop(name)
                 upstream_deploy.started(self.cluster).pop(name, None)
-                self._drop(str(name))
+                self._drop(name)
 
     def _failed(self, name: object) -> bool:
         """Return whether a requested job did not start: dask-jobqueue leaves it in its first status."""
@@ -232,35 +243,34 @@ class SpecPools:
             with suppress(TimeoutError):
                 await asyncio.wait_for(worker.finished(), _CLOSING)
 
-    def _job(
-        self, name: str, workers: tuple[str, ...], connected: set[str], order: int, now: float
-    ) -> SiteJob:
-        if any(worker in connected for worker in workers):
-            self._seen[name] = now
-        if all(worker in connected for worker in workers):
+    def _look(self, job: _SpecJob, connected: int, workers: int, now: float) -> None:
+        """Update a job's state by the number of its connected workers."""
+        if connected:
+            job.seen_at = now
+        if connected == workers:
             state, self._troubles = RUNNING, 0
-            if name in self._asked:
-                self._start_up.add(now - self._asked.pop(name))
-        elif name in self._seen or not self._is_batch:
-            state = BOOTING
+            if job.asked_at is not None:
+                self._start_up.add(now - job.asked_at)
+                job.asked_at = None
         else:
-            state = PENDING
-        if self._since.get(name, ("", 0.0))[0] != state:
-            self._since[name] = (state, now)
-        return SiteJob(name, DEFAULT, "", state, workers, self._since[name][1], order)
+            state = PENDING if self._is_batch and job.seen_at is None else BOOTING
+        if job.state != state:
+            job.state, job.since = state, now
 
     def _is_over(self, name: object, job: SiteJob, now: float) -> bool:
         """Return whether a job ended by itself: its process is closed, or its workers have been missing for long."""
-        if job.state == RUNNING or job.name in self._releasing:
+        known = self._known[name]
+        if job.state == RUNNING or known.is_leaving:
             return False
         if not self._is_batch:
             status = getattr(upstream_deploy.started(self.cluster).get(name), "status", None)
             return status in (Status.closed, Status.closing, Status.failed)
-        return job.name in self._seen and now - self._seen[job.name] > _LOST
+        return known.seen_at is not None and now - known.seen_at > _LOST
 
-    def _drop(self, name: str) -> None:
-        for book in (self._since, self._asked, self._seen):
-            book.pop(name, None)
+    def _drop(self, name: object) -> None:
+        """Remove a job from the specification."""
+        upstream_deploy.wanted(self.cluster).pop(name, None)
+        self._known.pop(name, None)
 
 
 def _bytes(limit: Any) -> int:

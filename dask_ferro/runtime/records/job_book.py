@@ -8,23 +8,21 @@ A job ends in `JobBook.end`, and nowhere else.  The book asks no other source.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
 from dataclasses import replace
 from itertools import chain
-from typing import TypedDict
+from typing import Any, TypedDict
 
+from distributed import Scheduler
 from distributed.metrics import time
+from distributed.scheduler import TaskState
 
-from dask_ferro.runtime.records.task_counts import TaskCounts
+from dask_ferro.runtime.scheduler_plugin import Part
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
 
 # The most jobs kept that are over: 10 MB.
 KEPT = 10_000
-# A job requested within these seconds after another ended by itself is its replacement.
-_REPLACES = 60.0
-# The most jobs of a pool whose replacement is awaited.
-_MISSED = 100
 
 
 class JobRow(TypedDict):
@@ -50,6 +48,63 @@ class JobRow(TypedDict):
     ending: str
 
 
+class TaskCounts(Part):
+    """The part of the scheduler plugin that counts, by name, the tasks that each worker finished without error.
+
+    Attributes
+    ----------
+    tables : mapping of str to callable
+        What clients may ask the cluster for, by the name of the call (`telemetry.cluster_rows`).
+    """
+
+    name = "jobs"
+
+    def __init__(self) -> None:
+        self.tables: Mapping[str, Callable[..., Awaitable[object]]] = {}
+        self._done: Counter[str] = Counter()
+        # By address.
+        self._names: dict[str, str] = {}
+
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the tables."""
+        return self.tables
+
+    def start(self, scheduler: Scheduler) -> None:
+        """Learn the names of the workers that are there."""
+        for worker in scheduler.workers:
+            self.add_worker(scheduler, worker)
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Learn a worker's name."""
+        self._names[worker] = str(scheduler.workers[worker].name)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
+        """Forget a worker's address; its count stays until its job is over."""
+        # A worker that its nanny restarts comes back under the same name.
+        self._names.pop(worker, None)
+
+    def task_left(
+        self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, Any]
+    ) -> None:
+        """Count a task that finished without error."""
+        # Copies of a result are no transitions.
+        if finish == "memory" and (name := self._names.get(message["worker"])) is not None:
+            self._done[name] += 1
+
+    def of(self, workers: Collection[str]) -> int:
+        """Return the number of tasks that some workers finished."""
+        return sum(self._done[name] for name in workers)
+
+    def take(self, workers: Collection[str]) -> int:
+        """Return that number, and count from 0 again."""
+        return sum(self._done.pop(name, 0) for name in workers)
+
+    def keep(self, workers: Set[str]) -> None:
+        """Forget all counts but those of some workers, and of connected ones."""
+        for name in self._done.keys() - workers - set(self._names.values()):
+            del self._done[name]
+
+
 class JobBook:
     """The jobs of one cluster.
 
@@ -64,8 +119,6 @@ class JobBook:
         self.over: dict[str, BatchJob] = {}
         self.counts = TaskCounts()
         self._most, self._because = most, ""
-        # By pool: when and why jobs ended that this cluster did not end.
-        self._missed: dict[str, deque[tuple[float, str]]] = defaultdict(lambda: deque(maxlen=_MISSED))
 
     @property
     def followed(self) -> list[BatchJob]:
@@ -90,11 +143,7 @@ class JobBook:
         """Add requested jobs."""
         now, why, self._because = time(), self._because, ""
         for job in jobs:
-            missed = self._missed[job.pool]
-            while missed and now - missed[0][0] > _REPLACES:
-                missed.popleft()
-            replaces = f"replaces {missed.popleft()[1]}" if missed else ""
-            job.asked_at, job.why = now, "; ".join(filter(None, (why, replaces)))
+            job.asked_at, job.why = now, why
             self.jobs[job.name] = job
 
     def release(self, names: Iterable[str]) -> list[BatchJob]:
@@ -111,47 +160,20 @@ class JobBook:
             job.enter(JobState.LEAVING, time())
         return jobs
 
-    def end(
-        self, job: BatchJob, why: str = "", *, by_us: bool = True, state: str = "", is_lost: bool = False
-    ) -> None:
-        """Record that a job is over.
-
-        Parameters
-        ----------
-        why : str
-            The reason; default: that of its release.
-        by_us : bool
-            Whether this cluster ended it.
-        state : str
-            The batch system's state for its end, if known.
-        is_lost : bool
-            Whether it is over only because SLURM did not list it any more.
-        """
+    def end(self, job: BatchJob, why: str = "") -> None:
+        """Record that a job is over, and why; by default the reason of its release."""
         # It may have ended by itself while its release was confirmed: the first reason holds.
         if self.jobs.pop(job.name, None) is None:
             return
         now = time()
         job.ending = why or job.ending
-        if not by_us:
-            job.ending = "cancelled, and not by this cluster" if state == "CANCELLED" else job.ending
-            self._missed[job.pool].append((now, f"job {job.job_id or job.name}: {job.ending}"))
         # Clocks of two machines may differ.
         job.ended_at = now if job.ended_at is None else min(max(job.ended_at, job.started_at or 0.0), now)
-        # Taken, since a job that is followed again goes on counting.
         job.tasks += self.counts.take(job.every_worker)
-        job.is_lost = is_lost
         job.enter(JobState.ENDED, now)
         self.over[job.name] = job
         if len(self.over) > self._most:
             del self.over[next(iter(self.over))]
-
-    def revive(self, job: BatchJob) -> None:
-        """Follow a job again that was thought over."""
-        del self.over[job.name]
-        job.warned_at.clear()
-        job.ended_at, job.ending, job.is_lost = None, "", False
-        job.enter(JobState.PENDING if job.started_at is None else JobState.BOOTING, time())
-        self.jobs[job.name] = job
 
     def tidy(self) -> None:
         """Forget the counts of tasks of workers that are gone and belong to no job."""

@@ -1,7 +1,8 @@
 """The jobs of a cluster as SLURM reports them: one look at the queue, and what follows from it for each job.
 
-A look compares the rows of `squeue`, what SLURM says of jobs without a row, and the connected workers.  Jobs that ended
-are noted in the book; their pool closes if too many fail; what nobody follows is cancelled.  Durations are seconds.
+A look compares the rows of `squeue`, what `scontrol` says of jobs without a row, and the connected workers.  Jobs that
+ended are noted in the book; their pool closes if too many fail.  Strays are cancelled: jobs of this cluster, or of a
+dead one, that nobody follows (lost submissions, jobs thought gone).  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field
 from distributed.metrics import time
 
 from dask_ferro.runtime.jobs.connections import Connections
-from dask_ferro.runtime.jobs.postmortem import Postmortems
 from dask_ferro.runtime.pools.job_pools import JobPools
 from dask_ferro.runtime.records.job_book import JobBook
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
@@ -21,10 +21,12 @@ from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, JobState, Patience
 from dask_ferro.runtime.slurm.parsing import ENDING, OVER, QueueRow
 from dask_ferro.runtime.slurm.site import SlurmSite
-from dask_ferro.runtime.slurm.strays import Strays
 from dask_ferro.runtime.slurm.submit_queue import Submission
 
 logger = logging.getLogger(__name__)
+
+# Seconds between the first sight of a stray and its cancellation, since `squeue` may be half a minute old.
+_STRAY = 3.0
 
 
 @dataclass
@@ -36,15 +38,17 @@ class QueueFollower:
     submission: Submission
     cancellation: Cancellation
     connections: Connections
-    postmortems: Postmortems
     pools: JobPools
     patience: Patience
-    strays: Strays = field(default_factory=Strays)
+    # When each stray was first seen, by id.
+    strays: dict[str, float] = field(default_factory=dict)
+    # The workers of jobs that ended for a reason that SLURM has not reported yet, by id.
+    ending: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     async def look(self) -> None:
         """Process SLURM's present rows."""
         known = [job for job in self.book.followed if job.job_id]
-        attempts = self.submission.attempts
+        calls = self.submission.calls
         try:
             rows = await self.site.queue()
         except Refused as refused:
@@ -54,50 +58,50 @@ class QueueFollower:
         silent = (job for job in known if connected.isdisjoint(job.workers))
         unlisted = [job.job_id for job in silent if job.job_id not in rows]
         others = await self.site.unlisted(unlisted) if unlisted else {}
-        on_nodes = any(row.node and row.phase != OVER for row in rows.values())
-        draining = await self.site.draining() if on_nodes else frozenset()
-        self._follow(known, rows, others, draining)
-        if not self.submission.in_flight and attempts == self.submission.attempts:
+        blameless = self._follow(known, rows, others)
+        if not self.submission.in_flight and calls == self.submission.calls:
             self._look_after_strays(rows)
+        if blameless:
+            await self.connections.unblame(blameless)
 
     def _follow(
-        self,
-        jobs: Iterable[BatchJob],
-        rows: Mapping[str, QueueRow],
-        others: Mapping[str, QueueRow | None],
-        draining: frozenset[str],
-    ) -> None:
+        self, jobs: Iterable[BatchJob], rows: Mapping[str, QueueRow], others: Mapping[str, QueueRow | None]
+    ) -> list[str]:
+        """Process the rows; return the workers whose death is not the fault of their tasks."""
         now, connected = time(), self.connections.names()
+        blameless: list[str] = []
         for job in jobs:
             if job.state in (JobState.LEAVING, JobState.ENDED):
                 continue  # released meanwhile
             before, restarts, workers = job.state, job.restarts, job.workers
             row = rows.get(job.job_id) or others.get(job.job_id)
             is_gone = row is None and job.job_id in others
-            ending = job.follow(row, connected, now, self.patience, draining, is_sure=is_gone)
+            ending = job.follow(row, connected, now, self.patience, is_sure=is_gone)
             if job.restarts != restarts or (ending is not None and row is not None and row.is_ended):
-                self.postmortems.ended_by_site(workers)
+                blameless += workers
             elif ending is not None and row is not None and row.phase == ENDING:
-                self.postmortems.is_ending(job, workers)
+                self.ending[job.job_id] = workers
             if ending is not None:
-                self._end(job, ending, is_lost=row is None)
+                self._end(job, ending)
                 if not (is_gone or (row is not None and row.phase in (ENDING, OVER))):
                     self.cancellation.add({job.job_id: job})
                 continue
             if job.state != before:
-                connected_at = self.connections.since(job)
-                self.pools[job.pool].measure(job, before, connected_at)
-                if job.state == JobState.RUNNING:
-                    job.connected_at = job.connected_at or connected_at or now
+                self.pools[job.pool].measure(job, before)
+        for job_id in list(self.ending):
+            row = rows.get(job_id)
+            if row is None or row.phase == OVER:
+                workers = self.ending.pop(job_id)
+                blameless += workers if row is not None and row.is_ended else ()
         self.book.tidy()
+        return blameless
 
-    def _end(self, job: BatchJob, ending: Ending, is_lost: bool) -> None:
+    def _end(self, job: BatchJob, ending: Ending) -> None:
         """React to the end of a job."""
         level = logging.INFO if ending.state == "COMPLETED" and job.was_whole else logging.WARNING
         logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
-        self.book.end(job, ending.why, by_us=False, state=ending.state, is_lost=is_lost)
-        if ending.state == "FAILED":
-            self.postmortems.failed(job)
+        by_others = ending.state == "CANCELLED"
+        self.book.end(job, "cancelled, and not by this cluster" if by_others else ending.why)
         kind, now = self.pools[job.pool], time()
         why = f"job {job.job_id}: {ending.why}"
         if job.node:
@@ -107,15 +111,14 @@ class QueueFollower:
             self.pools.begin(self.pools.report_closed(kind))
         elif ending.failed and not ending.refused and kind.fail(why, now):
             printed = not (ending.is_held and job.started_at is None)
-            self.pools.begin(self.pools.report_closed(kind, job.job_id if printed else ""))
+            self.pools.begin(self.pools.report_closed(kind, job if printed else None))
 
     def _look_after_strays(self, rows: Mapping[str, QueueRow]) -> None:
-        """Follow jobs again that were thought gone; end unknown ones, such as those of lost submissions."""
-        followed = {job.job_id for job in self.book.jobs.values()} | self.cancellation.job_ids
-        found = self.strays.look(rows, followed, self.book.over.values(), time())
-        for job in found.back:
-            logger.warning("dask_ferro: job %s (%s) was thought gone, and is there", job.name, job.job_id)
-            self.book.revive(job)
-        if found.ends:
-            logger.warning("dask_ferro: cancelled jobs that no cluster follows: %s", ", ".join(found.ends))
-            self.cancellation.add(found.ends)
+        """Cancel the jobs that nobody follows, once they have been seen for a while."""
+        followed = {job.job_id for job in self.book.jobs.values()} | self.cancellation.jobs.keys()
+        alive = (row.job_id for row in rows.values() if row.phase not in (ENDING, OVER))
+        now = time()
+        self.strays = {job_id: self.strays.get(job_id, now) for job_id in alive if job_id not in followed}
+        if ripe := [job_id for job_id, at in self.strays.items() if now - at >= _STRAY]:
+            logger.warning("dask_ferro: cancelled jobs that no cluster follows: %s", ", ".join(ripe))
+            self.cancellation.add(dict.fromkeys(ripe))

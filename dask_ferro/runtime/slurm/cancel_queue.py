@@ -1,15 +1,16 @@
 """The cancellation of jobs: `scancel`, repeated until SLURM confirms that they are gone.
 
-A job whose cancellation SLURM missed would run for its whole walltime, unseen.  A pending one may have started by the
-time that SLURM reacts: its workers retire before the next attempt.  A job missing from `squeue` need not be gone:
-other commands are asked.  Durations are seconds.
+A job whose cancellation SLURM missed would run for its whole walltime, unseen.  A job missing from `squeue` need not
+be gone: `scontrol` is asked.  While its time lasts, a running job lets its workers retire (`job_preload`).  Durations
+are seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dask_ferro.runtime.slurm.commands import Refused
@@ -20,39 +21,18 @@ from dask_ferro.runtime.slurm.site import SlurmSite
 logger = logging.getLogger(__name__)
 
 # Seconds between two attempts, at first and at most.
-_PAUSE, _PAUSE_MOST = 0.5, 30.0
-# Seconds without a row in squeue after which a job counts as gone if no other command answers.
+_PAUSE, _PAUSE_MOST = 0.1, 3.0
+# Seconds without a row in squeue after which a job counts as gone if `scontrol` does not answer.
 _UNLISTED = 60.0
-# Number of checks after which a squeue that still lists a job as alive may be outdated.
-_LOOKS = 3
-# Seconds for workers that are connected although their job was cancelled; then the job ends with them.
-_LEAVING = 30.0
 
 
 @dataclass(eq=False)
 class _End:
-    """A job that is to end.
-
-    Attributes
-    ----------
-    job : BatchJob or None
-        None if its workers are unknown.
-    leaves : asyncio.Task or None
-        The retirement of its workers.
-    until : float or None
-        The end of the workers' time; None while none was connected.
-    unlisted_at : float or None
-        Since when `squeue` has not listed it.
-    looks : int
-        The number of checks.
-    """
+    """The end of a job, which is None for one that nobody followed; since when `squeue` has not listed it."""
 
     over: asyncio.Future[None]
     job: BatchJob | None
-    leaves: asyncio.Task[bool] | None = None
-    until: float | None = None
     unlisted_at: float | None = None
-    looks: int = 0
 
 
 class Cancellation:
@@ -61,32 +41,20 @@ class Cancellation:
     Parameters
     ----------
     site : SlurmSite
-    connected : callable
-        Returns the addresses of a job's workers at the scheduler.
-    leave : callable
-        Retires workers from the scheduler; returns whether they have left.
     """
 
-    def __init__(
-        self,
-        site: SlurmSite,
-        connected: Callable[[BatchJob], list[str]],
-        leave: Callable[[list[str]], Awaitable[bool]],
-    ) -> None:
-        self._site, self._connected, self._leave = site, connected, leave
+    def __init__(self, site: SlurmSite) -> None:
+        self._site = site
         self._ends: dict[str, _End] = {}
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        # The phases of a job that is gone; at the end of the cluster none may be left in the queue.
+        self._gone: tuple[str, ...] = (ENDING, OVER)
 
     @property
-    def jobs(self) -> list[BatchJob]:
-        """The followed jobs that may still exist."""
-        return [end.job for end in self._ends.values() if end.job is not None]
-
-    @property
-    def job_ids(self) -> set[str]:
-        """The ids of all jobs that may still exist."""
-        return set(self._ends)
+    def jobs(self) -> dict[str, BatchJob | None]:
+        """The jobs that may still exist, by id."""
+        return {job_id: end.job for job_id, end in self._ends.items()}
 
     def add(self, jobs: Mapping[str, BatchJob | None]) -> None:
         """End jobs, by their ids, in the background."""
@@ -98,28 +66,39 @@ class Cancellation:
         if self._ends and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._cancel_all())
 
-    async def gone(self, jobs: Iterable[BatchJob]) -> None:
-        """End jobs; return when SLURM confirms that they are ending."""
-        wanted = {job.job_id: job for job in jobs}
-        self.add(wanted)
-        if wanted:
-            await asyncio.wait([self._ends[job_id].over for job_id in wanted])
+    async def gone(self, jobs: Mapping[str, BatchJob | None]) -> None:
+        """End jobs, by their ids; return when SLURM confirms that they are ending."""
+        self.add(jobs)
+        if jobs:
+            await asyncio.wait([self._ends[job_id].over for job_id in jobs])
+
+    async def all_gone(self, job_ids: Iterable[str], patience: float) -> bool:
+        """End these jobs and all others of the cluster; return whether none is left within `patience` seconds."""
+        self._gone, left = (OVER,), dict.fromkeys(job_ids)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while True:
+                    await self.gone(left | dict.fromkeys(self._ends))
+                    if (rows := await self._listed()) is None:
+                        await asyncio.sleep(_PAUSE_MOST)
+                        continue
+                    left = {job_id: None for job_id, row in rows.items() if row.phase != OVER}
+                    if not left:
+                        return True
+        return False
 
     async def close(self) -> None:
         """Stop the attempts; waiting callers return."""
-        tasks = [self._task, *(end.leaves for end in self._ends.values())]
-        running = {task for task in tasks if task is not None and not task.done()}
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running, timeout=1.0)
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=1.0)
         self._tell(list(self._ends))
 
     async def _cancel_all(self) -> None:
         pause = _PAUSE
         while self._ends:
             self._added.clear()
-            await self._site.cancel([job_id for job_id, end in self._ends.items() if self._may_end(end)])
+            await self._site.cancel(list(self._ends))
             await self._look(await self._listed())
             if not self._ends:
                 return
@@ -128,25 +107,6 @@ class Cancellation:
                 pause = _PAUSE
             except TimeoutError:
                 pause = min(pause * 2, _PAUSE_MOST)
-
-    def _may_end(self, end: _End) -> bool:
-        """Return whether a job may be cancelled now; if its workers are connected, retire them first."""
-        if end.job is None or not (addresses := self._connected(end.job)):
-            return True
-        now = asyncio.get_running_loop().time()
-        if end.until is None:
-            end.until = now + _LEAVING
-        if now >= end.until:
-            return True
-        if end.leaves is None or end.leaves.done():
-            end.leaves = asyncio.create_task(self._let_leave(addresses))
-        return False
-
-    async def _let_leave(self, addresses: list[str]) -> bool:
-        left = await self._leave(addresses)
-        if left:
-            self._added.set()
-        return left
 
     async def _listed(self) -> dict[str, QueueRow] | None:
         """Return the rows of `squeue`; None: it did not answer."""
@@ -157,25 +117,22 @@ class Cancellation:
             return None
 
     async def _look(self, answer: Mapping[str, QueueRow] | None) -> None:
-        """Process the rows of `squeue`, and those of other commands where it may be wrong or gave no answer."""
+        """Process the rows of `squeue`, and those of `scontrol` for jobs that it does not list."""
         listed = answer or {}
-        doubtful = [job_id for job_id, end in self._ends.items() if _is_doubtful(end, listed.get(job_id))]
-        others = await self._site.unlisted(doubtful) if doubtful else {}
+        unlisted = [job_id for job_id in self._ends if job_id not in listed]
+        others = await self._site.unlisted(unlisted) if unlisted else {}
         now = asyncio.get_running_loop().time()
         gone = []
         for job_id, end in self._ends.items():
-            row = others.get(job_id) or listed.get(job_id)
+            row = listed.get(job_id) or others.get(job_id)
             if row is not None:
-                is_gone = row.phase in (ENDING, OVER)
                 end.unlisted_at = None
-                if end.job is not None and row.restarts > end.job.restarts:
-                    end.job.restarts = row.restarts  # its workers have other names then
+                is_gone = row.phase in self._gone
             else:
                 if answer is not None and end.unlisted_at is None:
                     end.unlisted_at = now
                 for_long = end.unlisted_at is not None and now - end.unlisted_at >= _UNLISTED
                 is_gone = job_id in others or for_long
-            end.looks += 1
             if is_gone:
                 gone.append(job_id)
         self._tell(gone)
@@ -185,8 +142,3 @@ class Cancellation:
             end = self._ends.pop(job_id)
             if not end.over.done():
                 end.over.set_result(None)
-
-
-def _is_doubtful(end: _End, row: QueueRow | None) -> bool:
-    """Return whether the row of `squeue` for a job may be wrong."""
-    return row is None or (end.looks >= _LOOKS and row.phase not in (ENDING, OVER))

@@ -15,11 +15,10 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Status
+from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.utils import Logs
 
@@ -27,29 +26,30 @@ from dask_ferro import config, notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.cluster import ElasticCluster
-from dask_ferro.runtime.jobs.cluster_options import check_options, checked_name, section_of
-from dask_ferro.runtime.jobs.cluster_repr import Known, ends_of, in_rows, in_words, outputs
+from dask_ferro.runtime.jobs.cluster_options import (
+    check_options,
+    checked_cluster_name,
+    checked_name,
+    section_of,
+)
 from dask_ferro.runtime.jobs.connections import Connections
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, read
-from dask_ferro.runtime.jobs.postmortem import Postmortems
 from dask_ferro.runtime.jobs.script import WorkerJob, resources_of
-from dask_ferro.runtime.jobs.worker_names import WorkerNames
 from dask_ferro.runtime.pools.job_pools import PAUSE, ClusterPools, JobPools, PoolRow
 from dask_ferro.runtime.pools.pool import ADDRESS, JobPool
-from dask_ferro.runtime.pools.shortage import shortage
+from dask_ferro.runtime.pools.report import in_rows, shortage
 from dask_ferro.runtime.records.job_book import JobBook, JobRow
 from dask_ferro.runtime.records.queue_follower import QueueFollower
+from dask_ferro.runtime.scheduler_plugin import put_on
 from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
-from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState, Patience
+from dask_ferro.runtime.slurm.logs import ends_of
 from dask_ferro.runtime.slurm.orphan_guard import new_tag
-from dask_ferro.runtime.slurm.parsing import PERMANENT
 from dask_ferro.runtime.slurm.site import SlurmSite
 from dask_ferro.runtime.slurm.submit_queue import Submission
-from dask_ferro.runtime.telemetry.cluster_rows import JOBS, POOLS, serve
+from dask_ferro.runtime.telemetry.cluster_rows import JOBS, POOLS
 from dask_ferro.runtime.upstream_jobqueue import job_keywords
-from dask_ferro.runtime.upstream_names import JOBQUEUE, WORKER
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +80,10 @@ class SLURMCluster(ElasticCluster):
         How long a preempted job goes on after SLURM's signal; by default the partition's grace time, or 30 s.
     preemptible : bool, optional
         Whether SLURM may end the jobs without a warning; by default the preemption mode of the partition.
-    queue_wait, start_up : float or str, optional
-        How long a job is expected to wait in the queue, and to take from its start until its workers are connected,
-        until a measurement replaces it; by default 1 s and 3 s.
     **options
         Those of `dask_jobqueue.SLURMCluster`, such as `queue`, `cores`, `memory` and `walltime`.  Workers' names begin
-        with `name`, if it is set, instead of their pool's name; the job's shell replaces variables in it, as in
-        ``"run-$SLURM_JOB_ID"``.  ``scheduler_options={"preload": []}`` omits the scheduler plugin.
+        with `name`, if it is set, instead of their pool's name.  ``scheduler_options={"preload": []}`` omits the
+        scheduler plugin.
 
     Raises
     ------
@@ -114,16 +111,13 @@ class SLURMCluster(ElasticCluster):
         signal_ahead: float | str | None = None,
         grace: float | str | None = None,
         preemptible: bool | None = None,
-        queue_wait: float | str | None = None,
-        start_up: float | str | None = None,
         **options: Any,
     ) -> None:
-        upstream_deploy.check(f"ff.{type(self).__name__}", WORKER, JOBQUEUE)
         job_cls = options.get("job_cls") or self.job_cls
         section, configured = section_of(job_cls, options)
         arguments = {
             "pools": pools, "patience": patience, "signal_ahead": signal_ahead, "grace": grace,
-            "preemptible": preemptible, "queue_wait": queue_wait, "start_up": start_up,
+            "preemptible": preemptible,
         }  # fmt: skip
         # As for dask-jobqueue's own, None leaves a keyword to the configuration.
         own = configured | {name: value for name, value in arguments.items() if value is not None}
@@ -133,9 +127,10 @@ class SLURMCluster(ElasticCluster):
         config.value("elastic.failures")  # an invalid one is reported now
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{section}.name", "dask-worker"))
         self._tag = new_tag()
-        guesses = {name: getattr(keywords, name) for name in ("queue_wait", "start_up", "preemptible")}
-        self._kinds = {DEFAULT: guesses} | {name: guesses | dict(pool) for name, pool in overrides.items()}
-        self._names = WorkerNames(options.get("name"))
+        every = {"preemptible": keywords.preemptible}
+        self._kinds = {DEFAULT: every} | {name: every | dict(pool) for name, pool in overrides.items()}
+        name = options.get("name")
+        self._name_prefix = None if name is None else checked_cluster_name(name)
         self._begin(job_name, read(Patience, f"{WHO}: patience", keywords.patience or {}))
         options |= {"job_name": job_name, "signal_ahead": keywords.signal_ahead, "grace": keywords.grace}
         if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
@@ -151,26 +146,29 @@ class SLURMCluster(ElasticCluster):
         self._count = 0
         self._closing = False
         self._closed_by = asyncio.Lock()
-        self._graces: dict[str, float] = {}
-        self._kill_wait: float | None = None
         self._began = time()
         self._site = SlurmSite(job_name, self._tag)
-        self._submission = Submission(self._site, self._submitted, self._accepted, self._refused)
+        self._submission = Submission(self._site, self._script, self._accepted, self._refused)
         self._connections = Connections(self)
-        self._cancellation = Cancellation(
-            self._site, self._connections.addresses, self._connections.let_leave
-        )
-        self._postmortems = Postmortems(self._site, self._connections)
+        self._cancellation = Cancellation(self._site)
         self._pools = JobPools(self._built, self._site, self._submission.trouble, self._connections.publish)
         self._follower = QueueFollower(
-            self._site, self._book, self._submission, self._cancellation, self._connections, self._postmortems,
-            self._pools, patience,
-        )  # fmt: skip
+            self._site,
+            self._book,
+            self._submission,
+            self._cancellation,
+            self._connections,
+            self._pools,
+            patience,
+        )
 
     async def _open_cluster(self) -> None:
-        self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
+        await self._site.learn()
         await super()._open_cluster()
-        serve(self.scheduler, self._book.counts, {JOBS: self._job_rows, POOLS: self._pool_rows})
+        # A scheduler in another process cannot read this cluster.
+        if isinstance(self.scheduler, Scheduler):
+            self._book.counts.tables = {JOBS: self._job_rows, POOLS: self._pool_rows}
+            await put_on(self._book.counts, dask_scheduler=self.scheduler)
 
     async def _job_rows(self) -> list[JobRow]:
         return self._book.rows()
@@ -190,14 +188,10 @@ class SLURMCluster(ElasticCluster):
 
     def _lingering(self) -> Counter[str]:
         """Return the number of jobs by pool that nobody follows and that may still exist."""
-        # Cancelled jobs count for the maximum.
-        ending = {job.name: job for job in (*self._book.leaving, *self._cancellation.jobs)}
-        followed = {job.name for job in self._book.followed}
-        lingering = Counter(job.pool for name, job in ending.items() if name not in followed)
-        # Unknown strays, mostly of lost submissions, count for the first pool.
-        unknown = self._cancellation.job_ids - {job.job_id for job in self._cancellation.jobs}
-        lingering[DEFAULT] += len(unknown)
-        return lingering
+        # Jobs that are being ended count for the maximum; strays, mostly of lost submissions, for the first pool.
+        leaving = {job.job_id or job.name: job.pool for job in self._book.leaving}
+        ending = {job_id: job.pool if job else DEFAULT for job_id, job in self._cancellation.jobs.items()}
+        return Counter((leaving | ending).values())
 
     def _order_pool(self, order: str, name: str) -> Any:
         return self._awaited(self._carry_out, order, name)
@@ -230,27 +224,23 @@ class SLURMCluster(ElasticCluster):
         """Return the pools: dask-jobqueue has the keywords of all jobs when it asks for the first one."""
         keywords = job_keywords(self)
         return {
-            name: JobPool.built(name, self.job_cls, keywords, own, self._names.prefix(name))
+            name: JobPool.built(name, self.job_cls, keywords, own, self._prefix(name))
             for name, own in self._kinds.items()
         }
+
+    def _prefix(self, pool: str) -> str:
+        """Return the prefix of the names of a pool's workers: "gpu", or with the cluster's name "run-gpu"."""
+        if self._name_prefix is None:
+            return pool
+        return self._name_prefix if pool == DEFAULT else f"{self._name_prefix}-{pool}"
 
     def job_script(self, pool: str | None = None) -> str:
         """Return the batch script of a pool's jobs (default: "default"), except for the scheduler's address."""
         return self._script(DEFAULT if pool is None else pool, 0)
 
     def _script(self, pool: str, first: int) -> str:
-        script = self._pools[pool].job.job_script(first, self._graces, self._kill_wait)
+        script = self._pools[pool].job.job_script(first, self._site.graces, self._site.kill_wait)
         return script.replace(ADDRESS, upstream_deploy.scheduler_address(self) or ADDRESS)
-
-    def _submitted(self, pool: str, first: int) -> str:
-        """Return a script that is submitted next, and create the folder of its logs, without which jobs fail."""
-        if folder := self._pools[pool].job.log_directory:
-            try:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                words = f"log_directory {str(folder)!r} cannot be created: {error.strerror}; give another one"
-                raise Refused(words, PERMANENT) from error
-        return self._script(pool, first)
 
     # -- the names of workers --------------------------------------------------------------------------------
 
@@ -263,13 +253,6 @@ class SLURMCluster(ElasticCluster):
     def requested(self) -> set[str]:
         """The names of the workers whose jobs SLURM knows."""
         return set(chain.from_iterable(job.workers for job in self._book.followed if job.job_id))
-
-    def _worker_changed(self, op: str, msg: Any) -> None:
-        """Record when workers connect.  Dask's timer for lost workers has no jobs here: `reconcile` follows them."""
-        shapes = {name: kind.job.worker_processes for name, kind in self._pools.by_name.items()}
-        for name in self._connections.changed(op, msg):
-            self._names.learn(name, shapes, self._book.jobs.__contains__)
-        super()._worker_changed(op, msg)
 
     # -- what is said of it ----------------------------------------------------------------------------------
 
@@ -291,16 +274,17 @@ class SLURMCluster(ElasticCluster):
         self._book.because(why, jobs)
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, {in_words(self._known())})"
+        told = ", ".join(f"{name}: {text}" for name, text in self._rows())
+        return f"{super().__repr__()[:-1]}, {told})"
 
     def _repr_html_(self, cluster_status: str | None = None) -> str:
         of_dask: str = super()._repr_html_(cluster_status=cluster_status)
-        return of_dask + notebook.table("jobs", in_rows(self._known()))
+        return of_dask + notebook.table("jobs", self._rows())
 
-    def _known(self) -> Known:
+    def _rows(self) -> list[tuple[str, str]]:
         adaptive = self._adapting()
         bounds = None if adaptive is None else (adaptive.minimum, adaptive.maximum)
-        return Known([job.seen() for job in self._book.followed], self.pools, bounds)
+        return in_rows([job.seen() for job in self._book.followed], self.pools, bounds)
 
     def get_logs(
         self, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
@@ -326,14 +310,9 @@ class SLURMCluster(ElasticCluster):
     async def _all_logs(self, jobs: bool, cluster: bool, scheduler: bool, workers: object) -> Logs:
         logs = await self._dask_logs(cluster, scheduler, workers)
         if jobs:
-            logs.update(await asyncio.to_thread(lambda: ends_of(self._written())))
+            headers = [str(kind.job.job_header) for kind in self._pools.by_name.values()]
+            logs.update(await asyncio.to_thread(ends_of, headers, self._site.job_name, self._began))
         return logs
-
-    def _written(self) -> list[Path]:
-        """Return the newest output files of the jobs."""
-        headers = {str(kind.job.job_header) for kind in self._pools.by_name.values()}
-        paths = (outputs(header, self._site.job_name, self._began) for header in headers)
-        return list(dict.fromkeys(chain.from_iterable(paths)))
 
     # -- what the controller asks for ------------------------------------------------------------------------
 
@@ -344,20 +323,13 @@ class SLURMCluster(ElasticCluster):
         """
         if self._closing:
             return ()
-        self._reap_look()
-        if self._looking is None and self._site.was_used:
+        if (self._looking is None or self._looking.done()) and self._site.was_used:
             self._looking = asyncio.create_task(self._follower.look())
-        if self._looking is not None:
-            await asyncio.wait({self._looking}, timeout=_LOOK)
-            self._reap_look()
+        if (looking := self._looking) is not None:
+            await asyncio.wait({looking}, timeout=_LOOK)
+            if looking.done() and not looking.cancelled():
+                looking.result()
         return () if self._closing else tuple(job.seen() for job in self._book.followed)
-
-    def _reap_look(self) -> None:
-        """Clear a finished look at the queue; raise its error."""
-        if self._looking is not None and self._looking.done():
-            looked, self._looking = self._looking, None
-            if not looked.cancelled():
-                looked.result()
 
     def request(self, pool: str, count: int) -> None:
         """Request more jobs of a pool; they are submitted together, in the background."""
@@ -366,11 +338,8 @@ class SLURMCluster(ElasticCluster):
             return
         processes = kind.job.worker_processes
         first, self._count = self._count, self._count + count
-        prefix, names = self._names.prefix(pool), self._names.actual
-        jobs = [
-            BatchJob(f"{prefix}-{n}", pool, n, processes, time(), names=names)
-            for n in range(first, self._count)
-        ]
+        prefix = self._prefix(pool)
+        jobs = [BatchJob(f"{prefix}-{n}", pool, n, processes, time()) for n in range(first, self._count)]
         self._book.request(jobs)
         self._submission.add(jobs)
 
@@ -381,14 +350,10 @@ class SLURMCluster(ElasticCluster):
         jobs = self._book.release(names)
         try:
             await self._submission.withdraw(jobs)
-            await self._cancellation.gone(job for job in jobs if job.job_id)
+            await self._cancellation.gone({job.job_id: job for job in jobs if job.job_id})
         finally:
             for job in jobs:
                 self._book.end(job)
-
-    def may_fail_at_once(self) -> bool:
-        """Return whether a job of a pool without any worker so far may be about to end: its script may be broken."""
-        return self._pools.may_fail_at_once(self._book.followed)
 
     def wait_for_workers(self, n_workers: int, timeout: float | None = None) -> Any:
         """Wait until this many workers are connected.  A client of this cluster waits here too.
@@ -471,13 +436,11 @@ class SLURMCluster(ElasticCluster):
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait({self._looking})
-        await self._postmortems.close()
         landed = await self._submission.close(_LAST_SUBMISSION)
         await self._pools.close()
         await self._connections.tell_over()
         there = {job.job_id for job in self._book.jobs.values() if job.job_id}
-        there |= self._cancellation.job_ids
-        gone = not self._submission.had_jobs or await self._site.cancel_all(_LAST_JOBS, there)
+        gone = not self._submission.had_jobs or await self._cancellation.all_gone(there, _LAST_JOBS)
         await self._cancellation.close()
         for job in [*self._book.jobs.values()]:
             self._book.end(job, "its cluster ended")

@@ -23,7 +23,7 @@ _REAPED = 2.0
 
 # A cluster object that runs in a job would hand that job's shape on to its workers (SLURM_CPUS_PER_TASK, ...); a
 # user's SQUEUE_STATES or SCANCEL_INTERACTIVE would hide jobs.
-_OWN = re.compile(r"SLURM_(?!CONF$|CONF_|CLUSTERS$|JWT$)|SQUEUE_|SCANCEL_|SACCT_|SBATCH_ARRAY_INX$")
+_OWN = re.compile(r"SLURM_(?!CONF$|CONF_|CLUSTERS$|JWT$)|SQUEUE_|SCANCEL_|SBATCH_ARRAY_INX$")
 
 
 class Refused(Exception):
@@ -32,10 +32,6 @@ class Refused(Exception):
     def __init__(self, words: str, kind: str) -> None:
         super().__init__(words)
         self.words, self.kind = words, kind
-
-
-class NotInstalled(Refused):
-    """A command is not installed on this machine."""
 
 
 async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> str:
@@ -60,7 +56,7 @@ async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> s
             start_new_session=True,
         )
     except FileNotFoundError:
-        raise NotInstalled(f"{command[0]} is not on the PATH of this machine", parsing.PERMANENT) from None
+        raise Refused(f"{command[0]} is not on the PATH of this machine", parsing.PERMANENT) from None
     except OSError as error:  # no process or memory is available for now
         raise Refused(f"{command[0]}: {error}", parsing.TRANSIENT) from None
     try:

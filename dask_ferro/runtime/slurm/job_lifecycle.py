@@ -9,7 +9,7 @@ seconds, points in time epoch seconds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from dask_ferro.options import seconds
 from dask_ferro.policy.scaling import facts
 from dask_ferro.runtime.site_jobs import SiteJob
-from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, UNTOLD, QueueRow, node_count
+from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, QueueRow
 from dask_ferro.runtime.slurm.parsing import PENDING as WAITS
 
 
@@ -49,13 +49,7 @@ class Patience:
     boot: float = seconds("600s", "Time from a job's start until its first worker is connected.")
     lost: float = seconds(
         "60s",
-        "Time for lost workers of a job that SLURM reports as running. If all are lost, the job is over; if"
-        " some are, it ends early and is replaced.",
-    )
-    drained: float = seconds(
-        "20s",
-        "Time until a job leaves a node that is being drained, or ends after losing some workers: a task"
-        " that runs longer starts over elsewhere.",
+        "Time after which a job is over that SLURM reports as running and that has lost all its workers.",
     )
     missing: float = seconds(
         "30s",
@@ -95,7 +89,7 @@ class BatchJob:
     Attributes
     ----------
     job_id : str
-        SLURM's id; an empty one means that SLURM never had it.
+        SLURM's id, as `scancel` takes it; an empty one means that SLURM never had it.
     order : int
         Its number, never reused.
     since : float
@@ -108,21 +102,13 @@ class BatchJob:
         As reported by SLURM.
     was_whole : bool
         Whether all its workers were connected at some time since it started.
-    is_measured : bool
-        Whether its pool has recorded how long all its workers took to connect.
     warned_at : dict of float
         When each condition began that ends the job unless it passes.  Each has its own clock: a job that boots for
         minutes may be missing from one listing.
-    drained_at : float or None
-        Since when its node is being drained.
-    strength : int
-        The largest number of its workers connected at the same time since it started.
-    short_at : float or None
-        Since when some of those are missing.
-    names : mapping of str to str
-        Actual names of workers, where the job's shell changed those in the script.
     was_listed : bool
         Whether SLURM has listed it.
+    number : str
+        SLURM's own number of an array's element.
     node, nodes : str, int
         Its nodes in SLURM's notation, and their number.
     why : str
@@ -131,8 +117,6 @@ class BatchJob:
         When it was requested, had all its workers connected, and was over.
     leaves_because, ending : str
         Why it is to end, and why it is over.
-    is_lost : bool
-        Whether it is over only because SLURM did not list it any more.
     before : float
         Node-seconds of its runs before the newest requeue.
     tasks : int
@@ -152,13 +136,9 @@ class BatchJob:
     started_at: float | None = None
     ends_at: float | None = None
     was_whole: bool = False
-    is_measured: bool = False
     warned_at: dict[str, float] = field(default_factory=dict)
-    drained_at: float | None = None
-    strength: int = 0
-    short_at: float | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
     was_listed: bool = False
+    number: str = ""
     node: str = ""
     nodes: int = 1
     why: str = ""
@@ -167,7 +147,6 @@ class BatchJob:
     ended_at: float | None = None
     leaves_because: str = ""
     ending: str = ""
-    is_lost: bool = False
     before: float = 0.0
     tasks: int = 0
 
@@ -190,13 +169,7 @@ class BatchJob:
 
     def _called(self, restarts: int) -> tuple[str, ...]:
         name = f"{self.name}.{restarts}" if restarts else self.name
-        every = [f"{name}-{i}" for i in range(self.processes)] if self.processes > 1 else [name]
-        return tuple(self.names.get(one, one) for one in every)
-
-    @property
-    def seems_over(self) -> bool:
-        """Whether SLURM reports its end, or does not list it, either of which may pass."""
-        return not self.warned_at.keys().isdisjoint((_MISSING, _ENDS))
+        return tuple(f"{name}-{i}" for i in range(self.processes)) if self.processes > 1 else (name,)
 
     def _is_there(self, connected: Collection[str]) -> bool:
         return any(worker in connected for worker in self.workers)
@@ -219,7 +192,6 @@ class BatchJob:
         connected: Collection[str],
         now: float,
         patience: Patience,
-        draining: Collection[str] = (),
         *,
         is_sure: bool = True,
     ) -> Ending | None:
@@ -231,8 +203,6 @@ class BatchJob:
             None: SLURM lists no such job.
         connected : collection of str
             The names of all workers at the scheduler.
-        draining : collection of str
-            Nodes that are being drained.
         is_sure : bool
             For a missing row: whether more than one command confirmed it.
         """
@@ -242,7 +212,8 @@ class BatchJob:
         self._pass(_MISSING)
         self.was_listed = True
         self.reason = row.reason
-        self.node = row.node or self.node
+        self.number = row.number or self.number
+        self.node, self.nodes = row.node or self.node, row.nodes or self.nodes
         if row.phase == OVER:
             self.started_at, self.ended_at = row.starts or self.started_at, row.ends
             return Ending(row.told, row.state, failed=self._no_worker_came(row))
@@ -258,8 +229,6 @@ class BatchJob:
             return self._waits(row, now, patience)
         self._pass(_STUCK)
         self.started_at, self.ends_at = row.starts, row.ends
-        self.nodes = node_count(row.node) or self.nodes
-        self._drain(row.node in draining, now, patience.drained)
         return self._staffed(connected, now, patience)
 
     def _waits(self, row: QueueRow, now: float, patience: Patience) -> Ending | None:
@@ -274,13 +243,9 @@ class BatchJob:
         return None
 
     def _believed(self, row: QueueRow | None, connected: Collection[str], now: float) -> QueueRow | None:
-        """Return a row completed from the known state; None for one that is older."""
-        if row is None or UNTOLD < row.restarts < self.restarts:
+        """Return a row unless it is older than the known state."""
+        if row is None or row.restarts < self.restarts:
             return None
-        if row.restarts == UNTOLD:
-            row = row._replace(
-                restarts=self.restarts, submitted=self.submitted_at, starts=self.started_at, ends=self.ends_at
-            )
         if row.phase in (WAITS, HELD) and any(worker in connected for worker in self._called(row.restarts)):
             self._restart(row, now)
             return None
@@ -307,23 +272,12 @@ class BatchJob:
         self.ends_at = min(self.ends_at or inf, self.warned_at[_ENDS] + patience.ending)
         return self._staffed(connected, now, patience)
 
-    def _drain(self, drains: bool, now: float, patience: float) -> None:
-        """Set an early end for a job on a node that is being drained."""
-        if not drains:
-            self.drained_at = None
-            return
-        if self.drained_at is None:
-            self.drained_at = now
-        self.ends_at = min(self.ends_at or inf, self.drained_at + patience)
-        self.reason = "its node is being drained"
-
     def _staffed(self, connected: Collection[str], now: float, patience: Patience) -> Ending | None:
         """Enter "booting" or "running", depending on the connected workers."""
         there = sum(worker in connected for worker in self.workers)
         whole = there == self.processes
         if self.state not in _STARTED:
             self.enter(JobState.BOOTING, now)
-        self._count(there, now, patience)
         limit = patience.lost if self.was_whole else patience.boot
         if whole or (there and (self.was_whole or now - self.since > limit)):
             self.was_whole = True
@@ -335,26 +289,13 @@ class BatchJob:
         gone = Ending(f"none of its workers is connected for {limit:g} s", failed=not self.was_whole)
         return self._unless_it_passes(_ALONE, limit, now, gone)
 
-    def _count(self, there: int, now: float, patience: Patience) -> None:
-        """Set an early end if some workers are missing for long, so that the controller replaces the job."""
-        self.strength = max(self.strength, there)
-        if not 0 < there < self.strength:
-            self.short_at = None
-            return
-        if self.short_at is None:
-            self.short_at = now
-        if now - self.short_at >= patience.lost:
-            self.ends_at = min(self.ends_at or inf, self.short_at + patience.lost + patience.drained)
-            self.reason = f"{there} of its {self.strength} workers are connected"
-
     def _restart(self, row: QueueRow, now: float) -> None:
         if row.restarts == self.restarts:
             return
         self.before = self.node_seconds(now)
-        self.restarts, self.was_whole, self.is_measured = row.restarts, False, False
+        self.restarts, self.was_whole = row.restarts, False
         self.warned_at.clear()
-        self.started_at = self.ends_at = self.drained_at = self.short_at = self.connected_at = None
-        self.strength = 0
+        self.started_at = self.ends_at = self.connected_at = None
         self.enter(JobState.PENDING, now)
 
     def _unless_it_passes(self, condition: str, patience: float, now: float, ending: Ending) -> Ending | None:

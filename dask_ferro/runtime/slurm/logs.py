@@ -1,33 +1,37 @@
-"""The output of a batch job: its files, and their last lines.
+"""The output of batch jobs: their files, by the header of the script, and the ends of these.
 
-SLURM names the files of a job in `scontrol show job`, with some of the patterns replaced; the others (`%J`, `%4j`)
-are replaced here, as described in sbatch(1).  For a job that SLURM has forgotten, the script's header and the folder
-of the submission are used.  Only the end of a file is read, within a time limit, as the shared file system may hang.
-A file that cannot be read is described in the result, and never an error.  Sizes are bytes.
+In the name of a file sbatch replaces patterns such as `%j`; those whose value is not known here match any text.  Only
+the end of a file is read, as jobs may print much.  A file that cannot be read is described in the result, and never an
+error.  Sizes are bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import glob
 import os
 import re
-import stat
-from collections.abc import Awaitable, Callable, Mapping
-from itertools import pairwise
+from collections.abc import Iterable
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import distributed.utils
+
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from dask_ferro.runtime.slurm.parsing import element, option
 
 # The lines that fit on a screen, and the bytes read for them: a chain of tracebacks has its cause at the beginning.
 _LINES, _BYTES = 20, 16384
+# The most files shown among a cluster's logs; a job writes one or two.
+_FILES = 50
 # What Python prints between an error and one that followed from it.
 _FOLLOWED = ("The above exception was the direct cause", "During handling of the above exception")
 # Characters of the last line, where there is room for only one line.
 _BRIEF = 300
-# Seconds for the answer of SLURM, and for the file.
-_ASKED, _READ = 2.0, 2.0
-_PATTERN = re.compile(r"%(\d*)([%AajJNuxnst])")
+# Seconds for a file, since a shared file system may hang.
+_READ = 2.0
+_PATTERN = re.compile(r"%(\d*)([A-Za-z%])")
 # A log may contain terminal control characters: colours, carriage returns of progress bars.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -65,107 +69,84 @@ class Log(NamedTuple):
         return "\n".join(f"    {line}" for line in self.lines)
 
 
-async def last_output(ask: Callable[..., Awaitable[str]], job_id: str, script: str, job_name: str) -> Log:
-    """Return the end of a job's error output, or of its other output.
-
-    Parameters
-    ----------
-    ask : callable
-        Runs one of SLURM's commands and returns its output; it may raise any exception.
-    job_id : str
-        In the form of `squeue`: "12", or "12_3" for an element of an array.
-    script : str
-        The submitted script.
-    """
-    try:
-        async with asyncio.timeout(_ASKED):
-            told = await ask("scontrol", "--oneliner", "show", "job", job_id)
-    except Exception:  # noqa: BLE001 - SLURM forgets a job after minutes; the script tells as well
-        told = ""
-    files = files_of(told, job_id, script, job_name, os.getcwd())
+async def last_output(header: str, job_name: str, job: BatchJob) -> Log:
+    """Return the end of a job's error output, or of its other output."""
+    patterns = patterns_of(header, job_name, job)
     try:
         async with asyncio.timeout(_READ):
-            return await asyncio.to_thread(_first_with_lines, files)
+            return await asyncio.to_thread(_first_with_lines, patterns)
     except TimeoutError:
-        return Log(files[0], trouble=f"could not be read within {_READ:g} s")
+        return Log(patterns[0], trouble=f"could not be read within {_READ:g} s")
 
 
-def files_of(told: str, job_id: str, script: str, job_name: str, folder: str) -> tuple[str, ...]:
-    """Return the paths of a job's output, errors first; one path if both are the same.
+def ends_of(headers: Iterable[str], job_name: str, since: float) -> dict[str, distributed.utils.Log]:
+    """Return the ends of the newest output files that jobs with these headers wrote since a time, by path."""
+    patterns = {pattern for header in headers for pattern in patterns_of(header, job_name)}
+    files = {path: _changed(path) for path in chain.from_iterable(map(glob.glob, patterns))}
+    recent = sorted((path for path, at in files.items() if at >= since), key=files.__getitem__)
+    ends = [tail(path, _BYTES) for path in recent[-_FILES:]]
+    return {end.path: distributed.utils.Log("\n".join(end.lines) or end.trouble) for end in ends}
+
+
+def patterns_of(header: str, job_name: str, job: BatchJob | None = None) -> list[str]:
+    """Return patterns of `glob` for the output of a job, or of any job; errors first, and one if both are the same.
 
     Parameters
     ----------
-    told : str
-        A line of ``scontrol --oneliner show job``; empty without an answer of SLURM.
-    folder : str
-        The folder of the submission, to which paths in the script are relative.
+    header : str
+        The script's lines with options; their paths are relative to this process's folder, or the script's own.
     """
-    facts = _facts(told)
-    array, index = element(job_id)
-    replaced = {
-        "j": facts.get("JobId") or ("" if "_" in job_id else array),
-        "A": facts.get("ArrayJobId") or array,
-        "a": facts.get("ArrayTaskId") or (str(index) if "_" in job_id else "4294967294"),
-        "x": facts.get("JobName") or job_name,
-        "u": (facts.get("UserId") or os.environ.get("USER", "")).partition("(")[0],
-        "N": facts.get("BatchHost", ""),
-        "n": "0",
-        "t": "0",
-        "s": "batch",
-        "%": "%",
-    }
-    replaced["J"] = replaced["j"]
-    default = "slurm-%A_%a.out" if "_" in job_id else "slurm-%j.out"
-    out = facts.get("StdOut") or option(script, "o", "output") or default
-    err = facts.get("StdErr") or option(script, "e", "error") or out
-    paths = (expanded(path, replaced) for path in (err, out))
-    where = facts.get("WorkDir") or option(script, "D", "chdir") or folder
-    return tuple(dict.fromkeys(os.path.join(where, path) for path in paths))
-
-
-def expanded(path: str, replaced: Mapping[str, str]) -> str:
-    r"""Return a file's name with sbatch's patterns replaced; what is not known stays as it is.
-
-    >>> expanded("w-%A_%a-%4j.out", {"A": "11", "a": "2", "j": "13"})
-    'w-11_2-0013.out'
-    >>> expanded("w-%N.out", {})
-    'w-%N.out'
-    """
-    if "\\" in path:  # one backslash, and sbatch replaces nothing
-        return path.replace("\\", "")
+    known = {"x": job_name, "u": os.environ.get("USER", ""), "%": "%"}
+    default = ""
+    if job is not None:
+        array, index = element(job.job_id)
+        is_array = "_" in job.job_id
+        number = job.number or ("" if is_array else array)
+        known |= {"A": array, "a": str(index) if is_array else "4294967294", "j": number, "J": number}
+        default = "slurm-%A_%a.out" if is_array else "slurm-%j.out"
 
     def value(found: re.Match[str]) -> str:
-        known = replaced.get(found[2], "")
-        if not known:
-            return found[0]
-        width = min(int(found[1] or 0), 10)
-        return known.zfill(width) if known.isdecimal() else known
+        text = known.get(found[2], "")
+        return (text.zfill(int(found[1] or 0)) if text.isdecimal() else text) or "*"
 
-    return _PATTERN.sub(value, path)
-
-
-def end_of_file(path: str | Path, size: int) -> tuple[int, bytes]:
-    """Return the size of a file, and at most `size` bytes of its end.  Raises `OSError`."""
-    with Path(path).open("rb") as file:
-        whole = file.seek(0, os.SEEK_END)
-        file.seek(max(whole - size, 0))
-        return whole, file.read(size)
+    out = option(header, "o", "output") or default
+    err = option(header, "e", "error") or out
+    folder = option(header, "D", "chdir") or os.getcwd()
+    paths = [os.path.join(folder, path) for path in (err, out) if path]
+    return list(dict.fromkeys(_PATTERN.sub(value, glob.escape(path)) for path in paths))
 
 
-def tail(path: str) -> Log:
+def tail(path: str, most: int = _LINES) -> Log:
     """Return the last lines of a file."""
     try:
-        # Checked before opening, since opening a pipe would wait for a writer.
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return Log(path, trouble="is not a regular file")
-        whole, read = end_of_file(path, _BYTES)
+        with Path(path).open("rb") as file:
+            whole = file.seek(0, os.SEEK_END)
+            file.seek(max(whole - _BYTES, 0))
+            read = file.read(_BYTES)
     except OSError as error:
         return Log(path, trouble=f"cannot be read: {error.strerror or error}")
     text = _ESCAPES.sub("", read.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n"))
     kept = [line.rstrip() for line in text.split("\n") if line.strip()]
     if whole > _BYTES and len(kept) > 1:
         kept = kept[1:]  # the first line may be incomplete
-    return Log(path, tuple(kept[-_LINES:]), "" if kept else "is empty", _cause(kept))
+    return Log(path, tuple(kept[-most:]), "" if kept else "is empty", _cause(kept))
+
+
+def _changed(path: str) -> float:
+    """Return when a regular file was last written; -1: there is no such file."""
+    try:
+        return os.stat(path).st_mtime if os.path.isfile(path) else -1.0
+    except OSError:
+        return -1.0
+
+
+def _first_with_lines(patterns: list[str]) -> Log:
+    """Return the newest file of the first pattern that has lines."""
+    logs = []
+    for pattern in patterns:
+        files = [path for path in glob.glob(pattern) if os.path.isfile(path)]
+        logs.append(tail(max(files, key=_changed)) if files else Log(pattern, trouble="does not exist"))
+    return next((log for log in logs if log.lines), logs[0])
 
 
 def _cause(lines: list[str]) -> str:
@@ -177,14 +158,3 @@ def _cause(lines: list[str]) -> str:
         elif line.startswith(_FOLLOWED):
             cause = cause or before
     return cause
-
-
-def _first_with_lines(paths: tuple[str, ...]) -> Log:
-    found = [tail(path) for path in paths]
-    return next((log for log in found if log.lines), found[0])
-
-
-def _facts(told: str) -> dict[str, str]:
-    """Return the fields of a line of `scontrol` by name; values may contain spaces."""
-    pairs = re.findall(r"(?:^|\s)([A-Za-z][\w/:]*)=(.*?)(?=\s+[A-Z][\w/:]*=|\s*$)", told.partition("\n")[0])
-    return {name: value for name, value in pairs if value not in ("", "(null)", "N/A")}

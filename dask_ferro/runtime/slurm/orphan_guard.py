@@ -34,43 +34,30 @@ _TAG = re.compile(r"\bferro-([0-9a-f]{8})-(\d{1,9})-[0-9a-f]{8}\.")
 # their workers.
 _SCRIPT = r"""
 trap '' HUP INT QUIT TERM PIPE
-name=$1 user=$2 tag=$3 submitted=" "
+tag=$2 submitted=" "
 while read -r word job; do
     case $word in
         closed) exit 0 ;;
         job) submitted="$submitted$job " ;;
     esac
 done
-is_tagged() {
-    case $1 in *"$tag."*) return 0 ;; esac
-    return 1
-}
-own() {
-    while read -r job comment; do
-        if is_tagged "$comment"; then echo "$job"; continue; fi
-        case $submitted in *" $job "*) echo "$job" ;; esac
-    done | sort -u
-}
 over='BOOT_FAIL|CANCELLED|COMPLET|DEADLINE|FAILED|NODE_FAIL|OUT_OF|PREEMPTED|REVOKED|TIMEOUT'
-# An empty squeue may be a lie.  Jobs that are over are shown for some minutes.
 alive() {
-    echo "$1" | while read -r line; do
-        if is_tagged "$line"; then echo "$line"; continue; fi
+    grep -Ev " JobState=($over)" | while read -r line; do
+        case $line in *"$tag."*) echo "$line"; continue ;; esac
         for job in $submitted; do
             case "$line " in "JobId=$job "*|*" ArrayJobId=$job "*) echo "$line" ;; esac
         done
-    done | grep -Ev " JobState=($over)"
+    done | sed -n 's/^JobId=\([0-9]*\) .*/\1/p'
 }
 left=$submitted
 pause=1
 while [ "$pause" -le 1024 ]; do
     [ -z "$left" ] || echo "$left" | xargs -r -n 200 scancel
-    if queue=$(squeue --noheader --user="$user" --name="$name" --format='%F %k'); then
-        left=$(echo "$queue" | own)
-        if [ -z "$left" ] && shown=$(scontrol --oneliner show job); then
-            left=$(alive "$shown" | sed -n 's/^JobId=\([0-9]*\) .*/\1/p')
-            [ -n "$left" ] || exit 0
-        fi
+    # An empty squeue may be a lie.  Jobs that are over are shown for some minutes.
+    if shown=$(scontrol --oneliner show job); then
+        left=$(echo "$shown" | alive)
+        [ -n "$left" ] || exit 0
     fi
     sleep "$pause"
     pause=$((pause * 2))
@@ -84,22 +71,16 @@ class Watchdog:
     Parameters
     ----------
     job_name : str
-        The name of all jobs, which others may have as well.
+        The name of all jobs, by which the process is found in the list of all processes.
     tag : str
         A word in the comments of all these jobs, and no others.
     environment : mapping
         SLURM's configuration, and a PATH with its commands.
     """
 
-    def __init__(
-        self,
-        job_name: str,
-        tag: str,
-        environment: Mapping[str, str],
-    ) -> None:
-        arguments = (job_name, str(portable.user_id()), tag)
+    def __init__(self, job_name: str, tag: str, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            ("/bin/sh", "-c", _SCRIPT, "dask-ferro-watchdog", *arguments),
+            ("/bin/sh", "-c", _SCRIPT, "dask-ferro-watchdog", job_name, tag),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -10,22 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from math import inf, prod
+from math import inf
 from typing import NamedTuple
 
 PENDING, STARTED, HELD, ENDING, OVER = "pending", "started", "held", "ending", "over"
 
-# The number of restarts where a command does not report it.
-UNTOLD = -1
-
 # Fixed widths, since `squeue` cuts longer values; separators are newer than some sites' SLURM.
 _COLUMNS = {
     "JobArrayID": 40,
+    "JobID": 14,
     "State": 20,
     "RestartCnt": 12,
     "SubmitTime": 24,
     "StartTime": 24,
     "EndTime": 24,
+    "NumNodes": 10,
+    "exit_code": 12,
     "NodeList": 80,
     "Reason": 80,
     # The identifier of a submission is at the end of it.
@@ -68,8 +68,7 @@ _HELD = re.compile(r"JobHeld|JobHold|(?<![A-Za-z])(held|hold)(?![A-Za-z])", re.I
 # Seconds in which a preempted job can move its data.
 _LONG_GRACE = 30
 
-# A name that is one word for a shell and for `squeue --name`, which splits at commas.
-_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
+_CELL = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
 
 
 class QueueRow(NamedTuple):
@@ -82,13 +81,19 @@ class QueueRow(NamedTuple):
     state, reason : str
         As SLURM names them.
     restarts : int
-        Number of requeues; UNTOLD if the command reports neither these nor the times and the node.
+        Number of requeues.
     submitted, starts, ends : float or None
         Epoch; for a pending job, `starts` is SLURM's estimate.
     node : str
         The nodes of the job.
     comment : str
         The comment of its submission.
+    number : str
+        SLURM's own number of an array's element, which differs from that of the array.
+    nodes : int
+        Number of nodes; 0: not known.
+    exit : str
+        "exit code 3" or "signal 9"; empty for 0.
     """
 
     job_id: str
@@ -100,6 +105,9 @@ class QueueRow(NamedTuple):
     node: str = ""
     reason: str = ""
     comment: str = ""
+    number: str = ""
+    nodes: int = 0
+    exit: str = ""
 
     @property
     def phase(self) -> str:
@@ -109,8 +117,9 @@ class QueueRow(NamedTuple):
 
     @property
     def told(self) -> str:
-        """Its state in SLURM's words, with the reason."""
-        return f"{self.state} ({self.reason})" if self.reason else self.state
+        """Its state in SLURM's words, with the reason and the exit status."""
+        told = f"{self.state} ({self.reason})" if self.reason else self.state
+        return f"{told}, {self.exit}" if self.exit else told
 
     @property
     def is_ended(self) -> bool:
@@ -127,7 +136,9 @@ def rows(text: str) -> dict[str, QueueRow]:
     """Return the jobs in the output of ``squeue -h -r -O FORMAT``, by id; other lines are skipped."""
     found = {}
     for line in text.splitlines():
-        job_id, state, restarts, submitted, starts, ends, node, reason, comment = _cells(line)
+        job_id, number, state, restarts, submitted, starts, ends, nodes, status, node, reason, comment = (
+            _cells(line)
+        )
         if re.fullmatch(r"\d+(_\d+)?", job_id) and state:
             found[job_id] = QueueRow(
                 job_id,
@@ -139,7 +150,37 @@ def rows(text: str) -> dict[str, QueueRow]:
                 node,
                 "" if reason == "None" else reason,
                 "" if comment == "(null)" else comment,
+                number,
+                int(nodes) if nodes.isdecimal() else 0,
+                exit_status(status),
             )
+    return found
+
+
+def shown(text: str) -> dict[str, QueueRow]:
+    """Return the jobs in the output of ``scontrol --oneliner show job``, by id, one for each array element."""
+    found: dict[str, QueueRow] = {}
+    for line in text.splitlines():
+        # The first of a name wins: a user's comment may contain similar text.
+        facts = dict(reversed(_CELL.findall(line)))
+        if "JobId" not in facts or "JobState" not in facts:
+            continue
+        reason = facts.get("Reason", "")
+        row = QueueRow(
+            facts["JobId"],
+            facts["JobState"].split(",")[0].upper(),
+            int(facts.get("Restarts") or 0),
+            moment(facts.get("SubmitTime", "")),
+            moment(facts.get("StartTime", "")),
+            moment(facts.get("EndTime", "")),
+            facts.get("NodeList", "").replace("(null)", ""),
+            "" if reason == "None" else reason,
+            number=facts["JobId"],
+            exit=exit_status(facts.get("ExitCode", "")),
+        )
+        array, elements = facts.get("ArrayJobId"), facts.get("ArrayTaskId")
+        ids = [f"{array}_{one}" for one in expanded(elements)] if array and elements else [row.job_id]
+        found.update((job_id, row._replace(job_id=job_id)) for job_id in ids)
     return found
 
 
@@ -268,30 +309,18 @@ def element(job_id: str) -> tuple[str, int]:
 
 
 def exit_status(text: str) -> str:
-    """Return a job's exit code or signal, from ``scontrol --oneliner show job``; empty if it is 0 or missing.
+    """Return a job's exit code or signal from SLURM's notation, or from a status of wait(2); empty: 0 or not known.
 
-    >>> exit_status("JobId=7 ExitCode=3:0 EndTime=N/A"), exit_status("ExitCode=0:9"), exit_status("ExitCode=0:0")
-    ('exit code 3', 'signal 9', '')
+    >>> exit_status("3:0"), exit_status("0:9"), exit_status("0:0"), exit_status("768"), exit_status("9")
+    ('exit code 3', 'signal 9', '', 'exit code 3', 'signal 9')
     """
-    found = re.search(r"\bExitCode=(\d+):(\d+)", text)
-    code, signal = found.groups() if found else ("0", "0")
-    if signal != "0":
+    if text.isdecimal():  # `squeue` before SLURM 23
+        text = f"{int(text) >> 8}:{int(text) & 127}"
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    code, signal = map(int, found.groups()) if found else (0, 0)
+    if signal:
         return f"signal {signal}"
-    return f"exit code {code}" if code != "0" else ""
-
-
-def node_count(listed: str) -> int:
-    """Return the number of nodes in SLURM's list, at least, as it may be cut short.
-
-    >>> node_count("c1"), node_count("c[1-4,7],gpu2"), node_count("c[001-010]-ib"), node_count("")
-    (1, 6, 10, 0)
-    """
-    whole = re.sub(r"\[[^\]]*$", "", listed)
-    return sum(map(_hosts, re.findall(r"(?:[^,\[]|\[[^\]]*\])+", whole)))
-
-
-def _hosts(named: str) -> int:
-    return prod(len([*expanded(ranges)]) for ranges in re.findall(r"\[([^\]]*)\]", named))
+    return f"exit code {code}" if code else ""
 
 
 def expanded(elements: str) -> Iterator[int]:
@@ -305,24 +334,6 @@ def expanded(elements: str) -> Iterator[int]:
         if match:
             first, last, step = match.groups()
             yield from range(int(first), int(last or first) + 1, int(step or 1))
-
-
-def is_plain(name: str) -> bool:
-    """Return whether a name can be part of a worker's name: safe in a script, and without a number at the end.
-
-    >>> is_plain("gpu-a100"), is_plain("gpu-1"), is_plain("gpu 1")
-    (True, False, False)
-    """
-    return re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*(-[A-Za-z][A-Za-z0-9_]*)*", name) is not None
-
-
-def is_job_name(name: str) -> bool:
-    """Return whether jobs can be listed and cancelled by a name.
-
-    >>> is_job_name("dask-worker"), is_job_name("a,b"), is_job_name("a b")
-    (True, False, False)
-    """
-    return _JOB_NAME.fullmatch(name) is not None
 
 
 def indices(numbers: Sequence[int]) -> str:

@@ -1,41 +1,20 @@
-"""Remote access to the jobs and the pools of an `ff.SLURMCluster`: it installs handlers on its scheduler.
+"""Remote access to the jobs and the pools of an `ff.SLURMCluster`, for `dask ferro jobs` and `dask ferro pools`.
 
-The commands `dask ferro jobs` and `dask ferro pools` call them.  The handlers are installed only if the scheduler runs
-in the cluster's own process, as for `dask ferro cluster`.  Errors are sent as text.
+A cluster answers if its scheduler runs in its own process, as for `dask ferro cluster`.  Errors are sent as text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from distributed import Scheduler
-from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.telemetry.top import SchedulerConnection
+from dask_ferro.runtime.telemetry.top import ask
 
+# The names of the calls that the cluster adds to its scheduler.
 JOBS, POOLS = "ferro_jobs", "ferro_pools"
-
-Rows = Callable[..., Awaitable[list[Any]]]
-
-
-def serve(scheduler: object, counts: SchedulerPlugin, tables: Mapping[str, Rows]) -> None:
-    """Install a handler for each table on a cluster's scheduler, and the plugin that counts its workers' tasks."""
-    # A scheduler in another process cannot read the cluster.
-    if isinstance(scheduler, Scheduler):
-        scheduler.add_plugin(counts)
-        scheduler.handlers.update({table: _handler(rows) for table, rows in tables.items()})
-
-
-def _handler(rows: Rows) -> Callable[..., Awaitable[dict[str, object]]]:
-    async def answer(comm: object = None, **words: str) -> dict[str, object]:
-        try:
-            return {"rows": await rows(**words)}
-        except ConfigError as error:
-            return {"error": str(error)}
-
-    return answer
 
 
 async def _asked(dask_scheduler: Scheduler, table: str, words: Mapping[str, str]) -> dict[str, object]:
@@ -43,8 +22,10 @@ async def _asked(dask_scheduler: Scheduler, table: str, words: Mapping[str, str]
     if (handler := dask_scheduler.handlers.get(table)) is None:
         return {"error": f"scheduler {dask_scheduler.address}: no cluster answers for its jobs and pools; wanted one "
                 "that `dask ferro cluster` or ff.SLURMCluster started on SLURM"}  # fmt: skip
-    answer: dict[str, object] = await handler(**words)
-    return answer
+    try:
+        return {"rows": await handler(**words)}
+    except ConfigError as error:
+        return {"error": str(error)}
 
 
 async def call(where: Callable[[], str], table: str, **words: str) -> list[Any]:
@@ -64,13 +45,10 @@ async def call(where: Callable[[], str], table: str, **words: str) -> list[Any]:
     ConfigError
         For a scheduler that does not answer or has no such cluster, and for operations that the cluster refuses.
     """
-    line = SchedulerConnection(where)
     try:
-        answer = await line.ask(_asked, table=table, words=words)
-    except (OSError, TimeoutError) as error:
+        answer = await ask(where, _asked, table=table, words=words)
+    except OSError as error:
         raise ConfigError(f"no scheduler answers: {error or type(error).__name__}") from error
-    finally:
-        await line.close()
     if "error" in answer:
         raise ConfigError(answer["error"])
     rows: list[Any] = answer["rows"]

@@ -6,28 +6,37 @@ page's room are left out and counted.  Durations are seconds, sizes bytes, times
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
 from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
-from dask_ferro.policy.events import OUTCOMES, Settled
+from dask_ferro.policy.events import OUTCOMES, Arrived, Settled
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.telemetry.events import TOPIC, ScaleEvent
-from dask_ferro.runtime.telemetry.move_log import Sample, Second
-from dask_ferro.words import few
+from dask_ferro.runtime.telemetry.events import DEPARTURES, ScaleEvent
+from dask_ferro.runtime.telemetry.log import Log, Sample
+from dask_ferro.words import few, natural
 
 # The most workers shown one by one: then each row is 6 pixels high.
 SHOWN = 64
 # Rows and columns of the flow matrix; moves between other workers are summed up.
 PAIRED = 32
-# The most events shown on the elastic page.
-EVENTS = 500
-# The words for published events of retiring workers.
-_DEPARTURES = {"leave": "begin to leave", "left": "left", "stayed": "stayed"}
+# Seconds of the charts of moves.
+SECONDS = 60
+
+
+class Second(NamedTuple):
+    """The moves in one second of the clock, and the work of stolen tasks that ended in it."""
+
+    second: int
+    confirmed: int = 0
+    refused: int = 0
+    stale: int = 0
+    worked: float = 0.0
+    spent: float = 0.0
 
 
 class MoveFlow(NamedTuple):
@@ -57,10 +66,11 @@ class StealingPicture(NamedTuple):
     policy : str
         The policy's name; "none" moves nothing.
     totals : mapping of str to float
-        "confirmed", "refused", "stale", "worked" and "spent", since the plugin was installed.
+        The log's counts of steals.
     flows : tuple of MoveFlow
         The moves that are kept, by pair.
     seconds : tuple of Second
+        The last `SECONDS` up to the newest move, of the moves that are kept.
     backlogs : tuple of Backlog
     unseen : int
         Workers that are not among the backlogs.
@@ -103,15 +113,33 @@ def stealing_picture(scheduler: Scheduler, stealing: Stealing, now: float) -> St
     stealing : Stealing
     now : float
     """
-    log = stealing.moves
-    totals = {name: log.counts.get(name, 0) for name in OUTCOMES}
-    totals["worked"] = log.counts.get("seconds worked", 0.0)
-    totals["spent"] = log.counts.get("seconds moving", 0.0)
-    backlogs = _backlogs(scheduler, stealing, now)
-    unseen = len(stealing.ledger.rows) - len(backlogs)
-    seconds, thresholds = tuple(log.seconds), tuple(stealing.watch.thresholds)
-    flows = _flows(scheduler, log.moves)
-    return StealingPicture(stealing.settings.stealing, totals, flows, seconds, backlogs, unseen, thresholds)
+    log, backlogs = stealing.records, _backlogs(scheduler, stealing, now)
+    (moves, _), (stolen, _), (loads, _) = log.moves.since(), log.stolen.since(), log.loads.since()
+    return StealingPicture(
+        stealing.settings.stealing,
+        dict(log.counts["steal"]),
+        _flows(scheduler, moves),
+        _seconds(moves, stolen),
+        backlogs,
+        len(stealing.ledger.rows) - len(backlogs),
+        tuple((load.time, *load.thresholds) for load in loads if load.thresholds),
+    )
+
+
+def _seconds(moves: Sequence[Settled], stolen: Sequence[Arrived]) -> tuple[Second, ...]:
+    """Return the seconds with a move or the end of a stolen task, of the last `SECONDS` before the newest of them."""
+    ends = [one.requested + one.delay + one.worked for one in stolen]
+    least = max([*ends[-1:], *(move.at for move in moves[-1:])], default=0.0) - SECONDS
+    rows: defaultdict[int, list[float]] = defaultdict(lambda: [0, 0, 0, 0.0, 0.0])
+    for move in moves:
+        if move.at > least:
+            row = rows[int(move.at)]
+            row[OUTCOMES.index(move.outcome)] += 1
+            row[4] += move.cost if move.outcome == "confirmed" else 0.0
+    for end, one in zip(ends, stolen, strict=True):
+        if end > least:
+            rows[int(end)][3] += one.worked
+    return tuple(Second(second, *map(int, row[:3]), *row[3:]) for second, row in sorted(rows.items()))
 
 
 def _flows(scheduler: Scheduler, moves: Iterable[Settled]) -> tuple[MoveFlow, ...]:
@@ -144,41 +172,21 @@ def _backlogs(scheduler: Scheduler, stealing: Stealing, now: float) -> tuple[Bac
     return tuple(sorted(found, key=lambda b: natural(b.worker)))
 
 
-def natural(text: str) -> tuple[bool, int, int, str]:
-    """Return a sort key that puts names with numbers in natural order.
-
-    >>> sorted(["10", "9", "w-2"], key=natural)
-    ['9', '10', 'w-2']
-    """
-    digits = text.isdecimal()
-    return (not digits, int(text) if digits else 0, len(text), text)
-
-
 # -- elastic -------------------------------------------------------------------------------------------------
 
 
-def elastic_picture(
-    scheduler: Scheduler, stealing: Stealing, newest: ScaleEvent | None = None
-) -> ElasticPicture:
-    """Return the elastic controller's published decisions, and the load over the same time.
-
-    Parameters
-    ----------
-    newest : mapping, optional
-        Its newest decision, in case Dask has dropped the event: it keeps 1,000 of all kinds.
-    """
-    told = [(at, message) for at, message in scheduler.get_events(TOPIC) if isinstance(message, dict)]
-    scaled = [{"time": at, **message} for at, message in told if message.get("action") == "scale"]
-    if newest and not scaled:
-        scaled = [{"time": 0.0, **newest}]
-    went = [(at, message) for at, message in told if message.get("action") in _DEPARTURES]
-    decisions = tuple(cast(ScaleEvent, message) for message in scaled[-EVENTS:])
-    departures = tuple((at, _departure(message)) for at, message in went[-EVENTS:])
-    return ElasticPicture(decisions, departures, tuple(stealing.watch.samples))
+def elastic_picture(log: Log) -> ElasticPicture:
+    """Return the elastic controller's decisions, the workers that retired, and the load, of the last minutes."""
+    decisions, departures = log.decisions.since()[0], log.departures.since()[0]
+    return ElasticPicture(
+        tuple(cast(ScaleEvent, decision) for decision in decisions),
+        tuple((message["time"], _departure(message)) for message in departures),
+        tuple(log.loads.since()[0]),
+    )
 
 
 def _departure(message: Mapping[str, Any]) -> str:
     some = few(label(str(address)) for address in message.get("workers") or ())
     held = f", {message['keys']:,} results have to move" if message.get("keys") else ""
     why = f": {message['why']}" if message.get("why") else ""
-    return f"{some} {_DEPARTURES[message['action']]}{held}{why}"
+    return f"{some} {DEPARTURES[message['action']]}{held}{why}"

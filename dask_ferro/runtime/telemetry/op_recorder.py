@@ -1,13 +1,11 @@
 """The instruction tape: the ops that ran inside the bundles of this process, with task, times and bytes.
 
-Array ops are timed one by one (1.5 us each).  For a session of ONNX Runtime, its own profile covers the first runs,
-up to 20,000 ops, and 100,000 per process; later runs are one span each, as are runs of reference ops.  The end of a
-recording ends these profiles; for other recordings, sessions get new ones.  On a GPU, an array op's span is its
-launch, not its kernel.  Without a recording there is no overhead.
+Array ops are timed one by one (1.5 us each); a session of ONNX Runtime, or of the reference, is one op.  On a GPU, an
+array op's span is its launch, not its kernel.  Tasks inside a bundle of Dask tasks (`ff.bundled`) are ops too: their
+engine is "dask", their operator the key's prefix.
 
-Tasks inside a bundle of Dask tasks (`ff.bundled`) are ops too: their engine is "dask", their operator the key's prefix.
-
-A process has one tape, shared by its workers and recordings; it keeps the newest ops.
+A process has one tape, a ring as in the scheduler's log, shared by its workers and recordings.  Without a recording
+there is no overhead.
 """
 
 from __future__ import annotations
@@ -15,10 +13,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable
-from itertools import count
 from math import isnan
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -30,19 +25,17 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.metrics import time
 
 from dask_ferro.engines.executable import Executable
-from dask_ferro.engines.hooks import Kernel, Profiled, ProfiledOp
+from dask_ferro.engines.hooks import Kernel
 from dask_ferro.lower.annotations import Told
 from dask_ferro.lower.bundled import run as bundled
 from dask_ferro.lower.bundled.costs import names_of
 from dask_ferro.lower.worker import task
+from dask_ferro.runtime.telemetry.log import Ring
 from dask_ferro.runtime.upstream_worker import address_of
 from dask_ferro.trace import Key, Span
 
 # About 0.2 kB an op: 20 MB when it is full.
 LENGTH = 100_000
-# A profile's microseconds are truncated, so that an op may seem to begin before its run.
-_SLACK = 2e-6
-
 
 # A holder of the tape: a recording, and the address of the worker that it records.
 _Holder = tuple[str, str | None]
@@ -54,17 +47,19 @@ class _BundleRun(NamedTuple):
     worker: str
     key: Key
     zero: float
-    thread: int
     told: Told
 
 
-class _What(NamedTuple):
-    """An op of a bundle, or (`nodes` > 0) a session of this many nodes."""
+class _Op(NamedTuple):
+    """An op of a run, on the thread's clock: spans are made on demand, so that it costs a tuple and two readings."""
 
+    run: _BundleRun
     engine: str
     op: str
     node: str
-    nodes: int = 0
+    start: float
+    stop: float
+    nbytes: int
 
 
 class Taped(NamedTuple):
@@ -91,34 +86,22 @@ class Tape:
     """The newest ops of a process, recorded as long as there is a holder."""
 
     def __init__(self, length: int = LENGTH) -> None:
-        # Number, run, op, start and stop on the thread's clock, bytes: spans are made on demand, so that an op costs
-        # only a tuple and two clock readings.
-        self._ops: deque[tuple[int, _BundleRun, _What, float, float, int]] = deque(maxlen=length)
-        self._numbers = count()
-        self._recorded = 0  # the total when it was last emptied
-        self._holders: dict[_Holder, int] = {}  # by holder, the total at the start of its recording
-        self.name = uuid4().hex
+        self._length = length
+        self._ops: Ring[_Op] = Ring(0)
+        self._holders: dict[_Holder, int] = {}  # by holder, the position at the start of its recording
+        self._watched: WeakKeyDictionary[Executable, tuple[Executable, Told]] = WeakKeyDictionary()
+        self._name = uuid4().hex
         self._lock = threading.Lock()
         self._thread = threading.local()
-        self._forget()
-
-    def _forget(self) -> None:
-        self._recorded = self._total()
-        self._ops.clear()
-        self._watched: WeakKeyDictionary[Executable, tuple[Executable, Told]] = WeakKeyDictionary()
-        self._profiles: list[Profiled] = []
-        self._profiled: dict[int, list[ProfiledOp]] = {}
-
-    def _total(self) -> int:
-        """Return the total number of recorded ops."""
-        return self._ops[-1][0] + 1 if self._ops else self._recorded
 
     def hold(self, who: _Holder) -> None:
         """Record until all holders have released the tape."""
         with self._lock:
-            self._holders.setdefault(who, self._total())
-            task.listen(self.listened)
-            bundled.listen(self.ran)
+            if not self._holders:
+                self._ops.resize(self._length)
+                task.listen(self.listened)
+                bundled.listen(self.ran)
+            self._holders.setdefault(who, self._ops.total)
 
     def let_go(self, who: _Holder) -> None:
         """Release the tape for a holder; empty it after the last one.  Idempotent."""
@@ -127,7 +110,8 @@ class Tape:
             if not self._holders:
                 task.listen(None)
                 bundled.listen(None)
-                self._forget()
+                self._ops.resize(0)
+                self._watched.clear()
 
     # -- what a bundle runs through ------------------------------------------------------------------------
 
@@ -142,7 +126,10 @@ class Tape:
         run = _this_run()
         if run is None:
             return executable
-        watched, told = self._watched_of(executable, told_of)
+        with self._lock:
+            if executable not in self._watched:
+                self._watched[executable] = executable.watched(self._timed), told_of()
+            watched, told = self._watched[executable]
         run = run._replace(told=told)
 
         def recorded(*arrays: object) -> tuple[Any, ...]:
@@ -157,83 +144,36 @@ class Tape:
         if run is None:
             return
         for one in runs:
-            what = _What("dask", names_of(one.key)[0], str(one.key))
             # Of a group of tasks in a bundle, one is sized.
             nbytes = 0 if isnan(one.nbytes) else int(one.nbytes)
-            self._ops.append((next(self._numbers), run, what, one.start, one.stop, nbytes))
+            self._append(_Op(run, "dask", names_of(one.key)[0], str(one.key), one.start, one.stop, nbytes))
 
-    def _watched_of(self, executable: Executable, told_of: Callable[[], Told]) -> tuple[Executable, Told]:
-        with self._lock:
-            found = self._watched.get(executable)
-            if found is None:
-                found = self._watched[executable] = executable.watched(self), told_of()
-            return found
-
-    def kernel(self, engine: str, op: str, node: str, run: Kernel) -> Kernel:
+    def _timed(self, engine: str, op: str, node: str, run: Kernel) -> Kernel:
         """Return an op whose runs are recorded."""
-        return self._timed(_What(engine, op, node), run)
-
-    def session(self, nodes: int, run: Profiled) -> Kernel:
-        """Return a session's run that is recorded as one span, until its profile is read."""
-        self._profiles.append(run)
-        return self._timed(_What("onnxruntime", f"{nodes} nodes", "", nodes), run)
-
-    def _timed(self, what: _What, run: Kernel) -> Kernel:
-        thread, append, numbers = self._thread, self._ops.append, self._numbers
+        thread, append = self._thread, self._append
 
         def timed(*arrays: object) -> Any:
             start = perf_counter()
             made = run(*arrays)
-            stop = perf_counter()
-            append((next(numbers), thread.run, what, start, stop, _nbytes(made)))
+            append(_Op(thread.run, engine, op, node, start, perf_counter(), _nbytes(made)))
             return made
 
         return timed
 
-    def renew(self, recording: str) -> None:
-        """Give sessions new profiles if recordings other than the one that has read them continue."""
+    def _append(self, op: _Op) -> None:
+        # Threads that count at once would miscount.
         with self._lock:
-            if any(other != recording for other, _ in self._holders):
-                self._watched = WeakKeyDictionary()
+            self._ops.append(op)
 
     # -- what it has ---------------------------------------------------------------------------------------
 
-    def spans(self, worker: str, since: float = 0.0, ahead: float = 0.0) -> list[Span]:
-        """Return the ops of one worker's tasks that stopped after `since`, including those of profiled sessions.
-
-        Parameters
-        ----------
-        worker : str
-            Its address.
-        since : float
-            On the clock of the returned spans.
-        ahead : float
-            The offset of that clock from the system's.
-        """
+    def taped(self, who: _Holder, most: int, ahead: float) -> Taped:
+        """Return a holder's ops, the newest `most`, on a clock that is `ahead` of the system's."""
         with self._lock:
-            for profile in self._profiles:
-                for one in profile.ops():
-                    self._profiled.setdefault(one.thread, []).append(one)
-            for timed in self._profiled.values():
-                timed.sort(key=lambda one: one.start)
-        found: list[Span] = []
-        for _, run, what, start, stop, nbytes in self._ops.copy():
-            if run.worker == worker and stop + run.zero + ahead >= since:
-                whole = ProfiledOp(run.thread, what.op, what.node, start + run.zero, stop + run.zero, nbytes)
-                parts = self._parts(whole) if what.nodes else []
-                found += (_span(run, what.engine, part, ahead) for part in parts or [whole])
-        return found
-
-    def lost(self, who: _Holder) -> int:
-        """Return the number of ops recorded since a holder began that are not kept any more."""
-        return max(self._total() - self._holders.get(who, self._total()) - len(self._ops), 0)
-
-    def _parts(self, whole: ProfiledOp) -> list[ProfiledOp]:
-        """Return the ops of a session's run that ONNX Runtime timed."""
-        timed = self._profiled.get(whole.thread, [])
-        first = bisect_right(timed, whole.start - _SLACK, key=lambda one: one.start)
-        last = bisect_right(timed, whole.stop + _SLACK, lo=first, key=lambda one: one.start)
-        return timed[first:last]
+            ops, lost = self._ops.since(self._holders.get(who, self._ops.total))
+        spans = [_span(op, op.run.zero + ahead) for op in ops if op.run.worker == who[1]]
+        left_out = max(len(spans) - most, 0)
+        return Taped(self._name, lost, left_out, spans[left_out:])
 
 
 def _this_run() -> _BundleRun | None:
@@ -245,7 +185,7 @@ def _this_run() -> _BundleRun | None:
     except (ValueError, KeyError):
         return None
     zero = time() - perf_counter()
-    return _BundleRun(str(address_of(worker)), key, zero, threading.get_native_id(), {})
+    return _BundleRun(str(address_of(worker)), key, zero, {})
 
 
 def _nbytes(made: Any) -> int:
@@ -255,9 +195,9 @@ def _nbytes(made: Any) -> int:
     return nbytes or 0
 
 
-def _span(run: _BundleRun, engine: str, op: ProfiledOp, ahead: float) -> Span:
-    start, stop, source = op.start + ahead, op.stop + ahead, f"{engine}/{op.node}"
-    placed = run.told.get(op.node, ())
+def _span(op: _Op, zero: float) -> Span:
+    run, placed = op.run, op.run.told.get(op.node, ())
+    start, stop, source = op.start + zero, op.stop + zero, f"{op.engine}/{op.node}"
     return Span("op", run.key, op.op, run.worker, 0, start, stop, op.nbytes, source, *placed)
 
 
@@ -285,20 +225,13 @@ class TapePlugin(WorkerPlugin):
         _tape.let_go((self.name, address_of(worker)))
 
 
-async def taped(recording: str, since: float, most: int, *, dask_worker: Worker) -> bytes:
-    """Return a worker's ops since a time, pickled, on the scheduler's clock; runs on the worker, outside its loop.
+async def taped(recording: str, most: int, *, dask_worker: Worker) -> bytes:
+    """Return a worker's part of a recording, pickled, on the scheduler's clock; runs on the worker, outside its loop.
 
     Parameters
     ----------
     most : int
         The most ops, the newest.
     """
-    address, ahead = str(address_of(dask_worker)), dask_worker.scheduler_delay
-
-    def made() -> bytes:
-        spans = _tape.spans(address, since, ahead)
-        _tape.renew(recording)
-        left_out = max(len(spans) - most, 0)
-        return pickle.dumps(Taped(_tape.name, _tape.lost((recording, address)), left_out, spans[left_out:]))
-
-    return await asyncio.to_thread(made)
+    who, ahead = (recording, address_of(dask_worker)), dask_worker.scheduler_delay
+    return await asyncio.to_thread(lambda: pickle.dumps(_tape.taped(who, most, ahead)))

@@ -1,7 +1,7 @@
 """The plugin's counts as Prometheus metrics in the scheduler's `/metrics`.
 
 There is one collector per process for all schedulers with the plugin, as Prometheus's registry belongs to the
-process. It answers for the scheduler being scraped, from values that `Events` and the ledger hold anyway, and costs
+process. It answers for the scheduler being scraped, from values that the log and the ledger hold anyway, and costs
 nothing between scrapes.  There are no labels by worker: an elastic cluster has new addresses all day, and each would
 be a permanent time series.  `docs/metrics.md` lists the names, with their units.
 """
@@ -11,19 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from distributed import Scheduler
 from distributed.http.prometheus import PrometheusCollector
 
 from dask_ferro.policy.events import OUTCOMES
-from dask_ferro.policy.waits import REASONS
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.telemetry.events import SCALINGS, Events
+from dask_ferro.runtime.telemetry.events import Events
+from dask_ferro.runtime.telemetry.log import RECEIVED
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+# Values by label, or one value; and a family: whether it is a gauge, its name without the prefix, its description, its
+# label, and its values.
+_Values = Mapping[str, float] | float
+_Family = tuple[bool, str, str, str, Mapping[str, float]]
 
 # The schedulers of this process with the plugin, and the collector registered for them.
 _counted: WeakKeyDictionary[Scheduler, Events] = WeakKeyDictionary()
@@ -52,24 +57,6 @@ def take_off(scheduler: Scheduler) -> None:
         REGISTRY.unregister(_registered.pop())
 
 
-# The figures of transfers between workers, in the order in which workers report them.
-_RECEIVED = (
-    ("received_transfers", "Transfers between workers"),
-    ("received_bytes", "Bytes that workers received from workers"),
-    ("received_seconds", "Seconds that transfers between workers took"),
-)
-
-
-class _MetricRow(NamedTuple):
-    """A family of metrics: its name without the prefix, its description, and a value by label, or one value."""
-
-    name: str
-    about: str
-    values: Mapping[str, float] | float
-    label: str = ""
-    is_gauge: bool = False
-
-
 class Collector(PrometheusCollector):
     """The metrics `dask_ferro_*` of the scheduler that is being scraped."""
 
@@ -92,30 +79,33 @@ class Collector(PrometheusCollector):
         events = _counted.get(scraped) if scraped is not None else None
         if events is None:
             return
-        events.read_workers()
-        for told in chain(_stealing(events), _placing(events), _scaling(events)):
-            kind = GaugeMetricFamily if told.is_gauge else CounterMetricFamily
-            family = kind(self.build_name(told.name), told.about, labels=[told.label] if told.label else [])
-            for label, value in (
-                told.values.items() if isinstance(told.values, Mapping) else [("", told.values)]
-            ):
-                family.add_metric([str(label)] if told.label else [], value)
+        for is_gauge, name, about, label, values in chain(
+            _stealing(events), _placing(events), _scaling(events)
+        ):
+            kind = GaugeMetricFamily if is_gauge else CounterMetricFamily
+            family = kind(self.build_name(name), about, labels=[label] if label else [])
+            for value in values:
+                family.add_metric([value] if label else [], values[value])
             yield family
 
 
-def _gauge(name: str, about: str, values: Mapping[str, float] | float, label: str = "") -> _MetricRow:
-    return _MetricRow(name, about, values, label, is_gauge=True)
+def _counter(name: str, about: str, values: _Values, label: str = "") -> _Family:
+    return False, name, about, label, values if isinstance(values, Mapping) else {"": values}
 
 
-def _stealing(events: Events) -> Iterator[_MetricRow]:
-    stealing, counts, waits = events.stealing, events.stealing.counts, events.stealing.waits
-    yield _MetricRow("steal_requests", "Tasks asked back from workers", counts.get("requests", 0))
-    outcomes = {outcome: counts.get(outcome, 0) for outcome in OUTCOMES}
-    yield _MetricRow("steals", "Answers to steal requests", outcomes, "outcome")
+def _gauge(name: str, about: str, values: _Values, label: str = "") -> _Family:
+    return True, *_counter(name, about, values, label)[1:]
+
+
+def _stealing(events: Events) -> Iterator[_Family]:
+    stealing, counts, waits = events.stealing, events.log.counts["steal"], events.stealing.waits
+    yield _counter("steal_requests", "Tasks asked back from workers", counts["requests"])
+    outcomes = {outcome: counts[outcome] for outcome in OUTCOMES}
+    yield _counter("steals", "Answers to steal requests", outcomes, "outcome")
     about = "Seconds that workers worked in tasks that they stole, as they measured"
-    yield _MetricRow("stolen_work_seconds", about, counts.get("seconds worked", 0.0))
+    yield _counter("stolen_work_seconds", about, counts["seconds_worked"])
     about = "Seconds that moving the inputs of stolen tasks was projected to take"
-    yield _MetricRow("steal_cost_seconds", about, counts.get("seconds moving", 0.0))
+    yield _counter("steal_cost_seconds", about, counts["seconds_moving"])
     if thresholds := sorted(map(stealing.core.threshold, stealing.ledger.rows)):
         spread = {"0": thresholds[0], "0.5": median(thresholds), "1": thresholds[-1]}
         about = "Backlog under which a worker steals: least, median and most of the workers"
@@ -125,31 +115,30 @@ def _stealing(events: Events) -> Iterator[_MetricRow]:
     yield _gauge("idle_waits", about, waits.counts(), "reason")
     longest = max((wait.seconds for wait in waits.now), default=0.0)
     yield _gauge("idle_wait_seconds", "Seconds of the longest such wait", longest)
-    began = {reason: waits.began[reason] for reason in REASONS}
-    yield _MetricRow("idle_waits_begun", "Tasks of which such a wait was seen", began, "reason")
+    about = "Tasks of which such a wait was seen"
+    yield _counter("idle_waits_begun", about, events.log.counts["wait"], "reason")
 
 
-def _placing(events: Events) -> Iterator[_MetricRow]:
-    yield _MetricRow("placements", "Ready tasks, by where they were put", events.placed, "place")
-    for index, (name, about) in enumerate(_RECEIVED):
-        values = {link: total[index] for link, total in events.received.items()}
-        yield _MetricRow(name, f"{about}, by class of link", values, "link")
+def _placing(events: Events) -> Iterator[_Family]:
+    yield _counter("placements", "Ready tasks, by where they were put", events.log.counts["place"], "place")
+    for what in RECEIVED:
+        about = f"{what.title()} of transfers between workers, by class of link"
+        yield _counter(f"received_{what}", about, events.log.counts[f"received_{what}"], "link")
     links = events.stealing.links.classes
     latencies = {name: link.latency for name, link in links.items()}
     yield _gauge("link_latency_seconds", "Learned latency of a class of link", latencies, "link")
     bandwidths = {name: link.bandwidth for name, link in links.items()}
-    yield _gauge(
-        "link_bandwidth_bytes_per_second", "Learned bandwidth of a class of link", bandwidths, "link"
-    )
+    about = "Learned bandwidth of a class of link"
+    yield _gauge("link_bandwidth_bytes_per_second", about, bandwidths, "link")
 
 
-def _scaling(events: Events) -> Iterator[_MetricRow]:
-    scalings = {kind: events.scalings[kind] for kind in SCALINGS}
-    yield _MetricRow("scale_actions", "Actions of the elastic controller", scalings, "kind")
-    if newest := events.elastic:
+def _scaling(events: Events) -> Iterator[_Family]:
+    about = "Actions of the elastic controller"
+    yield _counter("scale_actions", about, events.log.counts["scale"], "kind")
+    if newest := events.log.decisions.newest:
         yield _gauge("jobs_wanted", "Jobs that the work can use", newest.get("wanted", {}), "pool")
         yield _gauge("jobs", "Jobs that were asked for and are not over", newest.get("jobs", {}), "state")
         about = "Expected from a job's submission to its start"
         yield _gauge("queue_wait_seconds", about, newest.get("queue_wait", {}), "pool")
-        held = newest.get("node_seconds", 0.0)
-        yield _MetricRow("node_seconds", "Seconds of jobs that ran, busy or not", held)
+        about = "Seconds of jobs that ran, busy or not"
+        yield _counter("node_seconds", about, newest.get("node_seconds", 0.0))

@@ -1,4 +1,4 @@
-"""The data of `dask ferro top`: a snapshot of a scheduler, and a connection that survives the scheduler's restart.
+"""The data of `dask ferro top`: a snapshot of a scheduler, and the call that fetches it.
 
 A snapshot runs on the scheduler and takes 7 us for an idle worker.  It works with or without the plugin; thresholds,
 steals, devices and elastic state need the plugin.  Durations are seconds, sizes bytes.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,9 @@ from distributed.scheduler import WorkerState
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.overview.observe import snapshot
 from dask_ferro.runtime.telemetry.overview.summary import overview
@@ -46,7 +48,8 @@ _PATIENCE = 15.0
 
 
 # The facts of a worker: its tasks, its memory, its backlog, and moves.  "backlog" is the seconds until a task that
-# joined its queue would start; without the plugin it is Dask's occupancy divided by the threads.
+# joined its queue would start; without the plugin it is Dask's occupancy divided by the threads.  "in" and "out" count
+# the tasks that it stole and that others stole from it, among the newest steals of the log.
 WorkerLook = TypedDict(
     "WorkerLook",
     {
@@ -80,32 +83,39 @@ class SchedulerLook(TypedDict):
 
 def look(dask_scheduler: Scheduler) -> SchedulerLook:
     """Return a snapshot, in types that msgpack supports."""
-    plugin = dask_scheduler.plugins.get(NAME)
-    on = plugin if isinstance(plugin, FerroScheduler) else None
+    on, now = part_of(dask_scheduler, Scheduling), time()
+    stealing = on.stealing if on is not None else None
+    elastic = cast(ScaleEvent, stealing.records.decisions.newest or {}) if stealing else {}
     states: Counter[str] = Counter()
     ops: Counter[str] = Counter()
     for prefix in upstream.prefixes(dask_scheduler):
         states.update({state: count for state, count in prefix.states.items() if count})
         ops[prefix.name] += prefix.states["processing"]
+    moved: Counter[tuple[str, str]] = Counter()
+    for move in stealing.records.moves.since()[0] if stealing else ():
+        if move.outcome == "confirmed":
+            moved["in", move.thief] += 1
+            moved["out", move.victim] += 1
     return {
         "address": dask_scheduler.address,
-        "time": time(),
-        "ferro": on is not None,
-        "stealing": on.stealing.settings.stealing if on and on.stealing else None,
+        "time": now,
+        "ferro": stealing is not None,
+        "stealing": stealing.settings.stealing if stealing else None,
         "tasks": dict(states),
         "ops": [[name, count] for name, count in ops.most_common(_MANY) if count],
-        "steals": dict(on.stealing.counts) if on and on.stealing else {},
-        "elastic": on.events.elastic if on and on.events else {},
+        "steals": dict(stealing.counts) if stealing else {},
+        "elastic": elastic,
         "overview": asdict(overview(snapshot(dask_scheduler))),
-        "workers": [_row(ws, on) for ws in list(dask_scheduler.workers.values())],
+        "workers": [_row(ws, stealing, moved, now) for ws in list(dask_scheduler.workers.values())],
     }
 
 
-def _row(ws: WorkerState, plugin: FerroScheduler | None) -> WorkerLook:
+def _row(
+    ws: WorkerState, stealing: Stealing | None, moved: Mapping[tuple[str, str], int], now: float
+) -> WorkerLook:
     metrics = upstream.metrics_of(ws)
     told = metrics.get(METRIC) or {}
     mix = Counter(ts.prefix.name for ts in islice(ws.processing, _MIX))
-    stealing = plugin.stealing if plugin is not None else None
     row = stealing.ledger.rows.get(ws.address) if stealing is not None else None
     # Without the plugin, as of the worker's last heartbeat.
     running = row.running if row is not None else [ts.key for ts in ws.executing if ts in ws.processing]
@@ -122,10 +132,10 @@ def _row(ws: WorkerState, plugin: FerroScheduler | None) -> WorkerLook:
         "memory_limit": ws.memory_limit,
         "spilled": ws.memory.spilled,
         "device": row.device if row is not None else told.get("device", "-"),
-        "backlog": row.starts_in(time()) if row is not None else ws.occupancy / max(ws.nthreads, 1),
+        "backlog": row.starts_in(now) if row is not None else ws.occupancy / max(ws.nthreads, 1),
         "threshold": stealing.core.threshold(ws.address) if row is not None and stealing else None,
-        "in": stealing.moves.stolen_in[ws.address] if row is not None and stealing else None,
-        "out": stealing.moves.stolen_out[ws.address] if row is not None and stealing else None,
+        "in": moved["in", ws.address] if row is not None else None,
+        "out": moved["out", ws.address] if row is not None else None,
     }
 
 
@@ -186,56 +196,30 @@ def _from_file(path: Path) -> str:
         raise OSError(f"scheduler file {str(path)!r}: {error}") from None
 
 
-class SchedulerConnection:
-    """A connection to a scheduler, which may end and come back.
+async def ask(where: Callable[[], str], function: Callable[..., Any], **words: object) -> Any:
+    """Run a function of this package, such as `look`, on the scheduler, and return its result.
 
     Parameters
     ----------
     where : callable () -> str
-        Returns the address.
+        Returns the scheduler's address.
+
+    Raises
+    ------
+    OSError
+        If the scheduler does not answer; a later call may find it again.
+    ConfigError
+        If the scheduler does not have dask_ferro.
     """
-
-    def __init__(self, where: Callable[[], str]) -> None:
-        self._where = where
-        self._address = ""
-        self._rpc: Any = None
-
-    async def look(self) -> SchedulerLook:
-        """Return a snapshot; raises as `ask`."""
-        return cast(SchedulerLook, await self.ask(look))
-
-    async def ask(self, function: Callable[..., object], **words: object) -> dict[str, Any]:
-        """Run a function of this package on the scheduler, and return its result.
-
-        Raises
-        ------
-        OSError
-            If the scheduler does not answer; the next call tries again.
-        ConfigError
-            If the scheduler does not have dask_ferro.
-        """
-        address = self._where()
-        if self._rpc is None or address != self._address:
-            await self.close()
-            security = Security().get_connection_args("client")
-            self._address, self._rpc = address, rpc(address, timeout=_CONNECT, connection_args=security)
-        try:
-            answer = await asyncio.wait_for(
-                self._rpc.run_function(function=dumps(function), kwargs=dumps(words)), _PATIENCE
-            )
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
-            ) from error
-        except OSError:
-            await self.close()
-            raise
-        if answer["status"] != "OK":
-            raise RuntimeError(f"scheduler {address}: {answer.get('exception')!r}")
-        return answer["result"]
-
-    async def close(self) -> None:
-        """Close the connection.  Idempotent."""
-        if self._rpc is not None:
-            await self._rpc.close_rpc()
-            self._rpc = None
+    address, security = where(), Security().get_connection_args("client")
+    try:
+        async with rpc(address, timeout=_CONNECT, connection_args=security) as scheduler:
+            call = scheduler.run_function(function=dumps(function), kwargs=dumps(words))
+            answer = await asyncio.wait_for(call, _PATIENCE)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
+        ) from error
+    if answer["status"] != "OK":
+        raise RuntimeError(f"scheduler {address}: {answer.get('exception')!r}")
+    return answer["result"]

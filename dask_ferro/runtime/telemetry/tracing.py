@@ -19,7 +19,6 @@ import os
 import pickle
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -31,16 +30,15 @@ from distributed.protocol.pickle import dumps
 
 from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.runtime.plugin import reach
-from dask_ferro.runtime.plugin.scheduler import NAME, NOT_INSTALLED, FerroScheduler, recordings_of, stays_off
+from dask_ferro.runtime.plugin.scheduler import NOT_INSTALLED, Scheduling, recordings_of, stays_off
 from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry.op_recorder import Taped, TapePlugin, taped
-from dask_ferro.runtime.telemetry.recorder import Mark
+from dask_ferro.runtime.telemetry.recorder import trace_of
 from dask_ferro.trace import Key, Span, Trace, write_whole
 
 logger = logging.getLogger(__name__)
 
-# The suffixes of a path that choose the format.
-SUFFIXES = (".ferrotrace", ".json")
 # The most ops in a trace, of all workers together: 150 MB in the client.
 _OPS = 500_000
 # The counts of missing records: dropped tasks, steals and ops; workers that hang.
@@ -48,23 +46,16 @@ _LOST = ("dropped", "dropped_steals", "dropped_ops", "workers_without_ops")
 
 
 class _Begun(NamedTuple):
-    """The scheduler's state at the start of a recording: its clock, its position, and its counts.
+    """The scheduler's state at the start of a recording: its clock, the positions in its log, and its counts.
 
     `answer` is the number of seconds to wait for a worker.
     """
 
     time: float
-    mark: Mark
+    tasks: int
+    steals: int
     counts: dict[str, float]
     answer: float
-
-
-class _Ops(NamedTuple):
-    """The workers' ops: spans, the number of missing ones, and the addresses of workers that did not answer."""
-
-    spans: list[Span]
-    lost: int
-    hung: list[str]
 
 
 class _Ended(NamedTuple):
@@ -156,54 +147,40 @@ class Tracing:
 
     async def _fetch(self) -> Trace:
         assert self._begun is not None
-        ops = _Ops([], 0, [])
+        spans: list[Span] = []
+        lost, hung = 0, list[str]()
         try:
             ended = await self._client.run_on_scheduler(_end, self._token, self._begun)
-            ops = await self._ops()
+            if self._tape is not None:
+                spans, lost, hung = await self._ops(self._begun)
         finally:
             if self._tape is not None:
-                await self._client.run_on_scheduler(reach.take_off, self._token, self._begun.answer, ops.hung)
+                await self._client.run_on_scheduler(reach.take_off, self._token, self._begun.answer, hung)
         if ended is None:
             raise ConfigError(
                 "ff.trace: dask_ferro was taken off, or installed anew, while the trace was recorded"
             )
-        reach.warn("ff.trace", ops.hung, self._begun.answer, ": its ops are not in the trace")
+        reach.warn("ff.trace", hung, self._begun.answer, ": its ops are not in the trace")
         trace: Trace = pickle.loads(ended.trace)
         return replace(
-            _with_ops(trace, ops.spans, self._begun.time),
-            counts=_counts(self._begun, ended, (ops.lost, len(ops.hung))),
+            _with_ops(trace, spans, self._begun.time), counts=_counts(self._begun, ended, (lost, len(hung)))
         )
 
-    async def _ops(self) -> _Ops:
-        """Return the ops on the workers' tapes; those of a worker that left are lost.
-
-        Workers are asked one after the other, since the scheduler forwards their ops.
-        """
-        if self._tape is None:
-            return _Ops([], 0, [])
-        assert self._begun is not None
-        spans: list[Span] = []
-        workers, hung = await self._client.run_on_scheduler(reach.answering, self._begun.answer)
+    async def _ops(self, begun: _Begun) -> tuple[list[Span], int, list[str]]:
+        """Return the ops on the tapes of present workers, the number of missing ones, and the workers that hang."""
+        workers, hung = await self._client.run_on_scheduler(reach.answering, begun.answer)
+        most = _OPS // max(len(workers), 1)
+        asked = self._client.run(taped, self._token, most, workers=workers, on_error="ignore")
+        try:
+            answers = await asyncio.wait_for(asked, begun.answer)
+        # One that answered a moment ago hangs now.
+        except TimeoutError:
+            return [], 0, workers + hung
+        parts: list[Taped] = [pickle.loads(answer) for answer in answers.values()]
         # A process has one tape for all of its workers, so that its dropped ops count once.
-        processes: dict[str, int] = {}
-        lost = 0
-        for place, worker in enumerate(workers):
-            most = (_OPS - len(spans)) // (len(workers) - place)
-            asked = self._client.run(
-                taped, self._token, self._begun.time, most, workers=[worker], on_error="ignore"
-            )
-            try:
-                answers = await asyncio.wait_for(asked, self._begun.answer)
-            # It answered a moment ago, and has hung since.
-            except TimeoutError:
-                hung.append(worker)
-                continue
-            for answer in answers.values():
-                told: Taped = pickle.loads(answer)
-                spans += told.spans
-                lost += told.left_out
-                processes[told.process] = max(processes.get(told.process, 0), told.lost)
-        return _Ops(spans, lost + sum(processes.values()), hung)
+        lost = {part.process: part.lost for part in parts}
+        spans = [span for part in parts for span in part.spans]
+        return spans, sum(lost.values()) + sum(part.left_out for part in parts), hung
 
     # -- what it saw ---------------------------------------------------------------------------------------
 
@@ -230,8 +207,8 @@ class Tracing:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the format of the path's suffix: ".ferrotrace" or ".json" (Chrome's); both also ".gz"."""
-        write = {".ferrotrace": self.save, ".json": self.to_chrome}
-        write[checked(path)](path)
+        write = self.save if checked(path) == ".ferrotrace" else self.to_chrome
+        write(path)
 
 
 def trace(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing:
@@ -244,8 +221,7 @@ def trace(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing
     tasks : int, optional
         The most tasks kept, the newest.  The scheduler needs 0.5 kB for each.
     ops : bool, optional
-        Whether workers record the ops inside bundles.  That costs 1.4 us for each op of the array table; for ONNX
-        Runtime, a second session and 16 us an op, for the first 20,000 ops of each session.
+        Whether workers record the ops inside bundles, at 1.5 us each.  A session of ONNX Runtime is one op.
 
     Raises
     ------
@@ -272,7 +248,7 @@ def trace(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing
 
 
 def checked(path: str | os.PathLike[str]) -> str:
-    """Return the suffix of a path, one of `SUFFIXES`.
+    """Return the suffix of a path without ".gz": ".ferrotrace" or ".json".
 
     Raises
     ------
@@ -281,7 +257,7 @@ def checked(path: str | os.PathLike[str]) -> str:
     """
     target = Path(path)
     plain = target.with_suffix("") if target.suffix == ".gz" else target
-    if plain.suffix not in SUFFIXES:
+    if plain.suffix not in (".ferrotrace", ".json"):
         wanted = ".ferrotrace (for replay) or .json (for Perfetto)"
         raise ConfigError(f"trace {str(target)!r}: its suffix names no format; wanted {wanted}")
     if not target.parent.is_dir():
@@ -289,30 +265,12 @@ def checked(path: str | os.PathLike[str]) -> str:
     return plain.suffix
 
 
-@contextmanager
-def traced_to(client: Client, path: str | os.PathLike[str] | None, *, ops: bool = False) -> Iterator[None]:
-    """Record while the block runs and write the format of the path's suffix; None: record nothing.
-
-    Raises
-    ------
-    ConfigError
-        As for `checked` and `trace`.
-    """
-    if path is None:
-        yield
-        return
-    checked(path)
-    with trace(client, ops=ops) as recording:
-        yield
-    recording.write(path)
-
-
 # ---- on the scheduler --------------------------------------------------------------------------------------
 
 
 def _stealing_of(scheduler: Scheduler) -> Stealing | None:
-    plugin = scheduler.plugins.get(NAME)
-    return plugin.stealing if isinstance(plugin, FerroScheduler) else None
+    scheduling = part_of(scheduler, Scheduling)
+    return None if scheduling is None else scheduling.stealing
 
 
 def _begin(token: str, tasks: int, *, dask_scheduler: Scheduler) -> _Begun | str:
@@ -320,23 +278,23 @@ def _begin(token: str, tasks: int, *, dask_scheduler: Scheduler) -> _Begun | str
     stealing = _stealing_of(dask_scheduler)
     if stealing is None:
         return stays_off() or NOT_INSTALLED
-    stealing.telemetry.record_for(token, tasks)
-    answer = stealing.settings.answer
-    return _Begun(time(), stealing.telemetry.mark(), dict(stealing.counts), answer)
+    log = stealing.records
+    log.record_for(token, tasks)
+    return _Begun(time(), log.tasks.total, log.stolen.total, dict(stealing.counts), stealing.settings.answer)
 
 
 async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ended | None:
     """Return the records; None if they were made by another recorder."""
     stealing = _stealing_of(dask_scheduler)
-    if stealing is None or token not in stealing.telemetry.wanted:
+    if stealing is None or token not in stealing.records.wanted:
         return None
-    telemetry = stealing.telemetry
-    now, lost = time(), telemetry.lost(begun.mark, token)
-    copy, counts = telemetry.copy(token), dict(stealing.counts)
-    telemetry.stop_for(token)
+    now, counts, log = time(), dict(stealing.counts), stealing.records
+    (runs, lost), (stolen, lost_steals) = log.tasks.since(begun.tasks), log.stolen.since(begun.steals)
+    log.stop_for(token)
+    threads = {ws.address: ws.nthreads for ws in dask_scheduler.workers.values()}
     # In a thread: 100,000 tasks take 1 s.
-    made = await asyncio.to_thread(lambda: pickle.dumps(copy.trace(begun.time)))
-    return _Ended(now, lost, counts, made)
+    made = await asyncio.to_thread(lambda: pickle.dumps(trace_of(runs, stolen, threads, begun.time)))
+    return _Ended(now, (lost, lost_steals), counts, made)
 
 
 # ---- what is made of it ------------------------------------------------------------------------------------
@@ -345,7 +303,7 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
 def _counts(begun: _Begun, ended: _Ended, lost_ops: tuple[int, int]) -> dict[str, float]:
     """Return the counts of the block itself, under the names that a simulated run uses."""
     before = begun.counts
-    counts = {name.replace(" ", "_"): value - before.get(name, 0.0) for name, value in ended.counts.items()}
+    counts = {name: value - before[name] for name, value in ended.counts.items()}
     lost = zip(_LOST, (*ended.lost, *lost_ops), strict=True)
     dropped = {name: float(count) for name, count in lost if count}
     return {**counts, "elapsed": ended.time - begun.time, **dropped}

@@ -1,7 +1,7 @@
 """The worker plugin: measurements that only a worker can make, sent to the scheduler with each heartbeat.
 
     worker.metrics["ferro"] -> {"address", "device", "flops", "bandwidth", "beat", "transfers", "received"}
-    and, of a worker with a GPU, "gpu": its memory, its model, which results lie there, and what its links take
+    and, of a worker with a GPU, "gpu": its memory and its model
 
 It only measures; the cost model interprets the figures.  A failed measurement gives a warning and None, and never
 keeps a worker from starting.  All state is in the metric, so that one plugin may serve many workers.  Durations are
@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import takewhile
+from types import ModuleType
 from typing import NotRequired, Protocol, TypedDict, cast
 
-from dask.utils import typename
 from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
+from dask_ferro.options import DEVICES
 from dask_ferro.policy.estimates import Speed
 from dask_ferro.runtime import upstream_worker
-from dask_ferro.runtime.upstream_names import WORKER, missing, remedy, warn_once
-from dask_ferro.runtime.worker.calibration import GpuMemory, declared, detected, figures, memory
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,9 @@ class FerroWorker(WorkerPlugin):
     name = NAME
 
     def __init__(self, device: str | None = None, sends: float | None = None) -> None:
-        self.device = declared(device)
+        if device is not None and device not in DEVICES:
+            raise ConfigError(f"device: got {device!r}, wanted one of {', '.join(DEVICES)}")
+        self.device = device
         self.sends = sends
 
     @classmethod
@@ -78,10 +79,7 @@ class FerroWorker(WorkerPlugin):
         return cls(sends=WORKER_SENDS)
 
     async def setup(self, worker: Worker) -> None:
-        """Measure, publish, and shorten the interval.  Idempotent; does nothing if Dask lacks a required attribute."""
-        if lacks := missing(WORKER):
-            warn_once(remedy(lacks, "nothing is measured on this process's workers"))
-            return
+        """Measure, publish, and shorten the interval.  Idempotent."""
         self.teardown(worker)
         try:
             config.check()
@@ -95,8 +93,6 @@ class FerroWorker(WorkerPlugin):
 
     def teardown(self, worker: Worker) -> None:
         """Undo `setup`."""
-        if missing(WORKER):
-            return
         report = upstream_worker.unpublish(worker, METRIC)
         if isinstance(report, Report):
             report.close()
@@ -104,12 +100,27 @@ class FerroWorker(WorkerPlugin):
                 upstream_worker.put_sends(worker, report.stock_sends)
 
 
+class GpuMemory(TypedDict):
+    """The memory of a process' GPU in bytes.
+
+    `device` is the name in the environment, the same for all processes of a host that share one.  `used` and `total`
+    refer to the whole device; `own` is allocated in this process; `live` is `used` without free blocks in this
+    process's pools, and so is unavailable to any allocation; `evictable` is freed on demand, since it can be uploaded
+    again.
+    """
+
+    device: str
+    used: int
+    total: int
+    own: int
+    live: int
+    evictable: int
+
+
 class GpuFacts(GpuMemory):
-    """A heartbeat's figures of a worker's GPU: memory, model, types of results on it, and durations of copies."""
+    """A heartbeat's figures of a worker's GPU: memory and model."""
 
     model: str
-    types: list[str]
-    links: list[tuple[str, int, float]]
 
 
 class Heartbeat(TypedDict):
@@ -136,9 +147,6 @@ class Measured(Protocol):
     model: str
     speed: Speed
 
-    def links(self) -> Sequence[tuple[str, int, float]]:
-        """Return the durations of copies, as `calibration.links` does."""
-
     def memory(self, worker: Worker) -> GpuMemory:
         """Return the memory, as `calibration.memory` does."""
 
@@ -152,7 +160,6 @@ class Report:
         self._told = told
         self._speed: Speed | None = None
         self._model = ""
-        self._links: Sequence[tuple[str, int, float]] = ()
         self._measuring: asyncio.Task[None] | None = None
         self._beat = 0
         self._last: object = None
@@ -176,11 +183,9 @@ class Report:
         return told
 
     def _gpu(self, worker: Worker) -> GpuFacts | None:
-        """Return the current figures of the worker's GPU, with the durations of its links measured at the start."""
-        found = memory() if self._told is None else self._told.memory(worker)
-        if found is None:
-            return None
-        return {**found, "model": self._model, "types": types_on_device(worker), "links": list(self._links)}
+        """Return the current figures of the worker's GPU."""
+        found = _calibration().memory() if self._told is None else self._told.memory(worker)
+        return None if found is None else {**found, "model": self._model}
 
     async def measure(self) -> None:
         """Measure in a thread; return when that is done, or continues in the background."""
@@ -195,14 +200,15 @@ class Report:
     async def _measure(self) -> None:
         if self._told is not None:
             self._device, self._speed = self._told.device, self._told.speed
-            self._model, self._links = self._told.model, self._told.links()
+            self._model = self._told.model
             return
         try:
+            calibration = await asyncio.to_thread(_calibration)
             if self._declared is None:
-                self._device = await asyncio.to_thread(detected)
-            found = await asyncio.to_thread(figures, self._device)
-            # Set together: a heartbeat in between would report a GPU without links, and be believed.
-            self._speed, self._model, self._links = found
+                self._device = await asyncio.to_thread(calibration.detected)
+            found = await asyncio.to_thread(calibration.figures, self._device)
+            # Set together: a heartbeat in between would report a GPU without a model, and be believed.
+            self._speed, self._model = found
         except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker works
             logger.warning("dask_ferro: the %s was not measured: %r", self._device, error)
 
@@ -221,18 +227,11 @@ class Report:
         return [(e["who"], int(e["total"]), e["stop"] - e["start"]) for e in reversed(new[:_SAMPLES])]
 
 
-def types_on_device(worker: Worker) -> list[str]:
-    """Return the types, as Dask writes them, of the worker's results that lie in the memory of its device.
+def _calibration() -> ModuleType:
+    """Import the measurements where a worker takes them: a scheduler loads this module too, and no engines."""
+    from dask_ferro.runtime.worker import calibration
 
-    They are determined by their classes alone, whether or not results are spilled; a container of such results is not
-    one itself, unless its class is marked (`engines.device.results`).
-    """
-    return sorted(typename(found) for found in upstream_worker.result_types(worker) if _is_on_device(found))
-
-
-def _is_on_device(found: type) -> bool:
-    marked = getattr(found, "lies_on_device", False) is True or hasattr(found, "__cuda_array_interface__")
-    return marked or found.__module__.partition(".")[0] == "cudf"
+    return calibration
 
 
 def _host(address: str | None) -> str:
@@ -243,7 +242,7 @@ def _host(address: str | None) -> str:
 def sent(metrics: Heartbeat | None, hosts: Mapping[str, str]) -> list[tuple[str, tuple[str, int, float]]]:
     """Return a worker's transfers as (sender, (class of link, bytes, seconds)), for `policy.estimates.Links.add`.
 
-    The classes are "host" and "hosts"; the part of a copy out of a device cannot be determined from them.
+    The classes are "host" and "hosts".
 
     Parameters
     ----------

@@ -13,12 +13,11 @@ from collections.abc import Callable
 from distributed import Scheduler
 
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.telemetry.events import Events
 
 logger = logging.getLogger(__name__)
 
 
-def put_on(scheduler: Scheduler, stealing: Stealing, events: Events) -> Callable[[], None]:
+def put_on(scheduler: Scheduler, stealing: Stealing) -> Callable[[], None]:
     """Add the pages to a scheduler's dashboard, if it has one; return the function that removes them.
 
     An error in the pages is logged, and the scheduler plugin works without them.
@@ -27,9 +26,7 @@ def put_on(scheduler: Scheduler, stealing: Stealing, events: Events) -> Callable
     ----------
     scheduler : Scheduler
     stealing : Stealing
-        The scheduler plugin's extension; the pages show its ledger and its logs.
-    events : Events
-        The plugin's sums, with the elastic controller's newest decision.
+        The scheduler plugin's extension; the pages show its ledger and its log.
     """
     # A dashboard has loaded Bokeh; a scheduler without one does not load it for us.
     if "bokeh" not in sys.modules:
@@ -39,7 +36,7 @@ def put_on(scheduler: Scheduler, stealing: Stealing, events: Events) -> Callable
 
         if (stock := dashboard_of(scheduler)) is None:
             return _nothing
-        site = SchedulerPages(scheduler, stealing, events, stock)
+        site = SchedulerPages(scheduler, stealing, stock)
         site.put_on()
         return site.take_off
     except Exception as error:  # noqa: BLE001 - whatever Bokeh, or a dashboard that is not Dask's, raises

@@ -14,7 +14,7 @@ from bokeh.models import ColumnDataSource
 
 from dask_ferro.runtime.telemetry.dashboard_state import ElasticPicture
 from dask_ferro.runtime.telemetry.events import ScaleEvent
-from dask_ferro.runtime.telemetry.move_log import Sample
+from dask_ferro.runtime.telemetry.log import Sample
 from dask_ferro.views.pages import look
 from dask_ferro.words import duration
 

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import dask.config
 from bokeh.application import Application
@@ -32,7 +32,7 @@ from tornado.ioloop import IOLoop
 
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.telemetry.dashboard_state import elastic_picture, stealing_picture
-from dask_ferro.runtime.telemetry.events import Events, ScaleEvent
+from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.overview.observe import snapshot
 from dask_ferro.runtime.telemetry.overview.summary import overview
 from dask_ferro.views.pages import look, scheme
@@ -106,10 +106,9 @@ class SchedulerPages:
         The open pages.
     """
 
-    def __init__(self, scheduler: Scheduler, stealing: Stealing, events: Events, stock: BokehTornado) -> None:
+    def __init__(self, scheduler: Scheduler, stealing: Stealing, stock: BokehTornado) -> None:
         self.scheduler = scheduler
         self.stealing = stealing
-        self.events = events
         self.documents: dict[Document, Any] = {}
         self._variables = template_variables(scheduler)
         self._application = self._served(stock)
@@ -120,7 +119,7 @@ class SchedulerPages:
     @property
     def decision(self) -> ScaleEvent:
         """The elastic controller's newest decision; empty: none."""
-        return self.events.elastic
+        return cast(ScaleEvent, self.stealing.records.decisions.newest or {})
 
     def put_on(self) -> None:
         """Serve the pages, and add them to the dashboard's lists."""
@@ -208,7 +207,7 @@ class SchedulerPages:
 KINDS = (
     _Kind("overview", OverviewPage, lambda of: overview(snapshot(of.scheduler)), 1000),
     _Kind("stealing", StealingPage, lambda of: stealing_picture(of.scheduler, of.stealing, time()), 500),
-    _Kind("elastic", ElasticPage, lambda of: elastic_picture(of.scheduler, of.stealing, of.decision), 1000),
+    _Kind("elastic", ElasticPage, lambda of: elastic_picture(of.stealing.records), 1000),
 )  # fmt: skip
 
 

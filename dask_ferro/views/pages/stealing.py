@@ -16,10 +16,9 @@ from bokeh.layouts import column, row
 from bokeh.models import CategoricalColorMapper, FactorRange, LinearColorMapper, LogScale, Range1d
 from bokeh.models.tickers import LogTicker
 
-from dask_ferro.runtime.telemetry.dashboard_state import MoveFlow, StealingPicture, natural
-from dask_ferro.runtime.telemetry.move_log import Second
+from dask_ferro.runtime.telemetry.dashboard_state import MoveFlow, Second, StealingPicture
 from dask_ferro.views.pages import look
-from dask_ferro.words import duration
+from dask_ferro.words import duration, natural
 
 # Seconds of the charts of moves.
 _WINDOW = 60
@@ -79,8 +78,8 @@ class StealingPage:
         t = picture.totals
         counts = ", ".join(f"{int(t.get(name, 0)):,} {name}" for name, _ in _OUTCOMES)
         paid = (
-            f"{duration(t.get('worked', 0.0))} of work in stolen tasks,"
-            f" {duration(t.get('spent', 0.0))} projected for moving their inputs"
+            f"{duration(t.get('seconds_worked', 0.0))} of work in stolen tasks,"
+            f" {duration(t.get('seconds_moving', 0.0))} projected for moving their inputs"
         )
         text = f"<b>{counts}</b> since the plugin was installed; {paid}"
         if picture.policy == "none":

@@ -5,10 +5,11 @@ The command's arguments use `SORTS`, and every `dask` command imports them, so t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from dask_ferro.words import natural
 
 # The fields of a worker (`runtime.telemetry.top.WorkerLook`, whose import would load Dask).
 Row = Mapping[str, Any]
@@ -112,19 +113,14 @@ def arranged(workers: Sequence[Row], choice: Choice) -> list[Row]:
 
     def order(row: Row) -> Any:
         value = row[entry]
-        return (value is not None, _natural(value) if choice.sort in _WORDS else (value or 0.0))
+        text = " ".join(value) if isinstance(value, list) else str(value)
+        return (value is not None, natural(text) if choice.sort in _WORDS else (value or 0.0))
 
     shown = [row for row in workers if wanted in _text(row)]
-    return sorted(sorted(shown, key=lambda r: _natural(r["name"])), key=order, reverse=choice.descending)
+    return sorted(sorted(shown, key=lambda r: natural(r["name"])), key=order, reverse=choice.descending)
 
 
 def _text(row: Row) -> str:
     # The filter matches every text of a worker's row.
     parts = [row["name"], row["address"], row["state"], row["device"], *row["running"]]
     return " ".join([*parts, *(name for name, _ in row["ops"])]).lower()
-
-
-def _natural(value: object) -> tuple[tuple[int, str], ...]:
-    """Return a natural sort key: numbers in names compare by value, w2 before w10."""
-    parts = re.split(r"(\d+)", " ".join(value) if isinstance(value, list) else str(value))
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout import FormattedTextControl, Layout, Window
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.telemetry.top import SchedulerConnection, SchedulerLook
+from dask_ferro.runtime.telemetry.top import SchedulerLook, ask, look
 from dask_ferro.views.terminal import console
 from dask_ferro.views.top.choice import Choice, arranged, pressed
 from dask_ferro.views.top.screen import page, screen, show_once
@@ -42,7 +43,7 @@ _EDITING = {Keys.ControlM: "enter", Keys.ControlJ: "enter", Keys.ControlH: "back
 _MOVES = ("up", "down", "pageup", "pagedown", "home", "end", "escape")
 
 
-async def print_once(line: SchedulerConnection, choice: Choice, as_json: bool) -> None:
+async def print_once(where: Callable[[], str], choice: Choice, as_json: bool) -> None:
     """Poll the scheduler once, and print its state.
 
     Raises
@@ -51,11 +52,9 @@ async def print_once(line: SchedulerConnection, choice: Choice, as_json: bool) -
         If the scheduler does not answer.
     """
     try:
-        seen = await line.look()
+        seen = await ask(where, look)
     except OSError as error:
         raise ConfigError(f"no scheduler answers: {error or 'timed out'}") from error
-    finally:
-        await line.close()
     rows = arranged(seen["workers"], choice)
     if as_json:
         print(json.dumps({**seen, "workers": rows}))
@@ -75,8 +74,8 @@ def named(press: KeyPress) -> list[str]:
 class Screen:
     """The event loop and its state."""
 
-    def __init__(self, line: SchedulerConnection, choice: Choice, interval: float) -> None:
-        self._line = line
+    def __init__(self, where: Callable[[], str], choice: Choice, interval: float) -> None:
+        self._where = where
         self._choice = choice
         self._interval = interval
         self._seen: SchedulerLook | None = None
@@ -96,8 +95,6 @@ class Screen:
             except EOFError:
                 # The terminal was closed.
                 return 0
-            finally:
-                await self._line.close()
 
     def _application(self, typed: Input) -> Application[int]:
         self._out = console()
@@ -154,7 +151,7 @@ class Screen:
         while True:
             began = clock()
             try:
-                seen = await self._line.look()
+                seen = await ask(self._where, look)
             except OSError as error:
                 self._lost = (self._lost or (began, ""))[0], str(error)
                 wait = _RETRY

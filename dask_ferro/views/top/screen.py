@@ -176,7 +176,7 @@ def _steals(seen: Look) -> str:
         return "unknown: dask_ferro is not installed on this scheduler (use ff.install)"
     counts = seen["steals"]
     told = ", ".join(f"{count(counts.get(name, 0))} {name}" for name in ("confirmed", "refused", "stale"))
-    worked, moving = counts.get("seconds worked", 0.0), counts.get("seconds moving", 0.0)
+    worked, moving = counts.get("seconds_worked", 0.0), counts.get("seconds_moving", 0.0)
     return f"{told}; stolen work {duration(worked)}, moved in {duration(moving)} ({seen['stealing']})"
 
 

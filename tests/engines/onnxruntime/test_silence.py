@@ -72,7 +72,7 @@ def test_a_run_that_is_stopped_writes_nothing(failing, capfd):
 
 
 def test_the_options_of_all_sessions_are_silent():
-    assert session_options(None, 1, True, None).log_severity_level == 4
+    assert session_options(None, 1, True).log_severity_level == 4
 
 
 # The errors of a call, of ff.run in this process, and of both on worker processes, as a terminal would show them.

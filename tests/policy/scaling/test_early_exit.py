@@ -15,7 +15,6 @@ from dask_ferro.policy.scaling.facts import (
     PENDING,
     RUNNING,
     Job,
-    Recall,
     ScalingFacts,
 )
 from dask_ferro.policy.scaling.fleet import Fleet
@@ -109,14 +108,6 @@ def test_a_pool_that_gets_no_more_jobs_hands_over_to_another(change: dict) -> No
     assert (gone(decision), asked(decision)) == (["j0"], {})
     alone = decide(pools, there(1.5), maximum=2)
     assert asked(alone) == {"other": 1}
-
-
-def test_who_left_in_turn_is_not_called_back_when_tasks_are_shorter_for_a_moment() -> None:
-    """It would leave again with the next long one: a drain and a recall at each look."""
-    jobs = [*there(40.0, state=LEAVING), *there(*[40.0] * 3, first=1)]
-    for longest in (8.0, 0.5):
-        decision = decide([POOL], jobs, work((80, 100), longest=longest), maximum=4)
-        assert [a for a in decision.actions if isinstance(a, Recall)] == []
 
 
 def test_it_is_a_drain_and_says_why() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Demand, Recall, ScalingFacts
+from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Demand, ScalingFacts
 from dask_ferro.policy.scaling.step import ScalingParameters, step
 from tests.policy.scaling.test_step import (
     CPU,
@@ -19,7 +19,6 @@ from tests.policy.scaling.test_step import (
     decide,
     gone,
     jobs,
-    named,
     staffs,
     work,
 )
@@ -54,7 +53,6 @@ def test_of_pools_that_were_paused(
 ) -> None:
     decision = decide(pools, there, *demands, **changes)
     assert (asked(decision), sorted(gone(decision))) == (wanted, leave)
-    assert named(decision, Recall) == []
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ from click.testing import CliRunner
 from distributed import Client, LocalCluster
 import dask_ferro as ff
 from dask_ferro.commands.replay import replay
-from dask_ferro.runtime.plugin.install import figures
 path = os.path.join(tempfile.mkdtemp(), "run.decisions")
 with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
     with Client(cluster) as client:
@@ -40,10 +39,10 @@ with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_
         where = {"workers": [min(cluster.scheduler.workers)], "allow_other_workers": True}
         futures = client.map(lambda i: time.sleep(0.02) or i, range(30), pure=False, **where)
         assert client.gather(futures) == list(range(30))
-        found = figures(client)
+        stealing = cluster.scheduler.extensions["stealing"]
         ff.uninstall(client)
-assert found["stealing"] == "random"
-assert found["counts"]["confirmed"] > 0, found
+assert stealing.settings.stealing == "random"
+assert stealing.counts["confirmed"] > 0, stealing.counts
 done = CliRunner().invoke(replay, [path])
 assert done.exit_code == 0, done.output
 assert "are the same" in done.output, done.output

@@ -22,7 +22,8 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.bundled.costs import MeasuredTasks
 from dask_ferro.lower.bundled.run import TaskProgram, is_ours, pick, run_tasks
 from dask_ferro.lower.upstream import Task, TaskRef
-from dask_ferro.runtime.bundling.plugin import NAME, BundlingPlugin
+from dask_ferro.runtime.bundling.plugin import BundleCosts
+from dask_ferro.runtime.scheduler_plugin import NAME, part_of
 from tests.clusters import on_cluster
 from tests.waiting import BOUND_S, until, until_async
 
@@ -35,10 +36,10 @@ def _costs_of_this_test_alone(tmp_path: Path) -> Any:
         yield
 
 
-def plugin_of(scheduler: Scheduler) -> BundlingPlugin:
-    plugin = scheduler.plugins[NAME]
-    assert isinstance(plugin, BundlingPlugin)
-    return plugin
+def plugin_of(scheduler: Scheduler) -> BundleCosts:
+    part = part_of(scheduler, BundleCosts)
+    assert part is not None
+    return part
 
 
 async def teach(scheduler: Scheduler, *prefixes: str, seconds: float = MS, nbytes: float = 100.0) -> None:
@@ -69,8 +70,7 @@ def bundles_of(scheduler: Scheduler) -> list[Any]:
 
 def measured_as_short(scheduler: Scheduler) -> None:
     """Let all that was measured count as tasks of 0.1 ms."""
-    plugin = scheduler.plugins[NAME]
-    assert isinstance(plugin, BundlingPlugin)
+    plugin = plugin_of(scheduler)
     for one in list(plugin.costs.all()):
         plugin.costs.add(one._replace(tasks=1000, seconds=0.1))
 

@@ -18,7 +18,8 @@ from distributed import Client, Scheduler, wait
 import dask_ferro as ff
 from dask_ferro.lower.bundled.costs import MeasuredTasks
 from dask_ferro.lower.bundled.run import is_ours
-from dask_ferro.runtime.bundling.plugin import NAME
+from dask_ferro.runtime.bundling.plugin import BundleCosts
+from dask_ferro.runtime.scheduler_plugin import part_of
 from tests.clusters import running
 from tests.waiting import BOUND_S
 
@@ -137,7 +138,7 @@ BEHAVIOURS: dict[str, Callable[[Client, Path], object]] = {
 
 
 def teach(dask_scheduler: Scheduler) -> None:
-    plugin: Any = dask_scheduler.plugins[NAME]
+    plugin: Any = part_of(dask_scheduler, BundleCosts)
     for name in ("step", "flaky", "quits"):
         plugin.costs.add(MeasuredTasks(name, name, 1, 1e-4, 28.0))
 

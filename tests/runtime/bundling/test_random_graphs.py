@@ -16,7 +16,8 @@ import dask_ferro as ff
 from dask_ferro.lower.bundled.costs import MeasuredTasks
 from dask_ferro.lower.bundled.run import TaskProgram, is_ours
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
-from dask_ferro.runtime.bundling.plugin import NAME
+from dask_ferro.runtime.bundling.plugin import BundleCosts
+from dask_ferro.runtime.scheduler_plugin import part_of
 from tests.clusters import on_cluster
 from tests.lower.bundled import graphs
 from tests.lower.bundled.graphs import NAMES, random_graph, random_wanted
@@ -143,8 +144,8 @@ async def check(
     own = list(workers)
     await ff.install(client, bundles=True)
     for name in (*NAMES, "fails", "data"):
-        scheduler.plugins[NAME].costs.add(MeasuredTasks(name.replace(" ", "-"), name, 1, 1e-3, 100.0))  # type: ignore[attr-defined]
-        scheduler.plugins[NAME].costs.add(MeasuredTasks(name, name, 1, 1e-3, 100.0))  # type: ignore[attr-defined]
+        part_of(scheduler, BundleCosts).costs.add(MeasuredTasks(name.replace(" ", "-"), name, 1, 1e-3, 100.0))  # type: ignore[union-attr]
+        part_of(scheduler, BundleCosts).costs.add(MeasuredTasks(name, name, 1, 1e-3, 100.0))  # type: ignore[union-attr]
     bundles = [await compared(client, scheduler, own, seed, how) for seed in seeds]
     assert sum(map(bool, bundles)) > len(bundles) // 3
     for worker in own:

@@ -211,7 +211,7 @@ class LateSite(SpecPools):
 
     async def reconcile(self) -> tuple[SiteJob, ...]:
         jobs = await super().reconcile()
-        if leaving := self.cluster._adaptive._leaving:
+        if leaving := self.cluster._adaptive._ongoing.leaving:
             MAY_END.set()
             await until_async(lambda: not leaving, "the end of the jobs that leave", seen=lambda: leaving)
             self.late += 1

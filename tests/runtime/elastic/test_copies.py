@@ -15,7 +15,9 @@ from distributed.active_memory_manager import ReduceReplicas
 import dask_ferro as ff
 from dask_ferro.runtime.elastic import copies as module
 from dask_ferro.runtime.elastic.copies import Seat, droppable, receivers
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.pools.providers import SpecPools
+from dask_ferro.runtime.scheduler_plugin import part_of
 from tests import clusters
 from tests.waiting import finished_async, until, until_async
 
@@ -86,7 +88,7 @@ class Play:
         self.client, self.scheduler, self.workers = client, scheduler, workers
 
     async def expose(self, **jobs):
-        await self.client.scheduler.ferro_exposed(jobs=jobs)
+        await self.client.scheduler.ferro_roster(exposed=jobs)
 
     def on(self, worker, name, seconds, **options):
         where = [self.workers[worker].address]
@@ -104,7 +106,7 @@ class Play:
 
     @property
     def copies(self):
-        return self.scheduler.plugins["ferro-roster"].copies
+        return part_of(self.scheduler, Roster).copies
 
     async def runs(self, times=3):
         """Let the policy run some times, and the workers answer."""
@@ -294,24 +296,22 @@ def test_nothing_is_copied_when_nobody_says_any_more_who_may_be_preempted():
     with (
         ff.LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
         Client(cluster),
+        pytest.MonkeyPatch.context() as patch,
     ):
 
         def exposed():
-            roster = cluster.scheduler.plugins.get("ferro-roster")
+            roster = part_of(cluster.scheduler, Roster)
             return roster is not None and bool(roster.copies._jobs)
 
         pools = Preemptible(SpecPools(cluster))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dask_ferro.runtime.elastic.controller.pools_of", lambda cluster: pools)
-            bounds = {"minimum": 1, "maximum": 1, "interval": 0.05}
-            cluster.adapt(Adaptive=ff.Elastic, **bounds)
-            until(exposed, "it to be told")
-            second = cluster.adapt(Adaptive=ff.Elastic, **bounds)
-            until(lambda: second._told_exposed, "the next one to go on")
-            assert exposed()
-            second.stop()
-            until(lambda: not exposed(), "it to be taken back")
-            pools.may_be = False
-            cluster.scheduler.plugins["ferro-roster"].exposed(jobs={"0": "job-0"})  # by one that has died
-            cluster.adapt(Adaptive=ff.Elastic, **bounds)
-            until(lambda: not exposed(), "a new one to say that there are none")
+        patch.setattr("dask_ferro.runtime.elastic.controller.pools_of", lambda cluster: pools)
+        bounds = {"minimum": 1, "maximum": 1, "interval": 0.05}
+        adaptive = cluster.adapt(Adaptive=ff.Elastic, **bounds)
+        until(exposed, "it to be told")
+        pools.may_be = False
+        until(lambda: not exposed(), "the controller to say that there are none")
+        pools.may_be = True
+        until(exposed, "it to be told again")
+        adaptive.stop()
+        patch.setattr(module, "_REPORTED", 0.5)
+        until(lambda: not exposed(), "it to forget them")

@@ -86,7 +86,7 @@ class Site:
     async def look(self):
         await self.adaptive.adapt()
         await self.cluster
-        if leaving := list(self.adaptive._leaving.values()):
+        if leaving := list(self.adaptive._ongoing.leaving.values()):
             await asyncio.wait(leaving, timeout=10)
 
     async def started(self, workers):

@@ -18,9 +18,10 @@ from distributed import Event, Status, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dask_ferro as ff
-from dask_ferro.runtime.elastic import evacuation, scheduler_rpc
+from dask_ferro.runtime.elastic import evacuation
 from dask_ferro.runtime.elastic.recompute import Recompute
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
+from dask_ferro.runtime.scheduler_plugin import part_of, put_on
 from tests import clusters
 from tests.clusters import running
 from tests.waiting import finished, finished_async, opened, until_async
@@ -132,7 +133,7 @@ async def started(name, count=1):
 def test_four_to_one_loses_none_of_twenty_held_results_though_a_receiver_is_killed_meanwhile():
     """Stock: of 4 -> 1 with 20 held results, 15 are lost and computed again."""
     with running(4) as client:
-        client.register_plugin(Roster())
+        client.run_on_scheduler(put_on, part=Roster())
         *leavers, stays, killed = list(client.cluster.scheduler.workers)
         held = [client.submit(bytes, 3 * MB + i, workers=[leavers[i % 2]]) for i in range(20)]
         scattered = client.scatter(bytes(5000), workers=leavers[:1])
@@ -141,7 +142,7 @@ def test_four_to_one_loses_none_of_twenty_held_results_though_a_receiver_is_kill
 
         async def go():
             going = asyncio.ensure_future(client.cluster.scheduler_comm.ferro_leave(addresses=leavers))
-            moving = client.cluster.scheduler.plugins[scheduler_rpc.NAME].leaving.moving
+            moving = part_of(client.cluster.scheduler, Roster).leaving.moving
             await until_async(lambda: moving.moves, "a move that has begun", every=0.001)
             os.kill(pid, signal.SIGKILL)
             return await going
@@ -360,7 +361,7 @@ async def test_of_those_that_must_leave_as_much_moves_as_fits_and_nothing_runs_t
     assert scheduler.tasks[task.key].suspicious == 0
     # It is put off: they take tasks again.
     for seconds in (100, 500):
-        await client.scheduler.ferro_ends(ends={"0": time.time() + seconds, "1": time.time() + seconds})
+        await client.scheduler.ferro_roster(ends=dict.fromkeys("01", time.time() + seconds))
     assert await client.submit(lambda: 7, workers=[leaver.address]) == 7
     assert await leave(client, second) == {}
     assert max(RAN[str(i)] for i in range(16)) == 1
@@ -421,7 +422,7 @@ async def test_when_the_cluster_ends_nobody_leaves_any_more(client, scheduler, w
     first, second = workers
     task = await occupied(client, first, "over")
     leaving = asyncio.ensure_future(leave(client, first, must=True))
-    await until_async(lambda: scheduler.plugins[scheduler_rpc.NAME].leaving.is_on, "somebody to leave")
+    await until_async(lambda: part_of(scheduler, Roster).leaving.is_on, "somebody to leave")
     await client.scheduler.ferro_over()
     assert await leaving == {first.address: "leaving was stopped"}
     answer = await client.scheduler.ferro_leave(addresses=[second.address], must=True)
@@ -461,17 +462,6 @@ async def test_the_last_one_takes_no_tasks_at_its_very_end(client, scheduler, wo
     await finished_async([held])
     assert await leave(client, workers[0], seconds=0.1, must=True)
     assert [ws.status.name for ws in scheduler.workers.values()] == ["closing_gracefully"]
-
-
-@on_workers("1GB", "1GB", installed=True)
-async def test_a_task_that_will_not_be_done_in_time_starts_elsewhere_at_once(client, scheduler, workers):
-    leaver, _ = workers
-    with dask.annotate(ferro={"seconds": 7200.0}):
-        task = await occupied(client, leaver, "hopeless")
-    assert await leave(client, leaver, seconds=3600.0, must=True) == {}
-    await started("task", 2)
-    assert await let_end(client, "hopeless", task) == "task"
-    assert scheduler.tasks[task.key].suspicious == 0
 
 
 @on_workers("1GB", "1GB", "1GB")
@@ -552,22 +542,12 @@ async def test_an_order_to_all_is_obeyed_at_once(client, scheduler, workers):
 
 
 @on_workers("1GB", "1GB")
-async def test_an_order_overtakes_a_leave_and_can_be_taken_back(client, scheduler, workers):
+async def test_an_order_overtakes_a_leave(client, scheduler, workers):
     leaver, _ = workers
     task = await occupied(client, leaver, "overtaken")
-    departure, state = await leaving(client, scheduler, leaver)
-    ordered = client.scheduler.ferro_leave(addresses=[leaver.address], seconds=3600.0, ordered=True)
-    ordered = asyncio.ensure_future(ordered)
-    await asyncio.sleep(0.1)
-    await client.scheduler.ferro_stay(addresses=[leaver.address])
-    assert await departure == {leaver.address: "recalled"}
-    assert dict((await ordered)["stayed"]) == {leaver.address: "recalled"}
-    await until_async(
-        lambda: state.status == Status.running, "a worker that runs again", seen=lambda: state.status
-    )
-    again = asyncio.ensure_future(leave(client, leaver))
+    departure, _ = await leaving(client, scheduler, leaver)
     assert (await sent_away(client, leaver, seconds=0.1))["results"] == 0
-    assert await again == {}
+    assert await departure == {}
     await started("task", 2)
     assert await let_end(client, "overtaken", task) == "task"
 
@@ -601,16 +581,3 @@ def count_one(*parts):
     RAN[get_worker().get_current_task()] += 1
     time.sleep(0.01)
     return sum(parts)
-
-
-@on_workers("8GB", "8GB")
-async def test_those_that_are_recalled_stay_and_take_tasks_again(client, scheduler, workers):
-    leaver, _ = workers
-    running = await occupied(client, leaver, "recall", "running")
-    departure, _ = await leaving(client, scheduler, leaver)
-    assert not departure.done()
-    await client.scheduler.ferro_stay(addresses=[leaver.address])
-    assert await departure == {leaver.address: "recalled"}
-    assert await let_end(client, "recall", running) == "running"
-    assert await client.submit(ran, "again", workers=[leaver.address]) == b""
-    assert (RAN["running"], len(scheduler.workers)) == (1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import partial
 from math import inf, nan
@@ -9,18 +10,19 @@ from math import inf, nan
 import dask
 import pytest
 from dask._task_spec import Task, TaskRef
-from distributed import Event, Scheduler, Status, Worker, secede
-from distributed.protocol.pickle import dumps
+from distributed import Event, Scheduler, Status, Worker, rpc, secede
+from distributed.stealing import WorkStealing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dask_ferro as ff
 from dask_ferro.policy.estimates import Speed
-from dask_ferro.policy.scaling.remaining_work import ProjectedSpan, profile, schedule
+from dask_ferro.policy.scaling.work_profile import ProjectedSpan, profile, schedule
 from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.elastic.remaining_work import Demands
-from dask_ferro.runtime.elastic.scheduler_rpc import RateLimitedValue, Roster
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.scheduler_calls import RosterAnswer, WorkerRow
+from dask_ferro.runtime.scheduler_plugin import NAME, part_of, take_off
 from tests import clusters
 from tests.waiting import finished_async, opened, until_async
 
@@ -145,17 +147,17 @@ async def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle(cl
     assert {ws.address for ws in tasks[shared.key].who_has} == {one, two}
     assert (row["nbytes"], row["unique"]) == (sizes[alone.key] + sizes[shared.key], sizes[alone.key])
     assert other["unique"] == sizes[used.key]
-    assert (row["threads"], row["status"], row["processing"]) == (1, "running", 0)
+    assert (row["threads"], row["status"]) == (1, "running")
     assert 300.0 <= row["idle_for"] < 400.0
     assert (row["device"], row["resources"], row["ends_in"]) == ("cpu", {}, None)
     assert 0 < row["free"] < 0.6 * cluster.scheduler.workers[one].memory_limit
-    assert (len(facts["demands"]), facts["queue"]) == (0, 0)
+    assert facts["demands"] == []
 
 
 @on_cluster(config={"distributed.worker.memory.pause": False})
 async def test_a_row_tells_for_how_long_a_worker_has_paused(client, cluster, clock):
     scheduler, (one, two) = cluster.scheduler, cluster.scheduler.workers
-    told = scheduler.plugins[scheduler_rpc.NAME].roster
+    told = part_of(scheduler, Roster).roster
 
     def paused():
         return {address: row["paused_for"] for address, row in told()["workers"].items()}
@@ -163,6 +165,7 @@ async def test_a_row_tells_for_how_long_a_worker_has_paused(client, cluster, clo
     assert paused() == {one: 0.0, two: 0.0}
     cluster.workers[0].status = Status.paused
     await until_async(lambda: scheduler.workers[one].status == Status.paused, "word of the pause")
+    assert paused() == {one: 0.0, two: 0.0}
     clock.ahead += 300.0
     assert 300.0 <= paused()[one] < 400.0
     assert paused()[two] == 0.0
@@ -183,10 +186,9 @@ async def test_demands_are_apart_by_what_their_workers_must_have(client, cluster
         bound = client.submit(hold, "roster", 0, workers=[address], pure=False)
         loose = client.submit(hold, "roster", 0, workers=[address], allow_other_workers=True, pure=False)
     await submitted(cluster.scheduler, 307)
-    facts = cluster.scheduler.plugins[scheduler_rpc.NAME].roster()
+    facts = part_of(cluster.scheduler, Roster).roster()
     rows = {(*d["resources"], d["workers"] is not None): d for d in facts["demands"]}
     assert set(rows) == {(False,), (True,), ("GPU", False)}
-    assert facts["queue"] == 307
     assert rows[False,]["profile"] == [(0.5, 301.0), (8.5, 1.0)]
     assert (rows[False,]["longest"], rows[False,]["device"]) == (9.0, None)
     assert rows["GPU", False]["profile"] == [(2.0, 3.0)]
@@ -207,7 +209,7 @@ async def test_a_demand_knows_the_whole_graph_and_what_has_run(client, cluster):
     with annotated(1.0):
         last = client.get(graph, "c", sync=False)
     await submitted(cluster.scheduler, 11)
-    demands = cluster.scheduler.plugins[scheduler_rpc.NAME].roster()["demands"]
+    demands = part_of(cluster.scheduler, Roster).roster()["demands"]
     (bound, free) = sorted(demands, key=lambda demand: demand["workers"] is None)
     assert free["profile"] == [(2.0, 4.0), (1.0, 1.0)]
     # Nobody knows what `hold` takes: at least as long again as the two have run.
@@ -316,7 +318,7 @@ async def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(client
         lambda: sum(len(ws.long_running) for ws in scheduler.workers.values()) >= 6, "six that seceded"
     )
     assert Demands(scheduler).rows() == []
-    facts = scheduler.plugins[scheduler_rpc.NAME].roster()
+    facts = part_of(scheduler, Roster).roster()
     holders = {a for a, ws in scheduler.workers.items() if ws.long_running}
     assert {facts["workers"][address]["idle_for"] for address in holders} == {0.0}
     with annotated(2.0):
@@ -337,17 +339,23 @@ async def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(client
     await client.gather([*held, *others])
 
 
-def test_what_is_costly_is_told_from_memory_until_it_has_changed_much():
-    calls = []
+@on_cluster(workers=1)
+async def test_what_is_costly_is_told_from_memory_until_it_has_changed_much(client, cluster, monkeypatch):
+    roster = cluster.scheduler.plugins[scheduler_rpc.NAME]
+    calls, sizes = [], {100: 1, 150: 1, 200: 1, 201: 2, 101: 2, 99: 3, 1: 4}
 
-    def work():
+    def costly():
         calls.append(time.sleep(0.02))
-        return len(calls)
+        return [len(calls)]
 
-    kept = RateLimitedValue()
-    sizes = {100: 1, 150: 1, 200: 1, 201: 2, 101: 2, 99: 3, 1: 4}
-    assert {size: kept.get(work, size) for size in sizes} == sizes
-    assert kept.get(work, 1) == 4
+    monkeypatch.setattr(scheduler_rpc, "_SHARE", 1e6)
+    monkeypatch.setattr(roster, "_until", 0.0)
+    monkeypatch.setattr(roster._demands, "rows", costly)
+    found = {}
+    for size in sizes:
+        monkeypatch.setattr(roster._demands, "remaining", lambda size=size: size)
+        found[size] = roster.roster()["demands"][0]
+    assert found == sizes
 
 
 # ---- ends -----------------------------------------------------------------------------------------------
@@ -365,12 +373,12 @@ async def test_ends_are_kept_by_name_for_workers_that_come_later_too(client, clu
 
     scheduler = cluster.scheduler
     now = time.time()
-    await cluster.scheduler_comm.ferro_ends(ends={"0": now + 100, "late": now + 50}, fresh=200.0)
+    roster, ends = cluster.scheduler_comm.ferro_roster, cluster.scheduler_comm.ferro_ends
+    await roster(ends={"0": now + 100, "late": now + 50}, fresh=200.0)
     if installed:
         await ff.install(client)
     async with Worker(scheduler.address, name="late", nthreads=1):
-        rows = (await cluster.scheduler_comm.ferro_roster())["workers"].values()
-        left = {str(row["name"]): row["ends_in"] for row in rows}
+        left = {str(row["name"]): row["ends_in"] for row in (await roster())["workers"].values()}
         assert left == {"0": about(95), "1": None, "late": about(45)}
         if installed:
             ledger = scheduler.extensions["stealing"].ledger
@@ -378,32 +386,39 @@ async def test_ends_are_kept_by_name_for_workers_that_come_later_too(client, clu
             known = {name: ledger.worker(address, now).ends_in for name, address in names.items()}
             assert known == {"0": about(95), "1": inf, "late": about(45)}
             assert ledger.fresh == 195.0
-            await cluster.scheduler_comm.ferro_ends(ends={"0": now + 20}, by="worker")
+            await ends(ends={"0": now + 20})
             assert ledger.worker(names["0"], now).ends_in == about(18)
-            await cluster.scheduler_comm.ferro_ends(ends={"0": None}, by="worker")
+            await ends(ends={"0": now + 600})
             assert ledger.worker(names["0"], now).ends_in == about(95)
-            await cluster.scheduler_comm.ferro_ends(ends={"0": None, "late": None}, fresh=0.0)
-            assert {row.ends_at for row in ledger.rows.values()} == {inf}
-            assert (ledger.ends, ledger.fresh) == ({}, 0.0)
-            await cluster.scheduler_comm.ferro_ends(ends={"0": now + 20}, fresh=200.0)
-            await cluster.scheduler_comm.ferro_roster_remove()
+            await roster(ends={}, fresh=0.0)
+            assert ledger.worker(names["0"], now).ends_in == about(595)
+            await client.run_on_scheduler(take_off, name=Roster.name)
             assert (dict(ledger.ends), ledger.fresh) == ({}, 0.0)
 
 
 @on_cluster()
-async def test_ends_are_forgotten_with_those_that_left_or_whose_end_has_passed(client, cluster, monkeypatch):
-    monkeypatch.setattr(scheduler_rpc, "_ABSENT", 3)
-    known = cluster.scheduler.plugins[scheduler_rpc.NAME]._ends
+async def test_ends_are_forgotten_with_their_workers_or_when_they_have_passed(client, cluster):
+    roster = part_of(cluster.scheduler, Roster)
     now = time.time()
-    told = cluster.scheduler_comm.ferro_ends
-    await told(ends={"0": now + 100, "1": now + 100, "passed": now - 1, "next": now + 50})
-    assert list(known) == ["0", "1", "next"]
-    addresses = {str(ws.name): address for address, ws in cluster.scheduler.workers.items()}
-    await cluster.scheduler_comm.ferro_leave(addresses=[addresses["0"]])
-    await cluster.scheduler.remove_worker(addresses["1"], stimulus_id="died")
-    assert list(known) == ["1", "next"]  # a nanny starts it again
-    await told(ends={f"later-{i}": now + 60 for i in range(5)})
-    assert list(known) == ["later-2", "later-3", "later-4"]
+    await cluster.scheduler_comm.ferro_ends(ends={"0": now + 100, "passed": now - 1, "next": now + 50})
+    await cluster.scheduler_comm.ferro_ends(ends={"1": now + 100})
+    assert list(roster._own_ends) == ["0", "next", "1"]
+    (address,) = (a for a, ws in cluster.scheduler.workers.items() if ws.name == 0)
+    await cluster.scheduler.remove_worker(address, stimulus_id="died")
+    assert list(roster._own_ends) == ["next", "1"]  # one that a nanny starts again tells its own
+    await cluster.scheduler_comm.ferro_roster(ends={"0": now + 60})
+    await cluster.scheduler_comm.ferro_roster(ends={"1": now + 60})
+    assert list(roster._site_ends) == ["1"]
+
+
+@on_cluster(workers=1)
+async def test_what_is_reserved_of_a_workers_last_seconds_does_not_shrink_with_them(client, cluster):
+    roster, now = cluster.scheduler_comm.ferro_roster, time.time()
+    await roster(ends={"0": now + 10})
+    await asyncio.sleep(2)
+    for at in (10.0, 10.5):
+        (row,) = (await roster(ends={"0": now + at}))["workers"].values()
+        assert time.time() + row["ends_in"] == pytest.approx(now + 9, abs=0.3)
 
 
 # ---- on and off -----------------------------------------------------------------------------------------
@@ -442,27 +457,32 @@ async def test_tasks_that_no_worker_has_fail_with_the_reason_and_what_runs_or_is
 @on_cluster()
 async def test_it_comes_on_once_and_leaves_nothing_behind(client, cluster):
     scheduler = cluster.scheduler
-    own = {"ferro_roster", "ferro_leave", "ferro_ends", scheduler_rpc.REMOVE}
-    first = scheduler.plugins[scheduler_rpc.NAME]
-    register = cluster.scheduler_comm.register_scheduler_plugin
-    await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=True)
-    assert scheduler.plugins[scheduler_rpc.NAME] is first
-    await cluster.scheduler_comm.ferro_ends(ends={"0": time.time() + 100})
-    await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=False)
-    second = scheduler.plugins[scheduler_rpc.NAME]
-    assert second is not first
-    ends = [w["ends_in"] for w in (await cluster.scheduler_comm.ferro_roster())["workers"].values()]
-    assert sorted(ends, key=str) == [about(95), None]
-    await cluster.scheduler_comm.ferro_roster_remove()
+    own = {"ferro_roster", "ferro_leave", "ferro_ends"}
+    first = part_of(scheduler, Roster)
+    await scheduler_rpc.register(cluster.scheduler_comm)
+    assert part_of(scheduler, Roster) is first
+    assert own <= set(scheduler.handlers)
+    await client.run_on_scheduler(take_off, name=Roster.name)
     assert not own & set(scheduler.handlers)
-    assert scheduler_rpc.NAME not in scheduler.plugins
+    assert NAME not in scheduler.plugins
     assert await client.submit(lambda: 7) == 7
 
 
-async def test_as_a_preload_it_is_there_from_the_first_moment():
-    async with (
-        Scheduler(port=0, dashboard_address=":0", preload=[scheduler_rpc.__name__]) as scheduler,
-        Worker(scheduler.address, nthreads=3, resources={"GPU": 1}) as worker,
-    ):
-        rows = scheduler.plugins[scheduler_rpc.NAME].roster()["workers"]
-        assert {a: (w["threads"], w["device"]) for a, w in rows.items()} == {worker.address: (3, "gpu")}
+async def test_an_error_of_its_start_reaches_the_caller(monkeypatch):
+    def fails(roster, scheduler):
+        raise ZeroDivisionError("at the start")
+
+    monkeypatch.setattr(Roster, "start", fails)
+    async with Scheduler(port=0, dashboard_address=":0") as scheduler, rpc(scheduler.address) as calls:
+        with pytest.raises(ZeroDivisionError, match="at the start"):
+            await scheduler_rpc.register(calls)
+        assert NAME not in scheduler.plugins
+
+
+@on_cluster(installed=True)
+async def test_it_goes_on_where_stealing_and_placement_are_taken_off(client, cluster):
+    roster = part_of(cluster.scheduler, Roster)
+    await ff.uninstall(client)
+    assert type(cluster.scheduler.extensions["stealing"]) is WorkStealing
+    assert part_of(cluster.scheduler, Roster) is roster
+    assert set((await cluster.scheduler_comm.ferro_roster())["workers"]) == set(cluster.scheduler.workers)

@@ -23,11 +23,8 @@ from distributed import Scheduler, Security
 
 import dask_ferro as ff
 from dask_ferro.options import options_of
-from dask_ferro.policy.scaling.facts import Pool
-from dask_ferro.runtime.jobs import cluster_repr
-from dask_ferro.runtime.jobs.cluster_repr import Known, in_rows, in_words
 from dask_ferro.runtime.jobs.keywords import ClusterKeywords
-from dask_ferro.runtime.site_jobs import SiteJob
+from dask_ferro.runtime.slurm import logs as slurm_logs
 
 SHAPE: dict[str, Any] = {"cores": 4, "processes": 2, "memory": "8GB", "walltime": "06:00:00"}
 PLAIN = {"dashboard_address": "127.0.0.1:0", "interface": "lo"}
@@ -158,10 +155,16 @@ def test_an_option_means_what_dask_jobqueue_says(options, tmp_path, monkeypatch)
 
 
 def test_workers_are_named_after_the_cluster_where_it_has_a_name() -> None:
-    """Variables of the job's shell stay as they are; a name that the shell would take apart stays in quotes."""
-    for name, first in (("a b-$SLURM_JOB_ID", "a b-$SLURM_JOB_ID"), (None, "default")):
+    """A name that the shell would take apart stays in quotes."""
+    for name, first in (("a b", "a b"), (None, "default")):
         lines = rendered(ff.SLURMCluster, SHAPE | {"name": name})["lines"]
         assert f'FERRO_WORKER="{first}-$((0 + ${{SLURM_ARRAY_TASK_ID:-0}}))"' in lines
+
+
+@pytest.mark.parametrize("name", ['a"b', "run-$SLURM_JOB_ID", "a`id`", "a\\", "a\nb", "", " ", 1.5, True])
+def test_a_name_that_cannot_stand_in_a_script_is_refused(name: object) -> None:
+    with pytest.raises(ff.ConfigError, match=r"ff\.SLURMCluster: name: got"):
+        ff.SLURMCluster(**SHAPE, name=name)
 
 
 def test_temporary_certificates_are_put_where_the_workers_find_them(tmp_path) -> None:
@@ -317,7 +320,7 @@ def test_a_cluster_is_not_found_by_its_name_as_in_dask(cluster) -> None:
 
 
 def test_the_jobs_own_output_stands_beside_dasks_logs(cluster, monkeypatch) -> None:
-    monkeypatch.setattr(cluster_repr, "_TAIL", 30)
+    monkeypatch.setattr(slurm_logs, "_BYTES", 30)
     folder = Path(cluster._dummy_job.log_directory)
     (folder / "dask-worker-7.err").write_text("first line\n" + "long line\n" * 5)
     (folder / "other-7.err").write_text("not of this job's name")
@@ -326,69 +329,14 @@ def test_the_jobs_own_output_stands_beside_dasks_logs(cluster, monkeypatch) -> N
     os.utime(old, (time.time() - 3600, time.time() - 3600))
     logs = cluster.get_logs(workers=False)
     assert sorted(logs) == sorted(["Cluster", "Scheduler", str(folder / "dask-worker-7.err")])
-    assert logs[str(folder / "dask-worker-7.err")] == "... the last 30 of 61 bytes\nlong line\nlong line\n"
+    assert logs[str(folder / "dask-worker-7.err")] == "long line\nlong line"
     assert list(cluster.get_logs(cluster=False, scheduler=False, workers=False, jobs=False)) == []
     assert "long line" in logs._repr_html_()
-
-
-def test_output_goes_where_the_script_says_last(tmp_path) -> None:
-    for name in ("a-1_0.out", "b-1.out", "a-x.txt"):
-        (tmp_path / name).write_text(name)
-    header = (
-        f"#SBATCH -o {tmp_path}/b-%J.out\n#SBATCH --output={tmp_path}/%x-%A_%3a.out\n#SBATCH -e /dev/null"
-    )
-    assert [path.name for path in cluster_repr.outputs(header, "a", 0.0)] == ["a-1_0.out"]
-
-
-# -- words ---------------------------------------------------------------------------------------------------
-
-
-def job(number: int, state: str, reason: str = "", pool: str = "default") -> SiteJob:
-    return SiteJob(f"{pool}-{number}", pool, str(number), state, (), 0.0, number, None, reason)
-
-
-JOBS = (
-    *(job(n, "pending", "Priority") for n in (1, 2)),
-    job(3, "pending", "Resources"),
-    *(job(n, "running") for n in (4, 5, 6)),
-    job(7, "booting", pool="gpu"),
-)
-NOON = time.mktime((2026, 11, 23, 12, 30, 0, 0, 0, -1))
-
-
-@pytest.mark.parametrize(
-    ("known", "words"),
-    [
-        pytest.param(Known((), (Pool("default"),)), "jobs: none, pools: default", id="nothing yet"),
-        pytest.param(
-            Known(JOBS, (Pool("default"), Pool("gpu", minimum=1, maximum=4)), (0, 64)),
-            "jobs: 3 running, 1 booting, 3 pending (Priority, Resources), bounds: 0..64 workers, "
-            "pools: default, gpu 1..4",
-            id="jobs in the order of their life, with reasons",
-        ),
-        pytest.param(Known((), (Pool("gpu", closed="job 7: " + "x" * 200, closed_until=NOON),), (2, float("inf"))),
-            f"jobs: none, bounds: 2.. workers, pools: gpu closed until 12:30:00: job 7: {'x' * 113}...",
-            id="a pool that is closed, until when and why"),
-        pytest.param(Known((), (Pool("gpu", closed="timed out"),), (3, 3)),
-            "jobs: none, bounds: 3 workers, pools: gpu closed: timed out", id="or nobody knows until when"),
-    ],
-)  # fmt: skip
-def test_a_cluster_is_described_on_one_line(known, words) -> None:
-    assert in_words(known) == words
-
-
-def test_rows_have_the_same_by_pool() -> None:
-    shut = Pool("gpu", maximum=4, closed="<b>no", closed_until=NOON)
-    assert in_rows(Known(JOBS, (Pool("default"), shut), (0, 64))) == [
-        ("bounds", "0..64 workers"),
-        ("pool default", "3 running, 3 pending (Priority, Resources)"),
-        ("pool gpu 0..4", "1 booting; closed until 12:30:00: <b>no"),
-    ]
 
 
 def test_a_cluster_has_them(cluster) -> None:
     cluster.scale(2)
     assert repr(cluster).startswith("SLURMCluster(")
-    assert repr(cluster).endswith("jobs: none, bounds: 2 workers, pools: default, gpu 0..4)")
+    assert repr(cluster).endswith("bounds: 2 workers, pool default: no jobs, pool gpu 0..4: no jobs)")
     assert "pool gpu 0..4" in cluster._repr_html_()
     assert "Scaling" in cluster._repr_html_("<tr><td>Scaling</td></tr>")

@@ -222,12 +222,12 @@ def pool(**overrides: Any) -> JobPool:
 
 
 def test_a_pool_replaces_what_it_names_and_keeps_the_rest():
-    gpu = pool(queue="gpu", cores=2, processes=1, maximum=4, cost=8, queue_wait=60)
+    gpu = pool(queue="gpu", cores=2, processes=1, maximum=4, cost=8)
     facts = gpu.pool(now=0.0, trouble="")
     assert "#SBATCH -p gpu" in gpu.job.job_script()
     assert "#SBATCH -t 01:00:00" in gpu.job.job_script()
     assert (facts.threads, facts.processes, facts.memory, facts.lifetime) == (2, 1, 4_000_000_000, 3600.0)
-    assert (facts.minimum, facts.maximum, facts.cost, facts.queue_wait) == (0, 4, 8, 60)
+    assert (facts.minimum, facts.maximum, facts.cost) == (0, 4, 8)
 
 
 @pytest.mark.parametrize(
@@ -247,16 +247,15 @@ def test_a_pool_with_a_wrong_value_names_it(overrides, said):
 
 
 def test_a_pool_says_by_itself_that_its_jobs_may_be_preempted_and_in_what_words_it_likes():
-    spot = pool(preemptible=True, queue_wait="2m", signal_ahead="90s", grace="auto")
+    spot = pool(preemptible=True, signal_ahead="90s", grace="auto")
     facts = spot.pool(now=0.0, trouble="")
     assert facts.preemptible
-    assert facts.queue_wait == 120.0
     assert "#SBATCH --signal=B:USR1@90" in spot.job.job_script()
 
 
 def test_a_job_whose_workers_have_a_lifetime_lives_longer_by_their_start() -> None:
-    short = pool(start_up=8.6, worker_extra_args=["--lifetime", "20s", "--lifetime-stagger", "3s"])
-    assert short.pool(now=0.0, trouble="").lifetime == pytest.approx(25.6)
+    short = pool(worker_extra_args=["--lifetime", "20s", "--lifetime-stagger", "3s"])
+    assert short.pool(now=0.0, trouble="").lifetime == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize("name", ["gpu 1", "gpu-1", "", "a;b", 3])

@@ -6,7 +6,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dask_ferro as ff
-from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.scheduler_plugin import NAME
 
 
 def is_installed(client: Client) -> bool:

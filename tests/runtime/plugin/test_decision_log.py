@@ -18,8 +18,9 @@ from dask_ferro.policy.stealing.decision import StealingDecision, replay
 from dask_ferro.policy.stealing.policies import name_of
 from dask_ferro.runtime.plugin import decision_log
 from dask_ferro.runtime.plugin.decision_log import DecisionLog
-from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.plugin.scheduler import Scheduling
 from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.scheduler_plugin import part_of
 from tests.clusters import running
 from tests.policy.facts import task
 from tests.policy.stealing.test_decisions import of_one_task
@@ -56,7 +57,7 @@ def pile(client: Client, count: int = 40) -> list[int]:
 
 
 def stealing_of(client: Client) -> Stealing:
-    found = client.cluster.scheduler.plugins[NAME].stealing
+    found = part_of(client.cluster.scheduler, Scheduling).stealing
     assert isinstance(found, Stealing)
     return found
 

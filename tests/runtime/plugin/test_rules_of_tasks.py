@@ -109,7 +109,7 @@ async def test_a_task_that_runs_is_not_taken_and_runs_once(s):
     for _ in range(5):
         s.stealing.balance()
     ts = s.task("runs")
-    if ts not in s.stealing.in_flight:
+    if ts.key not in s.stealing.in_flight:
         assert s.stealing.move_task_request(ts, s.first, s.second)
     await until_async(lambda: not s.stealing.in_flight, "the answer")
     assert (s.stealing.counts["confirmed"], ts.processing_on) == (0, s.first)

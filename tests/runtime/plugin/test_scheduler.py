@@ -22,12 +22,12 @@ from tornado.httpclient import AsyncHTTPClient
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.elastic import scheduler_rpc
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.plugin import reach
-from dask_ferro.runtime.plugin.install import figures
-from dask_ferro.runtime.plugin.scheduler import FerroScheduler
+from dask_ferro.runtime.plugin.scheduler import Scheduling
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.scheduler_plugin import FerroScheduler, part_of, plugin_of, put_on, take_off
 from tests.clusters import UNCHECKED, on_cluster, tuned
 from tests.waiting import finished_async, opened, until, until_async
 
@@ -61,8 +61,9 @@ async def test_install_takes_over_and_uninstall_gives_stock_dask_back(client, sc
     await ff.install(client)  # twice is once
     assert isinstance(scheduler.extensions["stealing"], Stealing)
     assert scheduler.stream_handlers["steal-response"].__self__ is scheduler.extensions["stealing"]
-    assert [type(p) for p in scheduler.plugins.values()].count(Stealing) == 1
-    assert WorkStealing not in [type(p) for p in scheduler.plugins.values()]
+    assert [p for p in scheduler.plugins.values() if isinstance(p, FerroScheduler | WorkStealing)] == [
+        plugin_of(scheduler)
+    ]
     assert {s.interval for s in scheduler.stream_comms.values()} == {0.001}
     assert "ferro-worker" in scheduler.worker_plugins
     await ff.uninstall(client)
@@ -83,18 +84,18 @@ async def test_install_takes_over_and_uninstall_gives_stock_dask_back(client, sc
 @on_cluster(roster=True)
 async def test_no_plugin_lives_on_after_it_was_replaced_or_removed(client, scheduler, workers):
     """Dask keeps each handler that a client has called, with the object that it is a method of."""
-    gone = [weakref.ref(scheduler.plugins[scheduler_rpc.NAME])]
+    gone = [weakref.ref(part_of(scheduler, Roster))]
     for answer in (1, 2, 3):
         await ff.install(client, bundles=True, answer=answer)
         await client.gather(client.map(abs, range(8), pure=False))
-        await figures(client)
         await client.scheduler.ferro_roster()
-        ours = [*scheduler.plugins.values(), *(worker.plugins["ferro-worker"] for worker in workers)]
-        gone += [weakref.ref(one) for one in ours if type(one).__module__.startswith("dask_ferro")]
+        plugin = plugin_of(scheduler)
+        ours = [plugin, *plugin.parts.values(), *(worker.plugins["ferro-worker"] for worker in workers)]
+        gone += [weakref.ref(one) for one in [*ours, scheduler.extensions["stealing"]]]
         if answer > 1:
             await ff.uninstall(client)
-    await client.scheduler.ferro_roster_remove()
-    del ours
+    await client.run_on_scheduler(take_off, name=Roster.name)
+    del ours, plugin
 
     def left():
         gc.collect()
@@ -129,7 +130,8 @@ async def test_clients_that_install_and_uninstall_at_once_leave_one_stealer(clie
         await asyncio.gather(ff.install(client, answer=1), ff.install(other, answer=3))
         stealing = scheduler.extensions["stealing"]
         assert isinstance(stealing, Stealing)
-        assert [p for p in scheduler.plugins.values() if isinstance(p, WorkStealing)] == [stealing]
+        assert [p for p in scheduler.plugins.values() if isinstance(p, WorkStealing)] == []
+        assert part_of(scheduler, Scheduling).stealing is stealing
         assert scheduler.periodic_callbacks["stealing"].callback == stealing._tick
         assert scheduler.stream_handlers["steal-response"] == stealing.move_task_confirm
         await asyncio.gather(ff.uninstall(client), ff.uninstall(other))
@@ -181,9 +183,10 @@ async def test_stock_dask_does_not_steal_while_other_settings_replace_the_first(
 
 @on_cluster()
 async def test_an_install_that_fails_leaves_stock_dask(client, scheduler):
-    plugin = FerroScheduler(replace(Settings.configured(), tick=0))
+    part = Scheduling(replace(Settings.configured(), tick=0))
     with pytest.raises(ValueError, match="positive"):
-        await plugin.start(scheduler)
+        await put_on(part, dask_scheduler=scheduler)
+    assert plugin_of(scheduler) is None
     assert type(scheduler.extensions["stealing"]) is WorkStealing
     assert scheduler.periodic_callbacks["stealing"].callback == scheduler.extensions["stealing"].balance
     await ff.install(client)
@@ -206,7 +209,7 @@ async def test_idle_workers_take_over_a_backlog_shorter_than_stock_dask_looks_at
     blocker, tasks = _dependents(client, "backlog", 20, first)
     await finished_async(tasks)
     assert {ws.address for t in tasks for ws in scheduler.tasks[t.key].who_has} == {second}
-    assert (await figures(client))["counts"]["confirmed"] >= 10
+    assert scheduler.extensions["stealing"].counts["confirmed"] >= 10
     await Event("backlog").set()
     await blocker
 
@@ -234,17 +237,11 @@ def test_an_option_that_does_not_exist_is_refused():
         ff.install("tcp://localhost:8786")
 
 
-@on_cluster()
-async def test_without_the_plugin_there_are_no_figures(client, scheduler):
-    with pytest.raises(ConfigError, match="not installed"):
-        await figures(client)
-
-
 @on_cluster(config={"distributed.scheduler.preload": ["dask_ferro.runtime.preload"]})
 async def test_by_configuration_the_plugin_is_on_from_the_start(client, scheduler):
     assert isinstance(scheduler.extensions["stealing"], Stealing)
     assert [t for t in scheduler.periodic_callbacks if t == "stealing"] == ["stealing"]
-    assert (await figures(client))["stealing"] == "informed"
+    assert scheduler.extensions["stealing"].settings.stealing == "informed"
     await ff.uninstall(client)
     assert type(scheduler.extensions["stealing"]) is WorkStealing
 
@@ -280,6 +277,10 @@ async def test_the_threshold_of_a_thief_adapts_and_its_history_is_kept(client, s
     assert set(stealing.core.state.thresholds) == {second}
 
 
+def _policy(dask_scheduler):
+    return dask_scheduler.extensions["stealing"].settings.stealing
+
+
 def test_by_a_real_preload():
     command = ["scheduler", "--port", "0", "--no-dashboard", "--scheduler-file"]
     with tempfile.TemporaryDirectory() as folder:
@@ -293,7 +294,7 @@ def test_by_a_real_preload():
             until(lambda: process.poll() is not None or file.exists(), "the scheduler's file")
             assert process.poll() is None
             with Client(scheduler_file=str(file)) as client:
-                assert figures(client)["stealing"] == "informed"
+                assert client.run_on_scheduler(_policy) == "informed"
         finally:
             process.terminate()
             process.wait(20)
@@ -312,7 +313,7 @@ async def test_by_the_scheduler_options_of_dask_jobqueue():
 def test_our_local_cluster_has_it_from_the_start():
     settings = {"processes": False, "n_workers": 1, "dashboard_address": ":0"}
     with ff.LocalCluster(**settings) as cluster, Client(cluster) as client:
-        assert figures(client)["stealing"] == "informed"
+        assert client.run_on_scheduler(_policy) == "informed"
         assert client.submit(lambda: 1).result(timeout=60) == 1
     with ff.LocalCluster(**settings, scheduler_kwargs={"preload": []}) as cluster:
         assert type(cluster.scheduler.extensions["stealing"]) is WorkStealing
@@ -368,7 +369,7 @@ async def test_short_queued_tasks_are_sent(client, scheduler, given, placing, mo
     tasks = client.map(_nothing, range(400), pure=False)
     assert await client.gather(tasks) == list(range(400))
     assert deepest.most == most
-    assert scheduler.plugins["ferro"].placing.placed["root"] == 400
+    assert part_of(scheduler, Scheduling).stealing.records.counts["place"]["root"] == 400
     await ff.uninstall(client)
     deepest.most = 0
     await client.gather(client.map(_nothing, range(100), pure=False))
@@ -458,7 +459,7 @@ async def test_an_error_of_ours_sends_tasks_one_by_one(client, scheduler, monkey
     def fail(*given):
         raise ValueError("ours")
 
-    monkeypatch.setattr(scheduler.plugins["ferro"].placing.candidates, "ahead", fail)
+    monkeypatch.setattr(part_of(scheduler, Scheduling).placing.candidates, "ahead", fail)
     assert await client.gather(client.map(_nothing, range(100), pure=False)) == list(range(100))
     assert (deepest.most, len(scheduler.workers)) == (1, 2)
     assert "dask_ferro sends no task ahead" in caplog.text

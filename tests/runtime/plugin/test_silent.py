@@ -28,7 +28,7 @@ async def test_a_scheduler_that_was_busy_takes_no_worker_for_silent(client, sche
     closed = []
 
     def answered():
-        if ts not in stealing.in_flight and ts.state != "processing":
+        if ts.key not in stealing.in_flight and ts.state != "processing":
             return True
         closed.extend(stealing.waits.silent)
         return False

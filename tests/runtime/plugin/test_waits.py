@@ -12,7 +12,8 @@ from distributed import Client, Event, LocalCluster
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.scheduler_plugin import part_of
 from tests.clusters import on_cluster
 from tests.graphs import model
 from tests.runtime.telemetry.test_events import published
@@ -183,7 +184,7 @@ async def test_tasks_that_would_rather_run_on_workers_that_died_run_on_others(cl
 
 async def _told_to_others(scheduler):
     """What events and metrics say of waits: the events that count some as restricted, and three metrics."""
-    scheduler.plugins[NAME].events.tick()
+    part_of(scheduler, Scheduling).events.tick()
     found = await scraped(scheduler)
     names = ("idle_waits", "idle_wait_seconds", "idle_waits_begun_total")
     events = [event for event in published(scheduler, "wait") if event["restricted"]]

@@ -6,49 +6,30 @@ import dask
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.runtime.pools import pool as pools
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
 from tests.runtime.pools.test_pool import SHAPE, built
-
-WITHIN = "5 jobs ended before a worker came within 40 s"
-ROW = "3 jobs ended before a worker came"
 
 
 @pytest.mark.parametrize(
-    ("row", "times", "most", "said"),
+    ("ends", "most", "closes"),
     [
-        pytest.param(2, [98.0, 99.0], 3, "", id="two in a row"),
-        pytest.param(3, [1.0, 2.0, 99.0], 3, ROW, id="three, however long it took"),
-        pytest.param(1, [60.0, 70.0, 80.0, 90.0, 100.0], 3, WITHIN, id="five within a minute, some worked in between"),
-        pytest.param(1, [60.0, 70.0, 80.0, 100.0], 3, "", id="four within a minute"),
-        pytest.param(1, [40.0, 70.0, 80.0, 90.0, 100.0], 3, "", id="the first is a minute ago"),
-        pytest.param(1, [1.0, 2.0, 60.0, 70.0, 80.0, 90.0, 100.0], 3, WITHIN, id="older ones count for nothing"),
-        pytest.param(4, [60.0, 70.0, 80.0, 90.0, 100.0], None, WITHIN, id="only the window counts"),
+        pytest.param("xx", 3, False, id="two"),
+        pytest.param("xxx", 3, True, id="three"),
+        pytest.param("xoxoxox", 3, False, id="every other job works"),
+        pytest.param("xxoxx", 3, True, id="a node on which all jobs fail beside one that works"),
+        pytest.param("x" * 99, None, False, id="no limit"),
     ],
-)  # fmt: skip
-def test_too_many(row: int, times: list[float], most: int | None, said: str, monkeypatch) -> None:
-    """The last failure of these, with so many in a row."""
+)
+def test_failures_close_a_pool(ends: str, most: int | None, closes: bool) -> None:
     pool = built()
-    monkeypatch.setattr(pools, "WINDOW", (5, 60.0))
     with dask.config.set({"ferro.elastic.failures": most}):
-        for at in times[:-1]:
-            pool.failures = 0  # a job in between had its worker
-            assert not pool.fail("job 1: FAILED", at)
-        pool.failures = row - 1
-        assert pool.fail("job 2: FAILED", times[-1]) == bool(said)
-    assert pool.closed == (f"{said}; the last, job 2: FAILED" if said else "")
-
-
-def test_what_fails_now_and_then_closes_its_pool_and_says_so(monkeypatch) -> None:
-    """Every other job works: never two failures in a row."""
-    pool, closed = built(), []
-    monkeypatch.setattr(pools, "WINDOW", (4, 120.0))
-    for n in range(12):
-        pool.failures = 0  # a job in between had its worker
-        if pool.fail(f"job {n}: FAILED", 10.0 * n):
-            closed.append((10.0 * n, pool.closed))
-    assert closed[0] == (30.0, "4 jobs ended before a worker came within 30 s; the last, job 3: FAILED")
-    assert len(closed) == 2  # it was open again at 60, and those from before count no more
-    assert closed[1] == (90.0, "4 jobs ended before a worker came within 30 s; the last, job 9: FAILED")
+        for n, end in enumerate(ends):
+            if end == "x":
+                pool.fail(f"job {n}: FAILED", 10.0)
+            else:
+                pool.measure(BatchJob("a", "a", n, 1, 0.0, state=JobState.RUNNING), JobState.BOOTING)
+    said = f"{most} jobs ended before a worker came; the last, job {len(ends) - 1}: FAILED"
+    assert pool.closed == (said if closes else "")
 
 
 def test_a_cluster_is_refused_whose_configuration_has_no_limit_of_failures() -> None:

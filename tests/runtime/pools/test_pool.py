@@ -29,11 +29,11 @@ def look(pool: JobPool, job: BatchJob, now: float, came_at: float | None, restar
     before = job.state
     assert job.follow(row, set(job.workers) if came_at else set(), now, Patience(lost=60.0)) is None
     if job.state != before:
-        pool.measure(job, before, came_at)
+        pool.measure(job, before)
 
 
 def test_a_start_is_measured_when_the_worker_first_comes_and_not_when_it_is_restarted() -> None:
-    pool, job = built(start_up=3.0), BatchJob("cpu-0", "cpu", 0, 1, 0.0, "12", "pending", submitted_at=0.0)
+    pool, job = built(), BatchJob("cpu-0", "cpu", 0, 1, 0.0, "12", "pending", submitted_at=0.0)
     look(pool, job, 11.0, None)
     look(pool, job, 15.0, came_at=14.0)
     measured = pool.start_up.value
@@ -44,7 +44,7 @@ def test_a_start_is_measured_when_the_worker_first_comes_and_not_when_it_is_rest
 
 
 def test_a_requeued_job_starts_once_more_and_is_measured_once_more() -> None:
-    pool, job = built(start_up=3.0), BatchJob("cpu-0", "cpu", 0, 1, 0.0, "12", "pending", submitted_at=0.0)
+    pool, job = built(), BatchJob("cpu-0", "cpu", 0, 1, 0.0, "12", "pending", submitted_at=0.0)
     look(pool, job, 11.0, None)
     look(pool, job, 15.0, came_at=14.0)
     before = pool.start_up.value

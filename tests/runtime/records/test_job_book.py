@@ -29,7 +29,11 @@ def finishes(book: JobBook, worker: str, count: int = 1) -> None:
     """Have a worker of a name finish tasks."""
     book.counts._names[f"tcp://{worker}"] = worker
     for _ in range(count):
-        book.counts.transition("x", "processing", "memory", worker=f"tcp://{worker}")
+        ends(book, "memory", f"tcp://{worker}")
+
+
+def ends(book: JobBook, finish: str, worker: str) -> None:
+    book.counts.task_left(None, finish, 1.0, {"worker": worker})  # type: ignore[arg-type]
 
 
 def lived() -> tuple[JobBook, BatchJob]:
@@ -40,7 +44,11 @@ def lived() -> tuple[JobBook, BatchJob]:
         (12.0, QueueRow("7", "PENDING", submitted=11.0), ""),
         (25.0, QueueRow("7", "RUNNING", submitted=11.0, starts=20.0, node="c1"), "a-0"),
         (50.0, QueueRow("7", "PENDING", restarts=1, submitted=11.0), ""),
-        (111.0, QueueRow("7", "RUNNING", restarts=1, submitted=11.0, starts=110.0, node="c[1-2]"), ""),
+        (
+            111.0,
+            QueueRow("7", "RUNNING", restarts=1, submitted=11.0, starts=110.0, node="c[1-2]", nodes=2),
+            "",
+        ),
     ]:
         assert one.follow(row, {worker}, now, patience) is None
     return book, one
@@ -54,7 +62,7 @@ def test_a_life_is_told_from_the_reason_why_to_the_end() -> None:
     last = QueueRow("7", "NODE_FAIL", restarts=1, submitted=11.0, starts=110.0, ends=140.0)
     ending = one.follow(last, (), 141.0, Patience())
     assert ending is not None
-    book.end(one, ending.why, by_us=False)
+    book.end(one, ending.why)
     (row,) = book.rows()
     assert row["workers"] == ["a-0", "a-0.1"]
     assert (row["ending"], row["state"]) == ("NODE_FAIL", "ended")
@@ -90,17 +98,6 @@ def test_a_job_ends_once() -> None:
     assert one.ending == "first"
 
 
-def test_a_job_that_was_thought_over_lives_again() -> None:
-    book, one = lived()
-    finishes(book, "a-0.1", 2)
-    book.end(one, "SLURM knows it no more", by_us=False, is_lost=True)
-    finishes(book, "a-0.1", 3)
-    book.revive(one)
-    assert (one.state, one.ended_at, one.ending) == ("booting", None, "")
-    assert [row["tasks"] for row in book.rows()] == [5]
-    assert (list(book.jobs), list(book.over)) == (["a-0"], [])
-
-
 def test_of_jobs_that_are_over_the_newest_are_kept_and_of_others_all() -> None:
     jobs = [job(n) for n in range(6)]
     book = booked(*jobs, most=2)
@@ -109,34 +106,11 @@ def test_of_jobs_that_are_over_the_newest_are_kept_and_of_others_all() -> None:
     assert [one.name for one in book.copies()] == ["a-2", "a-3", "a-4", "a-5"]
 
 
-def test_a_job_tells_which_one_it_replaces() -> None:
-    lost, drained = job(0, job_id="7"), job(1, job_id="8", state=JobState.RUNNING)
-    book = booked(lost, drained)
-    book.end(lost, "CANCELLED", by_us=False, state="CANCELLED")
-    book.release(["a-1"])
-    book.end(drained)
-    book.because("adapt: 8 s of work")
-    book.request([job(2), job(3)])
-    endings = {one.name: one.ending or one.why for one in book.copies()}
-    assert endings == {
-        "a-0": "cancelled, and not by this cluster",
-        "a-1": "drained",
-        "a-2": "adapt: 8 s of work; replaces job 7: cancelled, and not by this cluster",
-        "a-3": "adapt: 8 s of work",
-    }
-
-
 def test_only_tasks_that_finished_count() -> None:
     book = booked(job())
     book.counts._names["tcp://1"] = "a-0"
-    for start, finish, worker in [
-        ("processing", "memory", "tcp://1"),
-        ("processing", "memory", "tcp://1"),
-        ("processing", "erred", "tcp://1"),
-        ("waiting", "processing", "tcp://1"),
-        ("processing", "memory", "tcp://3"),
-    ]:
-        book.counts.transition("x", start, finish, worker=worker)
+    for finish, worker in [("memory", "1"), ("memory", "1"), ("erred", "1"), ("memory", "3")]:
+        ends(book, finish, f"tcp://{worker}")
     assert [row["tasks"] for row in book.rows()] == [2]
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, Patience
-from dask_ferro.runtime.slurm.parsing import UNTOLD, QueueRow
+from dask_ferro.runtime.slurm.parsing import QueueRow
 
-PATIENCE = Patience(ending=2, stuck=30, boot=600, lost=60, drained=20, missing=30, unseen=300)
+PATIENCE = Patience(ending=2, stuck=30, boot=600, lost=60, missing=30, unseen=300)
 BOTH = {"gpu-7-0", "gpu-7-1"}
 
 
@@ -34,12 +34,11 @@ class Life:
         seen: QueueRow | None,
         connected: Any = (),
         after: float = 1.0,
-        draining: Any = (),
         is_sure: bool = True,
     ) -> Any:
         """Return the state, or the ending."""
         self.now += after
-        ending = self.job.follow(seen, connected, self.now, PATIENCE, draining, is_sure=is_sure)
+        ending = self.job.follow(seen, connected, self.now, PATIENCE, is_sure=is_sure)
         return ending or self.job.state
 
 
@@ -168,13 +167,6 @@ def test_a_job_that_ends_while_its_workers_are_there_is_replaced_ahead_and_over_
     assert running.look(row("COMPLETING")) == Ending("COMPLETING", "COMPLETING")
 
 
-def test_what_accounting_does_not_tell_is_taken_from_before(life):
-    life.look(row("RUNNING", "", 2))
-    assert life.look(QueueRow("12", "RUNNING", UNTOLD), {"gpu-7.2-0", "gpu-7.2-1"}) == "running"
-    assert (life.job.restarts, life.job.seen().ends_at) == (2, 4550.0)
-    assert life.look(QueueRow("12", "TIMEOUT", UNTOLD), BOTH) == Ending("TIMEOUT", "TIMEOUT")
-
-
 def test_a_condition_that_passed_starts_anew(life):
     for _ in range(5):
         assert life.look(row("PENDING", "PartitionConfig"), after=20) == "pending"
@@ -222,21 +214,6 @@ def test_a_requeued_job_has_other_workers(running):
     assert running.look(row("RUNNING", "", 1), set(running.job.workers)) == "running"
 
 
-def test_a_job_that_lost_one_of_two_workers_ends_early_unless_it_comes_back(running):
-    ends = []
-    for connected, after in [
-        ({"gpu-7-0"}, 1),
-        ({"gpu-7-0"}, 59),
-        ({"gpu-7-0"}, 1),
-        ({"gpu-7-0"}, 9),
-        (BOTH, 1),
-    ]:
-        assert running.look(row("RUNNING"), connected, after) == "running"
-        ends.append((running.job.seen().ends_at, running.job.seen().reason))
-    short = (1002.0 + 60 + 20, "1 of its 2 workers are connected")
-    assert ends == [(4550.0, ""), (4550.0, ""), short, short, (4550.0, "")]
-
-
 def test_a_job_that_lost_both_workers_is_given_a_minute(running):
     assert running.look(row("RUNNING")) == "booting"
     assert running.look(row("RUNNING"), after=59) == "booting"
@@ -247,17 +224,6 @@ def test_half_a_job_counts_as_one_when_the_other_half_does_not_come(life):
     assert life.look(row("RUNNING"), {"gpu-7-0"}) == "booting"
     assert life.look(row("RUNNING"), {"gpu-7-0"}, after=601) == "running"
     assert life.look(row("RUNNING"), {"gpu-7-0"}, after=900) == "running"
-    assert life.job.seen().ends_at == 4550.0  # it never had more
-
-
-def test_a_job_leaves_a_node_that_is_being_drained_and_stays_where_that_is_taken_back(running):
-    running.look(row("RUNNING"), BOTH, draining={"c1"})
-    first = running.job.seen()
-    running.look(row("RUNNING"), BOTH, draining={"c1"}, after=5)
-    assert (first.ends_at, first.reason) == (1022.0, "its node is being drained")
-    assert running.job.seen().ends_at == 1022.0
-    running.look(row("RUNNING"), BOTH, draining={"c2"})
-    assert running.job.seen().ends_at == 4550.0
 
 
 STATES = ["PENDING", "RUNNING", "COMPLETING", "CANCELLED", "FAILED", "CONFIGURING", "SUSPENDED"]

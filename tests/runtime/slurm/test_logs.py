@@ -4,45 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 
 import pytest
 
 from dask_ferro.runtime.slurm import logs
-from dask_ferro.runtime.slurm.logs import Log, files_of, last_output, tail
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
+from dask_ferro.runtime.slurm.logs import Log, last_output, patterns_of, tail
 from tests.waiting import BOUND_S
 
-# What SLURM 22.05 says of an element of an array and of a job by itself: some patterns are left as they were given.
-ELEMENT = (
-    "JobId=18 ArrayJobId=15 ArrayTaskId=1 JobName=wrap UserId=ann(1000) GroupId=ann(1000) JobState=FAILED "
-    "NtasksPerN:B:S:C=0:0:*:* Command=(null) WorkDir=/home/ann StdErr=/tmp/e-%J.err StdIn=/dev/null "
-    "StdOut=/tmp/o-18.out Power= \n"
-)
-ALONE = (
-    "JobId=14 JobName=wrap UserId=ann(1000) BatchHost=c1 WorkDir=/home/ann StdErr=/home/ann/my logs %4j-%u-%N.err "
-    "StdIn=/dev/null StdOut=/home/ann/my logs %4j-%u-%N.err Power= "
-)
+
+def job(job_id: str, number: str = "") -> BatchJob:
+    return BatchJob("default-0", "default", 0, 1, 0.0, job_id, number=number)
 
 
 @pytest.mark.parametrize(
-    ("told", "job_id", "header", "paths"),
+    ("one", "header", "paths"),
     [
-        pytest.param(ELEMENT, "15_1", "", ("/tmp/e-18.err", "/tmp/o-18.out"), id="%J is the element's own number"),
-        pytest.param(ALONE, "14", "", ("/home/ann/my logs 0014-ann-c1.err",), id="widths, blanks, one file for both"),
-        pytest.param("", "7", "-o o-%j\n#SBATCH -e e-%j", ("/sub/e-7", "/sub/o-7"), id="the script, from its folder"),
-        pytest.param("", "7", "--output=/l/%x.out", ("/l/w.out",), id="errors go where the output goes"),
-        pytest.param("", "7", "--output /l/%%j", ("/l/%j",), id="a per cent sign, and a blank for an equals sign"),
-        pytest.param("", "7", "-o a\n#SBATCH -o b", ("/sub/b",), id="the last of two wins"),
-        pytest.param("", "7", "-D /x -o a", ("/x/a",), id="the script's own folder"),
-        pytest.param("", "7", '-o "a b"', ("/sub/a b",), id="quotes"),
-        pytest.param("", "7", "-o a\\%j", ("/sub/a%j",), id="after a backslash nothing is replaced"),
-        pytest.param("", "7", "-p cpu", ("/sub/slurm-7.out",), id="SLURM's default"),
-        pytest.param("", "7_2", "-p cpu", ("/sub/slurm-7_2.out",), id="and for arrays"),
-        pytest.param("", "7_2", "-o %A-%3a-%j", ("/sub/7-002-%j",), id="what nobody knows stays as it is"),
+        pytest.param(job("15_1", "18"), "-o /o-%J\n#SBATCH -e /e-%j", ("/e-18", "/o-18"), id="an element's own number"),
+        pytest.param(job("14"), '-o "/my logs %4j-%N.err"', ("/my logs 0014-*.err",), id="widths, blanks, one file"),
+        pytest.param(job("7"), "--output=/l/%x.out", ("/l/w.out",), id="errors go where the output goes"),
+        pytest.param(job("7"), "--output /l/%%j", ("/l/%j",), id="a per cent sign, and a blank for an equals sign"),
+        pytest.param(job("7"), "-o a\n#SBATCH -o b", ("/sub/b",), id="the last of two wins"),
+        pytest.param(job("7"), "-D /x -o a", ("/x/a",), id="the script's own folder"),
+        pytest.param(job("7"), "-o /a[1]", ("/a[[]1]",), id="brackets"),
+        pytest.param(job("7"), "-p cpu", ("/sub/slurm-7.out",), id="SLURM's default"),
+        pytest.param(job("7_2"), "-p cpu", ("/sub/slurm-7_2.out",), id="and for arrays"),
+        pytest.param(job("7_2"), "-o %A-%3a-%j", ("/sub/7-002-*",), id="what nobody knows may be anything"),
+        pytest.param(None, "-o /l/%x-%J.out\n#SBATCH -e /dev/null", ("/dev/null", "/l/w-*.out"), id="of any job"),
+        pytest.param(None, "-p cpu", (), id="in no file that is named"),
     ],
 )  # fmt: skip
-def test_files(told, job_id, header, paths):
-    assert files_of(told, job_id, f"#!/bin/sh\n#SBATCH {header}\nx\n", "w", "/sub") == paths
+def test_files(one, header, paths, monkeypatch):
+    monkeypatch.setattr(os, "getcwd", lambda: "/sub")
+    assert tuple(patterns_of(f"#!/bin/sh\n#SBATCH {header}\nx\n", "w", one)) == paths
 
 
 @pytest.mark.parametrize(
@@ -63,24 +57,10 @@ def test_the_last_lines(tmp_path, content, lines):
     assert tail(str(path)) == Log(str(path), lines)
 
 
-def no_file(path: Path) -> None:
-    """Leave it out."""
-
-
-@pytest.mark.parametrize(
-    ("make", "trouble"),
-    [
-        pytest.param(no_file, "cannot be read: No such file or directory", id="none"),
-        pytest.param(Path.touch, "is empty", id="empty"),
-        pytest.param(Path.mkdir, "is not a regular file", id="a folder"),
-        pytest.param(os.mkfifo, "is not a regular file", id="a pipe, which would wait for a writer"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_read_is_told_and_no_error(tmp_path, make, trouble):
-    path = tmp_path / "log"
-    make(path)
-    log = tail(str(path))
-    assert (log.lines, log.trouble, log.brief()) == ((), trouble, f"its log {path} {trouble}")
+def test_what_cannot_be_read_is_told_and_no_error(tmp_path):
+    (tmp_path / "empty").touch()
+    troubles = {path: tail(str(tmp_path / path)).trouble for path in ("empty", "none")}
+    assert troubles == {"empty": "is empty", "none": "cannot be read: No such file or directory"}
 
 
 def test_what_a_job_printed_stands_in_for_errors_that_it_did_not_print(tmp_path):
@@ -88,31 +68,24 @@ def test_what_a_job_printed_stands_in_for_errors_that_it_did_not_print(tmp_path)
     (tmp_path / "o").write_text("said\n")
     script = f"#SBATCH -e {tmp_path}/e\n#SBATCH -o {tmp_path}/o\n"
 
-    async def forgotten(*command):
-        raise OSError("slurm_load_jobs error: Invalid job id specified")
-
-    log = asyncio.run(last_output(forgotten, "7", script, "w"))
+    log = asyncio.run(last_output(script, "w", job("7")))
     assert log == Log(f"{tmp_path}/o", ("said",))
 
 
-def test_neither_a_command_nor_a_file_system_that_hangs_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(logs, "_ASKED", 0.05)
+def test_neither_a_pipe_nor_a_file_system_that_hangs_is_waited_for(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    log = asyncio.run(last_output(f"#SBATCH -o {tmp_path}/pipe\n", "w", job("7")))
+    assert log.brief() == f"its log {tmp_path}/pipe does not exist"
     monkeypatch.setattr(logs, "_READ", 0.05)
 
     async def test():
-        asked, never_set = asyncio.Event(), asyncio.Event()
-
-        async def never(*command):
-            await asyncio.wait_for(never_set.wait(), BOUND_S)
+        never_set = asyncio.Event()
 
         async def to_thread(function, *arguments):
-            asked.set()
             await asyncio.wait_for(never_set.wait(), BOUND_S)
 
         monkeypatch.setattr(asyncio, "to_thread", to_thread)
-        log = await last_output(never, "7", f"#SBATCH -o {tmp_path}/o\n", "w")
-        assert asked.is_set()
-        return log
+        return await last_output(f"#SBATCH -o {tmp_path}/o\n", "w", job("7"))
 
     log = asyncio.run(asyncio.wait_for(test(), 10))
     assert log.brief() == f"its log {tmp_path}/o could not be read within 0.05 s"

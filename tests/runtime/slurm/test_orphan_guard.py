@@ -17,7 +17,6 @@ def test_the_watchdog_goes_on_while_a_job_is_there_that_squeue_does_not_list(com
     """Once it ended at the first empty answer, and the job ran for its whole walltime."""
     state, calls = tmp_path / "state", command("scancel", ":")
     state.write_text("RUNNING")
-    command("squeue", "exit 0")
     command("scontrol", f"cd {tmp_path}\n{SHOWN}")
     watchdog = Watchdog("test", "ferro-1234", os.environ)
     number = watchdog._process.pid
@@ -30,8 +29,9 @@ def test_the_watchdog_goes_on_while_a_job_is_there_that_squeue_does_not_list(com
 
 def test_the_watchdog_cancels_the_jobs_of_a_dead_cluster_and_no_others(command) -> None:
     calls = command("scancel", ":")
-    command("squeue", f"[ -s {calls} ] || {{ echo '1 ferro-12345.a'; echo '2 quick please ferro-1234.a'; }}")
-    command("scontrol", "exit 0")
+    job = "JobId={} JobState=PENDING Comment={}"
+    lines = job.format(1, "ferro-12345.a") + "\n" + job.format(2, "quick please ferro-1234.a")
+    command("scontrol", f"[ -s {calls} ] || echo '{lines}'")
     watchdog = Watchdog("test", "ferro-1234", os.environ)
     number = watchdog._process.pid
     os.close(watchdog.fd)  # as when its process was killed

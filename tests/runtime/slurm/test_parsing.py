@@ -27,9 +27,9 @@ from dask_ferro.runtime.slurm.parsing import (
 WIDTHS = [int(column.partition(":")[2]) for column in parsing.FORMAT.split(",")]
 
 
-def printed(*cells: str) -> str:
+def printed(job_id: str, *cells: str, number: str = "", nodes: str = "", status: str = "") -> str:
     """A line of squeue's; last cells may be missing."""
-    pairs = zip_longest(cells, WIDTHS, fillvalue="")
+    pairs = zip_longest((job_id, number, *cells[:5], nodes, status, *cells[5:]), WIDTHS, fillvalue="")
     return "".join(cell[:width].ljust(width) for cell, width in pairs)
 
 
@@ -59,6 +59,14 @@ def printed(*cells: str) -> str:
 )  # fmt: skip
 def test_a_line_is_a_row(cells, row):
     assert parsing.rows(printed(*cells)) == {row.job_id: row}
+
+
+@pytest.mark.parametrize("status", ["3:0", "768"])
+def test_a_line_has_the_number_of_an_element_its_nodes_and_its_exit(status):
+    cells = ("12_3", "FAILED", "0", "1", "2", "3", "c[1-2]", "NonZeroExitCode")
+    row = parsing.rows(printed(*cells, number="15", nodes="2", status=status))["12_3"]
+    assert (row.number, row.nodes, row.node) == ("15", 2, "c[1-2]")
+    assert row.told == "FAILED (NonZeroExitCode), exit code 3"
 
 
 def test_lines_that_are_no_job_are_left_out():

@@ -14,7 +14,8 @@ import pytest
 from distributed import Client, wait
 
 import dask_ferro as ff
-from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.scheduler_plugin import NAME
 from dask_ferro.runtime.telemetry.overview import shipped
 from dask_ferro.runtime.worker import plugin as worker_plugin
 from tests.clusters import on_cluster, running, stopped
@@ -227,4 +228,8 @@ def test_wrong_calls_are_refused():
 
 
 def test_the_names_of_the_plugins_are_those_that_are_looked_for():
-    assert (shipped.SCHEDULER_PLUGIN, shipped.WORKER_PLUGIN) == (NAME, worker_plugin.NAME)
+    assert (
+        NAME,
+        Scheduling.name,
+        worker_plugin.NAME,
+    ) == (shipped.SCHEDULER_PLUGIN, shipped.SCHEDULING, shipped.WORKER_PLUGIN)

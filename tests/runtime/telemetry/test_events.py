@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import msgpack
 import pytest
@@ -12,15 +13,17 @@ import dask_ferro as ff
 from dask_ferro.policy.events import Settled
 from dask_ferro.policy.scaling.facts import Submit
 from dask_ferro.runtime.elastic.controller import as_event, told
-from dask_ferro.runtime.plugin.placement import PLACES
-from dask_ferro.runtime.plugin.scheduler import NAME
-from dask_ferro.runtime.telemetry.events import KINDS, SCALINGS, TOPIC, Events
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.scheduler_plugin import part_of
+from dask_ferro.runtime.telemetry.events import TOPIC, Events
+from dask_ferro.runtime.telemetry.log import ACTIONS, PLACES, RECEIVED, Log
+from dask_ferro.runtime.telemetry.top import look
 from tests.clusters import on_cluster
 from tests.waiting import opened, until_async
 
 
 def events_of(scheduler) -> Events:
-    return scheduler.plugins[NAME].events
+    return part_of(scheduler, Scheduling).events
 
 
 def published(scheduler, action):
@@ -55,19 +58,22 @@ async def test_the_events_add_up_to_what_was_counted(client, scheduler):
     for name in ("requests", "confirmed", "refused", "stale"):
         assert sum(event[name] for event in steals) == counts[name]
     worked = sum(event["seconds_worked"] for event in steals)
-    assert worked == pytest.approx(counts["seconds worked"])
-    log = scheduler.extensions["stealing"].moves
-    assert counts["seconds worked"] == pytest.approx(sum(s.worked for s in log.seconds))
-    confirmed = [move for move in log.moves if move.outcome == "confirmed"]  # they alone cost
-    assert counts["seconds moving"] == pytest.approx(sum(move.cost for move in confirmed))
-    assert len(log.moves) == sum(counts[name] for name in ("confirmed", "refused", "stale"))
+    assert worked == pytest.approx(counts["seconds_worked"])
+    log = scheduler.extensions["stealing"].records
+    moves = log.moves.since()[0]
+    assert counts["seconds_worked"] == pytest.approx(sum(one.worked for one in log.stolen.since()[0]))
+    confirmed = [move for move in moves if move.outcome == "confirmed"]  # they alone cost
+    assert counts["seconds_moving"] == pytest.approx(sum(move.cost for move in confirmed))
+    assert len(moves) == sum(counts[name] for name in ("confirmed", "refused", "stale"))
     told = [message[1] for _, message in scheduler.get_events("stealing") if message[0] == "confirm"]
     assert told == [move.key for move in confirmed]  # Dask's own log
     assert sum(tasks for event in steals for _, _, tasks in event["flows"]) == counts["confirmed"]
-    assert {name: sum(event[name] for event in places) for name in PLACES} == events.placed
-    assert sum(events.placed.values()) >= 31
-    one, other = scheduler.workers
-    assert (log.stolen_out[one], log.stolen_in[other]) == (counts["confirmed"],) * 2
+    assert {name: sum(event[name] for event in places) for name in PLACES} == log.counts["place"]
+    assert sum(log.counts["place"].values()) >= 31
+    assert [(row["in"], row["out"]) for row in look(scheduler)["workers"]] == [
+        (0, counts["confirmed"]),
+        (counts["confirmed"], 0),
+    ]
     await until_async(
         lambda: len(heard) >= len(scheduler.get_events(TOPIC)),
         "all events to reach the client",
@@ -83,7 +89,7 @@ async def test_an_event_is_small_whatever_was_moved_and_one_tick_publishes_one(c
     for i in range(5000):
         stealing.counts["confirmed"] += 1
         pair = f"tcp://victim:{i}", "tcp://thief:1"
-        stealing.moves.write(Settled(("x", i), *pair, "confirmed", 1.0, 0.0, 0.0), 1.0)
+        stealing.records.moves.append(Settled(("x", i), *pair, "confirmed", 1.0, 0.0, 0.0))
     events.tick()
     events.tick()
     (event,) = published(scheduler, "steal")
@@ -95,8 +101,8 @@ async def test_an_event_is_small_whatever_was_moved_and_one_tick_publishes_one(c
 @pytest.mark.parametrize(
     ("messages", "wanted"),
     [
-        pytest.param([SCALINGS], dict.fromkeys(SCALINGS, 1), id="every kind that a policy decides"),
-        pytest.param([["submit"], ["submit"]], {"submit": 2}, id="over decisions"),
+        pytest.param([[*ACTIONS.values()]], dict.fromkeys(ACTIONS.values(), 1), id="every kind of a policy"),
+        pytest.param([["submit"], ["submit", "of a later version"]], {"submit": 2}, id="over decisions"),
     ],
 )
 @on_cluster(installed=True)
@@ -104,9 +110,9 @@ async def test_actions_of_the_elastic_controller_are_counted(client, scheduler, 
     for kinds in messages:
         done = [{"kind": kind, "why": "drain this, they said", "count": 1} for kind in kinds]
         await client.log_event(TOPIC, {"action": "scale", "done": done, "wanted": {"a": 3}})
-    events = events_of(scheduler)
-    assert dict(events.scalings) == wanted
-    assert events.elastic["wanted"] == {"a": 3}
+    log = events_of(scheduler).log
+    assert {kind: count for kind, count in log.counts["scale"].items() if count} == wanted
+    assert log.decisions.newest["wanted"] == {"a": 3}
 
 
 @on_cluster(installed=True)
@@ -116,8 +122,9 @@ async def test_a_decision_that_was_there_first_is_seen_and_not_counted(client, s
         TOPIC, {"action": "scale", "done": [{"kind": "submit", "count": 1}], "wanted": {"a": 1}}
     )
     await ff.install(client)
-    assert events_of(scheduler).elastic["wanted"] == {"a": 1}
-    assert not events_of(scheduler).scalings
+    log = events_of(scheduler).log
+    assert log.decisions.newest["wanted"] == {"a": 1}
+    assert not any(log.counts["scale"].values())
 
 
 @on_cluster(installed=True)
@@ -125,31 +132,33 @@ async def test_what_workers_received_is_counted_by_class_of_link_and_survives_th
     one, other = scheduler.workers
     value = client.submit(lambda: bytes(100_000), workers=[one], key="made")
     await client.submit(len, value, workers=[other], key="fetched")
-    events = events_of(scheduler)
-
-    def received():
-        events.read_workers()
-        return events.received["host"][0]
-
-    await until_async(received, "a heartbeat that tells of the transfer")
-    transfers, nbytes, seconds = events.received["host"]
-    assert (transfers, nbytes >= 100_000, seconds > 0) == (1, True, True)
-    assert events.received["hosts"] == [0, 0, 0.0]
-    events.read_workers()
+    counts = scheduler.extensions["stealing"].records.counts
+    transfers, nbytes, seconds = (counts[f"received_{what}"] for what in RECEIVED)
+    await until_async(lambda: transfers["host"], "a heartbeat that tells of the transfer")
+    assert (transfers["host"], nbytes["host"] >= 100_000, seconds["host"] > 0) == (1, True, True)
+    assert (transfers["hosts"], nbytes["hosts"], seconds["hosts"]) == (0, 0, 0.0)
     await client.retire_workers([other])
-    assert events.received["host"] == [transfers, nbytes, seconds]
-    assert other not in {address for address, _ in events._read}
+    assert transfers["host"] == 1
+
+
+def test_a_workers_counts_that_restart_are_counted_on() -> None:
+    def beat(number: int, transfers: int) -> Any:
+        return {"beat": number, "received": {"host": (transfers, 100 * transfers, 1.0), "hosts": (0, 0, 0.0)}}
+
+    log = Log({})
+    log.received(beat(1, 2), None)
+    log.received(beat(2, 5), beat(1, 2))
+    log.received(beat(1, 1), beat(2, 5))
+    log.received(beat(1, 1), beat(1, 1))  # of an earlier installation
+    assert [log.counts[f"received_{what}"]["host"] for what in RECEIVED] == [6, 600, 2.0]
 
 
 @on_cluster(installed=True)
 async def test_uninstall_ends_it(client, scheduler):
     events = events_of(scheduler)
     await client.submit(lambda: 1)
-    readers = scheduler.extensions["stealing"].moves.readers
-    assert events._moved in readers
     await ff.uninstall(client)
     assert not events._ticks.is_running()
-    assert events._moved not in readers
 
 
 @on_cluster(installed=True, parameters={"shortest": 0.0})
@@ -159,14 +168,12 @@ async def test_stolen_work_is_at_most_the_time_that_passed_on_every_thread(clien
     began = time.monotonic()
     await steal_some(client, scheduler)
     elapsed = time.monotonic() - began
-    stealing = scheduler.extensions["stealing"]
     events_of(scheduler).tick()
     worked = sum(event["seconds_worked"] for event in published(scheduler, "steal"))
     assert 0 < worked <= elapsed * scheduler.total_nthreads
-    assert worked == pytest.approx(sum(second.worked for second in stealing.moves.seconds))
 
 
-@pytest.mark.parametrize("kind", list(KINDS), ids=list(SCALINGS))
+@pytest.mark.parametrize("kind", list(ACTIONS), ids=list(ACTIONS.values()))
 def test_every_action_is_published_with_its_kind_and_told_in_words(kind):
     action = kind("a", 2, "wide, they said") if kind is Submit else kind(("j1", "j2"), "wide, they said")
     event = as_event(action)

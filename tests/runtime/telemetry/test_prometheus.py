@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import AsyncHTTPClient
 
 import dask_ferro as ff
-from dask_ferro.runtime.plugin.placement import PLACES
-from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry.events import TOPIC
 from dask_ferro.runtime.telemetry.prometheus import Collector
 from tests.clusters import on_cluster, opened
@@ -20,10 +20,10 @@ from tests.clusters import on_cluster, opened
 DOCUMENTED = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 SCALED = {
     "action": "scale",
-    "actions": ["submit 2 to big: wide", "recall j1: wide"],
+    "actions": ["submit 2 to big: wide", "cancel j1: wide"],
     "done": [
         {"kind": "submit", "why": "wide", "pool": "big", "count": 2},
-        {"kind": "recall", "why": "wide", "jobs": ["j1"], "count": 1},
+        {"kind": "cancel", "why": "wide", "jobs": ["j1"], "count": 1},
     ],
     "wanted": {"big": 3},
     "jobs": {"running": 1, "pending": 2},
@@ -58,19 +58,18 @@ async def test_metrics_tell_what_was_counted_under_the_names_that_are_documented
     await ff.install(client)
     await client.gather(client.map(lambda i: i, range(7)))
     await client.log_event(TOPIC, SCALED)
-    plugin = scheduler.plugins[NAME]
+    plugin = part_of(scheduler, Scheduling)
     plugin.stealing.counts.update({"requests": 9, "confirmed": 5, "refused": 3, "stale": 1})
-    plugin.stealing.counts.update({"seconds worked": 1.5, "seconds moving": 0.25})
+    plugin.stealing.counts.update({"seconds_worked": 1.5, "seconds_moving": 0.25})
     found = await scraped(scheduler)
     assert found["dask_ferro_steal_requests_total"] == {"": 9}
     assert found["dask_ferro_steals_total"] == {"confirmed": 5, "refused": 3, "stale": 1}
     assert found["dask_ferro_stolen_work_seconds_total"] == {"": 1.5}
     assert found["dask_ferro_steal_cost_seconds_total"] == {"": 0.25}
     assert found["dask_ferro_threshold_seconds"] == {"0": 0.005, "0.5": 0.005, "1": 0.005}
-    assert found["dask_ferro_placements_total"] == plugin.events.placed
-    assert set(plugin.events.placed) == set(PLACES)
-    none = dict.fromkeys(("cancel", "drain", "keep"), 0)
-    assert found["dask_ferro_scale_actions_total"] == {"submit": 1, "recall": 1, **none}
+    assert found["dask_ferro_placements_total"] == plugin.stealing.records.counts["place"]
+    none = dict.fromkeys(("drain", "keep"), 0)
+    assert found["dask_ferro_scale_actions_total"] == {"submit": 1, "cancel": 1, **none}
     (kinds,) = re.findall(r"scale_actions_total` .*`kind`: ([\w, ]+) \|", DOCUMENTED.read_text())
     assert sorted(kinds.split(", ")) == sorted(found["dask_ferro_scale_actions_total"])
     assert found["dask_ferro_jobs"] == {"running": 1, "pending": 2}
@@ -91,8 +90,8 @@ async def test_each_scheduler_of_a_process_tells_its_own():
         await ff.install(one)  # twice is once
         await ff.install(two)
         assert len(collectors()) == 1
-        first.plugins[NAME].stealing.counts["requests"] = 1
-        second.plugins[NAME].stealing.counts["requests"] = 2
+        part_of(first, Scheduling).stealing.counts["requests"] = 1
+        part_of(second, Scheduling).stealing.counts["requests"] = 2
         names = ["dask_ferro_steal_requests_total"] * 2
         seen = [(await scraped(s))[name][""] for s, name in zip((first, second), names, strict=True)]
         assert seen == [1, 2]

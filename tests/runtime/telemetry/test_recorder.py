@@ -1,4 +1,4 @@
-"""Telemetry: what Dask reports of a task, as spans; on real schedulers and workers."""
+"""The log's rings, and traces of it: what Dask reports of a task, as spans, on real schedulers and workers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,35 @@ import pytest
 from distributed import Client, LocalCluster, Worker
 
 import dask_ferro as ff
-from dask_ferro.policy.events import Arrived, Settled
-from dask_ferro.runtime.plugin.scheduler import NAME
-from dask_ferro.runtime.telemetry.recorder import Telemetry
+from dask_ferro.policy.events import Arrived
+from dask_ferro.runtime.plugin.scheduler import Scheduling
+from dask_ferro.runtime.scheduler_plugin import part_of
+from dask_ferro.runtime.telemetry.log import Log, Ring
+from dask_ferro.runtime.telemetry.recorder import trace_of
+from dask_ferro.trace import Trace
 from tests.waiting import finished
 
 
 @contextmanager
-def recorded(cluster: LocalCluster, telemetry: Telemetry) -> Iterator[Client]:
-    """A client of a cluster that is stock Dask, except that our plugin feeds the telemetry."""
+def recorded(cluster: LocalCluster) -> Iterator[Client]:
+    """A client of a cluster that is stock Dask, except that our plugin records."""
     with Client(cluster) as client:
         ff.install(client, stealing="none", placement=False, rank=False)
-        cluster.scheduler.plugins[NAME].stealing.telemetry = telemetry
-        for ws in cluster.scheduler.workers.values():
-            telemetry.joined(ws.address, ws.nthreads)
+        records_of(client).record_for("the test", 1000)
         yield client
         ff.uninstall(client)
+
+
+def records_of(client: Client) -> Log:
+    records = part_of(client.cluster.scheduler, Scheduling).stealing.records
+    assert isinstance(records, Log)
+    return records
+
+
+def traced(client: Client, since: float = 0.0) -> Trace:
+    records, workers = records_of(client), client.cluster.scheduler.workers.values()
+    threads = {ws.address: ws.nthreads for ws in workers}
+    return trace_of(records.tasks.since()[0], records.stolen.since()[0], threads, since)
 
 
 def threads(n_workers: int, **kwargs: Any) -> LocalCluster:
@@ -64,12 +77,11 @@ def ran_in(number: int) -> int:
 
 
 def test_a_run_is_recorded_with_its_values(shared: LocalCluster, workers: list[str]) -> None:
-    telemetry = Telemetry()
-    with recorded(shared, telemetry) as client:
+    with recorded(shared) as client:
         a = client.submit(slept, 0.05, key="load-1", workers=[workers[0]])
         b = client.submit(slept, 0.05, a, key=("join", 0), workers=[workers[1]])
         finished(b)
-        trace = telemetry.trace()
+        trace = traced(client)
     assert [(t.key, t.prefix, t.group, t.dependencies) for t in trace.tasks] == [
         ("load-1", "load", "load", ()),
         (("join", 0), "join", "join", ("load-1",)),
@@ -81,108 +93,84 @@ def test_a_run_is_recorded_with_its_values(shared: LocalCluster, workers: list[s
         ("compute", ("join", 0), workers[1], 0, 1000, ""),
     ]
     assert trace.workers == dict.fromkeys(workers, 2)
-    assert trace.spans[0].start == 0.0
     assert trace.busy_seconds == pytest.approx(sum(t.seconds for t in trace.tasks))
 
 
 def test_a_worker_has_a_lane_for_each_thread(shared: LocalCluster, workers: list[str]) -> None:
-    telemetry = Telemetry()
-    with recorded(shared, telemetry) as client:
+    with recorded(shared) as client:
         futures = client.map(ran_in, range(20), workers=workers[:1])
         threads = dict(zip([f.key for f in futures], client.gather(futures), strict=True))
-        spans = list(telemetry.trace().of("compute"))
+        spans = list(traced(client).of("compute"))
     assert {(s.worker, s.lane) for s in spans} == {(workers[0], 0), (workers[0], 1)}
     assert len({(threads[s.key], s.lane) for s in spans}) == 2
 
 
 def test_since_cuts_and_sets_the_zero(shared: LocalCluster) -> None:
-    telemetry = Telemetry()
-    with recorded(shared, telemetry) as client:
+    with recorded(shared) as client:
         client.submit(slept, 0.01, key="before").result(timeout=60)
         since = time.time()
         client.submit(slept, 0.01, key="after").result(timeout=60)
-        trace = telemetry.trace(since)
+        trace = traced(client, since)
     assert [t.key for t in trace.tasks] == ["after"]
     assert 0 < trace.spans[0].start < 1.0
 
 
 def test_it_records_while_somebody_wants_it(shared: LocalCluster) -> None:
-    telemetry = Telemetry(length=0)
     lengths = []
-    with recorded(shared, telemetry) as client:
+    with recorded(shared) as client:
+        records = records_of(client)
+        records.stop_for("the test")
         for act in (
             lambda: None,
-            lambda: telemetry.record_for("page", 2),
-            lambda: telemetry.record_for("trace", 5),
-            lambda: telemetry.stop_for("trace"),
-            lambda: telemetry.stop_for("trace"),
-            lambda: telemetry.stop_for("page"),
+            lambda: records.record_for("page", 2),
+            lambda: records.record_for("trace", 5),
+            lambda: records.stop_for("trace"),
+            lambda: records.stop_for("trace"),
+            lambda: records.stop_for("page"),
         ):
             act()
             client.gather(client.map(slept, [0.0] * 4, pure=False))
-            trace = telemetry.trace()
-            lengths.append((telemetry.is_on, len(trace.tasks), len(trace.spans)))
-    kept = [(False, 0, 0), (True, 2, 2), (True, 5, 5), (True, 2, 2), (True, 2, 2), (False, 0, 0)]
-    assert lengths == kept
-    assert telemetry.recorded == 16
-    assert telemetry.wanted == ()
+            lengths.append((records.tasks.length, len(traced(client).tasks)))
+        assert records.tasks.total == 16
+        assert records.wanted == {}
+    assert lengths == [(0, 0), (2, 2), (5, 5), (2, 2), (2, 2), (0, 0)]
 
 
 def test_a_task_that_ran_again_is_one_task_of_two_spans() -> None:
-    telemetry = Telemetry()
-    with threads(2) as cluster, recorded(cluster, telemetry) as client:
+    with threads(2) as cluster, recorded(cluster) as client:
         name, first = next((n, w.address) for n, w in cluster.workers.items())
         lost = client.submit(slept, 0.01, key="lost", workers=[first], allow_other_workers=True)
         distributed.wait(lost, timeout=30)
         cluster.sync(cluster.workers[name].close, nanny=False)
         distributed.wait(client.submit(slept, 0.01, lost, key="after"), timeout=30)
-        trace = telemetry.trace()
+        trace = traced(client)
+        assert first not in {w.address for w in cluster.scheduler.workers.values()}
+    assert trace.workers[first] == 2  # it has left, and ran a task
     assert [t.key for t in trace.tasks] == ["lost", "after"]
     assert [s.key for s in trace.of("compute")] == ["lost", "lost", "after"]
 
 
-def test_a_copy_changes_no_more() -> None:
-    telemetry = Telemetry()
-    telemetry.joined("a", 1)
-    telemetry.moved(arrived("k", "v", "a", 1.0, 2.0))
-    copy, before = telemetry.copy(), telemetry.trace()
-    telemetry.joined("b", 1)
-    telemetry.left("a")
-    telemetry.moved(arrived("k", "v", "a", 3.0, 4.0))
-    assert copy.trace() == before
-    assert telemetry.trace() != before
-
-
 @pytest.mark.parametrize(
-    ("who", "kept"),
+    ("length", "read", "wanted"),
     [
-        pytest.param("few", 2, id="of a request for few, while others request more"),
-        pytest.param("many", 5, id="of a request for many"),
-        pytest.param(None, 5, id="of nobody's request"),
+        pytest.param(5, 0, ([0, 1, 2, 3], 0), id="all, of a ring that has room"),
+        pytest.param(5, 3, ([3], 0), id="those after a position"),
+        pytest.param(5, 4, ([], 0), id="none, to a reader that has read all"),
+        pytest.param(2, 0, ([2, 3], 2), id="the newest, and how many were dropped"),
+        pytest.param(2, 1, ([2, 3], 1), id="of the dropped ones, those that were not read"),
+        pytest.param(0, 0, ([], 0), id="none is kept or counted without a length"),
     ],
 )
-def test_a_copy_has_as_many_as_were_requested(who: str | None, kept: int) -> None:
-    telemetry = Telemetry(0)
-    telemetry.record_for("few", 2)
-    telemetry.record_for("many", 100)
-    mark = telemetry.mark()
-    for i in range(5):
-        telemetry.moved(arrived(f"k-{i}", "v", "a", float(i), i + 0.5))
-    newest = [f"k-{i}" for i in range(5)][-kept:]
-    assert [span.key for span in telemetry.copy(who).trace().spans] == newest
-    assert telemetry.lost(mark, who) == (0, 5 - kept)
-
-
-def test_workers_that_left_are_in_the_traces_of_what_they_ran() -> None:
-    telemetry = Telemetry()
-    telemetry.joined("stays", 2)
-    telemetry.joined("leaves", 4)
-    telemetry.joined("leaves-idle", 8)
-    telemetry.moved(arrived("k", "stays", "leaves", 1.0, 2.0))
-    telemetry.left("leaves")
-    telemetry.left("leaves-idle")
-    telemetry.left("never-came")
-    assert telemetry.trace().workers == {"stays": 2, "leaves": 4}
+def test_a_reader_gets_what_is_new_and_how_many_it_missed(
+    length: int, read: int, wanted: tuple[list[int], int]
+) -> None:
+    ring: Ring[int] = Ring(length)
+    for number in range(4):
+        ring.append(number)
+    assert ring.since(read) == wanted
+    ring.resize(10)  # brings nothing back
+    assert ring.since(read) == wanted
+    assert ring.newest == (3 if length else None)
 
 
 @pytest.mark.parametrize(
@@ -206,13 +194,9 @@ def test_workers_that_left_are_in_the_traces_of_what_they_ran() -> None:
     ],
 )
 def test_steals_are_spans_of_the_thief(steals: list[tuple[Any, ...]], wanted: list[tuple[Any, ...]]) -> None:
-    telemetry = Telemetry()
-    for steal in steals:
-        telemetry.moved(Settled(steal[0], "v", "t", "confirmed", 10.0, 1.0, 0.5))  # it is not done yet
-        telemetry.moved(arrived(*steal))
-    assert next(telemetry.trace().of("steal")).start == 0.0
-    spans = telemetry.trace(9.0).of("steal")
-    assert [(s.key, s.prefix, s.worker, s.start, s.stop, s.source) for s in spans] == wanted
+    trace = trace_of([], [arrived(*steal) for steal in steals], {"v": 2}, 9.0)
+    assert [(s.key, s.prefix, s.worker, s.start, s.stop, s.source) for s in trace.of("steal")] == wanted
+    assert trace.workers == {"v": 2, "t": 1}  # the thief has left
 
 
 class Shifted(Worker):
@@ -245,37 +229,34 @@ class Ahead(Shifted):
     ],
 )
 def test_clocks(kind: type[Worker], wanted: float) -> None:
-    telemetry = Telemetry()
-    with threads(1, worker_class=kind) as cluster, recorded(cluster, telemetry) as client:
+    with threads(1, worker_class=kind) as cluster, recorded(cluster) as client:
         now = time.time()
         client.submit(slept, 0.01, key="k").result(timeout=60)
-        (span,) = telemetry.trace(now - 5000.0).spans
+        (span,) = traced(client, now - 5000.0).spans
     assert span.start - 5000.0 == pytest.approx(wanted, abs=10.0)
     assert 0.01 <= span.seconds < 60
 
 
 def test_an_input_counts_once_whoever_sent_it(shared: LocalCluster, workers: list[str]) -> None:
-    telemetry = Telemetry()
-    with recorded(shared, telemetry) as client:
+    with recorded(shared) as client:
         a = client.submit(slept, 0.0, key="a", workers=workers[:1])
         b = client.submit(slept, 0.0, key="b", workers=workers[1:2])
         c = client.submit(slept, 0.0, a, b, key="c", workers=workers[2:])
         d = client.submit(slept, 0.0, a, c, key="d", workers=workers[2:])
         finished(d)
-        moved = sorted((s.key, s.source, s.nbytes) for s in telemetry.trace().of("transfer"))
+        moved = sorted((s.key, s.source, s.nbytes) for s in traced(client).of("transfer"))
     assert moved == [("c", workers[0], 1000), ("c", workers[1], 1000)]
 
 
 @pytest.mark.cluster
 def test_processes_report_on_the_schedulers_clock() -> None:
-    telemetry = Telemetry()
     processes = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")
-    with processes as cluster, recorded(cluster, telemetry) as client:
+    with processes as cluster, recorded(cluster) as client:
         before = time.time()
         futures = client.map(slept, [0.05] * 8, pure=False)
         finished(client.submit(slept, 0.0, *futures, key="total"))
         seconds = time.time() - before
-        trace = telemetry.trace(before)
+        trace = traced(client, before)
     assert len(trace.tasks) == 9
     assert all(-0.05 < s.start <= s.stop < seconds + 0.05 for s in trace.spans)
     at = next(s.worker for s in trace.of("compute") if s.key == "total")

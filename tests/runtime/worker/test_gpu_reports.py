@@ -16,15 +16,13 @@ import pytest
 from distributed import Worker
 from onnx import helper
 
-import dask_ferro as ff
 from dask_ferro.engines.device import residency
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.device.results import DeviceResults
 from dask_ferro.lower.worker import device as devices
 from dask_ferro.runtime.plugin.annotations import Require
 from dask_ferro.runtime.worker import calibration
 from dask_ferro.runtime.worker import plugin as reports
-from dask_ferro.runtime.worker.plugin import METRIC, types_on_device
+from dask_ferro.runtime.worker.plugin import METRIC
 from dask_ferro.testing.declared_device import DeclaredDevice, compute
 from dask_ferro.testing.emulated_device import StandIn
 from tests.fake_gpu import GB, FakeCupy
@@ -55,7 +53,6 @@ def test_what_was_measured_leaves_nothing_in_the_pool(monkeypatch: pytest.Monkey
     gpu = FakeCupy().install(monkeypatch)
     found = calibration.figures("gpu")
     assert found.model == "A100"
-    assert [kind for kind, _, _ in found.links] == ["device", "device"]
     assert (gpu.own, gpu.kept) == (0, 0)
 
 
@@ -69,16 +66,13 @@ def test_a_gpu_that_cupy_sees_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_heartbeat_in_the_middle_of_measuring_loses_no_figure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The speed is known, the name and the links are not; Dask has said that there is a GPU."""
+    """The speed is known, the name is not; Dask has said that there is a GPU."""
     gpu = FakeCupy(total=40 * GB).install(monkeypatch)
     gpu.may_tell_name.clear()
     monkeypatch.setattr(reports, "_PATIENCE", 0.05)
 
-    # The file of speeds has to know the GPU's name: the test waits for what comes after it.
-    monkeypatch.setattr(calibration, "_machine", lambda device: device)
     with dask.config.set({"ferro.worker.device": "gpu"}):
         async with site(CPU) as s:
-            before = s.stealing.links.classes["device"].bandwidth
             worker = await Worker(s.scheduler.address, nthreads=1, name="late")
             s.workers.append(worker)
             await asyncio.to_thread(gpu.asked_for_name.wait, 20)
@@ -89,25 +83,6 @@ async def test_a_heartbeat_in_the_middle_of_measuring_loses_no_figure(
             row = s.ledger.rows[worker.address]
             await until_async(lambda: row.most == 40 * GB, "its bytes in the book")
             assert told(s, worker)["gpu"]["model"] == "A100"
-            assert s.stealing.links.classes["device"].bandwidth != before
-
-
-@on_site(CPU, DeclaredDevice("gpu", 20.0))
-async def test_links_are_taken_when_they_come_and_once(s: Site) -> None:
-    ws = s.scheduler.workers[s.workers[1].address]
-    row = told(s, s.workers[1])
-    known, classes = s.stealing.devices, s.stealing.links.classes
-    known.left(ws.address)
-    first = classes["device"].bandwidth
-    for links, moved in (
-        ([], False),
-        ([("device", 2**26, 1.0)], True),
-        ([("device", 2**26, 9.0)], False),
-    ):
-        before = classes["device"]
-        known.heard(ws, {**row, "gpu": {**row["gpu"], "links": links}})
-        assert (classes["device"] != before) is moved
-    assert classes["device"].bandwidth < first
 
 
 @on_site(CPU, DeclaredDevice("gpu", 20.0, total=4 * MB))
@@ -165,24 +140,6 @@ def three_outputs() -> onnx.ModelProto:
     y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
     graph = helper.make_graph(nodes, "g", [x], [y])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
-@on_site(CPU, DeclaredDevice("gpu", 20.0))
-async def test_a_bundle_of_several_results_lies_where_they_do(s: Site) -> None:
-    devices.use(StandIn())  # both workers are of this process
-    gpu = s.workers[1]
-    x = np.ones((8, 24), np.float32)
-    lowered = ff.from_onnx(three_outputs(), granularity="op")(x)
-    graph = dict(lowered.__dask_graph__())
-    values = dict(zip(graph, dask.get(graph, list(graph)), strict=True))
-    (several,) = [key for key, value in values.items() if isinstance(value, DeviceResults)]
-    future = s.client.submit(lambda: values[several], key="several", workers=[gpu.address])
-    await s.gather([future])
-    await gpu.heartbeat()
-    await until_async(
-        lambda: s.stealing.devices.kind(s.scheduler.tasks["several"]) == "gpu", "where the results lie"
-    )
-    assert "dask_ferro.engines.device.results.DeviceResults" in types_on_device(gpu)
 
 
 # ---- models ------------------------------------------------------------------------------------------------

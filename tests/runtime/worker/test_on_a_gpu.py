@@ -202,7 +202,6 @@ def test_a_worker_computes_on_its_device_and_tells_of_it(kind: str) -> None:
             told = client.run_on_scheduler(_told, here)
             assert (told["device"], told["gpu"]["total"]) == ("gpu", counts["total"])
             assert told["gpu"]["evictable"] >= side * side * 4
-            assert {link for link, _, _ in told["gpu"]["links"]} == {"device"}
 
 
 async def _told(worker: str, dask_scheduler: Scheduler) -> Any:

@@ -1,15 +1,11 @@
-"""The worker plugin: on real workers, in this process and in others; the speed of a host and its cache."""
+"""The worker plugin: on real workers, in this process and in others."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +13,14 @@ import dask
 import pytest
 from distributed import Client, LocalCluster, Worker
 
-from dask_ferro import portable
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Links
 from dask_ferro.runtime.worker import calibration as speeds
-from dask_ferro.runtime.worker.calibration import Speed, speed
 from dask_ferro.runtime.worker.plugin import METRIC, NAME, WORKER_SENDS, FerroWorker, sent
 from tests.clusters import running
 from tests.waiting import until
 
 STOCK_SENDS = 0.002
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of worker processes
 
 
 @pytest.fixture(scope="module")
@@ -231,104 +219,6 @@ def test_links_learn_from_samples() -> None:
     assert links.classes["hosts"].bandwidth == pytest.approx(1e10, rel=0.01)
 
 
-# ---- the speed of a host -----------------------------------------------------------------------------------
-
-COUNTED = Speed(1e9, 2e9)
-
-
-@pytest.fixture
-def measurements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The devices that were measured; each takes 50 ms."""
-    calls: list[str] = []
-
-    def slow(device: str) -> Speed:
-        calls.append(device)
-        time.sleep(0.05)
-        return COUNTED
-
-    monkeypatch.setattr(speeds, "measured", slow)
-    return calls
-
-
-def _cache(tmp_path: Path) -> Path:
-    (file,) = tmp_path.glob("dask-ferro-*/*.json")
-    return file
-
-
-def test_many_workers_of_a_host_measure_once(measurements: list[str]) -> None:
-    with ThreadPoolExecutor(32) as pool:
-        found = list(pool.map(speed, ["cpu"] * 32))
-    assert found == [COUNTED] * 32
-    assert measurements == ["cpu"]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        pytest.param("", id="an empty file"),
-        pytest.param("{", id="a file cut short"),
-        pytest.param("[1, 2]", id="a list"),
-        pytest.param('{"flops": 1e9}', id="half of it"),
-        pytest.param('{"flops": 1e9, "bandwidth": 0}', id="a bandwidth of zero"),
-        pytest.param('{"flops": NaN, "bandwidth": 1}', id="no number"),
-        pytest.param('{"flops": [], "bandwidth": 1}', id="a list for a number"),
-    ],
-)
-def test_a_bad_cache_is_measured_over(tmp_path: Path, measurements: list[str], content: str) -> None:
-    speed("cpu")
-    _cache(tmp_path).write_text(content)
-    assert speed("cpu") == COUNTED
-    assert len(measurements) == 2
-    assert json.loads(_cache(tmp_path).read_text()) == COUNTED._asdict()
-
-
-def test_a_cache_of_yesterday_is_measured_over(tmp_path: Path, measurements: list[str]) -> None:
-    speed("cpu")
-    yesterday = time.time() - 90_000
-    os.utime(_cache(tmp_path), (yesterday, yesterday))
-    speed("cpu")
-    assert len(measurements) == 2
-
-
-def test_another_number_of_threads_is_another_speed(
-    measurements: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for threads in ("1", "2", "1"):
-        monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        speed("cpu")
-    assert len(measurements) == 2
-
-
-@pytest.mark.parametrize("kind", ["file", "link", "open to others"])
-def test_a_folder_that_is_not_ours_is_not_used(tmp_path: Path, measurements: list[str], kind: str) -> None:
-    folder = tmp_path / f"dask-ferro-{os.getuid()}"
-    (tmp_path / "elsewhere").mkdir()
-    if kind == "file":
-        folder.touch()
-    elif kind == "link":
-        folder.symlink_to(tmp_path / "elsewhere")
-    else:
-        folder.mkdir()
-        folder.chmod(0o777)
-        os.mkfifo(folder / f"{speeds._machine('cpu')}.lock")  # would be waited for
-    assert [speed("cpu"), speed("cpu")] == [COUNTED, COUNTED]
-    assert len(measurements) == 2
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def test_a_holder_that_hangs_does_not_stop_the_others(
-    tmp_path: Path, measurements: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    speed("cpu")
-    file = _cache(tmp_path)
-    file.unlink()
-    monkeypatch.setattr(speeds, "_QUEUE", 0.05)
-    with open(file.with_suffix(".lock"), "a") as held:
-        portable.lock(held.fileno())
-        assert speed("cpu") == COUNTED
-    assert len(measurements) == 2
-
-
 def test_a_real_measurement_is_plausible() -> None:
     flops, bandwidth = speeds.measured("cpu")
     assert 1e8 < flops < 1e14
@@ -346,7 +236,6 @@ def test_workers_behind_nannies_and_those_that_come_later() -> None:
         client.wait_for_workers(2, timeout=60)
         rows = published(client.cluster)
         assert {row["device"] for row in rows} == {speeds.detected()}
-        assert len({row["flops"] for row in rows}) == 1  # the second one read what the first one measured
         assert set(client.run(_interval).values()) == {0.001}
         client.unregister_worker_plugin(NAME)
         assert set(client.run(_interval).values()) == {STOCK_SENDS}

@@ -18,7 +18,6 @@ from simulated.elastic.run import backup, simulate_elastic, spread
 from simulated.stock_adaptive import StockAdaptive
 from simulated.tiled_linalg import iterated_cholesky, iterated_gemm
 
-from dask_ferro.policy.scaling.remaining_work import _few
 from dask_ferro.policy.scaling.step import ScalingParameters, step
 from dask_ferro.policy.stealing.policies import POLICIES as OURS
 from dask_ferro.simulate.clock import Clock
@@ -138,18 +137,6 @@ def test_300_tasks_of_half_a_second_need_no_more_than_ten_jobs_of_four_threads()
 def test_every_long_task_gets_a_job_though_nobody_knew_how_long_it_is() -> None:
     run = simulate_elastic(independent(12, 20.0), [VirtualPool()])
     assert (run.submitted, run.recomputed) == (12, 0)
-
-
-def test_who_is_called_back_goes_on_as_if_nothing_had_been() -> None:
-    class Wavering(Scaling):
-        def decide(self, staff, scheduler):  # type: ignore[no-untyped-def]
-            count = 1 if 2 <= staff.now < 5 else 4
-            self.parameters = ScalingParameters(minimum=count, maximum=count)
-            return super().decide(staff, scheduler)
-
-    run = simulate_elastic(independent(8, 10.0), [QUICK], Wavering(), at_start={QUICK.name: 4})
-    assert (run.drained, run.recalled, run.submitted, run.recomputed) == (3, 3, 4, 0)
-    assert 20.0 < run.makespan < 21.0
 
 
 def test_a_full_pool_runs_no_more_jobs_than_it_has_slots() -> None:
@@ -275,14 +262,6 @@ def test_the_remaining_work(graph: TaskGraph, profile: tuple[tuple[float, float]
     simulate_elastic(graph, [VirtualPool()], Watching())
     (first,) = seen[0]
     assert [(round(s, 6), w) for s, w in first.profile] == list(profile)
-
-
-@given(st.lists(st.tuples(st.floats(0.001, 10), st.integers(1, 99).map(float)), max_size=300))
-def test_a_shortened_profile_keeps_the_work_and_the_critical_path(profile: list[tuple[float, float]]) -> None:
-    short = _few(profile)
-    assert len(short) <= 64
-    assert sum(s for s, _ in short) == pytest.approx(sum(s for s, _ in profile))
-    assert sum(s * w for s, w in short) == pytest.approx(sum(s * w for s, w in profile))
 
 
 # ---- phases ------------------------------------------------------------------------------------------------

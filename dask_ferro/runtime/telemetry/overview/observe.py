@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from math import inf
-from typing import Any, cast
+from typing import cast
 
 import dask
 from dask.typing import Key
@@ -23,7 +23,9 @@ from dask_ferro.lower.stand_in import LACKS
 from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
+from dask_ferro.runtime.plugin.scheduler import Scheduling
 from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.scheduler_plugin import part_of
 from dask_ferro.runtime.telemetry.dashboard_state import label
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.overview.facts import (
@@ -33,7 +35,6 @@ from dask_ferro.runtime.telemetry.overview.facts import (
     Unplaced,
     WorkerSight,
 )
-from dask_ferro.runtime.telemetry.overview.shipped import SCHEDULER_PLUGIN
 from dask_ferro.words import short
 
 # The most tasks without a worker, and the most waits, that are described: each takes about 10 us.
@@ -48,10 +49,10 @@ _PATIENCE = 1.0
 
 def snapshot(dask_scheduler: Scheduler) -> ClusterFacts:
     """Return the facts of this moment, with or without the plugin."""
-    plugin: Any = dask_scheduler.plugins.get(SCHEDULER_PLUGIN)
-    events = plugin.events if plugin is not None else None
-    elastic = events.elastic if events is not None else None
-    return observed(dask_scheduler, plugin.stealing if plugin is not None else None, elastic, time())
+    part = part_of(dask_scheduler, Scheduling)
+    stealing = part.stealing if part is not None else None
+    elastic = cast(ScaleEvent, stealing.records.decisions.newest or {}) if stealing is not None else None
+    return observed(dask_scheduler, stealing, elastic, time())
 
 
 def observed(

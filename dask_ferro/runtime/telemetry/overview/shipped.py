@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from importlib import metadata, util
 from typing import Any
 
-# The names of the plugins, as `runtime.plugin.scheduler` and `runtime.worker.plugin` define them; a test compares them.
-SCHEDULER_PLUGIN, WORKER_PLUGIN = "ferro", "ferro-worker"
+# The names of the plugins, and of the part of stealing and placement, as `runtime.scheduler_plugin`,
+# `runtime.worker.plugin` and `runtime.plugin.scheduler` define them; a test compares them.
+SCHEDULER_PLUGIN, SCHEDULING, WORKER_PLUGIN = "ferro", "scheduling", "ferro-worker"
 # What is returned: values of plain types by name.
 Plain = dict[str, Any]
 
@@ -54,9 +55,10 @@ def process_facts(packages: Sequence[str]) -> Plain:
 
 def scheduler_facts(packages: Sequence[str], dask_scheduler: Any) -> Plain:
     """Return the facts of the scheduler, and the addresses of its workers."""
+    parts = getattr(dask_scheduler.plugins.get(SCHEDULER_PLUGIN), "parts", ())
     return {
         **process_facts(packages),
-        "plugin": SCHEDULER_PLUGIN in dask_scheduler.plugins,
+        "plugin": SCHEDULING in parts,
         "workers": list(dask_scheduler.workers),
     }
 

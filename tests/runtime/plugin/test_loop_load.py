@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dask_ferro.runtime import loop_load
-from dask_ferro.runtime.loop_load import LoopLoad
+from dask_ferro.runtime.plugin import stealing
+from dask_ferro.runtime.plugin.stealing import LoopLoad
 
 
 def spin() -> None:
@@ -23,7 +23,7 @@ def test_a_loop_that_spins_is_busy_whether_or_not_others_have_the_core() -> None
     spin()
     busy = load.share()
     # A kernel may not count what a thread waits for a core.
-    least = 0.8 if loop_load._SCHEDSTAT.exists() else 0.0
+    least = 0.8 if stealing._SCHEDSTAT.exists() else 0.0
     assert busy is not None
     assert least < busy <= 1.0
 
@@ -44,7 +44,7 @@ def test_without_the_counters_it_is_busy_while_it_runs(
     counters = tmp_path / "schedstat"
     if content is not None:
         counters.write_bytes(content)
-    monkeypatch.setattr(loop_load, "_SCHEDSTAT", counters)
+    monkeypatch.setattr(stealing, "_SCHEDSTAT", counters)
     load = LoopLoad()
     load.share()
     spin()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from math import inf
+from time import mktime
 from typing import Any
 
 import pytest
 
 from dask_ferro.policy.scaling.facts import Pool
-from dask_ferro.runtime.jobs.cluster_repr import Known, in_rows, in_words
 from dask_ferro.runtime.local.cluster_context import closed_pools
 from dask_ferro.runtime.local.foreground import summary
-from dask_ferro.runtime.pools.shortage import shortage, told_closed
+from dask_ferro.runtime.pools.report import in_rows, shortage, told_closed
+from dask_ferro.runtime.site_jobs import SiteJob
 
 CPU, GPU = Pool("cpu", processes=2), Pool("gpu", maximum=3)
 PAUSED: dict[str, Any] = {"is_paused": True, "closed": "by its user"}
@@ -47,11 +48,25 @@ def test_workers_cannot_come_where_pools_are_closed() -> None:
 
 def test_everybody_says_that_a_pool_is_paused() -> None:
     words = Pool("gpu", maximum=4, closed="by its <user>", is_paused=True)
-    assert in_words(Known((), (words,))) == "jobs: none, pools: gpu 0..4 paused: by its <user>"
-    assert in_rows(Known((), (words,))) == [("pool gpu 0..4", "no jobs; paused: by its <user>")]
+    assert in_rows((), (words,)) == [("pool gpu 0..4", "no jobs; paused: by its <user>")]
     assert told_closed([GPU._replace(**PAUSED)]) == "gpu is paused: by its user"
     told = {"why": "by its user", "until": 0.0, "output": "", "paused": True}
     assert closed_pools([(1.0, {"action": "scale", "closed": {"gpu": told}})]) == "gpu is paused: by its user"
     assert summary({"jobs": {}, "actions": [], "closed": {"gpu": told, "cpu": told | {"paused": False}}}) == (
         "no jobs; gpu is paused"
     )
+
+
+def test_a_cluster_is_described_by_its_pools() -> None:
+    states = [("pending", "Priority"), ("pending", "Priority"), ("running", ""), ("pending", "Resources")]
+    jobs = [
+        SiteJob(f"cpu-{n}", "cpu", str(n), state, (), 0.0, n, reason=reason)
+        for n, (state, reason) in enumerate(states)
+    ]
+    noon = mktime((2026, 11, 23, 12, 30, 0, 0, 0, -1))
+    shut = GPU._replace(closed="job 7: " + "x" * 200, closed_until=noon)
+    assert in_rows(jobs, (CPU, shut), (2, inf)) == [
+        ("bounds", "2.. workers"),
+        ("pool cpu", "1 running, 3 pending (Priority, Resources)"),
+        ("pool gpu 0..3", f"no jobs; closed until 12:30:00: job 7: {'x' * 113}..."),
+    ]
