@@ -21,15 +21,8 @@ def free_bytes(worker: WorkerState) -> int:
     if not worker.memory_limit:
         return _ENDLESS
     used = worker.memory.optimistic if "memory" in metrics_of(worker) else worker.nbytes
-    return max(unspilled_bytes(worker) - used, 0)
-
-
-def unspilled_bytes(worker: WorkerState) -> int:
-    """Return the bytes that a worker can hold before it begins to spill: its limit's `target` share."""
-    if not worker.memory_limit:
-        return _ENDLESS
     target = dask.config.get("distributed.worker.memory.target") or _TARGET
-    return int(target * worker.memory_limit)
+    return max(int(target * worker.memory_limit) - used, 0)
 
 
 def spilling_bytes(worker: WorkerState) -> int:

@@ -53,14 +53,9 @@ def rows(facts: ClusterFacts) -> Iterator[tuple[str, str, str, str]]:
     answered = [one for one in workers if not one.failure]
     status = _SILENT if scheduler.failure else "running"
     yield "status", "-", status, counted(_SILENT if one.failure else one.status for one in workers)
-    plugin = (
-        "-"
-        if scheduler.failure
-        else "off"
-        if scheduler.off
-        else f"on, stealing {facts.stealing or 'unknown'}"
-    )
-    yield "plugin", "-", plugin, counted("off" if one.off else "on" for one in answered)
+    on = f"on, stealing {facts.stealing or 'unknown'}" if scheduler.plugin else "off"
+    plugin = "-" if scheduler.failure else on
+    yield "plugin", "-", plugin, counted("on" if one.plugin else "off" for one in answered)
     yield "GPUs", "-", "-", counted(str(one.gpus) for one in answered)
     yield "threads", "-", "-", counted(str(one.threads) for one in answered)
     limits = (size(one.memory_limit) if one.memory_limit else "no limit" for one in answered)

@@ -469,7 +469,7 @@ ON_BOTH = {
     "another dask": (other("dask", "2025.1.0"), "warning", "dask", "2025.1.0"),
     "another Python": ({"python": "3.13.1"}, "error", "Python", "3.13.1"),
 }
-ON_SCHEDULER = {"no plugin": ({"off": "no X"}, "slow", "scheduler plugin", "off (no X)")}
+ON_SCHEDULER = {"no plugin": ({"plugin": False}, "slow", "scheduler plugin", "off")}
 ON_WORKER = {
     "without onnxruntime": (other("onnxruntime", None), "error", "onnxruntime", NONE),
     "another onnxruntime": (other("onnxruntime", "1.0.0"), "warning", "onnxruntime", "1.0.0"),
@@ -500,6 +500,7 @@ def test_faults_of_a_process(where: str, change: dict[str, Any], severity: str, 
         pytest.param(checked(replace(PROCESS, python="3.11.9")), id="another patch of Python"),
         pytest.param(checked(a=replace(PROCESS, **other("dask_ferro", ""))), id="a version that is not known"),
         pytest.param(checked(replace(PROCESS, **other("onnxruntime", None))), id="a scheduler without onnxruntime"),
+        pytest.param(checked(replace(PROCESS, **other("numpy", "1.0"))), id="a scheduler with another numpy"),
     ],
 )  # fmt: skip
 def test_what_is_no_fault(facts: ClusterFacts) -> None:

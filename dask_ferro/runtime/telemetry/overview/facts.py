@@ -90,8 +90,8 @@ class ProcessFacts:
     host, python : str
     versions : mapping of str to str or None
         By package; "": not known; None: it cannot be imported.
-    off : str
-        Why dask_ferro's plugin is not on; "": it is.
+    plugin : bool
+        Whether dask_ferro's plugin of schedulers, or of workers, is on.
     status : str
         A worker's, as Dask has it.
     threads, memory_limit : int
@@ -104,7 +104,7 @@ class ProcessFacts:
     host: str = ""
     python: str = ""
     versions: Mapping[str, str | None] = field(default_factory=dict)
-    off: str = ""
+    plugin: bool = True
     status: str = "running"
     threads: int = 1
     memory_limit: int = 0

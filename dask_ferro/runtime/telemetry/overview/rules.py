@@ -46,6 +46,8 @@ ENDLESS = (
     "AccountNotAllowed", "Invalid", "BadConstraints", "JobHeld", "AssocMaxJobs", "ReservationDeleted",
 )  # fmt: skip
 _TOO_LARGE = "PerJob"
+# What all processes have.
+_DASK = ("dask", "distributed")
 _OFF = "stealing is off, which would move it", "ff.install(client, stealing='informed')"
 
 
@@ -111,15 +113,14 @@ def _packages(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     )  # fmt: skip
     for package in PACKAGES:
         if package != "dask_ferro":
-            yield from _package(package, client.versions.get(package) or "", processes)
+            # The scheduler runs no task: of packages that tasks need it may have any release.
+            some = {at: one for at, one in processes.items() if at != "scheduler" or package in _DASK}
+            yield from _package(package, client.versions.get(package) or "", some)
 
 
 def _package(package: str, wanted: str, processes: Mapping[str, ProcessFacts]) -> Iterator[ClusterFinding]:
-    # A worker that lacks dask_ferro needs its whole environment, and the scheduler runs no task.
-    bare = [
-        at for at, one in processes.items()
-        if at != "scheduler" and one.lacks(package) and not one.lacks("dask_ferro")
-    ]  # fmt: skip
+    # A worker that lacks dask_ferro needs its whole environment.
+    bare = [at for at, one in processes.items() if one.lacks(package) and not one.lacks("dask_ferro")]
     yield from fault(
         "error", package, dict.fromkeys(bare, absent.NONE), wanted or "the client's",
         f"install it in the worker's environment: pip install {package}=={wanted}",
@@ -139,10 +140,10 @@ def _minor(process: ProcessFacts) -> str:
 def _plugin(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     scheduler = facts.answered.get("scheduler")
     # Without dask_ferro there, `_packages` says what to do first.
-    is_off = scheduler is not None and scheduler.off and not scheduler.lacks("dask_ferro")
+    is_off = scheduler is not None and not scheduler.plugin and not scheduler.lacks("dask_ferro")
     yield from fault(
-        "slow", "scheduler plugin", {"scheduler": f"off ({scheduler.off})"} if scheduler and is_off else {},
-        "on: stealing and placement are stock Dask's without it", "remove the reason, then ff.install(client)",
+        "slow", "scheduler plugin", {"scheduler": "off"} if is_off else {},
+        "on: stealing and placement are stock Dask's without it", "ff.install(client), which warns if it cannot be on",
     )  # fmt: skip
 
 

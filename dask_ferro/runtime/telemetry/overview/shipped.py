@@ -58,22 +58,9 @@ def scheduler_facts(packages: Sequence[str], dask_scheduler: Any) -> Plain:
     parts = getattr(dask_scheduler.plugins.get(SCHEDULER_PLUGIN), "parts", ())
     return {
         **process_facts(packages),
-        "off": "" if SCHEDULING in parts else _why_off() or "it was not installed",
+        "plugin": SCHEDULING in parts,
         "workers": list(dask_scheduler.workers),
     }
-
-
-def _why_off() -> str:
-    """Return why a scheduler with dask_ferro cannot have the plugin; "": it can, or has no dask_ferro."""
-    if version_of("dask_ferro") is None:
-        return ""
-    try:
-        from dask_ferro.runtime.upstream import missing
-
-        return "; ".join(f"the installed Dask has no {name}" for name in missing())
-    # Whatever another version, or a damaged installation, raises is the reason.
-    except Exception as error:  # noqa: BLE001
-        return f"{type(error).__name__}: {error}"
 
 
 def worker_facts(packages: Sequence[str], dask_worker: Any) -> Plain:
@@ -82,7 +69,7 @@ def worker_facts(packages: Sequence[str], dask_worker: Any) -> Plain:
     return {
         **process_facts(packages),
         # Without dask_ferro, a stand-in has its name.
-        "off": "" if type(plugin).__module__.startswith("dask_ferro") else "it was not installed",
+        "plugin": type(plugin).__module__.startswith("dask_ferro"),
         "status": dask_worker.status.name,
         "threads": dask_worker.state.nthreads,
         "memory_limit": int(dask_worker.memory_manager.memory_limit or 0),
