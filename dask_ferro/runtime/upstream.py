@@ -109,57 +109,37 @@ def put_stealing(
         scheduler.extensions["stealing"] = stealing
     # An answer may still arrive: without a handler it would close the worker's connection.
     own = stealing.move_task_confirm if stealing is not None else _ignored
-    _put_answers(
-        scheduler, _forwarding(own, previous) if previous is not None and previous.in_flight else own
-    )
+    scheduler.stream_handlers["steal-response"] = own
+    earlier = previous.move_task_confirm if previous is not None and previous.in_flight else None
+    stocks = type(previous) is WorkStealing
+    route_answers(scheduler, _STOCKS, earlier if stocks else None)
+    route_answers(scheduler, _OURS, None if stocks else earlier)
 
 
 def _ignored(**answer: object) -> None:
     """Ignore an answer that arrives after stealing was removed."""
 
 
-def _forwarding(own: Callable[..., None], left: WorkStealing) -> Callable[..., None]:
-    """Return a handler that passes answers to the predecessor's requests on to it: one of the two is ours."""
-    is_ours = type(left) is not WorkStealing
-
-    def confirm(*, stimulus_id: str, **answer: Any) -> None:
-        its = stimulus_id.startswith("ferro") == is_ours
-        (left.move_task_confirm if its else own)(stimulus_id=stimulus_id, **answer)
-
-    return confirm
+# The prefixes of stealing's stimuli, and the handlers of answers to other requests by the prefix of their stimuli.
+_STOCKS, _OURS = "steal-", "ferro-steal-"
+_routes: WeakKeyDictionary[Scheduler, dict[str, Callable[..., None]]] = WeakKeyDictionary()
 
 
-# A second user of steal requests: the prefix of its stimuli, and its handler of answers.
-_claims: WeakKeyDictionary[Scheduler, tuple[str, Callable[..., None]]] = WeakKeyDictionary()
+def route_answers(scheduler: Scheduler, prefix: str, own: Callable[..., None] | None) -> None:
+    """Pass answers to requests whose stimulus begins with `prefix` to `own`; None: to the stealing extension."""
+    routes = _routes.setdefault(scheduler, {})
+    routes.pop(prefix, None)
+    if own is not None:
+        routes[prefix] = own
+    present = scheduler.stream_handlers.get("steal-response", _ignored)
+    rest = getattr(present, "rest", present)
 
+    def sort(*, stimulus_id: str, **answer: Any) -> None:
+        to = next((handler for start, handler in routes.items() if stimulus_id.startswith(start)), rest)
+        to(stimulus_id=stimulus_id, **answer)
 
-def claim_answers(scheduler: Scheduler, prefix: str, own: Callable[..., None]) -> None:
-    """Pass answers to requests whose stimulus begins with `prefix` to `own`, whichever extension steals."""
-    handler = scheduler.stream_handlers.get("steal-response", _ignored)
-    _claims[scheduler] = (prefix, own)
-    _put_answers(scheduler, getattr(handler, "unclaimed", handler))
-
-
-def unclaim_answers(scheduler: Scheduler) -> None:
-    """Pass all answers to the stealing extension again."""
-    handler = scheduler.stream_handlers.get("steal-response", _ignored)
-    if _claims.pop(scheduler, None) is not None:
-        _put_answers(scheduler, getattr(handler, "unclaimed", handler))
-
-
-def _put_answers(scheduler: Scheduler, handler: Callable[..., None]) -> None:
-    claim = _claims.get(scheduler)
-    scheduler.stream_handlers["steal-response"] = handler if claim is None else _sorting(claim, handler)
-
-
-def _sorting(claim: tuple[str, Callable[..., None]], unclaimed: Callable[..., None]) -> Callable[..., None]:
-    prefix, own = claim
-
-    def sort(*, stimulus_id: str, **answer: object) -> None:
-        (own if stimulus_id.startswith(prefix) else unclaimed)(stimulus_id=stimulus_id, **answer)
-
-    sort.unclaimed = unclaimed  # type: ignore[attr-defined]
-    return sort
+    sort.rest = rest  # type: ignore[attr-defined]
+    scheduler.stream_handlers["steal-response"] = sort if routes else rest
 
 
 async def put_stock_stealing(scheduler: Scheduler, previous: WorkStealing | None = None) -> None:

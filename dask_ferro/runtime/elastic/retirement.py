@@ -177,7 +177,7 @@ class Leaving:
             self._runs = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        upstream.claim_answers(self.scheduler, self._stimulus, self._answered)
+        upstream.route_answers(self.scheduler, self._stimulus, self._answered)
         try:
             while self._departures:
                 await asyncio.sleep(_MOMENT if any(not d.before for d in self._departures) else 0)
@@ -196,7 +196,7 @@ class Leaving:
         """Release the handler of answers once all of ours have arrived."""
         self.moving.clear()
         if not self._asked:
-            upstream.unclaim_answers(self.scheduler)
+            upstream.route_answers(self.scheduler, self._stimulus, None)
 
     async def _rest(self, cost: float) -> None:
         """Wait until there may be a change, at least as long as the rounds' share of time demands."""

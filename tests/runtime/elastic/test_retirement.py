@@ -183,7 +183,7 @@ async def test_four_leaves_during_a_running_task_end_it_once_and_hand_back_what_
     assert await running == "running"
     assert set(RAN.values()) == {1}
     assert scheduler.tasks[running.key].suspicious == 0
-    claimed = getattr(scheduler.stream_handlers["steal-response"], "unclaimed", None)
+    claimed = getattr(scheduler.stream_handlers["steal-response"], "rest", None)
     assert claimed is None
 
 
