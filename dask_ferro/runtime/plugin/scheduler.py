@@ -142,7 +142,7 @@ class FerroScheduler(SchedulerPlugin):
             placing = self.placing
             upstream.put_placement(scheduler, placing.ready, placing.queued, placing.is_tied, placing.ahead)
         self.events.start()
-        prometheus.put_on(scheduler, self.events)
+        prometheus.register()
         # Imported here: `views` is above the runtime, and a process without a scheduler has no pages.
         from dask_ferro.views.pages import put_on
 
@@ -205,9 +205,8 @@ class FerroScheduler(SchedulerPlugin):
             await asyncio.to_thread(self.stealing.decision_log.close)
 
     def _end_events(self) -> None:
-        if self.events is not None and self._scheduler is not None:
+        if self.events is not None:
             self.events.stop()
-            prometheus.take_off(self._scheduler)
 
     def log_event(self, topic: str, msg: object) -> None:
         """Forward a logged event."""

@@ -32,7 +32,7 @@ from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.scheduler import NAME, NOT_INSTALLED, FerroScheduler, recordings_of, stays_off
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.telemetry.op_recorder import Taped, TapePlugin, taped
+from dask_ferro.runtime.telemetry.op_recorder import TapePlugin, taped
 from dask_ferro.runtime.telemetry.recorder import trace_of
 from dask_ferro.trace import Key, Span, Trace, write_whole
 
@@ -175,11 +175,8 @@ class Tracing:
         # One that answered a moment ago hangs now.
         except TimeoutError:
             return [], 0, workers + hung
-        parts: list[Taped] = [pickle.loads(answer) for answer in answers.values()]
-        # A process has one tape for all of its workers, so that its dropped ops count once.
-        lost = {part.process: part.lost for part in parts}
-        spans = [span for part in parts for span in part.spans]
-        return spans, sum(lost.values()) + sum(part.left_out for part in parts), hung
+        parts: list[tuple[list[Span], int]] = [pickle.loads(answer) for answer in answers.values()]
+        return [span for spans, _ in parts for span in spans], sum(lost for _, lost in parts), hung
 
     # -- what it saw ---------------------------------------------------------------------------------------
 
