@@ -58,9 +58,10 @@ class _Begun(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """The scheduler's records at the end; pickled and compressed there, outside the scheduler's loop."""
+    """The scheduler's records at the end, pickled there in a thread, and the addresses of its workers."""
 
     time: float
+    workers: list[str]
     lost: tuple[int, int]
     counts: dict[str, float]
     trace: bytes
@@ -150,8 +151,8 @@ class Tracing:
         lost, hung = 0, list[str]()
         try:
             ended = await self._client.run_on_scheduler(_end, self._token, self._begun)
-            if self._tape is not None:
-                spans, lost, hung = await self._ops(self._begun)
+            if self._tape is not None and ended is not None:
+                spans, lost, hung = await self._ops(ended.workers, self._begun.answer)
         finally:
             if self._tape is not None:
                 await self._client.run_on_scheduler(reach.take_off, self._token, self._begun.answer, hung)
@@ -165,17 +166,22 @@ class Tracing:
             _with_ops(trace, spans, self._begun.time), counts=_counts(self._begun, ended, (lost, len(hung)))
         )
 
-    async def _ops(self, begun: _Begun) -> tuple[list[Span], int, list[str]]:
-        """Return the ops on the tapes of present workers, the number of missing ones, and the workers that hang."""
-        workers, hung = await self._client.run_on_scheduler(reach.answering, begun.answer)
-        most = _OPS // max(len(workers), 1)
-        asked = self._client.run(taped, self._token, most, workers=workers, on_error="ignore")
-        try:
-            answers = await asyncio.wait_for(asked, begun.answer)
-        # One that answered a moment ago hangs now.
-        except TimeoutError:
-            return [], 0, workers + hung
-        parts: list[tuple[list[Span], int]] = [pickle.loads(answer) for answer in answers.values()]
+    async def _ops(self, workers: list[str], seconds: float) -> tuple[list[Span], int, list[str]]:
+        """Return the ops on the tapes of workers, the number of missing ones, and the workers that do not answer."""
+        most, run = _OPS // max(len(workers), 1), self._client.run
+        asked = {
+            address: asyncio.ensure_future(
+                run(taped, self._token, most, workers=[address], on_error="ignore")
+            )
+            for address in workers
+        }
+        if asked:
+            await asyncio.wait(asked.values(), timeout=seconds)
+        hung = [address for address, answer in asked.items() if not answer.done()]
+        for address in hung:
+            asked.pop(address).cancel()
+        # A worker that has left since gives no answer.
+        parts = [pickle.loads(part) for answer in asked.values() for part in answer.result().values()]
         return [span for spans, _ in parts for span in spans], sum(lost for _, lost in parts), hung
 
     # -- what it saw ---------------------------------------------------------------------------------------
@@ -290,7 +296,7 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
     threads = {ws.address: ws.nthreads for ws in dask_scheduler.workers.values()}
     # In a thread: 100,000 tasks take 1 s.
     made = await asyncio.to_thread(lambda: pickle.dumps(trace_of(runs, stolen, threads, begun.time)))
-    return _Ended(now, (lost, lost_steals), counts, made)
+    return _Ended(now, list(threads), (lost, lost_steals), counts, made)
 
 
 # ---- what is made of it ------------------------------------------------------------------------------------
