@@ -68,7 +68,7 @@ def recorded(path: str) -> TaskGraph:
 
 
 def of_trace(trace: Trace, name: str = "trace") -> TaskGraph:
-    """Return the graph recorded in a trace; inputs from outside of the trace are left out."""
+    """Return the graph recorded in a trace; inputs from outside of it, or recorded later, are left out."""
     known: set[Any] = set()
     tasks = []
     for task in trace.tasks:

@@ -86,26 +86,6 @@ async def take_off(
     return late
 
 
-async def answering(seconds: float, *, dask_scheduler: Scheduler) -> tuple[list[str], list[str]]:
-    """Return the addresses of the workers that answer within `seconds`, and of those that do not."""
-    workers = dask_scheduler.workers
-    asked = {
-        address: asyncio.create_task(
-            dask_scheduler.broadcast(msg={"op": "ping"}, workers=[address], on_error="return")
-        )
-        for address in workers
-    }
-    if asked:
-        await asyncio.wait(asked.values(), timeout=seconds)
-    hung = []
-    for address, task in asked.items():
-        answered = task.done() and not isinstance(task.result()[address], Exception)
-        task.cancel()
-        if not answered and address in workers:
-            hung.append(address)
-    return [address for address in workers if address not in hung], hung
-
-
 def warn(call: str, late: Collection[str], seconds: float, what: str) -> None:
     """Warn a client of workers that did not answer `call` in time, and of the consequence."""
     if late:

@@ -101,7 +101,7 @@ class Scheduling(Part):
         assert events is not None
         await stealing.start()
         events.start()
-        prometheus.put_on(scheduler, events)
+        prometheus.register()
         # Imported here: `views` is above the runtime, and a process without a scheduler has no pages.
         from dask_ferro.views.pages import put_on
 
@@ -149,9 +149,8 @@ class Scheduling(Part):
 
     async def close(self) -> None:
         """Stop publishing, counting and recording."""
-        if self.events is not None and self._scheduler is not None:
+        if self.events is not None:
             self.events.stop()
-            prometheus.take_off(self._scheduler)
         if self.stealing is not None and self.stealing.decision_log is not None:
             await asyncio.to_thread(self.stealing.decision_log.close)
 

@@ -172,7 +172,7 @@ class Log:
     def received(self, now: Heartbeat, before: Heartbeat | None) -> None:
         """Count the transfers that a worker received between two of its heartbeats."""
         for link, totals in now["received"].items():
-            counted = (0, 0, 0.0) if before is None else before["received"][link]
+            counted = before["received"][link] if before is not None else (0, 0, 0.0)
             # The worker's counts restarted, as its plugin was installed again.
             if totals[0] < counted[0]:
                 counted = (0, 0, 0.0)

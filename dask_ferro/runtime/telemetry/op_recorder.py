@@ -4,8 +4,7 @@ Array ops are timed one by one (1.5 us each); a session of ONNX Runtime, or of t
 array op's span is its launch, not its kernel.  Tasks inside a bundle of Dask tasks (`ff.bundled`) are ops too: their
 engine is "dask", their operator the key's prefix.
 
-A process has one tape, a ring as in the scheduler's log, shared by its workers and recordings.  Without a recording
-there is no overhead.
+Each recording of a worker is a ring, as in the scheduler's log.  Without a recording there is no overhead.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from collections.abc import Callable
 from math import isnan
 from time import perf_counter
 from typing import Any, NamedTuple
-from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from distributed import Worker, get_worker
@@ -37,8 +35,8 @@ from dask_ferro.trace import Key, Span
 # About 0.2 kB an op: 20 MB when it is full.
 LENGTH = 100_000
 
-# A holder of the tape: a recording, and the address of the worker that it records.
-_Holder = tuple[str, str | None]
+# A recording, and the address of the worker that it records.
+_Holder = tuple[str, str]
 
 
 class _BundleRun(NamedTuple):
@@ -62,55 +60,30 @@ class _Op(NamedTuple):
     nbytes: int
 
 
-class Taped(NamedTuple):
-    """A worker's part of a recording.
-
-    Attributes
-    ----------
-    process : str
-        The process of the tape, which its workers share.
-    lost : int
-        Ops dropped from the tape since the recording began, of any worker.
-    left_out : int
-        The worker's oldest ops, beyond the requested number.
-    spans : list of Span
-    """
-
-    process: str
-    lost: int
-    left_out: int
-    spans: list[Span]
-
-
 class Tape:
-    """The newest ops of a process, recorded as long as there is a holder."""
+    """The newest ops of this process's workers, in a ring for each recording of a worker."""
 
     def __init__(self, length: int = LENGTH) -> None:
         self._length = length
-        self._ops: Ring[_Op] = Ring(0)
-        self._holders: dict[_Holder, int] = {}  # by holder, the position at the start of its recording
+        self._rings: dict[_Holder, Ring[_Op]] = {}
         self._watched: WeakKeyDictionary[Executable, tuple[Executable, Told]] = WeakKeyDictionary()
-        self._name = uuid4().hex
         self._lock = threading.Lock()
         self._thread = threading.local()
 
     def hold(self, who: _Holder) -> None:
-        """Record until all holders have released the tape."""
+        """Record a worker's ops until `let_go`.  Idempotent."""
         with self._lock:
-            if not self._holders:
-                self._ops.resize(self._length)
-                task.listen(self.listened)
-                bundled.listen(self.ran)
-            self._holders.setdefault(who, self._ops.total)
+            self._rings.setdefault(who, Ring(self._length))
+            task.listen(self.listened)
+            bundled.listen(self.ran)
 
     def let_go(self, who: _Holder) -> None:
-        """Release the tape for a holder; empty it after the last one.  Idempotent."""
+        """End a recording of a worker.  Idempotent."""
         with self._lock:
-            self._holders.pop(who, None)
-            if not self._holders:
+            self._rings.pop(who, None)
+            if not self._rings:
                 task.listen(None)
                 bundled.listen(None)
-                self._ops.resize(0)
                 self._watched.clear()
 
     # -- what a bundle runs through ------------------------------------------------------------------------
@@ -163,17 +136,18 @@ class Tape:
     def _append(self, op: _Op) -> None:
         # Threads that count at once would miscount.
         with self._lock:
-            self._ops.append(op)
+            for (_, worker), ring in self._rings.items():
+                if worker == op.run.worker:
+                    ring.append(op)
 
     # -- what it has ---------------------------------------------------------------------------------------
 
-    def taped(self, who: _Holder, most: int, ahead: float) -> Taped:
-        """Return a holder's ops, the newest `most`, on a clock that is `ahead` of the system's."""
+    def spans(self, who: _Holder, most: int, ahead: float) -> tuple[list[Span], int]:
+        """Return a recording's newest `most` ops, on a clock `ahead` of the system's, and the number of the others."""
         with self._lock:
-            ops, lost = self._ops.since(self._holders.get(who, self._ops.total))
-        spans = [_span(op, op.run.zero + ahead) for op in ops if op.run.worker == who[1]]
-        left_out = max(len(spans) - most, 0)
-        return Taped(self._name, lost, left_out, spans[left_out:])
+            ops, lost = self._rings[who].since() if who in self._rings else ([], 0)
+        left_out = max(len(ops) - most, 0)
+        return [_span(op, op.run.zero + ahead) for op in ops[left_out:]], lost + left_out
 
 
 def _this_run() -> _BundleRun | None:
@@ -218,20 +192,14 @@ class TapePlugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Start to record ops."""
-        _tape.hold((self.name, address_of(worker)))
+        _tape.hold((self.name, str(address_of(worker))))
 
     def teardown(self, worker: Worker) -> None:
         """Stop recording ops for this recording."""
-        _tape.let_go((self.name, address_of(worker)))
+        _tape.let_go((self.name, str(address_of(worker))))
 
 
 async def taped(recording: str, most: int, *, dask_worker: Worker) -> bytes:
-    """Return a worker's part of a recording, pickled, on the scheduler's clock; runs on the worker, outside its loop.
-
-    Parameters
-    ----------
-    most : int
-        The most ops, the newest.
-    """
-    who, ahead = (recording, address_of(dask_worker)), dask_worker.scheduler_delay
-    return await asyncio.to_thread(lambda: pickle.dumps(_tape.taped(who, most, ahead)))
+    """Return a worker's newest `most` ops on the scheduler's clock, and the number of the others, pickled."""
+    who, ahead = (recording, str(address_of(dask_worker))), dask_worker.scheduler_delay
+    return await asyncio.to_thread(lambda: pickle.dumps(_tape.spans(who, most, ahead)))

@@ -1,8 +1,7 @@
 """The plugin's counts as Prometheus metrics in the scheduler's `/metrics`.
 
-There is one collector per process for all schedulers with the plugin, as Prometheus's registry belongs to the
-process. It answers for the scheduler being scraped, from values that the log and the ledger hold anyway, and costs
-nothing between scrapes.  There are no labels by worker: an elastic cluster has new addresses all day, and each would
+There is one collector per process, as Prometheus's registry belongs to the process.  It answers for the scheduler being
+scraped, from values that the log and the ledger hold anyway, and costs nothing between scrapes.  There are no labels by worker: an elastic cluster has new addresses all day, and each would
 be a permanent time series.  `docs/metrics.md` lists the names, with their units.
 """
 
@@ -12,13 +11,12 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
-from distributed import Scheduler
 from distributed.http.prometheus import PrometheusCollector
 
 from dask_ferro.policy.events import OUTCOMES
 from dask_ferro.runtime import upstream
+from dask_ferro.runtime.scheduler_plugin import plugin_of
 from dask_ferro.runtime.telemetry.events import Events
 from dask_ferro.runtime.telemetry.log import RECEIVED
 
@@ -30,38 +28,25 @@ if TYPE_CHECKING:
 _Values = Mapping[str, float] | float
 _Family = tuple[bool, str, str, str, Mapping[str, float]]
 
-# The schedulers of this process with the plugin, and the collector registered for them.
-_counted: WeakKeyDictionary[Scheduler, Events] = WeakKeyDictionary()
 _registered: list[Collector] = []
 
 
-def put_on(scheduler: Scheduler, events: Events) -> None:
-    """Add a scheduler to `/metrics`; does nothing without prometheus_client, like Dask."""
+def register() -> None:
+    """Register the process's collector, once; does nothing without prometheus_client, like Dask."""
     try:
         from prometheus_client import REGISTRY
     except ImportError:
         return
-    _counted[scheduler] = events
     if not _registered:
-        collector = Collector(scheduler)
-        REGISTRY.register(collector)
-        _registered.append(collector)
-
-
-def take_off(scheduler: Scheduler) -> None:
-    """Remove a scheduler from `/metrics`.  Idempotent."""
-    _counted.pop(scheduler, None)
-    if _registered and not _counted:
-        from prometheus_client import REGISTRY
-
-        REGISTRY.unregister(_registered.pop())
+        _registered.append(Collector())
+        REGISTRY.register(_registered[0])
 
 
 class Collector(PrometheusCollector):
-    """The metrics `dask_ferro_*` of the scheduler that is being scraped."""
+    """The metrics `dask_ferro_*` of the scheduler that is being scraped, as long as it has the plugin."""
 
-    def __init__(self, server: Scheduler) -> None:
-        super().__init__(server)
+    def __init__(self) -> None:
+        super().__init__(None)
         self.subsystem = "ferro"
 
     def describe(self) -> list[Metric]:
@@ -73,10 +58,8 @@ class Collector(PrometheusCollector):
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         scraped = upstream.scraped_scheduler()
-        # A registry served without Dask's handler; with a single scheduler the choice is clear.
-        if scraped is None and len(_counted) == 1:
-            scraped = next(iter(_counted))
-        events = _counted.get(scraped) if scraped is not None else None
+        plugin = plugin_of(scraped) if scraped is not None else None
+        events = getattr(plugin.parts.get("scheduling"), "events", None) if plugin is not None else None
         if events is None:
             return
         for is_gauge, name, about, label, values in chain(

@@ -33,7 +33,7 @@ from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.scheduler import NOT_INSTALLED, Scheduling, recordings_of, stays_off
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.scheduler_plugin import part_of
-from dask_ferro.runtime.telemetry.op_recorder import Taped, TapePlugin, taped
+from dask_ferro.runtime.telemetry.op_recorder import TapePlugin, taped
 from dask_ferro.runtime.telemetry.recorder import trace_of
 from dask_ferro.trace import Key, Span, Trace, write_whole
 
@@ -59,9 +59,10 @@ class _Begun(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """The scheduler's records at the end; pickled and compressed there, outside the scheduler's loop."""
+    """The scheduler's records at the end, pickled there in a thread, and the addresses of its workers."""
 
     time: float
+    workers: list[str]
     lost: tuple[int, int]
     counts: dict[str, float]
     trace: bytes
@@ -151,8 +152,8 @@ class Tracing:
         lost, hung = 0, list[str]()
         try:
             ended = await self._client.run_on_scheduler(_end, self._token, self._begun)
-            if self._tape is not None:
-                spans, lost, hung = await self._ops(self._begun)
+            if self._tape is not None and ended is not None:
+                spans, lost, hung = await self._ops(ended.workers, self._begun.answer)
         finally:
             if self._tape is not None:
                 await self._client.run_on_scheduler(reach.take_off, self._token, self._begun.answer, hung)
@@ -166,21 +167,23 @@ class Tracing:
             _with_ops(trace, spans, self._begun.time), counts=_counts(self._begun, ended, (lost, len(hung)))
         )
 
-    async def _ops(self, begun: _Begun) -> tuple[list[Span], int, list[str]]:
-        """Return the ops on the tapes of present workers, the number of missing ones, and the workers that hang."""
-        workers, hung = await self._client.run_on_scheduler(reach.answering, begun.answer)
-        most = _OPS // max(len(workers), 1)
-        asked = self._client.run(taped, self._token, most, workers=workers, on_error="ignore")
-        try:
-            answers = await asyncio.wait_for(asked, begun.answer)
-        # One that answered a moment ago hangs now.
-        except TimeoutError:
-            return [], 0, workers + hung
-        parts: list[Taped] = [pickle.loads(answer) for answer in answers.values()]
-        # A process has one tape for all of its workers, so that its dropped ops count once.
-        lost = {part.process: part.lost for part in parts}
-        spans = [span for part in parts for span in part.spans]
-        return spans, sum(lost.values()) + sum(part.left_out for part in parts), hung
+    async def _ops(self, workers: list[str], seconds: float) -> tuple[list[Span], int, list[str]]:
+        """Return the ops on the tapes of workers, the number of missing ones, and the workers that do not answer."""
+        most, run = _OPS // max(len(workers), 1), self._client.run
+        asked = {
+            address: asyncio.ensure_future(
+                run(taped, self._token, most, workers=[address], on_error="ignore")
+            )
+            for address in workers
+        }
+        if asked:
+            await asyncio.wait(asked.values(), timeout=seconds)
+        hung = [address for address, answer in asked.items() if not answer.done()]
+        for address in hung:
+            asked.pop(address).cancel()
+        # A worker that has left since gives no answer.
+        parts = [pickle.loads(part) for answer in asked.values() for part in answer.result().values()]
+        return [span for spans, _ in parts for span in spans], sum(lost for _, lost in parts), hung
 
     # -- what it saw ---------------------------------------------------------------------------------------
 
@@ -294,7 +297,7 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
     threads = {ws.address: ws.nthreads for ws in dask_scheduler.workers.values()}
     # In a thread: 100,000 tasks take 1 s.
     made = await asyncio.to_thread(lambda: pickle.dumps(trace_of(runs, stolen, threads, begun.time)))
-    return _Ended(now, (lost, lost_steals), counts, made)
+    return _Ended(now, list(threads), (lost, lost_steals), counts, made)
 
 
 # ---- what is made of it ------------------------------------------------------------------------------------
