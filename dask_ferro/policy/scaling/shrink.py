@@ -10,7 +10,6 @@ data.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import inf
 
@@ -43,8 +42,7 @@ def shrink(
     _in_turn(fleet, ending)
     others = _Exits(fleet, fleet.jobs, ending.moving)
     _release_excess(fleet, others)
-    # Without a horizon: a pending job is given up only if it will never have work.
-    waiting = _spare(fleet, [job for job in fleet.jobs if job.state == PENDING], inf)
+    waiting = _surplus(fleet)
     since = {job.pool: surplus.get(job.pool, now) for job in waiting}
     if may_shrink:
         for job in waiting:
@@ -53,12 +51,6 @@ def shrink(
                 others.take(job, "no work is left that they could run")
         _dismiss_idle(fleet, others)
     return [*ending.actions(), *others.actions()], since
-
-
-def useful(fleet: Fleet) -> dict[Name, int]:
-    """Return by pool the jobs, new ones included, that the work can use soon or that the bounds require."""
-    spare = Counter(job.pool for job in _spare(fleet, fleet.jobs))
-    return {name: fleet.count(name) - spare[name] for name in fleet.pools}
 
 
 class _Exits:
@@ -175,11 +167,10 @@ def _dismiss_idle(fleet: Fleet, exits: _Exits) -> None:
             slack.drop(job)
 
 
-def _spare(fleet: Fleet, jobs: list[Job], within: float | None = None) -> list[Job]:
-    """Return the jobs among these that neither the work nor the bounds need."""
-    slack = _Slack(fleet, within)
-    found = []
-    for job in sorted(jobs, key=_order):
+def _surplus(fleet: Fleet) -> list[Job]:
+    """Return the pending jobs that neither the work nor the bounds will ever need."""
+    slack, found = _Slack(fleet, within=inf), []
+    for job in sorted((job for job in fleet.jobs if job.state == PENDING), key=_order):
         if slack.spares(job):
             slack.drop(job)
             found.append(job)

@@ -19,7 +19,7 @@ from dask_ferro.policy.estimates import SPARE
 from dask_ferro.policy.scaling.facts import Cancel, Decision, Drain, Name, ScalingFacts
 from dask_ferro.policy.scaling.fleet import Fleet, ScalingParameters, counted
 from dask_ferro.policy.scaling.grow import grow
-from dask_ferro.policy.scaling.shrink import shrink, useful
+from dask_ferro.policy.scaling.shrink import shrink
 from dask_ferro.policy.scaling.work_profile import span, widest, work
 
 __all__ = ["ScalingParameters", "ScalingState", "step"]
@@ -55,7 +55,6 @@ def step(
     """
     fleet = Fleet(staff, parameters)
     submits = grow(fleet)
-    wanted = useful(fleet)
     rested = staff.now - max(state.grown, state.shrunk) >= parameters.cooldown
     moving = sum(max(job.unique, 0) for job in fleet.leaving)
     # While jobs are to come, none goes for lack of work, even if the queue takes no more of them.
@@ -63,6 +62,7 @@ def step(
     leaving, surplus = shrink(fleet, state.surplus, staff.now, may_shrink, moving)
     goes = any(isinstance(action, Cancel | Drain) for action in leaving)
     state = ScalingState(staff.now if submits else state.grown, staff.now if goes else state.shrunk, surplus)
+    wanted = {name: fleet.count(name) for name in fleet.pools}
     return Decision((*submits, *leaving), wanted, _why(fleet, staff), _advice(fleet)), state
 
 
