@@ -57,8 +57,6 @@ class ScalingParameters:
     patience: float = 10.0
     # The least job-seconds that another job must save in total, about as long as each is busy: Dask's target-duration.
     worth: float = 5.0
-    # The least time from one change to the next shrink: a job that was just requested has not taken work yet.
-    cooldown: float = 5.0
     # The most idle time of a job before it goes.
     patience_most: float = 600.0
     # How long jobs that `scale(n)` ends may take to finish their tasks and to hand over their data, where workers stay.

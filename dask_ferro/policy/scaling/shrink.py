@@ -21,7 +21,7 @@ from dask_ferro.policy.scaling.work_profile import peak
 
 
 def shrink(
-    fleet: Fleet, surplus: Mapping[Name, float], now: float, may_shrink: bool, moving: int = 0
+    fleet: Fleet, surplus: Mapping[Name, float], now: float, moving: int = 0
 ) -> tuple[list[Action], dict[Name, float]]:
     """Remove jobs from the fleet; return the actions, and since when each pool has had surplus pending jobs.
 
@@ -29,8 +29,6 @@ def shrink(
     ----------
     surplus : mapping of pool to float
         As returned by the previous step.
-    may_shrink : bool
-        Whether jobs may go for lack of work; false during the cooldown.
     moving : int
         Bytes that jobs which left earlier still have to hand over.
     """
@@ -44,7 +42,8 @@ def shrink(
     _release_excess(fleet, others)
     waiting = _surplus(fleet)
     since = {job.pool: surplus.get(job.pool, now) for job in waiting}
-    if may_shrink:
+    # While jobs are to come, none goes for lack of work, even if the queue takes no more of them.
+    if not fleet.coming.total():
         for job in waiting:
             # Work comes and goes between steps, whereas a lost place in the queue is lost.
             if now - since[job.pool] >= fleet.outlook[job.pool].queue_limit:

@@ -509,23 +509,6 @@ def test_an_idle_job_within_the_minimum_makes_room_for_work_that_nobody_else_may
 # -- hysteresis --------------------------------------------------------------------------------------------
 
 
-def test_nothing_goes_soon_after_a_change() -> None:
-    there = [idle("a"), idle("b", 1)]
-    for state in (ScalingState(grown=NOW - 4.9), ScalingState(shrunk=NOW - 4.9)):
-        assert gone(decide([CPU], there, state=state)) == []
-    assert gone(decide([CPU], there, state=ScalingState(NOW - 5, NOW - 5))) == ["b", "a"]
-
-
-def test_a_shrink_that_was_not_possible_is_none() -> None:
-    staffed = [
-        ([BUSY, idle("a", unique=2 * GB)], -inf),  # Keep
-        ([BUSY, idle("a", held=True)], -inf),
-        ([BUSY, idle("a", unique=2 * GB), idle("b", 1)], NOW),
-    ]
-    for there, shrunk in staffed:
-        assert step(ScalingFacts(NOW, (CPU,), tuple(there)), ScalingState(), P)[1].shrunk == shrunk
-
-
 def test_pending_jobs_stay_while_they_could_do_something_and_a_while_longer() -> None:
     there, state = jobs(*[PENDING] * 3), ScalingState()
     for at, demands, leaves in [
