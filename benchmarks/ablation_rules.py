@@ -558,20 +558,18 @@ G, F, R = "scaling.grow:", "scaling.fleet:", "scaling.shrink:"
 scale = partial(rule, "scaling", _scale)
 swap_scale = partial(swap, "scaling")
 SCALING = (
-    scale("efficiency", 1e-9, "A job has to run tasks for 0.6 of its node-seconds; off: any."),
+    scale(
+        "efficiency",
+        1e-9,
+        "A job has to save one and a half times as much as it is idle while it starts; off: anything.",
+    ),
     scale("worth", 0.0, "A job has to save 5 job-seconds."),
-    scale("cooldown", 0.0, "After a change, no job goes for 5 s."),
     scale("patience", 0.0, "An idle job stays for 10 s at least."),
     scale("patience_most", HUGE, "It stays for 10 min at most, however long a new one takes."),
     scale("notice", 0.0, "A job is drained 1.5 s before it has to move its data."),
     scale("max_pending", 1, "Any number of jobs may be pending (the default); on: one."),
     swap_scale(
         "no growth by work", "Jobs are requested by the work that they would do.", (G + "_serve", gives(None))
-    ),
-    swap_scale(
-        "no useful share",
-        "A job's share of busy seconds is projected by the profile.",
-        (G + "useful_share", gives(1.0)),
     ),
     swap_scale(
         "power at its arrival",

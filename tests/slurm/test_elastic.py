@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from typing import Any
 
 import dask
@@ -63,8 +62,7 @@ def test_with_a_strict_prologue_and_more_cpus_than_threads_a_warned_job_loses_no
 def test_adapting_to_the_minimum_after_a_run_keeps_all_results(site):
     """Stock: 6 -> 1 worker within 3 s, and all results on that one."""
     s = site()
-    elastic = s.cluster.adapt(minimum=0, maximum=3)
-    elastic.parameters = replace(elastic.parameters, cooldown=0.5)
+    s.cluster.adapt(minimum=0, maximum=3)
     held = s.submit(12, 0.4)
     finished(held, seconds=180)
     s.connected(1)
@@ -104,8 +102,7 @@ def test_a_cancelled_pending_job_is_replaced(site):
 def test_a_full_cluster_neither_flaps_nor_loses_its_place(site):
     """Stock: when work gets less it cancels pending jobs, one a second, the head of the queue among them."""
     s = site(cores=4)  # a node each: four run, the others wait
-    elastic = s.cluster.adapt(minimum=0, maximum=7, patience=1)
-    elastic.parameters = replace(elastic.parameters, cooldown=0.5)
+    s.cluster.adapt(minimum=0, maximum=7, patience=1)
     futures = s.submit(220, 1.0)
     s.connected(4)
     first = queue(s.cluster)

@@ -191,7 +191,7 @@ class Decision(NamedTuple):
     Attributes
     ----------
     wanted : mapping of pool to int
-        Jobs that the work can use, within the bounds.
+        Jobs that count after the step: without those that leave or are about to end, and with those requested.
     why : str
         The reason for `wanted`, as text.
     advice : mapping of pool to str

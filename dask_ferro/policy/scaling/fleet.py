@@ -30,8 +30,6 @@ from dask_ferro.policy.scaling.facts import (
 )
 from dask_ferro.policy.scaling.work_profile import Profile, cleaned, merged
 
-# Speeds outside these bounds are ignored.
-_SLOWEST, _FASTEST = 1e-6, 1e6
 # Seconds between two steps, about: a successor arrives after one, and is seen at the next.
 _STEP = 1.0
 # A limit beyond any cluster: widths come from users and may be anything.
@@ -59,8 +57,6 @@ class ScalingParameters:
     patience: float = 10.0
     # The least job-seconds that another job must save in total, about as long as each is busy: Dask's target-duration.
     worth: float = 5.0
-    # The least time from one change to the next shrink: a job that was just requested has not taken work yet.
-    cooldown: float = 5.0
     # The most idle time of a job before it goes.
     patience_most: float = 600.0
     # How long jobs that `scale(n)` ends may take to finish their tasks and to hand over their data, where workers stay.
@@ -83,8 +79,7 @@ class MergedDemand(NamedTuple):
 
     def speed(self, pool: Name) -> float:
         """Return how many times faster than projected a pool runs it."""
-        speed = self.speeds.get(pool, 1.0)
-        return speed if _SLOWEST < speed < _FASTEST else 1.0
+        return self.speeds.get(pool, 1.0)
 
     def admits(self, job: Job) -> bool:
         """Return whether a job may run it."""
@@ -127,11 +122,10 @@ class Outlook:
 
     def arrival(self, job: Job) -> float:
         """Return the seconds until a job of the pool is projected to help."""
-        age = _finite(job.age)  # ages are differences of two clocks, and may be negative
         if job.state == PENDING:
             # A late job is projected to take as long again as it is late.
-            return abs(self.pool.queue_wait - age) + self.pool.start_up
-        return max(self.pool.start_up - age, 0.0) if job.state == BOOTING else 0.0
+            return abs(self.pool.queue_wait - job.age) + self.pool.start_up
+        return max(self.pool.start_up - job.age, 0.0) if job.state == BOOTING else 0.0
 
     def is_late(self, job: Job) -> bool:
         """Return whether a job has been pending for much longer than those before it."""
@@ -162,7 +156,7 @@ class Fleet:
     Attributes
     ----------
     pools : dict of Pool
-        Pools with invalid numbers replaced.
+        By name; paused ones are closed.
     outlook : dict of Outlook
         By pool.
     works : list of MergedDemand
@@ -179,7 +173,10 @@ class Fleet:
 
     def __init__(self, staff: ScalingFacts, parameters: ScalingParameters) -> None:
         self.parameters = parameters
-        self.pools = {pool.name: _sane(pool) for pool in staff.pools}
+        self.pools = {
+            pool.name: pool._replace(closed=pool.closed or ("paused" if pool.is_paused else ""))
+            for pool in staff.pools
+        }
         self.coming: Counter[Name] = Counter()
         known = sorted((job for job in staff.jobs if job.pool in self.pools), key=lambda job: job.order)
         self.leaving = [job for job in known if job.state == LEAVING]
@@ -282,32 +279,13 @@ class Fleet:
 
 def _wait(pool: Pool, jobs: Iterable[Job]) -> float:
     # The mean lags behind a queue that has just become long; the ages of pending jobs do not.
-    ages = (_finite(job.age) for job in jobs if job.pool == pool.name and job.state == PENDING)
+    ages = (job.age for job in jobs if job.pool == pool.name and job.state == PENDING)
     return max(pool.queue_wait, *ages, 0.0)
 
 
 def counted(number: float, what: str) -> str:
     """Return a number with its noun, in the singular or plural."""
     return f"{number:g} {what}" if number == 1 else f"{number:g} {what}s"
-
-
-def _finite(value: float) -> float:
-    return value if 0.0 <= value < inf else 0.0
-
-
-def _sane(pool: Pool) -> Pool:
-    return pool._replace(
-        threads=max(pool.threads, 1),
-        processes=max(pool.processes, 1),
-        queue_wait=_finite(pool.queue_wait),
-        start_up=_finite(pool.start_up),
-        minimum=_finite(pool.minimum),
-        maximum=pool.maximum if pool.maximum >= 0 else inf,
-        lifetime=pool.lifetime if pool.lifetime > 0 else inf,
-        # Costs are factors: a cost of 0 would make a pool the best in every case.
-        cost=pool.cost if 0.0 < pool.cost < inf else 1.0,
-        closed=pool.closed or ("paused" if pool.is_paused else ""),
-    )
 
 
 def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[MergedDemand]:
@@ -321,6 +299,6 @@ def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[Merged
     for speeds, group in groups.items():
         profile = cleaned(merged(cleaned(demand.profile) for demand in group))
         if speeds and profile:
-            longest = max(_finite(demand.longest) for demand in group)
+            longest = max(demand.longest for demand in group)
             works.append(MergedDemand(tuple(dict(speeds)), dict(speeds), profile, longest))
     return works

@@ -19,9 +19,9 @@ from dask_ferro.policy.scaling.work_profile import (
     Profile,
     left,
     merged,
+    peak,
     span,
     used,
-    useful_share,
     widest,
     work,
 )
@@ -119,18 +119,19 @@ def _worthwhile(
 ) -> int:
     """Return the largest number of new jobs of which the last one still pays, as each pays less than the one before."""
     p, each, speed = fleet.parameters, fleet.power(item, pool.name), item.speed(pool.name)
-    within = fleet.outlook[pool.name].limit / 2
 
     def pays(count: int) -> bool:
         threads = present + count * each
-        share = useful_share(rest, threads, each, pool.start_up, within, speed)
         if threads <= each:
-            return share > 0.0  # no other job would do the work
+            return True  # no other job would do the work
         saved = (span(rest, threads - each, speed) - span(rest, threads, speed)) * threads / each
-        return share >= p.efficiency - _ROUNDING and saved >= p.worth * (1.0 - _ROUNDING)
+        # Each job is busy for about the job-seconds that it saves, and idle while it starts.
+        efficient = saved * (1.0 - p.efficiency) >= pool.start_up * p.efficiency - _ROUNDING
+        return efficient and saved >= p.worth - _ROUNDING
 
     # By bisection: a width may be a million, and each evaluation takes time in proportion to the profile.
-    low, high = 0, min(room, ceil(min(max(widest(rest) * speed - present, 0.0) / each, MOST)))
+    soon = peak(rest, max(present, each), fleet.outlook[pool.name].limit / 2, speed)
+    low, high = 0, min(room, ceil(min(max(soon * speed - present, 0.0) / each, MOST)))
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if pays(middle) else (low, middle - 1)

@@ -10,7 +10,6 @@ data.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import inf
 
@@ -22,7 +21,7 @@ from dask_ferro.policy.scaling.work_profile import peak
 
 
 def shrink(
-    fleet: Fleet, surplus: Mapping[Name, float], now: float, may_shrink: bool, moving: int = 0
+    fleet: Fleet, surplus: Mapping[Name, float], now: float, moving: int = 0
 ) -> tuple[list[Action], dict[Name, float]]:
     """Remove jobs from the fleet; return the actions, and since when each pool has had surplus pending jobs.
 
@@ -30,8 +29,6 @@ def shrink(
     ----------
     surplus : mapping of pool to float
         As returned by the previous step.
-    may_shrink : bool
-        Whether jobs may go for lack of work; false during the cooldown.
     moving : int
         Bytes that jobs which left earlier still have to hand over.
     """
@@ -43,22 +40,16 @@ def shrink(
     _in_turn(fleet, ending)
     others = _Exits(fleet, fleet.jobs, ending.moving)
     _release_excess(fleet, others)
-    # Without a horizon: a pending job is given up only if it will never have work.
-    waiting = _spare(fleet, [job for job in fleet.jobs if job.state == PENDING], inf)
+    waiting = _surplus(fleet)
     since = {job.pool: surplus.get(job.pool, now) for job in waiting}
-    if may_shrink:
+    # While jobs are to come, none goes for lack of work, even if the queue takes no more of them.
+    if not fleet.coming.total():
         for job in waiting:
             # Work comes and goes between steps, whereas a lost place in the queue is lost.
             if now - since[job.pool] >= fleet.outlook[job.pool].queue_limit:
                 others.take(job, "no work is left that they could run")
         _dismiss_idle(fleet, others)
     return [*ending.actions(), *others.actions()], since
-
-
-def useful(fleet: Fleet) -> dict[Name, int]:
-    """Return by pool the jobs, new ones included, that the work can use soon or that the bounds require."""
-    spare = Counter(job.pool for job in _spare(fleet, fleet.jobs))
-    return {name: fleet.count(name) - spare[name] for name in fleet.pools}
 
 
 class _Exits:
@@ -175,11 +166,10 @@ def _dismiss_idle(fleet: Fleet, exits: _Exits) -> None:
             slack.drop(job)
 
 
-def _spare(fleet: Fleet, jobs: list[Job], within: float | None = None) -> list[Job]:
-    """Return the jobs among these that neither the work nor the bounds need."""
-    slack = _Slack(fleet, within)
-    found = []
-    for job in sorted(jobs, key=_order):
+def _surplus(fleet: Fleet) -> list[Job]:
+    """Return the pending jobs that neither the work nor the bounds will ever need."""
+    slack, found = _Slack(fleet, within=inf), []
+    for job in sorted((job for job in fleet.jobs if job.state == PENDING), key=_order):
         if slack.spares(job):
             slack.drop(job)
             found.append(job)

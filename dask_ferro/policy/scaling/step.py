@@ -16,10 +16,10 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from dask_ferro.policy.estimates import SPARE
-from dask_ferro.policy.scaling.facts import Cancel, Decision, Drain, Name, ScalingFacts
+from dask_ferro.policy.scaling.facts import Decision, Name, ScalingFacts
 from dask_ferro.policy.scaling.fleet import Fleet, ScalingParameters, counted
 from dask_ferro.policy.scaling.grow import grow
-from dask_ferro.policy.scaling.shrink import shrink, useful
+from dask_ferro.policy.scaling.shrink import shrink
 from dask_ferro.policy.scaling.work_profile import span, widest, work
 
 __all__ = ["ScalingParameters", "ScalingState", "step"]
@@ -30,14 +30,10 @@ class ScalingState(NamedTuple):
 
     Attributes
     ----------
-    grown, shrunk : float
-        When jobs were last requested, and when some were last released.
     surplus : mapping of pool to float
         Since when a pool has had more pending jobs than the work could use.
     """
 
-    grown: float = -inf
-    shrunk: float = -inf
     surplus: Mapping[Name, float] = {}
 
 
@@ -55,15 +51,11 @@ def step(
     """
     fleet = Fleet(staff, parameters)
     submits = grow(fleet)
-    wanted = useful(fleet)
-    rested = staff.now - max(state.grown, state.shrunk) >= parameters.cooldown
     moving = sum(max(job.unique, 0) for job in fleet.leaving)
-    # While jobs are to come, none goes for lack of work, even if the queue takes no more of them.
-    may_shrink = rested and not fleet.coming.total()
-    leaving, surplus = shrink(fleet, state.surplus, staff.now, may_shrink, moving)
-    goes = any(isinstance(action, Cancel | Drain) for action in leaving)
-    state = ScalingState(staff.now if submits else state.grown, staff.now if goes else state.shrunk, surplus)
-    return Decision((*submits, *leaving), wanted, _why(fleet, staff), _advice(fleet)), state
+    leaving, surplus = shrink(fleet, state.surplus, staff.now, moving)
+    wanted = {name: fleet.count(name) for name in fleet.pools}
+    why, advice = _why(fleet, staff), _advice(fleet)
+    return Decision((*submits, *leaving), wanted, why, advice), ScalingState(surplus)
 
 
 def _advice(fleet: Fleet) -> dict[Name, str]:

@@ -28,8 +28,6 @@ Shift = tuple[float, float, float]  # threads that are present: from, until, how
 _LEAST = 1e-4
 # The most entries of a profile: a decision evaluates some dozen sizes, at less than 50 us each.
 _ENTRIES = 64
-# Widths are means: a smaller fraction of a task beside others is ignored.
-_PART = 0.5
 # The largest width that counts as a rounding error.
 _NOTHING = 1e-9
 # Beyond any cluster and any runtime: seconds and widths come from users, and their products have to stay finite.
@@ -217,32 +215,3 @@ def peak(profile: Profile, threads: float, within: float, fastest: float = 1.0) 
         found = max(found, width)
         at += takes(seconds, width, threads, fastest)
     return found
-
-
-def useful_share(
-    profile: Profile, threads: float, each: float, start_up: float, within: float, speed: float = 1.0
-) -> float:
-    """Return the share of a job's seconds, start-up included, in which the last of the jobs has a task to run.
-
-    It has one where the profile is wider than the jobs before it.  The job is assumed to end when this share is
-    largest, since it need not be kept through a narrow end.  0: it would find no task in time.
-
-    Parameters
-    ----------
-    threads, each : float
-        Of all jobs including this one, and of this one alone.
-    within : float
-        Seconds within which it must find a task.
-    speed : float
-        Speed of its threads.
-    """
-    there, busy, best = 0.0, 0.0, 0.0
-    for seconds, width in profile:
-        if not busy and there > within:
-            break
-        duration = takes(seconds, width, threads, speed)
-        there += duration
-        if width * speed - (threads - each) > _PART * speed:
-            busy += duration
-            best = max(best, busy / (start_up + there))
-    return best

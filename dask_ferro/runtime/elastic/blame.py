@@ -16,7 +16,7 @@ from distributed import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# The most dead workers whose tasks are remembered, and of names reported before the death; the newest are kept.
+# The most dead workers whose tasks are remembered; the newest are kept.
 _MOST = 1000
 
 
@@ -31,37 +31,34 @@ class Blame:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._had: dict[str, frozenset[Key]] = {}  # by worker's name, the newest last
-        self._told: dict[
-            str, None
-        ] = {}  # whose jobs were ended, and who are there still: a connection lasts longer
+        self._ended: set[str] = set()  # workers that are connected still, though their jobs were ended
 
     def died(self, name: str, keys: Collection[Key]) -> None:
         """Record the tasks that are blamed for a worker's death."""
         self._had.pop(name, None)
-        if name in self._told:
-            del self._told[name]
+        if name in self._ended:
+            self._ended.discard(name)
             self._forgive(keys)
         elif keys:
             self._had[name] = frozenset(keys)
-            _bound(self._had)
+            if len(self._had) > _MOST:
+                del self._had[next(iter(self._had))]
 
     def came(self, name: str) -> None:
         """Record that a worker's nanny restarted it: its job had not ended."""
         self._had.pop(name, None)
-        self._told.pop(name, None)
+        self._ended.discard(name)
 
     def take_back(self, names: Iterable[str]) -> int:
         """Take back the blame for deaths of workers, also those still to come; return the number of tasks.
 
         A task that has already failed stays failed.
         """
-        there = {str(ws.name) for ws in self._scheduler.workers.values()}
+        self._ended &= {str(ws.name) for ws in self._scheduler.workers.values()}
         count = 0
         for name in names:
             count += self._forgive(self._had.pop(name, ()))
-            if name in there:
-                self._told[name] = None
-                _bound(self._told)
+            self._ended.add(name)
         return count
 
     def _forgive(self, keys: Collection[Key]) -> int:
@@ -75,8 +72,3 @@ class Blame:
         if count:
             logger.info("dask_ferro: %d tasks are not to blame for workers whose jobs were ended", count)
         return count
-
-
-def _bound(names: dict[str, frozenset[Key]] | dict[str, None]) -> None:
-    while len(names) > _MOST:
-        del names[next(iter(names))]

@@ -4,7 +4,8 @@ Batch systems may end preemptible jobs at once, without time to save anything.  
 a memory manager with this policy alone runs each second.  A result that only workers of such jobs hold, and that takes
 longer to compute again than to copy, is replicated: on a safe worker, or, while a single job holds it, on a worker of
 another job, if possible on another host.  Dask's manager chooses the emptiest of these.  Results that save most
-seconds per byte come first.
+seconds per byte come first.  A result is considered at the run after the one that first sees it: most intermediate
+results are gone by then.
 
 Dask's own manager would drop second replicas.  While there are such jobs, it keeps two that insure each other, and
 drops replicas of preemptible workers before others.  Durations are seconds, sizes bytes.
@@ -14,8 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dask.typing import Key
 from distributed import Scheduler, Status
@@ -44,14 +44,11 @@ _RULE = "ferro-copies"
 _INTERVAL = 1.0
 # The bandwidth assumed for a copy, and its fixed cost: two messages, and the threads that they interrupt.
 _BANDWIDTH, _MESSAGE = 100e6, 5e-3
-# A result is worth a copy from this factor on the seconds of the copy.  It is copied at the second sight: most
-# intermediate results are gone by then.
+# A result is worth a copy from this factor on the seconds of the copy.
 _WORTH = 2.0
-# From this factor, and these seconds, on it is copied at first sight: a chain of short tasks gets one in this time.
-_DEAR, _LEAST_DEAR = 100.0, 2.0
-# Results considered in a run, some 10 ms: half of them the newest, the others in turn.
+# Results considered in a run, in turn: some 10 ms.
 _MOST = 1000
-# Seconds after which a copy that has not come is requested from another receiver.
+# Seconds after which a copy that has not come is requested again.
 _LOST = 30.0
 # Seconds without a report of preemptible jobs after which nothing is copied any more: no controller is active.
 _REPORTED = 300.0
@@ -95,7 +92,7 @@ class Copies(ActiveMemoryManagerPolicy):
         self._jobs: dict[str, str] = {}  # by name of the workers that may be preempted
         self._reported = 0.0
         self._coming: dict[Key, _CopyRequest] = {}
-        self._due: list[Key] = []  # older results that were not considered yet
+        self._due: list[Key] = []  # results that were seen and are to be considered
 
     def expose(self, jobs: Mapping[str, str]) -> None:
         """Set the jobs of the workers that may be preempted, by worker name; an empty mapping stops copying."""
@@ -127,16 +124,14 @@ class Copies(ActiveMemoryManagerPolicy):
             self.stop()
             return
         self._arrived()
-        late = {request.to for request in self._coming.values() if now - request.at > _LOST}
-        worthy = []
-        for ts, is_new in self._next():
-            request = self._coming.get(ts.key)
-            is_asked = request is not None and request.to not in late
-            if not is_asked and self._is_exposed(ts) and _is_worth(ts, again, is_new):
-                worthy.append(ts)
+        worthy = [
+            ts
+            for ts in self._next()
+            if ts.key not in self._coming and self._is_exposed(ts) and _is_worth(ts, again)
+        ]
         if not worthy:
             return
-        rooms = self._rooms(late)
+        rooms = self._rooms()
         seats = {ws: self._seat(ws) for ws in rooms}
         for ts in sorted(worthy, key=again.rank):
             able = {ws: seats[ws] for ws, room in rooms.items() if room >= nbytes_of(ts)}
@@ -146,20 +141,14 @@ class Copies(ActiveMemoryManagerPolicy):
                     self._coming[ts.key] = _CopyRequest(to, nbytes_of(ts), now)
                     rooms[to] -= nbytes_of(ts)
 
-    def _next(self) -> Iterable[tuple[TaskState, bool]]:
-        """Return the results of exposed workers to consider in this run, and whether each is new."""
-        workers = [ws for ws in self.scheduler.workers.values() if self._job_of(ws) and _stays(ws)]
-        each = max(_MOST // 2 // max(len(workers), 1), 1)
-        tasks, turn = self.scheduler.tasks, self._due[: _MOST // 2]
-        del self._due[: _MOST // 2]
-        if not self._due:  # what comes from now on is new until the next turn
-            for ws in workers:
-                self._due += (ts.key for ts in ws.has_what)
-        found = {tasks[key]: False for key in turn if key in tasks}
-        for ws in workers:  # `has_what` is in the order in which results came
-            for ts in islice(reversed(cast(dict[TaskState, None], ws.has_what)), each):
-                found.setdefault(ts, True)
-        return found.items()
+    def _next(self) -> list[TaskState]:
+        """Return the results of exposed workers to consider in this run."""
+        tasks, turn = self.scheduler.tasks, self._due[:_MOST]
+        del self._due[:_MOST]
+        if not self._due:
+            workers = (ws for ws in self.scheduler.workers.values() if self._job_of(ws) and _stays(ws))
+            self._due = list(dict.fromkeys(ts.key for ws in workers for ts in ws.has_what))
+        return [tasks[key] for key in turn if key in tasks]
 
     def _is_exposed(self, ts: TaskState) -> bool:
         """Return whether only preemptible jobs hold a result, and another worker could."""
@@ -168,12 +157,12 @@ class Copies(ActiveMemoryManagerPolicy):
         is_helped = len(jobs) == 1 or any(not self._job_of(ws) for ws in self.scheduler.running)
         return is_helped and bool(jobs) and "" not in jobs and not ts.actor
 
-    def _rooms(self, late: set[WorkerState]) -> dict[WorkerState, int]:
-        """Return the bytes that each running worker may receive; late ones only if there are no others."""
-        running, used = self.scheduler.running, self.manager.workers_memory
+    def _rooms(self) -> dict[WorkerState, int]:
+        """Return the bytes that each running worker may receive."""
+        used = self.manager.workers_memory
         rooms = {
             ws: int(self.share * ws.memory_limit) - used[ws] if ws.memory_limit else _ENDLESS
-            for ws in running - late or running
+            for ws in self.scheduler.running
         }
         for request in self._coming.values():
             if request.to in rooms:
@@ -181,13 +170,13 @@ class Copies(ActiveMemoryManagerPolicy):
         return rooms
 
     def _arrived(self) -> None:
-        """Count the copies that came, and forget those whose result or receiver is gone."""
+        """Count the copies that came, and forget those that are late, or whose result or receiver is gone."""
         for key, request in list(self._coming.items()):
             ts = self.scheduler.tasks.get(key)
             holders = (ts.who_has if ts is not None else None) or ()
             if request.to in holders:
                 self.made.update(results=1, bytes=request.nbytes)
-            elif holders and request.to in self.scheduler.running:
+            elif holders and request.to in self.scheduler.running and monotonic() - request.at < _LOST:
                 continue
             del self._coming[key]
 
@@ -245,23 +234,18 @@ def droppable(jobs: Mapping[W, str], is_worth: Callable[[], bool], is_short: Cal
     {'spot'}
     """
     counts = Counter(jobs.values())
-    exposed = {worker for worker, job in jobs.items() if job}
-    if len(counts) < 2:  # to a preemption, their number makes no difference
+    if len(counts) == 1:  # to a preemption, their number makes no difference
         return set(jobs)
-    if not is_worth():
-        return exposed if counts[""] else set(jobs)
-    if len(jobs) == 2:  # each insures the other; only a worker without memory may drop its own
-        short = {worker for worker in jobs if is_short(worker)}
-        return short & exposed or short
-    if counts[""] or len(counts) > 2:
-        return exposed
-    return {worker for worker in exposed if counts[jobs[worker]] > 1}
+    # Each insures the other; only a worker without memory may drop its own.
+    if len(counts) == 2 and counts[""] < 2 and is_worth():
+        return {worker for worker, job in jobs.items() if counts[job] > 1 or is_short(worker)}
+    exposed = {worker for worker, job in jobs.items() if job}
+    return exposed if counts[""] else set(jobs)
 
 
-def _is_worth(ts: TaskState, again: Recompute, is_new: bool = False) -> bool:
+def _is_worth(ts: TaskState, again: Recompute) -> bool:
     """Return whether a result costs more to compute again than to copy."""
-    seconds, copy = again.seconds(ts), _MESSAGE + nbytes_of(ts) / _BANDWIDTH
-    return seconds > max(_DEAR * copy, _LEAST_DEAR) if is_new else seconds > _WORTH * copy
+    return again.seconds(ts) > _WORTH * (_MESSAGE + nbytes_of(ts) / _BANDWIDTH)
 
 
 def _stays(ws: WorkerState) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, cast
 
 from dask.typing import Key
@@ -56,15 +56,13 @@ class Moving:
         self.scheduler = scheduler
         self.moves: dict[Key, ResultTransfer] = {}
 
-    def place(
-        self, left: set[WorkerState], bounded: Collection[WorkerState] = (), partly: bool = False
-    ) -> bool:
+    def place(self, left: set[WorkerState], bounded: bool = False, partly: bool = False) -> bool:
         """Choose a receiver for each result that only retiring workers hold.
 
         Parameters
         ----------
-        bounded : collection of WorkerState
-            Retiring workers whose time is limited.
+        bounded : bool
+            Whether the time of retiring workers is limited: then the results with the highest rank go first.
         partly : bool
             Whether as many results as fit are placed, even if receivers spill.
 
@@ -86,7 +84,10 @@ class Moving:
             placed = self._spread(rest, stay.values(), spilling_bytes)
         self.moves |= {key: ResultTransfer(to, nbytes_of(alone[key])) for key, to in placed.items()}
         if placed and bounded:
-            self._order(alone, bounded)
+            again = Recompute(self.scheduler)
+            self.moves = {
+                key: self.moves[key] for key in sorted(self.moves, key=lambda k: again.rank(alone[k]))
+            }
         return True
 
     def _receivers(self, left: set[WorkerState]) -> dict[str, WorkerState]:
@@ -117,13 +118,6 @@ class Moving:
         for move in self.moves.values():
             free[move.receiver] -= move.nbytes
         return cast(dict[Key, str], spread(((ts.key, nbytes_of(ts)) for ts in results), free))
-
-    def _order(self, alone: dict[Key, TaskState], bounded: Collection[WorkerState]) -> None:
-        """Put the results of workers whose time is limited first, those with the highest rank in front."""
-        again = Recompute(self.scheduler)
-        soon = [ts for ts in alone.values() if not (ts.who_has or set()).isdisjoint(bounded)]
-        first = {ts.key: self.moves[ts.key] for ts in sorted(soon, key=again.rank) if ts.key in self.moves}
-        self.moves = first | {key: move for key, move in self.moves.items() if key not in first}
 
     def _coming(self) -> Counter[str]:
         """Return the bytes that each receiver was asked to fetch and does not have yet."""

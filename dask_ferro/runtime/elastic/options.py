@@ -12,12 +12,6 @@ from dask_ferro.policy.scaling import step
 from dask_ferro.policy.scaling.facts import Pool
 
 _WHO = "ff.Elastic"
-# Options of Dask's own Adaptive without meaning here, and what to use instead.
-_FOREIGN = {
-    "target_duration": "efficiency, the price of another job",
-    "wait_count": "patience, the time for which a job may be idle",
-    "worker_key": "nothing: jobs leave as a whole",
-}
 
 
 def elastic_options(given: Mapping[str, object]) -> ElasticOptions:
@@ -28,11 +22,6 @@ def elastic_options(given: Mapping[str, object]) -> ElasticOptions:
     ConfigError
         For an unknown option, or a value out of range.
     """
-    for name, instead in _FOREIGN.items():
-        if name in given:
-            raise ConfigError(
-                f"{_WHO}: {name} is an option of Dask's own Adaptive without meaning here; use {instead}"
-            )
     # In a call, None leaves an option to the configuration, except for a bound, where it means none.
     stated = {name: value for name, value in given.items() if value is not None or name == "max_pending"}
     options = config.read(ElasticOptions, "elastic.", stated, _WHO)

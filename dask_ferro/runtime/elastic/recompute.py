@@ -6,7 +6,7 @@ An input of several tasks is shared among them, so that no second is counted twi
 
 from __future__ import annotations
 
-from math import inf, isnan
+from math import inf
 
 from distributed import Scheduler
 from distributed.scheduler import TaskState
@@ -45,20 +45,10 @@ class Recompute:
         return self._known[ts]
 
     def rank(self, ts: TaskState) -> tuple[float, int]:
-        """Return the sort key of a result, smallest for the one that is worth most."""
-        return rank(nbytes_of(ts), self.seconds(ts))
+        """Return the sort key that puts the results first that are the most expensive to compute again per byte.
 
-
-def rank(nbytes: int, seconds: float) -> tuple[float, int]:
-    """Return the sort key that puts the results first that are the most expensive to compute again per byte.
-
-    The rule is that of the fractional knapsack: whenever the time is over, no other order would have saved more seconds
-    in as many bytes, except for the last result.
-
-    >>> rank(10, 5.0) < rank(1000, 5.0) < rank(1000, 0.1)
-    True
-    """
-    nbytes = max(nbytes, 1)
-    # A duration that was not measured properly counts as 0.
-    seconds = 0.0 if isnan(seconds) else max(seconds, 0.0)
-    return -seconds / nbytes, nbytes
+        The rule is that of the fractional knapsack: whenever the time is over, no other order would have saved more
+        seconds in as many bytes, except for the last result.
+        """
+        nbytes = max(nbytes_of(ts), 1)
+        return -self.seconds(ts) / nbytes, nbytes

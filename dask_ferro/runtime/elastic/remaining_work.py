@@ -25,8 +25,6 @@ from dask_ferro.runtime.scheduler_calls import DemandRow
 READY: tuple[Literal["processing", "queued", "no-worker"], ...] = ("processing", "queued", "no-worker")
 # A schedule of this many tasks takes 60 ms.
 EXACT = 20_000
-# The number of chains followed up and down in a sampled graph; the longest is its depth.
-_CHAINS = 32
 
 
 class Needs(NamedTuple):
@@ -113,27 +111,22 @@ class Demands:
     def _sampled(
         self, seconds: Seconds, count: int, away: set[TaskState]
     ) -> Iterator[tuple[TaskState, ProjectedSpan]]:
-        """Yield a sample of the tasks with matching widths; waiting tasks are spread evenly over the graph's depth."""
+        """Yield a sample of the tasks with matching widths; waiting tasks are assumed to be as wide as those before."""
         stride = count // max(self.exact // 2, 1) | 1
         tasks = islice(self.scheduler.tasks.values(), 0, None, stride)
         found = [ts for ts in tasks if ts.state == "waiting" or (ts.state in READY[:2] and ts not in away)]
         rare = self.scheduler.unrunnable  # a single such task may need a pool of its own
         width = (count - len(rare) - len(away)) / max(len(found), 1)
-        waiting = [ts for ts in found if ts.state == "waiting"]
-        first = seconds.mean([ts for ts in found if ts.state != "waiting"])
-        depth = max(self._depth(waiting, seconds), first + seconds.mean(waiting))
+        first = [seconds.left(ts) for ts in found if ts.state != "waiting"]
+        later = [seconds.left(ts) for ts in found if ts.state == "waiting"]
+        begin = sum(first) / max(len(first), 1)
+        lasts = sum(later) / max(len(first), 1)
         for ts in found:
             if ts.state == "waiting":
-                lasts = depth - first
-                yield ts, ProjectedSpan(first, depth, width * seconds.left(ts) / lasts)
+                yield ts, ProjectedSpan(begin, begin + lasts, width * seconds.left(ts) / lasts)
             else:
                 yield ts, ProjectedSpan(0.0, seconds.left(ts), width)
         yield from ((ts, ProjectedSpan(0.0, seconds.left(ts))) for ts in islice(rare, self.exact))
-
-    def _depth(self, tasks: list[TaskState], seconds: Seconds) -> float:
-        """Return the seconds of the longest among some chains through waiting tasks."""
-        some = tasks[:: max(len(tasks) // _CHAINS, 1)]
-        return max((seconds.chain(ts) for ts in some), default=0.0)
 
 
 def needs_of(ts: TaskState, is_placed: bool = True) -> Needs:

@@ -254,7 +254,7 @@ class Leaving:
         """Find room for the data of all retiring workers, or refuse the heaviest requests, new ones first."""
         while True:
             free = [d for d in self._departures if not d.is_forced]
-            if self.moving.place(self._leavers(), self._bounded(), partly=not free):
+            if self.moving.place(self._leavers(), any(d.until < inf for d in self._departures), not free):
                 return
             left = self._leavers()
             heaviest = max(
@@ -352,10 +352,6 @@ class Leaving:
 
     def _leavers(self) -> set[WorkerState]:
         return _workers_of(self._departures)
-
-    def _bounded(self) -> set[WorkerState]:
-        """Return the retiring workers whose time is limited: their data goes first."""
-        return _workers_of(d for d in self._departures if d.until < inf)
 
     def _somebody_stays(self) -> bool:
         left = self._leavers()

@@ -8,7 +8,7 @@ a task that overran its projection is expected to take as long again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import dask
 from dask.utils import parse_timedelta
@@ -89,21 +89,6 @@ class Seconds:
             return self._now - entry.started
         return ts.processing_on.executing.get(ts, 0.0) if ts.processing_on is not None else 0.0
 
-    def mean(self, tasks: Collection[TaskState]) -> float:
-        """Return the mean seconds of some tasks; 0 for none."""
-        return sum(map(self.left, tasks)) / len(tasks) if tasks else 0.0
-
-    def chain(self, ts: TaskState) -> float:
-        """Return the seconds of a chain through a waiting task, from its first to its last task."""
-        total = self.left(ts)
-        # One neighbour at each step: the longest chain would take a walk over the whole graph.
-        for follow in (_one_before, _one_after):
-            other = follow(ts)
-            while other is not None:
-                total += self.left(other)
-                other = follow(other)
-        return total
-
     def speeds(self, tasks: Iterable[TaskState]) -> Mapping[str, float]:
         """Return the speed-up of other device classes over the projected seconds of some tasks, where known."""
         if len(self._devices) < 2:
@@ -125,11 +110,3 @@ class Seconds:
                 own += seconds * (there / here if here and there else 1.0)
             found[device] = total / own if own > 0 else 1.0
         return found
-
-
-def _one_before(ts: TaskState) -> TaskState | None:
-    return next(iter(ts.waiting_on or ()), None)
-
-
-def _one_after(ts: TaskState) -> TaskState | None:
-    return next((other for other in ts.dependents if other.state == "waiting"), None)

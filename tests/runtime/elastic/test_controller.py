@@ -53,8 +53,7 @@ def looked(elastic: ff.Elastic, times: int) -> None:
         pytest.param(
             {"fail_unrunnable": "maybe"}, "fail_unrunnable='maybe', wanted True or False", id="no truth"
         ),
-        pytest.param({"wait_count": 3}, "use patience", id="an option of Dask's own"),
-        pytest.param({"target_duration": "5s"}, "use efficiency, the price", id="another"),
+        pytest.param({"wait_count": 3}, "unknown wait_count", id="an option of Dask's own"),
         pytest.param(
             {"minimun": 3}, "unknown minimun; wanted some of .*; did you mean minimum", id="misspelled"
         ),

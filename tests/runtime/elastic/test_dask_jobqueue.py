@@ -111,7 +111,7 @@ def test_a_pbs_cluster_grows_and_shrinks_with_the_work_and_leaves_no_job(pbs: PB
             interval=0.2,
             patience=0.5,
         )
-        elastic.parameters = replace(elastic.parameters, cooldown=0.5, patience_most=1.0)
+        elastic.parameters = replace(elastic.parameters, patience_most=1.0)
         assert client.submit(os.getenv, "LOADED", resources={"GPU": 1}).result(timeout=BOUND_S) == "1"
         (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
         assert worker["resources"] == {"GPU": 1}

@@ -78,8 +78,8 @@ class Site:
     async def adapt(self, looks=1, **options):
         """Let a controller look so often, and do what it decides."""
         self.adaptive = self.cluster.adapt(Adaptive=ff.Elastic, **{"interval": "1h", **options})
-        # Idle jobs go at the next look: the tests have no time for the cooldown.
-        self.adaptive.parameters = replace(self.adaptive.parameters, cooldown=0.0, patience_most=0.0)
+        # Idle jobs go at the next look.
+        self.adaptive.parameters = replace(self.adaptive.parameters, patience_most=0.0)
         for _ in range(looks):
             await self.look()
 
