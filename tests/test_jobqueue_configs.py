@@ -149,7 +149,9 @@ def test_the_pools_that_a_comment_shows_are_right(written):
 
 
 def test_keywords_of_ours_stand_in_the_section_and_the_call_wins(written):
-    written(("    signal-ahead: 120", "    signal-ahead: 2m\n    grace: 7\n    pools: {gpu: {signal-ahead: 2m}}"))
+    written(
+        ("    signal-ahead: 120", "    signal-ahead: 2m\n    grace: 7\n    pools: {gpu: {signal-ahead: 2m}}")
+    )
     assert "#SBATCH --signal=B:USR1@120" in scripts()["gpu"]
     assert "#SBATCH --signal=B:USR1@90" in scripts(signal_ahead=90)["default"]
     assert list(scripts(pools={"other": {"queue": "x"}})) == ["default", "other"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import localtime, strftime, time
+from typing import Any
 
 from rich.console import Console
 
-from dask_ferro.runtime.records.job_book import JobRow
 from dask_ferro.runtime.slurm.job_lifecycle import JobState
 from dask_ferro.views.terminal import table
 from dask_ferro.words import duration, many
@@ -16,7 +16,7 @@ from dask_ferro.words import duration, many
 _COLUMNS = ("job", "name", "pool", "state", "asked", "waited", "ran", "node-s", "tasks", "why", "ending")
 
 
-def show_jobs(out: Console, rows: Sequence[JobRow]) -> None:
+def show_jobs(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a table of jobs, and their totals."""
     if rows:
         now = time()
@@ -24,7 +24,7 @@ def show_jobs(out: Console, rows: Sequence[JobRow]) -> None:
     out.print(summary(rows), style="bold")
 
 
-def summary(rows: Sequence[JobRow]) -> str:
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the totals on one line."""
     if not rows:
         return "no jobs"
@@ -34,16 +34,16 @@ def summary(rows: Sequence[JobRow]) -> str:
     return f"{many(len(rows), 'job')}: {counts}; {held:,.0f} node-seconds, {tasks:,} tasks"
 
 
-def _row(row: JobRow, now: float) -> tuple[str, ...]:
-    until = now if row["ended"] is None else row["ended"]
+def _row(row: Mapping[str, Any], now: float) -> tuple[str, ...]:
+    until = now if row["ended_at"] is None else row["ended_at"]
     return (
         row["job_id"] or "-",
         row["name"],
         row["pool"],
         row["state"],
-        strftime("%d %H:%M:%S", localtime(row["asked"])),
-        _seconds(row["submitted"], until if row["started"] is None else row["started"]),
-        _seconds(row["started"], until),
+        strftime("%d %H:%M:%S", localtime(row["asked_at"])),
+        _seconds(row["submitted_at"], until if row["started_at"] is None else row["started_at"]),
+        _seconds(row["started_at"], until),
         f"{row['node_seconds']:,.0f}",
         f"{row['tasks']:,}",
         row["why"] or "-",

@@ -38,7 +38,7 @@ from dask_ferro.runtime.jobs.script import WorkerJob, resources_of
 from dask_ferro.runtime.pools.job_pools import PAUSE, ClusterPools, JobPools, PoolRow
 from dask_ferro.runtime.pools.pool import ADDRESS, JobPool
 from dask_ferro.runtime.pools.report import in_rows, shortage
-from dask_ferro.runtime.records.job_book import JobBook, JobRow
+from dask_ferro.runtime.records.job_book import JobBook
 from dask_ferro.runtime.records.queue_follower import QueueFollower
 from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
@@ -168,7 +168,7 @@ class SLURMCluster(ElasticCluster):
         await super()._open_cluster()
         serve(self.scheduler, self._book.counts, {JOBS: self._job_rows, POOLS: self._pool_rows})
 
-    async def _job_rows(self) -> list[JobRow]:
+    async def _job_rows(self) -> list[dict[str, Any]]:
         return self._book.rows()
 
     async def _pool_rows(self, order: str = "", name: str = "") -> list[PoolRow]:
