@@ -15,15 +15,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import cached_property
 from math import inf
 from typing import Any, TypedDict
 
+from distributed import SpecCluster
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import Pool
+from dask_ferro.runtime.jobs.connections import publish
 from dask_ferro.runtime.jobs.keywords import WHO
 from dask_ferro.runtime.pools.pool import JobPool
 from dask_ferro.runtime.pools.report import is_shut, told_closed
@@ -86,8 +88,7 @@ class JobPools:
     site : SlurmSite
     trouble : callable
         Returns why a pool's jobs are not accepted at the moment.
-    publish : callable
-        Logs an event on the scheduler: (topic, message).
+    cluster : SpecCluster
     """
 
     def __init__(
@@ -95,9 +96,9 @@ class JobPools:
         build: Callable[[], dict[str, JobPool]],
         site: SlurmSite,
         trouble: Callable[[str], str],
-        publish: Callable[[str, object], Awaitable[None]],
+        cluster: SpecCluster,
     ) -> None:
-        self._build, self._site, self._trouble, self._publish = build, site, trouble, publish
+        self._build, self._site, self._trouble, self._cluster = build, site, trouble, cluster
         self._running: set[asyncio.Task[None]] = set()
 
     @cached_property
@@ -199,8 +200,8 @@ class JobPools:
             logger.warning("%s", text)
         try:
             async with asyncio.timeout(_PUBLISHING):
-                await self._publish(TOPIC, event)
+                await publish(self._cluster, TOPIC, event)
                 if warning:
-                    await self._publish("warn", text)  # each client warns, however it is connected
+                    await publish(self._cluster, "warn", text)  # each client warns, however it is connected
         except Exception as error:  # noqa: BLE001 - it was logged; the scheduler may be going
             logger.info("dask_ferro: the clients were not told: %r", error)

@@ -32,7 +32,7 @@ from dask_ferro.runtime.jobs.cluster_options import (
     checked_name,
     section_of,
 )
-from dask_ferro.runtime.jobs.connections import Connections
+from dask_ferro.runtime.jobs.connections import tell_over
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, read
 from dask_ferro.runtime.jobs.script import WorkerJob, resources_of
 from dask_ferro.runtime.pools.job_pools import PAUSE, ClusterPools, JobPools, PoolRow
@@ -150,17 +150,10 @@ class SLURMCluster(ElasticCluster):
         self._began = time()
         self._site = SlurmSite(job_name, self._tag)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
-        self._connections = Connections(self)
         self._cancellation = Cancellation(self._site)
-        self._pools = JobPools(self._built, self._site, self._submission.trouble, self._connections.publish)
+        self._pools = JobPools(self._built, self._site, self._submission.trouble, self)
         self._follower = QueueFollower(
-            self._site,
-            self._book,
-            self._submission,
-            self._cancellation,
-            self._connections,
-            self._pools,
-            patience,
+            self, self._site, self._book, self._submission, self._cancellation, self._pools, patience
         )
 
     async def _open_cluster(self) -> None:
@@ -220,17 +213,13 @@ class SLURMCluster(ElasticCluster):
 
     def _built(self) -> dict[str, JobPool]:
         """Return the pools: dask-jobqueue has the keywords of all jobs when it asks for the first one."""
-        keywords = job_keywords(self)
-        return {
-            name: JobPool.built(name, self.job_cls, keywords, own, self._prefix(name))
-            for name, own in self._kinds.items()
-        }
-
-    def _prefix(self, pool: str) -> str:
-        """Return the prefix of the names of a pool's workers: "gpu", or with the cluster's name "run-gpu"."""
-        if self._name_prefix is None:
-            return pool
-        return self._name_prefix if pool == DEFAULT else f"{self._name_prefix}-{pool}"
+        keywords, pools = job_keywords(self), {}
+        for name, own in self._kinds.items():
+            # Workers are "gpu-7", or with the cluster's name "run-gpu-7" and "run-7".
+            parts = (self._name_prefix or "", "" if self._name_prefix and name == DEFAULT else name)
+            prefix = "-".join(filter(None, parts))
+            pools[name] = JobPool.built(name, self.job_cls, keywords, own, prefix)
+        return pools
 
     def job_script(self, pool: str | None = None) -> str:
         """Return the batch script of a pool's jobs (default: "default"), except for the scheduler's address."""
@@ -336,8 +325,9 @@ class SLURMCluster(ElasticCluster):
             return
         processes = kind.job.worker_processes
         first, self._count = self._count, self._count + count
-        prefix = self._prefix(pool)
-        jobs = [BatchJob(f"{prefix}-{n}", pool, n, processes, time()) for n in range(first, self._count)]
+        jobs = [
+            BatchJob(f"{kind.job.prefix}-{n}", pool, n, processes, time()) for n in range(first, self._count)
+        ]
         self._book.request(jobs)
         self._submission.add(jobs)
 
@@ -436,7 +426,7 @@ class SLURMCluster(ElasticCluster):
             await asyncio.wait({self._looking})
         landed = await self._submission.close(_LAST_SUBMISSION)
         await self._pools.close()
-        await self._connections.tell_over()
+        await tell_over(self)
         there = {job.job_id for job in self._book.jobs.values() if job.job_id}
         gone = not self._submission.had_jobs or await self._cancellation.all_gone(there, _LAST_JOBS)
         await self._cancellation.close()
