@@ -202,7 +202,6 @@ def test_what_is_wrong_is_refused(old, new, said, written):
             "narwal", "no job configuration 'narwal', did you mean narval?; shipped are gadi-gpu", id="a name"
         ),
         pytest.param("absent.yaml", "'absent.yaml': no such file", id="a file"),
-        pytest.param("./narval", "did you mean narval?", id="a path"),
     ],
 )
 def test_what_is_not_there_is_named(name, said):

@@ -16,54 +16,47 @@ from dask_ferro.commands.faults import Group
 
 def _there(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that select the cluster."""
-    # Both to the group and to each command, since users write them before or after the command's name.
     for option in (arguments.debug, arguments.as_json, arguments.scheduler_file, arguments.scheduler):
         command = option(command)
     return command
 
 
 @click.group(cls=Group)
-@_there
-@click.pass_context
-def pools(ctx: click.Context, /, **there: Any) -> None:
+def pools() -> None:
     """Show, pause and resume the pools of a running cluster of batch jobs.
 
     Without --scheduler and --scheduler-file, DASK_SCHEDULER_ADDRESS has the scheduler's address.
 
     \b
-    dask ferro pools --scheduler tcp://host:8786 list
-    dask ferro pools --scheduler-file scheduler.json pause gpu
+    dask ferro pools list --scheduler tcp://host:8786
+    dask ferro pools pause gpu --scheduler-file scheduler.json
     """
-    ctx.obj = there
 
 
 @pools.command(name="list")
 @_there
-@click.pass_obj
-def list_(before: Mapping[str, Any], /, **there: Any) -> None:
+def list_(**there: Any) -> None:
     """List the pools with their states, jobs and bounds, and why a pool is closed."""
-    _call(before, there)
+    _call(there)
 
 
 @pools.command()
 @click.argument("name")
 @_there
-@click.pass_obj
-def pause(before: Mapping[str, Any], /, name: str, **there: Any) -> None:
+def pause(name: str, **there: Any) -> None:
     """Submit no more jobs of the pool NAME; running jobs go on, and pending ones stay in the queue."""
-    _call(before, there, order="pause", name=name)
+    _call(there, order="pause", name=name)
 
 
 @pools.command()
 @click.argument("name")
 @_there
-@click.pass_obj
-def resume(before: Mapping[str, Any], /, name: str, **there: Any) -> None:
+def resume(name: str, **there: Any) -> None:
     """Submit jobs of the pool NAME again, whether it was paused or closed by failures."""
-    _call(before, there, order="resume", name=name)
+    _call(there, order="resume", name=name)
 
 
-def _call(before: Mapping[str, Any], there: Mapping[str, Any], **words: str) -> None:
+def _call(there: Mapping[str, Any], **words: str) -> None:
     # Imported here, so that other commands start without Dask.
     import asyncio
     import json
@@ -73,10 +66,8 @@ def _call(before: Mapping[str, Any], there: Mapping[str, Any], **words: str) -> 
     from dask_ferro.views.pools import show_pools
     from dask_ferro.views.terminal import console
 
-    # Options after the command's name win over those before it.
-    given = {key: there[key] or before[key] for key in there}
-    rows = asyncio.run(call(where(given["scheduler"], given["scheduler_file"]), POOLS, **words))
-    if given["as_json"]:
+    rows = asyncio.run(call(where(there["scheduler"], there["scheduler_file"]), POOLS, **words))
+    if there["as_json"]:
         click.echo(json.dumps({"pools": rows}))
     else:
         show_pools(console(), rows)

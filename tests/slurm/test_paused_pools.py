@@ -89,11 +89,11 @@ def test_the_command_line_pauses_the_pools_of_a_cluster_that_runs(tmp_path: Path
         done = pools("list", *there)
         assert (done.returncode, done.stderr) == (0, "")
         assert [line.split()[:2] for line in done.stdout.splitlines()[3:]] == [["default", "open"]]
-        assert pools(*there, "pause", "default").returncode == 0
+        assert pools("pause", "default", *there).returncode == 0
         running.says("default is paused")
         done = pools("list", *there, "--json")
         assert '"state": "paused"' in done.stdout
-        done = pools(*there, "resume", "x")
+        done = pools("resume", "x", *there)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert "no pool 'x'; there are default" in done.stderr
 

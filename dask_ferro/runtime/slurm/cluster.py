@@ -193,9 +193,9 @@ class SLURMCluster(ElasticCluster):
             raise ConfigError(f"{WHO}: pool {name!r}: the cluster is closed")
         if order == PAUSE:
             self._pools[name].pause(time())
-            if waiting := [job.name for job in self._submission.waiting(name)]:
-                # In the background, since commands may hang.
-                self._pools.begin(self.release(waiting))
+            submitting = [job for job in self._book.followed if job.state == JobState.SUBMITTING]
+            # In the background, since commands may hang.
+            self._pools.begin(self.release([job.name for job in submitting if job.pool == name]))
         else:
             self._pools[name].resume()
             self._submission.retry(name)
