@@ -21,14 +21,15 @@ def show_pools(out: Console, pools: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _cells(pool: Mapping[str, Any]) -> list[str]:
-    until = strftime(" until %H:%M:%S", localtime(pool["until"])) if pool["until"] else ""
+    state = "paused" if pool["is_paused"] else "closed" if pool["closed"] else "open"
+    until = strftime(" until %H:%M:%S", localtime(pool["closed_until"])) if pool["closed_until"] else ""
     jobs = ", ".join(f"{count} {name}" for name, count in pool["jobs"].items())
     bounds = f"{pool['minimum']:g}", "-" if pool["maximum"] is None else f"{pool['maximum']:g}"
     return [
         pool["name"],
-        pool["state"] + until,
+        state + until,
         jobs or "none",
         *bounds,
         pool["queue"] or "-",
-        pool["why"] or "-",
+        pool["closed"] or "-",
     ]

@@ -92,7 +92,7 @@ def test_the_command_line_pauses_the_pools_of_a_cluster_that_runs(tmp_path: Path
         assert pools("pause", "default", *there).returncode == 0
         running.says("default is paused")
         done = pools("list", *there, "--json")
-        assert '"state": "paused"' in done.stdout
+        assert '"is_paused": true' in done.stdout
         done = pools("resume", "x", *there)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert "no pool 'x'; there are default" in done.stderr

@@ -126,9 +126,8 @@ def checked_cluster_name(name: object) -> str:
     ConfigError
         For an empty one, or one that a job's shell would change.
     """
-    if not isinstance(name, str | int) or isinstance(name, bool) or not str(name).strip():
-        raise ConfigError(f"{WHO}: name: got {name!r}, wanted text that workers' names begin with")
-    if _UNQUOTED.search(str(name)):
+    is_text = isinstance(name, str | int) and not isinstance(name, bool)
+    if not is_text or not str(name).strip() or _UNQUOTED.search(str(name)):
         raise ConfigError(
             f"{WHO}: name: got {name!r}, wanted text without quotes, $, backslashes and line ends: workers' names begin"
             " with it, in the job script; cluster.jobs() has the ids of their jobs"

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import cached_property
 from math import inf
-from typing import Any, TypedDict
+from typing import Any
 
 from distributed import SpecCluster
 from distributed.metrics import time
@@ -39,21 +39,6 @@ logger = logging.getLogger(__name__)
 PAUSE, RESUME = "pause", "resume"
 # Seconds for the scheduler, which usually runs in this process.
 _PUBLISHING = 5.0
-
-
-class PoolRow(TypedDict):
-    """A row of the table of pools: jobs by state; `maximum` is None without one."""
-
-    name: str
-    state: str
-    why: str
-    until: float | None
-    jobs: dict[str, int]
-    minimum: float
-    maximum: float | None
-    processes: int
-    threads: int
-    queue: str
 
 
 class ClusterPools(tuple[Pool, ...]):
@@ -124,20 +109,13 @@ class JobPools:
             for name, pool in self.by_name.items()
         )
 
-    def rows(self, jobs: Iterable[BatchJob], facts: Iterable[Pool]) -> list[PoolRow]:
-        """Return the rows of a table of pools, in types that msgpack supports."""
+    def rows(self, jobs: Iterable[BatchJob], facts: Iterable[Pool]) -> list[dict[str, Any]]:
+        """Return the facts as rows for msgpack, with the number of jobs by state and the partitions; None: no limit."""
         states = Counter((job.pool, str(job.state)) for job in jobs)
         return [
             {
-                "name": pool.name,
-                "state": "paused" if pool.is_paused else "closed" if pool.closed else "open",
-                "why": pool.closed,
-                "until": pool.closed_until or None,
+                **{key: None if value == inf else value for key, value in pool._asdict().items()},
                 "jobs": {state: count for (name, state), count in states.items() if name == pool.name},
-                "minimum": pool.minimum,
-                "maximum": None if pool.maximum == inf else pool.maximum,
-                "processes": pool.processes,
-                "threads": pool.threads,
                 "queue": ",".join(self[pool.name].job.partitions),
             }
             for pool in facts

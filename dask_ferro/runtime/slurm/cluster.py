@@ -35,7 +35,7 @@ from dask_ferro.runtime.jobs.cluster_options import (
 from dask_ferro.runtime.jobs.connections import tell_over
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, read
 from dask_ferro.runtime.jobs.script import WorkerJob, resources_of
-from dask_ferro.runtime.pools.job_pools import PAUSE, ClusterPools, JobPools, PoolRow
+from dask_ferro.runtime.pools.job_pools import PAUSE, ClusterPools, JobPools
 from dask_ferro.runtime.pools.pool import ADDRESS, JobPool
 from dask_ferro.runtime.pools.report import in_rows, shortage
 from dask_ferro.runtime.records.job_book import JobBook
@@ -164,7 +164,7 @@ class SLURMCluster(ElasticCluster):
     async def _job_rows(self) -> list[dict[str, Any]]:
         return self._book.rows()
 
-    async def _pool_rows(self, order: str = "", name: str = "") -> list[PoolRow]:
+    async def _pool_rows(self, order: str = "", name: str = "") -> list[dict[str, Any]]:
         """Return the pools for a table, after one of them was paused or resumed on an order."""
         if order:
             await self._carry_out(order, name)
