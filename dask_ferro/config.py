@@ -6,7 +6,7 @@ value or an unknown key is a `ConfigError` that says what was got and wanted, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -70,11 +70,7 @@ def read(kind: type[T], prefix: str | None, given: Mapping[str, Any], who: str) 
         the configuration.
     """
     known = options_of(kind)
-    if unknown := sorted(set(given) - set(known)):
-        close = "".join(hint.replace(",", ";", 1) for name in unknown if (hint := did_you_mean(name, known)))
-        raise ConfigError(
-            f"{who}: unknown {', '.join(unknown)}; wanted some of {', '.join(sorted(known))}{close}"
-        )
+    refuse_unknown(who, given, sorted(known))
     if wrong := [fault for name, written in given.items() if (fault := known[name].fault(written, name))]:
         raise ConfigError(f"{who}: {'; '.join(wrong)}")
     values = {name: known[name].parsed(written) for name, written in given.items()}
@@ -83,6 +79,13 @@ def read(kind: type[T], prefix: str | None, given: Mapping[str, Any], who: str) 
             name: value(prefix + name.replace("_", "-")) for name in known if name not in given
         } | values
     return kind(**values)
+
+
+def refuse_unknown(who: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Raise `ConfigError` for names that a call does not take, with the known ones and the closest match."""
+    if unknown := sorted(set(given) - set(known)):
+        close = "".join(hint.replace(",", ";", 1) for name in unknown if (hint := did_you_mean(name, known)))
+        raise ConfigError(f"{who}: unknown {', '.join(unknown)}; wanted some of {', '.join(known)}{close}")
 
 
 def variable(key: str) -> str:

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from dask_ferro.commands.arguments import as_json, running_cluster
 from dask_ferro.commands.faults import Command
-from dask_ferro.runtime.records.job_book import JobRow
 from dask_ferro.runtime.slurm.job_lifecycle import JobState
 from dask_ferro.runtime.telemetry.cluster_rows import JOBS, POOLS, call
 from dask_ferro.runtime.telemetry.top import where
@@ -44,7 +43,7 @@ def jobs(scheduler: str | None, scheduler_file: str | None, as_json: bool) -> No
         show_wide(lambda out: _show_jobs(out, rows))
 
 
-def _show_jobs(out: Console, rows: Sequence[JobRow]) -> None:
+def _show_jobs(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
         out.print("no jobs", style="bold")
         return
@@ -57,16 +56,16 @@ def _show_jobs(out: Console, rows: Sequence[JobRow]) -> None:
     out.print(text, style="bold")
 
 
-def _job(row: JobRow, now: float) -> tuple[str, ...]:
-    until = now if row["ended"] is None else row["ended"]
+def _job(row: Mapping[str, Any], now: float) -> tuple[str, ...]:
+    until = now if row["ended_at"] is None else row["ended_at"]
     return (
         row["job_id"] or "-",
         row["name"],
         row["pool"],
         row["state"],
-        strftime("%d %H:%M:%S", localtime(row["asked"])),
-        _seconds(row["submitted"], until if row["started"] is None else row["started"]),
-        _seconds(row["started"], until),
+        strftime("%d %H:%M:%S", localtime(row["asked_at"])),
+        _seconds(row["submitted_at"], until if row["started_at"] is None else row["started_at"]),
+        _seconds(row["started_at"], until),
         f"{row['node_seconds']:,.0f}",
         f"{row['tasks']:,}",
         row["why"] or "-",
@@ -107,13 +106,14 @@ def pools(
 
 
 def _pool(row: Mapping[str, Any]) -> tuple[str, ...]:
-    until = strftime(" until %H:%M:%S", localtime(row["until"])) if row["until"] else ""
+    state = "paused" if row["is_paused"] else "closed" if row["closed"] else "open"
+    until = strftime(" until %H:%M:%S", localtime(row["closed_until"])) if row["closed_until"] else ""
     return (
         row["name"],
-        row["state"] + until,
+        state + until,
         ", ".join(f"{count} {name}" for name, count in row["jobs"].items()) or "none",
         f"{row['minimum']:g}",
         "-" if row["maximum"] is None else f"{row['maximum']:g}",
         row["queue"] or "-",
-        row["why"] or "-",
+        row["closed"] or "-",
     )

@@ -40,13 +40,6 @@ class JobCluster(SLURMCluster):  # type: ignore[misc]
         """Close the scheduler."""
         await super()._close()
 
-    def _update_worker_status(self, op: str, msg: object) -> None:
-        self._worker_changed(op, msg)
-
-    def _worker_changed(self, op: str, msg: object) -> None:
-        """Handle a worker that joined ("add", with its facts) or left ("remove", with its address)."""
-        super()._update_worker_status(op, msg)
-
     async def _dask_logs(self, cluster: bool, scheduler: bool, workers: object) -> Logs:
         """Return the logs of the cluster, the scheduler and the workers."""
         logs: Logs = await self._get_logs(cluster, scheduler, workers)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from dask_ferro.cli import main
-from dask_ferro.runtime.records.job_book import JobBook, JobRow
+from dask_ferro.runtime.records.job_book import JobBook
 from dask_ferro.runtime.scheduler_plugin import put_on
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
 from dask_ferro.runtime.telemetry.cluster_rows import JOBS
@@ -57,7 +58,7 @@ def test_a_scheduler_is_asked_and_one_without_a_record_says_so() -> None:
         assert "no cluster answers for its jobs and pools" in done.stderr
 
         class Tables:
-            async def rows(self) -> list[JobRow]:
+            async def rows(self) -> list[dict[str, Any]]:
                 return book.rows()
 
         tables = Tables()

@@ -20,11 +20,11 @@ from dask_ferro.runtime.scheduler_plugin import put_on, take_off
 from dask_ferro.runtime.telemetry.cluster_rows import POOLS
 
 OPEN = {
-    "name": "default", "state": "open", "why": "", "until": None, "jobs": {"running": 2, "pending": 1},
+    "name": "default", "is_paused": False, "closed": "", "closed_until": 0.0, "jobs": {"running": 2, "pending": 1},
     "minimum": 0, "maximum": None, "processes": 1, "threads": 4, "queue": "cpu",
 }  # fmt: skip
 PAUSED = OPEN | {
-    "name": "gpu", "state": "paused", "why": "by its user", "jobs": {}, "minimum": 1, "maximum": 4, "queue": ""
+    "name": "gpu", "is_paused": True, "closed": "by its user", "jobs": {}, "minimum": 1, "maximum": 4, "queue": ""
 }  # fmt: skip
 TABLE = """
 2 pools

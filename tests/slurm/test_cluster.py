@@ -178,7 +178,7 @@ async def test_where_each_new_job_is_held_no_more_are_asked_for(play):
 
 
 async def test_jobs_boot_run_and_are_requeued_under_new_names(play):
-    async with play(cores=2, processes=2) as cluster:
+    async with play(cores=2, processes=2, patience={"ending": 10}) as cluster:
         cluster.request("default", 2)
         await cluster.wait_submitted()
         first, second = await looked(cluster, ["running"] * 2)

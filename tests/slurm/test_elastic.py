@@ -59,32 +59,15 @@ def test_with_a_strict_prologue_and_more_cpus_than_threads_a_warned_job_loses_no
     assert max(s.started().values()) == 1
 
 
-def test_adapting_to_the_minimum_after_a_run_keeps_all_results(site):
-    """Stock: 6 -> 1 worker within 3 s, and all results on that one."""
-    s = site()
-    s.cluster.adapt(minimum=0, maximum=3)
-    held = s.submit(12, 0.4)
-    finished(held, seconds=180)
-    s.connected(1)
-    assert s.client.gather(held) == list(range(12))
-    assert max(s.started().values()) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "jobs"),
-    [
-        pytest.param({}, 2, id="stock: one that runs after 17 to 19 s under adapt, and never under scale"),
-        pytest.param({"processes": 2, "cores": 2}, 1, id="stock, of two processes: never"),
-    ],
-)
-def test_a_cancelled_job_is_replaced(site, options, jobs):
-    s = site(**options)
+def test_a_cancelled_job_of_two_processes_is_replaced(site):
+    """Stock: never; one of a single process after 17 to 19 s under adapt."""
+    s = site(processes=2, cores=2)
     s.cluster.adapt(minimum=2, maximum=2)
     s.connected(2)
     (gone, *_) = queue(s.cluster)
     command("scancel", gone)
     s.queued(lambda there: gone not in there, "the end of the cancelled job")
-    s.queued(lambda there: len(there) == jobs, "another job in its place", 5.0)
+    s.queued(lambda there: len(there) == 1, "another job in its place", 5.0)
     s.connected(2)
 
 
@@ -238,14 +221,7 @@ def test_scaling_down_again_and_again_during_one_task_raises_nothing(site):
     assert max(s.started().values()) == 1
 
 
-@pytest.mark.parametrize(
-    ("bursts", "pause", "cycles"),
-    [
-        pytest.param(3, 4.0, 1, id="three"),
-        pytest.param(8, 6.0, 2, id="eight", marks=pytest.mark.soak),
-    ],
-)
-def test_bursts_apart_do_not_cost_a_submission_each(site, bursts, pause, cycles):
+def test_bursts_apart_do_not_cost_a_submission_each(site):
     """Stock: 8 bursts 6 s apart, 8 cycles of submission and cancellation, 8 to 10 s a burst where 4 are ideal.
 
     Bursts 4 s apart are beyond its patience of 3 s too; benchmarks/elastic.py has those of 6 s, beside stock.
@@ -254,7 +230,7 @@ def test_bursts_apart_do_not_cost_a_submission_each(site, bursts, pause, cycles)
     s.cluster.adapt(minimum=0, maximum=3)
     jobs: set[str] = set()
     most = 0
-    for _ in range(bursts):
+    for _ in range(3):
         futures = s.submit(6, 0.5)
         finished(futures, seconds=180)
         jobs |= set(queue(s.cluster))
@@ -264,21 +240,6 @@ def test_bursts_apart_do_not_cost_a_submission_each(site, bursts, pause, cycles)
             lambda: s.client.run_on_scheduler(lambda dask_scheduler: not dask_scheduler.tasks),
             "the scheduler to forget the tasks",
         )
-        time.sleep(pause)
+        time.sleep(4.0)
         jobs |= set(queue(s.cluster))
-    assert len(jobs) - most <= cycles
-
-
-def test_threads_count_before_there_are_workers(site):
-    """Stock: 30 jobs for 300 tasks of half a second on workers of 4 threads; 8 are needed."""
-    s = site(cores=4, processes=1)
-    s.cluster.adapt(minimum=0, maximum=64)
-    futures = s.submit(300, 0.5)
-    counts = [0]
-
-    def done() -> bool:
-        counts.append(len(queue(s.cluster)))
-        return all(future.done() for future in futures)
-
-    until(done, "300 tasks of half a second", seconds=300.0, every=0.1)
-    assert 2 <= max(counts) <= 10
+    assert len(jobs) - most <= 1

@@ -36,24 +36,6 @@ def named(site: Site, kind: str, words: str) -> Any:
     return until(found, f"{kind}: {words}", seconds=SOON, every=0.1, seen=seen)[0]
 
 
-def test_a_closed_pool(site: Callable[..., Site]) -> None:
-    s = site(job_script_prologue=["echo 'module: no such thing <4>' >&2; exit 1"])
-    s.cluster.adapt(minimum=0, maximum=2, interval=0.3)
-    future = s.client.submit(abs, -7)
-
-    def closed() -> list[Any]:
-        return [message for _, message in s.client.get_events("ferro") if message["action"] == "pool-closed"]
-
-    until(closed, "the pool to close", seconds=STUCK)
-    told = named(s, "pool", "pool default is closed until")
-    assert told["severity"] == "error"
-    assert "jobs ended before a worker came; the last, job" in told["sentence"]
-    assert told["output"].strip() == "module: no such thing <4>"
-    s.cluster.pools.resume("default")  # as the finding says
-    until(lambda: not findings(s, "pool"), "no word of the pool that is open", seconds=SOON)
-    assert not future.done()
-
-
 def test_a_queue_that_does_not_move(site: Callable[..., Site]) -> None:
     s = site(job_extra_directives=["--begin=now+1hour"])
     s.cluster.adapt(minimum=0, maximum=2, interval=0.3)

@@ -7,7 +7,7 @@ wrote, not the classes that pass them on.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from inspect import Parameter, signature
 from numbers import Integral
@@ -16,7 +16,7 @@ from typing import Any
 import dask
 
 from dask_ferro import config
-from dask_ferro.errors import ConfigError, did_you_mean
+from dask_ferro.errors import ConfigError
 from dask_ferro.options import options_of
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, PoolKeywords
 from dask_ferro.runtime.upstream_jobqueue import JobQueueCluster
@@ -86,16 +86,18 @@ def check_options(
     """
     config.check()
     job = _job_options(job_cls)
-    known = (job | _named(JobQueueCluster) | _OF_A_CLUSTER) - {"scheduler"}
-    _check_names(f"configuration {section}", _underscored(dask.config.get(section)), known)
-    _check_names(WHO, options, known)
+    known = sorted((job | _named(JobQueueCluster) | _OF_A_CLUSTER) - {"scheduler"})
+    config.refuse_unknown(f"configuration {section}", _underscored(dask.config.get(section)), known)
+    config.refuse_unknown(WHO, options, known)
     for name, overrides in pools.items():
         # Names of workers are made from it: "gpu-1" and its element 2 would be "gpu" and its process 1-2.
         if not isinstance(name, str) or not _POOL_NAME.fullmatch(name):
             raise ConfigError(f"{WHO}: pool {name!r}; wanted letters, digits, _ and -, no number after a -")
         if not isinstance(overrides, Mapping):
             raise ConfigError(f"{WHO}: pool {name!r}: got {overrides!r}, wanted keywords")
-        _check_names(f"{WHO}: pool {name!r}", overrides, (job - _OF_THE_CLUSTER) | _OF_A_POOL)
+        config.refuse_unknown(
+            f"{WHO}: pool {name!r}", overrides, sorted((job - _OF_THE_CLUSTER) | _OF_A_POOL)
+        )
     for shape in (options, *({**options, **overrides} for overrides in pools.values())):
         _check_shape(shape, job_cls, section)
 
@@ -124,27 +126,13 @@ def checked_cluster_name(name: object) -> str:
     ConfigError
         For an empty one, or one that a job's shell would change.
     """
-    if not isinstance(name, str | int) or isinstance(name, bool) or not str(name).strip():
-        raise ConfigError(f"{WHO}: name: got {name!r}, wanted text that workers' names begin with")
-    if _UNQUOTED.search(str(name)):
+    is_text = isinstance(name, str | int) and not isinstance(name, bool)
+    if not is_text or not str(name).strip() or _UNQUOTED.search(str(name)):
         raise ConfigError(
             f"{WHO}: name: got {name!r}, wanted text without quotes, $, backslashes and line ends: workers' names begin"
             " with it, in the job script; cluster.jobs() has the ids of their jobs"
         )
     return str(name)
-
-
-def _check_names(where: str, given: Mapping[str, object], known: Iterable[str]) -> None:
-    problems = []
-    for name in given:
-        if name not in known:
-            close = did_you_mean(name, sorted(known))
-            problems.append(
-                f"unknown option {name!r}{close} (unexpected keyword argument {name!r}: {name}={given[name]!r})"
-            )
-    if problems:
-        rest = "" if "did you mean" in problems[0] else f"; there are {', '.join(sorted(known))}"
-        raise ConfigError(f"{where}: {'; '.join(problems)}{rest}")
 
 
 def _check_shape(options: Mapping[str, object], job_cls: type, section: str) -> None:

@@ -10,7 +10,6 @@ Such a file lies in ~/.config/dask, or is named on the command line.  `ff.SLURMC
 
 from __future__ import annotations
 
-import os
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,20 +23,28 @@ _FOLDERS = (_PACKAGE / "jobqueue_configs", _PACKAGE.parent / "jobqueue_configs")
 
 
 def use(name_or_path: str | Path) -> Path:
-    """Merge a file over the configuration of this process, and return its path.
+    """Merge a file, by its path or the name of a shipped one, over the configuration of this process; return its path.
 
     Raises
     ------
     ConfigError
         If there is no such file, or Dask cannot read it.
     """
-    path = find(name_or_path)
+    path = Path(name_or_path).expanduser()
+    if path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
+        known = shipped()
+        if path.name not in known:
+            raise ConfigError(
+                f"no job configuration {path.name!r}{did_you_mean(path.name, known)}; shipped are {', '.join(known)}; "
+                "one of your own is named by its path, such as ./mine.yaml"
+            )
+        path = known[path.name]
     try:
         trees = list(dask.config.collect_yaml([str(path)]))
     except ValueError as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     if not trees:
-        raise ConfigError(f"{path}: it is empty, or cannot be read")
+        raise ConfigError(f"job configuration {str(path)!r}: no such file, or it is empty or cannot be read")
     dask.config.update(dask.config.config, trees[0])
     return path
 
@@ -46,26 +53,3 @@ def shipped() -> dict[str, Path]:
     """Return the shipped configurations, by name."""
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
-
-
-def find(name_or_path: str | Path) -> Path:
-    """Return the path for a name or a path.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such file.
-    """
-    text = os.fspath(name_or_path)
-    path = Path(text).expanduser()
-    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        if not path.is_file():
-            raise ConfigError(f"job configuration {text!r}: no such file")
-        return path
-    known = shipped()
-    if text not in known:
-        raise ConfigError(
-            f"no job configuration {text!r}{did_you_mean(text, known)}; shipped are {', '.join(known)}; "
-            "one of your own is named by its path, such as ./mine.yaml"
-        )
-    return known[text]

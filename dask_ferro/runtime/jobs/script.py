@@ -99,7 +99,7 @@ class WorkerJob(SLURMJob):  # type: ignore[misc]
         grace: float | None = None,
         **options: object,
     ) -> None:
-        self._prefix, self._grace = name or "worker", grace
+        self.prefix, self._grace = name or "worker", grace
         super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
         self.walltime = duration(option(str(self.job_header), "t", "time"))
         self._ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))
@@ -150,7 +150,7 @@ class WorkerJob(SLURMJob):  # type: ignore[misc]
             shebang=self.shebang,
             header=self.job_header,
             prologue="\n".join(prologue_of(self)),
-            naming=_NAMING.format(prefix=self._prefix, first=first),
+            naming=_NAMING.format(prefix=self.prefix, first=first),
             exports=_LOOKING + "".join(f"export FERRO_JOB_{name}={value}\n" for name, value in told.items()),
             sharing=self._sharing(),
             listening=_LISTENING,

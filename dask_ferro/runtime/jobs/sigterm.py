@@ -40,23 +40,6 @@ _REASON = "ferro-job-ended"
 _heard = False
 
 
-class _First:
-    """A signal handler that calls one function in the loop at the first signal, and another at a later one."""
-
-    def __init__(self, first: Callable[[], object], second: Callable[[], object]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._first, self._second = first, second
-        self._at: float | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        now = monotonic()
-        if self._at is None:
-            self._at = now
-            self._loop.call_soon_threadsafe(self._first)
-        elif now - self._at > _SAME:
-            self._loop.call_soon_threadsafe(self._second)
-
-
 def listen(first: Callable[[], object], second: Callable[[], object]) -> None:
     """Call `first` at SIGTERM, in the running loop, and `second` at the next one.
 
@@ -65,21 +48,30 @@ def listen(first: Callable[[], object], second: Callable[[], object]) -> None:
     ValueError
         Outside the main thread, which alone handles signals.
     """
-    _hear(_First(first, second))
+    global _heard
+    if _heard:  # several nannies may share a process
+        return
+    loop = asyncio.get_running_loop()
+    first_at: float | None = None
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal first_at
+        now = monotonic()
+        if first_at is None:
+            first_at = now
+            loop.call_soon_threadsafe(first)
+        elif now - first_at > _SAME:
+            loop.call_soon_threadsafe(second)
+
+    signal.signal(signal.SIGTERM, hear)
+    _heard = True
 
 
 def hold(seconds: float) -> None:
     """Let this process outlive SIGTERM by some seconds, or until the second one; only the main thread can."""
     loop = asyncio.get_running_loop()
     with suppress(ValueError):
-        _hear(_First(lambda: loop.call_later(seconds, _die), _die))
-
-
-def _hear(heard: _First) -> None:
-    global _heard
-    if not isinstance(signal.getsignal(signal.SIGTERM), _First):  # several nannies may share a process
-        signal.signal(signal.SIGTERM, heard)
-        _heard = True
+        listen(lambda: loop.call_later(seconds, _die), _die)
 
 
 def _die() -> None:

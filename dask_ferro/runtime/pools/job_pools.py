@@ -15,15 +15,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import cached_property
 from math import inf
-from typing import Any, TypedDict
+from typing import Any
 
+from distributed import SpecCluster
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import Pool
+from dask_ferro.runtime.jobs.connections import publish
 from dask_ferro.runtime.jobs.keywords import WHO
 from dask_ferro.runtime.pools.pool import JobPool
 from dask_ferro.runtime.pools.report import is_shut, told_closed
@@ -37,21 +39,6 @@ logger = logging.getLogger(__name__)
 PAUSE, RESUME = "pause", "resume"
 # Seconds for the scheduler, which usually runs in this process.
 _PUBLISHING = 5.0
-
-
-class PoolRow(TypedDict):
-    """A row of the table of pools: jobs by state; `maximum` is None without one."""
-
-    name: str
-    state: str
-    why: str
-    until: float | None
-    jobs: dict[str, int]
-    minimum: float
-    maximum: float | None
-    processes: int
-    threads: int
-    queue: str
 
 
 class ClusterPools(tuple[Pool, ...]):
@@ -86,8 +73,7 @@ class JobPools:
     site : SlurmSite
     trouble : callable
         Returns why a pool's jobs are not accepted at the moment.
-    publish : callable
-        Logs an event on the scheduler: (topic, message).
+    cluster : SpecCluster
     """
 
     def __init__(
@@ -95,9 +81,9 @@ class JobPools:
         build: Callable[[], dict[str, JobPool]],
         site: SlurmSite,
         trouble: Callable[[str], str],
-        publish: Callable[[str, object], Awaitable[None]],
+        cluster: SpecCluster,
     ) -> None:
-        self._build, self._site, self._trouble, self._publish = build, site, trouble, publish
+        self._build, self._site, self._trouble, self._cluster = build, site, trouble, cluster
         self._running: set[asyncio.Task[None]] = set()
 
     @cached_property
@@ -123,20 +109,13 @@ class JobPools:
             for name, pool in self.by_name.items()
         )
 
-    def rows(self, jobs: Iterable[BatchJob], facts: Iterable[Pool]) -> list[PoolRow]:
-        """Return the rows of a table of pools, in types that msgpack supports."""
+    def rows(self, jobs: Iterable[BatchJob], facts: Iterable[Pool]) -> list[dict[str, Any]]:
+        """Return the facts as rows for msgpack, with the number of jobs by state and the partitions; None: no limit."""
         states = Counter((job.pool, str(job.state)) for job in jobs)
         return [
             {
-                "name": pool.name,
-                "state": "paused" if pool.is_paused else "closed" if pool.closed else "open",
-                "why": pool.closed,
-                "until": pool.closed_until or None,
+                **{key: None if value == inf else value for key, value in pool._asdict().items()},
                 "jobs": {state: count for (name, state), count in states.items() if name == pool.name},
-                "minimum": pool.minimum,
-                "maximum": None if pool.maximum == inf else pool.maximum,
-                "processes": pool.processes,
-                "threads": pool.threads,
                 "queue": ",".join(self[pool.name].job.partitions),
             }
             for pool in facts
@@ -199,8 +178,8 @@ class JobPools:
             logger.warning("%s", text)
         try:
             async with asyncio.timeout(_PUBLISHING):
-                await self._publish(TOPIC, event)
+                await publish(self._cluster, TOPIC, event)
                 if warning:
-                    await self._publish("warn", text)  # each client warns, however it is connected
+                    await publish(self._cluster, "warn", text)  # each client warns, however it is connected
         except Exception as error:  # noqa: BLE001 - it was logged; the scheduler may be going
             logger.info("dask_ferro: the clients were not told: %r", error)

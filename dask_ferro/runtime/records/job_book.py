@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
 from dataclasses import replace
 from itertools import chain
-from typing import Any, TypedDict
+from typing import Any
 
 from distributed import Scheduler
 from distributed.metrics import time
@@ -23,29 +23,6 @@ from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
 
 # The most jobs kept that are over: 10 MB.
 KEPT = 10_000
-
-
-class JobRow(TypedDict):
-    """A job in the types of msgpack and JSON; points in time are epoch seconds, None: not yet."""
-
-    job_id: str
-    name: str
-    pool: str
-    state: str
-    workers: list[str]
-    order: int
-    asked: float
-    submitted: float | None
-    started: float | None
-    connected: float | None
-    ended: float | None
-    nodes: int
-    processes: int
-    restarts: int
-    node_seconds: float
-    tasks: int
-    why: str
-    ending: str
 
 
 class TaskCounts(Part):
@@ -179,40 +156,24 @@ class JobBook:
         """Forget the counts of tasks of workers that are gone and belong to no job."""
         self.counts.keep(set(chain.from_iterable(job.every_worker for job in self.jobs.values())))
 
-    def tasks(self, job: BatchJob) -> int:
-        """Return the number of tasks that a job's workers finished without error."""
-        return job.tasks if job.state == JobState.ENDED else job.tasks + self.counts.of(job.every_worker)
-
     def copies(self) -> tuple[BatchJob, ...]:
         """Return all jobs in their present state, in the order of the requests."""
         # Jobs that are over are in the order of their ends.
         every = sorted((*self.over.values(), *self.jobs.values()), key=lambda job: job.order)
-        return tuple(replace(job, tasks=self.tasks(job)) for job in every)
+        return tuple(replace(job, tasks=job.tasks + self.counts.of(job.every_worker)) for job in every)
 
-    def rows(self) -> list[JobRow]:
-        """Return all jobs as rows, in the order of the requests."""
-        return [row_of(job) for job in self.copies()]
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all jobs in the order of the requests, in the types of msgpack and JSON.
 
-
-def row_of(job: BatchJob) -> JobRow:
-    """Return a job as a row."""
-    return {
-        "job_id": job.job_id,
-        "name": job.name,
-        "pool": job.pool,
-        "state": str(job.state),
-        "workers": list(job.every_worker),
-        "order": job.order,
-        "asked": job.asked_at,
-        "submitted": job.submitted_at,
-        "started": job.started_at,
-        "connected": job.connected_at,
-        "ended": job.ended_at,
-        "nodes": job.nodes,
-        "processes": job.processes,
-        "restarts": job.restarts,
-        "node_seconds": job.node_seconds(time()),
-        "tasks": job.tasks,
-        "why": job.why,
-        "ending": job.ending,
-    }
+        Their attributes by name, with the names of all their workers and their node-seconds so far.
+        """
+        now = time()
+        return [
+            {
+                **vars(job),
+                "state": str(job.state),
+                "workers": list(job.every_worker),
+                "node_seconds": job.node_seconds(now),
+            }
+            for job in self.copies()
+        ]

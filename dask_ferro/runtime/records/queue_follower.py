@@ -11,9 +11,11 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from distributed import SpecCluster
 from distributed.metrics import time
 
-from dask_ferro.runtime.jobs.connections import Connections
+from dask_ferro.runtime import upstream_deploy
+from dask_ferro.runtime.jobs.connections import unblame
 from dask_ferro.runtime.pools.job_pools import JobPools
 from dask_ferro.runtime.records.job_book import JobBook
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
@@ -33,11 +35,11 @@ _STRAY = 3.0
 class QueueFollower:
     """Follows the jobs of one cluster."""
 
+    cluster: SpecCluster
     site: SlurmSite
     book: JobBook
     submission: Submission
     cancellation: Cancellation
-    connections: Connections
     pools: JobPools
     patience: Patience
     # When each stray was first seen, by id.
@@ -54,7 +56,7 @@ class QueueFollower:
         except Refused as refused:
             logger.warning("dask_ferro: squeue failed: %s", refused.words)
             return
-        connected = self.connections.names()
+        connected = upstream_deploy.names_of(self.cluster)
         silent = (job for job in known if connected.isdisjoint(job.workers))
         unlisted = [job.job_id for job in silent if job.job_id not in rows]
         others = await self.site.unlisted(unlisted) if unlisted else {}
@@ -62,13 +64,13 @@ class QueueFollower:
         if not self.submission.in_flight and calls == self.submission.calls:
             self._look_after_strays(rows)
         if blameless:
-            await self.connections.unblame(blameless)
+            await unblame(self.cluster, blameless)
 
     def _follow(
         self, jobs: Iterable[BatchJob], rows: Mapping[str, QueueRow], others: Mapping[str, QueueRow | None]
     ) -> list[str]:
         """Process the rows; return the workers whose death is not the fault of their tasks."""
-        now, connected = time(), self.connections.names()
+        now, connected = time(), upstream_deploy.names_of(self.cluster)
         blameless: list[str] = []
         for job in jobs:
             if job.state in (JobState.LEAVING, JobState.ENDED):
@@ -105,7 +107,7 @@ class QueueFollower:
         kind, now = self.pools[job.pool], time()
         why = f"job {job.job_id}: {ending.why}"
         if job.node:
-            address = self.connections.scheduler_address
+            address = upstream_deploy.scheduler_address(self.cluster)
             why += f" on {job.node}, whose workers connect to {address} by {kind.job.network}"
         if ending.refused and kind.close(why, now):
             self.pools.begin(self.pools.report_closed(kind))

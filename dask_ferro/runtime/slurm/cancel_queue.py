@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
@@ -22,17 +21,6 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two attempts, at first and at most.
 _PAUSE, _PAUSE_MOST = 0.1, 3.0
-# Seconds without a row in squeue after which a job counts as gone if `scontrol` does not answer.
-_UNLISTED = 60.0
-
-
-@dataclass(eq=False)
-class _End:
-    """The end of a job, which is None for one that nobody followed; since when `squeue` has not listed it."""
-
-    over: asyncio.Future[None]
-    job: BatchJob | None
-    unlisted_at: float | None = None
 
 
 class Cancellation:
@@ -45,23 +33,20 @@ class Cancellation:
 
     def __init__(self, site: SlurmSite) -> None:
         self._site = site
-        self._ends: dict[str, _End] = {}
+        # The jobs, which are None if nobody followed them, and the futures of their ends, by id.
+        self.jobs: dict[str, BatchJob | None] = {}
+        self._ends: dict[str, asyncio.Future[None]] = {}
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         # The phases of a job that is gone; at the end of the cluster none may be left in the queue.
         self._gone: tuple[str, ...] = (ENDING, OVER)
-
-    @property
-    def jobs(self) -> dict[str, BatchJob | None]:
-        """The jobs that may still exist, by id."""
-        return {job_id: end.job for job_id, end in self._ends.items()}
 
     def add(self, jobs: Mapping[str, BatchJob | None]) -> None:
         """End jobs, by their ids, in the background."""
         loop = asyncio.get_running_loop()
         for job_id, job in jobs.items():
             if job_id not in self._ends:
-                self._ends[job_id] = _End(loop.create_future(), job)
+                self.jobs[job_id], self._ends[job_id] = job, loop.create_future()
                 self._added.set()
         if self._ends and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._cancel_all())
@@ -70,7 +55,7 @@ class Cancellation:
         """End jobs, by their ids; return when SLURM confirms that they are ending."""
         self.add(jobs)
         if jobs:
-            await asyncio.wait([self._ends[job_id].over for job_id in jobs])
+            await asyncio.wait([self._ends[job_id] for job_id in jobs])
 
     async def all_gone(self, job_ids: Iterable[str], patience: float) -> bool:
         """End these jobs and all others of the cluster; return whether none is left within `patience` seconds."""
@@ -99,7 +84,7 @@ class Cancellation:
         while self._ends:
             self._added.clear()
             await self._site.cancel(list(self._ends))
-            await self._look(await self._listed())
+            await self._look(await self._listed() or {})
             if not self._ends:
                 return
             try:
@@ -116,29 +101,20 @@ class Cancellation:
             logger.warning("dask_ferro: squeue failed: %s", refused.words)
             return None
 
-    async def _look(self, answer: Mapping[str, QueueRow] | None) -> None:
+    async def _look(self, rows: Mapping[str, QueueRow]) -> None:
         """Process the rows of `squeue`, and those of `scontrol` for jobs that it does not list."""
-        listed = answer or {}
-        unlisted = [job_id for job_id in self._ends if job_id not in listed]
+        unlisted = [job_id for job_id in self._ends if job_id not in rows]
         others = await self._site.unlisted(unlisted) if unlisted else {}
-        now = asyncio.get_running_loop().time()
-        gone = []
-        for job_id, end in self._ends.items():
-            row = listed.get(job_id) or others.get(job_id)
-            if row is not None:
-                end.unlisted_at = None
-                is_gone = row.phase in self._gone
-            else:
-                if answer is not None and end.unlisted_at is None:
-                    end.unlisted_at = now
-                for_long = end.unlisted_at is not None and now - end.unlisted_at >= _UNLISTED
-                is_gone = job_id in others or for_long
-            if is_gone:
-                gone.append(job_id)
-        self._tell(gone)
+        gone = [job_id for job_id, row in others.items() if row is None]
+        gone += [
+            job_id
+            for job_id, row in {**others, **rows}.items()
+            if row is not None and row.phase in self._gone
+        ]
+        self._tell([job_id for job_id in dict.fromkeys(gone) if job_id in self._ends])
 
     def _tell(self, job_ids: Iterable[str]) -> None:
         for job_id in job_ids:
-            end = self._ends.pop(job_id)
-            if not end.over.done():
-                end.over.set_result(None)
+            del self.jobs[job_id]
+            if not (end := self._ends.pop(job_id)).done():
+                end.set_result(None)

@@ -32,13 +32,13 @@ from dask_ferro.runtime.jobs.cluster_options import (
     checked_name,
     section_of,
 )
-from dask_ferro.runtime.jobs.connections import Connections
+from dask_ferro.runtime.jobs.connections import tell_over
 from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, read
 from dask_ferro.runtime.jobs.script import WorkerJob, resources_of
-from dask_ferro.runtime.pools.job_pools import PAUSE, ClusterPools, JobPools, PoolRow
+from dask_ferro.runtime.pools.job_pools import PAUSE, ClusterPools, JobPools
 from dask_ferro.runtime.pools.pool import ADDRESS, JobPool
 from dask_ferro.runtime.pools.report import in_rows, shortage
-from dask_ferro.runtime.records.job_book import JobBook, JobRow
+from dask_ferro.runtime.records.job_book import JobBook
 from dask_ferro.runtime.records.queue_follower import QueueFollower
 from dask_ferro.runtime.scheduler_plugin import put_on
 from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
@@ -149,17 +149,10 @@ class SLURMCluster(ElasticCluster):
         self._began = time()
         self._site = SlurmSite(job_name, self._tag)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
-        self._connections = Connections(self)
         self._cancellation = Cancellation(self._site)
-        self._pools = JobPools(self._built, self._site, self._submission.trouble, self._connections.publish)
+        self._pools = JobPools(self._built, self._site, self._submission.trouble, self)
         self._follower = QueueFollower(
-            self._site,
-            self._book,
-            self._submission,
-            self._cancellation,
-            self._connections,
-            self._pools,
-            patience,
+            self, self._site, self._book, self._submission, self._cancellation, self._pools, patience
         )
 
     async def _open_cluster(self) -> None:
@@ -170,10 +163,10 @@ class SLURMCluster(ElasticCluster):
             self._book.counts.tables = {JOBS: self._job_rows, POOLS: self._pool_rows}
             await put_on(self._book.counts, dask_scheduler=self.scheduler)
 
-    async def _job_rows(self) -> list[JobRow]:
+    async def _job_rows(self) -> list[dict[str, Any]]:
         return self._book.rows()
 
-    async def _pool_rows(self, order: str = "", name: str = "") -> list[PoolRow]:
+    async def _pool_rows(self, order: str = "", name: str = "") -> list[dict[str, Any]]:
         """Return the pools for a table, after one of them was paused or resumed on an order."""
         if order:
             await self._carry_out(order, name)
@@ -202,9 +195,9 @@ class SLURMCluster(ElasticCluster):
             raise ConfigError(f"{WHO}: pool {name!r}: the cluster is closed")
         if order == PAUSE:
             self._pools[name].pause(time())
-            if waiting := [job.name for job in self._submission.waiting(name)]:
-                # In the background, since commands may hang.
-                self._pools.begin(self.release(waiting))
+            submitting = [job for job in self._book.followed if job.state == JobState.SUBMITTING]
+            # In the background, since commands may hang.
+            self._pools.begin(self.release([job.name for job in submitting if job.pool == name]))
         else:
             self._pools[name].resume()
             self._submission.retry(name)
@@ -222,17 +215,13 @@ class SLURMCluster(ElasticCluster):
 
     def _built(self) -> dict[str, JobPool]:
         """Return the pools: dask-jobqueue has the keywords of all jobs when it asks for the first one."""
-        keywords = job_keywords(self)
-        return {
-            name: JobPool.built(name, self.job_cls, keywords, own, self._prefix(name))
-            for name, own in self._kinds.items()
-        }
-
-    def _prefix(self, pool: str) -> str:
-        """Return the prefix of the names of a pool's workers: "gpu", or with the cluster's name "run-gpu"."""
-        if self._name_prefix is None:
-            return pool
-        return self._name_prefix if pool == DEFAULT else f"{self._name_prefix}-{pool}"
+        keywords, pools = job_keywords(self), {}
+        for name, own in self._kinds.items():
+            # Workers are "gpu-7", or with the cluster's name "run-gpu-7" and "run-7".
+            parts = (self._name_prefix or "", "" if self._name_prefix and name == DEFAULT else name)
+            prefix = "-".join(filter(None, parts))
+            pools[name] = JobPool.built(name, self.job_cls, keywords, own, prefix)
+        return pools
 
     def job_script(self, pool: str | None = None) -> str:
         """Return the batch script of a pool's jobs (default: "default"), except for the scheduler's address."""
@@ -338,8 +327,9 @@ class SLURMCluster(ElasticCluster):
             return
         processes = kind.job.worker_processes
         first, self._count = self._count, self._count + count
-        prefix = self._prefix(pool)
-        jobs = [BatchJob(f"{prefix}-{n}", pool, n, processes, time()) for n in range(first, self._count)]
+        jobs = [
+            BatchJob(f"{kind.job.prefix}-{n}", pool, n, processes, time()) for n in range(first, self._count)
+        ]
         self._book.request(jobs)
         self._submission.add(jobs)
 
@@ -438,7 +428,7 @@ class SLURMCluster(ElasticCluster):
             await asyncio.wait({self._looking})
         landed = await self._submission.close(_LAST_SUBMISSION)
         await self._pools.close()
-        await self._connections.tell_over()
+        await tell_over(self)
         there = {job.job_id for job in self._book.jobs.values() if job.job_id}
         gone = not self._submission.had_jobs or await self._cancellation.all_gone(there, _LAST_JOBS)
         await self._cancellation.close()

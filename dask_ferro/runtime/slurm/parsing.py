@@ -184,54 +184,30 @@ def shown(text: str) -> dict[str, QueueRow]:
     return found
 
 
-def partitions(text: str) -> list[dict[str, str]]:
-    """Return the fields of each partition in ``scontrol --oneliner show partition``; other lines are skipped."""
-    found = []
-    for line in text.splitlines():
-        facts = dict(part.partition("=")[::2] for part in line.split())
-        if "PartitionName" in facts:
-            found.append(facts)
-    return found
+def preemption(text: str) -> tuple[frozenset[str], dict[str, float]]:
+    """Return the partitions whose jobs may be preempted at once, and the grace seconds of preempted jobs by partition.
 
+    The text is that of ``scontrol --oneliner show partition``; the default partition is also listed under "".  A
+    partition of the highest priority is not preempted, whatever its mode; and a grace of half a minute suffices to move
+    a job's data.
 
-def graces(text: str) -> dict[str, float]:
-    """Return the grace seconds of preempted jobs by partition, from ``scontrol --oneliner show partition``.
-
-    The default partition is also listed under ""; one without grace is left out, since it sends no signal either.
-
-    >>> graces("PartitionName=low Default=YES GraceTime=5 MaxNodes=1")
-    {'low': 5.0, '': 5.0}
+    >>> preemption("PartitionName=a PriorityTier=2\\nPartitionName=b PriorityTier=1 PreemptMode=CANCEL GraceTime=5")
+    (frozenset({'b'}), {'b': 5.0})
     """
-    found = {}
-    for facts in partitions(text):
-        seconds = facts.get("GraceTime", "")
-        if seconds.isdecimal() and int(seconds):
-            found[facts["PartitionName"]] = float(seconds)
-            if facts.get("Default") == "YES":
-                found[""] = float(seconds)
-    return found
-
-
-def preemptible(text: str) -> frozenset[str]:
-    """Return the partitions whose jobs may be preempted at once, from ``scontrol --oneliner show partition``.
-
-    The default partition is also listed under "".  A partition of the highest priority is not preempted, whatever its
-        mode; and a grace of half a minute suffices to move a job's data.
-
-    >>> sorted(preemptible("PartitionName=a PriorityTier=2\\nPartitionName=b PriorityTier=1 PreemptMode=CANCEL"))
-    ['b']
-    """
-    told = partitions(text)
-    tiers = [int(facts.get("PriorityTier", "1")) for facts in told]
-    found = set()
-    for facts, tier in zip(told, tiers, strict=True):
-        grace = facts.get("GraceTime", "")
-        is_short = not grace.isdecimal() or int(grace) < _LONG_GRACE
-        if facts.get("PreemptMode", "OFF") not in ("OFF", "GANG") and is_short and tier < max(tiers):
-            found.add(facts["PartitionName"])
-            if facts.get("Default") == "YES":
-                found.add("")
-    return frozenset(found)
+    lines = [dict(part.partition("=")[::2] for part in line.split()) for line in text.splitlines()]
+    partitions = [facts for facts in lines if "PartitionName" in facts]
+    highest = max((int(facts.get("PriorityTier", "1")) for facts in partitions), default=1)
+    at_once: set[str] = set()
+    graces: dict[str, float] = {}
+    for facts in partitions:
+        names = [facts["PartitionName"], *([""] if facts.get("Default") == "YES" else [])]
+        grace = float(told) if (told := facts.get("GraceTime", "")).isdecimal() else 0.0
+        if grace:  # without any, SLURM sends no signal
+            graces |= dict.fromkeys(names, grace)
+        is_preempted = facts.get("PreemptMode", "OFF") not in ("OFF", "GANG")
+        if is_preempted and grace < _LONG_GRACE and int(facts.get("PriorityTier", "1")) < highest:
+            at_once.update(names)
+    return frozenset(at_once), graces
 
 
 def kill_wait(text: str) -> float | None:

@@ -164,7 +164,7 @@ class SlurmSite:
         partitions, settings = await asyncio.gather(
             self._told("--oneliner", "show", "partition"), self._told("show", "config")
         )
-        self.preemptible, self.graces = parsing.preemptible(partitions), parsing.graces(partitions)
+        self.preemptible, self.graces = parsing.preemption(partitions)
         self.kill_wait = parsing.kill_wait(settings)
 
     async def _told(self, *words: str) -> str:

@@ -91,11 +91,7 @@ class Submission:
     def trouble(self, pool: str) -> str:
         """Return why jobs of a pool wait for another attempt; empty: none does."""
         waits = any(job.pool == pool for job in (*self._waiting.values(), *self._flying))
-        return self._of(pool).words if waits else ""
-
-    def waiting(self, pool: str) -> list[BatchJob]:
-        """Return the jobs of a pool that are not in an `sbatch`."""
-        return [job for job in self._waiting.values() if job.pool == pool]
+        return self._tries(pool).words if waits else ""
 
     def retry(self, pool: str) -> None:
         """Forget the failures of a pool, so that the next attempt is made at once."""
@@ -133,14 +129,17 @@ class Submission:
         await asyncio.wait({self._task}, timeout=1.0)
         return False
 
-    def _of(self, pool: str) -> _Attempts:
+    def _tries(self, pool: str) -> _Attempts:
         return self._attempts.setdefault(pool, _Attempts())
+
+    def _of_pool(self, pool: str) -> list[BatchJob]:
+        return [job for job in self._waiting.values() if job.pool == pool]
 
     async def _submit_all(self) -> None:
         while self._waiting and not self._is_closed:
             pools = dict.fromkeys(job.pool for job in self._waiting.values())
-            pool = min(pools, key=lambda name: self._of(name).until)
-            seconds = self._of(pool).until - asyncio.get_running_loop().time()
+            pool = min(pools, key=lambda name: self._tries(name).until)
+            seconds = self._tries(pool).until - asyncio.get_running_loop().time()
             if seconds > 0:
                 await self._sleep(seconds)
             else:
@@ -154,8 +153,8 @@ class Submission:
 
     def _batch(self, pool: str) -> list[BatchJob]:
         """Return the oldest jobs of a pool, as many as fit in one array."""
-        jobs = sorted(self.waiting(pool), key=lambda job: job.order)
-        return [job for job in jobs[: self._of(pool).portion] if job.order - jobs[0].order < ELEMENTS]
+        jobs = sorted(self._of_pool(pool), key=lambda job: job.order)
+        return [job for job in jobs[: self._tries(pool).portion] if job.order - jobs[0].order < ELEMENTS]
 
     async def _fly(self, batch: list[BatchJob]) -> None:
         for job in batch:
@@ -190,7 +189,7 @@ class Submission:
                 self._refuse(batch, refused)
                 return
         self.had_jobs = True
-        attempts = self._of(pool)
+        attempts = self._tries(pool)
         self._attempts[pool] = _Attempts(min(attempts.portion * 2, ELEMENTS))
         self._errors.pop(pool, None)
         for job, offset in zip(batch, offsets, strict=True):
@@ -208,12 +207,12 @@ class Submission:
         return None
 
     def _blame(self, batch: Sequence[BatchJob], words: str) -> None:
-        self._of(batch[0].pool).words = words
+        self._tries(batch[0].pool).words = words
         for job in batch:
             job.reason = words
 
     def _refuse(self, batch: list[BatchJob], refused: Refused) -> None:
-        attempts = self._of(batch[0].pool)
+        attempts = self._tries(batch[0].pool)
         attempts.failed += 1
         is_tired = refused.kind == parsing.UNKNOWN and attempts.failed >= _TRIES
         if is_tired or refused.kind == parsing.PERMANENT:
@@ -232,7 +231,7 @@ class Submission:
         """Refuse all of the pool's waiting jobs, which would get the same answer."""
         pool = batch[0].pool
         self._attempts.pop(pool, None)
-        waiting = self.waiting(pool)
+        waiting = self._of_pool(pool)
         for job in waiting:
             del self._waiting[job.name]
         self._errors[pool] = words

@@ -61,9 +61,9 @@ async def test_the_next_try_of_a_job_that_is_gone_is_forgotten() -> None:
     async with local(1) as cluster:
         elastic = cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=1, interval="1h")
         (name,) = map(str, cluster.worker_spec)
-        elastic._not_before |= {name: inf, "gone": inf}
+        elastic._ongoing.not_before |= {name: inf, "gone": inf}
         await elastic.adapt()
-        assert elastic._not_before == {name: inf}
-        elastic._not_before[name] = 0.0
+        assert elastic._ongoing.not_before == {name: inf}
+        elastic._ongoing.not_before[name] = 0.0
         await elastic.adapt()
-        assert elastic._not_before == {}
+        assert elastic._ongoing.not_before == {}

@@ -66,7 +66,7 @@ def test_a_life_is_told_from_the_reason_why_to_the_end() -> None:
     (row,) = book.rows()
     assert row["workers"] == ["a-0", "a-0.1"]
     assert (row["ending"], row["state"]) == ("NODE_FAIL", "ended")
-    assert (row["submitted"], row["started"], row["ended"]) == (11.0, 110.0, 140.0)
+    assert (row["submitted_at"], row["started_at"], row["ended_at"]) == (11.0, 110.0, 140.0)
     assert row["tasks"] == 7
     assert row["node_seconds"] == 30 + 2 * 30
     assert json.loads(json.dumps(row)) == row

@@ -146,8 +146,12 @@ def test_partitions_grant_seconds_to_preempted_jobs():
             "slurm_load_partitions error: what is no partition",
         ]
     )
-    assert parsing.graces(text) == {"low": 120.0}
-    assert parsing.graces(text.replace("GraceTime=0", "GraceTime=7")) == {"cpu": 7.0, "": 7.0, "low": 120.0}
+    assert parsing.preemption(text)[1] == {"low": 120.0}
+    assert parsing.preemption(text.replace("GraceTime=0", "GraceTime=7"))[1] == {
+        "cpu": 7.0,
+        "": 7.0,
+        "low": 120.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -165,8 +169,8 @@ def test_partitions_grant_seconds_to_preempted_jobs():
 )  # fmt: skip
 def test_partitions_whose_jobs_give_way_at_once(facts, found):
     text = f"PartitionName=cpu PriorityTier=2 PreemptMode=OFF\nPartitionName=low {facts}\n"
-    assert parsing.preemptible(text) == found
-    assert parsing.preemptible("") == parsing.preemptible("slurm is not here") == frozenset()
+    assert parsing.preemption(text)[0] == found
+    assert parsing.preemption("") == parsing.preemption("slurm is not here") == (frozenset(), {})
 
 
 def test_local_time_is_read_too():
