@@ -147,7 +147,6 @@ PLACEMENT = (
     place("soon", 0.0, "Such a worker may run dry within the task's duration; off: it has to be idle now."),
     place("light", HUGE, "A task with an input over 64 KiB is not placed away from its holders."),
     place("light", 0, "Inputs up to 64 KiB hold a task less; off: none is light."),
-    place("tied", 0.0, "For tasks without inputs under 1 ms, finishes within 1 ms of each other are equal."),
     place("ahead", 0.0, "Queued tasks that are short are sent several at a time, 5 ms in all."),
     place("ahead_tasks", HUGE, "They are eight at most."),
     place("ahead_bytes", HUGE, "Their results take 1 MiB at most."),
@@ -437,11 +436,6 @@ STEALING = (
         (V + "_seen", _seen_without(unlocks=False)),
     ),
     swap_steal(
-        "readers pay alone",
-        "Readers of one input share the margin of its transfer.",
-        (N + "shared", gives(1)),
-    ),
-    swap_steal(
         "thieves may end",
         "No task moves to a worker that ends before it.",
         ("facts:Worker.has_time", gives(True)),
@@ -453,7 +447,7 @@ STEALING = (
     ),
     swap_steal(
         "overdue tasks as projected",
-        "An overdue task is expected to wait as long again.",
+        "A tick shows some overdue tasks of all queues, which are expected to wait as long again.",
         (W + "overdue", gives(0.0)),
     ),
     swap_steal(
@@ -470,9 +464,6 @@ STEALING = (
         "one thief a step",
         "A step feeds 32 thieves at most; off: one.",
         ("scheduling_core:THIEVES", becomes(1)),
-    ),
-    swap_steal(
-        "no sweep", "Each tick, a sweep looks for overdue tasks in all queues.", (S + "_swept", gives(None))
     ),
     swap_steal(
         "overdue by patience alone",

@@ -263,7 +263,7 @@ class Links:
         """
         total = 0.0
         latency = 0.0
-        for nbytes, holders, _ in inputs:
+        for nbytes, holders in inputs:
             if to.address in holders:
                 continue
             near = any(hosts.get(holder) == to.host for holder in holders)

@@ -22,9 +22,9 @@ VICTIMS = 10
 DEPTH = 64
 # The most tasks in a snapshot over all victims: describing one takes 2 to 3 us.
 TASKS = VICTIMS * DEPTH
-# Overdue tasks found by one sweep, and from each queue: describing one takes about 10 us.
-OVERDUE, _OF_EACH = 32, 8
-# Queue entries that a sweep scans for movable ones: checking one takes 0.1 us.
+# Overdue tasks found at one tick, and from each queue: describing one takes about 10 us.
+OVERDUE, _OF_EACH = 16, 8
+# Queue entries that are scanned for movable ones: checking one takes 0.1 us.
 _SCANNED = 2048
 
 
@@ -160,6 +160,7 @@ class LedgerView:
         victims: int = VICTIMS,
         skip: int = 0,
         tasks: int = TASKS,
+        first: Mapping[Address, Sequence[TaskFacts]] | None = None,
     ) -> Snapshot:
         """Return the facts for one step of a stealing policy.
 
@@ -170,7 +171,9 @@ class LedgerView:
         skip : int
             How many of the longest queues to leave out, because nothing in them may be moved.
         tasks : int
-            The most tasks shown.
+            The most tasks shown, beside those of `first`.
+        first : mapping of address to tasks, optional
+            Tasks to show before those at the ends of queues.
         """
         hungry = tuple(address for address in hungry if address in self.rows)
         busiest = self._busiest(victims, skip) if asked is None else ()
@@ -180,6 +183,12 @@ class LedgerView:
         in_turn = (victim for turn in zip_longest(*known.values()) for victim in turn if victim is not None)
         shown = dict.fromkeys((*busiest, *in_turn))
         queues = self._ends_of(shown, tasks, now)
+        for address, some in (first or {}).items():
+            keys = {task.key for task in some}
+            queues[address] = (*some, *(task for task in queues.get(address, ()) if task.key not in keys))
+        if first:
+            busiest = tuple(dict.fromkeys((*busiest, *first)))
+            shown.update(dict.fromkeys(first))
         workers = {a: self._seen(a, now) for a in dict.fromkeys((*hungry, *shown))}
         moving = (links or Links()).copy()
         return Snapshot(now, hungry, busiest, workers, queues, moving, self.hosts, known)
@@ -202,24 +211,6 @@ class LedgerView:
         if stop > count:
             stop -= skip % stop
         return tuple(address for _, address in reversed(self._loads[max(stop - count, 0) : stop]))
-
-    def overdue_snapshot(
-        self,
-        now: float,
-        hungry: Iterable[Address],
-        overdue: Iterable[tuple[Entry, WorkerLoad, TaskFacts | None]],
-        links: Links | None = None,
-    ) -> Snapshot:
-        """Return the facts for a stealing policy, restricted to overdue tasks."""
-        queues: dict[Address, list[TaskFacts]] = {}
-        for _, row, task in overdue:
-            if task is not None:
-                queues.setdefault(row.address, []).append(task)
-        shown = {address: tuple(reversed(tasks)) for address, tasks in queues.items()}
-        hungry = tuple(hungry)
-        workers = {address: self._seen(address, now) for address in dict.fromkeys((*hungry, *shown))}
-        moving = (links or Links()).copy()
-        return Snapshot(now, hungry, tuple(shown), workers, shown, moving, self.hosts)
 
     def soonest(
         self, now: float, count: int, priority: Any = None, lasting: float = 0.0, room: int = 0
