@@ -176,7 +176,7 @@ PLACEMENT = (
     swap_place(
         "no turns",
         "Ties go to the worker whose newest task is the oldest.",
-        ("ledger_view:LedgerView.worker", _without_turns),
+        ("ledger:Ledger.worker", _without_turns),
     ),
     swap_place(
         "full devices are weighed",
@@ -285,10 +285,6 @@ def _without_own_estimate(old: Any) -> Any:
     return lambda self, prefix, device, seconds, annotated=None: old(self, prefix, device, seconds)
 
 
-def _never_provisional(old: Any) -> Any:
-    return lambda self, prefix, device, annotated: (*self.of(prefix, device, annotated), False)
-
-
 swap_belief = partial(swap, "estimates")
 
 
@@ -343,7 +339,6 @@ ESTIMATES = (
         "queued guesses are kept",
         "Tasks queued with a guess are projected again at the first measurement.",
         (D + "is_provisional", gives(False)),
-        (D + "projected", _never_provisional),
     ),
     swap_belief(
         "an overrun ends now",
@@ -375,7 +370,7 @@ ESTIMATES = (
 
 # ---- stealing ----------------------------------------------------------------------------------------------
 
-N, V, S = "stealing.informed:", "ledger_view:LedgerView.", "scheduling_core:SchedulingCore."
+N, V, S = "stealing.informed:", "ledger:Ledger.", "scheduling_core:SchedulingCore."
 
 
 def _without(**values: Any) -> Callable[[Any], Any]:

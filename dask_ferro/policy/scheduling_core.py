@@ -28,8 +28,7 @@ from dask_ferro.policy import events
 from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import Event, Instruction
 from dask_ferro.policy.facts import Address, Move, Outcome, Worker
-from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.ledger_view import TASKS, VICTIMS
+from dask_ferro.policy.ledger import TASKS, VICTIMS, Ledger
 from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.stealing.decision import StealingDecision
 from dask_ferro.policy.stealing.informed import (

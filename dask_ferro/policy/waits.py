@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker, kind_of
-from dask_ferro.policy.ledger_view import LedgerView
+from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 from dask_ferro.words import duration, few
 
@@ -159,7 +159,7 @@ class OverdueTasks(NamedTuple):
     ----------
     idle : list of Worker
     overdue : list of (Entry, WorkerLoad, TaskFacts or None)
-        As returned by `LedgerView.overdue`.
+        As returned by `Ledger.overdue`.
     thieves : tuple of addresses
         A few of the idle workers for each task: any of them could take it.
     """
@@ -179,7 +179,7 @@ class OverdueTasks(NamedTuple):
 
 
 def look(
-    book: LedgerView, now: float, idle: list[Worker], patience: float, turn: int, projected: bool = True
+    book: Ledger, now: float, idle: list[Worker], patience: float, turn: int, projected: bool = True
 ) -> OverdueTasks:
     """Return some overdue tasks, other ones at each `turn`.
 
