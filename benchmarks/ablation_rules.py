@@ -147,7 +147,6 @@ PLACEMENT = (
     place("soon", 0.0, "Such a worker may run dry within the task's duration; off: it has to be idle now."),
     place("light", HUGE, "A task with an input over 64 KiB is not placed away from its holders."),
     place("light", 0, "Inputs up to 64 KiB hold a task less; off: none is light."),
-    place("tied", 0.0, "For tasks without inputs under 1 ms, finishes within 1 ms of each other are equal."),
     place("ahead", 0.0, "Queued tasks that are short are sent several at a time, 5 ms in all."),
     place("ahead_tasks", HUGE, "They are eight at most."),
     place("ahead_bytes", HUGE, "Their results take 1 MiB at most."),
@@ -177,7 +176,7 @@ PLACEMENT = (
     swap_place(
         "no turns",
         "Ties go to the worker whose newest task is the oldest.",
-        ("ledger_view:LedgerView.worker", _without_turns),
+        ("ledger:Ledger.worker", _without_turns),
     ),
     swap_place(
         "full devices are weighed",
@@ -286,10 +285,6 @@ def _without_own_estimate(old: Any) -> Any:
     return lambda self, prefix, device, seconds, annotated=None: old(self, prefix, device, seconds)
 
 
-def _never_provisional(old: Any) -> Any:
-    return lambda self, prefix, device, annotated: (*self.of(prefix, device, annotated), False)
-
-
 swap_belief = partial(swap, "estimates")
 
 
@@ -344,7 +339,6 @@ ESTIMATES = (
         "queued guesses are kept",
         "Tasks queued with a guess are projected again at the first measurement.",
         (D + "is_provisional", gives(False)),
-        (D + "projected", _never_provisional),
     ),
     swap_belief(
         "an overrun ends now",
@@ -376,7 +370,7 @@ ESTIMATES = (
 
 # ---- stealing ----------------------------------------------------------------------------------------------
 
-N, V, S = "stealing.informed:", "ledger_view:LedgerView.", "scheduling_core:SchedulingCore."
+N, V, S = "stealing.informed:", "ledger:Ledger.", "scheduling_core:SchedulingCore."
 
 
 def _without(**values: Any) -> Callable[[Any], Any]:
@@ -437,11 +431,6 @@ STEALING = (
         (V + "_seen", _seen_without(unlocks=False)),
     ),
     swap_steal(
-        "readers pay alone",
-        "Readers of one input share the margin of its transfer.",
-        (N + "shared", gives(1)),
-    ),
-    swap_steal(
         "thieves may end",
         "No task moves to a worker that ends before it.",
         ("facts:Worker.has_time", gives(True)),
@@ -453,7 +442,7 @@ STEALING = (
     ),
     swap_steal(
         "overdue tasks as projected",
-        "An overdue task is expected to wait as long again.",
+        "A tick shows some overdue tasks of all queues, which are expected to wait as long again.",
         (W + "overdue", gives(0.0)),
     ),
     swap_steal(
@@ -470,9 +459,6 @@ STEALING = (
         "one thief a step",
         "A step feeds 32 thieves at most; off: one.",
         ("scheduling_core:THIEVES", becomes(1)),
-    ),
-    swap_steal(
-        "no sweep", "Each tick, a sweep looks for overdue tasks in all queues.", (S + "_swept", gives(None))
     ),
     swap_steal(
         "overdue by patience alone",

@@ -184,6 +184,9 @@ HURT = VirtualCluster.local(
 STRAGGLER = VirtualCluster(
     tuple(VirtualWorker(f"w{i}", speed=0.1 if i == 0 else 1.0) for i in range(10)), cores=10
 )
+TWO_SLOW = VirtualCluster(
+    tuple(VirtualWorker(f"w{i}", speed=0.1 if i < 2 else 1.0) for i in range(8)), cores=8
+)
 TWO_CORES = VirtualCluster.local(8, cores=2)
 NODES = replace(VirtualCluster.hosts(4, 2, 2), cores=16)
 ONE_GPU = VirtualCluster.devices(1, 1, cores=4)
@@ -204,6 +207,9 @@ def _fixed() -> dict[str, Workload]:
         "no-ops, two cores": fixed(lambda seed: _independent(400, 0.0), VirtualCluster.local(4, cores=2)),
         "cholesky, two cores": fixed(_built("cholesky"), TWO_CORES),
         "large-wide, two cores": fixed(_built("large-wide"), TWO_CORES),
+        "cholesky, two slow workers": fixed(_built("cholesky"), TWO_SLOW),
+        "chains, two slow workers": fixed(_built("chains"), TWO_SLOW),
+        "scale-up, slow messages": fixed(_built("scale-up"), replace(_late(2, 20), wire=0.03)),
         "cholesky, four hosts": fixed(_built("cholesky"), NODES),
         "gemm, large tiles": fixed(lambda seed: gemm(5, 0.04, 8 * MB), LOCAL),
         "sparse-gemm, large tiles": fixed(lambda seed: sparse_gemm(10, tile_bytes=4 * MB, seed=seed), NODES),

@@ -42,7 +42,7 @@ from simulated.contenders import simulate  # noqa: E402
 from simulated.generators import NAMES, build  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.policy.events import Answered, Ask, Assigned, Joined, MessagesSent, Tick  # noqa: E402
+from dask_ferro.policy.events import Answered, Ask, Assigned, Heard, Joined, MessagesSent, Tick  # noqa: E402
 from dask_ferro.policy.facts import Key, Replica, TaskFacts  # noqa: E402
 from dask_ferro.policy.scheduling_core import SchedulingCore  # noqa: E402
 from dask_ferro.policy.stealing.informed import StealingParameters  # noqa: E402
@@ -318,9 +318,11 @@ def tick(tasks: int = 20_000, workers: int = 64, hungry: int = 8, repeats: int =
         start = time.perf_counter()
         decided = core.handle(Tick(), 1.0)
         seconds.append(time.perf_counter() - start)
-        moves = [told.key for told in decided if isinstance(told, Ask)]
-        for key in moves:
-            core.handle(Answered(key, "kept"), 1.0)  # for the next one all is as it was
+        moves = [told for told in decided if isinstance(told, Ask)]
+        for key, victim, *_ in moves:
+            running = frozenset(core.ledger.rows[victim].running)
+            core.handle(Answered(key, "kept"), 1.0)
+            core.handle(Heard(victim, 2.0, running), 1.0)  # for the next one all is as it was
     return {
         "tasks": tasks,
         "workers": workers,

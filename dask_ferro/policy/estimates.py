@@ -136,14 +136,6 @@ class Durations:
         elsewhere = self._elsewhere(prefix, device)
         return (GUESS, False) if elsewhere is None else (elsewhere, True)
 
-    def projected(
-        self, prefix: str, device: str, annotated: float | Estimate | None
-    ) -> tuple[float, bool, bool]:
-        """Return what `of` and `is_provisional` do: of a task that was measured and says nothing, by one look."""
-        if annotated is None and (mean := self.measured.get((prefix, device))) is not None:
-            return mean.value, True, False
-        return *self.of(prefix, device, annotated), self.is_provisional(prefix, device, annotated)
-
     def known(
         self, prefix: str, devices: Collection[str], but: str, annotated: float | Estimate | None
     ) -> dict[str, float]:
@@ -263,7 +255,7 @@ class Links:
         """
         total = 0.0
         latency = 0.0
-        for nbytes, holders, _ in inputs:
+        for nbytes, holders in inputs:
             if to.address in holders:
                 continue
             near = any(hosts.get(holder) == to.host for holder in holders)

@@ -124,11 +124,7 @@ class Due(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """Consider every worker, whatever the events were."""
-
-
-class Sweep(NamedTuple):
-    """Look for overdue tasks beside idle workers.
+    """Consider every worker, whatever the events were, and look for overdue tasks beside idle ones.
 
     Attributes
     ----------
@@ -209,7 +205,7 @@ class Restarted(NamedTuple):
 
 Event = (
     Joined | Left | AcceptsTasks | Heard | Assigned | Finished | Answered | Unsent | Withdrawn | Ordered | MessagesSent
-    | Due | Tick | Sweep | DeviceTold | MemoryTold | ResourcesTold | EndTold | DurationLearned | SpeedLearned
+    | Due | Tick | DeviceTold | MemoryTold | ResourcesTold | EndTold | DurationLearned | SpeedLearned
     | TransferLearned | LoopMeasured | Switched | Restarted
 )  # fmt: skip
 

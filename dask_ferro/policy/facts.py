@@ -21,11 +21,10 @@ def kind_of(device: str) -> str:
 
 
 class Replica(NamedTuple):
-    """An input of a task: its size, the workers that hold it and, where known, its key."""
+    """An input of a task: its size, and the workers that hold it."""
 
     nbytes: int
     holders: frozenset[Address]
-    key: Key = None
 
 
 class TaskFacts(NamedTuple):

@@ -77,9 +77,6 @@ class PlacementParameters:
     light: int = 64 << 10
     spare: float = SPARE
     patience: float = 0.5
-    # Workers that would be done with a short task within so much of each other count as equal: one short task that took
-    # long is no reason to shun its worker for good.
-    tied: float = 0.001
     # Queued tasks that take less are sent to a thread several at a time, this long in all: a message costs the
     # scheduler more than they do.  0: the next one is sent when one has ended, as Dask does.
     ahead: float = 0.005
@@ -130,8 +127,6 @@ class PlacementParameters:
 
         def order(worker: Worker) -> tuple[float, int, int, int, Address]:
             finish = self._finish(task, worker, links, hosts)
-            if not task.inputs and task.seconds < self.tied:
-                finish = round(finish / self.tied) * self.tied
             # Beside inputs, the bytes that a worker holds say only where these are.
             holds = 0 if task.inputs else worker.holds
             return finish, worker.busy, holds, worker.turn, worker.address

@@ -10,7 +10,7 @@ every task would cost the scheduler more than stealing does.
 - Steps run only while a queue is long enough for one of its tasks to be moved, or has stalled for long enough.
 - A step shows the policy a few of the thieves and the longest queues.  The next step shows other thieves and, where
   nothing could be moved, other victims.
-- A sweep, at each tick, looks for overdue tasks in all queues.
+- A tick's step also sees some overdue tasks of all queues, other ones at each tick.
 - Messages to a worker with little to do are sent soon; for one with plenty, or while the scheduler's loop is
   saturated, they are sent in batches, which are cheaper.
 
@@ -28,8 +28,7 @@ from dask_ferro.policy import events
 from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import Event, Instruction
 from dask_ferro.policy.facts import Address, Move, Outcome, Worker
-from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.ledger_view import TASKS, VICTIMS
+from dask_ferro.policy.ledger import TASKS, VICTIMS, Ledger
 from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.stealing.decision import StealingDecision
 from dask_ferro.policy.stealing.informed import (
@@ -41,7 +40,7 @@ from dask_ferro.policy.stealing.informed import (
     without,
 )
 from dask_ferro.policy.stealing.policies import for_overdue
-from dask_ferro.policy.stealing.snapshot import Facts, Snapshot
+from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.policy.waits import OverdueTasks, look
 from dask_ferro.policy.worker_load import Entry, PendingRequest, Stolen, WorkerLoad
 
@@ -52,8 +51,9 @@ COALESCE, TICK, SENDS = 0.001, 0.5, 0.001
 THIEVES = 32
 # The most unread outcomes kept: no step reads them while stealing is off.  100 kB.
 HISTORY = 1000
-# Idle workers considered by one sweep: the facts of one take 2 us.
+# Idle workers considered at one tick: the facts of one take 2 us.
 IDLE = 256
+_NOTHING = OverdueTasks()
 # A saturated loop counts as such until its load is below this share of the bound, as each change sends every worker a
 # message.
 EASED = 0.9
@@ -107,10 +107,10 @@ class SchedulingCore:
         "requests", "confirmed", "refused", "stale"; "seconds_moving", the projected costs of confirmed moves;
         "seconds_worked", the durations of stolen tasks.  A thread works on one task at a time, so the latter is time
         that was filled; gains cannot be added up, since many tasks wait at the same time.
-    steps, sweeps : int
-        Number of policy steps and of sweeps.
+    steps, ticks : int
+        Number of policy steps and of ticks.
     found : OverdueTasks
-        The overdue tasks found by the latest sweep.
+        The overdue tasks found at the latest tick.
     on_decision : callable (StealingDecision) or None
         Receives each decision of the policy: values, which may be kept.
     """
@@ -132,7 +132,7 @@ class SchedulingCore:
         self.state = StealingState()
         self.counts: dict[str, float] = dict.fromkeys(_COUNTS, 0)
         self.steps = 0
-        self.found: OverdueTasks = look(self.ledger, 0.0, [], policy.parameters.patience, 0)
+        self.found = _NOTHING
         self.coalesce, self.tick = coalesce, tick
         self.on_decision: Callable[[StealingDecision], None] | None = None
         self._is_on = True
@@ -144,7 +144,7 @@ class SchedulingCore:
         self._wake: float | None = None
         self._barren = 0  # consecutive steps without a move although a worker was under its threshold
         self._looked = 0.0  # when the queues were last checked for a stall
-        self.sweeps = 0
+        self.ticks = 0
         self._handlers = self._by_event()
 
     def _by_event(self) -> Mapping[type, Callable[[Any, float], None]]:
@@ -153,7 +153,7 @@ class SchedulingCore:
             events.Joined: self._joined, events.Left: self._left, events.AcceptsTasks: self._opened,
             events.Assigned: self._assigned, events.Finished: self._finished, events.Answered: self._answered,
             events.Unsent: self._unsent, events.Withdrawn: self._withdrawn, events.Ordered: self._ordered,
-            events.Due: self._due, events.Tick: self._ticked, events.Sweep: self._swept,
+            events.Due: self._due, events.Tick: self._ticked,
             events.Switched: self._switched, events.Restarted: self._restarted,
             events.LoopMeasured: self._loop_measured,
             # Facts reported or learned go straight to the ledger: they call for no decision by themselves.
@@ -297,13 +297,23 @@ class SchedulingCore:
             self._step(now)
 
     def _ticked(self, event: events.Tick, now: float) -> None:
-        rows = self.ledger.rows.items()
-        self._hungry.update((address, None) for address, row in rows if row.may_take)
-        self._step(now)
+        ledger, p = self.ledger, self.policy.parameters
+        self._hungry.update((address, None) for address, row in ledger.rows.items() if row.may_take)
+        idle = self._some_idle(now) if ledger.waiting or event.elsewhere else []
+        self.facts.begin([worker.address for worker in idle])
+        self.found = look(ledger, now, idle, p.patience, self.ticks, self.policy.projects)
+        self.ticks += 1
+        self._step(now, self.found)
+
+    def _some_idle(self, now: float) -> list[Worker]:
+        """Return idle workers, at most `IDLE` of them and different ones at each tick."""
+        idle = self.ledger.idle(now)
+        first = self.ticks * IDLE % max(len(idle), 1)
+        return (idle[first:] + idle[:first])[:IDLE] if len(idle) > IDLE else idle
 
     # -- the step ------------------------------------------------------------------------------------------
 
-    def _step(self, now: float) -> None:
+    def _step(self, now: float, found: OverdueTasks = _NOTHING) -> None:
         self._wake = None
         rows = self.ledger.rows
         idle = [a for a in self._hungry if (row := rows.get(a)) is not None and row.may_take]
@@ -311,11 +321,11 @@ class SchedulingCore:
         if self._outcomes:
             self.state = adapted(self.state, self._outcomes, self.policy.parameters)
             self._outcomes.clear()
-        if not idle or not self._is_worth_it(now):
+        if not found.thieves and (not idle or not self._is_worth_it(now)):
             return
         hungry = [a for a in idle if self._left_over(a, now) <= 0]
-        thieves = hungry[:THIEVES]
-        moves = self._decide(thieves, now) if thieves else ()
+        thieves = list(dict.fromkeys((*found.thieves, *hungry[:THIEVES])))
+        moves = self._decide(thieves, found, now) if thieves else ()
         self._request(moves, now)
         seen = dict.fromkeys(thieves)
         self._hungry = {**{a: None for a in idle if a not in seen}, **seen}
@@ -325,9 +335,9 @@ class SchedulingCore:
         else:
             self._look_again(idle, now)
 
-    def _decide(self, thieves: Sequence[Address], now: float) -> tuple[Move, ...]:
+    def _decide(self, thieves: Sequence[Address], found: OverdueTasks, now: float) -> tuple[Move, ...]:
         """Return the policy's moves for some thieves, from a small snapshot or, if that yields none, a full one."""
-        ledger, policy = self.ledger, self.policy
+        ledger, policy = self.ledger, for_overdue(self.policy) if found.thieves else self.policy
         moves: tuple[Move, ...] = ()
         self.facts.begin(thieves)
         asked = policy.asks(thieves, ledger.everyone, self.state)
@@ -337,18 +347,16 @@ class SchedulingCore:
         if asked is None:
             few = policy.parameters.quick * (1 + threads)
         for room in (few, TASKS) if few < TASKS else (TASKS,):
-            snapshot = ledger.snapshot(now, thieves, self.links, asked, skip=skip, tasks=room)
-            moves = self._step_of(policy, snapshot)
+            snapshot = ledger.snapshot(
+                now, thieves, self.links, asked, skip=skip, tasks=room, first=found.tasks
+            )
+            moves = policy.step(snapshot, self.state)
+            if self.on_decision is not None:
+                self.on_decision(StealingDecision(policy, self.state, snapshot, moves))
             if moves or sum(map(len, snapshot.queues.values())) < room:
                 break
         self.state = self.state._replace(turns=self.state.turns + 1)
         self.steps += 1
-        return moves
-
-    def _step_of(self, policy: Policy, snapshot: Snapshot) -> tuple[Move, ...]:
-        moves = policy.step(snapshot, self.state)
-        if self.on_decision is not None:
-            self.on_decision(StealingDecision(policy, self.state, snapshot, moves))
         return moves
 
     def _look_again(self, idle: Iterable[Address], now: float) -> None:
@@ -361,21 +369,6 @@ class SchedulingCore:
         if len(waits) < len(left_over):
             p = self.policy.parameters
             self._ask(now, min(p.bears * p.shortest * 2.0 ** min(self._barren, 10), self.tick))
-
-    def _swept(self, event: events.Sweep, now: float) -> None:
-        ledger, policy = self.ledger, self.policy
-        idle = self._some_idle(now) if ledger.waiting or event.elsewhere else []
-        self.facts.begin([worker.address for worker in idle])
-        patience = policy.parameters.patience
-        self.found = look(ledger, now, idle, patience, self.sweeps, policy.projects, self.links)
-        self._request(self._step_of(for_overdue(policy), self.found.snapshot), now)
-        self.sweeps += 1
-
-    def _some_idle(self, now: float) -> list[Worker]:
-        """Return idle workers, at most `IDLE` of them and different ones at each sweep."""
-        idle = self.ledger.idle(now)
-        first = self.sweeps * IDLE % max(len(idle), 1)
-        return (idle[first:] + idle[:first])[:IDLE] if len(idle) > IDLE else idle
 
     # -- requests and answers ------------------------------------------------------------------------------
 

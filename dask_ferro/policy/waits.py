@@ -7,13 +7,13 @@ Stealing has moved it by then if it may; each remaining one has one of the `REAS
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker, kind_of
-from dask_ferro.policy.ledger_view import LedgerView
-from dask_ferro.policy.stealing.snapshot import Snapshot
+from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 from dask_ferro.words import duration, few
 
@@ -61,7 +61,7 @@ REASONS = {
 }
 # Idle workers named in a line of the log.
 _NAMED = 3
-# Idle workers weighed for one task: a sweep has 32 tasks, and projects a transfer of each to all of these.
+# Idle workers weighed for one task: a tick has 16 tasks, and projects a transfer of each to all of these.
 _THIEVES = 4
 
 
@@ -153,61 +153,61 @@ def by_reason(waits: Iterable[WaitingTask]) -> dict[str, int]:
 
 
 class OverdueTasks(NamedTuple):
-    """The overdue tasks of one sweep, and the idle workers.
+    """The overdue tasks found at one tick, and the idle workers.
 
     Attributes
     ----------
     idle : list of Worker
     overdue : list of (Entry, WorkerLoad, TaskFacts or None)
-        As returned by `LedgerView.overdue`.
-    snapshot : Snapshot
-        The facts of those tasks, for a stealing policy.
+        As returned by `Ledger.overdue`.
+    thieves : tuple of addresses
+        A few of the idle workers for each task: any of them could take it.
     """
 
-    idle: list[Worker]
-    overdue: list[tuple[Entry, WorkerLoad, TaskFacts | None]]
-    snapshot: Snapshot
+    idle: Sequence[Worker] = ()
+    overdue: Sequence[tuple[Entry, WorkerLoad, TaskFacts | None]] = ()
+    thieves: tuple[Address, ...] = ()
+
+    @property
+    def tasks(self) -> dict[Address, list[TaskFacts]]:
+        """The tasks that may be moved, by worker, the last to start first."""
+        found: dict[Address, list[TaskFacts]] = {}
+        for _, row, task in reversed(self.overdue):
+            if task is not None:
+                found.setdefault(row.address, []).append(task)
+        return found
 
 
 def look(
-    book: LedgerView,
-    now: float,
-    idle: list[Worker],
-    patience: float,
-    turn: int,
-    projected: bool = True,
-    links: Links | None = None,
+    book: Ledger, now: float, idle: list[Worker], patience: float, turn: int, projected: bool = True
 ) -> OverdueTasks:
-    """Return the overdue tasks, and the facts for a policy to move them.
+    """Return some overdue tasks, other ones at each `turn`.
 
-    A stealing step sees the ends of the longest queues, for the workers that ran dry first; tasks there that may not
-    be moved, or gain nothing, could hide a movable one for ever.  A sweep therefore sees other tasks at each `turn`.
+    A step sees the ends of the longest queues, for the workers that ran dry first; tasks there that may not be moved,
+    or gain nothing, could hide a movable one for ever.
 
     Parameters
     ----------
     projected : bool
         Whether steps use projected seconds, so that tasks projected to wait have been seen by them.
-    links : Links, optional
-        Costs of transfers.
     """
     overdue = book.overdue(now, patience, turn, projected=projected) if idle else []
     thieves: dict[Address, None] = {}
     for _, _, task in overdue:
         if task is not None:
-            # A few thieves for each task are enough, as any of these could take it, and the snapshot describes them
-            # all.
-            legal, _ = _narrowed(task, idle, False)
-            thieves.update(dict.fromkeys(w.address for w in legal[:_THIEVES]))
-    return OverdueTasks(idle, overdue, book.overdue_snapshot(now, thieves, overdue, links))
+            able = (w.address for w in idle if task.admits(w) and task.fits(w))
+            thieves.update(dict.fromkeys(islice(able, _THIEVES)))
+    return OverdueTasks(idle, overdue, tuple(thieves))
 
 
-def waits_of(found: OverdueTasks) -> list[WaitingTask]:
-    """Return the diagnoses of all overdue tasks of a sweep, the longest wait first."""
-    told, links, hosts = [], found.snapshot.links, found.snapshot.hosts
+def waits_of(
+    found: OverdueTasks, now: float, links: Links, hosts: Mapping[Address, str]
+) -> list[WaitingTask]:
+    """Return the diagnoses of all overdue tasks found at a tick, the longest wait first."""
+    told = []
     for entry, row, task in found.overdue:
         if task is None:
-            waited = found.snapshot.now - entry.since
-            told.append(_waits(entry.key, row.address, waited, found.idle, "actor"))
+            told.append(_waits(entry.key, row.address, now - entry.since, found.idle, "actor"))
         else:
             # If even the cheapest transfer takes longer than the task has waited, cost is the reason.
             moving = min(links.seconds(task.inputs, worker, hosts) for worker in found.idle[:_THIEVES])

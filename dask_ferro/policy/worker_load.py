@@ -18,7 +18,7 @@ from dask_ferro.policy.facts import Address, Key
 State = Literal["queued", "running", "requested"]
 # A worker's slowness is the factor on its tasks' projected seconds in placement and stealing.  A worker begins with
 # this many tasks that took just what was projected: what it really took says little until there are more.
-USUAL_TASKS = 4.0
+USUAL_TASKS = 2.0
 # A task that takes less measures the clock, and not how slow its worker is.
 _USUAL_SECONDS = 0.001
 # Within this factor of what was projected it is the spread of durations, and not the worker: of ten lognormal ones,
@@ -51,7 +51,6 @@ class Entry:
     origins: tuple[Address, ...] = ()
     since: float = 0.0  # when it was assigned to its worker
     expected: float = 0.0  # seconds that it was projected to wait at that time
-    is_sure: bool = False  # whether its worker has confirmed that it started
     state: State = "queued"
     started: float | None = None  # of a running one; infinite: its message has not left yet
     worker: WorkerLoad = field(init=False)
@@ -102,9 +101,7 @@ class WorkerLoad:
     waiting_seconds: float = 0.0
     incoming: int = 0
     incoming_seconds: float = 0.0
-    measured: Mean = field(default_factory=Mean)
-    projected: Mean = field(default_factory=Mean)
-    log_ratio: Mean = field(default_factory=Mean)
+    ratio: Mean = field(default_factory=Mean)  # logarithms of measured over projected seconds
     slowness: float = 1.0
     load: tuple[float, Address] | None = None
     version: int = 0
@@ -202,19 +199,11 @@ class WorkerLoad:
     def learn(self, projected: float, measured: float) -> None:
         """Update the worker's slowness with the measured seconds of a task whose projection was known.
 
-        Very short tasks carry little information about slowness, but they do show that a long one was an exception.
+        The mean is that of logarithms: a single task that took ten times as long says little of the worker, and a slow
+        worker is slow in most tasks.
         """
-        self.log_ratio.add(log((measured + _USUAL_SECONDS) / (projected + _USUAL_SECONDS)))
-        if measured < _USUAL_SECONDS and projected < _USUAL_SECONDS:
-            return
-        self.projected.add(projected)
-        self.measured.add(measured)
-        most = 1.0 / NEWEST  # tasks in the mean's effective window
-        weight = min(self.measured.count, most)
-        prior = max(USUAL_TASKS * self.projected.value, _USUAL_SECONDS)
-        ratio = (weight * self.measured.value + prior) / (weight * self.projected.value + prior)
-        # A single task that took five times as long says little of the worker; a slow worker is slow in most tasks.
-        many = min(self.log_ratio.count, most)
-        typical = exp(self.log_ratio.value * many / (many + USUAL_TASKS))
-        is_noise = any(1 / SPREAD < seen < SPREAD for seen in (ratio, typical))
-        self.slowness = 1.0 if is_noise else min(max(ratio, 1 / SLOWEST), SLOWEST)
+        self.ratio.add(log((measured + _USUAL_SECONDS) / (projected + _USUAL_SECONDS)))
+        many = min(self.ratio.count, 1.0 / NEWEST)  # tasks in the mean's effective window
+        typical = exp(self.ratio.value * many / (many + USUAL_TASKS))
+        is_noise = 1 / SPREAD < typical < SPREAD
+        self.slowness = 1.0 if is_noise else min(max(typical, 1 / SLOWEST), SLOWEST)

@@ -147,7 +147,6 @@ class CoreAdapter(Decider):
         for address, record in self._scheduler.records.items():
             self._tell(events.Heard(address, self._clock.now, frozenset(record.live.runs())))
         self._tell(events.Tick())
-        self._tell(events.Sweep())
 
     # ---- enact ---------------------------------------------------------------------------------------------
 

@@ -161,5 +161,5 @@ class SimulatedFacts:
             number = dependency.number
             coming = (a for a in fetching if a in records and number in records[a].needs)
             holders = frozenset([*dependency.holders, *coming])
-            inputs.append(Replica(dependency.spec.nbytes, holders, number))
+            inputs.append(Replica(dependency.spec.nbytes, holders))
         return tuple(inputs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_ferro.policy.estimates import Durations, Estimate, Link, Links, Mean, ResultSizes
@@ -139,17 +138,6 @@ def test_links_learn_apart() -> None:
 
 SAID = st.none() | st.sampled_from([0.0, 0.5, -1.0, math.inf]) | st.just(Estimate(None, 1e9, 0.0))
 CLASSES = st.sampled_from(["cpu", "gpu"])
-
-
-@given(st.lists(st.tuples(CLASSES, SAID), max_size=4), st.sets(CLASSES), CLASSES, SAID)
-def test_one_look_tells_what_two_do(measured, fast, device, annotated) -> None:
-    known = Durations()
-    for number, (place, said) in enumerate(measured):
-        known.add("p", place, 1.0 + number, said)
-    for place in sorted(fast):
-        known.set_speed(place, 1e9, 1e9)
-    two = (*known.of("p", device, annotated), known.is_provisional("p", device, annotated))
-    assert known.projected("p", device, annotated) == two
 
 
 @pytest.mark.parametrize("nbytes", [5, 100, 200], ids=["less", "as many", "more"])

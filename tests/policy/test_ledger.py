@@ -318,8 +318,14 @@ def test_what_is_overdue_is_shown_as_a_value() -> None:
     book = ledger({"v": 1, "w": 1}, long=9.0, short=0.001)
     book.assign(0.0, "long", "v", "long", (0,))
     book.assign(0.0, "short", "v", "short", (1,))
-    seen = look(book, 1.0, book.idle(1.0), 0.5, 0).snapshot
-    assert ([t.key for t in seen.queues["v"]], seen.hungry) == (["short"], ("w",))
+    found = look(book, 1.0, book.idle(1.0), 0.5, 0)
+    assert found.thieves == ("w",)
+    seen = book.snapshot(1.0, found.thieves, first=found.tasks, tasks=0)
+    assert ([t.key for t in seen.queues["v"]], seen.queues["v"][0].overdue, seen.busiest) == (
+        ["short"],
+        1.0,
+        ("v",),
+    )
     was = pickle.dumps(seen)
     book.finish(1.0, "long")
     assert pickle.dumps(seen) == was

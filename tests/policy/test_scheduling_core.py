@@ -30,7 +30,6 @@ from dask_ferro.policy.events import (
     PlaceAgain,
     Restarted,
     Settled,
-    Sweep,
     Switched,
     Tick,
     Unsent,
@@ -175,7 +174,7 @@ def test_thieves_take_turns_where_they_are_many() -> None:
     scene.facts.bound.update(range(3))
     for _ in range(2):
         scene.hear(Tick())
-    first, second = scene.facts.looks[0], scene.facts.looks[-1]
+    first, second = scene.facts.looks[1], scene.facts.looks[-1]
     assert len(first) == len(second) == module.THIEVES
     assert set(first) | set(second) == set(thieves)
 
@@ -343,28 +342,28 @@ def test_a_restart_forgets_tasks_and_keeps_what_they_cost() -> None:
     assert scene.core.ledger.durations.of("p", "cpu") == (0.5, True)
 
 
-# -- sweeps ------------------------------------------------------------------------------------------------
+# -- overdue tasks ------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_finds_what_no_step_may_see() -> None:
+def test_a_tick_finds_what_no_other_step_may_see() -> None:
     """One task that may move among many that may not, behind one that takes long."""
     scene = Scene(long=60.0, p=0.01)
     scene.workers("a", "b")
     scene.queue("a", ["long"], "long")
     scene.queue("a", range(40))
     scene.facts.bound.update(set(range(40)) - {3})
-    found = [scene.asked(Sweep(), now=5.0)]
+    found = [scene.asked(Tick(), now=5.0)]
     assert [worker.address for worker in scene.core.found.idle] == ["b"]
-    found += [scene.asked(Sweep(), now=5.0 + turn) for turn in range(5)]
+    found += [scene.asked(Tick(), now=5.0 + turn) for turn in range(5)]
     assert [(3, "a", "b")] in found
 
 
-def test_a_sweep_looks_at_some_of_very_many_idle_workers_at_a_time() -> None:
+def test_a_tick_looks_at_some_of_very_many_idle_workers_at_a_time() -> None:
     scene = Scene(p=0.5)
     scene.workers(*(f"t{n:04d}" for n in range(module.IDLE + 100)))
     seen = set()
     for _ in range(2):
-        scene.hear(Sweep(elsewhere=True))
+        scene.hear(Tick(elsewhere=True))
         assert len(scene.core.found.idle) == module.IDLE
         seen |= {worker.address for worker in scene.core.found.idle}
     assert len(seen) == module.IDLE + 100
@@ -397,14 +396,14 @@ def test_messages_are_gathered_while_the_loop_has_no_time_left() -> None:
 
 
 def story(policy: Policy) -> Scene:
-    """Workers that come and go, tasks that are given, moved, kept and done, ticks and sweeps."""
+    """Workers that come and go, tasks that are given, moved, kept and done, and ticks."""
     scene = Scene(policy, p=0.05)
     scene.workers("a", "b", "c", nthreads=2)
     scene.queue("a", range(30))
     now = 0.0
     for turn in range(12):
         now += 0.05
-        asked = scene.asked(Tick(), Sweep(elsewhere=turn % 2 == 0), now=now)
+        asked = scene.asked(Tick(elsewhere=turn % 2 == 0), now=now)
         for n, (key, _, _) in enumerate(asked):
             scene.hear(Answered(key, ("given", "kept", "gone")[n % 3]), now=now + 0.001)
         scene.hear(Heard("a", now, frozenset(scene.core.ledger.rows["a"].running)), MessagesSent(), now=now)
@@ -444,7 +443,7 @@ def test_messages_are_gathered_for_who_has_plenty(plenty: float, soon: bool) -> 
 @pytest.mark.parametrize("quick", [2, 8])
 def test_the_first_look_shows_a_few_tasks_for_each_thread(quick: int) -> None:
     scene = piled(60, policy=named("informed", StealingParameters(threshold=0.01, quick=quick)))
-    assert scene.asked(Tick(), now=1.0)
+    assert scene.asked(Tick(), now=0.3)
     assert scene.facts.described == 2 * quick
 
 

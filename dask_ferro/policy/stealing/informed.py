@@ -27,7 +27,7 @@ from typing import ClassVar, NamedTuple
 from dask_ferro.policy.estimates import SPARE
 from dask_ferro.policy.facts import Address, Move, Outcome, TaskFacts, Worker
 from dask_ferro.policy.stealing.snapshot import Snapshot
-from dask_ferro.policy.stealing.tentative import Tentative, keeps, may, shared
+from dask_ferro.policy.stealing.tentative import Tentative, keeps, may
 
 # The longest threshold in seconds: a stolen task may have waited behind a long one that came after it.
 _LONGEST = 0.25
@@ -229,11 +229,8 @@ class Informed(Policy):
             ends = self._ends_at_thief(task, thief, transfer)
             if ends is None:
                 continue
-            readers = shared(task, thief, tentative.readers(victim.address)) if transfer else 1
             stays = waits + seconds + (0.0 if victim.accepts else self.parameters.pause)
-            gain = (
-                stays - ends - self.parameters.margin - self.parameters.transfer_margin * transfer / readers
-            )
+            gain = stays - ends - self.parameters.margin - self.parameters.transfer_margin * transfer
             if keeps(task, thief):
                 gain -= task.seconds
             if gain > 0 and (best is None or (transfer, place) < best[0]):

@@ -5,11 +5,7 @@ A task moves once.  Which move pays is decided by the policy.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from itertools import chain
-
-from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker
+from dask_ferro.policy.facts import Address, TaskFacts, Worker
 from dask_ferro.policy.stealing.snapshot import Snapshot
 
 
@@ -20,7 +16,6 @@ class Tentative:
         self._snapshot = snapshot
         self._changed: dict[Address, Worker] = {}
         self._left: dict[Address, list[TaskFacts]] = {}
-        self._readers: dict[Address, Counter[Key]] = {}
         self.links = snapshot.links
         self.hosts = snapshot.hosts
 
@@ -31,13 +26,6 @@ class Tentative:
         if address not in self._left:
             self._left[address] = list(self._snapshot.queues.get(address, ()))
         return self._left[address]
-
-    def readers(self, victim: Address) -> Counter[Key]:
-        """Return for each input the number of queued tasks that read it."""
-        if victim not in self._readers:
-            read = chain.from_iterable(task.inputs for task in self._snapshot.queues.get(victim, ()))
-            self._readers[victim] = Counter(i.key for i in read if i.key is not None)
-        return self._readers[victim]
 
     def move(self, task: TaskFacts, victim: Worker, thief: Worker, transfer: float) -> None:
         self.queue(victim.address).remove(task)
@@ -74,9 +62,3 @@ def outlasts(task: TaskFacts, thief: Worker, spare: float) -> bool:
 def keeps(task: TaskFacts, thief: Worker) -> bool:
     """Whether the task's affinity is for workers other than the thief."""
     return not task.wants(thief)
-
-
-def shared(task: TaskFacts, thief: Worker, readers: Mapping[Key, int]) -> int:
-    """Return how many tasks of a queue read the largest input that the thief lacks, and so share its transfer."""
-    lacking = [i for i in task.inputs if thief.address not in i.holders and i.key is not None]
-    return max(readers.get(max(lacking, key=lambda i: i.nbytes).key, 1), 1) if lacking else 1

@@ -132,7 +132,7 @@ class Shown:
         for dts in ts.dependencies:
             holders = {ws.address for ws in dts.who_has or ()}
             holders.update(a for a in fetching if a in workers and dts in workers[a].needs_what)
-            yield Replica(nbytes_of(dts), frozenset(holders), dts.key)
+            yield Replica(nbytes_of(dts), frozenset(holders))
 
     def unbound(self, entries: list[Entry]) -> list[Entry]:
         """Return the waiting tasks that are not restricted to a single worker; fast enough for thousands of tasks."""

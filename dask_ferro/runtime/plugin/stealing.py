@@ -251,7 +251,8 @@ class Stealing(EntryPoints):
                 self.tell(events.AcceptsTasks(address, accepts))
             if ws is not None:
                 self._heard(ws)
-        self.tell(events.Tick())
+        waits = self.scheduler.unrunnable or self.scheduler.queued or self.ledger.requests
+        self.tell(events.Tick(elsewhere=bool(waits)))
 
     def _tick(self) -> None:
         """Consider every worker, whatever the events were."""

@@ -18,7 +18,7 @@ from distributed import Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.events import AcceptsTasks, MessagesSent, Sweep, Withdrawn
+from dask_ferro.policy.events import AcceptsTasks, MessagesSent, Withdrawn
 from dask_ferro.policy.facts import Worker
 from dask_ferro.policy.waits import WaitingTask, by_reason, waits_of
 from dask_ferro.policy.worker_load import PendingRequest
@@ -124,12 +124,15 @@ class Waits:
             self.unserved = None
         elif self.unserved is None:
             self.unserved = now
-        self._tell(Sweep(bool(ledger.requests or scheduler.unrunnable or scheduler.queued)))
         found = stealing.core.found
-        idle = found.idle
+        idle = list(found.idle)
         told = self._asked(idle, now)
         # Requested tasks are described as unmovable, like actors.
-        told += [wait for wait in waits_of(found) if wait.key not in ledger.requests]
+        told += [
+            wait
+            for wait in waits_of(found, now, stealing.links, ledger.hosts)
+            if wait.key not in ledger.requests
+        ]
         told += self.elsewhere(idle) if idle else ()
         self._count(told)
         self.now = sorted(told, key=lambda wait: -wait.seconds)

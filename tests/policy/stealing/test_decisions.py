@@ -60,7 +60,7 @@ def of_one_task(one: TaskFacts, **thresholds: float) -> StealingDecision:
     [
         pytest.param(task(("x", 0, -1.5, ("y",))), id="a key of several parts"),
         pytest.param(task("x", 5e-324, waited=inf, blocked=0.1 + 0.2), id="floats to the last bit, and without end"),
-        pytest.param(task("x", inputs=(Replica(8, frozenset("ab"), ("y", 1)),)), id="inputs"),
+        pytest.param(task("x", inputs=(Replica(8, frozenset("ab")),)), id="inputs"),
         pytest.param(task("x", allowed=frozenset("ab"), preferred=frozenset(), origins=("b",)), id="restrictions"),
         pytest.param(task("x", others={"gpu": 0.1}, must="gpu", known=False), id="durations by device class"),
     ],

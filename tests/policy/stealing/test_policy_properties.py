@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dask_ferro.policy import idle_order, ledger_view
+from dask_ferro.policy import idle_order
 from dask_ferro.policy import ledger as ledger_module
 from dask_ferro.policy.estimates import is_duration
 from dask_ferro.policy.facts import Outcome, Worker
@@ -259,7 +259,7 @@ def _first(workers: list[Worker], count: int) -> list[float]:
 
 @pytest.mark.parametrize("few", [2, idle_order.FEW], ids=["kept in order", "looked through"])
 def test_the_ledger(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (idle_order, ledger_module, ledger_view):
+    for module in (idle_order, ledger_module):
         monkeypatch.setattr(module, "FEW", few)
     skipped = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     steps = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=skipped)

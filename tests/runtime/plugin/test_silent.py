@@ -77,8 +77,8 @@ async def test_each_task_that_waits_is_counted_once(client, scheduler):
     async with _blocked(client, scheduler, busy) as others:
         held = client.map(_inc, range(60), workers=[busy], pure=False)
         others += held
-        sweeps = core.sweeps
-        await _until(lambda: core.sweeps > sweeps + 40, "40 ticks")
+        ticks = core.ticks
+        await _until(lambda: core.ticks > ticks + 40, "40 ticks")
         assert 40 <= waits.began["restricted"] <= len(held)
 
 
