@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +10,6 @@ import pytest
 
 from dask_ferro.engines.executable import Executable, compile_bundle
 from dask_ferro.engines.hooks import Kernel, Profiled, ProfiledOp
-from dask_ferro.engines.onnxruntime import profile
 from dask_ferro.errors import ModelError
 from dask_ferro.graph.model.load import load
 from tests.graphs import mlp, mlp_reference, written
@@ -61,12 +57,6 @@ def test_array_ops_are_shown_in_their_order() -> None:
     assert len(listener.seen) == len(ops)  # the bundle itself is as it was
 
 
-def test_reference_ops_are_shown_as_one() -> None:
-    listener = Listener()
-    bundle("reference").watched(listener)(X)
-    assert listener.seen == [("reference", f"{len(ir.from_proto(mlp()).graph)} nodes")]
-
-
 def test_a_watched_op_that_fails_is_named_as_ever() -> None:
     plain = bundle("array")
     messages = []
@@ -106,29 +96,3 @@ def test_a_profile_names_the_node_that_others_stand_in_place_of() -> None:
     # Those of the branch, and no If that contains them.
     assert {"ReduceSum", "Mul"} <= {op.op for op in ops}
     assert "If" not in {op.op for op in ops}
-
-
-def test_a_profile_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "_OPS", 2 * len(ir.from_proto(mlp()).graph))
-    assert [op.op for op in profiled(5)].count("Softmax") == 2
-
-
-def test_a_profile_is_read_once_and_its_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    listener = Listener()
-    watched = bundle("onnxruntime").watched(listener)
-    watched(X)
-    assert len(list(tmp_path.iterdir())) == 1
-    assert listener.profiles[0].ops() != []
-    assert listener.profiles[0].ops() == []
-    assert list(tmp_path.iterdir()) == []
-    watched(X)  # without a profile from here on
-
-
-def test_a_profile_that_nobody_reads_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    watched = bundle("onnxruntime").watched(Listener())
-    watched(X)
-    del watched
-    gc.collect()
-    assert list(tmp_path.iterdir()) == []
