@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -20,7 +19,7 @@ from hypothesis import HealthCheck, settings, strategies
 
 import dask_ferro as ff
 from dask_ferro.engines.onnxruntime.host_memory import give_back
-from tests import needs, quick
+from tests import needs
 from tests.second_try import pytest_collection_modifyitems  # noqa: F401 - a hook
 from tests.waiting import WHOLE_S
 
@@ -41,21 +40,6 @@ get_mp_context().set_forkserver_preload(["distributed", "pandas", *IN_WORKERS])
 
 # pytest-xdist sets it for its processes; a table in a pipe would have that width.
 os.environ.pop("COLUMNS", None)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--quick`, the option of `make quick`."""
-    parser.addoption(
-        "--quick", action="store_true", help="only tests without clusters, processes or browsers"
-    )
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip files that are not quick, without importing them."""
-    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    if config.getoption("--quick") and is_test and not quick.is_quick(collection_path):
-        return True
-    return None
 
 
 @pytest.hookimpl(optionalhook=True)

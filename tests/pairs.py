@@ -6,7 +6,7 @@ matrix.  The choice is greedy and depends on the order of the values alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -15,15 +15,18 @@ import pytest
 Pair = tuple[tuple[int, int], tuple[int, int]]
 
 
-def all_pairs(*axes: Sequence[Any]) -> list[Any]:
+def all_pairs(*axes: Sequence[Any], when: Callable[..., bool] = lambda *values: True) -> list[Any]:
     """Return all rows of a matrix for `parametrize`; those that are not needed to cover all pairs are marked `soak`.
 
     Parameters
     ----------
     *axes : sequence
         The values of each option.
+    when : callable (*values) -> bool, optional
+        Whether a row exists.
     """
-    rows = list(product(*(range(len(axis)) for axis in axes)))
+    places = product(*(range(len(axis)) for axis in axes))
+    rows = [row for row in places if when(*(axis[i] for axis, i in zip(axes, row, strict=True)))]
     kept = covering(rows)
     return [
         pytest.param(

@@ -12,11 +12,9 @@ import pytest
 from dask_ferro.engines.device.residency import DeviceArray, Residency
 from dask_ferro.engines.executable import Executable
 from dask_ferro.testing.emulated_device import StandIn
+from tests.each import every
 from tests.programs import FORKED, ran
 from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
-
-# The most by which a worker's heap may grow while it runs a model, without weights.
-ALLOWANCE_MIB = 15
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -50,15 +48,6 @@ def test_the_warm_up_is_checked_and_not_measured(measure):
     assert len(seconds["A"]) == 2
 
 
-def test_ratios_are_taken_inside_a_round(measure):
-    seconds = {"limit": [1.0, 4.0], "other": [2.0, 4.0]}
-    assert measure.ratios(seconds, "limit") == {"limit": [1.0, 1.0], "other": [0.5, 1.0]}
-
-
-def test_a_summary_is_median_and_spread(measure):
-    assert measure.Summary.of([3.0, 1.0, 8.0]) == measure.Summary(3.0, 1.0, 8.0, 3)
-
-
 def test_a_record_says_where_it_was_made(measure, tmp_path):
     record = measure.provenance(seed=5) | {"rate": measure.Summary.of([1.0, 2.0])}
     measure.write(tmp_path / "new" / "record.json", record)
@@ -69,19 +58,6 @@ def test_a_record_says_where_it_was_made(measure, tmp_path):
     assert read["rate"] == {"median": 1.5, "low": 1.0, "high": 2.0, "repeats": 2}
 
 
-def test_a_table_is_as_wide_as_its_cells(measure, capsys):
-    measure.show("title", ("", "rate"), [("longest name", "1"), ("b", "22,000")], notes=("a note",))
-    assert capsys.readouterr().out.splitlines() == [
-        "",
-        "title",
-        "                rate",
-        "------------  ------",
-        "longest name       1",
-        "b             22,000",
-        "(a note)",
-    ]
-
-
 def toy(script, path, *arguments, spawned=False):
     """Run a benchmark at toy size as a user starts it; return its output and its record."""
     words = [sys.executable, BENCHMARKS / script, "--toy", "--quiet", "--json", path, *arguments]
@@ -90,34 +66,40 @@ def toy(script, path, *arguments, spawned=False):
     return done.stdout, json.loads(path.read_text())
 
 
-@pytest.mark.soak
-@pytest.mark.cluster
-def test_inference_at_toy_size(tmp_path):
-    printed, record = toy("inference.py", tmp_path / "record.json", "--all")
-    assert [(r["job"], r["inputs"]) for r in record["results"]] == [
-        (job, inputs) for job in ("mlp", "squeezenet", "encoder") for inputs in ("files", "memory")
-    ]
-    for result in record["results"]:
-        contenders = result["contenders"]
-        assert contenders["onnxruntime, one process, all cores"]["ratio"]["median"] == 1.0
-        assert contenders["dask_ferro"]["tasks"] >= result["chunks"]
-        assert contenders["onnxruntime, one process, all cores"]["tasks"] == 0
-    for name in ("dask_ferro", "map_blocks", "client.map", "joblib", "in memory", "in files"):
-        assert name in printed
+SOAK, SLURM = pytest.mark.soak, [pytest.mark.soak, pytest.mark.slurm]
+# The program with its arguments, and the parts of its record, each of which is printed too.
+TOYS = [
+    pytest.param("inference.py --all", [], id="inference", marks=SOAK),
+    pytest.param("overhead.py", ["tiny", "dags", "submit"], id="overhead", marks=SOAK),
+    pytest.param("memory.py", ["prepack=False"], id="memory", marks=SOAK),
+    pytest.param("scheduling.py --in-process",
+        ["scale-up", "straggler", "tick", "cholesky", "pinned", "no-op", "floor"], id="scheduling"),
+    pytest.param("bundles.py --only short", [], id="bundles", marks=SOAK),
+    pytest.param("real.py --workers 2 --only svd_compressed rechunk_tasks words", [], id="real", marks=SOAK),
+    pytest.param("heterogeneous.py", ["mixed", "simulated", "paper"], id="heterogeneous", marks=SOAK),
+    pytest.param("parallel.py", ["pipeline", "tensor", "overlap", "collectives"], id="parallel", marks=SOAK),
+    pytest.param("gpu_cluster.py", ["images", "light"], id="a cluster with a GPU", marks=SOAK),
+    pytest.param("training.py", ["step", "parallel"], id="training"),
+    pytest.param("jobs.py", ["table", "images", "cube", "pipeline"], id="jobs", marks=SOAK),
+    pytest.param("preemption.py --only=small --only=large --only=shuffle --only=no-op", ["overhead"],
+        id="copies without preemption"),
+    pytest.param("views.py", ["no page", "overview", "stealing", "elastic"], id="views"),
+    pytest.param("elastic.py --only=gemm --only=bursts --only=simulated", ["gemm", "bursts", "simulated"],
+        id="elastic", marks=SLURM),
+    pytest.param("preemption.py --only=killed --contender=on", ["killed"], id="preemption", marks=SLURM),
+]  # fmt: skip
 
 
-@pytest.mark.soak
 @pytest.mark.cluster
-def test_overhead_at_toy_size(tmp_path):
-    printed, record = toy("overhead.py", tmp_path / "record.json")
-    tiny, dags, submit = (record["results"][part] for part in ("tiny", "dags", "submit"))
-    assert tiny["ops"] == 41
-    assert {g: r["tasks"] for g, r in tiny["granularity"].items()} == {"op": 41, "auto": 1, "model": 1}
-    for graph in dags["graphs"]:
-        assert graph["seconds"]["low"] > (graph["bound"] or 0.0)
-    assert submit["cases"]["50 chunks"]["tasks"]["median"] == 50
-    for name in ("tiny:", "dags:", "submit:"):
-        assert name in printed
+@pytest.mark.parametrize(("program", "parts"), TOYS)
+def test_at_toy_size(request, program, parts, tmp_path):
+    spawned = request.node.get_closest_marker("slurm") is not None
+    if spawned:
+        request.getfixturevalue("slurm")
+    script, *arguments = program.split()
+    printed, record = toy(script, tmp_path / "record.json", *arguments, spawned=spawned)
+    assert set(parts) <= set(record.get("results", ()))
+    assert printed
 
 
 @pytest.mark.cluster
@@ -158,86 +140,6 @@ def test_every_rule_of_the_policies_can_be_switched_off(tmp_path):
     assert len(lines) == 2 + 6 + len(rules)
 
 
-@pytest.mark.soak
-@pytest.mark.cluster
-def test_memory_at_toy_size(tmp_path):
-    """Also the claim itself: without prepacking two workers share the pages of one file."""
-    printed, record = toy("memory.py", tmp_path / "record.json")
-    assert "weights resident" in printed
-    shared = record["results"]["prepack=False"]
-    assert shared["weights_resident"] / shared["file"] < 1.3 + 2 * ALLOWANCE_MIB / shared["file"]
-    assert shared["scheduler"] < 150
-
-
-@pytest.mark.cluster
-def test_scheduling_at_toy_size(tmp_path):
-    printed, record = toy("scheduling.py", tmp_path / "record.json", "--in-process")
-    results = record["results"]
-    assert set(results) == {"scale-up", "straggler", "tick", "cholesky", "pinned", "no-op", "floor"}
-    assert min(o["median"] for o in results["floor"]["over_sum"].values()) > 1
-    for name in ("scale-up", "straggler", "cholesky", "pinned"):
-        assert set(results[name]["contenders"]) == {"stock", "no-stealing", "ferro"}
-    assert results["pinned"]["contenders"]["no-stealing"]["confirmed"]["median"] == 0
-    for name in ("straggler", "cholesky", "pinned"):
-        for found in results[name]["contenders"].values():
-            assert found["simulated"] > results[name]["bound"]
-            assert found["simulated_over_measured"] == found["simulated"] / found["seconds"]["median"]
-    assert results["tick"]["moves"] > 0
-    for name in ("makespan / bound", "simulated / measured, ferro", "tick:", "no-op:", "floor:"):
-        assert name in printed
-
-
-@pytest.mark.soak
-@pytest.mark.cluster
-def test_bundles_at_toy_size(tmp_path):
-    _, record = toy("bundles.py", tmp_path / "record.json", "--only", "short")
-    assert {len(seconds) for seconds in record["short"].values()} == {3}
-    assert record["submission"]["bundles"] < record["submission"]["tasks"]
-
-
-@pytest.mark.soak
-def test_real_programs_at_toy_size(tmp_path):
-    only = ["svd_compressed", "rechunk_tasks", "words"]
-    _, record = toy("real.py", tmp_path / "record.json", "--workers", "2", "--only", *only)
-    assert list(record["programs"]) == only
-    assert record["geometric_means"]["bundled"] > 0
-
-
-@pytest.mark.soak
-def test_heterogeneous_at_toy_size(tmp_path):
-    printed, record = toy("heterogeneous.py", tmp_path / "record.json")
-    results = record["results"]
-    assert set(results["mixed"]["seconds"]) == {"stock", "ferro"}
-    assert results["simulated"]["heft"] <= min(results["simulated"]["seconds"].values())
-    assert [(row["graph"], row["nodes"]) for row in results["paper"]] == [
-        ("block-sparse GEMM", 2), ("dense GEMM", 2), ("Cholesky", 2),
-    ]  # fmt: skip
-    for name in ("mixed:", "simulated:", "paper:"):
-        assert name in printed
-
-
-@pytest.mark.soak
-@pytest.mark.cluster
-def test_parallel_at_toy_size(tmp_path):
-    printed, record = toy("parallel.py", tmp_path / "record.json")
-    results = record["results"]
-    assert list(results) == ["pipeline", "tensor", "overlap", "collectives"]
-    names = ["gpipe", "looped-bfs", "1f1b", "interleaved", "zb-h1", "interleaved-zb", "zb-v", "dualpipe-v"]
-    assert [(row["schedule"], row["micro_batches"]) for row in results["pipeline"]["schedules"]] == [
-        (name, 4) for name in names
-    ]
-    assert all(row["span"]["median"] >= row["ideal"] > 0 for row in results["pipeline"]["schedules"])
-    assert results["tensor"]["all_reduces"] == 3  # two forward and two backward, but for the input's gradient
-    assert set(results["overlap"]["threads"]) == {"2"}
-    for shares in results["overlap"]["threads"].values():
-        assert 0 <= shares["under"]["median"] <= 1
-        assert shares["transfer_seconds"]["median"] > 0
-    [case] = results["collectives"]["cases"]
-    assert (case["ranks"], case["chosen"]) == (2, "star")
-    for name in ("pipeline:", "tensor:", "overlap:", "collectives:"):
-        assert name in printed
-
-
 @pytest.mark.cluster
 def test_gpu_at_toy_size(tmp_path):
     """On the stand-in, where there is no GPU: counts of bytes, and that every contender runs."""
@@ -261,60 +163,6 @@ def test_gpu_at_toy_size(tmp_path):
     assert {"node", "run"} == set(record["results"]["calls"]["array"])
     for name in ("products", "calls", "networks", "of library"):
         assert name in printed
-
-
-@pytest.mark.soak
-@pytest.mark.cluster
-def test_a_cluster_with_a_gpu_at_toy_size(tmp_path):
-    """Where there is none, all workers are CPU workers."""
-    printed, record = toy("gpu_cluster.py", tmp_path / "record.json")
-    assert list(record["results"]) == ["images", "light"]
-    for contenders in record["results"].values():
-        assert list(contenders) == ["ferro", "stock", "stock, stealing off", "GPU alone"]
-        assert {found["of"] for found in contenders.values()} == {4}
-        assert contenders["GPU alone"]["on_gpu"] == 4
-    assert "chunks on the GPU" in printed
-
-
-@pytest.mark.cluster
-def test_training_at_toy_size(tmp_path):
-    printed, record = toy("training.py", tmp_path / "record.json")
-    networks = record["results"]["step"]["networks"]
-    assert set(networks) == {"mlp", "conv", "block"}
-    # Losses were compared with PyTorch's where they were measured.
-    assert all(set(found["seconds"]) == {"PyTorch", "one process", "cluster"} for found in networks.values())
-    assert list(record["results"]["parallel"]["sizes"]) == ["10000"]
-    assert "conv, one process" in printed
-
-
-@pytest.mark.soak
-@pytest.mark.cluster
-def test_jobs_at_toy_size(tmp_path):
-    printed, record = toy("jobs.py", tmp_path / "record.json")
-    assert list(record["results"]) == ["table", "images", "cube", "pipeline"]
-    for job, contenders in record["results"].items():
-        lines = {name: found["lines"] for name, found in contenders.items()}
-        assert list(lines) == ["dask_ferro", "Dask by hand", "joblib"]
-        assert lines["dask_ferro"] == min(lines.values()) >= 1
-        assert job in printed
-
-
-def test_lines_are_counted_as_they_stand(measure):
-    text = '    """Text."""\n\n    # A remark.\n    x = (\n        a\n    )\n    return x\n'
-    source = f"def one(a):\n{text}\n\ndef other(): ...\n"
-    jobs = importlib.import_module("jobs")
-    assert (jobs.lines_of(source, "one"), jobs.lines_of(source, "other")) == (5, 1)
-    programs = jobs.RAY_PROGRAMS.read_text(encoding="utf-8")
-    assert all(jobs.lines_of(programs, job) > 1 for job in jobs.JOBS)
-
-
-def test_an_interpreter_without_ray_is_told(measure):
-    jobs = importlib.import_module("jobs")
-    with (
-        pytest.raises(RuntimeError, match="the interpreter of Ray ended with 1"),
-        jobs.ray_programs(sys.executable),
-    ):
-        pass
 
 
 def test_the_gpu_benchmark_measures_bundles_as_workers_run_them(measure):
@@ -375,7 +223,7 @@ def test_a_gpu_is_held_to_its_bounds(measure):
     assert checks.judged({}) == {}
 
 
-@pytest.mark.parametrize(
+@every(
     "script",
     [
         "scheduling", "inference", "overhead", "parallel", "memory", "device_profile", "gpu", "heterogeneous",
@@ -386,24 +234,6 @@ def test_benchmarks_explain_themselves(script):
     done = ran([sys.executable, BENCHMARKS / f"{script}.py", "--help"])
     assert done.returncode == 0, done.stderr
     assert "--rounds" in done.stdout
-
-
-@pytest.mark.soak
-@pytest.mark.slurm
-def test_elastic_at_toy_size(slurm, tmp_path):  # noqa: F811
-    parts = ["gemm", "bursts", "simulated"]  # one of each kind
-    printed, record = toy(
-        "elastic.py", tmp_path / "record.json", *(f"--only={part}" for part in parts), spawned=True
-    )
-    results = record["results"]
-    assert list(results) == parts
-    for contender in ("stock", "ferro"):
-        assert list(results["gemm"][contender]) == ["2 -> 3", "3 -> 2"]
-    for figures in results["bursts"].values():
-        assert figures["jobs"]["median"] >= figures["most"]["median"] >= 1
-        assert figures["node_seconds"]["median"] > 0
-    assert set(results["simulated"]["resize"]) == {"4 -> 8", "8 -> 4"}
-    assert "after/expected" in printed
 
 
 @pytest.mark.soak
@@ -422,28 +252,6 @@ def test_a_batch_system_that_misbehaves_at_toy_size(slurm, tmp_path):  # noqa: F
         assert row in printed
 
 
-@pytest.mark.soak
-@pytest.mark.slurm
-def test_preemption_at_toy_size(slurm, tmp_path):  # noqa: F811
-    printed, record = toy(
-        "preemption.py", tmp_path / "record.json", "--only=killed", "--contender=on", spawned=True
-    )
-    figures = record["results"]["killed"]["on"]
-    assert figures["preemptions"]["median"] == 1
-    assert figures["results"]["median"] > 0  # blocks were held for 4 s before it
-    assert figures["copied"]["median"] >= 10_000  # one of them at least
-    assert "killed without warning" in printed
-
-
-@pytest.mark.cluster
-def test_copies_without_preemption_at_toy_size(tmp_path):
-    parts = ["small", "large", "shuffle", "no-op"]
-    printed, record = toy("preemption.py", tmp_path / "record.json", *(f"--only={part}" for part in parts))
-    assert list(record["results"]["overhead"]) == parts
-    assert all(told["cpu"]["median"] > 0 for told in record["results"]["overhead"].values())
-    assert "copies on over off" in printed
-
-
 def test_what_ran_again_is_counted_apart_from_what_was_cut_off(measure):
     """`a` ran twice to its end; `b` had run for a second when its worker went; `c` runs on."""
     preemption = importlib.import_module("preemption")
@@ -458,11 +266,3 @@ def test_what_ran_again_is_counted_apart_from_what_was_cut_off(measure):
         "start c 12",
     ]
     assert preemption.Again.of(log, ends=[8.0]) == preemption.Again(seconds=2.5, results=1, cut=1.0)
-
-
-@pytest.mark.cluster
-def test_views_at_toy_size(tmp_path):
-    printed, record = toy("views.py", tmp_path / "record.json")
-    assert list(record["results"]) == ["no page", "overview", "stealing", "elastic"]
-    assert all(told["share"]["median"] > 0 for told in record["results"].values())
-    assert "elastic" in printed

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from dask_ferro.cli import main
 from dask_ferro.runtime.local.foreground import summary
+from tests.each import every
 from tests.programs import ran
 from tests.standing import PROGRAM
 
@@ -54,7 +55,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("line", "said"), BAD.values(), ids=BAD)
+@every(("line", "said"), BAD.values(), ids=BAD)
 def test_bad_arguments_exit_2_with_one_line(line, said):
     done = call(*line.split())
     assert (done.exit_code, done.stdout) == (2, "")

@@ -119,21 +119,6 @@ def test_it_is_dasks_own_configuration_as_well(name):
     assert [line for line in wanted if line not in ours.splitlines()] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_its_bounds_are_of_the_controller(name):
-    job_config.use(name)
-    assert config.value("elastic.minimum") == 0
-    assert 4 <= config.value("elastic.maximum") <= 32
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_key_that_a_user_may_change_is_explained(name):
-    lines = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith("# ")
-    groups = re.split(r"\n\s*\n", "\n".join(lines))
-    assert [group for group in groups if "#" not in group] == []
-
-
 def test_the_pools_that_a_comment_shows_are_right(written):
     text = (FOLDER / "slurm-gpu.yaml").read_text(encoding="utf-8")
     block = re.search(r"^    # pools:\n(?:    #   .*\n)+", text, re.MULTILINE)[0]

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.notebook import table
 from dask_ferro.runtime.telemetry.overview.check import ClusterCheck
 from dask_ferro.trace import Span, Trace, TracedTask
 from tests.runtime.telemetry.test_rules import checked
@@ -26,10 +25,6 @@ def _applied() -> ff.parallel.Applied:
     with ff.signal("layer"):
         y = ff.argument("x", (4, 8)) @ ff.argument("w", (8, 6))
     return ff.apply(y, {"mesh": {"data": 2}, "inputs": {"[!w]*": {"data": 0}}, "layer": {"workers": [0, 1]}})
-
-
-def test_a_long_text_of_a_table_is_cut() -> None:
-    assert len(table("t" * 1000, [("n" * 1000, "v" * 1000)] * 10)) < 15_000
 
 
 class ZMQInteractiveShell:
@@ -60,7 +55,3 @@ def test_a_check_in_a_notebook_shows_nothing_but_its_text(monkeypatch, capsys) -
 )
 def test_a_repr_is_one_line_however_large_the_value(value, text):
     assert repr(value) == text
-
-
-def test_proposals_of_which_none_fits_are_printed_without_a_mark():
-    assert "*" not in str(replace(PROPOSED, memory=1.0))

@@ -23,7 +23,7 @@ from dask_ferro.policy.stealing.informed import StealingParameters
 from dask_ferro.runtime.elastic.options import elastic_options, scale_parameters
 from dask_ferro.runtime.plugin.settings import Settings
 from tests.clusters import on_cluster, running
-from tests.each import each
+from tests.each import each, every
 from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,7 +120,7 @@ STRANGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("settings", "said"), STRANGE.values(), ids=STRANGE)
+@every(("settings", "said"), STRANGE.values(), ids=STRANGE)
 def test_a_key_of_no_option_is_refused_with_what_was_meant(settings, said):
     with dask.config.set(settings):
         with pytest.raises(ff.ConfigError, match=re.escape(said)):
@@ -142,12 +142,6 @@ def test_a_key_of_no_option_is_refused_with_what_was_meant(settings, said):
 def test_other_keys_are_no_error(settings):
     with dask.config.set(settings):
         config.check()
-
-
-def test_underscores_and_empty_sections_are_read():
-    with dask.config.set({"ferro.onnxruntime": {"intra_op_threads": 7}, "ferro.scheduler": None}):
-        assert config.value("onnxruntime.intra-op-threads") == 7
-        assert config.value("scheduler.answer") == 15.0
 
 
 def test_files_and_the_environment_are_read_and_all_that_is_wrong_in_them_is_told(tmp_path):
@@ -220,10 +214,6 @@ async def test_a_worker_that_is_given_the_plugin_says_what_is_wrong_and_works_on
 
 
 # ---- values that a call was given --------------------------------------------------------------------------
-
-
-def test_seconds_may_have_no_end():
-    assert Settings.configured(answer=math.inf).answer == math.inf
 
 
 def test_what_install_was_told_is_read_as_the_configuration_is():

@@ -6,21 +6,19 @@ string.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 import dask
 import pytest
 import yaml
 from dask.config import interpret_value
-from distributed import Event, Scheduler
+from distributed import Event
 
 import dask_ferro as ff
 from dask_ferro import config
-from dask_ferro.runtime.elastic.options import elastic_options
 from dask_ferro.runtime.plugin.settings import Settings
 from tests.clusters import on_cluster
-from tests.each import each
+from tests.each import each, every
 from tests.programs import ran
 from tests.waiting import opened, until_async
 
@@ -47,7 +45,7 @@ TABLE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("key", TABLE)
+@every("key", TABLE)
 def test_a_word_means_the_same_in_yaml_and_in_the_environment(key):
     def means_the_same(word):
         wanted = TABLE[key][word]
@@ -59,7 +57,7 @@ def test_a_word_means_the_same_in_yaml_and_in_the_environment(key):
     each(TABLE[key], means_the_same)
 
 
-@pytest.mark.parametrize(
+@every(
     ("key", "word"),
     [
         ("scheduler.placement", "maybe"),
@@ -80,16 +78,10 @@ def test_a_word_that_says_nothing_of_a_setting_is_refused_by_the_settings_name(k
             config.value(key)
 
 
-@pytest.mark.parametrize("pending", [None, "none", "null"])
-def test_no_bound_on_pending_jobs_in_every_spelling(pending):
-    with dask.config.set({"ferro.elastic.max-pending": pending}):
-        assert elastic_options({}).max_pending == float("inf")
-
-
 # ---- stealing and placement, switched off --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("told", [False, None, "off", "no", "none", "None", "null", "false"])
+@every("told", [False, None, "off", "no", "none", "None", "null", "false"])
 def test_install_understands_off(told):
     settings = Settings.configured(stealing=told, placement=told, rank=told)
     assert (settings.stealing, settings.placement, settings.rank) == ("none", False, False)
@@ -135,20 +127,6 @@ async def _seen(scheduler, address, count):
         f"{count} tasks on the scheduler, one of them assigned",
         seen=lambda: len(scheduler.tasks),
     )
-
-
-@pytest.mark.parametrize("value", [False, None, "none", "off"])
-def test_a_preloaded_scheduler_and_our_cluster_run_with_stealing_off(value):
-    async def run():
-        async with Scheduler(
-            port=0, dashboard_address=":0", preload=["dask_ferro.runtime.preload"]
-        ) as scheduler:
-            return scheduler.extensions["stealing"].settings.stealing
-
-    with dask.config.set({"ferro.scheduler.stealing": value}):
-        assert asyncio.run(run()) == "none"
-        with ff.LocalCluster(processes=False, n_workers=0, dashboard_address=":0") as cluster:
-            assert cluster.scheduler.extensions["stealing"].settings.stealing == "none"
 
 
 @pytest.mark.parametrize(

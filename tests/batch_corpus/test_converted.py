@@ -15,6 +15,7 @@ from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import load
 from tests.batch_corpus.cases import CUT
 from tests.batch_corpus.chunkings import SINGLE_ROWS, check
+from tests.each import every
 
 for module in ("skl2onnx", "onnxmltools", "lightgbm", "xgboost"):
     pytest.importorskip(module)
@@ -49,7 +50,7 @@ def run(name: str, times: int) -> int:
     )
 
 
-@pytest.mark.parametrize("name", converted.MODELS)
+@every("name", converted.MODELS)
 def test_a_converted_model_is_cut_right(name):
     run(name, FEW)
 

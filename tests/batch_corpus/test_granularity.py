@@ -10,6 +10,7 @@ import dask_ferro as ff
 from tests.batch_corpus import quantised
 from tests.batch_corpus.chunkings import assert_equal
 from tests.batch_corpus.test_converted import built, converted
+from tests.each import every
 
 GRANULARITIES = ("op", "auto", "model")
 ROWS = 9
@@ -36,7 +37,7 @@ def assert_computed(content, feeds):
         assert_equal({**got, **zipped}, wanted)
 
 
-@pytest.mark.parametrize("name", converted.MODELS)
+@every("name", converted.MODELS)
 def test_a_converted_model_gives_the_same_wherever_it_is_cut(name):
     inputs = ff.from_onnx(built(name)).inputs
     assert_computed(built(name), converted.feeds(inputs, ROWS, np.random.default_rng(1)))

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from dask_ferro.engines.emptiness import TAKEN
+from tests.each import every
 from tests.engines.array.cases import CASES, Case
 from tests.engines.onnxruntime.special import Ran, by_reference, in_children
 from tests.engines.onnxruntime.test_special import unlike
@@ -71,7 +72,7 @@ WITHOUT_ROWS = {"Constant"}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("op", sorted(TAKEN))
+@every("op", sorted(TAKEN))
 def test_what_is_left_to_onnxruntime_is_right_of_nothing(op, ran):
     assert ran[op] or op in WITHOUT_ROWS
     problems = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import hashlib
 import sys
 from collections import Counter
@@ -14,10 +13,10 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph import workloads
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.workloads import NAMES, WORKLOADS, build, lower_bound, tiny, work_and_path
+from dask_ferro.graph.workloads import NAMES, WORKLOADS, build, lower_bound, tiny
+from tests.each import every
 from tests.programs import ran
 
 SLEEPS = tuple(name for name in NAMES if WORKLOADS[name].sleeps)
@@ -64,21 +63,13 @@ CONTENTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "params", "contents"), CONTENTS)
+@every(("name", "params", "contents"), CONTENTS)
 def test_holds_the_ops_of_the_table(name, params, contents):
     model = build(name, **params)
     onnx.checker.check_model(model, full_check=True)
     assert op_types(model) == contents
     if not params:
         assert len(model.graph.node) == WORKLOADS[name].compute_ops
-
-
-def test_the_table_has_ten_graphs():
-    assert NAMES == (
-        "transformer", "large-transformer", "xlarge-transformer", "wide", "large-wide", "xlarge-wide", "imbalanced",
-        "matmul-chain", "matmul-parallel", "resnet",
-    )  # fmt: skip
-    assert SLEEPS == ("wide", "large-wide", "xlarge-wide", "imbalanced")
 
 
 # Seconds at 2, 4, 8 and 16 workers.
@@ -99,76 +90,10 @@ def test_lower_bound(name, params, seconds):
     )
 
 
-def test_lower_bound_is_the_work_on_one_worker_and_the_critical_path_on_many():
-    work, path = work_and_path(build("wide"))
-    assert (lower_bound("wide", 1), lower_bound("wide", 1000)) == (work, path)
-    assert (work, path) == pytest.approx((0.080, 0.025))
-
-
-def test_a_graph_of_real_kernels_has_no_bound():
-    with pytest.raises(ConfigError, match=r"'resnet'.*one of wide, large-wide, xlarge-wide, imbalanced"):
-        lower_bound("resnet", 4)
-
-
 # ---- order and seconds -------------------------------------------------------------------------------------
 
 
-def seconds_by_id(model: onnx.ModelProto) -> list[float]:
-    """Of ids 1, 2, ...: id 0 is the root, which is the graph's input."""
-    return [round(node.attribute[0].f, 6) for node in model.graph.node]
-
-
-def test_imbalanced_has_the_longest_at_ids_1_to_4():
-    model = build("imbalanced")
-    assert seconds_by_id(model) == [0.2] * 4 + [0.001] * 200
-    assert [node.name for node in model.graph.node][:5] == ["long_1", "long_2", "long_3", "long_4", "short_5"]
-    assert {node.input[0] for node in model.graph.node} == {"x"}
-
-
-def test_imbalanced_may_be_long_ops_alone():
-    assert seconds_by_id(build("imbalanced", long=2, short=0, long_s=1)) == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("branches", "skew", "slow"),
-    [(8, 0.25, 2), (320, 0.47, 150), (1280, 0.003, 4), (5, 0.5, 3), (4, 0, 0), (4, 1, 4)],
-)
-def test_wide_slows_the_first_branches_rounded_half_up(branches, skew, slow):
-    model = build("wide", branches=branches, length=1, skew=skew)
-    assert seconds_by_id(model) == [0.005] * slow + [0.001] * (branches - slow)
-
-
-def test_wide_is_made_of_chains_on_one_root():
-    producer = {node.output[0]: node.name for node in build("wide").graph.node}
-    parents = {node.name: producer.get(node.input[0], node.input[0]) for node in build("wide").graph.node}
-    assert Counter(parents.values())["x"] == 8
-    assert parents["slow_0/op_0"] == "x"
-    assert parents["fast_7/op_4"] == "fast_7/op_3"
-    assert len(build("wide").graph.output) == 8
-
-
-def test_matmul_chains_share_their_weight_and_nothing_else():
-    model = build("matmul-parallel", chains=3, length=2, m=4)
-    assert [w.name for w in model.graph.initializer] == ["w"]
-    assert {node.input[1] for node in model.graph.node} == {"w"}
-    assert [i.name for i in model.graph.input] == ["x_0", "x_1", "x_2"]
-
-
-def test_transformer_layers_form_a_chain_and_share_weights():
-    one, many = (build("large-transformer", layers=n, d=8) for n in (1, 4))
-    assert [w.SerializeToString() for w in one.graph.initializer] == [
-        w.SerializeToString() for w in many.graph.initializer
-    ]
-    layer_inputs = [node.input[0] for node in many.graph.node if node.name.endswith("norm_in")]
-    assert layer_inputs == ["x", "hidden_1", "hidden_2", "hidden_3"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_fits_in_a_message(name):
-    assert build(name).ByteSize() < 6_000_000
-
-
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_loads_with_all_its_nodes(name):
     assert len(list(load(build(name)).model.graph)) == WORKLOADS[name].compute_ops
 
@@ -189,7 +114,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize(("name", "params"), SMALL)
+@every(("name", "params"), SMALL)
 def test_values_stay_of_order_one_to_the_end(name, params):
     for value in evaluate(build(name, **params)):
         assert np.isfinite(value).all()
@@ -204,27 +129,6 @@ def test_a_sleep_graph_copies_its_input_to_every_output(name):
     assert all(np.array_equal(y, x) for y in evaluate(model))
 
 
-def test_a_transformer_layer_is_attention_and_feed_forward():
-    """Against the formula, written without the graph."""
-    model = build("transformer", seq=6, d=8)
-    w = {t.name: onnx.numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
-    x = inputs_of(model)["x"].astype(np.float64)
-
-    def norm(v):
-        centred = v - v.mean(axis=-1, keepdims=True)
-        return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
-
-    h = norm(x)
-    mixed = norm(np.maximum(h @ w["w_q"] @ (w["w_k"] @ h), 0) @ (w["w_v"] @ h))
-    expected = norm(np.maximum(mixed @ w["w_up"], 0) @ w["w_down"])
-    np.testing.assert_allclose(evaluate(model)[0], expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_same_arguments_give_the_same_bytes(name):
-    assert build(name).SerializeToString() == build(name).SerializeToString()
-
-
 def test_another_process_builds_the_same_bytes():
     code = (
         "import hashlib; from dask_ferro.graph.workloads import build, tiny;"
@@ -233,10 +137,6 @@ def test_another_process_builds_the_same_bytes():
     there = ran([sys.executable, "-c", code], check=True).stdout.split()
     here = [hashlib.sha256(m.SerializeToString()).hexdigest() for m in (build("transformer"), tiny())]
     assert there == here
-
-
-def test_the_seed_changes_the_weights():
-    assert build("resnet", seed=1).SerializeToString() != build("resnet").SerializeToString()
 
 
 # ---- tiny ops ----------------------------------------------------------------------------------------------
@@ -252,29 +152,6 @@ def test_tiny_has_a_source_and_n_ops_of_two_inputs(n, width):
     assert {len(op.input) for op in ops} == {2}
     assert set(op_types(model)) <= {"Neg", "Add", "Sub", "Max", "Min"}
     assert [o.name for o in model.graph.output] == [f"y_{i}" for i in range(min(n, width))]
-
-
-def test_tiny_has_width_ops_ready_at_a_time():
-    depth = {"x": 0, "source": 0}
-    for node in tiny(1280, 4).graph.node[1:]:
-        depth[node.output[0]] = 1 + max(depth[value] for value in node.input)
-    del depth["x"], depth["source"]
-    assert Counter(depth.values()) == dict.fromkeys(range(1, 321), 4)
-
-
-def test_no_op_of_tiny_goes_unused():
-    model = tiny()
-    used = {value for node in model.graph.node for value in node.input} | {o.name for o in model.graph.output}
-    assert {node.output[0] for node in model.graph.node} <= used
-    assert len(list(load(model).model.graph)) == 1281
-
-
-def test_tiny_gives_finite_multiples_of_its_source():
-    model = tiny(400, 4)
-    x = np.full(256, 1.0, np.float32)
-    for value in ReferenceEvaluator(model).run(None, {"x": x}):
-        assert np.array_equal(value, np.round(value))
-        assert 1 <= np.abs(value).max() <= 101
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------
@@ -294,25 +171,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "params", "message"), REFUSED)
+@every(("name", "params", "message"), REFUSED)
 def test_refuses(name, params, message):
     with pytest.raises(ConfigError, match=message):
         build(name, **params)
-
-
-@pytest.mark.parametrize("workers", [0, -1, 1.5])
-def test_lower_bound_refuses_workers(workers):
-    with pytest.raises(ConfigError, match="workers must be"):
-        lower_bound("wide", workers)
-
-
-@pytest.mark.parametrize("arguments", [{"n": 0}, {"width": 0}, {"seed": -1}, {"n": 1.5}])
-def test_tiny_refuses(arguments):
-    with pytest.raises(ConfigError, match="must be"):
-        tiny(**arguments)
-
-
-def test_docstrings_tell_the_truth():
-    told = doctest.testmod(workloads)
-    assert told.attempted > 0
-    assert told.failed == 0

@@ -7,7 +7,6 @@ that no program survives: there is no row for it, and docs/options.md says so.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import dask
 import pytest
 
 import dask_ferro as ff
+from tests.pairs import all_pairs
 
 from .file_jobs import X, changes, verdict, written
 from .zygote import Zygote, zygote
@@ -41,7 +41,7 @@ def answer_of(forks, folder, *, when, **case):
 
 @pytest.mark.parametrize(
     ("kind", "how", "when", "scheduler"),
-    list(itertools.product(KINDS, WAYS, ("before", "between", "during"), ("sync", "threads"))),
+    all_pairs(KINDS, WAYS, ("before", "between", "during"), ("sync", "threads")),
 )
 def test_a_small_model_is_what_it_was(forks, tmp_path, kind, how, when, scheduler):
     answer = answer_of(forks, tmp_path, kind=kind, how=how, when=when, scheduler=scheduler, mapped=False)
@@ -50,11 +50,10 @@ def test_a_small_model_is_what_it_was(forks, tmp_path, kind, how, when, schedule
 
 @pytest.mark.parametrize(
     ("kind", "how", "when", "scheduler"),
-    [
-        row
-        for row in itertools.product(KINDS, WAYS, ("before", "between", "during"), ("sync", "threads"))
-        if row[1] not in CUTS or row[2] != "during"
-    ],
+    all_pairs(
+        *(KINDS, WAYS, ("before", "between", "during"), ("sync", "threads")),
+        when=lambda kind, how, moment, scheduler: how not in CUTS or moment != "during",
+    ),
 )
 def test_a_mapped_model_is_what_it_was_or_its_file_is_named(forks, tmp_path, kind, how, when, scheduler):
     answer = answer_of(forks, tmp_path, kind=kind, how=how, when=when, scheduler=scheduler, mapped=True)
@@ -62,7 +61,7 @@ def test_a_mapped_model_is_what_it_was_or_its_file_is_named(forks, tmp_path, kin
     assert when == "during" or answer[-1] == "named"
 
 
-@pytest.mark.parametrize(("mapped", "kind", "how"), list(itertools.product((False, True), KINDS, WAYS)))
+@pytest.mark.parametrize(("mapped", "kind", "how"), all_pairs((False, True), KINDS, WAYS))
 def test_workers_give_the_same_or_name_the_file(client, tmp_path, mapped, kind, how):
     workers = client.run(_configured, 0 if mapped else "128MiB")
     with dask.config.set({"ferro.limits.mapped-above": 0 if mapped else "128MiB"}):

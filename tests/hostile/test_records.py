@@ -41,14 +41,10 @@ def trace(tasks=(), spans=(), threads=1):
 TRACES = {
     "a task twice": (trace([task(), task()]), "'a' occurs twice"),
     "seconds for ever": (trace([task(seconds=1e300)]), "line 2.*1e\\+300"),
-    "seconds that are none": (trace([task(seconds=NAN)]), "line 2.*nan"),
     "seconds of 400 digits": (trace([task(seconds=DIGITS)]), "line 2"),
     "negative seconds": (trace([task(seconds=-1)]), "'a' takes -1 s"),
-    "bytes of 400 digits": (trace([task(nbytes=DIGITS)]), "line 2"),
     "a key that equals nothing": (trace([task(NAN)]), "line 2.*key"),
-    "a span from nowhen": (trace([task()], [span(NAN)]), "line 2.*nan"),
     "a span for ever": (trace([task()], [span(0, 1e300)]), "line 2.*1e\\+300"),
-    "a span of 400 digits": (trace([task()], [span(DIGITS)]), "line 2"),
     "threads without number": (trace([task()], [span()], 10**12), "threads"),
     "lists in lists": (trace(['["task",' + "[" * 100_000 + "]" * 100_000 + ',"p","g",1,1,[],0]']), "line 2"),
 }
@@ -90,7 +86,6 @@ WORKFLOWS = {
     "seconds of 400 digits": (workflow(job(DIGITS)), "task a: runtimeInSeconds"),
     "seconds that are none": (workflow(job(NAN)), "task a: runtimeInSeconds is nan"),
     "a file of 400 digits": (workflow(job(size=DIGITS)), "task a: file 'f'"),
-    "a file of all bytes": (workflow(job(size=1e300)), "task a: file 'f'"),
     "lists in lists": ('{"workflow":' + "[" * 100_000 + "]" * 100_000 + "}", "nest(ed)? too deeply"),
     "5000 digits": ('{"workflow":' + "9" * 5000 + "}", "not JSON"),
 }
@@ -99,8 +94,6 @@ WORKFLOWS = {
 PLANS = {
     "lists in lists": ("a: " + "[" * 5000 + "]" * 5000, "nest(ed)? too deeply"),
     "5000 digits": ("r: {stage: " + "9" * 5000 + "}", "line 1: r.stage"),
-    "400 digits": ("r: {stage: " + "9" * 400 + "}", "line 1: r.stage"),
-    "ranks of 400 digits": ("mesh: {data: " + "9" * 400 + "}", "line 1: mesh.data"),
     "no day": ("r: {stage: 2020-13-45}", "line 1: r.stage"),
     "an object": ("r: {stage: !!python/object:os.system x}", "line 1: r.stage"),
     "no base64": ("r: {stage: !!binary x}", "line 1: r.stage"),

@@ -10,6 +10,7 @@ import pytest
 from onnx import helper
 
 import dask_ferro as ff
+from tests.each import every
 from tests.graphs import model, written
 from tests.programs import ran
 
@@ -30,8 +31,8 @@ def test_a_pad_with_the_wrong_number_of_values_is_refused_by_its_node(pads):
         ff.from_onnx(made)(x).compute(scheduler="sync")
 
 
-@pytest.mark.parametrize("op", ["Div", "Mod"])
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int8, np.uint8])
+@every("op", ["Div", "Mod"])
+@every("dtype", [np.int32, np.int64, np.int8, np.uint8])
 def test_an_integer_divided_by_0_is_an_error_at_every_granularity(op, dtype):
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     node = helper.make_node(op, ["a", "b"], ["y"], name="ratio")
@@ -88,8 +89,8 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("name", BODIES)
-@pytest.mark.parametrize("op", ["Div", "Mod"])
+@every("name", BODIES)
+@every("op", ["Div", "Mod"])
 def test_a_body_that_may_divide_by_minus_1_is_not_run_by_onnxruntime(name, op):
     text = BODIES[name].replace("e = Div", f"e = {op}").replace("t = Div", f"t = {op}")
     nodes = text.replace("u = Div", f"u = {op}")
@@ -117,8 +118,8 @@ def test_a_constant_divisor_that_cannot_trap_stays_in_the_session():
     assert [row.engines[0] for row in opened.support] == ["onnxruntime"] * 3
 
 
-@pytest.mark.parametrize("opset", [9, 13, 14, 15])
-@pytest.mark.parametrize("shape", [(6, 4), (3, 4, 5)])
+@every("opset", [9, 13, 14, 15])
+@every("shape", [(6, 4), (3, 4, 5)])
 def test_batch_normalization_that_trains_gives_the_same_each_time(opset, shape):
     """ONNX Runtime writes the running mean over the weight, and here over the bias, which has its numbers."""
     rng = np.random.default_rng(0)
@@ -143,22 +144,3 @@ def test_batch_normalization_that_trains_gives_the_same_each_time(opset, shape):
     got = ff.from_onnx(made)(x).compute(scheduler="sync")
     np.testing.assert_allclose(got["m"], 0.9 * bias + 0.1 * x.mean(axes), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(got["v"], 0.9 + 0.1 * x.var(axes), rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "op", ["ArgMax", "ArgMin", "ReduceMax", "ReduceMin", "Max", "Min", "TopK", "Hardmax"]
-)
-def test_nan_gives_the_same_wherever_a_model_is_cut(op):
-    x = np.random.default_rng(5).standard_normal((64, 600)).astype(np.float32)
-    x[np.arange(64), np.arange(64) * 9] = np.nan
-    weights = {"Max": {"z": np.float32([0])}, "Min": {"z": np.float32([0])}, "TopK": {"k": [3]}}.get(op, {})
-    attributes = "<axis = 1>" if op in ("ArgMax", "ArgMin", "TopK", "Hardmax") else ""
-    outputs = "y, places" if op == "TopK" else "y"
-    nodes = f"i = Identity (x) {outputs} = {op} {attributes} ({', '.join(['i', *weights])})"
-    dtype = "int64" if op.startswith("Arg") else "float"
-    made = written(f"(float[N,600] x) => ({dtype}[] y) {{ {nodes} }}", weights)
-    for rows in (64, 2):  # large enough for a session, and small enough for the array table
-        calls = [ff.from_onnx(made, granularity=granularity) for granularity in GRANULARITIES]
-        results = [np.asarray(call(x[:rows]).compute(scheduler="sync")) for call in calls]
-        for other in results[1:]:
-            np.testing.assert_array_equal(results[0], other)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +20,12 @@ import pytest
 import zarr
 
 import dask_ferro as ff
-from dask_ferro.lower.prepared.remote import Address
 from dask_ferro.stream.journal import Journal
 from dask_ferro.stream.stores import addresses, leases
 from dask_ferro.stream.stores.leases import AddressLock, acquired, held
 from tests.clusters import running
-from tests.graphs import close, mlp, mlp_reference, written
+from tests.each import every
+from tests.graphs import close, mlp, mlp_reference
 from tests.lower.model.test_tables import by_columns
 from tests.stream import test_images
 from tests.stream.reading import read
@@ -412,23 +409,6 @@ def test_a_lease_is_free_once_its_holder_ends(store: str, monkeypatch: pytest.Mo
     second.release()
 
 
-@pytest.mark.cluster
-def test_workers_read_and_write_at_addresses(bucket: str, data: Path, tmp_path: Path) -> None:
-    upload(data / "parts", f"{bucket}/in")
-    sink = f"{bucket}/workers.parquet"
-    # A process of its own knows the server, which a fork of an older one does not.
-    with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}), running(1) as client:
-        args = by_columns(1), f"{bucket}/in/*.parquet", sink
-        summary = ff.run(*args, batch=BATCH, keep=KEPT, client=client)
-        assert summary.chunks_computed == 3
-        complete("t.parquet", sink, data, tmp_path)
-        upload(data, "memory://store")
-        with pytest.raises(ff.ConfigError, match=r"memory://store/x.npy.*credentials of addresses"):
-            ff.run(mlp(), "memory://store/x.npy", tmp_path / "y.npy", client=client)
-    # What workers wrote, a run without them continues.
-    assert ff.run(*args, batch=BATCH, keep=KEPT).chunks_computed == 0
-
-
 def chunks_at(store: str) -> list[str]:
     """Return the objects of chunks below an address, wherever a run keeps them until it is complete."""
     # Only listed: what is read may be gone by then.
@@ -471,7 +451,7 @@ def test_workers_that_are_killed_between_two_addresses_lose_and_repeat_nothing(
 # ---- what is refused, and what is never shown -------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("sink", "words"),
     [
         pytest.param("https://host/y.zarr", "https:// is read, and not written", id="a web server"),
@@ -497,38 +477,10 @@ def test_a_sink_that_is_refused(sink: str, words: str, data: Path) -> None:
     assert "SECRET" not in str(error.value)
 
 
-def test_a_run_writes_to_paths_or_to_addresses(data: Path, tmp_path: Path) -> None:
-    both = {"scores": str(tmp_path / "y.npy"), "label": "memory://store/label.zarr"}
-    with pytest.raises(ff.ConfigError, match="some are paths and some addresses"):
-        ff.run(two_outputs(), data / "x.npy", both)
-
-
-def two_outputs() -> Any:
-    return written(
-        "(float[N,6] x) => (float[N,6] scores, float[N,6] label) { scores = Relu (x) label = Neg (x) }"
-    )
-
-
 def test_a_source_and_a_sink_may_not_overlap(store: str, data: Path) -> None:
     upload(data / "x.zarr", f"{store}/x.zarr")
     with pytest.raises(ff.ConfigError, match="are the same"):
         ff.run(mlp(), f"{store}/x.zarr", f"{store}/x.zarr")
-
-
-@pytest.mark.parametrize("kind", ["gs", "s3"])
-@pytest.mark.parametrize("end", ["source", "sink"])
-def test_a_package_that_is_missing_is_named(
-    kind: str, end: str, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = {"gs": "gcsfs", "s3": "s3fs"}[kind]
-    monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(import_module("fsspec.registry")._registry, kind, raising=False)
-    ends = (
-        (f"{kind}://b/x.npy", data / "y.npy") if end == "source" else (data / "x.npy", f"{kind}://b/y.zarr")
-    )
-    extra = r".*pip install 'dask-ferro\[s3\]'" if kind == "s3" else ""
-    with pytest.raises(ff.ConfigError, match=f"{kind}://b/.*{package}{extra}"):
-        ff.run(mlp(), *ends)
 
 
 ENDINGS = ["none.npy", "none.csv", "none.parquet", "none.zarr", "none.png", "t.csv/none", "x.npy/x"]
@@ -556,10 +508,3 @@ def test_an_address_that_is_signed_again_resumes_and_its_signature_is_nowhere(
     assert summary.chunks_computed == 0
     for path in (tmp_path / "y.npy.ferro-progress").iterdir():
         assert b"SECRET" not in path.read_bytes()
-
-
-def test_an_address_is_shown_without_secrets_and_travels_with_them() -> None:
-    address = Address("https://me:SECRET@host/x.npy?key=SECRET")
-    assert repr(pickle.loads(pickle.dumps(address))) == "'https://host/x.npy'"
-    assert str(pickle.loads(pickle.dumps(address))) == str(address)
-    assert "SECRET" not in repr(addresses.joined("https://me:SECRET@host", "x.npy"))

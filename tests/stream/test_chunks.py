@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_ferro.stream.chunks import CHUNK_BYTES, Chunks, batch_rows
+from tests.each import every
 
 MANY = 10**9
 
 
-@pytest.mark.parametrize(
+@every(
     ("wanted", "facts"),
     [
         pytest.param(CHUNK_BYTES // 1024, {"rows": MANY, "row_bytes": 1024}, id="as many as make 32 MiB"),

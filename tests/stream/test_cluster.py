@@ -23,7 +23,7 @@ import zarr
 import dask_ferro as ff
 from dask_ferro.graph.model.own_models import made_here
 from dask_ferro.stream.pools import ClientPool
-from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, written
+from tests.graphs import close, mlp, mlp_reference, written
 from tests.programs import ran
 from tests.waiting import BOUND_S, ended, until, until_async
 
@@ -104,25 +104,9 @@ def test_from_anything_to_anything(client, tmp_path, source, sink):
     close(read(tmp_path / f"y.{sink}"), mlp_reference(WIDE))
 
 
-def test_several_outputs(client, tmp_path):
-    ff.run(diamond(), X[:, :4], tmp_path / "out", batch=100, client=client)
-    for name, wanted in diamond_reference(X[:, :4]).items():
-        close(np.load(tmp_path / "out" / f"{name}.npy"), wanted)
-
-
 def test_nothing_is_left_on_the_cluster(client, tmp_path):
     ff.run(mlp(), WIDE, tmp_path / "y.npy", batch=5000)
     until(lambda: not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)), "no tasks")
-
-
-def test_both_workers_take_part_and_each_has_its_log(client, tmp_path):
-    kept = tmp_path / "kept"
-    watcher = threading.Thread(target=keep_logs, args=(tmp_path / "y.npy.ferro-progress", kept, 2))
-    watcher.start()
-    ff.run(slow(), X, tmp_path / "y.npy", batch=30)
-    ended(watcher)
-    assert noted(kept) == Counter(range(20))
-    assert len(list(kept.iterdir())) == 2
 
 
 def keep_logs(journal, kept, wanted):
@@ -257,13 +241,6 @@ def test_a_run_with_an_asynchronous_client_is_awaited(tmp_path, client_of):
     close(np.load(tmp_path / "y.npy"), mlp_reference(X))
 
 
-def test_an_awaited_run_raises_its_error_to_the_caller(tmp_path):
-    with pytest.raises(ff.ConfigError, match="does not exist"):
-        asyncio.run(
-            _asynchronous(lambda c: c, lambda c: ff.run(mlp(), "no.npy", tmp_path / "y.npy", client=c))
-        )
-
-
 def test_an_awaited_run_stops_when_it_is_cancelled_and_resumes(tmp_path):
     async def cancelled(client):
         run = asyncio.ensure_future(ff.run(slow(), X, tmp_path / "y.npy", batch=15, client=client))
@@ -278,25 +255,6 @@ def test_an_awaited_run_stops_when_it_is_cancelled_and_resumes(tmp_path):
     assert summary.chunks_reused >= 1
     assert summary.rows == len(X)
     close(np.load(tmp_path / "y.npy"), np.maximum(X, 0))
-
-
-def test_cancelled_runs_leave_no_client_behind(tmp_path):
-    async def several(client):
-        for pause in (0, 0, 0.001, 0.05):
-            run = asyncio.ensure_future(ff.run(slow(), X, tmp_path / "y.npy", batch=15, client=client))
-            await asyncio.sleep(pause)
-            run.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await run
-
-        async def clients():
-            # Dask has one of its own, for tasks that submit tasks.
-            names = await client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.clients))
-            return [name for name in names if name != "fire-and-forget"] == [client.id]
-
-        await until_async(clients, "the caller's client alone")
-
-    asyncio.run(_asynchronous(lambda c: c, several))
 
 
 @pytest.mark.needs("mount namespaces")

@@ -26,6 +26,7 @@ from onnx import helper
 
 import dask_ferro as ff
 from tests.clusters import running
+from tests.each import every
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model
 from tests.programs import ran
 from tests.stream.reading import read
@@ -391,7 +392,7 @@ FOREIGN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", FOREIGN)
+@every("what", FOREIGN)
 def test_overwriting_removes_nothing_but_outputs_of_ours(what):
     path, make = FOREIGN[what]
     make()
@@ -415,12 +416,6 @@ def test_what_comes_to_lie_at_the_sink_during_a_run_stays(kind):
     path.unlink()
     assert ff.run(mlp(), source, path, batch=BATCH).chunks_computed == 0
     close(read(path), mlp_reference(SIX))
-
-
-def test_outputs_in_each_other_are_refused():
-    with pytest.raises(ff.ConfigError, match="have the same sink, or one in the other"):
-        ff.run(diamond(), X, {"b1": "a.zarr", "b2": "a.zarr/b.npy"})
-    assert os.listdir(".") == []
 
 
 # ---- the lock of a sink ------------------------------------------------------------------------------------
@@ -450,24 +445,6 @@ def test_a_lock_that_is_no_file_is_refused_and_not_waited_for():
     os.mkfifo("y.npy.ferro-lock")
     with pytest.raises(ff.ConfigError, match=r"a lock has to be a file \('.*y.npy.ferro-lock'\)"):
         ff.run(mlp(), SIX, "y.npy")
-
-
-def test_a_lock_that_says_nothing_to_be_understood_is_nobodys():
-    Path("y.npy.ferro-lock").write_text("[" * 100_000)
-    ff.run(mlp(), SIX, "y.npy")
-    close(np.load("y.npy"), mlp_reference(SIX))
-
-
-def test_of_several_outputs_that_nobody_knows_any_more_all_are_kept():
-    sinks = {"b1": "b1.npy", "total": "t.npy"}
-    ff.run(diamond(), X, sinks, batch=BATCH)
-    (journal,) = Path(".").glob("*.ferro-progress")
-    (journal / "finished").unlink()
-    ff.run(diamond(), X, sinks, batch=BATCH)
-    for path, wanted in zip(("b1.npy", "t.npy"), (diamond_reference(X)[n] for n in sinks), strict=True):
-        close(np.load(path), wanted)
-        (kept,) = Path(".").glob(f"{path}.*.changed")
-        close(np.load(kept), wanted)
 
 
 @pytest.mark.parametrize("cause", [errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK], ids=errno.errorcode.get)

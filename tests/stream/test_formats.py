@@ -22,10 +22,10 @@ from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats import npy
 from dask_ferro.stream.formats.interfaces import Layout
-from dask_ferro.stream.places import SinkPath, named_places, named_sources, open_source, paths_of
+from dask_ferro.stream.places import SinkPath, named_places, named_sources, open_source
 from dask_ferro.stream.stores.files import remove
 from dask_ferro.stream.task import rows
-from tests.each import each
+from tests.each import each, every
 
 KINDS = ["npy", "zarr", "parquet"]
 RNG = np.random.default_rng(0)
@@ -259,17 +259,6 @@ def test_zarr_groups(tmp_path, version):
         open_source(str(tmp_path / "no.zarr"), spec())
 
 
-def test_zarr_of_one_array_needs_no_name(tmp_path):
-    group = zarr.create_group(str(tmp_path / "g.zarr"))
-    group.create_array("whatever", data=X, chunks=(4, 3))
-    np.testing.assert_array_equal(read(open_source(str(tmp_path / "g.zarr"), spec()), Chunks(10, 3)), X)
-
-
-def test_a_zarr_chunk_is_one_of_ours(tmp_path):
-    place, _, _ = sink_of(tmp_path, "zarr", X, batch=4)
-    assert zarr.open_array(place.path, mode="r").chunks == (4, 3)
-
-
 # ---- parquet ---------------------------------------------------------------------------------------------
 
 
@@ -302,54 +291,12 @@ def test_parquet_lists_in_lists(tmp_path):
     np.testing.assert_array_equal(read(source, Chunks(5, 2)), array)
 
 
-@pytest.mark.parametrize(("axes", "row_shape"), [(1, ()), (2, (1,))])
-def test_parquet_of_one_column_is_a_vector_or_a_column(tmp_path, axes, row_shape):
-    source = open_source(table(tmp_path, {"v": X[:, 0]}), spec(axes))
-    np.testing.assert_array_equal(read(source, Chunks(10, 4)), X[:, 0].reshape(10, *row_shape))
-
-
-def test_parquet_columns_side_by_side(tmp_path):
-    path = table(tmp_path, {"a": X[:, 0], "b": X[:, 1], "c": X[:, 2], "__index_level_0__": np.arange(10)})
-    np.testing.assert_array_equal(read(open_source(path, spec()), Chunks(10, 4)), X)
-    np.testing.assert_array_equal(read(open_source(path, spec(1, "b")), Chunks(10, 4)), X[:, 1])
-    np.testing.assert_array_equal(read(open_source(f"{path}/c", spec(1)), Chunks(10, 4)), X[:, 2])
-    with pytest.raises(ff.ConfigError, match="has no column 'd'; it has a, b, c"):
-        open_source(f"{path}/d", spec())
-
-
-def test_parquet_folder_is_read_in_the_order_of_names(tmp_path):
-    for name, start, stop in [("b", 3, 3), ("c", 3, 8), ("a", 0, 3), ("d", 8, 10)]:
-        table(tmp_path, {"v": pa.array(X[start:stop].tolist(), LISTS["list"])}, f"{name}.parquet")
-    (tmp_path / "_metadata").write_text("not for us")
-    (tmp_path / ".hidden.parquet").write_text("nor this")
-    source = open_source(str(tmp_path), spec())
-    assert source.lengths == (3, 0, 5, 2)
-    for batch in (1, 2, 4, 99):
-        np.testing.assert_array_equal(read(source, Chunks(10, batch)), X)
-    assert len(pickle.dumps(source.pieces(Chunks(10, 2))(3))) < 1000  # names the files that it reads, not all
-
-
 def test_parquet_folder_is_read_in_the_order_in_which_dask_reads_it(tmp_path):
     """Dask does not pad the numbers of its parts."""
     for number in range(12):
         table(tmp_path, {"v": pa.array([[number] * 4], LISTS["list"])}, f"part.{number}.parquet")
     got = read(open_source(str(tmp_path), spec()), Chunks(12, 5))
     np.testing.assert_array_equal(got[:, 0], range(12))
-
-
-def test_a_partitioned_folder_is_called_that(tmp_path):
-    (tmp_path / "k=1").mkdir()
-    table(tmp_path / "k=1", {"v": [1.0]}, "p.parquet")
-    with pytest.raises(ff.ConfigError, match=r"partitioned folder \('k=1'\).*one partition"):
-        open_source(str(tmp_path), spec())
-
-
-@pytest.mark.parametrize("path", ["", "x\0.npy"])
-def test_what_is_no_path_is_called_that(path):
-    with pytest.raises(ff.ConfigError, match="is no path"):
-        open_source(path, spec())
-    with pytest.raises(ff.ConfigError, match="is no path"):
-        named_places(["y"], path, None)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -390,11 +337,6 @@ def test_parquet_rows_that_are_none(tmp_path, values, said):
     assert f"column 'v' in rows 0 to {len(values) - 1} of" in str(caught.value)
 
 
-def test_parquet_has_no_complex_numbers(tmp_path):
-    with pytest.raises(ff.ConfigError, match="parquet has no complex numbers"):
-        SinkPath("parquet", str(tmp_path / "y.parquet")).sink(Layout("y", Chunks(1, 1), np.dtype("c8"), ()))
-
-
 # ---- arrays that are no files ----------------------------------------------------------------------------
 
 
@@ -406,11 +348,6 @@ def test_dask_arrays(chunks):
     np.testing.assert_array_equal(pieces(2).compute(scheduler="sync"), X[8:])
 
 
-def test_a_chunk_of_a_dask_array_is_a_little_graph():
-    source = open_source(da.ones((1000, 3), chunks=(1, 3)) + 1, spec())
-    assert len(dict(source.pieces(Chunks(1000, 1))(500).__dask_graph__())) <= 3
-
-
 def test_the_fingerprint_of_an_array_is_its_content():
     def prints(array):
         return [open_source(one, spec()).fingerprint() for one in (array, da.from_array(array))]
@@ -419,7 +356,7 @@ def test_the_fingerprint_of_an_array_is_its_content():
     assert prints(X) != prints(X + 1)
 
 
-@pytest.mark.parametrize(
+@every(
     ("source", "said"),
     [
         (np.float32(3), "source of 'x' is a float32; wanted a path"),
@@ -473,7 +410,7 @@ def test_a_table_or_a_group_holds_several_inputs(tmp_path):
     assert named_sources(["x", "m"], group, None) == {"x": group, "m": group}
 
 
-@pytest.mark.parametrize(
+@every(
     ("sink", "chosen", "wanted"),
     [
         ("a.npy", "s", {"s": ("npy", "a.npy")}),
@@ -499,8 +436,3 @@ def test_which_output_goes_where(sink, chosen, wanted):
     else:
         with pytest.raises(ff.ConfigError, match=wanted):
             named_places(["s", "t/1"], sink, chosen)
-
-
-def test_paths_of_sources_are_those_of_files_and_folders(tmp_path):
-    path = table(tmp_path, {"x": X[:, 0]})
-    assert paths_of([X, f"{path}/x", path]) == [os.path.realpath(path)] * 2

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,15 +107,6 @@ def test_imagenet_preprocessing_is_that_of_the_papers(folder: Any, tmp_path: Any
     )
 
 
-def test_imagenet_of_one_colour_is_the_normalized_colour() -> None:
-    for size in ((300, 200), (20, 31), (256, 256)):
-        found = imagenet(PIL.new("RGB", size, (255, 0, 51)))
-        assert (found.shape, found.dtype) == ((3, 224, 224), np.float32)
-        colour = [(1 - 0.485) / 0.229, -0.456 / 0.224, (0.2 - 0.406) / 0.225]
-        np.testing.assert_allclose(found.mean((1, 2)), colour, rtol=1e-4)
-        assert np.ptp(found, (1, 2)).max() < 1e-5
-
-
 def wrong_dtype(image: Any) -> np.ndarray:
     return pixels(image).astype(np.float64)
 
@@ -164,39 +153,6 @@ def test_images_of_different_shapes_are_refused(folder: Any, tmp_path: Any) -> N
         ff.run(model(), folder, tmp_path / "out.parquet", preprocess=ragged, batch=3)
 
 
-def test_preprocess_is_for_images(tmp_path: Any) -> None:
-    np.save(tmp_path / "x.npy", np.zeros((2, 3, SIDE, SIDE), "f4"))
-    with pytest.raises(ff.ConfigError, match="preprocess= is for images"):
-        ff.run(model(), tmp_path / "x.npy", tmp_path / "y.npy", preprocess="imagenet", output="mean")
-
-
-def test_an_image_that_changes_is_another_run(folder: Any, tmp_path: Any) -> None:
-    ff.run(model(), folder, tmp_path / "out.parquet", preprocess=pixels)
-    PIL.new("RGB", (64, 64)).save(folder / "image 3.png")
-    with pytest.raises(ff.ConfigError, match="is of another run"):
-        ff.run(model(), folder, tmp_path / "out.parquet", preprocess=pixels)
-
-
-def test_no_file_matches(tmp_path: Any) -> None:
-    with pytest.raises(ff.ConfigError, match="no file matches"):
-        ff.run(model(), str(tmp_path / "*.jpg"), tmp_path / "out.parquet", preprocess="imagenet")
-
-
-@pytest.mark.cluster
-def test_images_on_worker_processes(folder: Any, tmp_path: Any) -> None:
-    from distributed import Client, LocalCluster
-
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
-        ff.run(model(), folder, tmp_path / "out.parquet", preprocess="imagenet", batch=4, client=client)
-    paths, x = wanted(folder, partial(imagenet, side=SIDE))
-    got = read(tmp_path / "out.parquet")
-    assert got["path"].tolist() == paths
-    np.testing.assert_allclose(got.iloc[:, -3:].to_numpy(), x.max((2, 3)), rtol=1e-5)
-
-
 # ---- what a reader of the code found ------------------------------------------------------------------------
 
 SEEN: list[int] = []
@@ -224,17 +180,6 @@ def test_a_function_with_a_memory_finishes_and_resumes(folder: Any, tmp_path: An
         assert summary.chunks_computed == done
 
 
-def test_a_function_is_the_same_in_another_process(folder: Any, tmp_path: Any) -> None:
-    from tests.programs import ran
-
-    script = (
-        "from tests.stream.test_images import model, remembers; import dask_ferro as ff\n"
-        f"print(ff.run(model(), {str(folder)!r}, {str(tmp_path / 'out.parquet')!r}, preprocess=remembers, batch=4))"
-    )
-    for text in ("3 chunks computed", "0 chunks computed"):
-        assert text in ran([sys.executable, "-c", script], cwd=Path(__file__).parents[2]).stdout
-
-
 def test_names_and_order_are_those_of_links(folder: Any, tmp_path: Any) -> None:
     (tmp_path / "links").mkdir()
     for number in range(3):
@@ -247,11 +192,6 @@ def test_names_and_order_are_those_of_links(folder: Any, tmp_path: Any) -> None:
     assert got["path"].tolist() == [str(tmp_path / "links" / f"{n}.png") for n in range(3)]
     _, x = wanted(folder, pixels)
     np.testing.assert_allclose(got.iloc[:, -3:].to_numpy(), x[2::-1].max((2, 3)))
-
-
-def test_a_path_with_brackets_is_a_file(folder: Any, tmp_path: Any) -> None:
-    os.rename(folder / "image 1.png", folder / "image[1].png")
-    assert ff.run(model(), folder / "image[1].png", tmp_path / "out.parquet", preprocess=pixels).rows == 1
 
 
 def test_images_of_more_bits_are_refused_by_imagenet(folder: Any, tmp_path: Any) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import dask_ferro as ff
 from dask_ferro.stream.journal import Header, Journal, Output, differences, line, notes_in
+from tests.each import every
 
 HEADER = Header(
     "d1" * 20, {"x": "x.npy, 10 bytes"}, 100, 10, {"y": Output("npy", "y.npy", "<f4", (3,))}, run="r1"
@@ -34,7 +35,7 @@ def logs(made):
     return sorted(n for n in os.listdir(made.folder) if n.endswith(".log"))
 
 
-@pytest.mark.parametrize(
+@every(
     ("log", "done"),
     [
         pytest.param(b"", [], id="nothing"),

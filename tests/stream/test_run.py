@@ -17,12 +17,13 @@ import pytest
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.stream import Summary, targets
+from dask_ferro.stream import targets
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.journal import Journal
 from dask_ferro.stream.places import journal_folder, named_places, open_source
 from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.task import StreamJob, run_chunk
+from tests.each import every
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model, written
 from tests.stream.reading import read
 
@@ -80,8 +81,8 @@ def job_of(sink):
 # ---- right rows ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["npy", "zarr", "parquet", "numpy", "dask"])
-@pytest.mark.parametrize("sink", ["npy", "zarr", "parquet"])
+@every("source", ["npy", "zarr", "parquet", "numpy", "dask"])
+@every("sink", ["npy", "zarr", "parquet"])
 def test_from_anything_to_anything(source, sink):
     summary = ff.run(mlp(), source_of(source), f"y.{sink}", batch=8)
     assert (summary.rows, summary.chunks_computed, summary.chunks_reused) == (ROWS, 7, 0)
@@ -104,17 +105,6 @@ def test_a_batch_that_nobody_named():
     close(np.load("y.npy"), mlp_reference(X))
 
 
-def test_a_batch_that_nobody_named_follows_the_chunks_of_the_source():
-    source_of("zarr")
-    assert ff.run(mlp(), "x.zarr", "y.npy").chunks_computed == 2  # 45 rows, and 5: the source's chunks are 9
-
-
-@pytest.mark.parametrize("batch", [4, 5, 8, 50])
-def test_a_model_of_batch_one(batch):
-    ff.run(mlp(rows=1), "x.npy", "y.npy", batch=batch)
-    close(np.load("y.npy"), mlp_reference(X))
-
-
 def test_a_model_of_another_fixed_batch_is_refused():
     with pytest.raises(
         ff.ConfigError, match=r"on axis 0, wanted 4.*torch.onnx.export dynamic_axes={'x': {0: 'batch'}}"
@@ -128,15 +118,6 @@ def test_several_outputs_to_a_folder():
     assert sorted(os.listdir("out")) == sorted(f"{name}.npy" for name in wanted)
     for name, array in wanted.items():
         close(np.load(f"out/{name}.npy"), array)
-
-
-def test_several_outputs_by_name_and_one_of_several():
-    wanted = diamond_reference(X[:, :4])
-    ff.run(diamond(), X[:, :4], {"b1": "b1.zarr", "total": "t.parquet"}, batch=8)
-    close(read("b1.zarr"), wanted["b1"])
-    close(read("t.parquet"), wanted["total"])
-    ff.run(diamond(), X[:, :4], "b2.npy", output="b2", batch=8)
-    close(read("b2.npy"), wanted["b2"])
 
 
 def two_inputs():
@@ -154,15 +135,8 @@ def test_several_inputs_one_without_the_batch_and_an_output_of_unknown_shape(row
     close(np.load("y.npy"), np.tile(x + m, times))
 
 
-def test_an_output_that_is_an_input():
-    nodes = [helper.make_node("Relu", ["x"], ["y"])]
-    ff.run(model(nodes, {"x": ["N", 6]}, {"y": ["N", 6], "x": ["N", 6]}), "x.npy", "out", batch=8)
-    np.testing.assert_array_equal(np.load("out/x.npy"), X)
-    np.testing.assert_array_equal(np.load("out/y.npy"), np.maximum(X, 0))
-
-
-@pytest.mark.parametrize("sink", ["npy", "zarr", "parquet"])
-@pytest.mark.parametrize("source", ["npy", "numpy", "dask"])
+@every("sink", ["npy", "zarr", "parquet"])
+@every("source", ["npy", "numpy", "dask"])
 def test_no_rows(source, sink):
     np.save("none.npy", X[:0])
     given = {"npy": "none.npy", "numpy": X[:0], "dask": da.from_array(X[:0])}[source]
@@ -288,24 +262,6 @@ def test_source_and_sink_the_same(link):
     np.testing.assert_array_equal(np.load("x.npy"), X)
 
 
-@pytest.mark.parametrize("source", ["nope.npy", "x.csv", "nope.parquet", "gone/nope.npy"])
-def test_a_source_that_is_not_there_is_not_the_sink(source):
-    with pytest.raises(ff.ConfigError, match=r"source '.*' does not exist"):
-        ff.run(mlp(), os.path.abspath(source), "y.npy")
-
-
-def test_a_batch_of_numpys_integers():
-    assert ff.run(mlp(), "x.npy", "y.npy", batch=np.int64(20)).chunks_computed == 3
-
-
-@pytest.mark.parametrize("sink", ["y.npy", "y.zarr", "y.parquet"])
-@pytest.mark.parametrize("batch", [ROWS + 1, 2**63, 10**30])
-def test_a_batch_of_more_rows_than_there_are(batch, sink):
-    summary = ff.run(mlp(), "x.npy", sink, batch=batch)
-    assert (summary.rows, summary.chunks_computed) == (ROWS, 1)
-    close(read(sink), mlp_reference(X))
-
-
 def test_a_sink_in_the_source():
     source_of("zarr")
     with pytest.raises(ff.ConfigError, match="are the same"):
@@ -331,7 +287,7 @@ def rows_that_vanish():
     return written(f"(float[N,6] x) => (float[?,6] y) {{ {nodes} }}")
 
 
-@pytest.mark.parametrize(
+@every(
     ("call", "said"),
     [
         pytest.param({"source": X[:, :5]}, r"has 5 on axis 1, wanted 6", id="row shape"),
@@ -383,11 +339,6 @@ def test_progress_is_shown_when_wanted_and_only_then(capsys):
     assert out == ""
     assert "50 / 50 rows" in err
     assert "rows/s" in err
-
-
-def test_a_summary_reads_as_a_line():
-    text = str(Summary(1000, 600, 3, 2, 2.0))
-    assert text == "1,000 rows: 3 chunks computed, 2 chunks reused; 2 s, 300 rows/s"
 
 
 def test_what_travels_with_a_task_is_small():

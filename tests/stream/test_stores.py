@@ -17,6 +17,7 @@ from dask_ferro.lower.prepared.remote import told, web_failure, without_secrets
 from dask_ferro.stream import places
 from dask_ferro.stream.parts import sweep
 from dask_ferro.stream.stores import addresses, leases
+from tests.each import every
 from tests.graphs import mlp
 from tests.stream.servers import objects
 from tests.waiting import until
@@ -124,7 +125,7 @@ SHOWN = [
 ]
 
 
-@pytest.mark.parametrize(("address", "wanted"), SHOWN)
+@every(("address", "wanted"), SHOWN)
 def test_an_address_is_shown_without_secrets(address: str, wanted: str) -> None:
     assert without_secrets(address) == wanted
     assert without_secrets(wanted) == wanted or "@" in wanted
@@ -228,26 +229,10 @@ def test_what_cannot_be_read_is_a_configuration_error(source: str, tmp_path: Pat
     assert "SECRET" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("path", "is_table"),
-    [
-        ("s3://b/x.npy", False),
-        ("S3://b/x.zarr/", False),
-        ("gs://b/x.parquet", True),
-        ("https://h/x.csv?a=b", True),
-    ],
-)
-def test_a_name_tells_a_table_without_a_request(
-    path: str, is_table: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(addresses, "entry", lambda address: pytest.fail(f"asked for {address}"))
-    assert places.is_table_path(path) == is_table
-
-
 # ---- what addresses name ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("source", "sink", "same"),
     [
         ("memory:///b/x.zarr", "memory://b/x.zarr", True),

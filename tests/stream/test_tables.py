@@ -6,7 +6,6 @@ import os
 from itertools import product
 from typing import Any
 
-import narwhals as nw
 import numpy as np
 import pytest
 
@@ -97,14 +96,6 @@ def test_a_matrix_takes_the_columns_that_are_not_kept(tmp_path: Any, source: str
     )
 
 
-def test_an_input_may_be_kept_as_well(tmp_path: Any) -> None:
-    frame = sales(30)
-    ff.run(
-        by_columns(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet", keep=["price", "city"]
-    )
-    check(tmp_path / "out.parquet", frame, ["price", "city"])
-
-
 def test_a_table_is_found_without_keep_where_nothing_else_fits(tmp_path: Any) -> None:
     frame = sales(30)
     write(frame, tmp_path / "t.parquet")
@@ -184,29 +175,6 @@ def test_what_does_not_fit_is_told_before_anything_is_written(tmp_path: Any, cal
     assert os.listdir(tmp_path) == ["t.parquet"]
 
 
-def test_a_name_that_is_an_output_cannot_be_kept(tmp_path: Any) -> None:
-    frame = sales(20).rename(columns={"id": "more"})
-    with pytest.raises(ff.ConfigError, match="are there already"):
-        ff.run(by_columns(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet", keep=["more"])
-
-
-def test_other_kept_columns_are_another_run(tmp_path: Any) -> None:
-    path, out = write(sales(20), tmp_path / "t.parquet"), tmp_path / "out.parquet"
-    ff.run(by_columns(), path, out, keep=["id"])
-    with pytest.raises(ff.ConfigError, match="is of another run"):
-        ff.run(by_columns(), path, out, keep=["price"])
-    ff.run(by_columns(), path, out, keep=["price"], overwrite=True)
-    check(out, sales(20), ["price"])
-
-
-def test_a_source_that_changes_is_another_run(tmp_path: Any) -> None:
-    path, out = write(sales(20), tmp_path / "t.csv"), tmp_path / "out.parquet"
-    ff.run(by_columns(), path, out, keep=["id"])
-    write(sales(21), tmp_path / "t.csv")
-    with pytest.raises(ff.ConfigError, match="is of another run"):
-        ff.run(by_columns(), path, out, keep=["id"])
-
-
 def test_a_damaged_chunk_is_computed_again(tmp_path: Any) -> None:
     frame, out = sales(100), tmp_path / "out.csv"
     path = write(frame, tmp_path / "t.parquet")
@@ -217,21 +185,6 @@ def test_a_damaged_chunk_is_computed_again(tmp_path: Any) -> None:
     check(out, frame, KEPT)
 
 
-@pytest.mark.cluster
-@pytest.mark.parametrize("source", ["t.parquet", "t.csv"])
-def test_a_table_on_worker_processes(tmp_path: Any, source: str) -> None:
-    from distributed import Client, LocalCluster
-
-    frame = sales()
-    path = write(frame, tmp_path / source)
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
-        ff.run(by_columns(), path, tmp_path / "out.parquet", keep=KEPT, batch=400, client=client)
-    check(tmp_path / "out.parquet", frame, KEPT)
-
-
 # ---- what a reader of the code found ------------------------------------------------------------------------
 
 
@@ -240,13 +193,6 @@ def folder_of(path: Any, *frames: Any) -> str:
     for number, frame in enumerate(frames):
         frame.to_parquet(path / f"{number}.parquet")
     return str(path)
-
-
-@pytest.mark.parametrize("batch", [2, 4, 100])
-def test_a_file_without_a_column_is_named(tmp_path: Any, batch: int) -> None:
-    path = folder_of(tmp_path / "t", sales(4), sales(4).drop(columns="price"))
-    with pytest.raises(ff.ConfigError, match=r"1.parquet' has no column \['price'\]"):
-        ff.run(by_columns(), path, tmp_path / "out.parquet", keep=["id"], batch=batch)
 
 
 @pytest.mark.parametrize("batch", [2, 4, 100])
@@ -264,13 +210,6 @@ def test_files_whose_types_do_not_go_together_are_refused(tmp_path: Any) -> None
         ff.run(by_columns(), path, tmp_path / "out.parquet", keep=["id"])
 
 
-def test_kept_columns_of_no_rows_have_their_types(tmp_path: Any) -> None:
-    write(sales(3).iloc[:0], tmp_path / "t.parquet")
-    ff.run(by_columns(), tmp_path / "t.parquet", tmp_path / "out.parquet", keep=["id", "city"])
-    got = pd.read_parquet(tmp_path / "out.parquet")
-    assert (str(got["id"].dtype), str(got["more"].dtype)) == ("int64", "int64")
-
-
 def test_a_kept_column_with_the_name_of_a_results_column_is_refused(tmp_path: Any) -> None:
     (name,) = ff.from_onnx(mlp()).outputs
     frame = pd.DataFrame(np.ones((4, 6))).add_prefix("c").assign(**{f"{name}_0": 1})
@@ -285,13 +224,6 @@ def test_lines_that_end_with_a_carriage_return_are_refused(tmp_path: Any) -> Non
         ff.run(by_columns(), tmp_path / "t.csv", tmp_path / "out.parquet", keep=["id"])
 
 
-@pytest.mark.parametrize("blank", ["\n", "\n\n\n", "\r\n\r\n"])
-def test_empty_lines_at_the_end_are_none(tmp_path: Any, blank: str) -> None:
-    (tmp_path / "t.csv").write_bytes((sales(30).to_csv(index=False) + blank).encode())
-    ff.run(by_columns(), tmp_path / "t.csv", tmp_path / "out.parquet", keep=KEPT, batch=7)
-    check(tmp_path / "out.parquet", sales(30), KEPT)
-
-
 def test_the_model_tells_types_of_a_csv_files_columns(tmp_path: Any) -> None:
     """The first megabyte has whole prices, and towns that are numbers."""
     rows = 60_000
@@ -304,39 +236,6 @@ def test_the_model_tells_types_of_a_csv_files_columns(tmp_path: Any) -> None:
     assert got["total"].iloc[-1] == np.float32(1.5 * frame["count"].iloc[-1])
 
 
-def test_wide_results_are_written_at_once(tmp_path: Any) -> None:
-    from onnx import TensorProto, helper
-
-    graph = helper.make_graph(
-        [helper.make_node("Neg", ["x"], ["y"])],
-        "wide",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3000])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3000])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    frame = pd.DataFrame(np.arange(6000, dtype="f4").reshape(2, -1)).add_prefix("c").assign(id=[7, 8])
-    ff.run(model, write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet", keep="id")
-    got = pd.read_parquet(tmp_path / "out.parquet")
-    assert got.shape == (2, 3001)
-    np.testing.assert_array_equal(got.to_numpy()[:, 1:], -frame.to_numpy()[:, :-1])
-
-
-def test_the_columns_types_are_asked_for_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """narwhals writes the schema of all columns anew each time: for 3,000, a run took six times as long."""
-    asked = []
-    schema = nw.DataFrame.schema
-
-    def counted(self: Any) -> Any:
-        asked.append(len(self.columns))
-        return schema.fget(self)
-
-    monkeypatch.setattr(nw.DataFrame, "schema", property(counted))
-    frame = pd.DataFrame(np.ones((5, 6), "f4")).add_prefix("c").assign(id=range(5))
-    ff.run(mlp(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet", keep="id")
-    # For the vectors and for the matrix: of the empty table, and of the chunk.
-    assert 0 < len(asked) <= 5
-
-
 @pytest.mark.parametrize("dtype", ["float64", "mixed"])
 def test_a_table_that_is_no_array_of_the_inputs_dtype_is_one(tmp_path: Any, dtype: str) -> None:
     frame = pd.DataFrame(np.ones((5, 6))).add_prefix("c")
@@ -344,3 +243,12 @@ def test_a_table_that_is_no_array_of_the_inputs_dtype_is_one(tmp_path: Any, dtyp
     ff.run(mlp(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet")
     got = pd.read_parquet(tmp_path / "out.parquet")
     np.testing.assert_allclose(got.to_numpy(), mlp_reference(np.ones((5, 6), "f4")), rtol=1e-4, atol=1e-5)
+
+
+def test_other_kept_columns_are_another_run(tmp_path: Any) -> None:
+    path, out = write(sales(20), tmp_path / "t.parquet"), tmp_path / "out.parquet"
+    ff.run(by_columns(), path, out, keep=["id"])
+    with pytest.raises(ff.ConfigError, match="is of another run"):
+        ff.run(by_columns(), path, out, keep=["price"])
+    ff.run(by_columns(), path, out, keep=["price"], overwrite=True)
+    check(out, sales(20), ["price"])

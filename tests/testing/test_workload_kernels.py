@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import distributed
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.testing import workload_kernels
 from tests.clusters import running
-from tests.waiting import finished, until
+from tests.waiting import finished
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending large graph")
 
@@ -44,16 +42,6 @@ def test_a_sleep_returns_as_many_bytes_as_the_graph_says():
     assert outputs == [("b", 0)]
     assert {key: task.dependencies for key, task in tasks.items()} == {("a", 0): set(), ("b", 0): {("a", 0)}}
     assert evaluated(tasks, outputs) == {("b", 0): bytes(9)}
-
-
-def test_sleeps_are_as_long_as_the_graph_says_times_the_scale(monkeypatch):
-    slept = []
-    monkeypatch.setattr(workload_kernels.time, "sleep", slept.append)
-    tasks, outputs = workload_kernels.dask_graph(
-        TaskGraph("two", (spec("a", seconds=0.5), spec("b", "a", seconds=0.0))), time_scale=2.0
-    )
-    evaluated(tasks, outputs)
-    assert slept == [1.0]
 
 
 def test_the_real_kernels_factor_the_matrix():
@@ -97,39 +85,11 @@ def test_what_cannot_run_is_refused(name, kernel, told):
     assert str(refused.value) == told
 
 
-def test_without_scipy_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"dask-ferro\[bench\]"):
-        workload_kernels.dask_graph(build("cholesky"), kernel="real")
-
-
-def test_a_run_takes_as_long_as_its_longest_chain_and_leaves_nothing_behind(inside):
-    graph = TaskGraph("chain", (spec("a", seconds=0.02), spec("b", "a", seconds=0.03)))
-    seconds = [workload_kernels.run(inside, graph) for _ in range(3)]  # the same keys, three times
-    assert min(seconds) >= 0.05
-    assert inside.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)) == 0
-
-
 def test_every_task_of_a_workload_runs_once(inside):
     graph = build("cholesky", nt=4, seconds=0.001)
     with distributed.get_task_stream(inside) as stream:
         workload_kernels.run(inside, graph, time_scale=0.0)
     assert sorted(str(row["key"]) for row in stream.data) == sorted(str(task.key) for task in graph.tasks)
-
-
-def test_the_callback_comes_while_the_graph_is_on_its_way(inside):
-    graph = TaskGraph("one", (spec("a", seconds=0.2),))
-    states = []
-    workload_kernels.run(inside, graph, submitted=lambda: states.append(len(inside.futures)))
-    assert states == [1]
-
-
-def test_roots_of_a_pinned_graph_run_on_one_worker_and_the_rest_anywhere(inside):
-    graph = build("pinned", tasks=12, roots=6, seconds=0.05)
-    with distributed.get_task_stream(inside) as stream:
-        workload_kernels.run(inside, graph)
-    workers = {row["worker"] for row in stream.data if "pinned-root" in str(row["key"])}
-    assert workers == {min(inside.scheduler_info(n_workers=-1)["workers"])}
 
 
 def test_estimates_travel_as_annotations(inside):
@@ -146,67 +106,11 @@ def test_estimates_travel_as_annotations(inside):
         future.release()
 
 
-def test_on_the_slow_worker_a_sleep_takes_ten_times_as_long(inside):
-    slow = max(inside.scheduler_info(n_workers=-1)["workers"])
-    graph = build("straggler", tasks=16, seconds=0.02)
-    with distributed.get_task_stream(inside) as stream:
-        workload_kernels.run(inside, graph, slow_worker=slow)
-    took = [(row["worker"] == slow, stop - start) for row in stream.data for _, start, stop in spans(row)]
-    assert len(took) == 16
-    assert all(seconds >= 0.2 for is_slow, seconds in took if is_slow)
-    assert any(is_slow for is_slow, _ in took)
-
-
-def spans(row):
-    return [(s["action"], s["start"], s["stop"]) for s in row["startstops"] if s["action"] == "compute"]
-
-
 def test_an_error_in_a_task_is_raised_and_the_tasks_are_released(inside):
     graph = TaskGraph("wrong", (spec("a", nbytes=-1),))
     with pytest.raises(ValueError, match="negative count"):
         workload_kernels.run(inside, graph)
     assert inside.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)) == 0
-
-
-ROOTISH = {
-    "cholesky": set(), "gemm": {"tile-a", "tile-b"}, "sparse-gemm": set(), "skew": {"skew"}, "hot-block": {"hot"},
-    "short": {"short-root"}, "chains": set(), "random-dag": {"random-dag"}, "fork-join": {"fork"},
-    "balanced-roots": set(), "lognormal": {"lognormal"}, "scale-up": set(), "straggler": {"straggler"},
-    "pinned": set(),
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def paused():
-    """One paused worker of eight threads: tasks arrive and stay."""
-    with running(1, threads=8, processes=False) as client:
-
-        def pause(dask_worker):
-            dask_worker.status = distributed.Status.paused
-
-        client.run(pause)
-        yield client
-
-
-@pytest.mark.parametrize("name", list(ROOTISH))
-def test_dask_takes_those_tasks_for_roots_that_the_workload_says(paused, name):
-    held = workload_kernels.submit(paused, build(name))
-
-    def rootish(dask_scheduler, outputs):
-        if not all(key in dask_scheduler.tasks for key in outputs):
-            return None
-        tasks = list(dask_scheduler.tasks.values())
-        return {task.prefix.name for task in tasks if dask_scheduler.is_rootish(task)}
-
-    outputs = [future.key for future in held]
-    until(
-        lambda: paused.run_on_scheduler(rootish, outputs=outputs) is not None,
-        "the scheduler to know all outputs",
-    )
-    found = paused.run_on_scheduler(rootish, outputs=outputs)
-    for future in held:
-        future.release()
-    assert found == ROOTISH[name]
 
 
 @pytest.mark.cluster

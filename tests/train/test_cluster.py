@@ -13,7 +13,6 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.ranks import rank_assignment
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.train import leaving
 from dask_ferro.train import step as step_module
@@ -121,13 +120,6 @@ def test_the_next_steps_are_submitted_before_the_loop_has_one(most, counts, clie
     assert away == here
 
 
-@pytest.mark.parametrize(
-    ("mib", "count"), [(0, 8), (1 / 1024, 8), (8, 8), (9, 7), (20, 3), (40, 1), (64, 1), (10_000, 1)]
-)
-def test_how_many_are_ahead_depends_on_their_bytes(mib, count):
-    assert training_module.steps_beyond(int(mib * 2**20)) == count
-
-
 def test_losses_that_are_there_are_fetched_together(client, monkeypatch):
     fetched = []
     monkeypatch.setattr(step_module, "gather", lambda arrays: fetched.append(len(arrays)) or gather(arrays))
@@ -138,21 +130,6 @@ def test_losses_that_are_there_are_fetched_together(client, monkeypatch):
     )  # the loss, and whether there was an update, but not the scale
     last, _ = ran(data=data(40), optimizer=ff.optim.SGD(0.1), epochs=1, loss_scale="dynamic")
     assert [step.loss for step in steps] == [row[4] for row in last]
-
-
-def test_large_batches_are_not_read_far_ahead(client, monkeypatch):
-    monkeypatch.setattr(training_module, "_BYTES_BEYOND", 2000)  # a batch has 320, parameters 352
-    assert next(submitted([], 80)) == 3
-
-
-def test_steps_in_turn_look_their_workers_up_once(client, monkeypatch):
-    monkeypatch.setattr(rank_assignment, "LOOKED_UP_S", 60.0)
-    calls, stock = [], client.scheduler_info
-    monkeypatch.setattr(
-        client, "scheduler_info", lambda *given, **by_name: calls.append(1) or stock(*given, **by_name)
-    )
-    assert len([step.loss for step in ff.fit(loss, params(), data(40), ff.optim.SGD(0.1), batch_size=8)]) == 5
-    assert len(calls) == 1
 
 
 def test_a_batch_that_cannot_be_read_ends_the_loop_after_the_same_steps(request):

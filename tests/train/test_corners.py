@@ -34,10 +34,6 @@ def losses(training):
 USUAL = losses(fitted())
 
 
-def test_numbers_of_numpy_are_numbers():
-    assert losses(fitted(batch_size=np.int64(4), epochs=np.int64(1))) == USUAL
-
-
 def test_a_tensor_that_is_given_twice_is_refused():
     w = ff.asarray(np.eye(3, dtype="f4"), name="w")
 
@@ -46,17 +42,6 @@ def test_a_tensor_that_is_given_twice_is_refused():
 
     with pytest.raises(ConfigError, match="params: 'enc' and 'dec' are one tensor; give it once"):
         fitted(X, tied, {"enc": w, "dec": w})
-
-
-def test_parameters_of_two_models_have_their_keys_as_names():
-    start = {key: {"w": ff.asarray(np.ones((3, 1), "f4") * n, name="w")} for n, key in enumerate("ab")}
-
-    def both(p, batch):
-        return ff.nn.mse(batch["x"] @ p["a"]["w"] + batch["x"] @ p["b"]["w"], batch["y"])
-
-    training = fitted(of=both, params=start, optimizer=ff.optim.SGD(0.0))
-    assert max(losses(training)) < 1e-10
-    assert [training.params[key]["w"].max() for key in "ab"] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batches": 1}])
@@ -115,17 +100,6 @@ def test_an_array_without_numbers_is_left_out_too(form, kind, tmp_path):
         options["batch_size"] = None
         arrays = [{name: value[i : i + 4] for name, value in arrays.items()} for i in (0, 4, 8)]
     assert losses(fitted(arrays, **options)) == USUAL
-
-
-@pytest.mark.parametrize("plan", [None, PLAN], ids=["no plan", "a plan"])
-def test_an_array_of_times_that_is_read_is_refused(plan):
-    for times in (TIMES, (TIMES,)):
-        data = {**DATA, "more": times} if times is TIMES else (X, TIMES)
-        of = (lambda p, b: ff.mean(b["more"])) if times is TIMES else (lambda p, b: ff.mean(b[1]))
-        with pytest.raises(
-            ConfigError, match=r"batches: '(more|batch_1)': dtype: ONNX has no dtype\('<M8\[s\]"
-        ):
-            fitted(data, of, batch_size=5, plan=plan)
 
 
 def test_an_array_that_is_not_there_is_named():

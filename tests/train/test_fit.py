@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from dask.array import from_array
 from torch.utils.data import DataLoader, TensorDataset
 
 import dask_ferro as ff
@@ -92,12 +91,6 @@ def test_a_loss_is_told_the_number_of_the_step(plan):
     )
 
 
-def test_groups_count_as_one_update_of_the_rate():
-    asked = []
-    ran(accumulate=2, rate=lambda update: asked.append(update) or 0.01)
-    assert asked == [0, 0, 1, 2, 2, 3]
-
-
 @pytest.mark.parametrize(
     "batches",
     [
@@ -153,36 +146,10 @@ def test_one_array_is_a_batch():
     assert training.params.shape == (6,)
 
 
-@pytest.mark.parametrize(
-    "plan", [None, {"mesh": {"data": 2}, "inputs": {"x": 0, "t": 0}}], ids=["no plan", "a plan"]
-)
-def test_a_graph_is_made_once_for_each_number_of_rows(plan, monkeypatch):
-    calls = []
-
-    def counted(p, batch):
-        calls.append(batch["x"].shape)
-        return loss(p, batch)
-
-    made = []
-    real = ff.Ranks.__init__
-    monkeypatch.setattr(ff.Ranks, "__init__", lambda self, *a, **k: made.append(1) or real(self, *a, **k))
-    ran(loss=counted, plan=plan, epochs=4, rate=lambda update: 0.1 / (1 + update), accumulate=2)
-    assert calls == [("rows", 6)]
-    # Without a plan it is one session, of any number of rows.  With one there is a graph for batches of 8 rows, and one
-    # for those of 4.
-    assert len(made) == (0 if plan is None else 2)
-
-
 def test_it_stops_when_patience_is_over():
     # A rate of 0: no epoch is better than the first.
     told, _ = ran(optimizer=ff.optim.SGD(0.0), epochs=9, patience=2, monitor="distance", seed=None)
     assert [row[1] for row in told] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-
-
-def test_epochs_without_patience_do_not_count_for_one_that_is_set_later(tmp_path):
-    ran(epochs=3, checkpoint=tmp_path)
-    rest, _ = ran(epochs=5, checkpoint=tmp_path, patience=2)
-    assert [row[1] for row in rest] == [3] * 3 + [4] * 3
 
 
 def test_patience_is_kept_in_a_checkpoint(tmp_path):
@@ -200,11 +167,6 @@ def test_a_progress_line_has_epoch_batches_and_loss(capsys):
     assert "6 / 6 batches  loss" in told
 
 
-def test_no_line_is_shown_without_a_terminal(capsys):
-    ran()
-    assert capsys.readouterr().err == ""
-
-
 W = ff.asarray(np.ones(6, "f4"), name="w")
 MASKED = np.ma.masked_greater(data()["x"], 1.0)
 # Batches that come as they are asked for.
@@ -216,21 +178,15 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
     ("options", "message"),
     [
         ({"epochs": 0}, "epochs: got 0, wanted a number from 1 on"),
-        ({"epochs": True}, "epochs: got True"),
         ({"reduction": "bogus"}, "reduction: got 'bogus'"),
         ({"seed": 1.5}, "seed: got 1.5"),
-        ({"seed": True}, "seed: got True"),
-        ({"batch_size": 2.0}, "batch_size: got 2.0"),
         ({"clip": True}, "clip: got True"),
-        ({"accumulate": 1.5}, "accumulate: got 1.5"),
-        ({"keep": 0}, "keep: got 0"),
         ({"patience": 0}, "patience: got 0"),
         ({"every": 5}, "every: there is no folder for checkpoints; give checkpoint= too"),
         (
             {"checkpoint": "s3://key:secret@bucket/run"},
             "checkpoint: got 's3://bucket/run', wanted the path of a folder: .* not to addresses; give a folder that",
         ),
-        ({"checkpoint": "file:///run"}, "checkpoint: got 'file:///run', wanted the path of a folder"),
         ({"clip": 0.0}, "clip: got 0.0, wanted a norm above 0"),
         ({"last": "pad"}, "last: got 'pad', wanted one of 'keep', 'drop'"),
         ({"precision": "float8"}, "precision: got 'float8', wanted one of None, 'float16', 'bfloat16'"),
@@ -241,7 +197,6 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
             {"loss": lambda p, batch: batch["x"] @ p["first"]["weight"]},
             "wanted a floating point scalar; take its mean",
         ),
-        ({"loss": lambda p, batch: 3.0}, "got 3.0, wanted a floating point scalar"),
         (
             {"metrics": {"distance": lambda p, batch: batch["x"]}},
             "metrics: 'distance': .* wanted a scalar Tensor",
@@ -253,27 +208,17 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
             "rate: SimpleNamespace has no field `rate` to replace",
         ),
         ({"rate": "cosine"}, "rate: got 'cosine', wanted a number from 0 on, or a function"),
-        ({"rate": -0.1}, "rate: got -0.1, wanted a number from 0 on"),
         ({"rate": lambda update: None, "steps": 1}, r"rate\(0\): got None, wanted a finite number from 0 on"),
         ({"optimizer": "adam"}, r"optimizer: got 'adam', wanted one such as ff.optim.Adam\(1e-3\)"),
-        ({"optimizer": ff.optim.Adam}, "optimizer: got <class .*Adam'>, wanted one such as"),
         ({"metrics": [distance]}, "metrics: got .*, wanted them by name: {'accuracy': accuracy}"),
-        ({"metrics": {"distance": 3}}, "metrics: 'distance': got 3, wanted a function of"),
         ({"loss": "mse"}, r"loss: got 'mse', wanted a function of \(params, batch\), or a Tensor"),
         ({"loss": lambda p, batch: ff.mean(batch["x"])}, "the loss reads none of params, so no step would"),
-        ({"params": None}, "params: 'params': got None, wanted an array"),
-        ({"clip": "1"}, "clip: got '1', wanted a norm above 0"),
         ({"nonfinite": "raise"}, "nonfinite: got 'raise', wanted one of 'stop', 'skip', 'continue'"),
         ({"checkpoint": ""}, "checkpoint: got '', wanted the path of a folder"),
-        ({"checkpoint": 3}, "checkpoint: got 3, wanted the path of a folder"),
         ({"checkpoint": "/dev/null"}, "checkpoint: .*/dev/null.*; give a folder, or the path of a new one"),
-        ({"checkpoint": "/dev/null/here"}, "checkpoint: .*/dev/null/here.*; give a folder, or the path of"),
-        ({"checkpoint": "/proc/none"}, "checkpoint: .*/proc/none.*; give a folder, or the path of a new one"),
         ({"data": None}, "batches: got NoneType, wanted arrays with batch_size="),
         ({"data": {**data(), "x": MASKED}}, "batches: 'x': got a masked array, whose mask would be dropped"),
-        ({"data": {**data(), "x": from_array(MASKED)}}, "batches: 'x': got a masked array"),
         ({**LOADER, "data": [None]}, "batches: 'batch': got None, wanted an array"),
-        ({**LOADER, "data": [{**data(), "t": None}]}, "batches: 't': got None, wanted an array"),
         ({**LOADER, "data": lambda epoch: iter([])}, "batches: epoch 0 has none, wanted one batch or more"),
         (
             {"loss": TENSOR, "params": W, "precision": "float16"},

@@ -9,6 +9,7 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
+from tests.each import every
 from tests.train.nets import PLANS, data, leaves, loss, params, ran, same_bits
 
 ROWS = data(24)
@@ -77,9 +78,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("name", SPOILT)
+@every("form", FORMS)
+@every("accumulate", [1, 2])
+@every("name", SPOILT)
 def test_a_skipped_batch_counts_for_no_update_and_no_mean(name, accumulate, form):
     spoiled, value, loss = SPOILT[name]
     options = {"batch_size": 2, "epochs": 3, "seed": None, "patience": 1, "nonfinite": "skip", **FORMS[form]}

@@ -223,11 +223,6 @@ def test_a_pattern_for_inputs_of_the_batch_is_none_for_the_optimizers_state(spli
     np.testing.assert_allclose(told, losses(None), rtol=1e-5)
 
 
-def test_a_last_batch_that_is_dropped_need_not_be_split():
-    told, _ = ran(plan=FSDP, data=data(19), last="drop")
-    assert [row[2] for row in told] == [8, 8] * 2
-
-
 @pytest.mark.parametrize(
     ("options", "batches"),
     [
@@ -247,11 +242,6 @@ def test_rows_that_ranks_do_not_divide_give_the_losses_of_no_plan(options, batch
     np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)
     for mine, theirs in zip(leaves(params), leaves(wanted_params), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
-
-
-def test_micro_batches_give_the_losses_of_whole_batches():
-    (wanted, _), (told, _) = ran(clip=CLIP), ran(clip=CLIP, micro_batches=2, plan=PLANS["pipeline"])
-    np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)
 
 
 def test_unequal_micro_batches_give_the_losses_of_whole_batches():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dask_ferro as ff
+from tests.each import every
 from tests.graph.tensor.imported.nets import NETS, batch, path
 from tests.train.nets import PLANS
 
@@ -57,7 +58,7 @@ def bare(name, precision, split=None):
     return [step.loss for step in ff.fit(LOSSES[name], PARAMS, ROWS, ff.optim.SGD(0.05), **options)]
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@every("name", LOSSES)
 def test_what_bfloat16_has_not_is_computed_in_float32(name):
     np.testing.assert_allclose(bare(name, "bfloat16"), bare(name, None), rtol=4e-2)
 

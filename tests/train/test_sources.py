@@ -12,8 +12,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.train.data.batch import as_array, digest_of, rows_of
+from dask_ferro.train.data.batch import digest_of, rows_of
 from dask_ferro.train.data.source import source_of
+from tests.each import every
 
 ROWS, SIZE = 23, 5
 X = np.arange(2 * ROWS, dtype="f4").reshape(ROWS, 2)
@@ -153,22 +154,7 @@ def test_a_sampler_is_told_the_epoch():
     assert [next(source.epoch(epoch, 0))["batch"].item() for epoch in (4, 7)] == [4, 7]
 
 
-def test_a_generator_may_fill_one_buffer_again():
-    def filled(epoch):
-        buffer = np.empty(2)
-        for number in range(3):
-            buffer[:] = number
-            yield buffer
-
-    found = [batch["batch"] for batch in source_of(filled, None, 0).epoch(0, 0)]
-    assert [batch.tolist() for batch in found] == [[0, 0], [1, 1], [2, 2]]
-
-
-def test_tensors_with_gradients_are_arrays():
-    assert as_array(torch.ones(2, requires_grad=True), "x").tolist() == [1, 1]
-
-
-@pytest.mark.parametrize(
+@every(
     ("batches", "size", "message"),
     [
         ({"x": X, "y": Y}, None, "batch_size: got None, wanted the rows of a batch"),

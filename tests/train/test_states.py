@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
 
 import numpy as np
 import pytest
@@ -86,10 +85,6 @@ def test_it_goes_on_from_a_checkpoint(now, after):
     assert now.after(EarlyStopping(2, "loss", 0.5, 1, 3.0, 9)) == after
 
 
-def test_without_patience_it_never_stops():
-    assert not reduce(lambda state, _: state.ended(), range(99), EarlyStopping()).is_over
-
-
 # ---- manifests ---------------------------------------------------------------------------------------------
 
 MANIFEST = Manifest(
@@ -105,12 +100,6 @@ MANIFEST = Manifest(
 
 def test_a_manifest_is_read_as_it_was_written():
     assert Manifest.from_bytes(MANIFEST.to_bytes()) == MANIFEST
-
-
-def test_infinity_is_kept():
-    """The best value before the first epoch."""
-    manifest = Manifest(Position(), EarlyStopping(2), {})
-    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,6 @@ def test_clipping_is_torchs(a, b, most):
         np.testing.assert_allclose(found, tensor.grad.numpy(), rtol=2e-6 / most + 1e-6, atol=1e-6)
 
 
-def test_gradients_of_mixed_dtypes_are_clipped_together():
-    grads = {"a": asarray(np.array([3.0], "f4")), "b": asarray(np.array([4.0], "f8"))}
-    found = compute(list(clipped(grads, 1.0).values()))
-    assert [value.dtype.name for value in found] == ["float32", "float64"]
-    np.testing.assert_allclose(np.concatenate(found), [0.6, 0.8], rtol=1e-6)
-
-
 @pytest.mark.parametrize("optimizer", [ff.optim.SGD(0.1), ff.optim.Adam(0.01)], ids=["SGD", "Adam"])
 @pytest.mark.parametrize("clip", [None, 0.4])
 def test_three_accumulated_batches_are_one_large_batch(optimizer, clip):
@@ -65,12 +58,6 @@ def test_parameters_stay_until_the_group_is_complete():
     seen = [(step.is_updated, same_bits(step.params, params())) for step in training]
     # Three batches: a group of two, and one that ends with its epoch.
     assert seen == [(False, True), (True, False), (True, False)]
-
-
-def test_a_loss_scale_changes_no_bits_in_float32():
-    """Scales are powers of two."""
-    (plain, _), (scaled, _) = ran(), ran(loss_scale=2.0**8)
-    assert plain == scaled
 
 
 def test_a_batch_with_infinite_gradients_changes_nothing_and_halves_the_scale():
@@ -115,17 +102,3 @@ def test_half_precision_trains_as_float32_does(precision, scale, near):
     np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=near)
     assert {leaf.dtype.name for leaf in leaves(after)} == {"float32"}
     assert [r[4] for r in told] != [r[4] for r in wanted]
-
-
-def test_small_gradients_survive_in_float16_by_their_scale():
-    def small(p, batch):
-        return ff.mean(batch["x"] @ p["first"]["weight"]) * 2.0**-20
-
-    options = {"loss": small, "precision": "float16", "optimizer": ff.optim.SGD(2.0**12), "epochs": 1}
-    (_, lost), (_, kept) = ran(loss_scale=1, **options), ran(loss_scale=2.0**15, **options)
-    begun = params()["first"]["weight"]
-    exact = ran(**{**options, "precision": None, "loss_scale": None})[1]["first"]["weight"] - begun
-    # float16's smallest numbers are 6e-8 apart.
-    errors = [np.abs(p["first"]["weight"] - begun - exact).max() / np.abs(exact).max() for p in (lost, kept)]
-    assert errors[1] < 0.02
-    assert errors[0] > 0.2

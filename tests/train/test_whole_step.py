@@ -13,9 +13,8 @@ from distributed import get_task_stream
 
 import dask_ferro as ff
 from dask_ferro.lower.ranks.call_outputs import CallOutputs
-from dask_ferro.train.program import LOSS_SCALE
-from dask_ferro.train.trees import named_leaves
 from dask_ferro.train.whole_step import WholeStep
+from tests.each import every
 from tests.train.nets import PLANS, data, distance, loss, params, ran, same_bits
 
 OPTIMIZERS = {
@@ -33,7 +32,7 @@ def rows():
             yield name, clip, accumulate, precision, rate
 
 
-@pytest.mark.parametrize(("name", "clip", "accumulate", "precision", "rate"), list(rows()))
+@every(("name", "clip", "accumulate", "precision", "rate"), list(rows()))
 def test_it_has_the_bits_of_a_pipeline_of_one_stage(name, clip, accumulate, precision, rate):
     options = {
         "optimizer": OPTIMIZERS[name],
@@ -47,16 +46,7 @@ def test_it_has_the_bits_of_a_pipeline_of_one_stage(name, clip, accumulate, prec
     assert same_bits(after, wanted_after)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_sums_of_losses_too(reduction, accumulate):
-    options = {"reduction": reduction, "accumulate": accumulate}
-    (told, after), (wanted, wanted_after) = ran(**options), ran(**options, schedule="gpipe")
-    assert told == wanted
-    assert same_bits(after, wanted_after)
-
-
-@pytest.mark.parametrize(
+@every(
     ("options", "whole"),
     [
         ({}, True),
@@ -111,10 +101,8 @@ def longest_chain(tasks):
     return max(map(before, tasks))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"clip": 0.4}, {"accumulate": 2}, {"clip": 0.4, "accumulate": 2}], ids=str
-)
-@pytest.mark.parametrize("ranks", [2, 4])
+@every("options", [{}, {"clip": 0.4}, {"accumulate": 2}, {"clip": 0.4, "accumulate": 2}], ids=str)
+@every("ranks", [2, 4])
 def test_a_data_parallel_step_is_two_tasks_a_rank_in_two_hops_and_one_for_the_loss(ranks, options):
     """Forward and backward, then the sums and the update; the loss is read from the first ones."""
     tasks = tasks_of(ranks, metrics={"distance": distance}, **options)
@@ -131,44 +119,6 @@ def test_a_step_with_split_state_gathers_parameters_after_it(ranks):
     each = {"spmd-segment": 2 * ranks, "allgather-given": ranks, "allgather-sum": ranks}
     assert names == {**each, "spmd-output": 1}
     assert longest_chain(tasks) == 4
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_split_state_scatters_gradients_and_gathers_parameters(accumulate):
-    """Of the bytes of an all-reduce, each takes half; the loss is what is left to reduce."""
-
-    def collectives(**keys):
-        plan = {**PLANS["data"], **keys}
-        training = ff.fit(
-            loss, params(), data(16), ff.optim.Adam(0.1), batch_size=8, plan=plan, accumulate=accumulate
-        )
-        buckets = training._program.ranks(8).pieces.buckets
-        return Counter(bucket.kind for bucket in buckets for _ in bucket.attributes)
-
-    assert collectives() == {"AllReduce": 4}
-    found = collectives(optimizer_state={"data": 0})
-    assert found == {"ReduceScatter": 3, "AllGather": 3, "AllReduce": 1}
-
-
-@pytest.mark.parametrize("plan", ["data", "tensor", "data x tensor"])
-def test_each_rank_reads_parameters_state_and_loss_scale_where_it_made_them(plan):
-    """All are in one tuple: who reads the scale of another rank is sent its parameters too."""
-    training = ff.fit(
-        loss, params(), data(16), ff.optim.Adam(0.1), batch_size=8, plan=PLANS[plan], loss_scale="dynamic"
-    )
-    program = training._program
-    ranks = program.ranks(8)
-    arrays = {name: value[:8] for name, value in data(16).items()}
-    state = [name for name, _ in named_leaves(training._now.state)]
-    now = [leaf for tree in (training._now.params, training._now.state) for _, leaf in named_leaves(tree)]
-    kept = dict(zip(program._kept, now, strict=True))
-    first = ranks({**arrays, **kept, LOSS_SCALE: np.float32(8)})
-    after = dict(zip(program._kept, map(first.get, (*program._after, *program._then)), strict=True))
-    scale = first[program._then[state.index("scale")]]
-    before = set(CallOutputs(first).__dask_graph__())
-    tasks = dict(CallOutputs(ranks({**arrays, **after, LOSS_SCALE: scale})).__dask_graph__())
-    read = [len(before & task.dependencies) for key, task in tasks.items() if key not in before]
-    assert max(read) == 1
 
 
 @pytest.mark.cluster

@@ -49,34 +49,6 @@ def imaginary(x: Any) -> Any:
 MOVES = [case for case in CASES if is_moved(case)]
 
 
-def test_the_rows_are_of_most_operators_that_move():
-    assert {case.op for case in MOVES} >= {
-        *(
-            "Concat",
-            "Expand",
-            "Flatten",
-            "Gather",
-            "GatherElements",
-            "GatherND",
-            "Identity",
-            "Pad",
-            "Reshape",
-            "Slice",
-        ),
-        *(
-            "Split",
-            "Squeeze",
-            "TensorScatter",
-            "Tile",
-            "Transpose",
-            "Trilu",
-            "Unsqueeze",
-            "Compress",
-            "DepthToSpace",
-        ),
-    }
-
-
 @pytest.mark.parametrize("xp", NAMESPACES)
 def test_complex_numbers_are_moved_as_their_parts_are(xp):
     def is_moved_in_parts(case):

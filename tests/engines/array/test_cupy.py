@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from tests.each import every
 from tests.engines.array.cases import Case, bound, floats, vector
 
 F, H, L = np.float32, np.float16, np.int64
@@ -79,8 +80,8 @@ def test_the_error_function_keeps_its_dtype(op: str, dtype: Any, cupy: ModuleTyp
 KINDS = [*_EXTREMA, "float16", "int8", "int16", "int64", "uint8", "uint16"]
 
 
-@pytest.mark.parametrize("reduction", ["none", "add", "max", "min"])
-@pytest.mark.parametrize("dtype", KINDS)
+@every("reduction", ["none", "add", "max", "min"])
+@every("dtype", KINDS)
 def test_scatters_reduce_every_dtype(dtype: str, reduction: str, cupy: ModuleType) -> None:
     """Repeated indices too; negative int64 are added as what they are."""
     low = 0 if dtype[0] == "u" else -9
@@ -125,7 +126,7 @@ class _Products(ModuleType):
 MATRICES, STACKS = [(2, 2)], [(3, 3)]
 
 
-@pytest.mark.parametrize(
+@every(
     ("case", "ranks"),
     [
         (Case("N rows of S", "MatMul", [floats(3, 4, 5), floats(5, 2)]), MATRICES),

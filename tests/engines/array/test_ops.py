@@ -12,7 +12,7 @@ from array_api_compat import numpy as xp
 
 from dask_ferro.engines import array
 from dask_ferro.engines.array.ops.elementwise import floored
-from tests.each import each
+from tests.each import each, every
 from tests.engines.array.cases import BY_OP, CASES, Case, expected, id_of, run
 
 TOLERANCE = {"float16": 4e-3, "float32": 3e-6, "float64": 1e-12}
@@ -32,8 +32,8 @@ def _to_numpy(x: Any) -> Any:
     return x.get() if hasattr(x, "get") else np.asarray(x)
 
 
-@pytest.mark.parametrize("namespace", _namespaces())
-@pytest.mark.parametrize("op", BY_OP)
+@every("namespace", _namespaces())
+@every("op", BY_OP)
 def test_agrees_with_the_reference(op: str, namespace: str) -> None:
     xp = importlib.import_module(namespace)
     each(BY_OP[op], lambda position: _agrees(position, xp), id_of)

@@ -5,7 +5,6 @@ The stand-in runs everywhere; with CuPy and a GPU, the same tests run there too,
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from dask_ferro.engines.array.passes.formulas import FORMULAS, PREAMBLE, number
 from dask_ferro.engines.array.passes.unit import units_of
 from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
 from dask_ferro.testing.emulated_device import OutOfMemory, StandIn
-from tests.each import each
+from tests.each import each, every
 from tests.engines.array.cases import BY_OP, CASES, Case, compiled, expected, id_of
 from tests.engines.array.test_ops import TOLERANCE
 from tests.graphs import written
@@ -102,13 +101,6 @@ class TestCounting:
         counts = device.traffic.counts()
         assert [counts[n] for n in ("ups", "up_bytes", "downs", "down_bytes")] == [1, X.nbytes, 1, X.nbytes]
 
-    def test_live_bytes_are_those_of_arrays_that_live(self, device: Device) -> None:
-        before = device.memory().live
-        y = device.to_device(np.zeros(2**16, F))
-        assert device.memory().live - before == 2**18
-        del y
-        assert device.memory().live == before
-
     def test_a_view_costs_nothing_and_keeps_what_it_views(self, device: Device) -> None:
         before = device.memory().live
         y = device.to_device(np.zeros(2**16, F))[: 2**10]
@@ -121,12 +113,6 @@ class TestCounting:
             np.asarray(device.to_device(X))
         with pytest.raises(TypeError):
             X + device.to_device(X)
-
-    def test_a_value_read_in_between_is_counted(self) -> None:
-        device = StandIn()
-        y = device.to_device(X)
-        assert (float(y[0, 0]), bool(y[0, 0] < 0), int(y[2, 3])) == (-2, True, 2)
-        assert device.traffic.reads == 3
 
     def test_memory_is_bounded(self) -> None:
         device = StandIn(total=100)
@@ -162,8 +148,8 @@ def _on(device: Device, case: Case) -> bool:
     return kinds <= device.dtypes and (case.attributes.get("to") != 10 or "float16" in device.dtypes)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("op", BY_OP)
+@every("kind", KINDS)
+@every("op", BY_OP)
 def test_every_row_of_the_table_computes_there(op: str, kind: str) -> None:
     each(BY_OP[op], lambda position: _computes(position, made(kind)), id_of)
 
@@ -200,23 +186,6 @@ def steps_of(model: ir.Model) -> list[str]:
     return [step.unit.node.op_type + ("+" if step.unit.several else "") for step in steps]
 
 
-def test_a_program_is_as_long_as_its_nodes_unless_it_is_to_be_optimized(device: Device) -> None:
-    model = chain_of_20()
-    plain = compiled(model, on_device=True, optimized=False)
-    assert [step.unit.node.op_type for step in plain._steps] == CHAIN
-    wanted = compiled(model).bind(numpy_namespace)(X)
-    agree((list(wanted), run_there(plain, device, [X])))
-
-
-def test_products_are_one_call_only_where_it_is_asked_for(device: Device) -> None:
-    model = model_of("a = MatMul (x, w) b = MatMul (x, v)", {"x": (3, 4)}, ["a", "b"], w=np.eye(4, dtype=F),
-        v=np.ones((4, 2), F))  # fmt: skip
-    square = model_of("a = MatMul (x, w) b = MatMul (x, v)", {"x": (3, 4)}, ["a", "b"], w=np.eye(4, dtype=F),
-        v=np.ones((4, 4), F))  # fmt: skip
-    assert [len(compiled(m, on_device=True)._steps) for m in (model, square)] == [2, 1]
-    assert len(compiled(square, on_device=True, optimized=False)._steps) == 2
-
-
 class TestFusion:
     def test_a_chain_of_20_is_one_call_and_means_the_same(self, device: Device) -> None:
         assert steps_of(chain_of_20()) == ["Softsign+"]
@@ -242,30 +211,6 @@ class TestFusion:
         assert steps_of(model) == calls
         square = np.linspace(-1, 1, 16, dtype=F).reshape(4, 4)
         agree(both(model, device, square, *([square[0]] if "r" in inputs else [])))
-
-    def test_integers_are_not_fused(self) -> None:
-        nodes = "i = Cast <to = 7> (x) j = Neg (i) y = Abs (j)"
-        assert steps_of(model_of(nodes, {"x": (3,)}, ["y"])) == ["Cast", "Neg", "Abs"]
-
-    def test_a_kernel_has_no_more_than_24_nodes(self) -> None:
-        names = [f"v{i}" for i in range(61)]
-        nodes = [node("Tanh", a, b) for a, b in itertools.pairwise(names)]
-        model = model_of(nodes, {"v0": (3,)}, ["v60"])
-        assert steps_of(model) == ["Tanh+"] * 3
-
-    def test_a_scalar_weight_is_a_literal_and_a_vector_an_argument(self) -> None:
-        model = chain_of_20()
-        units = units_of(list(model.graph), OPSET)
-        weights = {n: v.const_value for n, v in model.graph.initializers.items() if v.const_value is not None}
-        literals = fuse.literals(["x", "half", "w"], weights)
-        assert literals == {"half": "Real(0.5)"}
-        text = fuse.body(units, ["x", "half", "w"], literals, OPSET)
-        assert text.splitlines()[:3] == [
-            "const Real a0 = x0;",
-            "const Real a2 = x2;",
-            "const Real t0 = a0 * Real(0.5);",
-        ]
-        assert text.splitlines()[-1] == "y = t19;"
 
 
 @pytest.mark.parametrize(
@@ -364,24 +309,6 @@ class TestBatching:
         model = model_of(nodes, {"x": (4, 4), "r": (2, 4)}, ["y", "a"], w=np.eye(4, dtype=F))
         assert steps_of(model) == ["MatMul", "MatMul"]
 
-    def test_large_factors_fill_the_device_alone(self) -> None:
-        assert steps_of(self.products(2, (2048, 1024), shared=False)) == ["MatMul", "MatMul"]
-
-    def test_a_stack_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from dask_ferro.engines.array.passes import batch
-
-        monkeypatch.setattr(batch, "_STACK_BYTES", 2 * 8 * 24)  # two pairs of 4 x 6
-        device = StandIn()
-        stacked = []
-        original = device.namespace.stack
-        device.namespace.stack = lambda arrays, axis: (
-            stacked.append(len(arrays)) or original(arrays, axis=axis)
-        )
-        agree(
-            both(self.products(5, (4, 6), shared=False), device, *(np.full((4, 6), i, F) for i in range(5)))
-        )
-        assert stacked == [2, 2, 2, 2]  # and one alone
-
 
 class TestShapesOnTheHost:
     def flattening(self) -> ir.Model:
@@ -399,10 +326,6 @@ class TestShapesOnTheHost:
         agree(both(self.flattening(), device, x))
         counts = device.traffic.counts()
         assert (counts["ups"], counts["downs"], counts["reads"]) == (1, 1, 0)
-
-    def test_what_is_computed_of_shapes_and_read_by_a_kernel_goes_up(self, device: Device) -> None:
-        nodes = "s = Shape (x) f = Cast <to = 1> (s) rows = Gather (f, zero) y = Div (x, rows)"
-        agree(both(model_of(nodes, {"x": (3, 4)}, ["y"], zero=np.array(0)), device, X))
 
     def test_a_mask_of_positions_is_the_devices(self, device: Device) -> None:
         nodes = (

@@ -62,23 +62,6 @@ def test_with_rmms_pool_of_nine_tenths(is_cupys, is_tracked, free, live, told, m
     assert all(text in message for text, message in zip(told, caplog.messages, strict=True))
 
 
-def test_what_is_counted_below_a_pool_is_the_pool_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = FakeCupy(total=10 * GB, others=9 * GB).install(monkeypatch)
-    pool = Pool(9 * GB)
-    pool.upstream_mr = Tracking(None, 9 * GB)  # type: ignore[assignment]
-    gpu.allocator = rmm(monkeypatch, pool)
-    assert account(gpu).own == 0
-
-
-def test_rmm_without_a_pool_keeps_nothing(monkeypatch, caplog):
-    gpu = FakeCupy(total=10 * GB, others=3 * GB).install(monkeypatch)
-    gpu.allocator = rmm(monkeypatch, Tracking(None, 2 * GB))
-    with caplog.at_level(logging.WARNING, "dask_ferro"):
-        found = account(gpu)
-    assert (found.free, found.own, found.live) == (7 * GB, 2 * GB, 3 * GB)
-    assert not caplog.messages
-
-
 def test_each_thread_of_a_gpu_has_a_stream_of_its_own_that_waits_for_no_other(monkeypatch):
     gpu = FakeCupy().install(monkeypatch)
     device, barrier = CupyDevice(), Barrier(3, timeout=5)

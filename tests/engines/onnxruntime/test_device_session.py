@@ -13,17 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from dask_ferro.engines.device.device import CupyDevice, Memory, cupy_devices
+from dask_ferro.engines.device.device import CupyDevice, cupy_devices
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.device_executable import compile_on_device
 from dask_ferro.engines.device_selection import ON_HOST, START_S, device_engines, device_route
 from dask_ferro.engines.executable import Executable, compile_bundle
-from dask_ferro.engines.hooks import Kernel
 from dask_ferro.engines.onnxruntime.device_session import (
     CUDA,
     DeviceSessionRun,
     ProviderPlace,
-    is_short,
     place_of,
     provider_options,
     resolved,
@@ -35,6 +33,7 @@ from dask_ferro.engines.selection import Engine
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.load import load
 from dask_ferro.testing.emulated_device import StandIn
+from tests.each import every
 from tests.graphs import mlp, mlp_reference, model, written
 
 X = np.linspace(-1, 1, 24, dtype="f4").reshape(4, 6)
@@ -87,17 +86,6 @@ def test_an_array_of_the_host_goes_up_once_and_is_counted() -> None:
     assert device.traffic.counts()["ups"] == 1
 
 
-def test_outputs_are_live_bytes_of_the_allocator(device: Any) -> None:
-    """From the second run on: the first one shows whether shapes are as declared."""
-    run = session(device, mlp())
-    with device.stream():
-        given_ = device.to_device(X)
-        run(given_)
-        before = device.memory().live
-        kept = run(given_)
-        assert device.memory().live - before >= kept[0].nbytes == 4 * 3 * 4
-
-
 def test_an_output_outlives_its_session(device: Any) -> None:
     run = session(device, mlp())
     with device.stream():
@@ -122,15 +110,7 @@ def test_a_shape_that_depends_on_the_values_is_left_to_onnxruntime(device: Any) 
             np.testing.assert_array_equal(device.to_host(run(device.to_device(x))[0]), np.nonzero(x))
 
 
-def test_a_wrong_declaration_costs_nothing_but_the_allocator(device: Any) -> None:
-    """An output that is declared [N, 2] and comes as [N, 6] is never given memory of the declared shape."""
-    run = session(device, model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["N", 6]}, {"y": ["N", 2]}))
-    with device.stream():
-        for _ in range(3):
-            assert run(device.to_device(X))[0].shape == (4, 6)
-
-
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "int64", "float32", "float64"])
+@every("dtype", ["bool", "int8", "uint8", "int32", "int64", "float32", "float64"])
 def test_every_dtype_comes_back_as_it_went(device: Any, dtype: str) -> None:
     kind = int(ir.DataType.from_numpy(np.dtype(dtype)))
     proto = model([helper.make_node("Transpose", ["x"], ["y"])], {"x": ["N", 6]}, {"y": [6, "N"]}, dtype=kind)
@@ -228,12 +208,6 @@ def test_a_session_counts_as_weights_and_leaves_when_room_is_wanted(device: Any)
     assert on.weights.nbytes == 0
 
 
-def test_a_session_that_is_not_kept_is_built_for_each_run(device: Any) -> None:
-    run = managed(Residency(device, weights=0), mlp())
-    for _ in range(2):
-        np.testing.assert_allclose(np.asarray(run(X)[0]), mlp_reference(X), rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     "told",
     [
@@ -326,20 +300,6 @@ def test_a_bundle_of_two_engines_stays_on_the_device(device: Any, engines: Any) 
         np.testing.assert_allclose(device.to_host(found), mlp_reference(X), rtol=1e-5)
 
 
-def test_a_watched_session_gives_the_same_and_is_one_op(device: Any) -> None:
-    seen: list[tuple[str, str]] = []
-
-    def listener(engine: str, op: str, node: str, run: Kernel) -> Kernel:
-        seen.append((engine, op))
-        return run
-
-    run = session(device, mlp())
-    with device.stream():
-        (found,) = run.watched(listener)(device.to_device(X))
-        np.testing.assert_allclose(device.to_host(found), mlp_reference(X), rtol=1e-5)
-    assert seen == [("onnxruntime", f"{len(mlp().graph.node)} nodes")]
-
-
 # Which engine.
 
 
@@ -372,7 +332,7 @@ def test_engines_of_a_node_on_a_device(made: ir.Node, provider: str | None, engi
 A, S, H = "array", "onnxruntime-device", "onnxruntime"
 
 
-@pytest.mark.parametrize(
+@every(
     ("nodes", "cuts", "runs"),
     [
         pytest.param([{A: 1e-5, S: 8e-6}], [0, 0], ((A, 1),), id="a session has to win its start"),
@@ -414,15 +374,3 @@ def test_no_route_is_cheaper(nodes: Any, cuts: Any) -> None:
     chosen = [engine for engine, count in device_route(nodes, cuts, bytes_per_s=1e9) for _ in range(count)]
     least = min(priced(list(path), nodes, cuts) for path in product(*nodes))
     assert priced(chosen, nodes, cuts) <= least + 1e-12
-
-
-@pytest.mark.parametrize(
-    ("unused", "short"),
-    [
-        pytest.param(100, False, id="all of it"),
-        pytest.param(25, False, id="a quarter"),
-        pytest.param(24, True, id="less"),
-    ],
-)
-def test_memory_is_short_below_a_quarter(unused: int, short: bool) -> None:
-    assert is_short(Memory(100, 90, 10, unused)) is short

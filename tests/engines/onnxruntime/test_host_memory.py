@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
-from dask_ferro.engines.onnxruntime.folded import Constants, constants
 from dask_ferro.engines.onnxruntime.host_memory import Returns, give_back, in_use
-from dask_ferro.engines.onnxruntime.session import SessionRun, _kept_bytes
+from dask_ferro.engines.onnxruntime.session import SessionRun
 from dask_ferro.graph.model.load import Limits, load
 from tests.graphs import written
 from tests.programs import ran
@@ -69,12 +67,6 @@ def test_a_session_says_what_it_keeps(tmp_path, name, prepack):
         assert abs(grown - run.nbytes) < 4 * MIB, f"{grown:,} bytes, told {run.nbytes:,}"
 
 
-def test_weights_that_are_mapped_count_where_they_are_packed_a_second_time(tmp_path):
-    model = proto(PRODUCT, w=STORED)
-    assert 16 * MIB < built(model, tmp_path).nbytes < 32 * MIB
-    assert built(model, tmp_path, prepack=False).nbytes < MIB
-
-
 def resident() -> int:
     """Return this process's resident bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -97,30 +89,6 @@ def test_weights_in_memory_are_shared_with_the_session_and_count_once(tmp_path):
     assert grown < run.nbytes + 4 * MIB, f"{grown:,} bytes, told {run.nbytes:,}: the weight was copied again"
     x = np.random.default_rng(1).random((2, WIDE)).astype(np.float32)
     np.testing.assert_allclose(run(x)[0], x @ STORED, rtol=1e-4)
-
-
-def test_a_constant_whose_size_only_building_shows_is_measured():
-    """NonZero's shape is in its values: 2048 of 2048 x 1 are not zero, so that the weight has as many rows."""
-    nodes = """where = NonZero (v) sizes = Shape (where) count = Gather (sizes, one)
-        shape = Concat <axis = 0> (count, count) w = Expand (half, shape) """
-    weights = {"one": np.array([1]), "half": np.float32([0.5])}
-    loaded = load(proto(generated("v", columns=1) + nodes + PRODUCT, **weights)).model
-    assert constants(list(loaded.graph), [*loaded.graph.initializers], ["y"]).unknown == ("w",)
-    unknown, known = Constants(frozenset("v"), 10, ("w",)), Constants(frozenset("v"), 10, ())
-    weights = {"v": 100, "gone": 1000}
-    by_graph = _kept_bytes(known, weights, prepack=False, grown=16 * MIB)
-    assert by_graph < MIB
-    assert _kept_bytes(known, weights, prepack=True, grown=0) == by_graph + 160
-    assert _kept_bytes(unknown, weights, prepack=False, grown=16 * MIB) == 16 * MIB
-    assert _kept_bytes(unknown, weights, prepack=False, grown=-MIB) == by_graph
-
-
-def test_sessions_that_do_not_ask_for_the_shared_arena_are_as_before(tmp_path):
-    x = np.ones((1, WIDE), np.float32)
-    model = proto(generated() + PRODUCT)
-    ours = built(model, tmp_path)(x)[0]
-    theirs = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    np.testing.assert_array_equal(theirs.run(None, {"x": x})[0], ours)
 
 
 def test_memory_is_given_back_once_so_many_bytes_were_built_or_dropped():

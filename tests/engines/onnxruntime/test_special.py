@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dask_ferro.engines.onnxruntime.known_defects import differs_between_engines
+from tests.each import every
 from tests.engines.array.cases import Case
 from tests.engines.onnxruntime.special import ROWS, Ran, by_onnxruntime, by_reference, on_engine, typed
 
@@ -59,7 +60,7 @@ def unlike(got: Sequence[Any], wanted: Sequence[Any]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("op", sorted(BY_OP))
+@every("op", sorted(BY_OP))
 def test_each_engine_gives_what_the_reference_gives(op: str, onnxruntime: list[Ran | None]) -> None:
     problems = []
     for position in BY_OP[op]:

@@ -13,7 +13,7 @@ from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.emit import reached, to_model
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, emit
-from tests.each import each
+from tests.each import each, every
 from tests.graph.tensor.runs import values
 
 from .gradient_cases import CASES, Case, normal, whole
@@ -66,7 +66,7 @@ def slopes(case, weight=1.0):
     ]
 
 
-@pytest.mark.parametrize("name", ZERO_SLOPES)
+@every("name", ZERO_SLOPES)
 def test_a_norm_of_zeros_and_a_tile_of_nothing_have_slope_0(name):
     case = ZERO_SLOPES[name]
     np.testing.assert_array_equal(slopes(case), np.zeros_like(case.inputs[0]))
@@ -125,7 +125,7 @@ NAMED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMED)
+@every("name", NAMED)
 def test_a_batch_that_is_only_named_has_the_gradients_of_its_size(name):
     case, found = CASES[name], []
     for is_named in (False, True):

@@ -10,6 +10,7 @@ import pytest
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.tensor import argument
+from tests.each import every
 from tests.graph.tensor.runs import values
 
 from .against_torch import compare
@@ -70,7 +71,7 @@ ROWS: dict[str, tuple[Any, Any, tuple[np.ndarray, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ROWS)
+@every("name", ROWS)
 def test_a_function_and_its_gradient_equal_pytorch(name):
     compare(*ROWS[name])
 

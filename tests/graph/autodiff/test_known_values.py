@@ -10,6 +10,7 @@ from dask_ferro.graph.autodiff.known_values import known_value
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.lower.tensor import compute
+from tests.each import every
 from tests.graphs import written
 
 
@@ -35,7 +36,7 @@ DOUBLED = "c0 = Concat <axis = 0> (two, two) " + " ".join(
 )
 
 
-@pytest.mark.parametrize(
+@every(
     ("body", "wanted"),
     [
         pytest.param("s = Shape (x) n = Gather (s, three) h = Div (n, two) y = Add (h, one)", [5], id="a dimension"),

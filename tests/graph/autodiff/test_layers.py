@@ -21,6 +21,7 @@ from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.tensor import argument
 from dask_ferro.lower.tensor import compute
+from tests.each import every
 from tests.graph.tensor.runs import values
 from tests.pages import ROOT
 
@@ -267,7 +268,7 @@ TABLE = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("call", TABLE)
+@every("call", TABLE)
 def test_a_call_gives_pytorchs_numbers_or_is_refused_or_differs_as_documented(call):
     found = [outcome(call, dtype) for dtype in ("float32", "float64")]
     assert TABLE[call] in found

@@ -10,6 +10,7 @@ import pytest
 from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, emit
+from tests.each import every
 from tests.graph.tensor.runs import by_onnxruntime
 
 torch = pytest.importorskip("torch")
@@ -80,15 +81,15 @@ RESIZED: dict[str, tuple[Any, Any, dict[str, Any], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RESIZED)
+@every("name", RESIZED)
 def test_resize_equals_pytorch(name):
     size, scale, attributes, theirs = RESIZED[name]
     x = argument("x0", IMAGE.shape)
     compare(resized(x, size, scale, **attributes), theirs, (IMAGE,), [x])
 
 
-@pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
-@pytest.mark.parametrize("mode", ["half_pixel", "asymmetric", "align_corners", "half_pixel_symmetric"])
+@every("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@every("mode", ["half_pixel", "asymmetric", "align_corners", "half_pixel_symmetric"])
 def test_the_gradient_of_a_nearest_resize_counts_the_reads(mode, rounding):
     """The weights of the gradient are those that ONNX Runtime reads the input with."""
     x = argument("x0", (1, 1, 5, 7))
@@ -123,9 +124,9 @@ def test_a_resize_is_its_own_derivative(mode, outside):
     assert float((found["g"] * IMAGE).sum()) == pytest.approx(float(found["loss"]), rel=1e-4)
 
 
-@pytest.mark.parametrize("corners", [0, 1])
-@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
-@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@every("corners", [0, 1])
+@every("padding", ["zeros", "border", "reflection"])
+@every("mode", ["linear", "nearest"])
 def test_grid_sample_equals_pytorch(mode, padding, corners):
     x, grid = argument("x0", IMAGE.shape), argument("x1", GRID.shape)
     named = {"linear": "bilinear", "nearest": "nearest"}[mode]

@@ -13,6 +13,7 @@ from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.tensor import argument, asarray, emit
+from tests.each import every
 from tests.graph.tensor.runs import computed, values
 
 from .gradient_cases import CASES, FLOAT, Case, normal
@@ -53,7 +54,7 @@ def agree(case: Case) -> None:
         np.testing.assert_allclose(got[name], slopes, rtol=1e-6, atol=near, err_msg=name)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in WITHOUT])
+@every("name", [name for name in CASES if name not in WITHOUT])
 def test_a_row_equals_pytorch(name):
     agree(CASES[name])
 
@@ -110,7 +111,7 @@ KINKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KINKS)
+@every("name", KINKS)
 def test_a_kink_is_pytorchs(name):
     with np.errstate(all="ignore"):
         agree(KINKS[name])

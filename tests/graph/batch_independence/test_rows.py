@@ -9,6 +9,7 @@ from onnx import TensorProto, parser
 from dask_ferro.graph.batch_independence.rows import dependence
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import load
+from tests.each import every
 from tests.graphs import model
 
 ROWS = 251
@@ -73,7 +74,7 @@ SURE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SURE)
+@every("case", SURE)
 def test_rows_surely_depend_on_each_other_when(case):
     (sure, why) = found(SURE[case])["y"]
     assert sure, why
@@ -93,7 +94,7 @@ OF_ANY_SIZE = {
 }
 
 
-@pytest.mark.parametrize("what", OF_ANY_SIZE)
+@every("what", OF_ANY_SIZE)
 def test_rows_surely_depend_on_each_other_though_the_size_is_known_only_when_it_runs(what):
     before = "z = NonZero (b) some = Squeeze (z, v0) many = Shape (some) all = Greater (b, b) boxes = Identity (wide) "
     shape = ("N", 1, 4) if "boxes" in what else ("N", 4)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.select import Dag, Granularity, Overheads, bundle, project, quotient_edges
-from tests.each import each
+from tests.each import each, every
 
 MS = 1e-3
 
@@ -113,7 +113,7 @@ def check(dag: Dag, bundles: Sequence[Sequence[int]]) -> None:
 # --- how many bundles ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("dag", "workers"),
     [
         pytest.param(chains((1280, 1, 2e-6), root=True), 8, id="1,281 tiny ops are one bundle"),
@@ -157,12 +157,6 @@ def test_slow_ops_stay_apart_and_fast_ones_fill_the_idle_workers(root: bool) -> 
     assert sorted(len(nodes) for nodes in bundles if nodes[0] >= fast) == [50, 50, 50, 50]
 
 
-def test_a_skipping_value_does_not_break_a_chain() -> None:
-    residual = Dag([0.1] * 4, [(0, 1, 8.0), (0, 2, 8.0), (1, 2, 8.0), (1, 3, 8.0), (2, 3, 8.0)])
-    side = Dag([0.1] * 8, [*residual.edges, *((u + 4, v + 4, b) for u, v, b in residual.edges)])
-    assert bundle(side, workers=2) == ((0, 1, 2, 3), (4, 5, 6, 7))
-
-
 # --- how long it takes --------------------------------------------------------------------------------------
 
 BOUNDED: dict[str, tuple[Callable[..., Dag], dict[int, float]]] = {
@@ -175,9 +169,9 @@ BOUNDED: dict[str, tuple[Callable[..., Dag], dict[int, float]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("root", [False, True], ids=["on graph inputs", "on a root"])
-@pytest.mark.parametrize("join", [False, True], ids=["many outputs", "one join"])
-@pytest.mark.parametrize("name", BOUNDED)
+@every("root", [False, True], ids=["on graph inputs", "on a root"])
+@every("join", [False, True], ids=["many outputs", "one join"])
+@every("name", BOUNDED)
 def test_projected_within_ten_percent_and_thirty_ms_of_the_bound(name, root, join):
     build, bounds = BOUNDED[name]
     dag = build(root=root, join=join)
@@ -209,12 +203,6 @@ def test_projected_near_the_bound(dag: Dag, workers: int, ratio: float) -> None:
 # --- where it is cut ----------------------------------------------------------------------------------------
 
 
-def test_pieces_of_a_chain_are_cut_where_few_bytes_cross() -> None:
-    sizes = [1e6, 1e6, 1e6, 1e3, 1e6, 1e6, 1e6, 1e3, 1e6, 1e6, 1e6]
-    dag = Dag([0.1] * 12, [(i, i + 1, size) for i, size in enumerate(sizes)])
-    assert bundle(dag, 0.5, workers=4) == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))
-
-
 def test_a_residual_stack_is_cut_between_its_blocks() -> None:
     edges = [(i, i + 1, 1e6) for i in range(12)] + [(i, i + 3, 1e6) for i in range(0, 12, 3)]
     dag = Dag([0.1] * 13, sorted(edges))
@@ -229,15 +217,6 @@ def test_a_reshape_goes_to_the_side_of_more_bytes() -> None:
 
 
 # --- granularities ------------------------------------------------------------------------------------------
-
-
-def test_op_is_a_node_a_bundle() -> None:
-    dag = modules(2, 3, MS)
-    assert sorted(bundle(dag, "op", workers=2)) == [(v,) for v in range(len(dag.seconds))]
-
-
-def test_model_is_one_bundle() -> None:
-    assert bundle(modules(2, 3, 1.0), "model", workers=8) == (tuple(range(11)),)
 
 
 @pytest.mark.parametrize("granularity", ["auto", "op", "model", 1.0])
@@ -259,10 +238,6 @@ def test_pieces_of_about_a_second(dag: Dag, pieces: int) -> None:
     check(dag, bundles)
     assert pieces <= len(bundles) <= 2 * pieces
     assert max(sum(dag.seconds[v] for v in nodes) for nodes in bundles) <= 1.4
-
-
-def test_a_piece_longer_than_the_model_is_the_model() -> None:
-    assert len(bundle(layered(20, 5, 0.1), 11.0, workers=4)) == 1
 
 
 @pytest.mark.parametrize("granularity", ["coarse", 0.0, -1.0, float("nan")])
@@ -302,11 +277,6 @@ def test_two_glued_pairs_that_cross_are_one_bundle() -> None:
 def test_a_value_is_counted_once_for_a_consuming_bundle() -> None:
     dag = Dag([1.0] * 4, [(0, 1, 8.0), (0, 2, 8.0), (0, 3, 8.0)])
     assert quotient_edges(dag, [(0,), (1, 2), (3,)]) == ((0, 1, 8.0), (0, 2, 8.0))
-
-
-def test_two_values_of_one_size_are_two_when_they_are_told_apart() -> None:
-    dag = Dag([1.0] * 3, [(0, 1, 8.0), (0, 2, 8.0)], values=(7, 9))
-    assert quotient_edges(dag, [(0,), (1, 2)]) == ((0, 1, 16.0),)
 
 
 def test_bundles_that_wait_for_each_other_are_refused() -> None:
@@ -389,17 +359,6 @@ def test_no_projection_beats_the_bound(dag: Dag, workers: int) -> None:
     free = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=float("inf"), dispatch_s=0.0)
     bundles = bundle(dag, "op", workers=workers)
     assert project(dag, bundles, workers=workers, overheads=free) >= bound(dag, workers) - 1e-9
-
-
-@given(dags(), granularities, crews)
-@settings(max_examples=50, deadline=None)
-def test_edges_between_bundles_are_the_edges_that_are_cut(dag, granularity, workers):
-    bundles = bundle(dag, granularity, workers=workers)
-    home = {node: i for i, nodes in enumerate(bundles) for node in nodes}
-    cut = {(u, home[v]): size for u, v, size in dag.edges if home[u] != home[v]}
-    found = quotient_edges(dag, bundles)
-    assert [(a, b) for a, b, _ in found] == sorted({(home[u], b) for u, b in cut})
-    assert sum(size for _, _, size in found) >= sum(cut.values())
 
 
 # --- large graphs -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from dask_ferro.graph import workloads
 from dask_ferro.graph.bundling.makespan import Overheads
-from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, Plan, ValueSource, plan
+from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, Plan, ValueSource
 from dask_ferro.graph.bundling.select import Dag
 from dask_ferro.graph.bundling.summary import bound, over_chunks, per_op
 from dask_ferro.graph.cost.roofline import Cost, costs
@@ -49,12 +49,6 @@ def test_the_bound_is_work_over_workers_or_the_path(dag, workers, makespan):
     assert bound(dag).over(workers) == pytest.approx(makespan)
 
 
-def test_the_bound_over_chunks_multiplies_work_and_keeps_the_path():
-    one = bound(Dag([1.0, 1.0], [(0, 1, 0.0)]))
-    assert one.over(4, chunks=2) == 2.0
-    assert one.over(4, chunks=8) == 4.0
-
-
 def test_operators_sum_up_to_the_model():
     model = load(workloads.build("large-transformer", layers=2, d=16)).model
     types = infer(model)
@@ -64,12 +58,6 @@ def test_operators_sum_up_to_the_model():
     assert sum(r.flops for r in rows) == pytest.approx(sum(c.flops for c in each))
     assert sum(r.bytes for r in rows) == pytest.approx(sum(c.read_bytes + c.write_bytes for c in each))
     assert [r.seconds for r in rows] == sorted((r.seconds for r in rows), reverse=True)
-
-
-def test_one_chunk_is_projected_as_the_plan_is():
-    model = load(workloads.build("wide")).model
-    whole = plan(model, infer(model), workers=4)
-    assert over_chunks(whole, 1, workers=4) == pytest.approx(whole.makespan, rel=0.02)
 
 
 @pytest.mark.parametrize(

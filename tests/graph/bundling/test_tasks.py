@@ -106,18 +106,6 @@ def test_what_has_no_answer_is_refused(seconds: list[float], workers: int, overh
         bundle_tasks(plain(Dag(seconds, [(0, 1, 8.0)])), workers=workers, overheads=overheads)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 8])
-def test_an_empty_graph_has_no_bundles(workers: int) -> None:
-    assert bundle_tasks(plain(Dag([], [])), workers=workers) == ()
-
-
-def test_a_kind_for_each_task_is_required() -> None:
-    with pytest.raises(
-        ValueError, match="got 1 kinds, 2 shares and 0 longest seconds, wanted one for each of 2"
-    ):
-        bundle_tasks(TaskDag(chain(2, MS), [0], [0.0, 0.0]), workers=1)
-
-
 @settings(max_examples=300)
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 3, 8]))
 def test_any_graph_is_partitioned_by_the_rules_and_loses_nothing(seed: int, workers: int) -> None:
@@ -175,19 +163,3 @@ def test_a_gain_of_less_than_half_of_the_overheads_is_none(
     width: int, steps: int, each: float, workers: int
 ) -> None:
     assert len(bundle_tasks(plain(rows_of_points(width, steps, each)), workers=workers)) == width * steps
-
-
-@pytest.mark.parametrize("workers", [1, 2, 8])
-def test_a_large_graph_loses_nothing_either(workers: int) -> None:
-    width, steps = 200, 40
-    dag = rows_of_points(width, steps, MS)
-    bundles = bundle_tasks(plain(dag), workers=workers)
-    singles = tuple((i,) for i in range(width * steps))
-    assert projected(dag, bundles, workers) < 0.5 * projected(dag, singles, workers)
-    assert len(bundles) < width * steps / 3
-
-
-def test_the_overheads_of_a_task_decide() -> None:
-    dag = wide(100, MS)
-    free = replace(DASK, task_s=1e-9, hop_s=1e-9, dispatch_s=1e-9)
-    assert len(bundle_tasks(plain(dag), workers=2, overheads=free)) > len(bundle_tasks(plain(dag), workers=2))

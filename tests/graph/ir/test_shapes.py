@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, parser, shape_inference
-from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Inference, ValueType, infer
-from dask_ferro.graph.ir.propagation import may_follow
-from dask_ferro.graph.ir.strip_weights import stripped
 from dask_ferro.graph.model.load import Limits, load
-from tests.batch_corpus.cases import CASES, build
 from tests.graphs import written
 
 FLOAT = ir.DataType.FLOAT
@@ -154,12 +148,6 @@ def test_a_body_gives_its_type_to_its_node() -> None:
     assert infer(model, dims={"N": 4})["y"].shape in ((4, 2), ("K", 2))
 
 
-def test_what_inference_cannot_digest_keeps_its_declared_types() -> None:
-    """A declared output that the graph contradicts makes ONNX's inference give up."""
-    model = loaded("(float[2, 3] x, float[4, 5] w) => (float[2, 5] y) { y = MatMul(x, w) }")
-    assert infer(model)["y"] == ValueType("tensor", FLOAT, (2, 5))
-
-
 UNARY = ("Relu", "Tanh", "Neg", "Identity", "Transpose", "Shape", "ReduceMax", "Flatten")
 BINARY = ("Add", "Mul", "MatMul", "Concat")
 
@@ -222,20 +210,6 @@ def test_values_are_propagated_where_a_node_gives_integers(text, wanted, runs):
     assert runs == wanted
 
 
-def test_an_inference_at_many_sizes_tells_what_one_at_each_does() -> None:
-    for name, case in CASES.items():
-        whole = load(build(name, case))
-        model = whole.model
-        (first, *_) = [v for v in model.graph.inputs if v.shape is not None and len(v.shape)]
-        rest = [d if isinstance(d, int) else 4 for d in first.shape][1:]
-        kept = Inference(model, is_inferred=whole.is_inferred)
-        for rows, trusts in ((251, False), (3, True), (509, False), (3, False), (1, True), (251, True)):
-            asked = {str(first.name): (rows, *rest)}
-            assert kept.types(shapes=asked, trusts_declared=trusts) == infer(
-                model, shapes=asked, trusts_declared=trusts
-            ), name
-
-
 DECLARED = {
     "nothing but dtypes": ("(float[N, 4] x) => (float[] y) { h = Relu(x)  y = Tanh(h) }", True),
     "the symbols and sizes that follow": (
@@ -274,32 +248,6 @@ def test_an_open_size_of_a_second_input_is_inferred_anew(runs):
     runs.clear()
     assert kept.types(shapes={"x": (2, 4), "z": (3, 4)})["y"].shape == (5, 4)
     assert runs
-
-
-def test_where_values_are_not_propagated_they_would_tell_nothing() -> None:
-    """Of the cases of ONNX's own suite and of the batch corpus."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # ONNX writes its own cases, and casts numbers too large
-        suite = {case.name: case.model for case in load_model_tests(kind="node") if case.model is not None}
-    seen = 0
-    for name, proto in (suite | {n: build(n, c) for n, c in CASES.items()}).items():
-        bare = stripped(proto)
-        try:
-            found = shape_inference.infer_shapes(bare)
-        except Exception:  # noqa: BLE001 - what inference refuses is not followed either
-            continue
-        if may_follow(found.graph):
-            continue
-        seen += 1
-        more = shape_inference.infer_shapes(bare, data_prop=True)
-        assert _without_invented(more) == _without_invented(found), name
-    assert seen > 1000
-
-
-def _without_invented(proto: onnx.ModelProto) -> dict[str, str]:
-    """Types by value, without the numbers of symbols that inference made up."""
-    infos = [*proto.graph.value_info, *proto.graph.output]
-    return {info.name: re.sub(r"unk__\d+", "", str(info.type)) for info in infos}
 
 
 @pytest.mark.parametrize(

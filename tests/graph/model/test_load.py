@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
-from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+from dask_ferro.errors import ConfigError, ModelError
 from dask_ferro.graph.model.load import Limits, Loaded, load
+from tests.each import every
 from tests.graphs import written
-from tests.programs import ran
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 
@@ -93,16 +89,6 @@ def test_large_weights_of_a_file_point_into_it(saved: Path) -> None:
         np.testing.assert_array_equal(tensor.numpy(), numpy_helper.to_array(original))
     assert loaded.weight_bytes == 40 + 4096 + 100_000
     assert loaded.path == str(saved)
-
-
-def test_large_constants_of_a_file_point_into_it_too(tmp_path: Path) -> None:
-    values = np.arange(5000, dtype=np.float32)
-    proto = parsed("(float[N] x) => (float[N] y) { y = Add (x, c) }")
-    proto.graph.node.insert(0, constant("c", values))
-    onnx.save(proto, tmp_path / "m.onnx")
-    tensor = load(tmp_path / "m.onnx", limits=MAPPED).model.graph.initializers["c"].const_value
-    assert isinstance(tensor, ir.ExternalTensor)
-    np.testing.assert_array_equal(tensor.numpy(), values)
 
 
 def test_large_constants_that_stay_keep_their_data(tmp_path: Path) -> None:
@@ -255,36 +241,7 @@ def test_a_file_that_changed_has_another_digest(saved: Path) -> None:
     assert load(saved).digest != before
 
 
-CHILD = """
-import sys
-from dask_ferro.graph.model.load import load
-loaded = load(sys.argv[1])
-graph = loaded.model.graph
-print(loaded.digest, [(n.name, [o.name for o in n.outputs]) for n in graph], list(graph.initializers),
-sep="|")
-"""
-
-
-def test_every_process_gets_the_same_model(tmp_path: Path) -> None:
-    onnx.save(parsed(*FUNCTIONS), tmp_path / "m.onnx")
-    told = set()
-    for seed in ("1", "2"):
-        command = [sys.executable, "-c", CHILD, str(tmp_path / "m.onnx")]
-        told.add(ran(command, check=True, env={"PYTHONHASHSEED": seed}).stdout)
-    assert len(told) == 1
-
-
 # One form for all.
-
-# A model in ONNX's text: the graph, the opsets, local functions.
-FUNCTIONS = (
-    "(float[N, 4] x) => (float[N, 4] y) { a = my.twice<k = 3.0>(x)  b = my.twice(a)  y = Add(a, b) }",
-    '"": 17, "my": 1',
-    """<domain: "my", opset_import: ["": 17, "my": 1]> scaled<k>(t) => (u) {
-         c = Constant<value_float: float = @k>()  u = Mul(t, c) }
-       <domain: "my", opset_import: ["": 17, "my": 1]> twice<k: float = 2.0>(t) => (u) {
-         v = my.scaled<k: float = @k>(t)  u = my.scaled<k: float = @k>(v) }""",
-)
 
 
 def function(name: str, body: str, default: float | None = None) -> onnx.FunctionProto:
@@ -485,7 +442,7 @@ BROADCASTS = [
 ]
 
 
-@pytest.mark.parametrize(("op", "opset", "axis"), BROADCASTS)
+@every(("op", "opset", "axis"), BROADCASTS)
 def test_old_broadcasts_become_numpys(op: str, opset: int, axis: int | None) -> None:
     shape: list[int] = {0: [2, 3], 1: [3], 2: [4], None: [4]}[axis]
     dtype, kind = (np.bool_, "bool") if op == "And" else (np.float32, "float")
@@ -518,28 +475,7 @@ def test_an_old_model_keeps_its_weights_in_the_file(tmp_path: Path) -> None:
     assert_equal(evaluate(loaded.model, x=ones), [ones + np.arange(4000, dtype=np.float32)])
 
 
-def test_an_old_model_that_cannot_be_brought_over_stays() -> None:
-    text = """(float[N, 4] x, bool c) => (float[N, 4] y) {
-        y = If (c) <then_branch = a () => (t) { t = Neg(x) }, else_branch = b () => (e) { e = Tanh(x) }> }"""
-    assert load(parsed(text, '"": 6')).opset == 6
-
-
 # What it takes.
-
-
-def test_a_chain_that_doubles_is_not_carried() -> None:
-    """28 nodes of one file would make data propagation hold 2^29 messages."""
-    chain = " ".join(f"s{i + 1} = Concat <axis = 0> (s{i}, s{i})" for i in range(28))
-    loaded = load(written(f"() => (s28) {{ {chain} }}", {"s0": np.array([1, 2])}, opset=17))
-    assert str(loaded.model.graph.outputs[0].shape) == f"[{2**29}]"
-
-
-def test_ranks_that_are_suspicious_and_fine_load() -> None:
-    """3,000 times one dimension more and one less: reckoned without a bound, inferred piece by piece."""
-    pairs = " ".join(f"u{i} = Unsqueeze (x{i}, axes) x{i + 1} = Reshape (u{i}, shape)" for i in range(3000))
-    text = f"(float[4] x0, int64[1] axes, int64[1] n) => (x3000) {{ shape = Tile (n, n) {pairs} }}"
-    loaded = load(parsed(text))
-    assert loaded.model.graph.num_nodes() == 6001
 
 
 def test_limits_can_be_raised() -> None:
@@ -558,92 +494,7 @@ def test_a_source_of_another_kind_is_told_so(source: object) -> None:
 # Damaged files.
 
 
-def rich() -> bytes:
-    """A file with all kinds of parts: functions, bodies, weights, strings, sparse tensors, sequences."""
-    text, opsets, functions = FUNCTIONS
-    proto = parsed(text, opsets, functions)
-    other = parsed("""(float[N, 4] q, bool c) => (z) <float[4] w = {1, 2, 3, 4}> {
-        k = Constant<value_strings = ["a", "b"]>()
-        s = SequenceConstruct(q, q)
-        i = Constant<value_int = 1>()
-        e = SequenceAt(s, i)
-        z = If (c) <then_branch = a () => (t) { t = Add(e, w) }, else_branch = b () => (f) { f = Relu(q) }>
-    }""")
-    proto.graph.node.extend(other.graph.node)
-    proto.graph.initializer.extend(other.graph.initializer)
-    proto.graph.input.extend(other.graph.input)
-    proto.graph.output.extend(other.graph.output)
-    return proto.SerializeToString()
-
-
-RICH = rich()
-
-
-def load_or_refuse(data: bytes) -> None:
-    """Nothing but our own errors may come; whatever loads has its outputs."""
-    with contextlib.suppress(ModelError, UnsupportedOp):
-        assert load(data).model.graph.outputs
-
-
-def test_the_whole_file_loads() -> None:
-    assert ops(load(RICH))[-1] == "If"
-
-
-@pytest.mark.parametrize("part", range(4))
-def test_a_file_cut_anywhere_is_refused(part: int) -> None:
-    quarter = len(RICH) // 4 + 1
-    for end in range(part * quarter, min((part + 1) * quarter, len(RICH) - 1)):
-        load_or_refuse(RICH[:end])
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, len(RICH) - 1), st.binary(min_size=0, max_size=3), st.integers(0, 3)),
-        min_size=1,
-        max_size=4,
-    )
-)
-def test_a_damaged_file_is_refused_or_right(damage: list[tuple[int, bytes, int]]) -> None:
-    """Bytes are put in the place of others, anywhere."""
-    data = RICH
-    for at, put, cut in damage:
-        data = data[:at] + put + data[at + cut :]
-    load_or_refuse(data)
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_refused(data: bytes) -> None:
-    load_or_refuse(data)
-
-
 # ONNX's own models.
-
-
-@pytest.mark.suite
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_every_model_of_the_backend_suite_loads() -> None:
-    from onnx.backend.test import loader
-
-    counted = 0
-    for kind in ("node", "simple", "pytorch-converted", "pytorch-operator"):
-        for case in loader.load_model_tests(kind=kind):
-            source = case.model if case.model is not None else os.path.join(case.model_dir, "model.onnx")
-            graph = load(source).model.graph
-            names = [node.name for node in graph]
-            assert all(names), case.name
-            assert len(names) == len(set(names)), case.name
-            counted += 1
-    assert counted >= 2024
-
-
-@pytest.mark.suite
-def test_the_light_models_load() -> None:
-    folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-    loaded = {path.stem: load(path) for path in sorted(folder.glob("*.onnx"))}
-    assert len(loaded) == 9
-    for name, model in loaded.items():
-        assert {value.dtype for value in model.model.graph.outputs} == {ir.DataType.FLOAT}, name
-        assert model.opset >= 8, name
 
 
 @pytest.mark.parametrize("node", ["Relu (x)", "Cast <to = 1> (x)"])

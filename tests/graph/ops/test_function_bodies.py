@@ -11,6 +11,7 @@ from onnx import helper, parser
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.ops.function_bodies import Body, inferred, labels_in
 from dask_ferro.graph.ops.lookup import rule
+from tests.each import every
 
 OPSET = 24
 
@@ -27,7 +28,7 @@ def labels(nodes: str, *shape: int) -> Mapping[str, tuple[str | None, ...]]:
     return labels_in(body({"x": ValueType("tensor", None, shape)}), rule, body)
 
 
-@pytest.mark.parametrize(
+@every(
     ("nodes", "wanted"),
     [
         pytest.param("a = Tanh (x) y = Mul (x, a)", ("0", "1"), id="element by element"),

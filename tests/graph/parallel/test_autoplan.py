@@ -53,11 +53,6 @@ def test_columns_and_rows_take_turns_and_a_bias_goes_with_its_columns():
     }  # fmt: skip
 
 
-def test_columns_that_no_rows_follow_stay_whole():
-    given = row(plan(mlp(16, layers=3), 2), 1, 2, 1).given
-    assert {name for name in given if name.startswith("w")} == {"w0", "w1"}
-
-
 def classifier(classes: int, *, tied: bool = False, returns: bool = False):
     """Scores of 8 features by a head with a bias, or by the table of an embedding, and their cross entropy."""
     table = asarray(np.zeros((classes, 8)), name="table")
@@ -80,53 +75,6 @@ def classifier(classes: int, *, tied: bool = False, returns: bool = False):
 )
 def test_columns_end_at_a_log_softmax(built, wanted):
     assert pairs_of(built.model, infer(built.model)) == wanted
-
-
-def test_every_way_of_up_to_so_many_workers_is_looked_at():
-    found = {(r.data, r.tensor, r.stages) for r in plan(mlp(16), 4).rows}
-    assert found == {(d, t, p) for d in (1, 2, 4) for t in (1, 2, 4) for p in (1, 2, 3, 4) if d * t * p <= 4}
-
-
-@pytest.mark.parametrize(
-    ("width", "batch", "link", "workers"),
-    [
-        pytest.param(8, 8, Link(0.002, 0.8e9), 1, id="a small graph stays on one worker"),
-        pytest.param(2048, 4096, FREE, 8, id="a large one on free links takes all"),
-    ],
-)
-def test_the_best_is_the_fastest_by_the_cost_model(width, batch, link, workers):
-    x = argument("x", (batch, width), np.float32)
-    y = x
-    for i in range(4):
-        y = y @ argument(f"w{i}", (width, width), np.float32)
-    assert plan(y, 8, batched=["x"], link=link).best.workers == workers
-
-
-def test_the_time_of_data_parallel_compute_is_divided():
-    found = plan(mlp(256, batch=1024), 4, link=FREE)
-    assert row(found, 4, 1, 1).computing == pytest.approx(row(found, 1, 1, 1).computing / 4, rel=0.05)
-
-
-def test_gradients_share_their_hop_and_their_bytes_are_sent_once():
-    found = row(plan(mlp(256, batch=1024, trains=True), 2, link=Link(0.001, 1e9)), 2, 1, 1)
-    sent = 8 * 4 * (256 * 256 + 256) + 8  # of an all-reduce of two ranks, each sends a term; and the loss
-    assert found.exchanging == pytest.approx(sent / 1e9 + 2 * 0.001)
-    assert found.waiting == pytest.approx(0.006)
-
-
-def test_a_pipeline_waits_for_its_ramp():
-    one = row(found := plan(mlp(256, batch=4096, trains=True), 2, link=FREE), 1, 1, 2)
-    assert one.micro_batches == 8
-    hops = (8 + 1) * 2 * 0.006
-    assert one.seconds == pytest.approx((8 + 1) / 8 * row(found, 1, 1, 1).computing / 2 + hops, rel=1e-3)
-
-
-def test_memory_is_what_a_way_shares():
-    found = plan(mlp(256, batch=64, trains=True), 2, link=FREE)
-    weights = 8 * 4 * (256 * 256 + 256)
-    assert row(found, 1, 1, 1).memory > 2 * weights
-    assert row(found, 1, 2, 1).memory < 0.75 * row(found, 1, 1, 1).memory
-    assert row(found, 2, 1, 1).memory > 2 * weights  # data parallel ranks have all weights
 
 
 def test_what_does_not_fit_is_not_proposed():
@@ -166,11 +114,6 @@ def test_one_worker_needs_no_plan():
 def test_a_number_of_workers_is_one_at_least(workers):
     with pytest.raises(ConfigError, match="wanted a number from 1 on"):
         plan(mlp(8), workers)
-
-
-def test_a_batch_that_is_no_input_is_refused():
-    with pytest.raises(ConfigError, match="has no input"):
-        plan(mlp(8), 2, batched=["z"])
 
 
 # ---- gradients and the optimizer's state -------------------------------------------------------------------
@@ -220,12 +163,6 @@ def test_each_kind_of_bytes_is_counted(optimizer, state, split):
     )
 
 
-def test_a_graph_with_gradients_counts_those_of_all_weights():
-    found = row(plan(mlp(256, trains=True), 1), 1, 1, 1)
-    assert found.parameters == found.gradients > 8 * 4 * (256 * 256 + 256)
-    assert row(plan(mlp(256), 1), 1, 1, 1).gradients == 0
-
-
 def test_state_is_split_where_only_that_fits():
     # One weight has no columns and rows in turn, so ranks split only the batch.
     w = asarray(np.ones((1024, 1024), np.float32), name="w")
@@ -238,28 +175,6 @@ def test_state_is_split_where_only_that_fits():
     assert tight.best is split
     assert all(r.memory > tight.memory for r in found.rows[: found.rows.index(split)])
     assert split.as_plan() == {**usual.as_plan(), "optimizer_state": {"data": 0}}
-
-
-def test_the_table_has_each_kind_of_bytes_and_says_which_state_is_split():
-    loss, params = training(1024)
-    head, *lines = str(plan(loss, 2, params=params, optimizer=Adam(0.1))).splitlines()
-    assert head.split()[9:] == [
-        "waiting",
-        "parameters",
-        "gradients",
-        "state",
-        "activations",
-        "MiB",
-        "a",
-        "worker",
-    ]
-    assert {len(line) for line in lines} == {len(head)}
-    [split] = [line.split() for line in lines if "state split" in line]
-    mib = 2**20
-    weights, divided = 4 * (1024**2 + 1024 * 8 + 7), 4 * (1024**2 + 1024 * 8)
-    assert [float(n) for n in split[-5:-2]] == [
-        round(b / mib, 1) for b in (weights, weights, 2 * weights - divided)
-    ]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import onnx_ir as ir
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.engines.onnxruntime.session import kept_apart
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.inference import infer
@@ -23,12 +22,11 @@ from dask_ferro.graph.pipeline.stages import pieces, staged
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.emit import Built, build, to_model
 from dask_ferro.graph.tensor.tensor import Tensor, argument, emit
-from dask_ferro.lower.pipeline.pipeline import pipeline
+from tests.each import every
 from tests.graph.pipeline.nets import Net, mlp, transformer
 from tests.graph.pipeline.test_stages import run_chunks
 from tests.graph.sharding.shard_run import assert_same, evaluate, evaluate_sharded
 from tests.graph.tensor.runs import computed
-from tests.lower.pipeline.runs import same
 
 REMAT = {"remat": True}
 NETS: dict[str, tuple[Net, dict[str, Any]]] = {
@@ -66,8 +64,8 @@ def test_results_have_the_same_bits(name):
         np.testing.assert_array_equal(graph(feeds).compute(scheduler="sync")[key], wanted, err_msg=key)
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3])
-@pytest.mark.parametrize("name", NETS)
+@every("chunks", [1, 2, 3])
+@every("name", NETS)
 def test_a_pipelines_chunks_keep_less_and_give_the_same_bits(name, chunks):
     net, plan = NETS[name]
     found = staged({"loss": net.loss}, net.params, chunks=chunks)
@@ -82,16 +80,6 @@ def test_a_pipelines_chunks_keep_less_and_give_the_same_bits(name, chunks):
     assert kept[1] < kept[0]
     for key in ("loss", *found.grads):
         np.testing.assert_array_equal(results[1][key], results[0][key])
-
-
-def test_a_pipeline_on_dask_gives_the_bits_of_no_rematerialization():
-    net = mlp(4)
-    plan = {f"layer{i}": {"stage": i // 2} for i in range(4)}
-    batch = net.batch(8)
-    step = pipeline(net.loss, net.params, micro_batches=4, plan=plan)
-    wanted = step(batch).compute(scheduler="sync")
-    again = pipeline(net.loss, net.params, micro_batches=4, plan={k: {**v, **REMAT} for k, v in plan.items()})
-    same(again(batch).compute(scheduler="sync"), (wanted[0], [g for p in wanted[1] for g in p.values()]))
 
 
 def blocks(rows: int | str = 8) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -151,28 +139,6 @@ def test_nothing_is_computed_again_without_a_backward_or_where_remat_is_off():
     assert not repeated(
         apply(to_model(outputs), {"*": REMAT, "a": {"remat": False}, "b": {"remat": False}}).model
     )
-
-
-def test_a_repeated_node_keeps_its_place_and_a_forward_after_a_gradient_is_in_order():
-    x, w = argument("x", (4, 4), np.float64), argument("w", (4, 4), np.float64)
-    with signal("a"):
-        h = nn.sigmoid(x @ w) * x
-    first = grad(h.sum(), w)
-    with signal("a"):
-        second = nn.sigmoid(h @ first) * x
-    model = to_model({"g": grad(second.sum(), w)})
-    feeds = {name: np.random.default_rng(2).standard_normal((4, 4)) for name in "xw"}
-    again = apply(model, {"a": {"stage": 0, **REMAT}}).model
-    assert repeated(again)
-    np.testing.assert_array_equal(computed(again, feeds)["g"], computed(model, feeds)["g"])
-
-
-def test_a_session_does_not_merge_a_repeated_node_with_the_first():
-    outputs, _ = blocks()
-    model = apply(to_model(outputs), {"a": REMAT}).model
-    assert "CommonSubexpressionElimination" in kept_apart(list(model.graph), exact=False)
-    plain = [node for node in model.graph if REMAT_KEY not in node.metadata_props]
-    assert "CommonSubexpressionElimination" not in kept_apart(plain, exact=False)
 
 
 def test_random_nodes_are_refused():

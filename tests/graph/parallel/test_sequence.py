@@ -14,11 +14,9 @@ import pytest
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.parallel.apply import apply
-from dask_ferro.graph.sharding.placements import Shard
-from dask_ferro.graph.sharding.spmd import RANK
 from dask_ferro.graph.tensor.emit import build
+from tests.each import every
 from tests.graph.parallel.transformer import (
     NORMS,
     REGIONS,
@@ -69,8 +67,8 @@ def loss_bytes(ranks):
     return 2 * 8 * (ranks - 1) / ranks
 
 
-@pytest.mark.parametrize("regions", [REGIONS, REMAT], ids=["kept", "computed again"])
-@pytest.mark.parametrize(
+@every("regions", [REGIONS, REMAT], ids=["kept", "computed again"])
+@every(
     ("mesh", "layers"),
     [({"tensor": 2}, 1), ({"tensor": 2}, 2), ({"tensor": 4}, 1), ({"data": 2, "tensor": 2}, 1)],
 )
@@ -105,49 +103,6 @@ def test_half_precision_is_sent_in_halves(half):
     moved = Counter((step.kind, move.value.dtype.itemsize) for move in sharding.moves for step in move.steps)
     assert moved["AllGather", 2] == moved["ReduceScatter", 2] == 4
     assert moved["AllGather", 4] == moved["ReduceScatter", 4] == 0
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_activations_outside_of_attention_and_mlp_are_a_share(ranks):
-    kept = [bytes_kept({"mesh": {"tensor": ranks}, **regions}) for regions in (WITHOUT, REGIONS)]
-    assert kept[0] == ranks * kept[1]
-
-
-def bytes_kept(plan):
-    """Bytes of the float values that rank 0 makes in norms and residuals of the forward."""
-    spmd = apply({"loss": transformer(2).loss}, plan).spmd(dims={"N": ROWS})
-    total = 0
-    for node in spmd.model.graph:
-        path = region_of(node).path
-        if (
-            node.metadata_props.get(RANK) != "0"
-            or path in ("", "loss")
-            or path.split("/")[-1] in ("attention", "mlp")
-        ):
-            continue
-        for value in node.outputs:
-            if value.dtype.is_floating_point() and len(value.shape) == 3:
-                total += int(np.prod(value.shape.numpy())) * value.dtype.itemsize
-    return total
-
-
-def test_a_saved_graph_keeps_its_regions(tmp_path):
-    model, _ = trained(1)
-    applied = apply(model, {"mesh": {"data": 2, "tensor": 2}, **DATA, **REGIONS})
-    ir.save(applied.model, tmp_path / "model.onnx")
-    again = apply(tmp_path / "model.onnx")
-    shardings = [each.shard(follow=follow(1), dims={"N": ROWS}) for each in (applied, again)]
-    assert shardings[0].collectives == shardings[1].collectives
-    other = apply(again.model, {"mesh": {"tensor": 2}, **WITHOUT}).shard(dims={"N": ROWS})
-    assert other.collectives["ReduceScatter"] == 0
-
-
-def test_a_region_that_says_whole_is_none_within_another():
-    plan = {"mesh": {"tensor": 2}, "layer0": {"sequence": 1}, "layer0/attention": {"sequence": "whole"}}
-    given = apply({"loss": transformer(1).loss}, plan).given
-    split = {name for name, placed in given.items() if placed == {"tensor": Shard(1)}}
-    assert any("mlp/MatMul" in name for name in split)
-    assert not any("attention/MatMul" in name for name in split)
 
 
 MISFITS = [

@@ -5,22 +5,20 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.parallel.state_layouts import state_layout, state_layouts
-from dask_ferro.graph.sharding.parts import local_shape
 from dask_ferro.graph.sharding.placements import Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
+from tests.each import every
 
 R, S = Replicate(), Shard
 GRID = Mesh({"data": 2, "tensor": 4})
 
 
-@pytest.mark.parametrize(
+@every(
     ("layout", "shape", "split", "wanted"),
     [
         pytest.param((R, R), (8, 6), {}, (R, R), id="nothing is asked: as its parameter"),
@@ -41,27 +39,6 @@ GRID = Mesh({"data": 2, "tensor": 4})
 )
 def test_layouts_of_state(layout, shape, split, wanted):
     assert state_layout(layout, shape, GRID, split) == wanted
-
-
-def test_an_axis_of_one_rank_splits_nothing():
-    assert state_layout((R,), (8,), Mesh({"data": 1}), {"data": 0}) == (R,)
-
-
-@given(
-    st.lists(st.integers(0, 12), max_size=3).map(tuple),
-    st.sampled_from([R, S(0), S(1)]),
-    st.integers(-3, 3),
-    st.integers(-3, 3),
-)
-def test_every_layout_has_equal_parts_and_keeps_what_the_parameter_has(shape, placement, data, tensor):
-    fits = isinstance(placement, Shard) and placement.dim < len(shape) and shape[placement.dim] % 4 == 0
-    layout = (R, placement if fits and shape[placement.dim] else R)
-    found = state_layout(layout, shape, GRID, {"data": data, "tensor": tensor})
-    split = [(p.dim, n) for p, n in zip(found, GRID.sizes, strict=True) if isinstance(p, Shard)]
-    assert len({dim for dim, _ in split}) == len(split)
-    assert all(shape[dim] > 0 and shape[dim] % ranks == 0 for dim, ranks in split)
-    assert layout[1] == R or found[1] == layout[1]
-    assert all(small <= size for small, size in zip(local_shape(shape, found, GRID, 0), shape, strict=True))
 
 
 def test_entries_follow_their_parameters_and_the_others_are_whole():

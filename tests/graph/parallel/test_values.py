@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -12,9 +10,6 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.regions import signal
 from dask_ferro.graph.parallel.apply import apply
-from dask_ferro.graph.parallel.config import read_plan
-from dask_ferro.graph.parallel.pipeline_ranks import row_ranks
-from dask_ferro.graph.pipeline.stages import staged
 from dask_ferro.graph.sharding.placements import Replicate, Shard
 from dask_ferro.graph.tensor.dtypes import dtype_of
 from dask_ferro.graph.tensor.emit import to_model
@@ -73,21 +68,6 @@ class TestOpenRows:
         for got, want in zip(found[1], wanted[1], strict=True):
             for kind in "wb":
                 np.testing.assert_allclose(got[kind], want[kind], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("plan", "rows", "ranks"),
-    [
-        pytest.param({"mesh": {"data": 2}, "inputs": {"x": -2}}, 1, 2, id="by name, from the end"),
-        pytest.param({"mesh": {"data": 2}, "inputs": {"x": -1}}, 8, 1, id="by name, the columns"),
-        pytest.param({"layer0": gt(-2)}, 8, 2, id="in GT's form, from the end"),
-        pytest.param({"layer0": gt(0)}, 1, 1, id="in GT's form, with fewer rows than ranks"),
-    ],
-)
-def test_the_ranks_that_split_rows(plan, rows, ranks):
-    net = mlp(2)
-    model = staged({"loss": net.loss}, net.params, chunks=2)
-    assert row_ranks(model, read_plan(plan), ["x"], rows) == ranks
 
 
 @pytest.mark.parametrize("dim", [1, -1])
@@ -162,16 +142,3 @@ class TestProblems:
         lines = self.lines(self.layers(regions), plan)
         assert len(set(lines)) == 10 + len(more)
         assert lines[10:] == more
-
-    def test_of_an_axis_are_told_with_what_it_takes(self):
-        (line,) = self.lines(self.layers(1), {"mesh": self.MESH, "layer0": gt()})
-        assert line.endswith(
-            "layer0.shard: which axis? name one of a, b 'tensor', or split values by name, as in {weight: {a: 0}}"
-        )
-
-    @pytest.mark.parametrize("axis", ["whole", {"a": 0}])
-    def test_of_a_wrong_axis_ask_for_a_dimension(self, axis):
-        said = "l1.shard.axis: got .*, wanted a dimension, such as 0; or `replicated: true` for whole values"
-        with pytest.raises(ConfigError, match=said) as error:
-            read_plan({"l1": {"shard": {"axis": axis, "workers": [0, 1]}}})
-        assert not re.search("'whole', or|tensor: 1", str(error.value))

@@ -15,16 +15,14 @@ from dask_ferro.engines import array
 from dask_ferro.engines.executable import nodes_between
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir import regions
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.pipeline.balance import balanced
-from dask_ferro.graph.pipeline.closed_forms import StageSeconds
-from dask_ferro.graph.pipeline.stages import ActionBoundary, pieces, staged
+from dask_ferro.graph.pipeline.stages import pieces, staged
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.testing.sleeping import sleeping
+from tests.each import every
 from tests.graph.pipeline.nets import mlp, tied, transformer
 from tests.graph.tensor.runs import values
 
@@ -106,8 +104,8 @@ def test_more_pieces_than_items_are_refused():
 # ---- the same numbers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("chunks", [1, 2, 4])
+@every("name", NETS)
+@every("chunks", [1, 2, 4])
 def test_chunks_compute_the_bits_of_the_whole(name, chunks):
     net = NETS[name]()
     found, model = cut(net, chunks)
@@ -155,24 +153,8 @@ def computed(model):
 # ---- what an action reads and gives ------------------------------------------------------------------------
 
 
-def test_a_chunk_of_two_layers():
-    net = mlp(layers=4)
-    _, model = cut(net, 2, [["layer0", "layer1"], ["layer2", "layer3"]])
-    first, last = pieces(model, 2)
-    assert set(first.forward.inputs) == {"x", "w0", "b0", "w1", "b1"}
-    assert len(first.forward.sent) == 1
-    assert first.input_grad == ActionBoundary()
-    assert set(first.results) == {f"gradient_{i}" for i in range(4)}
-    assert set(last.forward.inputs) == {*first.forward.sent, "w2", "b2", "w3", "b3", "t"}
-    assert last.forward.sent == ()
-    assert len(last.input_grad.sent) == 1
-    assert set(last.weight_grad.outputs) == {f"gradient_{i}" for i in range(4, 8)}
-    assert set(last.results) == {"loss", *last.weight_grad.outputs}
-    assert last.input_grad.sent[0] in first.weight_grad.inputs
-
-
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("chunks", [2, 3, 4])
+@every("name", NETS)
+@every("chunks", [2, 3, 4])
 def test_what_another_chunk_reads_is_sent_and_no_weight_gradient_is(name, chunks):
     _, model = cut(NETS[name](), chunks)
     cuts = pieces(model, chunks)
@@ -187,15 +169,6 @@ def test_what_another_chunk_reads_is_sent_and_no_weight_gradient_is(name, chunks
                 assert home <= chunk if by == 0 else home >= chunk
                 assert by < 2
         assert piece.weight_grad.sent == ()
-
-
-def test_a_forward_alone_sends_its_outputs():
-    net = mlp(layers=4)
-    found, model = cut(net, 2, params=False)
-    first, last = pieces(model, 2)
-    assert found.params == found.grads == ()
-    assert last.results == last.forward.sent == ("loss",)
-    assert first.input_grad == last.weight_grad == ActionBoundary()
 
 
 def test_a_parameter_that_the_loss_does_not_reach_has_zeros():
@@ -214,37 +187,6 @@ def test_a_parameter_given_twice_is_one_input():
 
 
 # ---- where to cut ------------------------------------------------------------------------------------------
-
-
-def test_balanced_chunks_have_equal_layers():
-    _, model = cut(mlp(layers=8, width=64), 4)
-    products = [
-        sum(n.op_type == "MatMul" and n.metadata_props[CHUNK] == str(c) for n in model.graph)
-        for c in range(4)
-    ]
-    assert max(products) - min(products) <= 2
-
-
-def test_regions_survive_the_cut_without_their_mark():
-    found, _ = cut(mlp(layers=2), 2)
-    paths = {regions.region_of(node).path for node in found.model.graph}
-    assert paths == {"layer0", "layer1", ""}
-
-
-def test_what_lies_in_no_signal_goes_with_what_it_reads():
-    _, model = cut(mlp(layers=3), 3, ["layer0", "layer1", "layer2"])
-    homes = {n.metadata_props[CHUNK] for n in model.graph if not regions.region_of(n).path}
-    assert homes == {"2"}  # the loss
-
-
-def test_the_innermost_signal_counts():
-    x = argument("x", ("N", 2), np.float64)
-    with regions.signal("all"):
-        with regions.signal("first"):
-            a = nn.relu(x)
-        b = nn.sigmoid(a)
-    found = staged({"y": b}, None, chunks=2, signals=["all/first", "all"])
-    assert [n.metadata_props[CHUNK] for n in found.model.graph] == ["0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -266,20 +208,3 @@ def test_signals_that_cannot_be_stages_are_refused(signals, said):
 def test_fewer_nodes_than_chunks_are_refused():
     with pytest.raises(ConfigError, match="got 1 nodes to cut into 2 chunks"):
         staged({"y": nn.relu(argument("x", ("N",)))}, None, chunks=2)
-
-
-# ---- sleeping ----------------------------------------------------------------------------------------------
-
-
-def test_a_sleeping_pipeline_gives_back_its_batch():
-    found = sleeping(3, StageSeconds(0.0, 0.0, 0.0))
-    model = load(ir.to_proto(found.model)).model
-    cuts = pieces(model, 3)
-    x = np.array([[1.0], [3.0]], np.float32)
-    parts = run_chunks(model, cuts, {"x": x})
-    assert parts["loss"] == 2.0
-    assert all((parts[f"gradient_{c}"] == x).all() for c in range(3))
-    slept = [
-        [len(nodes_between(model, p.inputs, p.outputs)) for p in piece[:3] if p.outputs] for piece in cuts
-    ]
-    assert slept == [[1, 1], [1, 1, 1], [2, 1, 1]]

@@ -16,6 +16,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds
 from dask_ferro.graph.pipeline.named import NAMES, known, usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
+from tests.each import every
 
 OF_SEVERAL = {
     "looped-bfs": theirs.ScheduleLoopedBFS,
@@ -67,15 +68,6 @@ def test_our_lists_of_more_chunks_are_theirs(name, chunks):
         assert Schedule.parse(as_csv(order)).stages == known(name, p, m, chunks).stages
 
 
-@pytest.mark.parametrize(
-    ("name", "p", "m"), [("interleaved", 3, 7), ("interleaved-zb", 5, 11), ("dualpipe-v", 4, 6)]
-)
-def test_we_have_lists_where_they_have_none(name, p, m):
-    with pytest.raises(ValueError, match="microbatches"):
-        generated(name, p, m)
-    assert known(name, p, m).micro_batches == m
-
-
 @pytest.mark.parametrize(("p", "m"), SIZES)
 def test_our_backwards_of_looped_bfs_are_theirs_in_the_order_of_micro_batches(p, m):
     found = Schedule.parse(as_csv(generated("looped-bfs", p, m).pipeline_order))
@@ -106,20 +98,6 @@ def test_their_1f1b_is_refused_as_its_last_stage_counts_from_one():
     assert lists[:3] == [list(map(str, row)) for row in ours[:3]]
     # Once torch counts from 0 this test fails, and 1F1B is a case of `test_our_lists_are_theirs`.
     assert lists[3][0] == "3F1"
-
-
-@pytest.mark.parametrize(
-    ("name", "seconds"),
-    [
-        ("looped-bfs", 28.5),
-        ("interleaved", 28.5),
-        ("interleaved-zb", 25.5),
-        ("zb-v", 25.5),
-        ("dualpipe-v", 25.5),
-    ],
-)
-def test_makespans_of_their_lists_on_four_ranks_of_eight_micro_batches(name, seconds):
-    assert span(Schedule.parse(as_csv(generated(name, 4, 8).pipeline_order))) == seconds
 
 
 # ---- their files -------------------------------------------------------------------------------------------
@@ -160,7 +138,7 @@ def test_their_merged_backwards_are_read(name, p):
 # ---- our files ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_our_files_are_theirs_too(name):
     """They read each cell, find every action once and in order, and run the lists with their own transfers."""
     for p, m in ((1, 3), (3, 2), (3, 7), (4, 8)):

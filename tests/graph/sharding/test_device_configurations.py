@@ -9,15 +9,16 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from dask_ferro.errors import ConfigError, ModelError
+from dask_ferro.errors import ModelError
 from dask_ferro.graph.ir.regions import signal
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel.apply import Applied, apply
 from dask_ferro.graph.sharding.node_placement import placements
 from dask_ferro.graph.sharding.placements import WHOLE
-from dask_ferro.graph.tensor.emit import build, save_onnx, to_model
+from dask_ferro.graph.tensor.emit import save_onnx, to_model
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.tensor import argument, asarray
+from tests.each import every
 
 from .shard_run import assert_same, evaluate, evaluate_sharded
 
@@ -194,11 +195,6 @@ def test_a_plan_replaces_what_the_file_says(tmp_path):
     assert said(apply(tmp_path / "again.onnx")) == said(again)
 
 
-def test_a_disabled_plan_leaves_them(tmp_path):
-    save_onnx(apply(network(), CASES["columns"][0]), tmp_path / "placed.onnx")
-    assert said(apply(tmp_path / "placed.onnx", {"enabled": False})) == said(apply(tmp_path / "placed.onnx"))
-
-
 def test_the_configuration_of_another_tool_stays_and_is_not_read(tmp_path):
     model = network()
     model.ir_version = 11
@@ -215,21 +211,6 @@ def test_the_configuration_of_another_tool_stays_and_is_not_read(tmp_path):
     assert onnx.load(tmp_path / "kept.onnx").graph.node[0].device_configurations == (
         proto.graph.node[0].device_configurations
     )
-
-
-def test_graphs_of_two_files_have_both_configurations(tmp_path):
-    for name, plan in (
-        ("a", {"mesh": {"tensor": 2}, **TWO}),
-        ("b", {"mesh": {"data": 4}, "inputs": {"x": 0}}),
-    ):
-        save_onnx(apply(network(), plan), tmp_path / name)
-    a = from_model(load(tmp_path / "a").model)
-    b = from_model(load(tmp_path / "b").model, {"x": a.outputs["y"]})
-    both = build(b.outputs["y"]).model
-    assert [c.name for c in both.device_configurations] == ["dask_ferro", "dask_ferro_1"]
-    assert [len(c.device_names) for c in both.device_configurations] == [2, 4]
-    twice = from_model(load(tmp_path / "a").model, {"x": a.outputs["y"]})
-    assert len(build(twice.outputs["y"]).model.device_configurations) == 1
 
 
 def placed(plan=None) -> onnx.ModelProto:
@@ -322,20 +303,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("change", "problem"), WRONG.items(), ids=[change.__name__ for change in WRONG])
+@every(("change", "problem"), WRONG.items(), ids=[change.__name__ for change in WRONG])
 def test_a_configuration_that_no_mesh_has_is_refused_and_a_plan_replaces_it(change, problem):
     proto = placed()
     change(proto)
     with pytest.raises(ModelError, match=problem):
         apply(proto)
     assert said(apply(proto, {"l1": {"stage": 0}}))[2]["l1/MatMul_0"] == (0, None, None)
-
-
-def test_metadata_that_is_no_number_is_refused():
-    model = network()
-    next(iter(model.graph)).metadata_props["dask_ferro.stage"] = "first"
-    with pytest.raises(ModelError, match=r"node 'l1/MatMul_0': its metadata has invalid literal .*'first'"):
-        apply(model)
 
 
 def test_what_names_nothing_of_the_model_is_left_out_when_it_is_loaded(caplog):
@@ -367,13 +341,3 @@ def test_names_that_are_no_text_are_refused(where):
     marks[where]()
     with pytest.raises(ModelError, match="UTF-8"):
         load(proto.SerializeToString().replace(b"XYZ", b"\xff\xfe\xfd"))
-
-
-def test_a_model_has_its_inputs_already(tmp_path):
-    with pytest.raises(ConfigError, match="a model has its inputs already"):
-        save_onnx(network(), tmp_path / "m.onnx", inputs=[argument("x", (4, 8), np.float64)])
-
-
-def test_models_are_written_as_they_are(tmp_path):
-    save_onnx(build(argument("x", (2,)) * 2.0), tmp_path / "m.onnx")
-    assert onnx.load(tmp_path / "m.onnx").ir_version == 10  # nothing placed: any engine of today reads it

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dask_ferro.graph.sharding.redistribute import Mesh, text
+from tests.each import every
 
 from .shard_run import Net, R, S
 from .test_shard import mlp
@@ -85,9 +86,9 @@ def both(mesh: Mesh, net: Net) -> dict[str, Any]:
     return laid | dict.fromkeys(net.inputs, first + (R,) * rest)
 
 
-@pytest.mark.parametrize("size", [8, 11], ids=["even", "uneven"])
-@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: f"{len(mesh.axes)} axes")
-@pytest.mark.parametrize("net", NETS, ids=lambda net: net.__name__)
+@every("size", [8, 11], ids=["even", "uneven"])
+@every("mesh", MESHES, ids=lambda mesh: f"{len(mesh.axes)} axes")
+@every("net", NETS, ids=lambda net: net.__name__)
 def test_any_layout_gives_the_numbers_of_one_rank(net, mesh, size):
     made = net(size)
     for placed in (rows, rows_and_weights, columns, both):

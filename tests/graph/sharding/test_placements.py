@@ -22,7 +22,7 @@ from dask_ferro.graph.sharding.plan import Compute, Sharding
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.spmd import Spmd, lower
 from dask_ferro.graph.sharding.strategies import Strategy, strategies, strategies_of
-from tests.each import each
+from tests.each import each, every
 
 from .shard_cases import CASES, Case, Weight, ints
 from .shard_run import assert_same, evaluate, joined
@@ -101,7 +101,7 @@ def feeds_of(spmd: Spmd, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
     return found
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@every("case", CASES, ids=str)
 def test_each_strategy_of_a_row_gives_the_same_numbers(case):
     built = Built(case)
     # 3 ranks divide no size of most cases.
@@ -191,7 +191,7 @@ def listed(op: str, *shapes: Any, opset: int = 24, **attributes: Any) -> list[st
     return [str(s) for s in strategies(Built(Case(op, shapes, attributes, opset=opset)).site, 2)]
 
 
-@pytest.mark.parametrize(
+@every(
     ("found", "wanted"),
     [
         pytest.param(listed("MatMul", (4, 8), (8, 12)),

@@ -17,11 +17,12 @@ from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh, price, steps, text
 from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.policy.estimates import Link
+from tests.each import every
 
 from .shard_run import MESHES, Net, P, R, S, evaluate_sharded, layouts
 
 
-@pytest.mark.parametrize(
+@every(
     ("source", "target", "kinds"),
     [
         pytest.param((P,), (R,), ["AllReduce"], id="terms are reduced"),
@@ -39,7 +40,7 @@ def test_steps(source, target, kinds):
     assert [step.kind for step in steps(source, target)] == kinds
 
 
-@pytest.mark.parametrize(
+@every(
     ("source", "target", "kinds"),
     [
         pytest.param((P, P), (S(0), S(0)), ["ReduceScatter 0", "ReduceScatter 1"], id="the outer axis splits first"),
@@ -101,11 +102,6 @@ def test_parts_are_those_of_array_split_of_the_parts_of_the_axes_before(size, si
         assert local_shape((size,), layout, mesh, rank) == wanted.shape
     if size >= mesh.ranks:
         assert all(map(len, parts))
-
-
-def test_no_step_takes_a_value_apart_into_terms():
-    with pytest.raises(ConfigError, match="there is no step from R to P"):
-        steps((R,), (P,))
 
 
 @pytest.mark.parametrize(

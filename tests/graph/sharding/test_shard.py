@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from dask_ferro.graph.model.load import load
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh, text
-from dask_ferro.graph.sharding.spmd import RANK, RANKS, lower
+from dask_ferro.graph.sharding.spmd import lower
+from tests.each import every
 from tests.graphs import written
 
 from .shard_run import MESHES, Net, P, R, S, evaluate, evaluate_sharded, layouts
@@ -91,12 +91,6 @@ def test_and_one_backward_while_weight_gradients_stay_where_the_weights_are(rank
     assert at == {"y": "R", "dx": "R"} | placed
 
 
-def test_the_last_all_reduce_is_left_to_the_caller_who_asks_for_terms():
-    net = mlp(2, backward=True)
-    plan, _ = net.sharded(Mesh({"tensor": 4}), column_row(2), outputs={"dx": P})
-    assert plan.collectives == {"AllReduce": 3}
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_row_parallel_output_is_the_sum_and_the_bias_is_added_once(ranks):
     net = Net({"x": (4, 8)}, {"w": (8, 4), "b": (4,)})
@@ -113,17 +107,6 @@ def test_data_parallel_gradients_are_reduced_once_a_weight(ranks):
     plan, spmd = mlp(2, backward=True).sharded(Mesh({"data": ranks}), {"x": S(0), "dy": S(0)})
     assert plan.collectives == {"AllReduce": 4}
     assert {port.name for port in spmd.outputs if port.layout == (S(0),)} == {"y", "dx"}
-
-
-def test_data_and_tensor_parallelism_on_one_mesh():
-    net = mlp(2, backward=True)
-    placed = {name: {"tensor": at} for name, at in column_row(2).items()}
-    placed |= {"x": {"data": S(0)}, "dy": {"data": S(0)}}
-    plan, spmd = net.sharded(Mesh({"data": 2, "tensor": 2}), placed)
-    assert plan.collectives == {"AllReduce": 8}  # 4 of activations, 4 of weight gradients
-    assert {port.name: text(port.layout) for port in spmd.outputs}["d_up0"] == "R,S(1)"
-    nodes = Counter(node.op_type for node in spmd.model.graph)
-    assert nodes["AllReduce"] == 16  # each in two groups
 
 
 FSDP = Mesh({"data": 2, "fsdp": 2})
@@ -147,23 +130,6 @@ def test_rows_over_two_axes(weights, counts):
     at = {port.name: text(port.layout) for port in spmd.outputs}
     lies = ",".join(str(weights.get(axis, R)) for axis in FSDP.axes)
     assert at == {"y": "S(0),S(0)", "dx": "S(0),S(0)", "d_up0": lies, "d_down0": lies}
-
-
-def test_two_axes_are_one_axis_of_all_their_ranks():
-    net = mlp(2, backward=True)
-    (two, both), (one, _) = (
-        net.sharded(mesh, dict.fromkeys(("x", "dy"), rows))
-        for mesh, rows in ((FSDP, ROWS), (Mesh({"data": 4}), S(0)))
-    )
-    assert two.collectives == one.collectives == {"AllReduce": 4}
-    assert (two.bytes, two.seconds) == (one.bytes, one.seconds)
-    assert [tuple(v.shape) for v in both.model.graph.inputs if v.name.startswith("x@")] == [(2, 8)] * 4
-
-
-def test_heads_of_a_layer_over_two_axes():
-    placed = {name: {"a": at, "b": at} for name, at in TENSOR_PARALLEL.items()}
-    plan, _ = transformer().sharded(Mesh({"a": 2, "b": 2}), placed)
-    assert plan.collectives == {"AllReduce": 4}
 
 
 def transformer(batch: int = 4, seq: int = 4, d: int = 16, heads: int = 4, hidden: int = 32) -> Net:
@@ -238,13 +204,6 @@ def test_a_transformer_layer_has_two_all_reduces_forward_and_two_backward(ranks)
     assert {name: at[name] for name in TENSOR_PARALLEL} == {name: (p,) for name, p in TENSOR_PARALLEL.items()}
 
 
-def test_a_transformer_layer_on_a_mesh_of_data_and_tensor():
-    placed = {name: {"tensor": at} for name, at in TENSOR_PARALLEL.items()}
-    placed |= {"x": {"data": S(0)}, "dout": {"data": S(0)}}
-    plan, _ = transformer().sharded(Mesh({"data": 2, "tensor": 2}), placed)
-    assert plan.collectives == {"AllReduce": 12}  # 4 of activations, 8 of gradients
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_sequence_parallel_trades_an_all_reduce_for_a_gather_and_a_scatter(ranks):
     net = mlp(rows=8, d=32, hidden=64, bias=False)
@@ -260,28 +219,12 @@ def test_a_sharded_weight_is_gathered_where_it_is_smaller_than_what_it_meets():
     assert spmd.outputs[0].layout == (S(0),)
 
 
-def test_a_value_inside_is_brought_to_the_placement_that_is_asked_for():
-    net = mlp(bias=False)
-    plan, _ = net.sharded(Mesh({"tensor": 2}), column_row(bias=False) | {"matmul_2": S(0)})
-    assert plan.collectives == {"ReduceScatter": 1}
-
-
 def test_what_was_reduced_once_is_not_reduced_again():
     net = Net({"x": (4, 8)}, {"w": (8, 8)})
     y = net.op("MatMul", "x", "w")
     net.end(a=net.op("Relu", y), b=net.op("Exp", y), c=net.op("Neg", y))
     plan, _ = net.sharded(Mesh({"tensor": 2}), {"w": S(0)})
     assert plan.collectives == {"AllReduce": 1}
-
-
-def test_a_layout_on_the_way_to_another_is_kept():
-    net = Net({"x": (8, 8)})
-    h = net.op("Neg", "x")
-    net.end(total=net.op("ReduceLogSumExp", h), columns=net.op("LpNormalization", h, axis=0, p=2))
-    plan, spmd = net.sharded(Mesh({"a": 2, "b": 2}), {"x": (S(0), S(1))})
-    assert [[step.kind for step in move.steps] for move in plan.moves] == [["AllGather", "AllGather"]]
-    names = [value.name for node in spmd.model.graph for value in node.outputs]
-    assert len(names) == len(set(names))
 
 
 def test_a_weight_is_cut_before_anything_runs():
@@ -299,15 +242,6 @@ def test_a_partial_value_is_reduced(columns, reduced):
     net.end(y=net.op("MatMul", net.op("MatMul", "x", "w"), "head"))
     plan, _ = net.sharded(Mesh({"tensor": 2}), {"w": S(0)})
     assert [move.value.name for move in plan.moves if move.steps[0].kind == "AllReduce"] == [reduced]
-
-
-def test_a_convolution_by_channels_and_batch():
-    net = Net({"x": (4, 8, 6, 6)}, {"w1": (16, 8, 3, 3), "b1": (16,), "w2": (8, 16, 3, 3), "b2": (8,)})
-    h = net.op("Relu", net.op("Conv", "x", "w1", "b1", pads=[1] * 4))
-    net.end(y=net.op("Conv", h, "w2", "b2", pads=[1] * 4))
-    placed = {"x": {"data": S(0)}, "w1": {"tensor": S(0)}, "b1": {"tensor": S(0)}, "w2": {"tensor": S(1)}}
-    plan, _ = net.sharded(Mesh({"data": 2, "tensor": 2}), placed)
-    assert plan.collectives == {"AllReduce": 1}
 
 
 def test_shapes_computed_in_the_graph_are_those_of_the_whole():
@@ -376,20 +310,6 @@ def test_any_graph_with_any_placements_gives_the_same_numbers(net, data):
 # ---- the graph that comes out -------------------------------------------------------------------------------
 
 
-def test_the_graph_is_plain_onnx_and_says_which_rank_does_what():
-    _, spmd = mlp().sharded(Mesh({"tensor": 2}), column_row())
-    proto = ir.to_proto(spmd.model)
-    onnx.checker.check_model(proto)
-    again = load(proto).model
-    assert [node.op_type for node in again.graph] == [node.op_type for node in spmd.model.graph]
-    ranks = Counter(node.metadata_props.get(RANK, "all") for node in spmd.model.graph)
-    assert ranks == {"0": 6, "all": 1} | {"1": 4}
-    (reduce,) = (node for node in spmd.model.graph if node.op_type == "AllReduce")
-    assert (reduce.domain, reduce.metadata_props[RANKS]) == ("ai.dask_ferro", "0,1")
-    assert [v.name for v in reduce.inputs] == ["matmul_3@P@0", "matmul_3@P@1"]
-    assert spmd.outputs[0].parts == ("y@R@0", "y@R@0")
-
-
 def test_a_weight_that_ranks_share_is_there_once_and_shards_are_views_until_they_are_read():
     _, spmd = mlp().sharded(Mesh({"tensor": 2}), column_row())
     assert sorted(spmd.model.graph.initializers) == [
@@ -398,38 +318,10 @@ def test_a_weight_that_ranks_share_is_there_once_and_shards_are_views_until_they
     assert isinstance(spmd.model.graph.initializers["up0@S(1)@0"].const_value, ir.LazyTensor)
 
 
-def test_what_a_node_said_of_itself_stays():
-    net = mlp()
-    for node in net.model.graph:
-        node.metadata_props["dask_ferro.signal"] = "layer1"
-    _, spmd = net.sharded(Mesh({"tensor": 2}), column_row())
-    props = [node.metadata_props for node in spmd.model.graph if RANK in node.metadata_props]
-    assert {said.get("dask_ferro.signal") for said in props} == {"layer1"}
-
-
-def test_the_plan_is_printed_as_what_each_rank_does():
-    plan, _ = mlp(bias=False).sharded(Mesh({"tensor": 2}), column_row(bias=False))
-    assert str(plan).splitlines() == [
-        "matmul_0:S(1) = MatMul(x:R, up0:S(1))",
-        "relu_1:S(1) = Relu(matmul_0:S(1))",
-        "matmul_2:P = MatMul(relu_1:S(1), down0:S(0))",
-        "y:P = Identity(matmul_2:P)",
-        "y: P -> R  AllReduce, 512 bytes, 0.004 s",
-    ]
-    assert plan.bytes == 512
-    assert plan.seconds > 0.004
-
-
-def test_on_one_rank_nothing_moves():
-    plan, spmd = mlp().sharded(Mesh({"tensor": 1}), column_row())
-    assert not plan.moves
-    assert len(spmd.model.graph) == len(mlp().model.graph)
-
-
 # ---- errors -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("placed", "said"),
     [
         pytest.param({"w": S(0)}, "'w': no such value in the model; it has ", id="an unknown name"),
@@ -486,12 +378,6 @@ def test_what_is_not_split_may_stay_open():
     x = np.random.default_rng(0).standard_normal((3, 8))
     np.testing.assert_allclose(evaluate_sharded(spmd, {"x": x})["y"], evaluate(net.proto, {"x": x})["y"])
     assert [tuple(map(str, v.shape)) for v in spmd.model.graph.inputs] == [("N", "4")] * 2
-
-
-def test_an_output_in_terms_that_is_there_already_is_refused():
-    net = mlp()
-    with pytest.raises(ConfigError, match="not split into terms"):
-        propagate(net.model, infer(net.model), Mesh({"tensor": 2}), {}, outputs={"y": P})
 
 
 def test_random_numbers_and_a_graph_that_is_sharded_are_refused():

@@ -11,6 +11,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.plan import Sharding
 from dask_ferro.graph.sharding.redistribute import Mesh
+from tests.each import every
 from tests.graph.sharding.shard_run import Net, P, R, S
 
 ROWS, INNER, COLUMNS = 4, 8, 6
@@ -56,8 +57,8 @@ LINEAR: dict[str, Callable[[Net, str, str], str]] = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("name", LINEAR)
+@every("ranks", [2, 4])
+@every("name", LINEAR)
 def test_linear_nodes_pass_terms_on(name, ranks):
     """One all-reduce of the result, or none where terms are asked for or left; nothing is reduced on the way."""
     net, *terms = products()

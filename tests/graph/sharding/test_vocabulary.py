@@ -11,7 +11,6 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
 
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.parallel.apply import apply
@@ -20,7 +19,7 @@ from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.policy.estimates import Link
-from tests.each import each
+from tests.each import each, every
 
 from .language import ENTRIES, LENGTH, MESHES, ROWS, WIDTH, assert_close, language, sharded
 from .shard_run import Net, R, S, assert_same, evaluate, evaluate_sharded
@@ -36,7 +35,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
+@every(
     ("loss", "mesh"),
     [
         *((loss, "4 ranks, the batch over 2") for loss in LOSSES if loss != "mean"),
@@ -176,17 +175,6 @@ def test_losses_of_onnx_gather_no_scores(kind):
 
     ignored = [{}, {"ignore_index": 7}, {"ignore_index": -2}]
     each(itertools.product(["none", "sum", "mean"], [False, True], ignored), gathers_none)
-
-
-def test_the_scores_of_a_loss_stay_split():
-    net = Net({"x": SCORES})
-    net.weights["labels"] = np.zeros((4, 3), np.int64)
-    kind = "SoftmaxCrossEntropyLoss"
-    net.nodes.append(helper.make_node(kind, ["x", "labels"], ["loss", "scores"], name="loss"))
-    net.end(y="loss", z=net.op("Neg", "scores"))
-    plan, spmd = net.sharded(Mesh({"x": 2}), {"x": S(1)})
-    assert {port.name: port.layout for port in spmd.outputs} == {"y": (R,), "z": (S(1),)}
-    assert plan.collectives == {"AllReduce": 3}
 
 
 def test_a_value_that_is_repeated_is_made_in_parts_and_whole_where_both_are_read():

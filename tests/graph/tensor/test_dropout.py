@@ -17,8 +17,7 @@ from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import to_model
 from dask_ferro.graph.tensor.tensor import Tensor, argument
-from dask_ferro.lower.ranks.sharded import gather
-from dask_ferro.lower.ranks.spmd import Ranks
+from tests.each import every
 from tests.graph.sharding.shard_run import evaluate_sharded
 
 from .runs import by_onnxruntime, by_reference, values
@@ -75,7 +74,7 @@ def test_splitmix_is_the_published_one():
     assert _mixed(1234567 + 0x9E3779B97F4A7C15 & MASK) == 6457827717110365317
 
 
-@pytest.mark.parametrize(
+@every(
     ("shape", "names"),
     [
         ((), ()),
@@ -163,14 +162,6 @@ def test_micro_batches_with_their_rows_drop_what_the_whole_batch_does():
     np.testing.assert_array_equal(np.concatenate(parts), values(dropped(x), {"x": X})["y"])
 
 
-def test_rows_of_a_vector():
-    x, rows = argument("x", ("N",), np.float64), argument("rows", ("N",), np.int64)
-    data = np.ones(11)
-    parts = [values(dropped(x, rows=rows), {"x": data[i:i + 4], "rows": np.arange(i, min(i + 4, 11))})["y"]
-             for i in (0, 4, 8)]  # fmt: skip
-    np.testing.assert_array_equal(np.concatenate(parts), values(dropped(x), {"x": data})["y"])
-
-
 def training(options: dict[str, Any] | None = None) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
     x, w = argument("x", (8, 6), np.float64), argument("w", (6, 128), np.float64)
     with signal("layer"):
@@ -210,17 +201,6 @@ def test_each_rank_draws_the_bits_of_its_part_alone(name, ranks):
     drawn = {tuple(node.outputs[0].shape.numpy()) for node in shifts}
     # A draw is for four elements.
     assert {int(np.prod(shape)) for shape in drawn} == {8 * 128 // 4 // ranks}
-
-
-def test_two_ranks_on_dask_drop_what_one_does():
-    step = argument("step", (), np.int64)
-    outputs, feeds = training({"step": step})
-    feeds |= {"step": np.int64(4)}
-    one = gather(Ranks.of(apply(to_model(outputs), {"mesh": {"data": 1}}))(feeds), scheduler="sync")
-    two = gather(Ranks.of(apply(to_model(outputs), PLANS["data"]))(feeds), scheduler="sync")
-    np.testing.assert_array_equal(one["h"], two["h"])
-    np.testing.assert_allclose(one["dw"], two["dw"], rtol=1e-12)
-    np.testing.assert_array_equal(one["h"] == 0, values(outputs, feeds)["h"] == 0)
 
 
 @pytest.mark.parametrize(

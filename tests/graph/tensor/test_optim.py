@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.autodiff.grad import value_and_grad
-from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor import nn, pytree
+from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD, Adam, AdamW
 from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
+from tests.each import every
 
 from .runs import by_reference, computed, values
 
@@ -42,7 +41,7 @@ def steps(optimizer, count: int = 3) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize(
+@every(
     "call",
     [
         "SGD(0.1)", "SGD(0.1, momentum=0.9)", "SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01)",
@@ -82,11 +81,9 @@ def test_parameters_are_trees_of_any_form():
     assert state["mean"]["layers"][0]["w"].shape == (2, 3)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
-@pytest.mark.parametrize(
-    "scale", [1.0, 1e-3], ids=["gradients of 1", "gradients whose squares are no float16"]
-)
-@pytest.mark.parametrize("optimizer", [Adam(0.1), AdamW(0.1, weight_decay=0.1)], ids=["Adam", "AdamW"])
+@every("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+@every("scale", [1.0, 1e-3], ids=["gradients of 1", "gradients whose squares are no float16"])
+@every("optimizer", [Adam(0.1), AdamW(0.1, weight_decay=0.1)], ids=["Adam", "AdamW"])
 def test_adam_of_half_precision_differs_by_the_last_rounding_alone(optimizer, scale, dtype):
     w, g = asarray(W.astype(dtype), name="w"), argument("g", (3,), dtype)
     state = optimizer.init(w)
@@ -129,37 +126,7 @@ def test_trees_are_paired_by_key_and_keep_their_form():
     assert state["mean"][0].b.shape == (3,)
 
 
-def test_a_training_step_learns_to_tell_points_apart():
-    rng = np.random.default_rng(0)
-    points = rng.standard_normal((64, 2))
-    labels = (points[:, 0] * points[:, 1] > 0).astype(np.int64)
-    params = {
-        "w1": asarray(rng.standard_normal((16, 2)), name="w1"),
-        "b1": asarray(np.zeros(16), name="b1"),
-        "w2": asarray(rng.standard_normal((16, 2)) / 4, name="w2"),
-    }
-    x, t = argument("x", ("N", 2), np.float64), argument("t", ("N",), np.int64)
-    loss, grads = value_and_grad(
-        nn.cross_entropy(xp.tanh(nn.linear(x, params["w1"], params["b1"])) @ params["w2"], t), params
-    )
-    optimizer = Adam(0.05)
-    state = optimizer.init(params)
-    after, new_state = optimizer.step(params, grads, state)
-    starts, ends = (
-        [*pytree.leaves(p), *pytree.leaves(s["mean"]), *pytree.leaves(s["square"]), s["step"]]
-        for p, s in ((params, state), (after, new_state))
-    )
-    model, feeds = build([*ends, loss], starts)
-    names, losses = [str(v.name) for v in model.graph.inputs], []
-    for _ in range(150):
-        *outputs, now = computed(model, feeds | {"x": points, "t": labels}).values()
-        feeds = dict(zip(names, outputs, strict=False))
-        losses.append(float(now))
-    assert losses[0] > 0.5
-    assert losses[-1] < 0.1
-
-
-@pytest.mark.parametrize(
+@every(
     ("call", "said"),
     [
         pytest.param(lambda: SGD(-1), "rate: a number from 0 on, got -1", id="a rate below 0"),

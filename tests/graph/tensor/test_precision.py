@@ -20,7 +20,7 @@ from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.tensor import compute
-from tests.each import each
+from tests.each import each, every
 from tests.graph.tensor.runs import values
 
 BFLOAT16 = ml_dtypes.bfloat16
@@ -119,7 +119,7 @@ ROWS = {
 _DATA = {"long": _LONG, "spread": _SPREAD, "wide": _WIDE * 150, "tiny": _WIDE * 1e-4}
 
 
-@pytest.mark.parametrize("name", ROWS)
+@every("name", ROWS)
 def test_reductions_are_as_good_as_torchs(name):
     each(itertools.product(_DATA, [np.float32, np.float16, BFLOAT16]), lambda row: _is_as_good(name, *row))
 
@@ -156,8 +156,8 @@ def test_the_slope_of_gelu_far_from_0_is_0_or_1(dtype):
 # ---- labels ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [-1, -100, 3, 2**31 - 1])
-@pytest.mark.parametrize("kind", [np.int64, np.int32])
+@every("wrong", [-1, -100, 3, 2**31 - 1])
+@every("kind", [np.int64, np.int32])
 def test_labels_that_number_no_class_make_the_loss_and_its_gradient_nan(wrong, kind):
     scores = np.random.default_rng(1).standard_normal((4, 3))
     x, labels = argument("x", (4, 3), np.float64), argument("labels", (4,), kind)

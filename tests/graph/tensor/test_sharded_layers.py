@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.parallel.apply import apply
@@ -13,6 +12,7 @@ from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import to_model
 from dask_ferro.graph.tensor.tensor import Tensor, argument
+from tests.each import every
 from tests.graph.sharding.shard_run import assert_same, evaluate_sharded
 
 from .runs import values
@@ -48,8 +48,8 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", LAYERS)
+@every("plan", PLANS)
+@every("name", LAYERS)
 def test_ranks_give_the_numbers_of_one_process(name, plan):
     x, w = argument("x", (8, 6), np.float64), argument("w", (6, 6), np.float64)
     y = LAYERS[name](x, w)

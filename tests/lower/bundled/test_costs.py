@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from math import isnan, nan
+from math import nan
 
 import pytest
 
 from dask_ferro.lower.bundled.costs import GROUPS, Costs, MeasuredTasks, TaskCost, merged
-from dask_ferro.lower.bundled.run import InnerRun, tallied
 
 
 def of_group(tasks: int, nbytes: float, *, seconds: float = 1.0, group: str = "x-1a2b3c4d") -> MeasuredTasks:
@@ -24,11 +23,6 @@ def test_calls_of_one_function_of_other_sizes_are_forgotten_soon() -> None:
         [MeasuredTasks("inc", "inc", 1000, 1.0, 1e3), *[MeasuredTasks("inc", "inc", 1, 1e-3, 1e7)] * 20]
     )
     assert costs.of("inc-1").nbytes > 5e6  # type: ignore[union-attr]
-
-
-def test_a_result_without_a_size_changes_no_size() -> None:
-    costs = Costs([of_group(1, 1000.0), of_group(50, nan)])
-    assert costs.of(("x-1a2b3c4d", 0)) == TaskCost(pytest.approx(1.0), pytest.approx(1000.0))
 
 
 @pytest.mark.parametrize(
@@ -71,10 +65,3 @@ def test_measurements_of_a_group_are_added_up(
     found = merged(of_group(tasks[0], a, seconds=2.0), of_group(tasks[1], b, seconds=1.0))
     assert (found.tasks, found.seconds) == (3, pytest.approx(4.0))
     assert found.nbytes == pytest.approx(nbytes, nan_ok=True)
-
-
-def test_the_bytes_of_a_group_in_a_bundle_are_the_mean_of_those_that_were_sized() -> None:
-    runs = [InnerRun(("x-1a2b3c4d", i), 0.0, 1.0, nbytes) for i, nbytes in enumerate([8.0, nan, 100.0])]
-    (found,) = tallied(runs)
-    assert (found.tasks, found.nbytes) == (3, 54.0)
-    assert isnan(tallied(runs[1:2])[0].nbytes)

@@ -10,6 +10,7 @@ from dask_ferro.graph.bundling.partition import Dag
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
 from dask_ferro.lower.bundled import recent
 from dask_ferro.lower.bundled.recent import RecentChoices
+from tests.each import every
 
 WORK = TaskDag(Dag([1e-3] * 4, [(0, 1, 8.0), (1, 2, 8.0)]), [0] * 4, [0.1] * 4)
 LIMITS = (2, 1e6)
@@ -19,7 +20,7 @@ def with_seconds(factor: float) -> TaskDag:
     return replace(WORK, dag=replace(WORK.dag, seconds=[factor * s for s in WORK.dag.seconds]))
 
 
-@pytest.mark.parametrize(
+@every(
     ("work", "limits", "is_chosen_again"),
     [
         pytest.param(WORK, LIMITS, False, id="the same graph"),
@@ -48,17 +49,6 @@ def test_a_choice_holds_while_little_changes(
     assert choices.bundles(work, limits, lambda: second) == (second if is_chosen_again else first)
 
 
-@pytest.mark.parametrize(
-    ("factor", "is_chosen_again"), [(1.8, False), (0.6, False), (2.2, True), (0.3, True), (0, True)]
-)
-def test_that_nothing_is_bundled_holds_for_longer(factor: float, is_chosen_again: bool) -> None:
-    choices = RecentChoices()
-    nothing, bundles = ((0,), (1,), (2,), (3,)), ((0, 1, 2, 3),)
-    choices.bundles(WORK, LIMITS, lambda: nothing)
-    found = choices.bundles(with_seconds(factor), LIMITS, lambda: bundles)
-    assert found == (bundles if is_chosen_again else nothing)
-
-
 def test_a_long_task_and_one_by_itself_hide_nothing() -> None:
     def work(short: float) -> TaskDag:
         return TaskDag(Dag([*[short] * 100, 10.0, 10.0], []), [*[0] * 101, ALONE], [0.0] * 102)
@@ -66,17 +56,6 @@ def test_a_long_task_and_one_by_itself_hide_nothing() -> None:
     choices = RecentChoices()
     choices.bundles(work(1e-3), LIMITS, lambda: ((0,),))
     assert choices.bundles(work(3.5e-3), LIMITS, lambda: ((1,),)) == ((1,),)
-
-
-def test_a_bundle_that_would_hold_too_much_is_not_kept() -> None:
-    def work(share: float) -> TaskDag:
-        return TaskDag(Dag([1e-3] * 8, []), [0] * 8, [*[0.3] * 5, share, share, share])
-
-    choices = RecentChoices()
-    last, other = ((0,), (1,), (2,), (3,), (4,), (5, 6, 7)), ((0,),)
-    choices.bundles(work(0.3), LIMITS, lambda: last)
-    assert choices.bundles(work(0.33), LIMITS, lambda: other) == last
-    assert choices.bundles(work(0.4), LIMITS, lambda: other) == other
 
 
 def test_old_graphs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,18 +11,17 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from dask.core import get_dependencies
 from dask.local import get_sync
 from distributed.utils import key_split_group
 
 from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
-from dask_ferro.lower.bundled.costs import Costs, MeasuredTasks, TaskCost
+from dask_ferro.lower.bundled.costs import TaskCost
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
-from dask_ferro.lower.bundled.run import TaskProgram, is_ours, is_pick, run_tasks
+from dask_ferro.lower.bundled.run import TaskProgram, is_ours, run_tasks
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef
-from tests.each import each
+from tests.each import each, every
 from tests.lower.bundled.graphs import facts, random_graph, random_wanted, told
 from tests.programs import ran
 
@@ -61,15 +60,8 @@ def _check_bundled(rng: random.Random) -> None:
     assert not runs or max(runs.values()) == 1
 
 
-def test_a_bundle_of_one_result_has_its_key_where_it_is_wanted() -> None:
-    graph = chain(5)
-    made = rewritten(graph, [("inc", 4)], {}, facts()).graph
-    assert list(made) == [("inc", 4)]
-    assert is_ours(made["inc", 4])
-
-
-@pytest.mark.parametrize("at", range(5))
-@pytest.mark.parametrize("kind", ["task", "data", "alias", "list"])
+@every("at", range(5))
+@every("kind", ["task", "data", "alias", "list"])
 def test_a_task_under_another_key_than_its_own(at: int, kind: str) -> None:
     """Dask's dataframes make such graphs: `df.isin([1, 2])` has a delayed value under a key of its own."""
     graph = chain(5)
@@ -112,11 +104,6 @@ def test_no_task_is_bundled_whose_cost_is_not_known() -> None:
     made = rewritten(graph, [("inc", 4)], {}, replace(known, cost=lambda key: None)).graph
     assert made == graph
     assert unknown.cost(("inc", 1)) == TaskCost(1e-3, 28)
-
-
-def test_nothing_is_bundled_before_there_are_workers() -> None:
-    graph = chain(5)
-    assert rewritten(graph, [("inc", 4)], {}, facts(workers=0)).graph == graph
 
 
 async def coroutine(value: Any) -> Any:
@@ -178,17 +165,6 @@ def test_a_task_with_retries_is_by_itself(
     assert sorted(set(range(24)) - inside) == alone
 
 
-def test_a_bundle_is_annotated_with_its_seconds() -> None:
-    made = rewritten(chain(5), [("inc", 4)], {"ferro": {}}, facts(seconds=2e-3))
-    assert made.annotations["ferro"]["inc", 4] == {"seconds": pytest.approx(0.01)}
-
-
-def test_what_is_said_of_all_tasks_holds_for_bundles() -> None:
-    common = {"ferro": {"seconds": 1.0, "require": "gpu"}}
-    made = rewritten(chain(5), [("inc", 4)], {}, facts(seconds=2e-3), common)
-    assert made.annotations["ferro"]["inc", 4] == {"seconds": pytest.approx(0.01), "require": "gpu"}
-
-
 def test_estimates_of_one_task_are_not_those_of_a_bundle() -> None:
     said = {("inc", i): {"seconds": 1.0, "flops": 1e9, "require": "gpu"} for i in range(5)}
     made = rewritten(chain(5), [("inc", 4)], {"ferro": said}, facts(seconds=2e-3))
@@ -212,74 +188,6 @@ def test_small_results_are_read_from_the_tuple_and_large_ones_are_picked(nbytes:
     made = rewritten(graph, ["end"], notes, costed).graph
     assert get_sync(made, "end") == get_sync(graph, "end")
     assert sum(getattr(t, "func", None).__name__ == "pick" for t in made.values()) == picks
-
-
-@pytest.mark.parametrize(
-    ("own", "common", "wanted"),
-    [
-        (None, {}, 0.5),
-        (None, {"priority": 5}, 5.5),
-        (None, {"priority": np.int64(5)}, 5.5),
-        (None, {"priority": lambda key: 7}, 7.5),
-        (3, {"priority": 5}, 3.5),
-    ],
-)
-def test_results_are_picked_before_anything_else_of_the_graph(
-    own: int | None, common: dict[str, Any], wanted: float
-) -> None:
-    graph = diamond()
-    notes: dict[str, Any] = {"resources": {"left": {"A": 1}, "right": {"B": 1}, "end": {"C": 1}}}
-    if own is not None:
-        notes["priority"] = dict.fromkeys(graph, own)
-    large = replace(facts(workers=1), cost=lambda key: TaskCost(1e-4, 4.0 * MORE), holds=1e12)
-    made = rewritten(graph, ["end"], notes, large, common)
-    picks = [key for key, task in made.graph.items() if is_pick(task)]
-    assert [made.annotations["priority"][key] for key in picks] == [wanted, wanted]
-
-
-def test_a_bundle_that_makes_data_is_queued_like_its_tasks() -> None:
-    graph = {i: Task(i, told, "load", _data_producer=True) for i in range(3)}
-    graph["sum"] = Task("sum", told, "sum", *map(TaskRef, range(3)))
-    made = rewritten(graph, ["sum"], {}, facts()).graph
-    assert made["sum"].data_producer
-
-
-def test_names_of_bundles_tell_their_tasks_and_are_few() -> None:
-    graph: dict[Any, GraphNode] = {}
-    for i in range(200):
-        name = "op" + "abcdefghijklmnopqrst"[i % 20]
-        graph[name, i] = Task((name, i), told, name)
-        graph["next-" + name, i] = Task(("next-" + name, i), told, name, TaskRef((name, i)))
-    graph["end"] = Task("end", told, "end", *(TaskRef(key) for key in list(graph)))
-    made = rewritten(graph, ["end"], {}, facts(seconds=5e-3)).graph
-    groups = {key_split_group(key) for key in made if key != "end"}
-    assert len(groups) <= 17
-    assert any(group.startswith("bundle:") for group in groups)
-
-
-@pytest.mark.parametrize(
-    ("name", "milliseconds", "most"),
-    [
-        pytest.param("s-00000000", [0.22], 2, id="0.2 ms, known names"),
-        pytest.param("s-000000ff", [0.22], 2, id="0.2 ms, fresh names after one run"),
-        pytest.param("s-000000ff", [0.22, 0.24, 0.22, 1.4], 2, id="0.2 ms, fresh names, a busy machine once"),
-        pytest.param("s-00000000", [0.41], 3, id="0.36 ms, known names"),
-        pytest.param("s-000000ff", [0.41, 0.44], 3, id="0.36 ms, fresh names after two runs"),
-    ],
-)
-def test_a_stencil_of_short_tasks_is_few_bundles(name: str, milliseconds: list[float], most: int) -> None:
-    """12 points in 150 steps: 1,801 tasks, by the costs of real runs on two workers."""
-    graph: dict[Any, GraphNode] = {}
-    for t in range(150):
-        for i in range(12):
-            reads = [TaskRef((name, t - 1, j)) for j in (i - 1, i, i + 1) if t and 0 <= j < 12]
-            graph[name, t, i] = Task((name, t, i), told, "s", *reads)
-    graph["end"] = Task("end", told, "end", *(TaskRef((name, 149, i)) for i in range(12)))
-    groups = ((f"s-{i:08x}", ms * 1e-3) for i, ms in enumerate(milliseconds))
-    costs = Costs(MeasuredTasks("s", group, 1800, 1800 * seconds, 28.0) for group, seconds in groups)
-    costs.add(MeasuredTasks("end", "end", 1, 5e-5, 28.0))
-    choice, _ = choose(graph, ["end"], {}, replace(facts(), cost=costs.of))
-    assert len(choice.bundles) <= most
 
 
 # ---- what the scheduler has already --------------------------------------------------------------------------
@@ -385,17 +293,6 @@ def test_the_same_graph_has_the_same_bundles_in_every_process(hash_seed: str) ->
     run = ran([sys.executable, "-c", program], cwd=ROOT, env={"PYTHONHASHSEED": hash_seed})
     other = ran([sys.executable, "-c", program], cwd=ROOT, env={"PYTHONHASHSEED": "3"})
     assert run.stdout == other.stdout != ""
-
-
-def test_a_graph_without_keys_of_bundles_is_left_as_it_is() -> None:
-    assert reused(chain(4), [("inc", 3)], lambda key: None) is None
-
-
-def test_needed_tasks_come_before_their_readers_and_neighbours_side_by_side() -> None:
-    graph = {("x", i): Task(("x", i), told, "x") for i in range(20)}
-    graph["sum"] = Task("sum", told, "sum", *(TaskRef(("x", i)) for i in range(20)))
-    order = needed(graph, ["sum"], lambda key: None).order
-    assert order == [*(("x", i) for i in range(20)), "sum"]
 
 
 def test_a_chain_longer_than_pythons_stack_is_no_trouble() -> None:

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import dask_ferro as ff
+from tests.each import every
 from tests.graphs import FLOAT, model, written
 
 
@@ -34,7 +35,7 @@ def test_numbers_that_the_dtype_holds_are_taken(dtype, given):
     assert got.tolist() == list(given)
 
 
-@pytest.mark.parametrize(
+@every(
     ("dtype", "given"),
     [
         (TensorProto.INT64, [0.5, 1.7]),
@@ -76,8 +77,8 @@ def test_an_initializer_that_is_an_input_is_a_default(inputs, chunks):
             model_({"x": x, name: five})
 
 
-@pytest.mark.parametrize("lazy", [np.asarray, dask.delayed, lambda x: da.from_array(x, chunks=2)])
-@pytest.mark.parametrize("dtype", [np.dtypes.StringDType(), object, "U9"])
+@every("lazy", [np.asarray, dask.delayed, lambda x: da.from_array(x, chunks=2)])
+@every("dtype", [np.dtypes.StringDType(), object, "U9"])
 def test_texts_of_each_dtype_of_numpy_are_taken(dtype, lazy):
     texts = np.array(["a", "", "bytes: é"], dtype)
     assert echo(TensorProto.STRING)({"x": lazy(texts)}).compute(scheduler="sync").tolist() == list(texts)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 
 import dask.array as da
@@ -11,8 +9,9 @@ import numpy as np
 import pytest
 
 import dask_ferro as ff
+from tests.each import every
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, written
-from tests.waiting import BOUND_S, result
+from tests.waiting import result
 
 xr = pytest.importorskip("xarray")
 
@@ -43,9 +42,9 @@ def two():
 # ---- one input and one output --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [A, CHUNKED], ids=["numpy", "dask"])
-@pytest.mark.parametrize("batch", [None, 3])
-@pytest.mark.parametrize("granularity", ["auto", "op", "model"])
+@every("given", [A, CHUNKED], ids=["numpy", "dask"])
+@every("batch", [None, 3])
+@every("granularity", ["auto", "op", "model"])
 def test_dimensions_and_coordinates_of_the_batch_are_kept(given, batch, granularity):
     got = ff.from_onnx(mlp(), granularity=granularity)(given, batch=batch)
     assert isinstance(got, xr.DataArray)
@@ -55,15 +54,6 @@ def test_dimensions_and_coordinates_of_the_batch_are_kept(given, batch, granular
     assert got.chunks[0] == ((3, 3, 3, 1) if batch else (10,) if given is A else (4, 4, 2))
     close(got.compute(scheduler="sync").values, mlp_reference(X))
     assert got.night.equals(A.night)
-
-
-@pytest.mark.parametrize("keeps", [True, False, "default"])
-def test_attributes_are_kept_as_xarray_says(keeps):
-    with xr.set_options(keep_attrs=keeps):
-        wanted = xr.apply_ufunc(lambda x: x, A).attrs
-        assert ff.from_onnx(mlp())(A).attrs == wanted
-        dataset = xr.Dataset({"x": A.isel(band=slice(4))}, attrs={"title": "t"})
-        assert ff.from_onnx(diamond())(dataset).attrs == xr.apply_ufunc(lambda x: x, dataset).attrs
 
 
 @pytest.mark.parametrize("given", [A, CHUNKED], ids=["numpy", "dask"])
@@ -113,16 +103,6 @@ def test_a_model_of_batch_1_runs_row_by_row(given):
     assert model(given).dims == ("time", "scores_dim_1")
 
 
-def test_a_model_without_a_batch_keeps_the_axes_that_it_names():
-    text = "(float[3,H,W] x) => (float[3,H,W] y, float[H,W] z) { y = Relu (x) z = ReduceMax <keepdims = 0> (x, axes) }"
-    image = xr.DataArray(X.reshape(3, 4, 5), dims=("rgb", "h", "w"), coords={"h": range(4)})
-    got = ff.from_onnx(written(text, {"axes": np.array([0])}))(image)
-    # The first axis has the size of the image's colours, and may be anything.
-    assert (got.y.dims, got.z.dims) == (("y_dim_0", "h", "w"), ("h", "w"))
-    assert list(got.coords) == ["h"]
-    close(got.z.compute(scheduler="sync").values, image.values.max(axis=0))
-
-
 def test_predict_computes_at_once_with_labels():
     model = ff.from_onnx(mlp())
     got = model.predict(A)
@@ -146,7 +126,7 @@ def test_several_outputs_are_a_dataset(given):
         close(got[name].compute(scheduler="sync").values, value)
 
 
-@pytest.mark.parametrize(
+@every(
     "call",
     [
         pytest.param(lambda model, a, b: model(a, b), id="by position"),
@@ -157,7 +137,7 @@ def test_several_outputs_are_a_dataset(given):
         pytest.param(lambda model, a, b: model(a=a.values, b=b), id="the second alone"),
     ],
 )
-@pytest.mark.parametrize("given", [A, CHUNKED], ids=["numpy", "dask"])
+@every("given", [A, CHUNKED], ids=["numpy", "dask"])
 def test_several_inputs(given, call):
     got = call(two(), given, 2 * given)
     assert (got.y.dims, got.z.dims) == (("time", "band"), ("time",))
@@ -194,7 +174,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@every("name", REFUSED)
 def test_what_is_ambiguous_is_refused_with_a_remedy(name):
     call, words = REFUSED[name]
     with pytest.raises(ff.ConfigError, match=words):
@@ -206,16 +186,6 @@ def test_chunks_that_combine_rows_are_refused_as_those_of_dask_arrays():
     with pytest.raises(ff.ConfigError, match="rows"):
         model(CHUNKED)
     assert model(A).dims == ("time", "y_dim_1")
-
-
-def test_xarray_is_not_imported_for_others():
-    code = (
-        "import sys, numpy as np, dask_ferro as ff\n"
-        "from tests.graphs import mlp\n"
-        "ff.from_onnx(mlp())(np.zeros((2, 6), np.float32)).compute(scheduler='sync')\n"
-        "assert 'xarray' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], timeout=BOUND_S, check=True)
 
 
 # ---- a cube in a zarr store ----------------------------------------------------------------------------------
@@ -248,13 +218,6 @@ def assert_scored(pixels, got):
     close(got.transpose("time", "y", "x", ...).values, wanted)
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"chunks": None}], ids=["dask", "read when needed"])
-def test_a_cube_is_scored_pixel_by_pixel(cube, kwargs):
-    pixels, got = scored(cube, **kwargs)
-    assert isinstance(got.data, da.Array)
-    assert_scored(pixels, got.compute(scheduler="sync"))
-
-
 @pytest.mark.cluster
 def test_a_cube_on_worker_processes(client, cube, tmp_path):
     pixels, got = scored(cube)
@@ -264,12 +227,3 @@ def test_a_cube_on_worker_processes(client, cube, tmp_path):
         warnings.simplefilter("ignore")
         got.to_dataset(name="s").to_zarr(tmp_path / "out.zarr")
     assert_scored(pixels, xr.open_zarr(tmp_path / "out.zarr").s.compute())
-
-
-@pytest.mark.cluster
-def test_arrays_in_memory_and_predict_on_worker_processes(client):
-    model = ff.from_onnx(mlp())
-    close(result(client.compute(model(A, batch=4))).values, mlp_reference(X))
-    assert result(client.submit(model.predict, A)).identical(model.predict(A))
-    dataset = ff.from_onnx(diamond())(A.isel(band=slice(4)))
-    close(result(client.compute(dataset)).total.values, diamond_reference(X[:, :4])["total"])

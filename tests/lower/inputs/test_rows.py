@@ -15,8 +15,8 @@ from onnx_ir.serde import deserialize_model
 
 import dask_ferro as ff
 from dask_ferro.graph.ir.inference import infer
-from dask_ferro.lower.model.joining import join
 from dask_ferro.lower.worker.output_check import OutputCheck, check_outputs
+from tests.each import every
 from tests.graphs import close, mlp, mlp_reference, model, written
 
 node = helper.make_node
@@ -70,8 +70,8 @@ CUTS = {
 
 
 @pytest.mark.filterwarnings("ignore:model 'graph'")
-@pytest.mark.parametrize("cut", ["batch", "dask"])
-@pytest.mark.parametrize(
+@every("cut", ["batch", "dask"])
+@every(
     "nodes",
     [
         "s = Shape (x) k = Gather (s, nine) y = Expand (x, k)",
@@ -85,19 +85,6 @@ def test_what_no_engine_computes_is_refused_in_words_where_rows_are_cut(nodes, c
     m = ff.from_onnx(written(text, {"zero": [0], "one": [1], "nine": [9]}, opset=17))
     with pytest.raises((ff.ConfigError, ff.ModelError), match=r"Gather|Slice|output y"):
         CUTS[cut](m, None).compute(scheduler="sync")
-
-
-def test_an_axis_with_the_name_of_the_rows_is_not_cut_beside_them(tmp_path):
-    x, m = X[:6], ff.from_onnx(written("(float[N,N] x) => (float[N,N] y) { y = Relu (x) }"))
-    close(m(x).compute(scheduler="sync"), x * (x > 0))
-    calls = (
-        lambda: m(x, batch=2),
-        lambda: m(da.from_array(x, chunks=(3, 6))),
-        lambda: ff.run(m, x, tmp_path / "y.npy", batch=2, progress=False),
-    )
-    for call in calls:
-        with pytest.raises(ff.ConfigError, match="axis 1 of input 'x' is 'N' too, the number of all rows"):
-            call()
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -168,11 +155,6 @@ def total(rows):
     return ff.from_onnx(model([node("ReduceSum", ["x"], ["y"], keepdims=0)], {"x": [rows, 6]}, {"y": []}))
 
 
-def test_a_dask_array_is_not_told_to_leave_batch_out():
-    with pytest.raises(ff.ConfigError, match=r"\(ReduceSum\) combines them all; .* dask arrays of one chunk"):
-        total("N")(da.from_array(X, chunks=(5, 6)))
-
-
 def test_more_rows_than_one_need_an_output_with_rows():
     assert total(1)(X[:1]).compute(scheduler="sync") == pytest.approx(X[:1].sum(), rel=1e-5)
     with pytest.raises(ff.ConfigError, match="fixed at 1, and it was given more"):
@@ -195,11 +177,6 @@ def test_batch_rechunks_a_dask_array():
 def unknown():
     x = da.from_array(X, chunks=(5, 6))
     return x[da.from_array(X[:, 0] > -9, chunks=5)]
-
-
-def test_batch_does_not_cut_chunks_of_unknown_sizes():
-    with pytest.raises(ff.ConfigError, match="compute_chunk_sizes"):
-        ff.from_onnx(mlp())(unknown(), batch=4)
 
 
 def test_two_inputs_of_unknown_chunk_sizes_are_taken_chunk_by_chunk():
@@ -230,8 +207,8 @@ def added(names, rows=None):
     return model([node("Add", ["a", "b"], ["y"], name="add")], inputs, {"y": [rows, 1]}, name="added")
 
 
-@pytest.mark.parametrize("names", NAMES)
-@pytest.mark.parametrize(
+@every("names", NAMES)
+@every(
     "call",
     [
         lambda m: m(A, B, batch=1),
@@ -246,28 +223,6 @@ def added(names, rows=None):
 def test_inputs_without_a_common_name_are_cut_together(names, call):
     got = call(ff.from_onnx(added(names))).compute(scheduler="sync")
     np.testing.assert_array_equal(got, A + B)
-
-
-@pytest.mark.parametrize("names", NAMES)
-@pytest.mark.parametrize(
-    ("kind", "chunks"),
-    [(np.asarray, 3), (lambda a: da.from_array(a, chunks=(250, 1)), ((100, 100, 50), (1,)))],
-    ids=["rows", "dask"],
-)
-def test_many_rows_of_inputs_without_a_common_name_are_cut_together(names, kind, chunks):
-    a, b = np.random.default_rng(2).standard_normal((2, 250, 1), dtype=np.float32)
-    found = ff.from_onnx(added(names), batch=100)(kind(a), kind(b))
-    assert found.chunks == chunks
-    np.testing.assert_array_equal(found.compute(scheduler="sync"), a + b)
-
-
-@pytest.mark.parametrize("names", NAMES)
-@pytest.mark.parametrize("kind", [np.asarray, lambda a: da.from_array(a, chunks=(4, 1))])
-def test_inputs_without_a_common_name_are_streamed_together(tmp_path, names, kind):
-    ff.run(
-        added(names), {"a": kind(A), "b": kind(B)}, tmp_path / "y.npy", batch=2, progress=False, batched=None
-    )
-    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), A + B)
 
 
 def test_inputs_of_other_lengths_are_not_cut_beside_each_other():
@@ -285,17 +240,6 @@ def test_a_table_with_as_many_rows_goes_whole_to_each_chunk():
     ids = np.array([1, 0, 5, 2, 2, 3])
     got = ff.from_onnx(gathered())(ids, X[:6], batch=2).compute(scheduler="sync")
     np.testing.assert_array_equal(got, X[ids])
-
-
-def ambiguous():
-    """Both inputs are as long, and nothing that is cut alone gives the rows of all."""
-    nodes = [node("MatMul", ["a", "b"], ["c"]), node("MatMul", ["c", "a"], ["y"])]
-    return ff.from_onnx(model(nodes, {"a": [None, 6], "b": [None, 6]}, {"y": [None, 6]}, name="both"))
-
-
-def test_inputs_that_nobody_can_tell_apart_are_to_be_named():
-    with pytest.raises(ff.ConfigError, match=r"name them: batched=\('a', 'b'\), or batched=\('a',\)"):
-        ambiguous()(X[:6], X[:6], batch=2)
 
 
 def test_inputs_are_cut_as_they_are_named(tmp_path):
@@ -355,17 +299,6 @@ def test_a_chunk_that_is_not_as_long_as_its_array_says_is_refused(keep, granular
     x = da.from_array(X[:9], chunks=(3, 6)).map_blocks(lambda b: b[keep], dtype=X.dtype, meta=X[:0])
     with pytest.raises(ff.ConfigError, match="for a chunk of 3"):
         ff.from_onnx(mlp(), granularity=granularity)(x).compute(scheduler="sync")
-
-
-@pytest.mark.filterwarnings("ignore:model 'dropping'")
-def test_a_streamed_task_whose_output_lacks_rows_says_so(tmp_path):
-    x = np.abs(X) + 1
-    x[3] = 0
-    file = tmp_path / "dropping.onnx"
-    file.write_bytes(dropping().SerializeToString())
-    want = r"model 'dropping.onnx': output 'y' is float32\[1, 6\], wanted float32\[2, 6\]"
-    with pytest.raises(ff.ConfigError, match=want):
-        ff.run(str(file), x, tmp_path / "y.npy", batch=2, progress=False)
 
 
 def declared(op, *shape):
@@ -428,12 +361,6 @@ def test_a_late_input_that_is_taken_whole_goes_to_each_chunk(cut):
     close(call.compute(scheduler="sync"), X @ X[:6, :2])
 
 
-@pytest.mark.parametrize("batched", [3, True, 0.5])
-def test_what_names_no_inputs_is_refused(batched):
-    with pytest.raises(ff.ConfigError, match=r"batched=.*, wanted names of inputs: x"):
-        ff.from_onnx(unsure())(X, batch=5, batched=batched)
-
-
 @pytest.mark.parametrize(
     ("made", "rows"),
     [
@@ -487,7 +414,14 @@ def test_chunks_of_other_widths_are_named(compute):
         compute(ff.from_onnx(texts_apart()), x)
 
 
-def test_an_empty_chunk_of_another_width_is_named():
-    parts = [np.zeros((2, 1, 4)), np.zeros((0, 0, 4))]
-    with pytest.raises(ff.ConfigError, match=r"\(2, 1, 4\) of a chunk and \(0, 0, 4\) of the next, .* empty"):
-        join(parts, True, "narrow", "y")
+def test_an_axis_with_the_name_of_the_rows_is_not_cut_beside_them(tmp_path):
+    x, m = X[:6], ff.from_onnx(written("(float[N,N] x) => (float[N,N] y) { y = Relu (x) }"))
+    close(m(x).compute(scheduler="sync"), x * (x > 0))
+    calls = (
+        lambda: m(x, batch=2),
+        lambda: m(da.from_array(x, chunks=(3, 6))),
+        lambda: ff.run(m, x, tmp_path / "y.npy", batch=2, progress=False),
+    )
+    for call in calls:
+        with pytest.raises(ff.ConfigError, match="axis 1 of input 'x' is 'N' too, the number of all rows"):
+            call()

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import dask_ferro as ff
+from tests.each import every
 from tests.graphs import written
-from tests.waiting import result
 
 for module in ("sklearn", "skl2onnx", "onnxmltools", "lightgbm", "xgboost"):
     pytest.importorskip(module)
@@ -70,7 +70,7 @@ def assert_predicts(got, learner):
     np.testing.assert_allclose(scores, learner.predict_proba(X), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "classes"), CASES)
+@every(("name", "classes"), CASES)
 def test_label_and_scores_are_those_of_the_learner(name, classes):
     learner, proto = fitted(name, classes)
     for granularity in ("auto", "op", "model"):
@@ -84,23 +84,6 @@ def test_label_and_scores_are_those_of_the_learner(name, classes):
         assert scores.classes == tuple(learner.classes_.tolist())
         assert f"(columns: {', '.join(map(repr, learner.classes_.tolist()))})" in repr(model)
     assert label.classes == ()
-
-
-@pytest.mark.parametrize(("name", "classes"), CASES)
-def test_each_output_alone(name, classes):
-    learner, proto = fitted(name, classes)
-    label, scores = ff.from_onnx(proto).outputs
-    only = ff.from_onnx(proto, outputs=label)
-    np.testing.assert_array_equal(only(X, batch=40).compute(scheduler="sync"), learner.predict(X))
-    got = ff.from_onnx(proto, outputs=scores)(da.from_array(X, chunks=(25, 4))).compute(scheduler="sync")
-    np.testing.assert_allclose(got, learner.predict_proba(X), rtol=1e-4, atol=1e-5)
-
-
-def test_scores_are_written_by_a_run(tmp_path):
-    learner, proto = fitted("logistic regression", "strings")
-    scores = list(ff.from_onnx(proto).outputs)[1]
-    ff.run(ff.from_onnx(proto), X, str(tmp_path / "p.npy"), output=scores, batch=40, progress=False)
-    np.testing.assert_allclose(np.load(tmp_path / "p.npy"), learner.predict_proba(X), rtol=1e-4, atol=1e-5)
 
 
 def zipped(scores="float[N,2] x", labels="[3, 5]"):
@@ -132,16 +115,3 @@ def test_many_classes_are_shortened_in_text():
 def test_no_rows():
     model = ff.from_onnx(zipped(), outputs="z")
     assert model.predict(np.zeros((0, 2), np.float32)).shape == (0, 2)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("classes", ["integers", "strings"])
-def test_on_worker_processes(client, classes):
-    learner, proto = fitted("random forest", classes)
-    model = ff.from_onnx(proto)
-    assert_predicts(result(client.compute(model(X, batch=40))), learner)
-    assert_predicts(result(client.submit(model.predict, X)), learner)
-    chunked = model(da.from_array(X, chunks=(25, 4)))
-    assert_predicts(
-        dict(zip(chunked, client.gather(client.compute(list(chunked.values()))), strict=True)), learner
-    )

@@ -50,13 +50,6 @@ def test_large_inputs_go_to_the_workers_and_not_through_the_graph(client):
     close(y.compute(), mlp_reference(LARGE))
 
 
-def test_the_same_large_input_cut_differently(client):
-    model = ff.from_onnx(mlp())
-    kept = [model(LARGE), model(LARGE, batch=30_000), model(LARGE, batch=9_000)]
-    for y in kept:  # all sent parts are alive at once: they must not be taken for each other
-        close(y.compute(), mlp_reference(LARGE))
-
-
 def test_a_large_input_that_was_just_released_can_be_sent_again(client):
     model = ff.from_onnx(mlp())
     for _ in range(20):  # each round releases the parts that the next one sends under the same keys
@@ -64,12 +57,6 @@ def test_a_large_input_that_was_just_released_can_be_sent_again(client):
     first, second = model(LARGE, batch=20_000), model(LARGE, batch=20_000)
     close(first.compute(), second.compute())
     assert first.__dask_keys__() == second.__dask_keys__()
-
-
-def test_any_scheduler_while_a_client_is_there(client):
-    y = ff.from_onnx(mlp(), LARGE)
-    for scheduler in ("sync", "threads", client, None, "sync"):
-        close(y.compute(scheduler=scheduler), mlp_reference(LARGE))
 
 
 def test_persist_and_submit_on_its_futures(client):
@@ -105,13 +92,6 @@ def test_annotations_reach_the_scheduler(client):
         }
     )
     assert retries[future.key] == 2
-
-
-def test_both_workers_take_part(client):
-    x = da.random.default_rng(0).standard_normal((2000, 6), chunks=(100, -1)).astype("f4")
-    y = ff.from_onnx(mlp())(x).persist()
-    finished(y)
-    assert len({workers[0] for workers in client.who_has(y).values()}) == 2
 
 
 def test_an_error_in_a_task_says_where_and_on_what(client):
@@ -180,14 +160,6 @@ def test_a_dask_array_is_read_and_run_in_one_task_a_chunk(client):
     close((y + 1).compute(), wanted + 1)
 
 
-def test_the_same_array_in_memory_and_persisted(client, caplog):
-    x = da.from_array(X, chunks=(5, -1))
-    model = ff.from_onnx(mlp())
-    for chunks in (x, client.persist(x), x):
-        close(model(chunks).compute(), mlp_reference(X))
-    assert "run_spec" not in caplog.text
-
-
 def _noise(seed):
     return np.random.default_rng(seed).standard_normal((20, 6), dtype=np.float32)
 
@@ -241,16 +213,6 @@ def test_what_was_sent_is_here_too(client, scheduler):
     close(dask.optimize(y)[0].compute(), wanted)
 
 
-@pytest.mark.parametrize("scheduler", ["sync", "threads"])
-def test_what_is_computed_here_sends_nothing_to_workers(client, scheduler, monkeypatch):
-    sent = []
-    monkeypatch.setattr(client, "scatter", lambda *args, **kwargs: sent.append(args))
-    y = ff.from_onnx(mlp(), LARGE + np.float32(scheduler == "sync"), batch=10_000)
-    assert y.compute(scheduler=scheduler).shape[0] == len(LARGE)
-    assert next(iter(y.outputs.values())).compute(scheduler=scheduler).shape[0] == len(LARGE)
-    assert not sent
-
-
 def test_what_lies_on_workers_alone_says_so(client):
     y = ff.from_onnx(mlp(), X).persist()
     finished(y)
@@ -277,15 +239,6 @@ def test_keys_tell_how_an_input_travels(client):
     assert here != sent
     assert sent == ff.from_onnx(mlp(), x, batch=10_000).__dask_keys__()
     assert small == ff.from_onnx(mlp(), X).__dask_keys__()  # in the tasks, either way
-
-
-def test_the_same_call_while_it_is_persisted(client, caplog):
-    x = _fresh(36)
-    kept = ff.from_onnx(mlp(), x, batch=10_000).persist()
-    finished(kept)
-    close(ff.from_onnx(mlp(), x, batch=10_000).compute(), mlp_reference(x))
-    close(kept.compute(), mlp_reference(x))
-    assert "different `run_spec`" not in caplog.text
 
 
 def _layers_in_a_task(rows):

@@ -17,9 +17,8 @@ import pytest
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.graph.model.load import load
-from dask_ferro.lower.prepared import opening
-from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model, written
+from tests.each import every
+from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, written
 from tests.programs import ran
 from tests.waiting import BOUND_S, ended
 
@@ -28,8 +27,8 @@ SCHEDULERS = ["sync", "threads"]
 GRANULARITIES = ["auto", "op", "model", 1e-9, 10.0]
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("granularity", GRANULARITIES)
+@every("scheduler", SCHEDULERS)
+@every("granularity", GRANULARITIES)
 def test_one_output_computes_to_an_array(scheduler, granularity):
     y = ff.from_onnx(mlp(), X, granularity=granularity)
     got = y.compute(scheduler=scheduler)
@@ -37,8 +36,8 @@ def test_one_output_computes_to_an_array(scheduler, granularity):
     close(got, mlp_reference(X))
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("granularity", GRANULARITIES)
+@every("scheduler", SCHEDULERS)
+@every("granularity", GRANULARITIES)
 def test_several_outputs_compute_to_a_dict_by_name(scheduler, granularity):
     x = X[:, :4]
     got = ff.from_onnx(diamond(), x, granularity=granularity).compute(scheduler=scheduler)
@@ -59,8 +58,8 @@ def test_each_output_is_a_collection_of_its_own(granularity):
     close(branch, diamond_reference(x)["b2"])
 
 
-@pytest.mark.parametrize("batch", [1, 3, 4, 10, 100])
-@pytest.mark.parametrize("granularity", ["auto", "op"])
+@every("batch", [1, 3, 4, 10, 100])
+@every("granularity", ["auto", "op"])
 def test_a_batch_cuts_rows_and_joins_them_again(batch, granularity):
     y = ff.from_onnx(mlp(), X, batch=batch, granularity=granularity)
     assert y.chunks == -(-10 // batch)
@@ -149,13 +148,6 @@ def test_visualize_draws(tmp_path):
     assert path.read_text().count("<g id=") > 8
 
 
-def test_repr_names_inputs_outputs_ops_bundles_and_cost():
-    y = ff.from_onnx(mlp(), X, granularity="op")
-    for text in (repr(y), y._repr_html_()):
-        for part in ("x: float32[N, 6]", "scores: float32[N, 3]", "Gemm", "4 x 1 chunk", "FLOP", "B moved"):
-            assert part in text
-
-
 def test_same_call_same_keys_in_another_process(tmp_path):
     path = tmp_path / "mlp.onnx"
     path.write_bytes(mlp().SerializeToString())
@@ -166,12 +158,6 @@ def test_same_call_same_keys_in_another_process(tmp_path):
     )
     runs = {ran([sys.executable, "-c", code], check=True).stdout for _ in range(2)}
     assert len(runs) == 1
-
-
-def test_other_inputs_other_keys():
-    model = ff.from_onnx(mlp())
-    assert model(X).__dask_keys__() != model(X + 1).__dask_keys__()
-    assert model(X).__dask_keys__() == model(X.copy()).__dask_keys__()
 
 
 def test_the_graph_that_travels_is_small_whatever_the_chunks():
@@ -207,14 +193,8 @@ def test_refuses(claim):
         call(ff.from_onnx(mlp()))
 
 
-@pytest.mark.parametrize("granularity", ["ops", 0, -1.0, None, True])
-def test_refuses_a_granularity(granularity):
-    with pytest.raises(ff.ConfigError, match="granularity"):
-        ff.from_onnx(mlp(), granularity=granularity)
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("batch", [None, 4])
+@every("granularity", GRANULARITIES)
+@every("batch", [None, 4])
 def test_outputs_that_are_inputs_or_weights(granularity, batch):
     text = "(float[N,6] x) => (float[N,6] y, float[N,6] x, float[2] w) { y = Relu (x) }"
     proto = written(text, {"w": np.float32([1, 2])})
@@ -277,26 +257,12 @@ def test_what_cannot_be_cut_is_refused():
         add("N")(X[:4, :3], None)
 
 
-def test_unnamed_dimensions_may_differ():
-    nodes = [helper.make_node("Concat", ["a", "b"], ["y"], axis=0)]
-    joined = ff.from_onnx(model(nodes, {"a": [None, 6], "b": [None, 6]}, {"y": [None, 6]}))
-    close(joined(X[:2], X[2:5]).compute(scheduler="sync"), X[:5])
-
-
 def test_a_model_whose_outputs_are_bundles_of_their_own_composes_as_dask_arrays():
     made = written("(float[N,6] x) => (float[N,6] a, float[N,6] b) { a = Relu (x) b = Exp (x) }")
     both = ff.from_onnx(made, granularity="op")
     got = both(da.from_array(X, chunks=(4, -1)))
     close((got["b"] + 1).sum().compute(scheduler="sync"), (np.exp(X) + 1).sum())
     close((got["a"] + got["b"]).compute(scheduler="sync"), np.maximum(X, 0) + np.exp(X))
-
-
-def test_annotations_are_those_of_the_call():
-    with dask.annotate(priority=7):
-        inside = ff.from_onnx(mlp(), X, granularity="op")
-    with dask.annotate(priority=8):
-        layers = inside.__dask_graph__().layers.values()
-    assert [layer.annotations for layer in layers] == [{"priority": 7}] * len(layers)
 
 
 def test_a_replaced_file_is_noticed_in_the_same_process(tmp_path):
@@ -379,25 +345,6 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
             process.kill()
             process.communicate(timeout=BOUND_S)
     last.communicate(timeout=BOUND_S)
-
-
-FORMS = {"bytes": (bytes, 1), "ModelProto": (lambda p: p, 1), "bytearray": (bytearray, 2)}
-
-
-@pytest.mark.parametrize(("kind", "times"), FORMS.values(), ids=FORMS)
-def test_a_model_in_memory_is_loaded_once_where_it_cannot_change(kind, times, monkeypatch):
-    """Of a ModelProto the bytes that it was loaded from are kept; a bytearray is the caller's to write to."""
-    loads = []
-    monkeypatch.setattr(opening, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
-    proto = mlp()
-    content = kind(proto if times == 1 and kind is not bytes else proto.SerializeToString())
-    opened = ff.from_onnx(content)
-    assert len(loads) == times
-    if isinstance(content, bytearray):
-        content[:] = bytes(len(content))
-    elif content is proto:
-        proto.Clear()
-    close(opened(X).compute(scheduler="sync"), mlp_reference(X))
 
 
 def test_a_batch_graph_takes_one_inference_a_size():

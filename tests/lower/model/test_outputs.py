@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import subprocess
-import sys
 
 import dask
 import dask.array as da
@@ -16,12 +14,8 @@ from onnx import TensorProto, helper
 
 import dask_ferro as ff
 from dask_ferro.graph.model.load import load
-from dask_ferro.lower.inputs import shipping
-from dask_ferro.lower.model.collection import opened_of
-from dask_ferro.lower.worker.task import open_model
 from tests.each import each
 from tests.graphs import close, diamond, diamond_reference, written
-from tests.waiting import BOUND_S, result
 
 X = np.random.default_rng(1).standard_normal((10, 4), dtype=np.float32)
 WANTED = diamond_reference(X)
@@ -87,27 +81,12 @@ def test_predict_and_pickling(path, selection):
     each(itertools.product(sources, [False, True]), is_selected)
 
 
-def test_pickled_to_another_process(path):
-    sent = pickle.dumps(ff.from_onnx(path, outputs=["b2", "b0"])).hex()
-    code = f"import pickle; m = pickle.loads(bytes.fromhex('{sent}')); print(list(m.outputs), m.digest)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=BOUND_S, check=True
-    )
-    assert done.stdout.strip() == f"['b2', 'b0'] {ff.from_onnx(path, outputs=['b2', 'b0']).digest}"
-
-
 def test_the_graph_has_only_what_it_needs():
     model = ff.from_onnx(diamond(), outputs="b1", granularity="op")
     assert model.ops == {"Relu": 1, "Sin": 1, "Mul": 1}
     assert len(model(X).__dask_graph__()) == 3
     assert "outputs   b1: float32[N, 4]\n" in repr(model)
     assert "b0" not in repr(model)
-
-
-def test_outputs_of_a_model_on_its_inputs_are_those_selected():
-    made = ff.from_onnx(diamond(), X, outputs=["b2", "b0"])
-    assert list(made.outputs) == ["b2", "b0"]
-    close(made.outputs["b0"].compute(scheduler="sync"), WANTED["b0"])
 
 
 def test_selections_have_keys_of_their_own_and_share_no_session(path):
@@ -118,34 +97,6 @@ def test_selections_have_keys_of_their_own_and_share_no_session(path):
     for _ in range(2):
         for model in models:
             assert_selected(model.predict(X), list(model.outputs))
-
-
-def test_a_model_at_an_address():
-    fsspec = pytest.importorskip("fsspec")
-    with fsspec.open("memory://outputs/diamond.onnx", "wb") as file:
-        file.write(diamond().SerializeToString())
-    model = ff.from_onnx("memory://outputs/diamond.onnx", outputs=["b1", "total"])
-    assert_selected(pickle.loads(pickle.dumps(model)).predict(X), ["b1", "total"])
-
-
-@pytest.mark.parametrize("mapped_above", ["128MiB", "16B"])
-def test_a_worker_that_sees_no_file_has_the_selection_of_a_copy(path, tmp_path, mapped_above):
-    with dask.config.set({"ferro.limits.mapped-above": mapped_above}):
-        opened = opened_of(ff.from_onnx(path, outputs="b1"))
-        copy = shipping._content(opened)
-    ref = opened.ref._replace(path=str(tmp_path / "elsewhere.onnx"))
-    loaded = open_model(ref, copy)
-    assert (loaded.digest, loaded.outputs, len(list(loaded.model.graph))) == (ref.digest, ("b1",), 3)
-
-
-def test_all_outputs_in_order_are_the_model_itself(path):
-    whole = ff.from_onnx(path)
-    same = ff.from_onnx(path, outputs=list(whole.outputs))
-    assert (same.digest, same(X).__dask_keys__()) == (whole.digest, whole(X).__dask_keys__())
-
-
-def test_a_set_has_the_order_of_the_model():
-    assert list(ff.from_onnx(diamond(), outputs={"b2", "b0", "total"}).outputs) == ["total", "b0", "b2"]
 
 
 def test_a_pickled_selection_tells_a_file_that_has_no_such_output_any_more(path):
@@ -252,29 +203,3 @@ def test_a_value_that_a_body_takes_from_outside_is_needed():
 def test_an_output_that_another_needs_is_computed_and_not_returned():
     made = written("(float[N,4] x) => (float[N,4] y, float[N,4] z) { y = Relu (x) z = Neg (y) }")
     close(ff.from_onnx(made, outputs="z").predict(X), -np.maximum(X, 0))
-
-
-def test_a_run_writes_the_selected_outputs(path, tmp_path):
-    model = ff.from_onnx(path, outputs=["b1", "total"])
-    np.save(tmp_path / "x.npy", X)
-    ff.run(model, str(tmp_path / "x.npy"), str(tmp_path / "out"), batch=4, progress=False)
-    assert sorted(f.name for f in (tmp_path / "out").glob("*.npy")) == ["b1.npy", "total.npy"]
-    ff.run(ff.from_onnx(path, outputs="b1"), X, str(tmp_path / "b1.npy"), batch=4, progress=False)
-    close(np.load(tmp_path / "b1.npy"), WANTED["b1"])
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("source", ["path", "bytes"])
-@pytest.mark.parametrize("selection", SELECTIONS)
-def test_on_worker_processes(client, path, selection, source, tmp_path):
-    given, names = SELECTIONS[selection]
-    model = ff.from_onnx(path if source == "path" else diamond().SerializeToString(), outputs=given)
-    assert_selected(result(client.compute(model(X, batch=4))), names)
-    assert_selected(result(client.submit(model.predict, X)), names)
-    assert_selected(model(X).persist().compute(), names)
-    chunked = model(da.from_array(X, chunks=(5, 4)))
-    assert_selected(
-        client.compute(chunked, sync=True) if isinstance(chunked, dict) else chunked.compute(), names
-    )
-    ff.run(model, X, str(tmp_path / "out"), batch=4, progress=False, client=client)
-    close(np.load(tmp_path / "out" / f"{names[0]}.npy"), WANTED[names[0]])

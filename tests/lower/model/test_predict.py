@@ -11,7 +11,8 @@ import onnx
 import pytest
 
 import dask_ferro as ff
-from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference
+from tests.each import every
+from tests.graphs import close, diamond, mlp, mlp_reference
 from tests.waiting import BOUND_S, result
 
 X = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
@@ -23,10 +24,10 @@ def path(tmp_path):
     return str(tmp_path / "mlp.onnx")
 
 
-@pytest.mark.parametrize("source", ["path", "bytes", "proto"])
-@pytest.mark.parametrize("granularity", ["auto", "op", "model"])
-@pytest.mark.parametrize("batch", [None, 3])
-@pytest.mark.parametrize("is_pickled", [False, True])
+@every("source", ["path", "bytes", "proto"])
+@every("granularity", ["auto", "op", "model"])
+@every("batch", [None, 3])
+@every("is_pickled", [False, True])
 def test_the_same_as_the_graph(path, source, granularity, batch, is_pickled):
     given = {"path": path, "bytes": mlp().SerializeToString(), "proto": mlp()}[source]
     model = ff.from_onnx(given, granularity=granularity, batch=batch)
@@ -35,21 +36,6 @@ def test_the_same_as_the_graph(path, source, granularity, batch, is_pickled):
     assert type(got) is np.ndarray
     close(got, mlp_reference(X))
     close(model(X).compute(scheduler="sync"), mlp_reference(X))
-
-
-def test_several_outputs_are_a_dict_and_inputs_come_by_name():
-    model = ff.from_onnx(diamond())
-    x = X[:, :4]
-    (name,) = model.inputs
-    for got in (model.predict(x), model.predict({name: x}), model.predict(**{name: x})):
-        assert list(got) == list(model.outputs)
-        for output, value in diamond_reference(x).items():
-            close(got[output], value)
-
-
-@pytest.mark.parametrize("rows", [0, 1, 7])
-def test_any_number_of_rows(rows):
-    assert ff.from_onnx(mlp()).predict(X[:rows]).shape == mlp_reference(X[:rows]).shape
 
 
 @pytest.mark.parametrize(
@@ -100,12 +86,6 @@ def test_a_file_that_is_gone_or_another_one_is_told(path, tmp_path):
     (tmp_path / "mlp.onnx").unlink()
     with pytest.raises(ff.ConfigError, match="this process cannot see it"):
         pickle.loads(sent)
-
-
-def test_a_model_is_opened_once_for_all_that_are_unpickled(path):
-    sent = pickle.dumps(ff.from_onnx(path))
-    first, second = pickle.loads(sent), pickle.loads(sent)
-    assert first._opened is second._opened
 
 
 @pytest.mark.cluster

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from onnx import TensorProto, helper
 
 import dask_ferro as ff
+from tests.each import every
 from tests.graphs import model
 
 NAN, INF = float("nan"), float("inf")
@@ -54,8 +54,8 @@ def ending_in(op: str):
     return proto
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("batch", [None, 2])
+@every("op", OPS)
+@every("batch", [None, 2])
 def test_a_special_value_gives_one_result_wherever_a_model_is_cut(op, batch):
     lazy = {g: ff.from_onnx(ending_in(op), granularity=g)(ROWS, batch=batch) for g in GRANULARITIES}
     results = {granularity: late.compute(scheduler="sync") for granularity, late in lazy.items()}

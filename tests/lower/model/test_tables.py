@@ -13,9 +13,8 @@ import pytest
 from dask.dataframe.dispatch import meta_nonempty
 
 import dask_ferro as ff
-from tests.each import each
+from tests.each import each, every
 from tests.graphs import mlp, mlp_reference, written
-from tests.waiting import BOUND_S
 
 pd = pytest.importorskip("pandas")
 pa = pytest.importorskip("pyarrow")
@@ -73,9 +72,9 @@ def computed(model: Any, table: Any, how: str, **options: Any) -> Any:
     return model(table, **options).compute(scheduler="sync")
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("how", ["predict", "call"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@every("library", LIBRARIES)
+@every("how", ["predict", "call"])
+@every("dtype", ["float32", "float64", "int64"])
 def test_a_matrix_takes_all_columns_in_order_and_the_same_kind_comes_back(
     library: str, how: str, dtype: str
 ) -> None:
@@ -109,7 +108,7 @@ def _check_by_name(library: str, how: str, axes: int, batch: int | None, granula
     assert got["town"].tolist() == frame["city"].tolist()
 
 
-@pytest.mark.parametrize(
+@every(
     "change",
     [
         pytest.param({"city": pd.Categorical(["Bern", "Rome", "Bern", "Oslo"] * 3)}, id="a category"),
@@ -233,7 +232,7 @@ FORMS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(("form", "outcome"), [pytest.param(*form[1:], id=form[0]) for form in FORMS])
+@every(("form", "outcome"), [pytest.param(*form[1:], id=form[0]) for form in FORMS])
 def test_what_a_table_may_be(form: Any, outcome: Any) -> None:
     ways = product(["predict", "batch", "call"], [ROWS, 1, 0])
     each(ways, lambda way: _check_form(form, outcome, *way))
@@ -253,7 +252,7 @@ def _check_form(form: Any, outcome: Any, how: str, rows: int) -> None:
     pd.testing.assert_frame_equal(table, wanted.iloc[:rows], check_dtype=False, check_freq=False)
 
 
-@pytest.mark.parametrize(
+@every(
     "change",
     [
         {},
@@ -261,7 +260,7 @@ def _check_form(form: Any, outcome: Any, how: str, rows: int) -> None:
         {"city": pd.Categorical(["Bern"] * ROWS), "price": pd.array(range(ROWS), dtype="Float32")},
     ],
 )
-@pytest.mark.parametrize("how", ["partitions", "batch", "a function", "overlap", "the model", "model"])
+@every("how", ["partitions", "batch", "a function", "overlap", "the model", "model"])
 def test_a_function_of_partitions_needs_no_meta(how: str, change: Any) -> None:
     model, frame = ff.from_onnx(by_columns()), sales(**change)
     table = dd.from_pandas(frame, npartitions=3)
@@ -311,17 +310,6 @@ def test_an_output_without_a_row_for_each_row_is_refused() -> None:
             computed(ff.from_onnx(proto), frame, how)
 
 
-def test_the_same_arrays_of_another_table_are_another_result() -> None:
-    """The keys of the values are equal, the tables are not."""
-    import dask
-
-    model, frame = ff.from_onnx(by_columns()), sales()
-    first, second = model(frame), model(frame.reset_index(drop=True))
-    assert dask.base.tokenize(first) != dask.base.tokenize(second)
-    assert first.compute(scheduler="sync").index.equals(INDEX)
-    assert second.compute(scheduler="sync").index.equals(pd.RangeIndex(ROWS))
-
-
 # ---- dask.dataframe -----------------------------------------------------------------------------------------
 
 
@@ -351,33 +339,6 @@ def test_what_does_not_fit_a_dask_dataframe_is_told_before_anything_runs(call: A
         call(ff.from_onnx(by_columns()), dd.from_pandas(sales(), npartitions=2))
 
 
-def test_rows_that_depend_on_each_other_are_not_cut() -> None:
-    model = ff.from_onnx(written("(float[N,2] x) => (float[N,2] y) { y = Softmax<axis=0>(x) }"))
-    frame = pd.DataFrame(np.ones((4, 2)), columns=["c0", "c1"])
-    with pytest.raises(ff.ConfigError, match="cannot be cut"):
-        model(dd.from_pandas(frame, npartitions=2))
-    whole = model(dd.from_pandas(frame, npartitions=1)).compute(scheduler="sync")
-    np.testing.assert_allclose(whole.to_numpy(), 0.25)
-
-
-@pytest.mark.cluster
-def test_tables_on_worker_processes(tmp_path: Any) -> None:
-    from distributed import Client, LocalCluster
-
-    model, frame = ff.from_onnx(by_columns()), sales()
-    wanted = model.predict(frame)
-    table = dd.from_pandas(frame, npartitions=3)
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "processes": True}
-    with LocalCluster(**options) as cluster, Client(cluster) as client:
-        for lazy in (model(table), model(frame), table.map_partitions(model.predict)):
-            got = client.compute(lazy).result(timeout=BOUND_S)
-            pd.testing.assert_frame_equal(got, wanted, check_freq=False, check_dtype=False)
-        eager = client.submit(model.predict, frame).result(timeout=BOUND_S)
-        pd.testing.assert_frame_equal(eager, wanted, check_dtype=False)
-        kept = model(frame).persist()
-        pd.testing.assert_frame_equal(kept.compute(), wanted, check_dtype=False)
-
-
 # ---- scikit-learn -------------------------------------------------------------------------------------------
 
 
@@ -404,28 +365,6 @@ def test_a_pipeline_of_scikit_learn_takes_the_table_that_it_was_trained_on() -> 
 
 
 # ---- what a reader of the code found ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["predict", "call"])
-def test_two_results_of_one_name_are_refused(how: str) -> None:
-    """Outputs "a" of two columns and "a_0" of one."""
-    last = "<int64[1] last = {1}> { a = Identity(x) a_0 = ReduceSum(x, last) }"
-    proto = written(f"(float[N,2] x) => (float[N,2] a, float[N,1] a_0) {last}")
-    with pytest.raises(ff.ConfigError, match=r"output 'a_0' gives columns \['a_0'\]"):
-        computed(ff.from_onnx(proto), pd.DataFrame(np.ones((3, 2)), columns=["c0", "c1"]), how)
-
-
-@pytest.mark.filterwarnings("ignore:.*does not name its columns")
-@pytest.mark.parametrize("labels", [range(6), [None, *range(5)], [("a", k) for k in range(6)]])
-@pytest.mark.parametrize("is_lazy", [False, True])
-def test_labels_that_are_no_names(labels: Any, is_lazy: bool) -> None:
-    frame = pd.DataFrame(X)
-    frame.columns = pd.MultiIndex.from_tuples(labels) if isinstance(labels[0], tuple) else pd.Index(labels)
-    if is_lazy and isinstance(labels[0], tuple):
-        return  # dask.dataframe has no MultiIndex
-    table = dd.from_pandas(frame, npartitions=2) if is_lazy else frame
-    got = ff.from_onnx(mlp())(table).compute(scheduler="sync")
-    np.testing.assert_allclose(got.to_numpy(), mlp_reference(X), rtol=1e-4, atol=1e-5)
 
 
 def test_columns_of_one_name_are_refused() -> None:
@@ -483,12 +422,6 @@ def test_a_model_in_memory_is_in_the_graph_of_partitions_once() -> None:
     table = dd.from_pandas(pd.DataFrame(np.ones((40, 6), "f4")).add_prefix("c"), npartitions=20)
     tasks = dict(model(table).optimize().__dask_graph__())
     assert sum(len(cloudpickle.dumps(task)) for task in tasks.values()) < 2 * weight.nbytes
-
-
-@pytest.mark.parametrize("options", [{"batch": 3}, {"batched": ["price"]}, {"dims": "row"}])
-def test_options_of_rows_are_not_those_of_partitions(options: Any) -> None:
-    with pytest.raises(ff.ConfigError, match="cut by its partitions"):
-        ff.from_onnx(by_columns())(dd.from_pandas(sales(), npartitions=2), **options)
 
 
 def test_a_batch_of_the_model_is_no_argument_of_the_call() -> None:

@@ -1,4 +1,4 @@
-"""`parallel`: each combination of parameters, optimizer, plan, stages and schedule gives the numbers of one process."""
+"""`parallel`: each combination of optimizer, plan, stages and micro-batches gives the numbers of one process."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import onnx_ir as ir
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
-from dask_ferro.lower.tensor import compute
 from tests.graph.pipeline.nets import mlp
 from tests.graphs import mlp as onnx_mlp
 from tests.graphs import mlp_reference
@@ -55,24 +53,6 @@ def test_a_step(plan, micro_batches, optimizer):
 
 def ff_leaves(tree):
     return [leaf for part in tree for leaf in part.values()]
-
-
-@plans
-@pytest.mark.parametrize("schedule", NAMES)
-def test_forwards(plan, schedule):
-    """Stages of a plan are as many chunks as a schedule has with two stages of one chunk each."""
-    net = mlp(LAYERS, width=16)
-    batch = net.batch(2 * M)
-    stages = (
-        None if usual_chunks(schedule) == 1 or PLANS[plan] is None else [f"layer{i}" for i in range(LAYERS)]
-    )
-    call = ff.parallel({"y": net.loss * 1.0}, PLANS[plan], schedule=schedule, micro_batches=M, stages=stages)
-    found = call(batch).compute(scheduler="sync")
-    wanted = [
-        compute({"y": net.loss}, {n: np.split(a, M)[i] for n, a in batch.items()}, scheduler="sync")["y"]
-        for i in range(M)
-    ]
-    np.testing.assert_allclose(found, wanted, rtol=1e-10)
 
 
 def test_a_model_of_a_file(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
-import dask.array as da
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -18,13 +17,14 @@ from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds
 from dask_ferro.graph.pipeline.named import NAMES, known
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.tensor import nn, pytree
+from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.parts import parts_of
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.worker.segment_run import SegmentValues
 from dask_ferro.testing.sleeping import sleeping
+from tests.each import every
 from tests.graph.pipeline.nets import mlp, tied, transformer, without_pipeline
 from tests.graph.pipeline.schedules import feasible
 from tests.graphs import mlp as onnx_mlp
@@ -47,8 +47,8 @@ def reference():
 # ---- the same numbers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", NAMES)
-@pytest.mark.parametrize("name", NETS)
+@every("schedule", NAMES)
+@every("name", NETS)
 def test_every_schedule_gives_the_bits_of_no_pipeline(reference, name, schedule):
     net, batch, *wanted = reference[name]
     step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule)
@@ -64,12 +64,6 @@ def test_any_list_that_can_run_gives_the_bits_of_no_pipeline(schedule):
     for edges in ("window", "chain"):
         step = pipeline(net.loss, net.params, schedule=schedule, edges=edges)
         same(step(batch).compute(scheduler="sync"), wanted)
-
-
-def test_threads_give_the_same_bits(reference):
-    net, batch, *wanted = reference["tied"]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M)
-    same(step(batch).compute(scheduler="threads"), wanted)
 
 
 def test_a_schedule_from_a_file(reference, tmp_path):
@@ -120,24 +114,6 @@ def test_parameters_of_a_call_take_the_place_of_the_constants(reference):
     np.testing.assert_allclose(grads[-1]["b"], 2 * np.mean(9.0 - batch["t"], axis=0) / 6)
 
 
-def test_the_form_of_parameters_comes_back():
-    x = argument("x", ("N", 2), np.float64)
-    w = asarray(np.eye(2))
-    loss = nn.mse(nn.sigmoid(x @ w) @ w, x)
-    one, several = (pipeline(loss, form, stages=2, micro_batches=1) for form in (w, {"only": [w]}))
-    assert one(np.ones((3, 2))).compute(scheduler="sync")[1].shape == (2, 2)
-    assert several(np.ones((3, 2))).compute(scheduler="sync")[1]["only"][0].shape == (2, 2)
-
-
-def test_the_loss_of_a_whole_batch_is_that_of_its_micro_batches(reference):
-    net, batch, loss, grads = reference["mlp"]
-    slopes = {f"g{i}": g for i, g in enumerate(pytree.leaves(grad(net.loss, net.params)))}
-    whole = whole_model({"loss": net.loss, **slopes})(batch)
-    assert whole["loss"] == pytest.approx(loss, rel=1e-12)
-    for i, g in enumerate(grads):
-        np.testing.assert_allclose(whole[f"g{i}"], g, rtol=1e-10, atol=1e-13)
-
-
 # ---- inference ---------------------------------------------------------------------------------------------
 
 
@@ -158,12 +134,6 @@ def test_several_outputs_come_by_name_whichever_chunk_makes_them():
     np.testing.assert_array_equal(got["early"], np.maximum(batch, 0))
     assert got["late"].shape == (6, 3)
     np.testing.assert_allclose(got["size"].sum(), got["late"].sum())
-
-
-def test_a_dask_array_is_cut_into_micro_batches(reference):
-    net, batch, *wanted = reference["mlp"]
-    lazy = {name: da.from_array(a, chunks=(5, 4)) for name, a in batch.items()}
-    same(pipeline(net.loss, net.params, stages=2, micro_batches=M)(lazy).compute(scheduler="sync"), wanted)
 
 
 def test_a_model_whose_weights_lie_in_a_file_is_cut():
@@ -213,8 +183,8 @@ def test_the_shorter_the_actions_the_less_they_are_chained(name):
         assert step(np.zeros((4, 1), np.float32)).lowering.form == form
 
 
-@pytest.mark.parametrize("edges", ["window", "chain"])
-@pytest.mark.parametrize("schedule", NAMES)
+@every("edges", ["window", "chain"])
+@every("schedule", NAMES)
 def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
     net, batch, *_ = reference["mlp"]
     step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule, edges=edges)
@@ -237,7 +207,7 @@ def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
 # ---- what is refused ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "said"),
     [
         pytest.param({"schedule": "1f2b", "stages": 2}, "'1f2b', wanted one of gpipe.* CSV file; did you mean '1f1b'",
@@ -286,12 +256,6 @@ def test_a_batch_that_does_not_fit(reference, change, said):
     step = pipeline(net.loss, net.params, stages=2, micro_batches=M)
     with pytest.raises(ff.ConfigError, match=said):
         step(**(batch | change))
-
-
-def test_a_missing_input_is_named():
-    net = mlp(layers=2)
-    with pytest.raises(ff.ConfigError, match="missing input 't'; it takes x, t"):
-        pipeline(net.loss, net.params, stages=2, micro_batches=1)(x=np.ones((2, 6)))
 
 
 # ---- what travels ------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import signal
 import weakref
 from collections import Counter
 from functools import partial
-from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -25,10 +24,9 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.pipeline import pipeline
-from dask_ferro.lower.ranks import stage_workers
 from dask_ferro.lower.ranks.spmd import Ranks
-from dask_ferro.lower.ranks.stage_workers import StageHomes
 from dask_ferro.lower.tensor import compute
+from tests.each import every
 from tests.graph.pipeline.nets import mlp
 from tests.lower.pipeline.runs import M, alike, flat
 from tests.waiting import WHOLE_S, until
@@ -111,32 +109,6 @@ def test_what_is_kept_to_write_a_step_again_holds_neither_its_graph_nor_its_run(
     assert made[0].calls >= 1
 
 
-def test_a_device_in_a_region_is_of_no_matter_to_a_pipeline():
-    """An action whose collectives have no device and whose other nodes have one is an action all the same."""
-    plan = PLAN | {"layer0": PLAN["layer0"] | {"device": "cpu"}}
-    net, step = training(plan=plan)
-    batch = net.batch(2 * M)
-    alike(step(batch).compute(scheduler="sync"), training()[1](batch).compute(scheduler="sync"))
-
-
-def test_named_workers_are_looked_up_again_for_another_client(monkeypatch):
-    asked = []
-
-    def found(client, wanted, stages, what):
-        asked.append(client.id)
-        return [f"{client.id}-{name}" for name in wanted]
-
-    monkeypatch.setattr(stage_workers, "stage_workers", found)
-    homes = StageHomes(["a", "b"], 2)
-    first, second = SimpleNamespace(id="one"), SimpleNamespace(id="two")
-    assert [homes.of(client) for client in (first, first, second)] == [
-        ["one-a", "one-b"],
-        ["one-a", "one-b"],
-        ["two-a", "two-b"],
-    ]
-    assert asked == ["one", "two"]
-
-
 SPLIT = {
     "zb-h1",
     "interleaved-zb",
@@ -145,7 +117,7 @@ SPLIT = {
 }  # schedules with I and W, for some micro-batches or all
 
 
-@pytest.mark.parametrize("schedule", NAMES)
+@every("schedule", NAMES)
 def test_an_action_of_one_rank_is_one_task(schedule):
     """It has nothing to exchange, so there is nothing for which a part of it could begin sooner."""
     step = scheduled(schedule, {"mesh": {"tensor": 1}})
@@ -157,7 +129,7 @@ def test_an_action_of_one_rank_is_one_task(schedule):
     assert set(tasks.values()) == {1}
 
 
-@pytest.mark.parametrize("schedule", NAMES)
+@every("schedule", NAMES)
 def test_a_mesh_of_one_rank_has_the_tasks_of_no_mesh(schedule):
     net = mlp(LAYERS)
     tasks = []
@@ -173,8 +145,8 @@ def scheduled(schedule, plan):
     return pipeline(*(net.loss, net.params), stages=chunks, micro_batches=M, schedule=schedule, plan=plan)
 
 
-@pytest.mark.parametrize("schedule", [n for n in NAMES if n != "zb-v"])
-@pytest.mark.parametrize("plan", [None, PLAN], ids=["no plan", "plan"])
+@every("schedule", [n for n in NAMES if n != "zb-v"])
+@every("plan", [None, PLAN], ids=["no plan", "plan"])
 def test_forwards_alone_give_the_outputs_of_the_model(schedule, plan):
     x = argument("x", ("N", 6), np.float64)
     h = x

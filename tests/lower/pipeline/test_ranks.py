@@ -7,7 +7,6 @@ import pickle
 import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from types import SimpleNamespace
 
 import dask
@@ -15,26 +14,24 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.callbacks import Callback
-from dask.sizeof import sizeof
 from distributed import get_task_stream
 from hypothesis import example, given, settings
 
 import dask_ferro as ff
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.regions import signal as region
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.tensor import argument
 from dask_ferro.lower.pipeline.pipeline import pipeline
-from dask_ferro.lower.pipeline.staged import Pipeline
-from dask_ferro.lower.ranks.sharded import gather, whole
+from dask_ferro.lower.ranks.sharded import whole
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker import segment_run
 from dask_ferro.lower.worker.segment_run import Chance, Reading, SegmentValues, taken
+from tests.each import every
 from tests.graph.pipeline.nets import mlp, tied
 from tests.graph.pipeline.schedules import feasible
 from tests.lower.pipeline.runs import M, keeps, same
@@ -98,8 +95,8 @@ def reference():
 # ---- the same numbers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", NAMES)
-@pytest.mark.parametrize("name", NETS)
+@every("schedule", NAMES)
+@every("name", NETS)
 def test_every_schedule_gives_the_bits_of_no_pipeline(reference, name, schedule):
     net, plan, batch, wanted = reference[name]
     step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
@@ -141,12 +138,6 @@ def annotations(run):
     return [found for key in run.actions if (found := about(key)) is not None]
 
 
-def test_a_plan_that_is_disabled_changes_nothing(reference):
-    net, plan, *_ = reference["tensor"]
-    off = {**plan, "enabled": False}
-    assert type(pipeline(net.loss, net.params, stages=2, micro_batches=M, plan=off)) is Pipeline
-
-
 def test_losses_are_summed_if_asked_and_dask_arrays_are_cut(reference):
     net, plan, batch, (loss, grads) = reference["tensor"]
     step = pipeline(net.loss, net.params, stages=2, micro_batches=M, plan=plan, reduction="sum")
@@ -154,34 +145,6 @@ def test_losses_are_summed_if_asked_and_dask_arrays_are_cut(reference):
     same(
         step(lazy).compute(scheduler="sync"), (M * loss, [M * g for g in grads])
     )  # exact: M is a power of two
-
-
-def test_gradients_stay_in_shards_for_the_optimizers_graph(reference):
-    net, plan, batch, (_, grads) = reference["tensor"]
-    leaves = pytree.leaves(net.params)
-    names = [f"{kind}{i}" for i in range(LAYERS) for kind in "wb"]
-    values = build({"y": sum(w.sum() for w in leaves)}, leaves).bound
-    w, g = (
-        [argument(f"{n}{of}", p.shape, p.dtype) for n, p in zip(names, leaves, strict=True)]
-        for of in ("", "g")
-    )
-    after, _ = SGD(0.25).step(w, g, {})
-    inputs = {f"w{i}*" if i % 2 else f"{kind}{i}*": at
-              for i in range(LAYERS) for kind, at in (ROWS if i % 2 else {"w": 1, "b": 0}).items()}  # fmt: skip
-    update = build({f"next {n}": x for n, x in zip(names, after, strict=True)}, [*w, *g])
-    split = Ranks.of(
-        apply(update, {"mesh": {"tensor": 2}, "inputs": inputs}), follow={f"next {n}": n for n in names}
-    )
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, plan=plan)
-    found = flat(step(batch).gradients)
-    moved = split({**values, **{f"{n}g": one for n, one in zip(names, found, strict=True)}})
-    got = gather(moved, scheduler="sync")
-    for name, before, gradient in zip(names, values.values(), grads, strict=True):
-        np.testing.assert_array_equal(got[f"next {name}"], before - 0.25 * gradient)
-    form = [{kind: moved[f"next {kind}{i}"] for kind in "wb"} for i in range(LAYERS)]
-    loss, _ = step(batch, params=form).compute(scheduler="sync")
-    complete = [{kind: got[f"next {kind}{i}"] for kind in "wb"} for i in range(LAYERS)]
-    assert loss == step(batch, params=complete).compute(scheduler="sync")[0]
 
 
 def flat(gradients):
@@ -227,38 +190,6 @@ def is_kept(key, result):
     return not str(key[0]).startswith(("spmd-input", "gradient", "allreduce-given"))
 
 
-@pytest.mark.parametrize("schedule", NAMES)
-def test_priorities_fall_along_the_list(reference, schedule):
-    net, plan, batch, _ = reference["tensor"]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
-    run = step(batch)
-    priority = layer_of(run).annotations["priority"]
-    urgent = {}
-    for key, (action, _) in run.actions.items():
-        if not str(key[0]).startswith(("spmd-input", "gradient", "loss")):
-            urgent.setdefault(action, []).append(priority(key))
-    for row in step.schedule.stages:
-        order = [urgent[action] for action in row if action in urgent]
-        assert len(order) >= len(row) // 2
-        assert all(min(before) > max(then) for before, then in pairwise(order))
-
-
-@pytest.mark.parametrize(("name", "schedule"), [("tensor", "1f1b"), ("data", "1f1b"), ("data", "zb-v")])
-def test_what_stays_behind_is_computed_again_where_it_was_lost(reference, name, schedule):
-    """Every result is sent before it is read, as if each task ran on a worker that had just taken a stage over."""
-    net, plan, batch, wanted = reference[name]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
-    left = []
-
-    def travels(task, given):
-        result = pickle.loads(pickle.dumps(task(given)))
-        left.extend([result] if _is_parted(result) else [])
-        return result
-
-    same(step(batch).compute(scheduler=one_by_one(travels)), wanted)
-    assert left
-
-
 def one_by_one(run):
     """A scheduler that calls `run` with each task and the results that it reads."""
 
@@ -282,10 +213,6 @@ def one_by_one(run):
     return schedule
 
 
-def _is_parted(result):
-    return isinstance(result, SegmentValues) and any(value is None for value in result)
-
-
 def test_a_segment_travels_without_what_stays():
     big, small = np.ones(1000), np.ones(3)
     made = SegmentValues((small, big, small), (0, 2))
@@ -306,8 +233,8 @@ def test_the_last_reader_of_a_value_takes_it_out():
     assert made == [None, "sent", "of no task"]
 
 
-@pytest.mark.parametrize("schedule", NAMES)
-@pytest.mark.parametrize("name", NETS)
+@every("schedule", NAMES)
+@every("name", NETS)
 def test_a_task_that_runs_again_computes_what_it_had_taken_out(reference, name, schedule):
     """Its result was lost, and a result that it read is there for another task's sake: with nothing kept in it."""
     net, plan, batch, wanted = reference[name]
@@ -340,40 +267,6 @@ def test_a_value_that_another_thread_takes_out_is_still_read(monkeypatch):
     kept, again = taken(None, reading, made, lost)
     np.testing.assert_array_equal(kept, np.ones(3))
     np.testing.assert_array_equal(again, np.zeros(2))
-
-
-def test_a_result_has_the_bytes_of_all_its_values():
-    values = [np.zeros(1) for _ in range(40)]
-    values[7] = np.zeros(10**6)
-    assert 8 * 10**6 < sizeof(SegmentValues(values, ())) < 8.1 * 10**6
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_a_gradient_that_is_what_the_stage_before_reads_is_no_sum(schedule, ranks):
-    """The gradient of a bias of its operand's shape is sent to the stage before, and is all that the chunk makes."""
-    rng = np.random.default_rng(0)
-    x = argument("x", (2, 3), np.float64)
-    w0, b, w2 = (asarray(rng.standard_normal(shape)) for shape in ((3, 3), (2, 3), (3, 3)))
-    with region("l0"):
-        h = ff.tanh(x @ w0)
-    with region("l1"):
-        h = ff.tanh(h + b)
-    with region("l2"):
-        loss = ((h @ w2) ** 2).mean()
-    rows = rng.standard_normal((8, 3))
-    found = [
-        pipeline(
-            *(loss, [w0, b, w2]),
-            stages=["l0", "l1", "l2"],
-            micro_batches=4,
-            batched=["x"],
-            schedule=schedule,
-            plan=plan,
-        )(x=rows).compute(scheduler="sync")
-        for plan in ({"mesh": {"tensor": ranks}}, None)
-    ]
-    same(found[0], found[1])
 
 
 @pytest.mark.parametrize("mib", [0.5, 8])
@@ -481,11 +374,3 @@ def summed(dask_scheduler):
     return max(
         (ts.key[2] for ts in tasks if ts.state == "memory" and ts.prefix.name == "gradient_sum"), default=0
     )
-
-
-@pytest.mark.cluster
-def test_workers_that_cannot_be_the_ranks_are_refused(four, reference):
-    net, plan, batch, _ = reference["tensor"]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, plan=plan, workers=[0, 1])
-    with pytest.raises(ff.ConfigError, match="got 2, wanted one for each of the 4 ranks, 2 a stage"):
-        step(batch)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from itertools import chain
 
 import dask
 import numpy as np
-import onnx.parser
 import pytest
 from dask.highlevelgraph import MaterializedLayer
 from distributed import Client, LocalCluster, futures_of, wait
 
-from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.optim import SGD, Adam
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.optim import SGD
+from dask_ferro.graph.tensor.tensor import argument
 from dask_ferro.lower.inputs.keys import Sent
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.ranks import rank_assignment, spmd_inputs
 from dask_ferro.lower.ranks.sharded import GONE
 from dask_ferro.lower.ranks.stage_workers import STAGE
 from tests.graph.pipeline.nets import mlp
-from tests.lower.pipeline.runs import M, alike, flat
+from tests.lower.pipeline.runs import M, alike
 from tests.waiting import WHOLE_S, until
 
 
@@ -112,30 +109,6 @@ def test_no_key_is_of_two_tasks_if_two_clients_write_a_step(two, monkeypatch, ca
     assert "different `run_spec`" not in caplog.text
 
 
-def test_workers_are_looked_up_a_few_times_a_step_however_many_parameters_it_has(two, monkeypatch):
-    def asked(layers):
-        net = mlp(layers, width=4)
-        step = pipeline(net.loss, net.params, stages=2, micro_batches=M, optimizer=SGD(0.1))
-        first = step(net.batch(2 * M))
-        del calls[:]
-        step(net.batch(2 * M, 2), params=first.params, state=first.state)
-        return len(calls)
-
-    monkeypatch.setattr(rank_assignment, "LOOKED_UP_S", 60.0)
-    calls, stock = [], two.scheduler_info
-    monkeypatch.setattr(
-        two, "scheduler_info", lambda *given, **by_name: calls.append(1) or stock(*given, **by_name)
-    )
-    with two.as_current():
-        assert asked(2) == asked(8) <= 6
-
-
-def test_a_pipeline_without_parameters_in_its_tree_is_refused():
-    net = mlp(4, width=16)
-    with pytest.raises(ConfigError, match="params: got no tensors"):
-        pipeline(net.loss, {"w": []}, stages=2, micro_batches=M)
-
-
 # ---- inputs ------------------------------------------------------------------------------------------------
 
 
@@ -151,14 +124,6 @@ def test_a_large_batch_is_sent_however_small_its_micro_batches_are(two, monkeypa
         alike(run.compute(scheduler=two), batch)
 
 
-def test_of_a_large_call_only_the_largest_inputs_are_sent():
-    sizes = {"batch": 9 << 20, "w": 5 << 20, "b": 1 << 10}
-    arrays = {name: np.empty(nbytes, np.uint8) for name, nbytes in sizes.items()}
-    assert spmd_inputs.travel_of(arrays, object(), inline=False).sent == {"batch"}
-    assert spmd_inputs.travel_of(arrays, None, inline=True).sent == frozenset()
-    assert spmd_inputs.travel_of(arrays | {"v": arrays["w"]}, object(), inline=False).sent == {"batch", "v"}
-
-
 @pytest.mark.parametrize("forwards", [True, False], ids=["forwards", "gradients"])
 def test_a_call_whose_inputs_were_sent_is_computed_by_daskes_other_schedulers_too(two, monkeypatch, forwards):
     monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 0)
@@ -171,51 +136,6 @@ def test_a_call_whose_inputs_were_sent_is_computed_by_daskes_other_schedulers_to
         alike(dask.compute(run, scheduler="sync")[0], wanted)
         alike(run.persist(scheduler="sync").compute(scheduler="sync"), wanted)
         alike(two.compute(run).result(timeout=WHOLE_S), wanted)
-
-
-@pytest.mark.parametrize("dtype", [None, object], ids=["numpy's text", "objects"])
-def test_text_is_an_input(dtype):
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 19]> equal (string[N] x, string[N] z) => (bool[N] y) { y = Equal(x, z) }'
-    )
-    step = pipeline(model, stages=1, micro_batches=2, schedule="gpipe")
-    given = {"x": np.array(list("abcd"), dtype), "z": np.array(list("abxd"), dtype)}
-    assert step(given).compute(scheduler="sync").tolist() == [True, True, False, True]
-
-
-def test_parameters_may_be_delayed():
-    x, w = argument("x", ("N", 3), "float64"), asarray(np.eye(3), name="w")
-    step = pipeline(nn.relu(x @ w).sum(), [w], stages=1, micro_batches=2, schedule="gpipe")
-    batch = np.arange(12.0).reshape(4, 3)
-    wanted = step(batch, params=[2 * np.eye(3)]).compute(scheduler="sync")
-    alike(step(batch, params=[dask.delayed(np.eye)(3) * 2]).compute(scheduler="sync"), wanted)
-
-
-def test_a_state_that_was_saved_as_text_goes_on():
-    net, step = training(Adam(0.01))
-    one, two = net.batch(2 * M, 1), net.batch(2 * M, 2)
-    first = step(one).compute(scheduler="sync")
-    wanted = step(two, params=first.params, state=first.state).compute(scheduler="sync")
-    as_lists = {name: [array.tolist() for array in flat(part)] for name, part in first.state.items()}
-    read = json.loads(json.dumps(as_lists))
-    state = {name: like(first.state[name], iter(read[name])) for name in first.state}
-    alike(step(two, params=first.params, state=state).compute(scheduler="sync"), wanted)
-
-
-def like(tree, values):
-    if isinstance(tree, dict):
-        return {name: like(part, values) for name, part in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [like(part, values) for part in tree]
-    return next(values)
-
-
-def test_a_wrong_state_is_named_as_its_user_knows_it():
-    net, step = training(Adam(0.01))
-    state = step(net.batch(2 * M)).compute(scheduler="sync").state
-    wrong = state | {"step": np.ones((2, 2), state["step"].dtype)}
-    with pytest.raises(ConfigError, match=r"state\['step'\]"):
-        step(net.batch(2 * M), state=wrong)
 
 
 # ---- workers and clients -----------------------------------------------------------------------------------
@@ -267,14 +187,6 @@ def test_inputs_that_were_lost_before_a_call_is_submitted_are_sent_again(monkeyp
 
 
 # ---- what Dask makes of it ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["gradients", "optimizer"])
-def test_an_optimized_run_is_the_run(optimizer):
-    net, step = training(optimizer)
-    run = step(net.batch(2 * M))
-    (found,) = dask.optimize(run)
-    alike(found.compute(scheduler="sync"), run.compute(scheduler="sync"))
 
 
 def test_a_persisted_step_keeps_its_actions_and_no_gradients():

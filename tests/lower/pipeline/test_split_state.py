@@ -13,13 +13,13 @@ from distributed import futures_of, wait
 import dask_ferro as ff
 from dask_ferro.graph.parallel.autoplan import plan as proposals
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES, price
-from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.optim import SGD, Adam, AdamW
-from dask_ferro.graph.tensor.tensor import argument, asarray, cast
+from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.ranks.sharded import merged
 from dask_ferro.policy.estimates import SAME_HOST
 from dask_ferro.train.update.update import ENDS, ROWS, BatchUpdate
+from tests.each import every
 from tests.lower.pipeline.runs import alike, flat
 from tests.waiting import WHOLE_S
 
@@ -38,17 +38,6 @@ STATES = {
 # Entries of each that are not counts, for one parameter.
 ENTRIES = dict(zip(STATES, (0, 1, 2, 3), strict=True))
 SETTINGS = {ENDS: np.bool_(True), ROWS: np.float32(8)}
-
-
-class Masters:
-    """Gradient descent in float32 on parameters of half precision, whose float32 copies are its state."""
-
-    def init(self, params):
-        return {"master": pytree.mapped(lambda w: asarray(w.origin.tensor.numpy().astype("f4")), params)}
-
-    def step(self, params, grads, state):
-        moved = pytree.mapped(lambda m, g: m - 0.1 * cast(g, m.type.dtype), state["master"], grads)
-        return pytree.mapped(lambda w, m: cast(m, w.type.dtype), params, moved), {"master": moved}
 
 
 def training(dtype="f4"):
@@ -113,7 +102,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize(
+@every(
     ("optimizer", "plan"),
     [*product(["sums of several batches"], PARTS), *product(STATES, ["data, split"])],
 )
@@ -125,12 +114,6 @@ def test_a_rank_has_its_part_of_each_entry(optimizer, plan):
     # Counts of steps and of rows are scalars.
     parts = [part.shape for part in of_first_rank(flat(run.state)) if part.ndim]
     assert parts == state * ENTRIES[optimizer]
-
-
-def test_float32_copies_of_half_precision_are_split():
-    step, given = stepping(DATA | SPLIT, Masters(), "f2")
-    parts = of_first_rank(flat(step(given).state))
-    assert [(part.shape, part.dtype) for part in parts] == [(shape, np.float32) for shape in ROWS_OF_TWO]
 
 
 @pytest.mark.parametrize("optimizer", ["no state", "sums of several batches"])
@@ -176,26 +159,6 @@ def test_ranks_do_only_their_part_of_the_update():
         v.shape.numpy() for node in graph if node.op_type in ("Mul", "Div", "Sqrt") for v in node.outputs
     }
     assert sizes <= {(), *ROWS_OF_TWO}
-
-
-# ---- numbers -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("plan", "optimizer", "options"),
-    [
-        pytest.param(DATA, "velocities", {"micro_batches": 2}, id="data, in micro-batches"),
-        pytest.param(DATA, "sums of several batches", {}, id="data"),
-        pytest.param(GRID, "moments and a count", {}, id="data x tensor"),
-        pytest.param(STAGES, "sums of several batches", {"micro_batches": 2}, id="stages, in micro-batches"),
-    ],
-)
-def test_split_state_changes_no_bit(plan, optimizer, options):
-    results = []
-    for each in (plan, plan | SPLIT):
-        step, given = stepping(each, STATES[optimizer], **options)
-        results.append(steps(step, given, 2))
-    alike(tuple(results[1]), tuple(results[0]))
 
 
 # ---- on workers --------------------------------------------------------------------------------------------

@@ -18,12 +18,11 @@ from dask_ferro.graph.ir.regions import signal
 from dask_ferro.graph.pipeline.named import usual_chunks
 from dask_ferro.graph.sharding.placements import Partial, Replicate
 from dask_ferro.graph.sharding.spmd import RANKS
-from dask_ferro.graph.tensor import nn, pytree
+from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.parallel import parallel
-from tests.graph.parallel.transformer import REGIONS, SHAPES, transformer
-from tests.graph.parallel.transformer import batch_of as sequences
+from tests.each import every
 
 WIDTH, ROWS = 8, 32
 ROWS_SPLIT = {"inputs": {"x": {"data": 0}, "t": {"data": 0}}}
@@ -116,8 +115,8 @@ def without_a_plan(name):
     return list(two_steps(trainer(None, 1, optimizer, dtype), dtype))
 
 
-@pytest.mark.parametrize(("m", "name"), [(1, "gradients"), (2, "gradients"), (2, "momentum"), (4, "Adam")])
-@pytest.mark.parametrize("plan", PLANS)
+@every(("m", "name"), [(1, "gradients"), (2, "gradients"), (2, "momentum"), (4, "Adam")])
+@every("plan", PLANS)
 def test_a_step_reduces_once(plan, m, name):
     optimizer, dtype = OPTIMIZERS[name]
     step = trainer(PLANS[plan][0], m, optimizer, dtype)
@@ -156,27 +155,6 @@ def test_every_schedule_adds_terms_in_the_order_of_micro_batches(schedule):
         assert loss == same
         for name, value in bits.items():
             np.testing.assert_array_equal(found[name], value)
-
-
-class Clipped(SGD):
-    """Gradient descent with gradients of one norm."""
-
-    def step(self, params, grads, state):
-        norm = ff.sqrt(sum((g * g).sum() for g in pytree.leaves(grads)))
-        return super().step(params, pytree.mapped(lambda g: g / norm, grads), state)
-
-
-@pytest.mark.parametrize(
-    ("plan", "more"),
-    [("data", 0), ("data x tensor", 3), ("weights split over the data", 2)],
-)
-def test_a_norm_of_gradients_reduces_each_once(plan, more):
-    """Squares of a gradient are no terms: it is reduced first, and only norms of parts are added then."""
-    step = trainer(PLANS[plan][0], 2, Clipped(0.1))
-    assert collectives(step, 2) == wanted_collectives(plan, 2) + Counter({"AllReduce": more})
-    [found, _], [wanted, _] = (list(two_steps(one)) for one in (step, trainer(None, 1, Clipped(0.1))))
-    for name, value in wanted[1].items():
-        np.testing.assert_allclose(found[1][name], value, rtol=1e-10)
 
 
 def test_a_mean_is_added_in_terms_and_a_maximum_is_not():
@@ -228,41 +206,3 @@ def test_rows_that_only_some_micro_batches_split_are_reduced_in_each():
         for name, gradient in wanted[1].items():
             np.testing.assert_allclose(found[1][name], gradient, rtol=1e-10, atol=1e-12)
     assert lies == {8: (Partial("mean"),), 7: (Replicate(),)}
-
-
-# ---- sequence parallel regions -----------------------------------------------------------------------------
-
-SEQUENCES = {"mesh": {"data": 2, "tensor": 2}, **ROWS_SPLIT, **REGIONS}
-
-
-def of_transformer(plan, m, layers=1, **how):
-    net = transformer(layers)
-    return parallel(net.loss, plan, net.params, micro_batches=m, **how)
-
-
-def test_a_sequence_parallel_step_reduces_weights_once():
-    """Also where the norms are computed again."""
-    plan = {**SEQUENCES, "layer*": {**REGIONS["layer*"], "remat": True}}
-    step = of_transformer(plan, 2, optimizer=Adam(0.01))
-    assert counted(step.ranks(2)) == {"AllGather": 4, "ReduceScatter": 4}
-    assert counted(step.update_ranks(2)) == {"AllReduce": len(SHAPES)}
-    found = step(sequences(4)).compute(scheduler="sync")
-    # Dropout numbers the rows of each micro-batch from 0.
-    wanted = of_transformer(None, 2, optimizer=Adam(0.01))(sequences(4)).compute(scheduler="sync")
-    np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-7)
-    for name, value in wanted.params.items():
-        np.testing.assert_allclose(found.params[name], value, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.cluster
-def test_workers_send_residuals_from_stage_to_stage_in_shards(four):
-    stages = {f"layer{i}": {"stage": i} for i in range(2)} | {"loss": {**REGIONS["loss"], "stage": 1}}
-    step = of_transformer({"mesh": {"tensor": 2}, **REGIONS, **stages}, 2, layers=2)
-    assert counted(step.ranks(2)) == {"AllGather": 8, "ReduceScatter": 8}
-    run = step(sequences(4))
-    loss, found = run.compute()
-    assert len({*run.loss.keys}) == 2
-    whole, wanted = of_transformer(None, 2, layers=2)(sequences(4)).compute(scheduler="sync")
-    np.testing.assert_allclose(loss, whole, rtol=1e-7)
-    for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-8)

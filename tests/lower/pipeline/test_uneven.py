@@ -13,7 +13,6 @@ import dask.array as da
 import numpy as np
 import pytest
 
-import dask_ferro as ff
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.regions import signal
 from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
@@ -23,20 +22,10 @@ from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.batch import cut_rows
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.tensor import compute
+from tests.each import every
 
 WIDTH, ROWS, M = 4, 11, 4
 OPTIMIZERS = {"gradients": None, "SGD": SGD(0.1), "momentum": SGD(0.1, momentum=0.9), "Adam": Adam(0.01)}
-TENSOR = {
-    "mesh": {"tensor": 2},
-    "layer0": {"shard": {"w0": {"tensor": 0}, "b0": {"tensor": 0}}},
-    "layer1": {"shard": {"w1": {"tensor": 1}}},
-}
-DATA = {"mesh": {"data": 2}, "inputs": {"x": {"data": 0}, "t": {"data": 0}}}
-BOTH = {"data": 0, "fsdp": 0}
-FSDP = {
-    "mesh": {"data": 2, "fsdp": 2},
-    "inputs": {"x": BOTH, "t": BOTH, "w0": {"fsdp": 0}, "w1": {"fsdp": 0}},
-}
 
 
 def parameters(dtype=np.float64):
@@ -85,8 +74,8 @@ def near(found, wanted):
     np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("schedule", NAMES)
+@every("name", OPTIMIZERS)
+@every("schedule", NAMES)
 def test_every_schedule_gives_the_step_of_one_batch(schedule, name):
     cut = {"stages": 2 // usual_chunks(schedule), "micro_batches": M, "schedule": schedule}
     steps = zip(stepping(OPTIMIZERS[name], **cut), one_batch(name), in_order(name), strict=True)
@@ -98,8 +87,8 @@ def test_every_schedule_gives_the_step_of_one_batch(schedule, name):
             np.testing.assert_array_equal(found[n], bits[n])
 
 
-@pytest.mark.parametrize(("rows", "m"), [(5, 4), (7, 2), (4, 4), (13, 8), (10, 3), (1, 1), (9, 5)])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@every(("rows", "m"), [(5, 4), (7, 2), (4, 4), (13, 8), (10, 3), (1, 1), (9, 5)])
+@every("reduction", ["mean", "sum"])
 def test_the_loss_of_any_rows_is_that_of_one_batch(rows, m, reduction):
     """Whatever micro-batches have one row more, each row counts once."""
     p, batch = parameters(), batch_of(rows)
@@ -115,46 +104,6 @@ def test_the_loss_of_any_rows_is_that_of_one_batch(rows, m, reduction):
     near(value, wanted["loss"])
     for n in p:
         near(found[n], wanted[n])
-
-
-@pytest.mark.parametrize(
-    ("plan", "rows", "m"),
-    [
-        pytest.param(TENSOR, 10, 4, id="split weights, three or two rows"),
-        pytest.param(DATA, 12, 5, id="split rows, four or two in each"),
-        pytest.param(TENSOR | DATA | {"mesh": {"data": 2, "tensor": 2}}, 14, 3, id="both, six or four rows"),
-        pytest.param(DATA, 13, 5, id="four, two or three rows on two ranks"),
-        pytest.param(FSDP, 15, 3, id="five rows over two axes, with weights over one of them"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("optimizer", [None, Adam(0.01)], ids=["gradients", "Adam"])
-def test_ranks_give_the_step_of_one_batch(plan, rows, m, optimizer):
-    params, batch = parameters(), batch_of(rows)
-    given = {} if optimizer is None else {"optimizer": optimizer}
-    made = pipeline(
-        loss_of(params), params, stages=[["layer0"], ["layer1"]], micro_batches=m, plan=plan, **given
-    )
-    alone = pipeline(loss_of(params), params, stages=1, micro_batches=1, **given)
-    found, wanted = (step(batch).compute(scheduler="sync") for step in (made, alone))
-    near(found[0], wanted[0])
-    for n, value in wanted[1].items():
-        near(found[1][n], value)
-
-
-@pytest.mark.parametrize(
-    ("rows", "m", "problem"),
-    [
-        pytest.param(5, 5, "wanted 2 rows, one for each rank .* of the 5 micro-batches", id="one row each"),
-        pytest.param(
-            8, 5, "wanted 2 rows, one for each rank .* of the 5 micro-batches", id="fewer than two each"
-        ),
-    ],
-)
-def test_rows_that_ranks_cannot_split_are_refused(rows, m, problem):
-    params = parameters()
-    step = pipeline(loss_of(params), params, stages=[["layer0"], ["layer1"]], micro_batches=m, plan=DATA)
-    with pytest.raises(ff.ConfigError, match=problem):
-        step(batch_of(rows))
 
 
 @pytest.mark.parametrize(
@@ -192,20 +141,6 @@ def test_even_micro_batches_have_the_keys_and_bits_of_an_unweighted_sum():
     assert step.parts.share((2,) * M) == step.parts.share((5,) * M)
     assert step.parts.share((2,) * M)[:2] == ((1,) * M, M)
     assert step.parts.share((3, 3, 3, 2))[:2] == ((3, 3, 3, 2), 11)
-
-
-def test_another_cut_of_the_same_rows_shares_no_key():
-    params, batch = parameters(), batch_of(ROWS)
-    keys = [
-        set(
-            pipeline(loss_of(params), params, stages=2, micro_batches=m, schedule="gpipe")(
-                batch
-            ).__dask_graph__()
-        )
-        for m in (3, 4, 4)
-    ]
-    assert keys[1] == keys[2]
-    assert keys[0].isdisjoint(keys[1])
 
 
 @pytest.mark.parametrize(

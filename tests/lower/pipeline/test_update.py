@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dask
 import numpy as np
 import pytest
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.tensor import nn, pytree
-from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.tensor import argument
 from dask_ferro.lower.pipeline.pipeline import pipeline
+from tests.each import every
 from tests.graph.pipeline.nets import mlp
 from tests.lower.pipeline.runs import OPTIMIZERS, M, equal, leaves, trained
 
@@ -27,36 +25,6 @@ def test_steps_give_the_bits_of_no_pipeline(optimizer):
         found = step(batch, **now).compute(scheduler="sync")
         equal(found, wanted)
         now = {"params": found.params, "state": found.state}
-
-
-def test_an_optimizer_that_wants_all_gradients_gets_them():
-    class Clipped:
-        """Gradient descent; the step is as long as the rate at most."""
-
-        def init(self, params):
-            return {}
-
-        def step(self, params, grads, state):
-            norm = ff.sqrt(sum((g * g).sum() for g in pytree.leaves(grads)))
-            return pytree.mapped(lambda w, g: w - 0.1 * g / norm, params, grads), {}
-
-    net = mlp(layers=4)
-    batch = net.batch(2 * M)
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, optimizer=Clipped())
-    moved = step(batch).compute(scheduler="sync")
-    before = [
-        array
-        for [array] in leaves(pytree.like(net.params, [net_array(p) for p in pytree.leaves(net.params)]))
-    ]
-    length = np.sqrt(
-        sum(((a - b) ** 2).sum() for a, b in zip((x for [x] in leaves(moved.params)), before, strict=True))
-    )
-    assert length == pytest.approx(0.1, rel=1e-12)
-
-
-def net_array(parameter):
-    """The value of a constant."""
-    return next(iter(build({"y": parameter + 0.0}, [parameter]).bound.values()))
 
 
 @pytest.mark.parametrize(
@@ -95,17 +63,6 @@ def test_a_rate_may_change_from_step_to_step():
         wanted = {"params": other.params, "state": other.state}
 
 
-def test_what_the_loss_reads_too_is_given_once():
-    x, c = argument("x", ("N", 4), np.float64), argument("c", (), np.float64)
-    w = asarray(np.eye(4), name="w")
-    loss = nn.mse(nn.sigmoid(x @ w) * c, x)
-    rows = np.random.default_rng(0).standard_normal((4, 4))
-    made = {"params": [w], "stages": 2, "micro_batches": 2}
-    found = pipeline(loss, **made, optimizer=SGD(c))(x=rows, c=0.5).compute(scheduler="sync")
-    wanted = pipeline(loss, **made, optimizer=SGD(0.5))(x=rows, c=0.5).compute(scheduler="sync")
-    np.testing.assert_array_equal(found.params[0], wanted.params[0])
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -123,15 +80,6 @@ def test_settings_of_an_optimizer_that_do_not_fit(given, said):
         step(net.batch(2), **given)
 
 
-def test_what_needs_an_optimizer_is_refused_without_one():
-    net = mlp(layers=2)
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=1)
-    with pytest.raises(ff.ConfigError, match="state: the pipeline has no optimizer"):
-        step(net.batch(2), state={})
-    with pytest.raises(ff.ConfigError, match="submit: it has no optimizer"):
-        step(net.batch(2)).submit()
-
-
 # ---- metrics -----------------------------------------------------------------------------------------------
 
 
@@ -147,9 +95,9 @@ def measured(net, **others):
     return {"twice": net.loss * 2.0, "loss": net.loss, **others}
 
 
-@pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["gradients", "a step"])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@every("optimizer", [None, SGD(0.1)], ids=["gradients", "a step"])
+@every("schedule", ["gpipe", "1f1b", "zb-h1"])
+@every("reduction", ["mean", "sum"])
 def test_metrics_are_combined_as_the_loss_is_and_change_nothing(schedule, reduction, optimizer):
     net = mlp(layers=4)
     batch = net.batch(2 * M)
@@ -165,13 +113,6 @@ def test_metrics_are_combined_as_the_loss_is_and_change_nothing(schedule, reduct
     assert list(run.metrics) == ["twice"]
     assert bits(run.compute(scheduler="sync")) == bits(plain.compute(scheduler="sync"))
     assert run.metrics["twice"].compute(scheduler="sync") == 2 * plain.loss.compute(scheduler="sync")
-
-
-def test_metrics_are_kept_with_a_persisted_step():
-    net = mlp(layers=4)
-    run = pipeline(measured(net), net.params, stages=2, micro_batches=M, optimizer=SGD(0.1))(net.batch(2 * M))
-    (held,) = dask.persist(run, scheduler="sync")
-    assert held.metrics["twice"].compute(scheduler="sync") == 2 * held.loss.compute(scheduler="sync")
 
 
 @pytest.mark.parametrize(

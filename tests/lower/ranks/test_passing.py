@@ -9,12 +9,13 @@ from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment
 from dask_ferro.lower.ranks.exchange import Collectives, at_once
 from dask_ferro.lower.ranks.passing import BucketReaders, passing, passings
 from dask_ferro.lower.worker.segment_run import Combination, Reading, SegmentValues, taken
+from tests.each import every
 
 KIB, MIB = 2**10, 2**20
 ONCE = BucketReaders(1)
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "ranks", "nbytes", "readers", "wanted"),
     [
         pytest.param("AllReduce", 2, KIB, ONCE, "folded", id="a small sum is part of its reader"),

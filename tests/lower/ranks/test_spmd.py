@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import dask
 import dask.array as da
@@ -24,7 +22,6 @@ from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.ir.regions import signal as under
 from dask_ferro.graph.parallel.apply import apply
-from dask_ferro.graph.sharding.node_placement import placements
 from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
 from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh
@@ -34,13 +31,14 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import build, to_model
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.ranks import checkpoint, spmd_inputs
+from dask_ferro.lower.ranks import checkpoint
 from dask_ferro.lower.ranks import spmd as spmd_module
 from dask_ferro.lower.ranks.call_outputs import CallOutputs
 from dask_ferro.lower.ranks.exchange import Name, exchange, form
 from dask_ferro.lower.ranks.sharded import GONE, gather, whole
 from dask_ferro.lower.ranks.spmd import Ranks
 from tests.clusters import running
+from tests.each import every
 from tests.waiting import until
 
 R, S = Replicate(), Shard
@@ -87,10 +85,6 @@ class TestFormsOfAnExchange:
         for got in exchanged("AllReduce", chosen, terms, reduction="mean"):
             np.testing.assert_array_equal(got, in_order(terms) / ranks)
 
-    def test_a_scalar_stays_one(self, chosen, ranks):
-        got = exchanged("AllReduce", chosen, [np.array(1.5)] * ranks, reduction="sum")
-        assert [(one.shape, float(one)) for one in got] == [((), 1.5 * ranks)] * ranks
-
     def test_a_sum_that_is_scattered_is_cut_along_its_axis(self, chosen, ranks):
         terms = self.terms(ranks)
         got = exchanged("ReduceScatter", chosen, terms, reduction="sum", axis=0)
@@ -105,12 +99,6 @@ class TestFormsOfAnExchange:
             np.testing.assert_array_equal(mine, wanted)
 
 
-def test_what_is_gathered_is_whole_on_each_rank():
-    full = RNG.standard_normal((4, 6))
-    for got in exchanged("AllGather", "star", np.split(full, 2, 1), axis=1):
-        np.testing.assert_array_equal(got, full)
-
-
 @pytest.mark.parametrize("reduction", ["sum", "mean", "max", "min"])
 def test_a_tree_of_20_terms_is_what_a_star_gives(reduction):
     terms = [RNG.standard_normal(11) for _ in range(20)]
@@ -119,9 +107,9 @@ def test_a_tree_of_20_terms_is_what_a_star_gives(reduction):
         np.testing.assert_allclose(got, star, rtol=1e-13)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("chosen", ["star", "tree", "exchange"])
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@every("dtype", ["float16", "bfloat16"])
+@every("chosen", ["star", "tree", "exchange"])
+@every("reduction", ["sum", "mean"])
 def test_terms_in_half_precision_are_rounded_once(chosen, dtype, reduction):
     # In either, 1 is lost beside 4096: terms added one by one would give 4096.
     kind = ir.DataType[dtype.upper()].numpy()
@@ -223,7 +211,7 @@ MESHES = [
 ]
 
 
-@pytest.mark.parametrize("axes", MESHES, ids=str)
+@every("axes", MESHES, ids=str)
 def test_sharded_training_has_the_loss_of_one_worker(step, unsharded, axes):
     ranks = Ranks(step.spmd(**axes))
     got = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 5)
@@ -250,50 +238,10 @@ def test_weights_of_the_file_and_outputs_that_are_weights(step):
     np.testing.assert_array_equal(got["x_too"], array)
 
 
-def test_what_no_collective_waits_for_is_not_with_what_one_does(step):
-    plan = propagate(step.model, infer(step.model), Mesh({"data": 2}), {"x": S(0), "t": S(0)})
-    pieces = cut(lower(plan).model)
-    assert plan.collectives == Counter(AllReduce=4)
-    # Three gradients and the loss wait for nothing but their own rank: they are exchanged together.
-    assert [(b.kind, b.ranks, len(b.attributes)) for b in pieces.buckets] == [("AllReduce", (0, 1), 4)]
-    # Rank 0 has the optimizer, which has no ranks.
-    assert Counter(s.rank for s in pieces.segments) == {0: 2, 1: 1}
-
-
-def test_a_transpose_is_in_the_segment_of_the_product_that_reads_it():
-    # Backward products read transposed weights and activations, which exist before the all-reduces between.
-    x = argument("x", (4, 6), np.float64)
-    w = [asarray(RNG.standard_normal(shape), name=f"w{i}") for i, shape in enumerate([(6, 8), (8, 6)] * 2)]
-    h = nn.relu(nn.relu(x @ w[0]) @ w[1])
-    loss = (nn.relu(h @ w[2]) @ w[3]).sum()
-    model = build({"loss": loss, **{f"d{i}": g for i, g in enumerate(grad(loss, w))}}).model
-    columns_and_rows = {f"w{i}": S(1 - i % 2) for i in range(4)}
-    spmd = lower(propagate(model, infer(model), Mesh({"t": 2}), columns_and_rows))
-    pieces, nodes = cut(spmd.model), list(spmd.model.graph)
-    assert len(pieces.buckets) >= 2
-    passed_on = {name for segment in pieces.segments for name in segment.outputs}
-    transposed = {node.outputs[0].name for node in nodes if node.op_type == "Transpose"}
-    assert len(transposed) >= 2 * 4
-    assert transposed.isdisjoint(passed_on)
-
-
 def test_buckets_are_closed_at_their_size(step):
     model = lower(propagate(step.model, infer(step.model), Mesh({"data": 2}), {"x": S(0), "t": S(0)})).model
     assert len(cut(model, bucket_bytes=0).buckets) == 4
     assert [len(b.attributes) for b in cut(model, bucket_bytes=4200).buckets] == [3, 1]
-
-
-def test_the_last_buckets_are_the_smallest():
-    # The last bucket, exchanged when nothing is left to compute, is a quarter of a full one; those before it double.
-    x, w = argument("x", (8, 16), np.float64), [asarray(np.eye(16), name=f"w{i}") for i in range(16)]
-    h = x
-    for one in w:
-        h = nn.relu(h @ one)
-    gradients = {f"g{i}": g for i, g in enumerate(grad((h * h).mean(), w))}
-    model = build(gradients, w).model
-    each = 16 * 16 * 8
-    spmd = lower(propagate(model, infer(model), Mesh({"data": 2}), {"x": {"data": S(0)}}))
-    assert [b.nbytes // each for b in cut(spmd.model, bucket_bytes=4 * each).buckets] == [1, 4, 4, 4, 2, 1]
 
 
 def test_the_gradients_that_are_there_first_are_exchanged_first(step):
@@ -321,15 +269,6 @@ def test_wrong_inputs_are_named(step, change, says):
         Ranks(step.spmd(data=2))(arrays)
 
 
-def test_a_plan_becomes_ranks(step, unsharded):
-    plan = {"inputs": {"l1.weight": 1, "l1.bias": 0, "l2.weight": {"tensor": 0}}, "mesh": {"tensor": 2}}
-    ranks = Ranks.of(apply(step.model, plan), follow=NAMES)
-    assert {port.name: str(port.layout[0]) for port in ranks.spmd.outputs} == {
-        "loss": "R", "new_w1": "S(1)", "new_b1": "S(0)", "new_w2": "S(0)"}  # fmt: skip
-    got = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 5)
-    np.testing.assert_allclose(got, unsharded, rtol=1e-12)
-
-
 def test_a_sharded_array_that_lies_otherwise_is_refused(step):
     ranks = Ranks(step.spmd(tensor=2))
     out = ranks({**step.batch, **step.start})
@@ -348,15 +287,6 @@ def test_parts_become_the_whole(kinds, rows):
     array = np.arange(4.0 * rows).reshape(rows, 4)
     parts = spmd.split({"a": array})
     np.testing.assert_array_equal(whole([parts[n] for n in port.parts], layout, (2, 2)), array)
-
-
-def test_a_model_from_a_file_is_sharded():
-    path = Path(__file__).parents[3] / "examples" / "models" / "digits_mlp.onnx"
-    plan = {"mesh": {"data": 2}, "inputs": {"image": 0}}
-    images = RNG.integers(0, 17, (8, 64)).astype(np.float32)
-    got = gather(Ranks.of(apply(path, plan), dims={"N": 8})({"image": images}), scheduler="sync")
-    wanted = from_onnx(path)(images).compute(scheduler="sync")
-    np.testing.assert_allclose(next(iter(got.values())), wanted, rtol=1e-5)
 
 
 class TestDaskArrays:
@@ -401,11 +331,6 @@ class TestDaskArrays:
             np.testing.assert_array_equal(y.compute(scheduler="sync"), whole * 2)
             assert any("rechunk" in name for name in y.graph.layers) == is_cut
 
-    def test_one_that_every_rank_reads_whole_is_one_chunk(self):
-        whole = np.arange(48.0).reshape(8, 6)
-        y = self.ranks(a=2)({"x": da.from_array(whole, chunks=(8, 3))})["y"]
-        np.testing.assert_array_equal(y.compute(scheduler="sync"), whole * 2)
-
 
 def staged(trains=False):
     """Two layers under signals, in column-row form."""
@@ -441,11 +366,6 @@ class TestStages:
         wanted = from_onnx(ir.to_proto(model))(X).compute(scheduler="sync")
         for name, got in gather(ranks({"x": X}), scheduler="sync").items():
             np.testing.assert_allclose(got, wanted[name], rtol=1e-12)
-
-    def test_a_node_without_a_region_goes_with_what_it_reads(self):
-        model = apply(staged(trains=True), {"one": {"stage": 0}, "two": {"stage": 1}}).spmd().model
-        found = {node.op_type: site.stage for node, site in placements(list(model.graph)).items()}
-        assert found["ReduceMean"] == 1
 
     def test_a_device_is_required_of_its_tasks_alone(self):
         graph = Ranks.of(apply(staged(), STAGES))({"x": X})["y"].graph
@@ -670,16 +590,3 @@ def test_ranks_run_on_their_workers_and_large_inputs_go_there_directly():
         assert y.keys == Ranks(spmd, workers=[1, 0])({"x": array})["y"].keys
         with pytest.raises(ConfigError, match="workers: the cluster has no"):
             Ranks(spmd, workers=["tcp://nowhere:1"])({"x": array})
-
-
-def test_one_array_is_sent_to_two_meshes(monkeypatch):
-    monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 0)
-    model = to_model(argument("x", (8, 6), np.float64) * 2.0)
-    array = RNG.standard_normal((8, 6))
-    with running(2, processes=False):
-        found = {}
-        for ranks in (2, 4):
-            spmd = lower(propagate(model, infer(model), Mesh({"d": ranks}), {"x": S(0)}))
-            found[ranks] = dask.persist(Ranks(spmd)({"x": array})["y"])[0]  # held while the next one is sent
-        for y in found.values():
-            np.testing.assert_array_equal(y.compute(), array * 2)

@@ -6,17 +6,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from dask_ferro import from_onnx, pipeline
-from dask_ferro.errors import ModelError
-from dask_ferro.graph.ir.regions import signal
+from dask_ferro import from_onnx
 from dask_ferro.graph.parallel.apply import apply
-from dask_ferro.graph.sharding.redistribute import Mesh
-from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from tests.clusters import running
-from tests.graph.sharding.language import ENTRIES, MESHES, Language, assert_close, language, sharded
+from tests.graph.sharding.language import MESHES, Language, assert_close, language, sharded
 
 
 def whole(step: Language) -> dict[str, np.ndarray]:
@@ -35,38 +30,6 @@ def test_engines_compute_the_step_of_one_process(mesh, dtype, tolerance):
     step = language(dtype, label_smoothing=0.1, ignore_index=-100)
     _, spmd = sharded(step, MESHES[mesh])
     assert_close(gather(Ranks(spmd)(step.feeds), scheduler="sync"), whole(step), tolerance)
-
-
-@pytest.mark.parametrize("index", [ENTRIES, -1])
-def test_an_index_beyond_the_table_is_refused(index):
-    step = language()
-    step.feeds["ids"][1, 2] = index
-    _, spmd = sharded(step, Mesh({"tensor": 2}))
-    with pytest.raises(ModelError, match="Gather"):
-        gather(Ranks(spmd)(step.feeds), scheduler="sync")
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_pipeline_splits_it_in_its_first_and_last_stage(tied):
-    rng = np.random.default_rng(0)
-    table = asarray(rng.standard_normal((16, 4)), name="table")
-    head = asarray(rng.standard_normal((4, 16)), name="weight")
-    ids, labels = (argument(name, ("N", 3), np.int64) for name in ("ids", "labels"))
-    with signal("words"):
-        h = nn.embedding(ids, table)
-    with signal("head"):
-        loss = nn.cross_entropy(h @ (table.T if tied else head), labels, axis=-1)
-    split = {"words": {"stage": 0, "shard": {"table": 0}}, "head": {"stage": 1}}
-    if not tied:
-        split["head"]["shard"] = {"weight": 1}
-    batch = {name: rng.integers(0, 16, (8, 3)) for name in ("ids", "labels")}
-    params = [table] if tied else [table, head]
-    plans = ({"plan": {"mesh": {"tensor": 2}, **split}}, {"stages": 1})
-    found, wanted = (
-        pipeline(loss, params, micro_batches=2, **plan)(batch).compute(scheduler="sync") for plan in plans
-    )
-    for got, array in zip((found[0], *found[1]), (wanted[0], *wanted[1]), strict=True):
-        np.testing.assert_allclose(got, array, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.cluster

@@ -112,14 +112,6 @@ def test_weights_go_up_once_however_many_models_bundles_and_chunks_read_them(on:
     assert on.weights.nbytes == w.nbytes
 
 
-def test_an_input_that_many_bundles_read_goes_up_once(on: Residency) -> None:
-    nodes = "y0 = Exp (x) y1 = Tanh (x) y2 = Neg (x) y3 = Relu (x)"
-    model = _of("float[8,160] x", nodes, "y0, y1, y2, y3")
-    got = computed(model, X, granularity="op")
-    assert on.device.traffic.ups == 1
-    np.testing.assert_allclose(got["y0"], np.exp(X), rtol=1e-5)
-
-
 def test_an_input_that_changed_is_uploaded_again(bare: Residency) -> None:
     assert not bare.keeps_inputs
     x = X.copy()
@@ -152,26 +144,6 @@ def test_what_the_device_lacks_runs_on_the_host_and_moves_what_it_must(bare: Res
     np.testing.assert_allclose(got, on_the_host(model, X), rtol=1e-5)
 
 
-def test_what_the_host_and_the_device_both_read_moves_once_and_stays(bare: Residency) -> None:
-    """`a` is made on the device, read by a host engine and by a later device run, and leaves at last."""
-    nodes = "a = Exp (x) h = Cast <to = 10> (a) f = Cast <to = 1> (h) y = Add (a, f)"
-    model = _of("float[8,160] x", nodes, "a, y")
-    got = computed(model, X, granularity="model")
-    counts = bare.device.traffic.counts()
-    assert (counts["ups"], counts["downs"]) == (2, 2)  # x and f; a, of which one copy serves twice, and y
-    np.testing.assert_allclose(got["y"], on_the_host(model, X)["y"], rtol=1e-5)
-
-
-def test_a_model_of_batch_1_runs_row_by_row_with_one_upload(on: Residency) -> None:
-    model = _of("float[1,16,10] x", "a = Exp (x) y = Reshape (a, flat)", flat=[1, 160])
-    got = computed(model, X.reshape(8, 16, 10))
-    np.testing.assert_allclose(got, np.exp(X), rtol=1e-5)
-    counts = on.device.traffic.counts()
-    assert (counts["ups"], counts["downs"]) == (1, 1)
-    empty = computed(model, X[:0].reshape(0, 16, 10))
-    assert (empty.shape, empty.dtype) == ((0, 160), F)
-
-
 class Watched(StandIn):
     """A stand-in that notes how many bytes were alive whenever it was waited for."""
 
@@ -198,31 +170,6 @@ def test_a_weight_that_is_not_kept_lives_until_the_bundle_is_done() -> None:
         devices.use(None)
 
 
-def test_with_memory_for_4_blocks_40_blocks_are_done() -> None:
-    """dask-cuda #44: products of blocks whose results stay, until the device is full."""
-    side = 64
-    block = side * side * 4
-    proto = _of(f"float[{side},{side}] x, float[{side},{side}] z", "a = MatMul (x, z) y = Relu (a)")
-    model = ff.from_onnx(proto, granularity="op")
-    residency = devices.use(StandIn(4 * block))
-    try:
-        assert residency is not None
-        residency.keeps_inputs = True
-        pairs = [(np.full((side, side), i, F), np.eye(side, dtype=F)) for i in range(40)]
-        with dask.config.set(scheduler="threads", num_workers=3):
-            results = dask.compute(*(model({"x": x, "z": z}) for x, z in pairs))
-        assert [y[0, 0] for y in results] == list(range(40))
-        assert residency.device.memory().live <= 4 * block
-    finally:
-        devices.use(None)
-
-
-def test_a_failing_node_is_named_as_on_the_host(on: Residency) -> None:
-    model = _of("float[a,b] x, float[c,d] z", "[product] y = MatMul (x, z)")
-    with pytest.raises(RuntimeError, match=r"node 'product' \(MatMul"):
-        computed(model, {"x": X, "z": X})
-
-
 def test_threads_that_start_together_find_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with a residency of its own would take the memory several times."""
     start = threading.Barrier(4, timeout=5)
@@ -245,17 +192,6 @@ def test_threads_that_start_together_find_one_device(monkeypatch: pytest.MonkeyP
     try:
         with ThreadPoolExecutor(4) as pool:
             assert len(set(pool.map(asks, range(4)))) == 1
-    finally:
-        devices.use(None)
-
-
-def test_bundles_and_results_that_arrive_have_one_current_device() -> None:
-    first = devices.use(StandIn())
-    other = Residency(StandIn())
-    try:
-        assert residents.current() is devices.current() is first
-        residents.use(other)
-        assert devices.current() is other
     finally:
         devices.use(None)
 

@@ -11,12 +11,11 @@ import pytest
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.graph.cost.profiles import CARDS, UNKNOWN, array_profile, card, session_profile
+from dask_ferro.graph.cost.profiles import UNKNOWN, array_profile, card, session_profile
 from dask_ferro.graph.cost.roofline import Cost, seconds
-from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import load
 from dask_ferro.lower.worker import device, device_engines
-from dask_ferro.lower.worker.device_engines import card_name, cut_bytes, engines_on
+from dask_ferro.lower.worker.device_engines import card_name, engines_on
 from dask_ferro.lower.worker.device_engines import chosen as chosen_engines
 from dask_ferro.testing.emulated_device import StandIn
 from tests.graphs import model, written
@@ -57,12 +56,6 @@ def test_the_shapes_that_come_decide() -> None:
     assert chosen(proto, (1 << 26, 4)) == (("onnxruntime-device", 1),)
 
 
-def test_bytes_alive_at_each_cut() -> None:
-    proto = written("(float[2,3] x) => (float[2,3] y) { a = Relu (x) b = Neg (a) y = Add (a, b) }")
-    graph = load(proto).model
-    assert cut_bytes(list(graph.graph), ["x"], ["y"], infer(graph)) == [24.0, 24.0, 48.0, 24.0]
-
-
 @pytest.mark.parametrize(
     ("name", "row"),
     [
@@ -83,42 +76,11 @@ def test_a_stand_in_is_no_card() -> None:
     assert card(card_name(StandIn(name="standin:7"))) == UNKNOWN
 
 
-@pytest.mark.parametrize("row", CARDS, ids=lambda row: row.name)
-def test_tf32_never_slows_a_product(row: Any) -> None:
-    cost = Cost(2 * 4096**3, 3 * 4 * 4096**2, 4 * 4096**2, 0)
-    for profile in (array_profile, session_profile):
-        assert seconds("MatMul", cost, profile(row, tf32=True)) <= seconds("MatMul", cost, profile(row))
-
-
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose", "Attention", "Einsum"])
 def test_batched_products_of_the_array_table_do_not_round_to_tf32(op: str) -> None:
     cost = Cost(2 * 4096**3, 3 * 4 * 4096**2, 4 * 4096**2, 0)
     assert seconds(op, cost, array_profile(A100, tf32=True)) == seconds(op, cost, array_profile(A100))
     assert seconds(op, cost, session_profile(A100, tf32=True)) < seconds(op, cost, session_profile(A100))
-
-
-@pytest.mark.parametrize(
-    ("right", "engines"),
-    [
-        pytest.param((2048, 2048), (("array", 1),), id="a matrix: cuBLAS rounds without a session"),
-        pytest.param((8, 2048, 2048), (("onnxruntime-device", 1),), id="stacks: only a session rounds"),
-    ],
-)
-def test_with_tf32_the_rank_of_the_right_factor_decides(right: tuple[int, ...], engines: Any) -> None:
-    left = (8, 2048, 2048)
-    proto = model([helper.make_node("MatMul", ["x", "z"], ["y"])], {"x": left, "z": right}, {"y": left})
-    on = StandIn()
-    on.tf32 = True
-    arrays = [np.broadcast_to(np.float32(0), shape) for shape in (left, right)]
-    assert engines_on(on, load(proto).model, ["x", "z"], ["y"], arrays, row=A100) == engines
-
-
-def test_an_operator_of_many_calls_goes_through_its_bytes_as_often() -> None:
-    cost = Cost(0.0, 5e8, 5e8, 0.0)
-    profile = array_profile(A100)
-    assert seconds("LayerNormalization", cost, profile) == pytest.approx(13 * (1e9 / A100.memory + 8e-6))
-    by_session = seconds("LayerNormalization", cost, session_profile(A100))
-    assert by_session == pytest.approx(1e9 / A100.memory + 4e-6)
 
 
 def counted(proto: Any, wanted: str) -> tuple[Any, dict[str, Any]]:

@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 import dask_ferro as ff
 from dask_ferro.engines.selection import route, support
 from dask_ferro.graph.model.load import load
+from tests.each import each, every
 from tests.hostile.zygote import Zygote, zygote
 
 from .empty_models import READERS, WAYS, X, inside, made
@@ -39,17 +40,20 @@ def everywhere(children: Zygote, source: str) -> list[dict[str, Any]]:
     return answers
 
 
-def rows() -> Iterator[Any]:
-    """Every reader of what every way leaves, of which the suite runs two ways of each reader; `make soak` runs all."""
-    ways = [*WAYS, "in a branch"]
-    for (i, reader), (j, way) in product(enumerate(READERS), enumerate(ways)):
-        often = (i + j) % (len(ways) // 2) == 0
-        yield pytest.param(way, reader, marks=() if often else pytest.mark.soak)
+OFTEN, SELDOM = [], []  # the suite runs two ways of each reader, `make soak` the others
+for (i, _reader), (j, _way) in product(enumerate(READERS), enumerate([*WAYS, "in a branch"])):
+    (OFTEN if (i + j) % ((len(WAYS) + 1) // 2) == 0 else SELDOM).append((_way, _reader))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the reference's mean of nothing
-@pytest.mark.parametrize(("way", "reader"), list(rows()))
-def test_it_is_the_same_at_every_granularity(children: Zygote, way: str, reader: str) -> None:
+@pytest.mark.parametrize(
+    "rows", [OFTEN, pytest.param(SELDOM, marks=pytest.mark.soak)], ids=["often", "seldom"]
+)
+def test_it_is_the_same_at_every_granularity(children: Zygote, rows: list[tuple[str, str]]) -> None:
+    each(rows, lambda row: same_everywhere(children, *row))
+
+
+def same_everywhere(children: Zygote, way: str, reader: str) -> None:
     source = inside("sliced", reader) if way == "in a branch" else f"{WAYS[way]} {READERS[reader]}"
     answers = everywhere(children, source)
     wanted = by_reference(source)
@@ -94,9 +98,7 @@ def by_reference(source: str) -> np.ndarray | None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(
-    "reader", [*(r for r in READERS if r.startswith("Reduce")), "Einsum", "Unique", "Split"]
-)
+@every("reader", [*(r for r in READERS if r.startswith("Reduce")), "Einsum", "Unique", "Split"])
 def test_what_can_be_computed_of_nothing_is(reader: str) -> None:
     source = f"{WAYS['sliced']} {READERS[reader]}"
     wanted = by_reference(source)
@@ -144,7 +146,7 @@ def loaded(source: str) -> onnx.ModelProto:
     return load(model).model
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@every("name", WHOLE)
 def test_ordinary_models_stay_in_one_run(name: str) -> None:
     model = loaded(WHOLE[name])
     rows = support(model)

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 import dask_ferro as ff
 from tests.clusters import running
+from tests.each import every
 from tests.graphs import model, written
 
 SCHEDULERS = ("sync", "threads")
@@ -33,8 +34,8 @@ def added(batch="N", **kwargs):
     return ff.from_onnx(written(text, {"w": np.ones((1, 3), np.float32)}), **kwargs)
 
 
-@pytest.mark.parametrize("kind", WRONG)
-@pytest.mark.parametrize("granularity", ["op", "model"])
+@every("kind", WRONG)
+@every("granularity", ["op", "model"])
 def test_a_delayed_value_that_does_not_fit_is_refused_by_name(kind, granularity):
     make, words = WRONG[kind]
     call = added(granularity=granularity)(dask.delayed(make)())
@@ -85,8 +86,8 @@ def test_arrays_in_a_sequence_are_looked_at_too(kind, wraps):
         ff.from_onnx(made)({"s": wraps([np.ones((2, 3), np.float32), make()])}).compute(scheduler="sync")
 
 
-@pytest.mark.parametrize("kind", WRONG)
-@pytest.mark.parametrize("batch", ["N", 1])
+@every("kind", WRONG)
+@every("batch", ["N", 1])
 def test_what_fitted_the_last_time_lets_nothing_else_through(kind, batch):
     """What one task found of dtypes and shapes serves the next alone where it has the same."""
     opened = added(batch)

@@ -8,10 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, parser
-from onnx.reference import ReferenceEvaluator
 
 import dask_ferro as ff
-from dask_ferro.lower.worker.no_rows import TAKES_NOTHING
+from tests.each import every
 from tests.graphs import model, written
 from tests.hostile.zygote import zygote
 
@@ -84,8 +83,8 @@ def test_no_rows_give_no_rows(children, name):
     assert ended.answer == [wanted] * 2
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("granularity", GRANULARITIES)
+@every("name", MODELS)
+@every("granularity", GRANULARITIES)
 def test_an_empty_chunk_among_others_is_an_empty_chunk(name, granularity):
     made, given, _ = MODELS[name]()
     x = floats(5, *given)
@@ -94,43 +93,6 @@ def test_an_empty_chunk_among_others_is_an_empty_chunk(name, granularity):
     whole = call(x).compute(scheduler="sync")
     parts = call(chunks)
     np.testing.assert_allclose(parts.compute(scheduler="sync"), whole, rtol=1e-5, atol=1e-6)
-
-
-# Operators that make something of nothing: inputs, attributes, type of the output.
-SOMETHING = {
-    "Shape": ([floats(0, 3)], {}),
-    "Size": ([floats(0, 3)], {}),
-    "Concat": ([floats(0, 3), floats(2, 3)], {"axis": 0}),
-    "MatMul": ([floats(2, 0), floats(0, 3)], {}),
-    "Gemm": ([floats(2, 0), floats(0, 3), floats(3)], {"beta": 2.0}),
-    "Pad": ([floats(0, 3), np.array([1, 0, 2, 0])], {}),
-    "NonZero": ([floats(0, 3)], {}),
-    "Compress": ([floats(0, 3), np.zeros(0, bool)], {}),
-    "ScatterND": ([floats(2, 3), np.zeros((0, 1), np.int64), floats(0, 3)], {}),
-    "ScatterElements": ([floats(2, 3), np.zeros((0, 3), np.int64), floats(0, 3)], {"axis": 0}),
-    "Einsum": ([floats(2, 0), floats(0, 3)], {"equation": "ij,jk->ik"}),
-    **{op: ([floats(0, 3), np.array([0])], {}) for op in TAKES_NOTHING if op.startswith("Reduce")},
-}
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the reference's mean of nothing
-@pytest.mark.parametrize("op", sorted(TAKES_NOTHING))
-def test_what_makes_something_of_nothing_gives_what_the_reference_gives(op):
-    given, attributes = SOMETHING[op]
-    names = [f"x{i}" for i in range(len(given))]
-    feeds = dict(zip(names, given, strict=True))
-    node = helper.make_node(op, names, ["y"], name="node", **attributes)
-    made = model([node], {name: [None] * x.ndim for name, x in feeds.items()}, {"y": None})
-    for value, x in zip(made.graph.input, given, strict=True):
-        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(x.dtype)
-    if op in ("Shape", "Size", "NonZero"):
-        made.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
-    with np.errstate(all="ignore"):
-        wanted = ReferenceEvaluator(made).run(None, feeds)[0]
-    for granularity in ("op", "model"):
-        got = ff.from_onnx(made, granularity=granularity)(feeds).compute(scheduler="sync")
-        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
-        np.testing.assert_array_equal(got, wanted)
 
 
 def test_a_classifier_of_no_rows_gives_no_labels_and_no_scores():
@@ -186,8 +148,8 @@ def halves():
     return written("(bfloat16[N,2] x) => (bfloat16[N,2] y) { y = Add (x, x) }")
 
 
-@pytest.mark.parametrize("granularity", ["op", "model"])
-@pytest.mark.parametrize(
+@every("granularity", ["op", "model"])
+@every(
     ("make", "given", "wanted"),
     [
         (copied_sizes, np.zeros((0, 5, 3), np.float32), (0, 3, 5)),

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from distributed import futures_of
-from distributed.protocol import deserialize, serialize
+from distributed.protocol import serialize
 from distributed.protocol.serialize import deserialize_bytes, serialize_bytes
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as nps
 
 import dask_ferro as ff
 from dask_ferro.lower.worker.outputs import LARGE, NamedOutputs, Outputs, together, together_by_name
+from tests.each import every
 from tests.waiting import result
 
 SMALL = [np.full(256, i, np.float32) for i in range(1000)]
@@ -44,7 +45,7 @@ def test_large_arrays_keep_their_frames_and_are_not_copied():
     assert np.shares_memory(np.frombuffer(frames[2], np.float32), large)
 
 
-@pytest.mark.parametrize(
+@every(
     "arrays",
     [
         pytest.param([np.array(1.5), np.array(2.5), np.array(3)], id="without axes"),
@@ -80,20 +81,6 @@ SHAPES = nps.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 def test_any_arrays_arrive_bit_by_bit(arrays):
     for one, wanted in zip(sent(together(arrays)), arrays, strict=True):
         assert (one.dtype, one.shape, one.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
-
-
-def test_what_arrives_can_be_written_to_one_by_one():
-    header, frames = serialize(together(SMALL[:3]))
-    got = deserialize(header, [bytes(f) for f in frames])  # as what came compressed
-    got[1][:] = -1
-    same(got[0], SMALL[0])
-    same(got[2], SMALL[2])
-
-
-def test_results_that_are_no_arrays_stay_with_dask():
-    values = (np.arange(3), [np.arange(2)])  # a sequence among them
-    assert type(together(values)) is tuple
-    assert type(together_by_name({"a": values[0], "b": values[1]})) is dict
 
 
 @pytest.mark.cluster

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
 from onnx import TensorProto, helper
 
 import dask_ferro as ff
+from tests.each import every
 from tests.graphs import model, written
 
 NODES = {
@@ -43,8 +43,8 @@ def arrays_of(result):
     return list(result.values()) if isinstance(result, dict) else [result]
 
 
-@pytest.mark.parametrize("op", NODES)
-@pytest.mark.parametrize("scheduler", ["sync", "threads"])
+@every("op", NODES)
+@every("scheduler", ["sync", "threads"])
 def test_a_result_is_not_the_callers_memory(op, scheduler):
     x = np.arange(12, dtype=np.float32).reshape(4, 3)
     before = x.copy()

@@ -6,13 +6,13 @@ import io
 import warnings
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 import dask_ferro as ff
 from dask_ferro.lower.tensor import compute
+from tests.each import every
 
 
 class Of(nn.Module):
@@ -65,9 +65,7 @@ LAYERS = {
 FIXED = ("upsampling, linear", "reflection", "halves of a product")
 
 
-@pytest.mark.parametrize(
-    ("name", "open_rows"), [*((name, True) for name in LAYERS), *((name, False) for name in FIXED)]
-)
+@every(("name", "open_rows"), [*((name, True) for name in LAYERS), *((name, False) for name in FIXED)])
 def test_a_layer_has_its_parameters_and_pytorchs_gradients(name, open_rows):
     torch.manual_seed(0)
     make, shape = LAYERS[name]

@@ -9,6 +9,7 @@ import pytest
 import dask_ferro as ff
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.lower.tensor import compute
+from tests.each import every
 from tests.graphs import written
 
 F16, BF16 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)
@@ -59,8 +60,8 @@ def model(then, constants=None, entry="float[N,4] x"):
     return ff.load(written(f"({entry}) => (float[M,K] y) {{ p = MatMul (x, w) {then} }}", weights))
 
 
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("half", [F16, BF16], ids=str)
+@every("row", ROWS)
+@every("half", [F16, BF16], ids=str)
 def test_each_operator_computes_in_the_dtype_of_its_kind(row, half):
     then, constants, dtype = ROWS[row]
     net, x = model(then, constants).until("y"), RNG.standard_normal((3, 4)).astype("f4")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from dask_ferro.graph.tensor.imported.names import is_counted, known_names
+from tests.each import every
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -35,7 +36,7 @@ def product(weight, name="", scopes=None, output="y"):
     return node("MatMul", ["x", weight], output, name, scopes)
 
 
-@pytest.mark.parametrize(
+@every(
     ("weights", "nodes", "wanted"),
     [
         pytest.param(["onnx::MatMul_7", "fc1.bias"],
@@ -93,7 +94,7 @@ def test_a_name_is_told(weights, nodes, wanted):
     assert names(weights, *nodes) == wanted
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "wanted"),
     [
         ("onnx::MatMul_12", True), ("val_3", True), ("12", True), ("/fc/Constant_output_0", True),

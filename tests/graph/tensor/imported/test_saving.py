@@ -119,13 +119,6 @@ def test_the_file_that_was_loaded_may_be_written_over(file, kept):
     np.testing.assert_allclose(run(file), by_numpy(w=V), rtol=1e-3, atol=1e-3)
 
 
-def test_bytes_and_messages_are_written_to_a_file(tmp_path):
-    proto = written(TEXT, {"w": W, "v": V})
-    for source in (proto, proto.SerializeToString()):
-        ff.load(source).save(tmp_path / "tuned.onnx", params={"w": V})
-        np.testing.assert_allclose(run(str(tmp_path / "tuned.onnx")), by_numpy(w=V), rtol=1e-3, atol=1e-3)
-
-
 def test_weights_that_share_a_place_part_when_one_is_trained(tmp_path):
     at = str(tmp_path / "m.onnx")
     ir.save(ir.from_proto(written(TEXT, {"w": W, "v": V})), at, external_data="m.data")

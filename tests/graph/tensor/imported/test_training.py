@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dask_ferro as ff
+from tests.each import every
 
 from .nets import EXPORTERS, NETS, as_exported, batch, exported, path
 from .steps import trained
@@ -77,9 +78,9 @@ def test_parameters_have_pytorchs_names_and_values(name, exporter):
         _same(tensor.compute(scheduler="sync"), wanted[parameter])
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("exporter", EXPORTERS)
-@pytest.mark.parametrize("name", NETS)
+@every("optimizer", OPTIMIZERS)
+@every("exporter", EXPORTERS)
+@every("name", NETS)
 def test_all_losses_are_pytorchs(name, exporter, optimizer):
     (losses, params), ours = by_torch(name, optimizer), _by_us(name, exporter, optimizer)
     assert losses[-1] < 0.7 * losses[0]
