@@ -62,7 +62,8 @@ def progress(*running: Any, notebook: bool | None = None) -> Any:
         shown = LiveLine()
         shown.show(words(Progress("waiting", 0.0)))
         # The client's own event loop goes on after the cell has returned.
-        client.loop.add_callback(_in_cell, client, futures, shown)
+        loop: Any = client.loop
+        loop.add_callback(_in_cell, client, futures, shown)
         return None
     # Ctrl-C ends the display and not the computation.
     return client.sync(_in_terminal, client, futures)

@@ -18,7 +18,6 @@ from dask_ferro import config
 from dask_ferro.engines.device.device import cupy_devices
 from dask_ferro.engines.device.memory import account
 from dask_ferro.policy.estimates import Speed
-from dask_ferro.runtime.worker.plugin import GpuMemory
 
 # Seconds of repetitions of one kernel.
 _BUDGET = 0.05
@@ -32,7 +31,7 @@ def detected() -> str:
     return "gpu" if cupy_devices() else "cpu"
 
 
-def memory() -> GpuMemory | None:
+def memory() -> dict[str, Any] | None:
     """Return the memory of this process' GPU; None if its driver does not report it."""
     cupy = _cupy()
     try:
