@@ -22,7 +22,7 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
-from dask_ferro.policy.events import Answer, Ask, Event, Ordered, PlaceAgain, Settlement
+from dask_ferro.policy.events import Answer, Ask, Event, Finished, Ordered, PlaceAgain, Settlement
 from dask_ferro.policy.facts import Key, Move
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.scheduling_core import SchedulingCore
@@ -64,10 +64,6 @@ class EntryPoints(WorkStealing):
     @abstractmethod
     def tell(self, event: Event) -> None:
         """Let the core handle an event, and carry out its instructions."""
-
-    @abstractmethod
-    def _seceded(self, ts: TaskState) -> None:
-        """Record that a task left its thread."""
 
     @abstractmethod
     def _answered(self, ts: TaskState, answer: Answer) -> Settlement:
@@ -151,7 +147,8 @@ class EntryPoints(WorkStealing):
 
     def remove_key_from_stealable(self, ts: TaskState) -> None:
         """Remove a task that left its thread (it seceded) from the ledger."""
-        self._seceded(ts)
+        if ts.key not in self.ledger.requests:
+            self.tell(Finished(ts.key))
 
 
 def level_of(cost: float, seconds: float) -> int:

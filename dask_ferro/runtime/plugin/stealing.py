@@ -192,10 +192,6 @@ class Stealing(EntryPoints):
         if start == "memory" and self.ledger.counts_bytes:
             self.after_freeing()
 
-    def _seceded(self, ts: TaskState) -> None:
-        if ts.key not in self.ledger.requests:
-            self.tell(events.Finished(ts.key))
-
     def restart(self, scheduler: object) -> None:
         """Forget tasks; learned costs are kept."""
         self.tell(events.Restarted())

@@ -21,7 +21,6 @@ from dask_ferro.engines.device.residency import Residency
 from dask_ferro.lower.worker import device as devices
 from dask_ferro.runtime.plugin.annotations import Require
 from dask_ferro.runtime.worker import calibration
-from dask_ferro.runtime.worker import plugin as reports
 from dask_ferro.runtime.worker.plugin import METRIC
 from dask_ferro.testing.declared_device import DeclaredDevice, compute
 from dask_ferro.testing.emulated_device import StandIn
@@ -69,7 +68,6 @@ async def test_a_heartbeat_in_the_middle_of_measuring_loses_no_figure(
     """The speed is known, the name is not; Dask has said that there is a GPU."""
     gpu = FakeCupy(total=40 * GB).install(monkeypatch)
     gpu.may_tell_name.clear()
-    monkeypatch.setattr(reports, "_PATIENCE", 0.05)
 
     with dask.config.set({"ferro.worker.device": "gpu"}):
         async with site(CPU) as s:

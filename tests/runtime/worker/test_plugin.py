@@ -148,6 +148,7 @@ def test_device_class(
     worker, *_ = cluster.workers.values()
     with dask.config.set({"ferro.worker.device": configured}):
         cluster.sync(plugin.setup, worker)
+        until(worker.metrics[METRIC]._measuring.done, "the measurement")
     row = worker.metrics[METRIC](worker)
     plugin.teardown(worker)
     assert row["device"] == wanted
@@ -168,6 +169,7 @@ def test_a_failed_measurement_is_a_warning_and_none(
     worker, *_ = cluster.workers.values()
     with caplog.at_level(logging.WARNING, "dask_ferro"):
         cluster.sync(plugin.setup, worker)
+        until(worker.metrics[METRIC]._measuring.done, "the measurement")
     row = worker.metrics[METRIC](worker)
     plugin.teardown(worker)
     assert (row["device"], row["flops"], row["bandwidth"]) == ("cpu", None, None)
