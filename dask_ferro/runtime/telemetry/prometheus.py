@@ -1,8 +1,9 @@
 """The plugin's counts as Prometheus metrics in the scheduler's `/metrics`.
 
 There is one collector per process, as Prometheus's registry belongs to the process.  It answers for the scheduler being
-scraped, from values that the log and the ledger hold anyway, and costs nothing between scrapes.  There are no labels by worker: an elastic cluster has new addresses all day, and each would
-be a permanent time series.  `docs/metrics.md` lists the names, with their units.
+scraped, from values that the log and the ledger hold anyway, and costs nothing between scrapes.  There are no labels by
+worker: an elastic cluster has new addresses all day, and each would be a permanent time series.  `docs/metrics.md`
+lists the names, with their units.
 """
 
 from __future__ import annotations
