@@ -261,15 +261,14 @@ class Stealing(EntryPoints):
         self.after_tick()
 
     def _sample(self) -> None:
-        """Record the load, about once a second; the thresholds of 1,000 workers take 0.3 ms."""
+        """Record the load, about once a second."""
         now, newest, ledger = time(), self.records.loads.newest, self.ledger
         if newest is not None and 0 <= now - newest.time < _SAMPLED:
             return
         s, waiting = self.scheduler, ledger.waiting
-        load = len(s.workers), s.total_nthreads, len(ledger.entries) - waiting, waiting, len(s.queued)
-        ordered = sorted(map(self.core.threshold, ledger.rows))
-        spread = (ordered[0], ordered[len(ordered) // 2], ordered[-1]) if ordered else None
-        self.records.loads.append(Sample(now, *load, spread))
+        running = len(ledger.entries) - waiting
+        load = Sample(now, len(s.workers), s.total_nthreads, running, waiting, len(s.queued))
+        self.records.loads.append(load)
 
     def _heard(self, ws: WorkerState) -> None:
         """Learn from a worker's heartbeat: its device, and the durations of its transfers."""

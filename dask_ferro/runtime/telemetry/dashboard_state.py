@@ -6,7 +6,7 @@ page's room are left out and counted.  Durations are seconds, sizes bytes, times
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
-from dask_ferro.policy.events import OUTCOMES, Arrived, Settled
+from dask_ferro.policy.events import Settled
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.telemetry.events import DEPARTURES, ScaleEvent
 from dask_ferro.runtime.telemetry.log import Log, Sample
@@ -24,19 +24,17 @@ from dask_ferro.words import few, natural
 SHOWN = 64
 # Rows and columns of the flow matrix; moves between other workers are summed up.
 PAIRED = 32
-# Seconds of the charts of moves.
+# Seconds of the chart of moves.
 SECONDS = 60
 
 
 class Second(NamedTuple):
-    """The moves in one second of the clock, and the work of stolen tasks that ended in it."""
+    """The outcomes of requests in one second of the clock."""
 
     second: int
     confirmed: int = 0
     refused: int = 0
     stale: int = 0
-    worked: float = 0.0
-    spent: float = 0.0
 
 
 class MoveFlow(NamedTuple):
@@ -70,11 +68,10 @@ class StealingPicture(NamedTuple):
     flows : tuple of MoveFlow
         The moves that are kept, by pair.
     seconds : tuple of Second
-        The last `SECONDS` up to the newest move, of the moves that are kept.
+        The last `SECONDS` up to the newest move; none before the first one.
     backlogs : tuple of Backlog
     unseen : int
         Workers that are not among the backlogs.
-    thresholds : tuple of (time, least, median, most)
     """
 
     policy: str
@@ -83,7 +80,6 @@ class StealingPicture(NamedTuple):
     seconds: tuple[Second, ...]
     backlogs: tuple[Backlog, ...]
     unseen: int
-    thresholds: tuple[tuple[float, float, float, float], ...]
 
 
 class ElasticPicture(NamedTuple):
@@ -114,32 +110,23 @@ def stealing_picture(scheduler: Scheduler, stealing: Stealing, now: float) -> St
     now : float
     """
     log, backlogs = stealing.records, _backlogs(scheduler, stealing, now)
-    (moves, _), (stolen, _), (loads, _) = log.moves.since(), log.stolen.since(), log.loads.since()
+    moves, _ = log.moves.since()
+    unseen = len(stealing.ledger.rows) - len(backlogs)
+    flows, seconds = _flows(scheduler, moves), _seconds(moves)
     return StealingPicture(
-        stealing.settings.stealing,
-        dict(log.counts["steal"]),
-        _flows(scheduler, moves),
-        _seconds(moves, stolen),
-        backlogs,
-        len(stealing.ledger.rows) - len(backlogs),
-        tuple((load.time, *load.thresholds) for load in loads if load.thresholds),
+        stealing.settings.stealing, dict(log.counts["steal"]), flows, seconds, backlogs, unseen
     )
 
 
-def _seconds(moves: Sequence[Settled], stolen: Sequence[Arrived]) -> tuple[Second, ...]:
-    """Return the seconds with a move or the end of a stolen task, of the last `SECONDS` before the newest of them."""
-    ends = [one.requested + one.delay + one.worked for one in stolen]
-    least = max([*ends[-1:], *(move.at for move in moves[-1:])], default=0.0) - SECONDS
-    rows: defaultdict[int, list[float]] = defaultdict(lambda: [0, 0, 0, 0.0, 0.0])
-    for move in moves:
-        if move.at > least:
-            row = rows[int(move.at)]
-            row[OUTCOMES.index(move.outcome)] += 1
-            row[4] += move.cost if move.outcome == "confirmed" else 0.0
-    for end, one in zip(ends, stolen, strict=True):
-        if end > least:
-            rows[int(end)][3] += one.worked
-    return tuple(Second(second, *map(int, row[:3]), *row[3:]) for second, row in sorted(rows.items()))
+def _seconds(moves: Sequence[Settled]) -> tuple[Second, ...]:
+    if not moves:
+        return ()
+    counts = Counter((int(move.at), move.outcome) for move in moves)
+    newest = int(moves[-1].at)
+    return tuple(
+        Second(second, *(counts[second, outcome] for outcome in ("confirmed", "refused", "stale")))
+        for second in range(newest - SECONDS + 1, newest + 1)
+    )
 
 
 def _flows(scheduler: Scheduler, moves: Iterable[Settled]) -> tuple[MoveFlow, ...]:

@@ -23,7 +23,7 @@ from dask_ferro.trace import Key
 
 _Record = TypeVar("_Record")
 
-# The most settled requests, and the most stolen tasks that are done: 1 MB each; a page sums them up in 2 ms.
+# The most settled requests: 1 MB; a page sums them up in 2 ms.
 _MOVES = 5_000
 # Samples of the load: ten minutes, as much as the pages draw.
 _SAMPLES = 600
@@ -67,11 +67,7 @@ class TaskRun(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The load at one moment: tasks that run, wait at a worker, or wait at the scheduler; and all workers' thresholds.
-
-    `thresholds` has the least, the median and the most seconds of backlog below which a worker steals; None without
-    workers.
-    """
+    """The load at one moment: tasks that run, wait at a worker, or wait at the scheduler."""
 
     time: float
     workers: int
@@ -79,7 +75,6 @@ class Sample(NamedTuple):
     running: int
     waiting: int
     queued: int
-    thresholds: tuple[float, float, float] | None = None
 
 
 class Ring(Generic[_Record]):
@@ -144,7 +139,7 @@ class Log:
     moves : Ring of Settled
         Requests with a known outcome.
     stolen : Ring of Arrived
-        Stolen tasks that are done.
+        Stolen tasks that are done, as many.
     loads : Ring of Sample
         About one a second.
     decisions, departures : Ring of mapping
@@ -163,7 +158,7 @@ class Log:
         }
         self.tasks: Ring[TaskRun] = Ring(0)
         self.moves: Ring[Settled] = Ring(_MOVES)
-        self.stolen: Ring[Arrived] = Ring(_MOVES)
+        self.stolen: Ring[Arrived] = Ring(0)
         self.loads: Ring[Sample] = Ring(_SAMPLES)
         self.decisions: Ring[Mapping[str, Any]] = Ring(_SCALINGS)
         self.departures: Ring[Mapping[str, Any]] = Ring(_SCALINGS)
@@ -192,4 +187,4 @@ class Log:
     def _resize(self) -> None:
         most = max(self.wanted.values(), default=0)
         self.tasks.resize(most)
-        self.stolen.resize(max(most, _MOVES))
+        self.stolen.resize(most)

@@ -15,12 +15,10 @@ from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
 from bokeh.models import FactorRange, LinearColorMapper, PrintfTickFormatter, Range1d
 
-from dask_ferro.runtime.telemetry.dashboard_state import MoveFlow, Second, StealingPicture
+from dask_ferro.runtime.telemetry.dashboard_state import SECONDS, MoveFlow, StealingPicture
 from dask_ferro.views.pages import look
 from dask_ferro.words import duration, natural
 
-# Seconds of the chart of moves.
-_WINDOW = 60
 # The shortest backlog that is drawn, in seconds: a logarithmic axis has no 0.
 _LEAST = 1e-4
 # The most workers for which the cells of the matrix show their numbers.
@@ -99,7 +97,7 @@ class StealingPage:
             "text": [f"{f.moves:,}" if written and f.moves else "" for f in flows],
             "ink": [_ink(f.moves, high) for f in flows],
         }
-        self.seconds.data = look.filled(_SECOND, _each(picture.seconds))
+        self.seconds.data = look.filled(_SECOND, picture.seconds)
         self._no_flow.visible = not flows
         self._no_moves.visible = not picture.seconds
 
@@ -134,7 +132,7 @@ class StealingPage:
         return look.framed("steals by victim and thief", fig)
 
     def _rates(self) -> look.Figure:
-        fig = look.over_time(_WINDOW, "per second", height=178)
+        fig = look.over_time(SECONDS, "per second", height=178)
         names, colors = list(_OUTCOMES), list(_OUTCOMES.values())
         bars = fig.vbar_stack(names, x="time", width=900, source=self.seconds, color=colors, line_color=None)
         look.hover(fig, bars[-1:], [(name, f"@{name}") for name in names])
@@ -173,14 +171,3 @@ def _with_zeros(flows: Sequence[MoveFlow], names: Sequence[str]) -> list[MoveFlo
     """Return a flow for each pair of workers, so that a pair without steals has a pale cell."""
     found = {(f.victim, f.thief): f for f in flows}
     return [found.get(pair) or MoveFlow(*pair, 0, 0.0, 0.0) for pair in permutations(names, 2)]
-
-
-def _each(seconds: Sequence[Second]) -> list[Second]:
-    """Return each second of the window that ends with the newest, including seconds without moves."""
-    if not seconds:
-        return []
-    found = {s.second: s for s in seconds[-_WINDOW:]}
-    quiet: Any = {"confirmed": 0, "refused": 0, "stale": 0, "worked": 0.0, "spent": 0.0}
-    last = seconds[-1].second
-    window = range(last - _WINDOW + 1, last + 1)
-    return [found.get(s) or seconds[0]._replace(second=s, **quiet) for s in window]
