@@ -92,7 +92,7 @@ class _Ongoing:
     ordered: set[str] = field(default_factory=set)
     lost: Counter[str] = field(default_factory=Counter)
     released: set[str] = field(default_factory=set)
-    state: step.ScalingState = field(default_factory=step.ScalingState)
+    surplus: Mapping[str, float] = field(default_factory=dict)
     decisions: deque[ScaleEvent] = field(default_factory=lambda: deque(maxlen=_KEPT))
     node_seconds: float = 0.0
     ticked: float | None = None
@@ -300,7 +300,8 @@ class Elastic(upstream_deploy.Adapting):
                 ongoing.lifetimes[one.pool] = max(ongoing.lifetimes.get(one.pool, 0.0), one.age + one.ends_in)
         staff = staff._replace(pools=tuple(map(self._lasting, staff.pools)))
         self._count(staff)
-        decision, ongoing.state = step.step(staff, ongoing.state, self.parameters)
+        decision = step.step(staff, self.parameters, ongoing.surplus)
+        ongoing.surplus = decision.surplus
         await self._enact(decision, staff, {job.name: job for job in jobs}, facts["workers"])
         if self._fails:
             for resources, why in unrunnable(staff, facts):

@@ -83,7 +83,7 @@ def ruled(draw: st.DrawFn) -> ScalingFacts:
 def test_never_more_than_the_maximum_and_nothing_of_a_pool_that_is_not_open(
     staff: ScalingFacts, parameters: ScalingParameters
 ) -> None:
-    decision, _ = step(staff, OLD, parameters)
+    decision = step(staff, parameters, OLD)
     pools = {pool.name: pool for pool in staff.pools}
     assert all(not pools[name].is_paused for name in asked(decision))
 

@@ -29,7 +29,7 @@ from dask_ferro.policy.scaling.facts import (
     Submit,
 )
 from dask_ferro.policy.scaling.fleet import Fleet
-from dask_ferro.policy.scaling.step import ScalingParameters, ScalingState, step
+from dask_ferro.policy.scaling.step import ScalingParameters, step
 
 GB = 10**9
 P = ScalingParameters(notice=5.0)
@@ -52,10 +52,14 @@ def work(*entries: tuple[float, float], **facts: Any) -> Demand:
 
 
 def decide(
-    pools: list[Pool], there: list[Job], *demands: Demand, state: ScalingState | None = None, **changes: Any
+    pools: list[Pool],
+    there: list[Job],
+    *demands: Demand,
+    surplus: dict[str, float] | None = None,
+    **changes: Any,
 ) -> Decision:
     staff = ScalingFacts(NOW, tuple(pools), tuple(there), demands)
-    return step(staff, state or ScalingState(), replace(P, **changes))[0]
+    return step(staff, replace(P, **changes), surplus)
 
 
 def asked(decision: Decision) -> dict[str, int]:
@@ -510,7 +514,7 @@ def test_an_idle_job_within_the_minimum_makes_room_for_work_that_nobody_else_may
 
 
 def test_pending_jobs_stay_while_they_could_do_something_and_a_while_longer() -> None:
-    there, state = jobs(*[PENDING] * 3), ScalingState()
+    there, surplus = jobs(*[PENDING] * 3), {}
     for at, demands, leaves in [
         (0, (work((1, 9)),), []),
         (1, (), []),
@@ -518,15 +522,16 @@ def test_pending_jobs_stay_while_they_could_do_something_and_a_while_longer() ->
         (11, (work((1, 5)),), ["j2"]),  # two of them are of use again
         (12, (work((1, 5)),), []),
     ]:
-        decision, state = step(ScalingFacts(at, (CPU,), tuple(there), demands), state, P)
+        decision = step(ScalingFacts(at, (CPU,), tuple(there), demands), P, surplus)
+        surplus = decision.surplus
         assert gone(decision) == leaves
         there = [job for job in there if job.name not in leaves]
 
 
 def test_the_oldest_pending_job_is_the_last_to_be_cancelled() -> None:
     there = [job._replace(order=order) for job, order in zip(jobs(*[PENDING] * 3), (7, 2, 5), strict=True)]
-    state = ScalingState(surplus={"cpu": NOW - 100})
-    assert gone(decide([CPU], there, work((1, 4)), state=state)) == ["j0", "j2"]
+    surplus = {"cpu": NOW - 100}
+    assert gone(decide([CPU], there, work((1, 4)), surplus=surplus)) == ["j0", "j2"]
 
 
 class Site:
@@ -549,7 +554,7 @@ class Site:
         self.pools, self.parameters, self.room, self.wait, self.boot = pools, parameters, room, wait, boot
         self.full: set[str] = set()  # pools that start nothing for now
         self.now = 0.0
-        self.state = ScalingState()
+        self.surplus: dict[str, float] = {}
         self.jobs: list[Job] = []
         self.count = 0
         self.acted: list[tuple[float, str]] = []
@@ -581,7 +586,8 @@ class Site:
         self.jobs = found
         self.node_seconds += sum(job.state != PENDING for job in self.jobs)
         staff = ScalingFacts(self.now, tuple(self.pools), tuple(self.jobs), demands)
-        decision, self.state = step(staff, self.state, self.parameters)
+        decision = step(staff, self.parameters, self.surplus)
+        self.surplus = dict(decision.surplus)
         self.enact(decision)
 
     def started(self, pool: str) -> int:
@@ -733,14 +739,14 @@ PARAMETERS = st.builds(
     surge=st.sampled_from([0, 0, 1, 4]),
 )
 untimed = settings(deadline=None)
-OLD = ScalingState(surplus={"cpu": 0.0, "gpu": 0.0})
+OLD = {"cpu": 0.0, "gpu": 0.0}
 
 
 @untimed
 @given(staffs() | staffs(ends=True), PARAMETERS)
 def test_stays_within_the_bounds(staff: ScalingFacts, parameters: ScalingParameters) -> None:
     """Those that leave and those about to end count for the maximum, and not for the minimum."""
-    decision, _ = step(staff, OLD, parameters)
+    decision = step(staff, parameters, OLD)
     fleet = Fleet(staff, parameters)
     processes = {pool.name: pool.processes for pool in staff.pools}
 
@@ -782,7 +788,7 @@ def test_stays_within_the_bounds(staff: ScalingFacts, parameters: ScalingParamet
 def test_only_whole_jobs_go_and_each_in_the_way_of_its_state(
     staff: ScalingFacts, parameters: ScalingParameters
 ) -> None:
-    decision, _ = step(staff, OLD, parameters)
+    decision = step(staff, parameters, OLD)
     states = {job.name: job.state for job in staff.jobs}
     assert {states[name] for name in named(decision, Cancel)} <= {PENDING}
     excess = Fleet(staff, parameters).workers() > parameters.maximum  # for which alone a booting one goes
@@ -799,7 +805,7 @@ def test_only_whole_jobs_go_and_each_in_the_way_of_its_state(
 def test_what_leavers_hold_fits_on_those_that_stay(
     staff: ScalingFacts, parameters: ScalingParameters
 ) -> None:
-    decision, _ = step(staff, OLD, parameters)
+    decision = step(staff, parameters, OLD)
     left = named(decision, Drain)
     drained = [job for job in staff.jobs if job.name in left]
     stay = [job for job in staff.jobs if job.state == RUNNING and job.name not in left]
@@ -812,7 +818,7 @@ def test_what_leavers_hold_fits_on_those_that_stay(
 def test_never_lets_go_what_the_work_could_use_now(
     staff: ScalingFacts, parameters: ScalingParameters
 ) -> None:
-    decision, _ = step(staff, OLD, parameters)
+    decision = step(staff, parameters, OLD)
     pools = {pool.name: pool for pool in staff.pools}
     there = [job for job in staff.jobs if job.state != LEAVING]
     assume(sum(pools[job.pool].processes for job in there) <= parameters.maximum)
@@ -854,7 +860,7 @@ def test_more_work_never_wants_fewer_jobs(
     else:
         more.append(Demand(((profiles.span(profile, inf), data.draw(st.sampled_from([1.0, 50.0]))),)))
     few, many = (
-        step(ScalingFacts(NOW, (pool,), (), tuple(demands)), ScalingState(), parameters)[0].wanted["cpu"]
+        step(ScalingFacts(NOW, (pool,), (), tuple(demands)), parameters).wanted["cpu"]
         for demands in ([Demand(tuple(profile))], more)
     )
     assert few <= many
@@ -888,9 +894,9 @@ NUMBERS = st.floats() | st.sampled_from([nan, inf, -inf, 0.0, -1.0, 1e300])
 @given(staffs(), st.lists(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4).map(tuple), max_size=3))
 def test_is_total(staff: ScalingFacts, profiles: list) -> None:
     """Seconds and widths come from users, and may be anything."""
-    decision, state = step(staff._replace(demands=tuple(map(Demand, profiles))), ScalingState(), P)
+    decision = step(staff._replace(demands=tuple(map(Demand, profiles))), P)
     assert set(decision.wanted) == {pool.name for pool in staff.pools}
-    assert set(state.surplus) <= set(decision.wanted)
+    assert set(decision.surplus) <= set(decision.wanted)
 
 
 def test_thousands_of_jobs_and_a_long_profile_are_bounded() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dask_ferro.policy.scaling.facts import PENDING, Job, Pool, ScalingFacts, Submit
 from dask_ferro.policy.scaling.fleet import ScalingParameters
-from dask_ferro.policy.scaling.step import ScalingState, step
+from dask_ferro.policy.scaling.step import step
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Patience
 from dask_ferro.runtime.slurm.parsing import QueueRow
 
@@ -29,7 +29,7 @@ class Toy:
         self.ages: dict[str, int] = {}
         self.dead: set[str] = set()
         self.listings: list[dict[str, QueueRow]] = [{}]
-        self.state = ScalingState()
+        self.surplus: dict[str, float] = {}
         self.submitted = 0
 
     @property
@@ -74,7 +74,8 @@ class Toy:
             for job in self.book.values()
         )
         bounds = ScalingParameters(minimum=MOST, maximum=MOST)
-        decision, self.state = step(ScalingFacts(self.now, (pool,), jobs), self.state, bounds)
+        decision = step(ScalingFacts(self.now, (pool,), jobs), bounds, self.surplus)
+        self.surplus = dict(decision.surplus)
         for action in decision.actions:
             assert isinstance(action, Submit), action
             for _ in range(action.count):
