@@ -177,6 +177,7 @@ def test_asks_for(pools: list, there: list, demands: list, changes: dict, wanted
     assert asked(decide(pools, there, *demands, **changes)) == wanted
 
 
+PAUSE, TWO = GPU._replace(is_paused=True), {"minimum": 2, "maximum": 2}
 ONLY_CPU, ONLY_GPU = {"pools": frozenset({"cpu"})}, {"pools": frozenset({"gpu"})}
 
 
@@ -222,10 +223,31 @@ ONLY_CPU, ONLY_GPU = {"pools": frozenset({"cpu"})}, {"pools": frozenset({"gpu"})
             [CPU, GPU], [], [work((20, 800), **ONLY_CPU), work((20, 80), **ONLY_GPU)], {"maximum": 4},
             {"cpu": 3, "gpu": 1}, id="one job of each kind before all of one",
         ),
+        pytest.param([PAUSE], [], [work((60, 40))], {}, {}, id="none that is paused, for work"),
+        pytest.param([PAUSE], [], [], TWO, {}, id="nor for an order"),
+        pytest.param([PAUSE._replace(minimum=2)], [], [], {}, {}, id="nor for its own minimum"),
+        pytest.param([CPU, PAUSE], [], [], TWO, {"cpu": 2}, id="another pool fills the order"),
+        pytest.param(
+            [PAUSE], jobs(RUNNING, ends_in=1.0, pool="gpu"), [work((60, 40))], {}, {}, id="no successor there"
+        ),
+        pytest.param(
+            [CPU, PAUSE._replace(lingering=1)], [], [], TWO, {"cpu": 1}, id="nobody confirmed the end of its job"
+        ),
     ],
 )  # fmt: skip
 def test_of_several_pools_grows(pools: list, there: list, demands: list, changes: dict, wanted: dict) -> None:
     assert asked(decide(pools, there, *demands, **changes)) == wanted
+
+
+def test_jobs_of_a_paused_pool_go_on_queued_ones_too() -> None:
+    decision = decide([PAUSE], jobs(RUNNING, PENDING, BOOTING, pool="gpu", threads=1), work((60, 40)))
+    assert decision.actions == ()
+    assert decision.why == "2.4e+03 s of work for gpu, up to 40 wide, 60 s at least; gpu is paused"
+
+
+def test_while_jobs_go_nothing_is_rounded_up() -> None:
+    there = [*jobs(RUNNING, RUNNING, RUNNING), *jobs(RUNNING, first=3, ends_in=1.0)]
+    assert asked(decide([CPU._replace(processes=3)], there, minimum=12, maximum=12, surge=2)) == {}
 
 
 @pytest.mark.parametrize(("minimum", "why"), [(1, "at least 1 worker"), (2, "at least 2 workers")])
@@ -710,8 +732,9 @@ STATES = st.sampled_from([PENDING, BOOTING, RUNNING, LEAVING])
 @st.composite
 def staffs(draw: st.DrawFn, ends: bool = False) -> ScalingFacts:
     """Facts of two pools and of work for both, either, or none of them."""
-    lingering = draw(st.sampled_from([0, 0, 2]))
-    pools = (draw(POOLS), draw(POOLS)._replace(name="gpu", cost=4.0, lingering=lingering))
+    lingering, is_paused = draw(st.sampled_from([0, 0, 2])), draw(st.sampled_from([False, False, True]))
+    gpu = draw(POOLS)._replace(name="gpu", cost=4.0, lingering=lingering, is_paused=is_paused)
+    pools = (draw(POOLS), gpu)
     there = [
         Job(
             f"j{n}", (pool := draw(st.sampled_from(["cpu", "gpu"]))), draw(STATES), draw(SECONDS), n, draw(SECONDS),
@@ -769,6 +792,8 @@ def test_stays_within_the_bounds(staff: ScalingFacts, parameters: ScalingParamet
         or (every == before and every + new <= most)
     )
     assert after + new <= max(parameters.maximum, before, parameters.minimum + fixed)
+    paused = {pool.name for pool in staff.pools if pool.is_paused}
+    assert not paused & asked(decision).keys()
     swaps = any(map(fleet.starves, fleet.works))  # one goes, another comes next
     assert swaps or after + new >= min(parameters.minimum, before)
     if parameters.max_pending == inf and not swaps:
