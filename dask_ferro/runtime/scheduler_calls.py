@@ -70,7 +70,7 @@ class RosterCalls(Protocol):
     async def ferro_roster(
         self,
         *,
-        ends: Mapping[str, float] | None = None,
+        ends: Mapping[str, float | None] | None = None,
         fresh: float | None = None,
         exposed: Mapping[str, str] | None = None,
     ) -> RosterAnswer:
