@@ -16,7 +16,6 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ablation_workloads import Setup
-from simulated.elastic.run import backup
 
 HUGE = 2**60
 POLICY = "dask_ferro.policy."
@@ -620,12 +619,6 @@ SCALING = (
         "One that overran takes as long again, one never measured twice the longest run.",
         (ADAPTER + "seconds_left", lambda old: lambda takes, ran: max(takes - ran, 1e-4)),
         (ADAPTER + "unmeasured", lambda old: lambda longest, guess: guess),
-    ),
-    Rule(
-        "scaling",
-        "one backup",
-        "Data of leaving workers is spread over all that stay; off: on one.",
-        lambda setup: replace(setup, receivers=backup),
     ),
     unseen(
         "scaling",

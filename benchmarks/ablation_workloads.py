@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from simulated.elastic.controllers import Scaling
 from simulated.elastic.pools import VirtualPool
-from simulated.elastic.run import Spread, simulate_elastic
+from simulated.elastic.run import simulate_elastic
 from simulated.generators import NAMES, build
 from simulated.graph_builder import GraphBuilder
 from simulated.tiled_linalg import (
@@ -26,7 +26,6 @@ from simulated.tiled_linalg import (
 )
 
 from dask_ferro.policy.estimates import Link
-from dask_ferro.policy.scaling.evacuation import spread
 from dask_ferro.policy.scaling.step import ScalingParameters
 from dask_ferro.policy.scheduling_core import SchedulingSettings
 from dask_ferro.simulate.cluster import Change, VirtualCluster, VirtualWorker
@@ -65,7 +64,6 @@ class Setup:
     policy: str = "informed"
     settings: SchedulingSettings = field(default_factory=SchedulingSettings)
     scaling: Callable[[ScalingParameters], ScalingParameters] = lambda bounds: bounds
-    receivers: Spread = spread
 
 
 class Workload(NamedTuple):
@@ -249,7 +247,7 @@ def elastic(
         try:
             ran = simulate_elastic(
                 graph_of(seed), pools, controller, at_start={pools[0].name: at_start} if at_start else None,
-                policy=setup.policy, rules=setup.settings, receivers=setup.receivers, seed=seed, limit=LIMIT,
+                policy=setup.policy, rules=setup.settings, seed=seed, limit=LIMIT,
             )  # fmt: skip
         except Stuck:
             return Figures(LIMIT, 0.0, 0.0, 0.0, 0.0, stuck=True)

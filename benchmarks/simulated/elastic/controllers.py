@@ -34,7 +34,7 @@ class Scaling:
 
     parameters: step.ScalingParameters = field(default_factory=step.ScalingParameters)
     resize: Mapping[int, int] = field(default_factory=dict)
-    _state: step.ScalingState = field(default_factory=step.ScalingState)
+    _surplus: Mapping[str, float] = field(default_factory=dict)
 
     def decide(self, staff: ScalingFacts, scheduler: Scheduler) -> tuple[Action, ...]:
         """Return the policy's actions."""
@@ -43,5 +43,6 @@ class Scaling:
         if reached:
             count = self.resize[max(reached)]
             parameters = replace(parameters, minimum=count, maximum=count)
-        decision, self._state = step.step(staff, self._state, parameters)
+        decision = step.step(staff, parameters, self._surplus)
+        self._surplus = decision.surplus
         return decision.actions

@@ -7,7 +7,7 @@ lost with its results.  Equal arguments give equal runs.  Durations are seconds,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
@@ -36,8 +36,6 @@ LIMIT = 86_400.0
 LOOK = 0.05
 # The share of its memory up to which a worker accepts results of leaving ones: above it Dask begins to spill.
 ROOM = 0.6
-# Chooses receivers of leaving workers' results: (results with bytes, free bytes by worker) -> receivers.
-Spread = Callable[[Iterable[tuple[Key, int]], Mapping[Address, int]], dict[Key, Address]]
 
 
 class ElasticRun(NamedTuple):
@@ -83,7 +81,6 @@ class ElasticDriver:
     pools: tuple[VirtualPool, ...]
     controller: Controller
     at_start: Mapping[Name, int]
-    receivers: Spread
     seed: int
     limit: float
 
@@ -218,7 +215,7 @@ class ElasticDriver:
             return
         free = {record.address: self._room(record) for record in staying if record.accepts}
         largest = sorted(items, key=lambda number: (-items[number].spec.nbytes, number))
-        found = self.receivers([(number, items[number].spec.nbytes) for number in largest], free)
+        found = spread([(number, items[number].spec.nbytes) for number in largest], free)
         for number, address in found.items():
             record = self.scheduler.records[address]
             self.scheduler.world.add("bytes_spread", items[number].spec.nbytes)
@@ -235,14 +232,6 @@ class ElasticDriver:
         self.batch.end(job)
 
 
-def backup(items: Iterable[tuple[Key, int]], free: Mapping[Address, int]) -> dict[Key, Address]:
-    """Return one receiver for all results, the worker with the most free memory: the paper's backup node."""
-    if not free:
-        return {}
-    address = min(free, key=lambda address: (-free[address], address))
-    return {key: address for key, _ in items}
-
-
 def simulate_elastic(
     graph: TaskGraph,
     pools: Iterable[VirtualPool],
@@ -251,7 +240,6 @@ def simulate_elastic(
     at_start: Mapping[Name, int] | None = None,
     policy: str = "informed",
     rules: SchedulingSettings | None = None,
-    receivers: Spread = spread,
     cluster: VirtualCluster | None = None,
     seed: int = 0,
     limit: float = LIMIT,
@@ -266,8 +254,6 @@ def simulate_elastic(
         Jobs that run from the beginning; default: none.
     policy, rules
         Of placement and stealing, as for `simulate`.
-    receivers : callable
-        Chooses the workers that receive leaving workers' results.
     cluster : VirtualCluster, optional
         Links and costs of the simulation; its workers, if any, stay throughout.
     limit : float
@@ -278,7 +264,7 @@ def simulate_elastic(
     Stuck
         If tasks are left and no worker comes to run them, or at the limit.
     """
-    elastic = ElasticDriver(tuple(pools), controller or Scaling(), at_start or {}, receivers, seed, limit)
+    elastic = ElasticDriver(tuple(pools), controller or Scaling(), at_start or {}, seed, limit)
     cluster = cluster if cluster is not None else VirtualCluster(())
     trace = simulate(graph, cluster, policy=policy, rules=rules, seed=seed, attach=elastic.attach)
     begins = elastic.scheduler.submissions

@@ -196,9 +196,12 @@ class Decision(NamedTuple):
         The reason for `wanted`, as text.
     advice : mapping of pool to str
         For pools whose jobs live too short for the work: what to change.
+    surplus : mapping of pool to float
+        Since when, on the caller's clock, a pool has had more pending jobs than the work could use.
     """
 
     actions: tuple[Action, ...]
     wanted: Mapping[Name, int]
     why: str
     advice: Mapping[Name, str] = {}
+    surplus: Mapping[Name, float] = {}

@@ -222,12 +222,10 @@ class Fleet:
 
     def minimum(self) -> float:
         """Return the least number of workers; work that no job may run takes the place of others in a full cluster."""
-        smallest = (
-            min(self.pools[name].processes for name in work.pools)
-            for work in self.works
-            if self.starves(work)
-        )
-        return self.parameters.minimum - max(sum(smallest) - max(self.vacant(), 0.0), 0.0)
+        starving = 0
+        for work in filter(self.starves, self.works):
+            starving += min(self.pools[name].processes for name in work.pools)
+        return self.parameters.minimum - max(starving - max(self.vacant(), 0.0), 0.0)
 
     def team(self, work: MergedDemand) -> list[Job]:
         """Return the counting jobs that may run a work."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil, inf
-from typing import NamedTuple
 
 from dask_ferro.policy.estimates import SPARE
 from dask_ferro.policy.scaling.facts import Decision, Name, ScalingFacts
@@ -22,40 +21,27 @@ from dask_ferro.policy.scaling.grow import grow
 from dask_ferro.policy.scaling.shrink import shrink
 from dask_ferro.policy.scaling.work_profile import span, widest, work
 
-__all__ = ["ScalingParameters", "ScalingState", "step"]
-
-
-class ScalingState(NamedTuple):
-    """The state between steps, which provides hysteresis; times are on the caller's clock.
-
-    Attributes
-    ----------
-    surplus : mapping of pool to float
-        Since when a pool has had more pending jobs than the work could use.
-    """
-
-    surplus: Mapping[Name, float] = {}
+__all__ = ["ScalingParameters", "step"]
 
 
 def step(
-    staff: ScalingFacts, state: ScalingState, parameters: ScalingParameters
-) -> tuple[Decision, ScalingState]:
-    """Return what to do now, and the state for the next step.
+    staff: ScalingFacts, parameters: ScalingParameters, surplus: Mapping[Name, float] | None = None
+) -> Decision:
+    """Return what to do now.
 
     Parameters
     ----------
     staff : ScalingFacts
         The facts.
-    state : ScalingState
-        The state returned by the previous step; `ScalingState()` at first.
+    surplus : mapping of pool to float, optional
+        `Decision.surplus` of the previous step.
     """
     fleet = Fleet(staff, parameters)
     submits = grow(fleet)
     moving = sum(max(job.unique, 0) for job in fleet.leaving)
-    leaving, surplus = shrink(fleet, state.surplus, staff.now, moving)
+    leaving, since = shrink(fleet, surplus or {}, staff.now, moving)
     wanted = {name: fleet.count(name) for name in fleet.pools}
-    why, advice = _why(fleet, staff), _advice(fleet)
-    return Decision((*submits, *leaving), wanted, why, advice), ScalingState(surplus)
+    return Decision((*submits, *leaving), wanted, _why(fleet, staff), _advice(fleet), since)
 
 
 def _advice(fleet: Fleet) -> dict[Name, str]:

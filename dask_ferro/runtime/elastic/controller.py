@@ -90,7 +90,7 @@ class _Ongoing:
     ordered: set[str] = field(default_factory=set)
     lost: Counter[str] = field(default_factory=Counter)
     released: set[str] = field(default_factory=set)
-    state: step.ScalingState = field(default_factory=step.ScalingState)
+    surplus: Mapping[str, float] = field(default_factory=dict)
     decisions: deque[ScaleEvent] = field(default_factory=lambda: deque(maxlen=_KEPT))
     node_seconds: float = 0.0
     ticked: float | None = None
@@ -267,14 +267,16 @@ class Elastic(upstream_deploy.Adapting):
         ongoing = self._ongoing
         ongoing.released.clear()
         seen, kinds = await self._pools.reconcile(), self._pools.pools()
-        ends = {worker: job.ends_at for job in seen if job.ends_at is not None for worker in job.workers}
-        lives = (self._lasting(kind) for kind in kinds if not kind.closed)
         preemptible = {kind.name for kind in kinds if kind.preemptible}
-        facts = await self._calls.ferro_roster(
-            ends=ends,
-            fresh=max((kind.lifetime - kind.start_up for kind in lives), default=0.0),
-            exposed={worker: job.name for job in seen if job.pool in preemptible for worker in job.workers},
-        )
+        ends: dict[str, float | None] = {}
+        exposed: dict[str, str] = {}
+        for job in seen:
+            ends |= dict.fromkeys(job.workers, job.ends_at)
+            if job.pool in preemptible:
+                exposed |= dict.fromkeys(job.workers, job.name)
+        lives = (self._lasting(kind) for kind in kinds if not kind.closed)
+        fresh = max((kind.lifetime - kind.start_up for kind in lives), default=0.0)
+        facts = await self._calls.ferro_roster(ends=ends, fresh=fresh, exposed=exposed)
         # A job released meanwhile is no longer leaving: it would be counted, and another one released in its place.
         jobs = [job for job in seen if job.name not in ongoing.released]
         now = time()
@@ -287,7 +289,8 @@ class Elastic(upstream_deploy.Adapting):
                 ongoing.lifetimes[one.pool] = max(ongoing.lifetimes.get(one.pool, 0.0), one.age + one.ends_in)
         staff = staff._replace(pools=tuple(map(self._lasting, staff.pools)))
         self._count(staff)
-        decision, ongoing.state = step.step(staff, ongoing.state, self.parameters)
+        decision = step.step(staff, self.parameters, ongoing.surplus)
+        ongoing.surplus = decision.surplus
         await self._enact(decision, staff, {job.name: job for job in jobs}, facts["workers"])
         if self._fails:
             for resources, why in unrunnable(staff, facts):

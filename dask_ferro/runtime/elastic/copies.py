@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dask.typing import Key
@@ -147,7 +148,8 @@ class Copies(ActiveMemoryManagerPolicy):
         del self._due[:_MOST]
         if not self._due:
             workers = (ws for ws in self.scheduler.workers.values() if self._job_of(ws) and _stays(ws))
-            self._due = list(dict.fromkeys(ts.key for ws in workers for ts in ws.has_what))
+            held = chain.from_iterable(ws.has_what for ws in workers)
+            self._due = list(dict.fromkeys(ts.key for ts in held))
         return [tasks[key] for key in turn if key in tasks]
 
     def _is_exposed(self, ts: TaskState) -> bool:

@@ -55,7 +55,7 @@ _SAME, _PUT_OFF = 1.0, 5.0
 _LEAVES_AT = 100e6
 
 
-class _End(NamedTuple):
+class _WorkerEnd(NamedTuple):
     """When a worker ends, as reported, and until when it may run tasks (epoch)."""
 
     at: float
@@ -87,8 +87,8 @@ class Roster(Part):
         self._scheduler: Scheduler | None = None
         self._workers: dict[str, _Seen] = {}  # by address
         # By worker name, from the site and from the workers; also for workers that have not joined yet.
-        self._site_ends: dict[str, _End] = {}
-        self._own_ends: dict[str, _End] = {}
+        self._site_ends: dict[str, _WorkerEnd] = {}
+        self._own_ends: dict[str, _WorkerEnd] = {}
         self._fresh = 0.0
         # Expensive answers, the number of unfinished tasks that they are for, and the time until which they hold.
         self._unique: dict[str, int] = {}
@@ -159,7 +159,7 @@ class Roster(Part):
     def roster(
         self,
         comm: object = None,
-        ends: Mapping[str, float] | None = None,
+        ends: Mapping[str, float | None] | None = None,
         fresh: float | None = None,
         exposed: Mapping[str, str] | None = None,
     ) -> RosterAnswer:
@@ -167,9 +167,9 @@ class Roster(Part):
 
         Parameters
         ----------
-        ends : mapping of name to float, optional
-            When workers' jobs end, in seconds since the epoch: tasks that would take longer are not placed on them.
-            Workers that have not joined yet may be named.  Each mapping replaces the one before; None keeps it.
+        ends : mapping of name to float or None, optional
+            When workers' jobs end, in seconds since the epoch; None: no longer known.  Tasks that would take longer are
+            not placed on them.  Workers that have not joined yet may be named.
         fresh : float, optional
             Seconds that a worker started now would have; 0: none would be started.
         exposed : mapping of name to name, optional
@@ -177,8 +177,7 @@ class Roster(Part):
             hold are copied.
         """
         scheduler, now, size = self._here(), monotonic(), self._demands.remaining()
-        if ends is not None:
-            self._set_ends(self._noted(ends, self._site_ends), self._own_ends)
+        self._set_ends(self._updated(self._site_ends, ends or {}), self._own_ends)
         if fresh is not None:
             self._fresh = fresh - reserve(fresh)
         if exposed is not None:
@@ -243,22 +242,24 @@ class Roster(Part):
         ends : mapping of name to float
             Seconds since the epoch; workers that have not joined yet may be named.
         """
-        now = time()
-        known = {name: end for name, end in self._own_ends.items() if end.at > now}
-        self._set_ends(self._site_ends, known | self._noted(ends or {}, known))
+        self._set_ends(self._site_ends, self._updated(self._own_ends, ends or {}))
         self._tell(self._here().workers.values())
 
-    @staticmethod
-    def _noted(ends: Mapping[str, float], known: Mapping[str, _End]) -> dict[str, _End]:
-        """Return ends with what is reserved of them when they become known, or change."""
-        now, found = time(), {}
+    def _updated(
+        self, known: Mapping[str, _WorkerEnd], ends: Mapping[str, float | None]
+    ) -> dict[str, _WorkerEnd]:
+        """Return ends with changes, and without those of absent workers that have passed."""
+        now, there = time(), {seen.name for seen in self._workers.values()}
+        found = {n: end for n, end in known.items() if n not in ends and (n in there or end.at > now)}
         for name, at in ends.items():
-            end = known.get(name)
-            is_same = end is not None and abs(end.at - at) <= _SAME
-            found[name] = end if end is not None and is_same else _End(at, at - reserve(at - now))
+            if at is not None:
+                end = known.get(name)
+                # What is reserved does not shrink with the seconds that are left.
+                is_same = end is not None and abs(end.at - at) <= _SAME
+                found[name] = end if end is not None and is_same else _WorkerEnd(at, at - reserve(at - now))
         return found
 
-    def _set_ends(self, site: dict[str, _End], own: dict[str, _End]) -> None:
+    def _set_ends(self, site: dict[str, _WorkerEnd], own: dict[str, _WorkerEnd]) -> None:
         """Store the ends, and let workers take tasks again whose end was postponed."""
         workers = self._here().workers.items()
         before = {address: self._end(ws) for address, ws in workers}

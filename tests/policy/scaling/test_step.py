@@ -29,7 +29,7 @@ from dask_ferro.policy.scaling.facts import (
     Submit,
 )
 from dask_ferro.policy.scaling.fleet import Fleet
-from dask_ferro.policy.scaling.step import ScalingParameters, ScalingState, step
+from dask_ferro.policy.scaling.step import ScalingParameters, step
 
 GB = 10**9
 P = ScalingParameters(notice=5.0)
@@ -52,10 +52,14 @@ def work(*entries: tuple[float, float], **facts: Any) -> Demand:
 
 
 def decide(
-    pools: list[Pool], there: list[Job], *demands: Demand, state: ScalingState | None = None, **changes: Any
+    pools: list[Pool],
+    there: list[Job],
+    *demands: Demand,
+    surplus: dict[str, float] | None = None,
+    **changes: Any,
 ) -> Decision:
     staff = ScalingFacts(NOW, tuple(pools), tuple(there), demands)
-    return step(staff, state or ScalingState(), replace(P, **changes))[0]
+    return step(staff, replace(P, **changes), surplus)
 
 
 def asked(decision: Decision) -> dict[str, int]:
@@ -173,6 +177,7 @@ def test_asks_for(pools: list, there: list, demands: list, changes: dict, wanted
     assert asked(decide(pools, there, *demands, **changes)) == wanted
 
 
+PAUSE, TWO = GPU._replace(is_paused=True), {"minimum": 2, "maximum": 2}
 ONLY_CPU, ONLY_GPU = {"pools": frozenset({"cpu"})}, {"pools": frozenset({"gpu"})}
 
 
@@ -218,10 +223,31 @@ ONLY_CPU, ONLY_GPU = {"pools": frozenset({"cpu"})}, {"pools": frozenset({"gpu"})
             [CPU, GPU], [], [work((20, 800), **ONLY_CPU), work((20, 80), **ONLY_GPU)], {"maximum": 4},
             {"cpu": 3, "gpu": 1}, id="one job of each kind before all of one",
         ),
+        pytest.param([PAUSE], [], [work((60, 40))], {}, {}, id="none that is paused, for work"),
+        pytest.param([PAUSE], [], [], TWO, {}, id="nor for an order"),
+        pytest.param([PAUSE._replace(minimum=2)], [], [], {}, {}, id="nor for its own minimum"),
+        pytest.param([CPU, PAUSE], [], [], TWO, {"cpu": 2}, id="another pool fills the order"),
+        pytest.param(
+            [PAUSE], jobs(RUNNING, ends_in=1.0, pool="gpu"), [work((60, 40))], {}, {}, id="no successor there"
+        ),
+        pytest.param(
+            [CPU, PAUSE._replace(lingering=1)], [], [], TWO, {"cpu": 1}, id="nobody confirmed the end of its job"
+        ),
     ],
 )  # fmt: skip
 def test_of_several_pools_grows(pools: list, there: list, demands: list, changes: dict, wanted: dict) -> None:
     assert asked(decide(pools, there, *demands, **changes)) == wanted
+
+
+def test_jobs_of_a_paused_pool_go_on_queued_ones_too() -> None:
+    decision = decide([PAUSE], jobs(RUNNING, PENDING, BOOTING, pool="gpu", threads=1), work((60, 40)))
+    assert decision.actions == ()
+    assert decision.why == "2.4e+03 s of work for gpu, up to 40 wide, 60 s at least; gpu is paused"
+
+
+def test_while_jobs_go_nothing_is_rounded_up() -> None:
+    there = [*jobs(RUNNING, RUNNING, RUNNING), *jobs(RUNNING, first=3, ends_in=1.0)]
+    assert asked(decide([CPU._replace(processes=3)], there, minimum=12, maximum=12, surge=2)) == {}
 
 
 @pytest.mark.parametrize(("minimum", "why"), [(1, "at least 1 worker"), (2, "at least 2 workers")])
@@ -510,7 +536,7 @@ def test_an_idle_job_within_the_minimum_makes_room_for_work_that_nobody_else_may
 
 
 def test_pending_jobs_stay_while_they_could_do_something_and_a_while_longer() -> None:
-    there, state = jobs(*[PENDING] * 3), ScalingState()
+    there, surplus = jobs(*[PENDING] * 3), {}
     for at, demands, leaves in [
         (0, (work((1, 9)),), []),
         (1, (), []),
@@ -518,15 +544,16 @@ def test_pending_jobs_stay_while_they_could_do_something_and_a_while_longer() ->
         (11, (work((1, 5)),), ["j2"]),  # two of them are of use again
         (12, (work((1, 5)),), []),
     ]:
-        decision, state = step(ScalingFacts(at, (CPU,), tuple(there), demands), state, P)
+        decision = step(ScalingFacts(at, (CPU,), tuple(there), demands), P, surplus)
+        surplus = decision.surplus
         assert gone(decision) == leaves
         there = [job for job in there if job.name not in leaves]
 
 
 def test_the_oldest_pending_job_is_the_last_to_be_cancelled() -> None:
     there = [job._replace(order=order) for job, order in zip(jobs(*[PENDING] * 3), (7, 2, 5), strict=True)]
-    state = ScalingState(surplus={"cpu": NOW - 100})
-    assert gone(decide([CPU], there, work((1, 4)), state=state)) == ["j0", "j2"]
+    surplus = {"cpu": NOW - 100}
+    assert gone(decide([CPU], there, work((1, 4)), surplus=surplus)) == ["j0", "j2"]
 
 
 class Site:
@@ -549,7 +576,7 @@ class Site:
         self.pools, self.parameters, self.room, self.wait, self.boot = pools, parameters, room, wait, boot
         self.full: set[str] = set()  # pools that start nothing for now
         self.now = 0.0
-        self.state = ScalingState()
+        self.surplus: dict[str, float] = {}
         self.jobs: list[Job] = []
         self.count = 0
         self.acted: list[tuple[float, str]] = []
@@ -581,7 +608,8 @@ class Site:
         self.jobs = found
         self.node_seconds += sum(job.state != PENDING for job in self.jobs)
         staff = ScalingFacts(self.now, tuple(self.pools), tuple(self.jobs), demands)
-        decision, self.state = step(staff, self.state, self.parameters)
+        decision = step(staff, self.parameters, self.surplus)
+        self.surplus = dict(decision.surplus)
         self.enact(decision)
 
     def started(self, pool: str) -> int:
@@ -704,8 +732,9 @@ STATES = st.sampled_from([PENDING, BOOTING, RUNNING, LEAVING])
 @st.composite
 def staffs(draw: st.DrawFn, ends: bool = False) -> ScalingFacts:
     """Facts of two pools and of work for both, either, or none of them."""
-    lingering = draw(st.sampled_from([0, 0, 2]))
-    pools = (draw(POOLS), draw(POOLS)._replace(name="gpu", cost=4.0, lingering=lingering))
+    lingering, is_paused = draw(st.sampled_from([0, 0, 2])), draw(st.sampled_from([False, False, True]))
+    gpu = draw(POOLS)._replace(name="gpu", cost=4.0, lingering=lingering, is_paused=is_paused)
+    pools = (draw(POOLS), gpu)
     there = [
         Job(
             f"j{n}", (pool := draw(st.sampled_from(["cpu", "gpu"]))), draw(STATES), draw(SECONDS), n, draw(SECONDS),
@@ -733,14 +762,14 @@ PARAMETERS = st.builds(
     surge=st.sampled_from([0, 0, 1, 4]),
 )
 untimed = settings(deadline=None)
-OLD = ScalingState(surplus={"cpu": 0.0, "gpu": 0.0})
+OLD = {"cpu": 0.0, "gpu": 0.0}
 
 
 @untimed
 @given(staffs() | staffs(ends=True), PARAMETERS)
 def test_stays_within_the_bounds(staff: ScalingFacts, parameters: ScalingParameters) -> None:
     """Those that leave and those about to end count for the maximum, and not for the minimum."""
-    decision, _ = step(staff, OLD, parameters)
+    decision = step(staff, parameters, OLD)
     fleet = Fleet(staff, parameters)
     processes = {pool.name: pool.processes for pool in staff.pools}
 
@@ -763,6 +792,8 @@ def test_stays_within_the_bounds(staff: ScalingFacts, parameters: ScalingParamet
         or (every == before and every + new <= most)
     )
     assert after + new <= max(parameters.maximum, before, parameters.minimum + fixed)
+    paused = {pool.name for pool in staff.pools if pool.is_paused}
+    assert not paused & asked(decision).keys()
     swaps = any(map(fleet.starves, fleet.works))  # one goes, another comes next
     assert swaps or after + new >= min(parameters.minimum, before)
     if parameters.max_pending == inf and not swaps:
@@ -782,7 +813,7 @@ def test_stays_within_the_bounds(staff: ScalingFacts, parameters: ScalingParamet
 def test_only_whole_jobs_go_and_each_in_the_way_of_its_state(
     staff: ScalingFacts, parameters: ScalingParameters
 ) -> None:
-    decision, _ = step(staff, OLD, parameters)
+    decision = step(staff, parameters, OLD)
     states = {job.name: job.state for job in staff.jobs}
     assert {states[name] for name in named(decision, Cancel)} <= {PENDING}
     excess = Fleet(staff, parameters).workers() > parameters.maximum  # for which alone a booting one goes
@@ -799,7 +830,7 @@ def test_only_whole_jobs_go_and_each_in_the_way_of_its_state(
 def test_what_leavers_hold_fits_on_those_that_stay(
     staff: ScalingFacts, parameters: ScalingParameters
 ) -> None:
-    decision, _ = step(staff, OLD, parameters)
+    decision = step(staff, parameters, OLD)
     left = named(decision, Drain)
     drained = [job for job in staff.jobs if job.name in left]
     stay = [job for job in staff.jobs if job.state == RUNNING and job.name not in left]
@@ -812,7 +843,7 @@ def test_what_leavers_hold_fits_on_those_that_stay(
 def test_never_lets_go_what_the_work_could_use_now(
     staff: ScalingFacts, parameters: ScalingParameters
 ) -> None:
-    decision, _ = step(staff, OLD, parameters)
+    decision = step(staff, parameters, OLD)
     pools = {pool.name: pool for pool in staff.pools}
     there = [job for job in staff.jobs if job.state != LEAVING]
     assume(sum(pools[job.pool].processes for job in there) <= parameters.maximum)
@@ -854,7 +885,7 @@ def test_more_work_never_wants_fewer_jobs(
     else:
         more.append(Demand(((profiles.span(profile, inf), data.draw(st.sampled_from([1.0, 50.0]))),)))
     few, many = (
-        step(ScalingFacts(NOW, (pool,), (), tuple(demands)), ScalingState(), parameters)[0].wanted["cpu"]
+        step(ScalingFacts(NOW, (pool,), (), tuple(demands)), parameters).wanted["cpu"]
         for demands in ([Demand(tuple(profile))], more)
     )
     assert few <= many
@@ -888,9 +919,9 @@ NUMBERS = st.floats() | st.sampled_from([nan, inf, -inf, 0.0, -1.0, 1e300])
 @given(staffs(), st.lists(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4).map(tuple), max_size=3))
 def test_is_total(staff: ScalingFacts, profiles: list) -> None:
     """Seconds and widths come from users, and may be anything."""
-    decision, state = step(staff._replace(demands=tuple(map(Demand, profiles))), ScalingState(), P)
+    decision = step(staff._replace(demands=tuple(map(Demand, profiles))), P)
     assert set(decision.wanted) == {pool.name for pool in staff.pools}
-    assert set(state.surplus) <= set(decision.wanted)
+    assert set(decision.surplus) <= set(decision.wanted)
 
 
 def test_thousands_of_jobs_and_a_long_profile_are_bounded() -> None:

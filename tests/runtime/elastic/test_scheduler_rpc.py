@@ -390,7 +390,7 @@ async def test_ends_are_kept_by_name_for_workers_that_come_later_too(client, clu
             assert ledger.worker(names["0"], now).ends_in == about(18)
             await ends(ends={"0": now + 600})
             assert ledger.worker(names["0"], now).ends_in == about(95)
-            await roster(ends={}, fresh=0.0)
+            await roster(ends={"0": None}, fresh=0.0)
             assert ledger.worker(names["0"], now).ends_in == about(595)
             await client.run_on_scheduler(take_off, name=Roster.name)
             assert (dict(ledger.ends), ledger.fresh) == ({}, 0.0)
@@ -402,13 +402,13 @@ async def test_ends_are_forgotten_with_their_workers_or_when_they_have_passed(cl
     now = time.time()
     await cluster.scheduler_comm.ferro_ends(ends={"0": now + 100, "passed": now - 1, "next": now + 50})
     await cluster.scheduler_comm.ferro_ends(ends={"1": now + 100})
-    assert list(roster._own_ends) == ["0", "next", "1"]
+    assert list(roster._own_ends) == ["0", "next", "1"]  # the one that has passed is gone
     (address,) = (a for a, ws in cluster.scheduler.workers.items() if ws.name == 0)
     await cluster.scheduler.remove_worker(address, stimulus_id="died")
     assert list(roster._own_ends) == ["next", "1"]  # one that a nanny starts again tells its own
-    await cluster.scheduler_comm.ferro_roster(ends={"0": now + 60})
-    await cluster.scheduler_comm.ferro_roster(ends={"1": now + 60})
-    assert list(roster._site_ends) == ["1"]
+    await cluster.scheduler_comm.ferro_roster(ends={"0": now - 1, "1": now - 1, "2": now + 60})
+    await cluster.scheduler_comm.ferro_roster(ends={"3": None})
+    assert list(roster._site_ends) == ["1", "2"]  # who is there has its end until it is gone
 
 
 @on_cluster(workers=1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simulated.contenders import simulate
 from simulated.elastic.controllers import Scaling
 from simulated.elastic.pools import BatchSystem, VirtualPool
-from simulated.elastic.run import backup, simulate_elastic, spread
+from simulated.elastic.run import simulate_elastic
 from simulated.stock_adaptive import StockAdaptive
 from simulated.tiled_linalg import iterated_cholesky, iterated_gemm
 
@@ -62,13 +62,10 @@ class Resized(NamedTuple):
 
 
 @cache
-def resized(name: str, before: int, after: int, one_backup: bool = False, seed: int = 0) -> Resized:
+def resized(name: str, before: int, after: int, seed: int = 0) -> Resized:
     """Iterations on so many workers, and from the third one on so many others."""
     controller = pinned(before, resize={RESIZED: after})
-    receivers = backup if one_backup else spread
-    run = simulate_elastic(
-        GRAPHS[name](), [QUICK], controller, at_start={QUICK.name: before}, receivers=receivers, seed=seed
-    )
+    run = simulate_elastic(GRAPHS[name](), [QUICK], controller, at_start={QUICK.name: before}, seed=seed)
     return Resized(run.phases, run.recomputed, run.expired, run.drained)
 
 
@@ -112,16 +109,6 @@ def test_iterations_after_a_resize_are_as_fast_as_with_that_many_workers_through
 
 def test_large_tiles_spread_to_new_workers_within_two_iterations_and_stay_there() -> None:
     assert speed("gemm of large tiles, for long", 8, 16, RESIZED + 2, seeds=4) >= 0.95
-
-
-def test_a_backup_node_takes_longer_over_the_leavers_data_than_all_that_stay() -> None:
-    ours, papers = (
-        fmean(
-            resized("gemm of large tiles", 16, 8, one_backup, seed).phases[RESIZED - 1] for seed in range(8)
-        )
-        for one_backup in (False, True)
-    )
-    assert ours < 0.9 * papers
 
 
 # ---- growing and giving back -------------------------------------------------------------------------------
@@ -168,7 +155,7 @@ class Advised(Scaling):
     advice = ""
 
     def decide(self, staff, scheduler):  # type: ignore[no-untyped-def]
-        advice = step(staff, self._state, self.parameters)[0].advice
+        advice = step(staff, self.parameters, self._surplus).advice
         self.advice = advice.get("default", self.advice)
         return super().decide(staff, scheduler)
 
