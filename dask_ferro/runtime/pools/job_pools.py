@@ -152,14 +152,16 @@ class JobPools:
         warning = told_closed(pools) if order == PAUSE and all(map(is_shut, pools)) else ""
         await self._report({"action": POOL, "time": time(), "pool": name, "order": order}, warning)
 
-    async def report_closed(self, pool: JobPool, job: BatchJob | None = None) -> None:
-        """Report that a pool has closed, with the last lines of the job that closed it, if there is one."""
+    async def close_pool(self, pool: JobPool, why: str, job: BatchJob | None = None) -> None:
+        """Close a pool, and report it with the last lines of the job that closed it, if there is one."""
+        if time() < pool.closed_until:
+            return
         log = None
         if job is not None:
             log = await last_output(str(pool.job.job_header), self._site.job_name, job)
-            pool.explain(log.brief(), log.shown())
-        else:
-            pool.explain()
+            why = f"{why}; {log.brief()}"
+        if not pool.close(why, time(), log.shown() if log else ""):
+            return
         event = {
             "action": CLOSED,
             "time": time(),
