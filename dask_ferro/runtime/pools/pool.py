@@ -73,14 +73,14 @@ class JobPool:
         job_cls: type[WorkerJob],
         options: Mapping[str, Any],
         overrides: Mapping[str, Any],
-        prefix: str | None = None,
+        prefix: str,
     ) -> JobPool:
         """Return a pool whose jobs have the cluster's options with some replaced.
 
         Parameters
         ----------
-        prefix : str, optional
-            The beginning of its workers' names; default: the pool's name.
+        prefix : str
+            The beginning of its workers' names.
 
         Raises
         ------
@@ -93,7 +93,7 @@ class JobPool:
         # These go into the job's script; the cluster's values hold unless the pool sets its own.
         replaced |= {key: getattr(offer, key) for key in ("signal_ahead", "grace") if key in own}
         try:
-            job = job_cls(ADDRESS, name=prefix or name, **(dict(options) | replaced))
+            job = job_cls(ADDRESS, name=prefix, **(dict(options) | replaced))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{WHO}: pool {name!r}: {error}") from error
         return cls(name, job, offer)
