@@ -111,15 +111,15 @@ class JobPools:
 
     def rows(self, jobs: Iterable[BatchJob], facts: Iterable[Pool]) -> list[dict[str, Any]]:
         """Return the facts as rows for msgpack, with the number of jobs by state and the partitions; None: no limit."""
-        states = Counter((job.pool, str(job.state)) for job in jobs)
-        return [
-            {
-                **{key: None if value == inf else value for key, value in pool._asdict().items()},
-                "jobs": {state: count for (name, state), count in states.items() if name == pool.name},
-                "queue": ",".join(self[pool.name].job.partitions),
-            }
-            for pool in facts
-        ]
+        states: dict[str, Counter[str]] = {}
+        for job in jobs:
+            states.setdefault(job.pool, Counter())[str(job.state)] += 1
+        rows = []
+        for pool in facts:
+            row = {key: None if value == inf else value for key, value in pool._asdict().items()}
+            queue = ",".join(self[pool.name].job.partitions)
+            rows.append(row | {"jobs": dict(states.get(pool.name, {})), "queue": queue})
+        return rows
 
     # -- reports -----------------------------------------------------------------------------------------------
 
