@@ -82,38 +82,7 @@ def test_a_cancelled_pending_job_is_replaced(site):
     s.queued(lambda jobs: list(jobs.values()).count("PENDING") == 1, "another job in its place", 5.0)
 
 
-def test_a_full_cluster_neither_flaps_nor_loses_its_place(site):
-    """Stock: when work gets less it cancels pending jobs, one a second, the head of the queue among them."""
-    s = site(cores=4)  # a node each: four run, the others wait
-    s.cluster.adapt(minimum=0, maximum=7, patience=1)
-    futures = s.submit(220, 1.0)
-    s.connected(4)
-    first = queue(s.cluster)
-    waiting = [job for job, state in first.items() if state == "PENDING"]
-    assert waiting
-    head, seen, lost, late = min(waiting, key=job_number), set(first), [], set()
-
-    def done() -> bool:
-        now = queue(s.cluster)
-        if lost:  # before that it may still ask for its seventh
-            late.update(set(now) - seen)
-        seen.update(now)
-        lost.extend(job for job in waiting if job not in now and job not in lost)
-        return all(future.done() for future in futures)
-
-    until(done, "220 tasks of a second", seconds=300.0, every=0.2)
-    assert not late  # no job was submitted after one was cancelled
-    assert len(seen) <= 7
-    assert head not in lost[:-1]  # of those that wait, the first goes last
-
-
-def job_number(job: str) -> tuple[int, int]:
-    number, _, index = job.partition("_")
-    return int(number), int(index or 0)
-
-
-def test_requeued_drained_and_downed_nodes_are_survived(site):
-    """Stock: a drained node's workers stay without a message; a held job costs 15 s."""
+def test_requeued_jobs_and_downed_nodes_are_survived(site):
     s = site()
     s.cluster.adapt(minimum=2, maximum=2)
     s.connected(2)
@@ -219,27 +188,3 @@ def test_scaling_down_again_and_again_during_one_task_raises_nothing(site):
     s.cluster.scale(1)
     assert future.result(timeout=60) == 0
     assert max(s.started().values()) == 1
-
-
-def test_bursts_apart_do_not_cost_a_submission_each(site):
-    """Stock: 8 bursts 6 s apart, 8 cycles of submission and cancellation, 8 to 10 s a burst where 4 are ideal.
-
-    Bursts 4 s apart are beyond its patience of 3 s too; benchmarks/elastic.py has those of 6 s, beside stock.
-    """
-    s = site()
-    s.cluster.adapt(minimum=0, maximum=3)
-    jobs: set[str] = set()
-    most = 0
-    for _ in range(3):
-        futures = s.submit(6, 0.5)
-        finished(futures, seconds=180)
-        jobs |= set(queue(s.cluster))
-        most = max(most, len(s.workers))
-        del futures
-        until(
-            lambda: s.client.run_on_scheduler(lambda dask_scheduler: not dask_scheduler.tasks),
-            "the scheduler to forget the tasks",
-        )
-        time.sleep(4.0)
-        jobs |= set(queue(s.cluster))
-    assert len(jobs) - most <= 1

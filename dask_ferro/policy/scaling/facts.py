@@ -41,7 +41,7 @@ class Pool(NamedTuple):
     closed : str
         Why no job may be requested now (a permanent error, back-off); empty: it may.
     closed_until : float
-        When it opens again, epoch; 0: it is open, is about to be retried, or the reason is not fully known yet.
+        When it opens again, epoch; 0: it is open, or is about to be retried.
     output : str
         The last lines of output of the job that closed it; empty: none.
     preemptible : bool

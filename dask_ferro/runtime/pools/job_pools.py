@@ -111,15 +111,15 @@ class JobPools:
 
     def rows(self, jobs: Iterable[BatchJob], facts: Iterable[Pool]) -> list[dict[str, Any]]:
         """Return the facts as rows for msgpack, with the number of jobs by state and the partitions; None: no limit."""
-        states = Counter((job.pool, str(job.state)) for job in jobs)
-        return [
-            {
-                **{key: None if value == inf else value for key, value in pool._asdict().items()},
-                "jobs": {state: count for (name, state), count in states.items() if name == pool.name},
-                "queue": ",".join(self[pool.name].job.partitions),
-            }
-            for pool in facts
-        ]
+        states: dict[str, Counter[str]] = {}
+        for job in jobs:
+            states.setdefault(job.pool, Counter())[str(job.state)] += 1
+        rows = []
+        for pool in facts:
+            row = {key: None if value == inf else value for key, value in pool._asdict().items()}
+            queue = ",".join(self[pool.name].job.partitions)
+            rows.append(row | {"jobs": dict(states.get(pool.name, {})), "queue": queue})
+        return rows
 
     # -- reports -----------------------------------------------------------------------------------------------
 
@@ -152,14 +152,16 @@ class JobPools:
         warning = told_closed(pools) if order == PAUSE and all(map(is_shut, pools)) else ""
         await self._report({"action": POOL, "time": time(), "pool": name, "order": order}, warning)
 
-    async def report_closed(self, pool: JobPool, job: BatchJob | None = None) -> None:
-        """Report that a pool has closed, with the last lines of the job that closed it, if there is one."""
+    async def close_pool(self, pool: JobPool, why: str, job: BatchJob | None = None) -> None:
+        """Close a pool, and report it with the last lines of the job that closed it, if there is one."""
+        if time() < pool.closed_until:
+            return
         log = None
         if job is not None:
             log = await last_output(str(pool.job.job_header), self._site.job_name, job)
-            pool.explain(log.brief(), log.shown())
-        else:
-            pool.explain()
+            why = f"{why}; {log.brief()}"
+        if not pool.close(why, time(), log.shown() if log else ""):
+            return
         event = {
             "action": CLOSED,
             "time": time(),

@@ -48,8 +48,6 @@ class JobPool:
         Running estimates.
     output : str
         The last lines of the job that closed it.
-    is_explained : bool
-        Whether those lines were looked for; until then the time of reopening is not reported.
     failures : int
         Failed jobs, less those that had all their workers.
     paused_at : float or None
@@ -66,7 +64,6 @@ class JobPool:
     closed_until: float = 0.0
     closed: str = ""
     output: str = ""
-    is_explained: bool = False
     paused_at: float | None = None
 
     @classmethod
@@ -76,14 +73,14 @@ class JobPool:
         job_cls: type[WorkerJob],
         options: Mapping[str, Any],
         overrides: Mapping[str, Any],
-        prefix: str | None = None,
+        prefix: str,
     ) -> JobPool:
         """Return a pool whose jobs have the cluster's options with some replaced.
 
         Parameters
         ----------
-        prefix : str, optional
-            The beginning of its workers' names; default: the pool's name.
+        prefix : str
+            The beginning of its workers' names.
 
         Raises
         ------
@@ -96,7 +93,7 @@ class JobPool:
         # These go into the job's script; the cluster's values hold unless the pool sets its own.
         replaced |= {key: getattr(offer, key) for key in ("signal_ahead", "grace") if key in own}
         try:
-            job = job_cls(ADDRESS, name=prefix or name, **(dict(options) | replaced))
+            job = job_cls(ADDRESS, name=prefix, **(dict(options) | replaced))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{WHO}: pool {name!r}: {error}") from error
         return cls(name, job, offer)
@@ -122,7 +119,7 @@ class JobPool:
             at = strftime("%H:%M:%S", localtime(self.paused_at))
             told = f"by its user at {at}; cluster.pools.resume({self.name!r}) goes on with it"
             why = "; ".join(filter(None, (told, why)))
-        is_told = shut and self.is_explained and self.paused_at is None
+        is_preemptible = any(name in preemptible for name in job.partitions)
         return Pool(
             self.name,
             threads=job.worker_process_threads * job.worker_processes,
@@ -135,18 +132,12 @@ class JobPool:
             lifetime=min(job.walltime, self.start_up.value + lifetime_of(job)),
             cost=offer.cost,
             closed=why,
-            closed_until=self.closed_until if is_told else 0.0,
+            closed_until=self.closed_until if shut and self.paused_at is None else 0.0,
             output=self.output if shut else "",
-            preemptible=self.is_preemptible(preemptible),
+            preemptible=is_preemptible if offer.preemptible is None else offer.preemptible,
             lingering=lingering,
             is_paused=self.paused_at is not None,
         )
-
-    def is_preemptible(self, partitions: Collection[str]) -> bool:
-        """Return whether SLURM may preempt its jobs: as configured, or by one of its partitions."""
-        if self.offer.preemptible is not None:
-            return self.offer.preemptible
-        return any(name in partitions for name in self.job.partitions)
 
     def measure(self, job: BatchJob, before: str) -> None:
         """Learn queue wait and start-up from a job that changed its state."""
@@ -164,22 +155,25 @@ class JobPool:
         if start is not None and end is not None:
             mean.add(max(end - start, 0.0))  # clocks of two machines may differ
 
-    def fail(self, why: str, now: float) -> bool:
-        """Count a job that ended before all workers connected; return whether that closed the pool."""
+    def fail(self, why: str) -> str:
+        """Count a job that ended before all workers connected; return why the pool is to close, or an empty text."""
         most = config.value("elastic.failures")
         self.failures = min(self.failures + 1, most)
-        if self.failures < most:
-            return False
-        return self.close(f"{self.failures} jobs ended before a worker came; the last, {why}", now)
+        return "" if self.failures < most else f"{most} jobs ended before a worker came; the last, {why}"
 
-    def close(self, why: str, now: float) -> bool:
+    def close(self, why: str, now: float, output: str = "") -> bool:
         """Close the pool for a while; return whether it was open.
 
         Jobs requested together close it only once.
+
+        Parameters
+        ----------
+        output : str
+            The last lines of the job that closed it.
         """
         if now < self.closed_until:
             return False
-        self.closed, self.output, self.is_explained = why, "", False
+        self.closed, self.output = why, output
         self.closed_until = now + min(_CLOSED * 2 ** min(self.times_closed, 10), _CLOSED_MOST)
         self.times_closed += 1
         return True
@@ -193,8 +187,3 @@ class JobPool:
         """Open the pool, whatever closed it; earlier failures do not count any more."""
         self.paused_at, self.closed, self.output = None, "", ""
         self.closed_until, self.failures, self.times_closed = 0.0, 0, 0
-
-    def explain(self, brief: str = "", output: str = "") -> None:
-        """Add the output of the job that closed it, in brief and in full; empty without such a job."""
-        self.closed = "; ".join(filter(None, (self.closed, brief)))
-        self.output, self.is_explained = output, True

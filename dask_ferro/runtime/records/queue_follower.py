@@ -104,16 +104,16 @@ class QueueFollower:
         logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
         by_others = ending.state == "CANCELLED"
         self.book.end(job, "cancelled, and not by this cluster" if by_others else ending.why)
-        kind, now = self.pools[job.pool], time()
+        kind = self.pools[job.pool]
         why = f"job {job.job_id}: {ending.why}"
         if job.node:
             address = upstream_deploy.scheduler_address(self.cluster)
             why += f" on {job.node}, whose workers connect to {address} by {kind.job.network}"
-        if ending.refused and kind.close(why, now):
-            self.pools.begin(self.pools.report_closed(kind))
-        elif ending.failed and not ending.refused and kind.fail(why, now):
+        if ending.refused:
+            self.pools.begin(self.pools.close_pool(kind, why))
+        elif ending.failed and (reason := kind.fail(why)):
             printed = not (ending.is_held and job.started_at is None)
-            self.pools.begin(self.pools.report_closed(kind, job if printed else None))
+            self.pools.begin(self.pools.close_pool(kind, reason, job if printed else None))
 
     def _look_after_strays(self, rows: Mapping[str, QueueRow]) -> None:
         """Cancel the jobs that nobody follows, once they have been seen for a while."""

@@ -401,9 +401,7 @@ class SLURMCluster(ElasticCluster):
 
     def _refused(self, jobs: Sequence[BatchJob], words: str) -> None:
         logger.warning("dask_ferro: SLURM refuses %d jobs of pool %s: %s", len(jobs), jobs[0].pool, words)
-        kind = self._pools[jobs[0].pool]
-        if kind.close(words, time()):
-            self._pools.begin(self._pools.report_closed(kind))
+        self._pools.begin(self._pools.close_pool(self._pools[jobs[0].pool], words))
         for job in jobs:
             self._book.end(job, f"refused: {words}")
 

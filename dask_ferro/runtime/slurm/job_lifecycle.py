@@ -213,14 +213,16 @@ class BatchJob:
         self.was_listed = True
         self.reason = row.reason
         self.number = row.number or self.number
-        self.node, self.nodes = row.node or self.node, row.nodes or self.nodes
+        self.node = row.node or self.node
         if row.phase == OVER:
+            self.nodes = row.nodes or self.nodes
             self.started_at, self.ended_at = row.starts or self.started_at, row.ends
             return Ending(row.told, row.state, failed=self._no_worker_came(row))
         if row.phase == HELD:
             # It is replaced at once; a site that holds every new job is asked less and less often.
             return Ending(row.told, row.state, failed=not self.was_whole, is_held=True)
         self._restart(row, now)
+        self.nodes = row.nodes or self.nodes
         if row.phase == ENDING:
             return self._ends(row, connected, now, patience)
         self._pass(_ENDS)

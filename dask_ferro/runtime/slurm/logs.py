@@ -81,7 +81,7 @@ async def last_output(header: str, job_name: str, job: BatchJob) -> Log:
 
 def ends_of(headers: Iterable[str], job_name: str, since: float) -> dict[str, distributed.utils.Log]:
     """Return the ends of the newest output files that jobs with these headers wrote since a time, by path."""
-    patterns = {pattern for header in headers for pattern in patterns_of(header, job_name)}
+    patterns = set(chain.from_iterable(patterns_of(header, job_name) for header in headers))
     files = {path: _changed(path) for path in chain.from_iterable(map(glob.glob, patterns))}
     recent = sorted((path for path, at in files.items() if at >= since), key=files.__getitem__)
     ends = [tail(path, _BYTES) for path in recent[-_FILES:]]

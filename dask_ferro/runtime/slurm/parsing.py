@@ -194,7 +194,7 @@ def preemption(text: str) -> tuple[frozenset[str], dict[str, float]]:
     >>> preemption("PartitionName=a PriorityTier=2\\nPartitionName=b PriorityTier=1 PreemptMode=CANCEL GraceTime=5")
     (frozenset({'b'}), {'b': 5.0})
     """
-    lines = [dict(part.partition("=")[::2] for part in line.split()) for line in text.splitlines()]
+    lines = [dict(_CELL.findall(line)) for line in text.splitlines()]
     partitions = [facts for facts in lines if "PartitionName" in facts]
     highest = max((int(facts.get("PriorityTier", "1")) for facts in partitions), default=1)
     at_once: set[str] = set()

@@ -18,7 +18,7 @@ SHAPE = {"cores": 1, "memory": "1GB", "walltime": "06:00:00", "interface": "lo"}
 
 
 def built(**overrides: Any) -> JobPool:
-    return JobPool.built("cpu", WorkerJob, SHAPE, overrides)
+    return JobPool.built("cpu", WorkerJob, SHAPE, overrides, "cpu")
 
 
 def look(pool: JobPool, job: BatchJob, now: float, came_at: float | None, restarts: int = 0) -> None:
@@ -64,27 +64,20 @@ def test_a_site_that_holds_each_new_job_is_asked_less_and_less_often() -> None:
         ending = job.follow(QueueRow("12", "PENDING", reason="JobHeldUser"), set(), float(now), Patience())
         assert ending is not None
         assert ending.failed
-        pool.fail(f"job 12: {ending.why}", float(now))
+        if reason := pool.fail(f"job 12: {ending.why}"):
+            pool.close(reason, float(now))
     assert asked == [0, 1, 2, 32, 92, 212, 452, 932]
 
 
-def test_a_pool_is_closed_by_the_third_failure_in_a_row_and_says_once_that_it_was_open() -> None:
+def test_a_pool_is_closed_once_and_opens_by_itself() -> None:
     pool = built()
-    assert [pool.fail(f"job {n}: FAILED", 10.0) for n in range(5)] == [False, False, True, False, False]
-    assert not pool.close("something else", 11.0)
+    assert [pool.close("FAILED", at, "    a\n    b") for at in (10.0, 11.0)] == [True, False]
     said = pool.pool(12.0, trouble="")
-    assert said.closed == "3 jobs ended before a worker came; the last, job 2: FAILED"
-    assert (said.closed_until, said.output) == (0.0, "")  # why is not known in full yet
-    pool.explain("its log /e ends with 'b'", "    a\n    b")
-    said = pool.pool(12.0, trouble="")
-    assert (
-        said.closed == "3 jobs ended before a worker came; the last, job 2: FAILED; its log /e ends with 'b'"
-    )
-    assert (said.closed_until, said.output) == (40.0, "    a\n    b")
+    assert (said.closed, said.closed_until, said.output) == ("FAILED", 40.0, "    a\n    b")
     said = pool.pool(41.0, trouble="sbatch is busy")
     assert (said.closed, said.closed_until, said.output) == ("sbatch is busy", 0.0, "")
-    assert pool.fail("job 5: FAILED", 41.0)  # one more is enough, without the facts of the job before
-    assert (pool.pool(42.0, "").closed_until, pool.pool(42.0, "").output) == (0.0, "")
+    assert pool.close("FAILED again", 41.0)
+    assert (pool.pool(42.0, "").closed_until, pool.pool(42.0, "").output) == (101.0, "")
 
 
 @pytest.mark.parametrize("name", ["a,b", "two words", "a;b", "-n", "", "$(id)", "a\n", "ä"])

@@ -186,14 +186,6 @@ def test_a_job_that_boots_for_long_is_not_given_up_for_an_instant_in_which_it_se
     assert {life.look(seen) for seen in blinks} <= {"booting", "pending"}
 
 
-def test_squeue_that_misses_a_job_now_and_then_does_not_prolong_its_start(life):
-    life.look(row("RUNNING"))
-    for seen in [None, row("RUNNING")] * 3:
-        assert life.look(seen, after=99) == "booting"
-    over = Ending("none of its workers is connected for 600 s", failed=True)
-    assert life.look(row("RUNNING"), after=6) == over
-
-
 def test_a_condition_has_its_own_patience_and_not_what_another_left(life):
     assert life.look(row("PENDING", "PartitionConfig")) == "pending"
     assert life.look(row("PENDING", "PartitionConfig"), after=29) == "pending"

@@ -79,20 +79,6 @@ def test_a_job_that_may_be_in_the_queue_is_not_given_back_before_that_is_known(c
     assert asyncio.run(given_back(lambda: command("scontrol", TOLD))) == (False, "77")
 
 
-async def test_what_no_sbatch_has_taken_waits_here_and_is_tried_at_once_when_its_pool_is_resumed(
-    command, monkeypatch
-) -> None:
-    monkeypatch.setattr("dask_ferro.runtime.slurm.submit_queue._PAUSE", 60.0)
-    monkeypatch.setattr("dask_ferro.runtime.slurm.submit_queue._PAUSE_MOST", 60.0)
-    command("sbatch", refuses("QOSMaxSubmitJobPerUserLimit"))
-    async with submitting() as (submission, job):
-        await until_async(lambda: submission.trouble("default"), "a submission that failed")
-        assert submission.trouble("gpu") == ""
-        command("sbatch", "echo 77")
-        submission.retry("default")
-        await until_async(lambda: job.job_id == "77", "the next try", seconds=10.0)
-
-
 def test_a_clear_refusal_leaves_no_job(command) -> None:
     command("sbatch", refuses("invalid partition specified: x"))
     command("scontrol", TOLD)
