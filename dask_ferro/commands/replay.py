@@ -56,7 +56,7 @@ def replay(
 
 def _run_again(path: str, policies: tuple[str, ...], seed: int, as_json: bool) -> None:
     from dask_ferro.runtime.plugin.settings import Settings
-    from dask_ferro.simulate.replay import replay as replayed
+    from dask_ferro.simulate.compare import replay as replayed
     from dask_ferro.trace import Trace
     from dask_ferro.views.simulation import show_comparison
     from dask_ferro.views.terminal import console

@@ -128,7 +128,7 @@ class Waits:
         # Requested tasks are described as unmovable, like actors.
         told += [
             wait
-            for wait in waits_of(found, now, stealing.links, ledger.hosts)
+            for wait in waits_of(found, now, stealing.core.links, ledger.hosts)
             if wait.key not in ledger.requests
         ]
         told += self.elsewhere(idle) if idle else ()
