@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from dask_ferro.policy.facts import Address
-from dask_ferro.simulate.virtual_scheduler import Scheduler
+from dask_ferro.simulate.virtual_scheduler import Decider, Scheduler, WorkerRecord
 from dask_ferro.simulate.virtual_tasks import VirtualTask
 from dask_ferro.simulate.virtual_worker import WorkerTask
-from dask_ferro.simulate.worker_record import Decider, WorkerRecord
 
 BANDWIDTH = 100e6
 UNKNOWN = 0.5

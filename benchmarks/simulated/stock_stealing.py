@@ -9,10 +9,9 @@ from math import log2
 from typing import NamedTuple
 
 from dask_ferro.policy.facts import Address
-from dask_ferro.simulate.virtual_scheduler import Scheduler
+from dask_ferro.simulate.virtual_scheduler import Scheduler, WorkerRecord
 from dask_ferro.simulate.virtual_tasks import VirtualTask
 from dask_ferro.simulate.virtual_worker import WorkerTask
-from dask_ferro.simulate.worker_record import WorkerRecord
 from simulated.stock import SMART, Page, Stock
 
 INTERVAL = 1.0

@@ -15,7 +15,6 @@ from dask_ferro.commands.faults import Command
 from dask_ferro.policy.stealing import decision
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.simulate import compare
-from dask_ferro.simulate import replay as recorded
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.trace import Trace
 from dask_ferro.views.terminal import console, facts, table
@@ -90,7 +89,7 @@ def replay(ctx: click.Context, path: str, policies: tuple[str, ...], seed: int, 
 
 def _run_again(path: str, policies: tuple[str, ...], seed: int, as_json: bool) -> None:
     trace, rules = Trace.load(path), Settings.configured().rules
-    found = recorded.replay(trace, policies, name=Path(path).name, rules=rules, seed=seed)
+    found = compare.replay(trace, policies, name=Path(path).name, rules=rules, seed=seed)
     _show(found, "recorded, and simulated", as_json)
     if as_json:
         return

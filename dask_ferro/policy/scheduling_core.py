@@ -54,6 +54,8 @@ HISTORY = 1000
 # Idle workers considered at one tick: the facts of one take 2 us.
 IDLE = 256
 _NOTHING = OverdueTasks()
+# The least seconds from an event to its step: a step takes as long.
+_LEAST = 1e-4
 # A saturated loop counts as such until its load is below this share of the bound, as each change sends every worker a
 # message.
 EASED = 0.9
@@ -133,7 +135,8 @@ class SchedulingCore:
         self.counts: dict[str, float] = dict.fromkeys(_COUNTS, 0)
         self.steps = 0
         self.found = _NOTHING
-        self.coalesce, self.tick = coalesce, tick
+        # A step at the moment of its cause would be followed by others at the same moment, without end.
+        self.coalesce, self.tick = max(coalesce, _LEAST), tick
         self.on_decision: Callable[[StealingDecision], None] | None = None
         self._is_on = True
         self._decided: list[Instruction] = []

@@ -153,7 +153,7 @@ class WorkerLoad:
 
         A task may wait for `patience` seconds, doubled by each earlier move.  Beyond that it is overdue if it has
         waited for more than twice the wait projected on arrival (plus `patience`), or if the wait projected from now
-        is at least as long again.  With `projected` false, projections are ignored.
+        is at least half as long.  With `projected` false, projections are ignored.
         """
         waited, often = now - entry.since, 2.0 ** len(entry.origins)
         if waited < patience * often:
@@ -161,7 +161,7 @@ class WorkerLoad:
         if not projected:
             return waited
         is_late = waited >= (2 * entry.expected + patience) * often
-        return waited if is_late or self.starts_in(now, entry.priority) >= waited else 0.0
+        return waited if is_late or 2 * self.starts_in(now, entry.priority) >= waited else 0.0
 
     def blocks(self, entry: Entry, now: float) -> float:
         """Return the seconds until the resources that a waiting task needs are free here; 0: they are free now."""

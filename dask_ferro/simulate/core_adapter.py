@@ -20,10 +20,9 @@ from dask_ferro.policy.scheduling_core import SchedulingCore, SchedulingSettings
 from dask_ferro.policy.stealing.policies import NoStealing, named
 from dask_ferro.simulate.cluster import CORE_FLOPS, STOCK_TO_WORKER
 from dask_ferro.simulate.task_facts import HOST, SimulatedFacts
-from dask_ferro.simulate.virtual_scheduler import Scheduler
+from dask_ferro.simulate.virtual_scheduler import Decider, Scheduler, WorkerRecord
 from dask_ferro.simulate.virtual_tasks import VirtualTask
 from dask_ferro.simulate.virtual_worker import WorkerTask
-from dask_ferro.simulate.worker_record import Decider, WorkerRecord
 from dask_ferro.trace import Span
 
 # The states in which workers answer a request, in the core's terms.

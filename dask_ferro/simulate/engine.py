@@ -21,10 +21,9 @@ from dask_ferro.simulate.cluster import (
 )
 from dask_ferro.simulate.core_adapter import CoreAdapter
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph
-from dask_ferro.simulate.virtual_scheduler import Scheduler
+from dask_ferro.simulate.virtual_scheduler import Decider, Scheduler
 from dask_ferro.simulate.virtual_tasks import VirtualTask, jobs_of, prioritize
 from dask_ferro.simulate.virtual_worker import LiveWorker, WorkerTask, World
-from dask_ferro.simulate.worker_record import Decider
 from dask_ferro.trace import Trace, TracedTask
 
 
@@ -86,7 +85,8 @@ def simulate(
     scheduler = Scheduler(world, jobs, graph.stops)
     scheduler.decider = decide(scheduler) if decide else _decider(scheduler, policy, rules, seed)
     scheduler.decider.learn(known or {})
-    _connect(world, scheduler)
+    world.told = scheduler.hear
+    world.sampled = scheduler.decider.arrived
     site = VirtualSite(world, scheduler, None if decide else rules)
     _populate(site)
     scheduler.decider.begin()
@@ -107,14 +107,6 @@ def _decider(scheduler: Scheduler, policy: str, rules: SchedulingSettings, seed:
 
 
 _COUNTS = ("requests", "confirmed", "refused", "stale", "bytes_moved", "seconds_worked", "steps")
-
-
-def _connect(world: World, scheduler: Scheduler) -> None:
-    world.noticed = lambda: scheduler.receive(scheduler.noticed)
-    world.batched = lambda: scheduler.receive(scheduler.batched)
-    world.told = lambda address, held: scheduler.receive(scheduler.finished, address, held)
-    world.answered = lambda *answer: scheduler.receive(scheduler.answered, *answer)
-    world.sampled = scheduler.decider.arrived
 
 
 class VirtualSite:

@@ -12,8 +12,8 @@ from simulated.generators import build
 from dask_ferro.commands.replay import replay as command
 from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
+from dask_ferro.simulate.compare import RECORDED, cluster_of, order_of, replay
 from dask_ferro.simulate.engine import simulate
-from dask_ferro.simulate.replay import RECORDED, cluster_of, order_of, replay
 from dask_ferro.trace import Trace, TracedTask
 from tests.runs import RUN, W0, W1
 

@@ -90,3 +90,13 @@ def test_a_queue_that_waits_for_resources_leaves_its_worker_a_thief() -> None:
     row = book.rows["v"]
     assert (row.is_blocked, row.may_take, row.starts_in(0.0)) == (True, True, 0.0)
     assert book.queue("v", now=3.0)[0].blocked == pytest.approx(3.0)
+
+
+def test_a_moved_task_is_overdue_behind_one_that_has_overrun_for_as_long() -> None:
+    """It was projected to wait for 8 s, and has waited for 24 s: as long as what runs before it has run."""
+    book = ledger({"v": 1, "w": 1}, long=8.0, short=0.001)
+    book.assign(0.0, "short", "w", "short", (1,))
+    book.request(0.0, "short", "v")
+    book.assign(0.0, "long", "v", "long", (0,))
+    book.confirm(0.0, "short")
+    assert [entry.key for entry, _, _ in book.overdue(24.0, 0.5, 0)] == ["short"]

@@ -22,7 +22,7 @@ from dask_ferro.simulate import virtual_tasks as tasks
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.engine import Stuck, VirtualSite
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph
-from dask_ferro.simulate.worker_record import WorkerRecord
+from dask_ferro.simulate.virtual_scheduler import WorkerRecord
 from dask_ferro.trace import Trace
 from simulated.contenders import simulate
 from simulated.elastic.controllers import Controller, Scaling

@@ -2,8 +2,7 @@
 
 Two forms are read.  Since version 1.5 a workflow has a specification (tasks, files) and an execution (measured
 seconds); before, each task lists its own files and seconds.  Parents become dependencies; a result is as large as all
-files that the task writes.  Files that no task writes, machines and commands are ignored.  A file is read once, all
-of its problems are reported together, and a file with problems is not used at all.
+files that the task writes.  Files that no task writes, machines and commands are ignored.
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ from zlib import crc32
 from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import MOST_SECONDS
-from dask_ferro.words import at_most, short
+from dask_ferro.words import short
 
 # The numbers that tell apart the tasks of a kind: blastall_ID000002, cpuhog_forkjoin_00000001.
 _NUMBER = re.compile(r"[_-](ID)?\d+$")
 _NO_LETTER = re.compile(r"[^A-Za-z]+")
-# Of a file's problems only the first few are reported.
-_TOLD = 10
 # The sum of thousands of such files still fits in 63 bits.
 _MOST_FILE = 1 << 50
 
@@ -54,7 +51,7 @@ def load(path: str | PathLike[str]) -> TaskGraph:
     Raises
     ------
     ConfigError
-        If the file cannot be read, or is not such an instance: lists the problems, task by task.
+        If the file cannot be read, or is not such an instance.
     """
     where = fspath(path)
     try:
@@ -71,20 +68,22 @@ def load(path: str | PathLike[str]) -> TaskGraph:
     workflow = content.get("workflow") if isinstance(content, Mapping) else None
     if not isinstance(workflow, Mapping):
         raise ConfigError(f'workflow {where!r}: no "workflow" in it; wanted a WfCommons instance')
-    problems: list[str] = []
-    tasks = _WorkflowReader(workflow, problems).tasks()
-    order = _ordered(tasks, problems)
-    if problems:
-        raise ConfigError("\n  - ".join([f"workflow {where!r}:", *at_most(_TOLD, problems, before="and ")]))
+    try:
+        order = _ordered(_WorkflowReader(workflow).tasks())
+    except _Invalid as error:
+        raise ConfigError(f"workflow {where!r}: {error}") from None
     name = content.get("name")
     return _graph(name if isinstance(name, str) and name else Path(where).stem, order)
 
 
-class _WorkflowReader:
-    """A workflow of either form; invalid parts are reported as problems, and otherwise ignored."""
+class _Invalid(ValueError):
+    """A part of the file that is no such instance."""
 
-    def __init__(self, workflow: Mapping[str, Any], problems: list[str]) -> None:
-        self._problems = problems
+
+class _WorkflowReader:
+    """A workflow of either form."""
+
+    def __init__(self, workflow: Mapping[str, Any]) -> None:
         specification = workflow.get("specification")
         self._split = isinstance(specification, Mapping)
         part: Mapping[str, Any] = specification if isinstance(specification, Mapping) else workflow
@@ -102,7 +101,7 @@ class _WorkflowReader:
         rows = [(self._id(row), row) for row in self._rows]
         for task_id, _ in rows:
             if task_id in names:
-                self._problems.append(f"task {task_id}: occurs twice")
+                raise _Invalid(f"task {task_id}: occurs twice")
             names[task_id] = task_id
         # Before 1.5, parents are given by name.
         for task_id, row in rows:
@@ -117,7 +116,7 @@ class _WorkflowReader:
             costs = self._seconds(task_id, row), self._written(task_id, row)
             found[task_id] = _Task(_kind(name), *costs, frozenset(parents))
         if not rows:
-            self._problems.append("it has no tasks")
+            raise _Invalid("it has no tasks")
         return found
 
     def _id(self, row: Mapping[str, Any]) -> str:
@@ -126,24 +125,21 @@ class _WorkflowReader:
     def _list(self, part: Mapping[str, Any], name: str, what: str) -> list[Mapping[str, Any]]:
         value = part.get(name, [])
         if not isinstance(value, list) or any(not isinstance(item, Mapping) for item in value):
-            self._problems.append(f"{what}: {name} is not a list of objects")
-            return []
+            raise _Invalid(f"{what}: {name} is not a list of objects")
         return value
 
     def _ids(
         self, row: Mapping[str, Any], name: str, task_id: str, names: Mapping[str, str]
     ) -> Iterable[str]:
         for other in self._listed(row, name, task_id):
-            if isinstance(other, str) and other in names:
-                yield names[other]
-            else:
-                self._problems.append(f"task {task_id}: {name} has {other!r}, which is no task")
+            if not isinstance(other, str) or other not in names:
+                raise _Invalid(f"task {task_id}: {name} has {other!r}, which is no task")
+            yield names[other]
 
     def _listed(self, row: Mapping[str, Any], name: str, task_id: str) -> list[Any]:
         value = row.get(name)
         if value is not None and not isinstance(value, list):
-            self._problems.append(f"task {task_id}: {name} is {value!r}, wanted a list")
-            return []
+            raise _Invalid(f"task {task_id}: {name} is {value!r}, wanted a list")
         return value or []
 
     def _seconds(self, task_id: str, row: Mapping[str, Any]) -> float:
@@ -151,15 +147,13 @@ class _WorkflowReader:
         source = self._measured.get(task_id, {}) if self._split else row
         value = source.get("runtimeInSeconds", source.get("runtime"))
         if value is None:
-            self._problems.append(f"task {task_id}: no runtimeInSeconds")
-        elif not _is_amount(value, MOST_SECONDS):
-            self._problems.append(
+            raise _Invalid(f"task {task_id}: no runtimeInSeconds")
+        if not _is_amount(value, MOST_SECONDS):
+            raise _Invalid(
                 f"task {task_id}: runtimeInSeconds is {short(repr(value), 40)}, wanted seconds >= 0, at most"
                 f" {MOST_SECONDS:g}"
             )
-        else:
-            return float(value)
-        return 0.0
+        return float(value)
 
     def _written(self, task_id: str, row: Mapping[str, Any]) -> int:
         sizes: list[tuple[Any, Any]]
@@ -173,12 +167,11 @@ class _WorkflowReader:
         total = 0
         for name, size in sizes:
             if not _is_amount(size, _MOST_FILE):
-                self._problems.append(
+                raise _Invalid(
                     f"task {task_id}: file {name!r} has size {short(repr(size), 40)}, wanted bytes >= 0, at most"
                     f" {_MOST_FILE}"
                 )
-            else:
-                total += int(size)
+            total += int(size)
         return total
 
 
@@ -197,14 +190,13 @@ def _kind(name: str) -> str:
     return _NO_LETTER.sub("-", _NUMBER.sub("", name)).strip("-").lower() or "task"
 
 
-def _ordered(tasks: Mapping[str, _Task], problems: list[str]) -> list[tuple[str, _Task]]:
-    """Return the tasks, each after its parents, or report a cycle, which makes that impossible."""
+def _ordered(tasks: Mapping[str, _Task]) -> list[tuple[str, _Task]]:
+    """Return the tasks, each after its parents."""
     sorter = TopologicalSorter({key: sorted(task.parents) for key, task in tasks.items()})
     try:
         return [(key, tasks[key]) for key in sorter.static_order()]
     except CycleError as error:
-        problems.append(f"tasks wait for each other: {' -> '.join(error.args[1])}")
-        return []
+        raise _Invalid(f"tasks wait for each other: {' -> '.join(error.args[1])}") from error
 
 
 def _graph(name: str, order: Sequence[tuple[str, _Task]]) -> TaskGraph:

@@ -149,16 +149,6 @@ def test_a_bad_file_is_refused_with_what_is_wrong(written, content, told):
     assert "instance.json" in str(refused.value)
 
 
-def test_all_problems_are_told_at_once_and_the_first_ten_by_name(written):
-    content = broken(
-        lambda tasks, measured: (measured.clear(), tasks[0].update(parents=[str(n) for n in range(9)]))
-    )
-    with pytest.raises(ConfigError) as refused:
-        load(written(content))
-    assert str(refused.value).count("\n  - ") == 11
-    assert str(refused.value).endswith("and 3 more")
-
-
 def test_a_file_that_is_not_there_is_said_so(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.json' cannot be read: No such file"):
         load(tmp_path / "nowhere.json")
