@@ -16,9 +16,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# Flags of `os.open`: do not follow a link, do not inherit, no translation of line ends; 0 where a system has no flag.
+# Flags of `os.open`: do not follow a link, no translation of line ends; 0 where a system has no flag.
 NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
-NOT_INHERITED: int = getattr(os, "O_CLOEXEC", 0)
 BINARY: int = getattr(os, "O_BINARY", 0)
 
 _moved = Lock()

@@ -297,6 +297,9 @@ def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
     out.print(findings(_findings(seen)))
     facts(out, {"health": seen["overview"]["health"], "scheduler": _scheduler(seen), **dict(_facts(seen))})
     columns = sorted(_COLUMNS, key=lambda column: not column.is_text)
-    cells = [[printable(column.cell(row)) for column in columns] for row in rows]
+
+    def cells(row: Row) -> list[str]:
+        return [printable(column.cell(row)) for column in columns]
+
     left = sum(column.is_text for column in columns)
-    table(out, "workers", [column.title for column in columns], cells, left=left)
+    table(out, "workers", [column.title for column in columns], list(map(cells, rows)), left=left)
