@@ -68,8 +68,8 @@ def cluster(
     bounds = bounds_of(minimum, maximum)
     with standing(bounds, scheduler_file=scheduler_file, config_name=config_name, **named) as running:
         workers = f"{bounds['minimum']:g} to {bounds['maximum']:g}"
-        dashboard = running.dashboard or "none"
-        facts(console(), {"scheduler": running.address, "dashboard": dashboard, "workers": workers})
+        head = {"scheduler": running.address, "dashboard": running.dashboard or "none", "workers": workers}
+        facts(console(), head)
         for change in running.changes():
             click.echo(change)
         click.echo("the jobs are being cancelled", err=True)

@@ -73,7 +73,7 @@ _COLUMNS = (
     _Column("memory", "memory", 6, _used),
     _Column("in", "in", 5, lambda r: _short(r["in"])),
     _Column("out", "out", 5, lambda r: _short(r["out"])),
-    _Column("dev", "device", 3, lambda r: r["device"]),
+    _Column("dev", "device", 3, lambda r: r["device"], is_text=True),
     _Column("cpu", "cpu", 5, lambda r: f"{r['cpu']:.0f} %"),
     _Column(
         "ops", "ops", 24, lambda r: ", ".join(f"{n} {name}" for name, n in r["ops"]) or "-", is_text=True
@@ -95,7 +95,7 @@ _FIELDS = {column.title: column.field for column in _COLUMNS}
     "wanted",
     metavar="TEXT",
     default="",
-    help="Show workers with TEXT in their name, address, state or tasks.",
+    help="Show workers with TEXT in their name, state, tasks, device or address.",
 )
 @click.option(
     "--interval",
@@ -130,13 +130,9 @@ def top(
 
 def arranged(workers: Sequence[Row], field: str, wanted: str) -> list[Row]:
     """Return the workers that have a text in their row, sorted by a field: names in order, the largest number first."""
-    shown = [row for row in workers if wanted.lower() in " ".join(_texts(row)).lower()]
+    texts = [column.cell for column in _COLUMNS if column.is_text]
+    shown = [row for row in workers if any(wanted.lower() in text(row).lower() for text in texts)]
     return sorted(shown, key=lambda row: (_order(row[field]), natural(row["name"])))
-
-
-def _texts(row: Row) -> list[str]:
-    ops = [name for name, _ in row["ops"]]
-    return [row["name"], row["address"], row["state"], row["device"], *row["running"], *ops]
 
 
 def _order(value: Any) -> tuple[Any, ...]:
@@ -194,16 +190,12 @@ def screen(
         f"  {_scheduler(seen)}  {time.strftime('%H:%M:%S', time.localtime(seen['time']))}", style="not bold"
     )
     found = _findings(seen)
-    health = f"{seen['overview']['health']}{_more(len(found) - _FOUND)}"
+    more = f" ({len(found) - _FOUND} of them are not shown)" if len(found) > _FOUND else ""
     head: list[RenderableType] = [title, *([told] if trouble else []), findings(found[:_FOUND])]
-    head.append(lines([("health", health), *_facts(seen)]))
+    head.append(lines([("health", seen["overview"]["health"] + more), *_facts(seen)]))
     if rows := arranged(seen["workers"], field, wanted):
         return Group(*head, _table(rows[:height], columns))
     return Group(*head, Text("no worker matches the filter" if wanted else "no workers yet", style="dim"))
-
-
-def _more(number: int) -> str:
-    return f" ({number} of them are not shown)" if number > 0 else ""
 
 
 def _scheduler(seen: Look) -> str:
