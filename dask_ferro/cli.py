@@ -7,6 +7,7 @@ imports only click; a command's module is imported when it is called.  `commands
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import click
@@ -29,7 +30,7 @@ class _Commands(Command, click.Group):
     """The commands, each imported when it is looked up."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(name for names in _MODULES.values() for name in names)
+        return sorted(chain.from_iterable(_MODULES.values()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         module = next((module for module, names in _MODULES.items() if cmd_name in names), None)

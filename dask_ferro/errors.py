@@ -12,12 +12,6 @@ from difflib import get_close_matches
 from typing import Any, TypeGuard
 
 
-def _join(headline: str, problems: tuple[str, ...]) -> str:
-    if not problems:
-        return headline
-    return "\n".join([f"{headline}:", *(f"  - {p}" for p in problems)])
-
-
 class _Problems(Exception):
     """An error with a line for each problem.
 
@@ -32,7 +26,8 @@ class _Problems(Exception):
     def __init__(self, headline: str, problems: Iterable[str] = ()) -> None:
         self.headline = headline
         self.problems = tuple(problems)
-        super().__init__(_join(headline, self.problems))
+        lines = [f"{headline}:", *(f"  - {p}" for p in self.problems)] if self.problems else [headline]
+        super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[type[_Problems], tuple[str, tuple[str, ...]], dict[str, Any]]:
         # The dictionary holds the exception's notes, which would otherwise be lost between worker and client.

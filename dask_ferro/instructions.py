@@ -72,11 +72,7 @@ class Instructions(tuple[Instruction, ...]):
         return f"<{len(self)} instructions{f', without {self.missing}' if self.missing else ''}>"
 
     def __str__(self) -> str:
-        rounded = (row._replace(seconds=round(row.seconds, 6)) for row in self)
-        cells = [
-            Instruction._fields,
-            *(["" if cell is None else str(cell) for cell in row] for row in rounded),
-        ]
+        cells = [Instruction._fields, *map(_cells, self)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
         return "\n".join([*lines, *([f"without {self.missing}"] if self.missing else [])])
@@ -130,3 +126,7 @@ def _instruction(span: Span, about: About) -> Instruction:
         span.seconds,
         span.nbytes,
     )
+
+
+def _cells(row: Instruction) -> tuple[str, ...]:
+    return tuple("" if cell is None else str(cell) for cell in row._replace(seconds=round(row.seconds, 6)))

@@ -67,7 +67,7 @@ def put(path: str, text: bytes) -> None:
     with suppress(FileNotFoundError):
         # Left by a process that was killed, or a link that another user made.
         os.unlink(part)
-    flags = portable.NO_LINK | portable.NOT_INHERITED | portable.BINARY
+    flags = portable.NO_LINK | portable.BINARY
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o666)
     with open(handle, "wb") as file:
         with suppress(FileNotFoundError):

@@ -28,10 +28,9 @@ _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EI
 
 
 class Words(NamedTuple):
-    """Words of the error messages: the locked thing, what its holder does with it, and the holder."""
+    """Words of the error messages: the locked thing, and its holder."""
 
     thing: str = "sink"
-    done: str = "written"
     who: str = "ff.run"
 
 
@@ -54,7 +53,7 @@ class Hold:
         if not _is_at(self.handle, self.path):
             raise ConfigError(
                 f"{self.words.thing} {self.sink!r}: its lock file {self.path!r} was removed or replaced while it was"
-                f" {self.words.done}; nothing of another run was touched"
+                " written; nothing of another run was touched"
             )
 
     def release(self) -> None:
@@ -113,7 +112,7 @@ def _acquired(sink: str, words: Words) -> Hold:
     path = sink + SUFFIX
     while True:
         # Never through a link: another user's link could lead to a file that would be overwritten.
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | portable.NO_LINK | portable.NOT_INHERITED, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | portable.NO_LINK, 0o644)
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise OSError(errno.EISDIR, "a lock has to be a file", path)
@@ -128,7 +127,7 @@ def _acquired(sink: str, words: Words) -> Hold:
             if error.errno not in _UNSUPPORTED:
                 raise
             raise ConfigError(
-                f"{words.thing} {sink!r} cannot be {words.done}: {words.who} locks it by flock, which this system or"
+                f"{words.thing} {sink!r} cannot be written: {words.who} locks it by flock, which this system or"
                 " its file system does not have; choose a path on another one, or have it mounted with flock"
             ) from error
         # The last holder removed the file meanwhile, so the lock is on a file that has no path any more: try again.
@@ -147,7 +146,7 @@ def record() -> dict[str, Any]:
 def refused(sink: str, found: dict[str, Any] | None, words: Words = SINK) -> ConfigError:
     """Return the error for a lock that another process holds; `found` is the record in it."""
     return ConfigError(
-        f"{words.thing} {sink!r} is being {words.done} by another {words.who}: {who(found)}; wait for its end, or end"
+        f"{words.thing} {sink!r} is being written by another {words.who}: {who(found)}; wait for its end, or end"
         " it, or choose another path"
     )
 

@@ -16,9 +16,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# Flags of `os.open`: do not follow a link, do not inherit, no translation of line ends; 0 where a system has no flag.
+# Flags of `os.open`: do not follow a link, no translation of line ends; 0 where a system has no flag.
 NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
-NOT_INHERITED: int = getattr(os, "O_CLOEXEC", 0)
 BINARY: int = getattr(os, "O_BINARY", 0)
 
 _moved = Lock()
@@ -67,17 +66,10 @@ def read_at(handle: int, nbytes: int, offset: int) -> bytes:
         return os.read(handle, nbytes)
 
 
-def at_fork(
-    *,
-    before: Callable[[], object] | None = None,
-    after_in_parent: Callable[[], object] | None = None,
-    after_in_child: Callable[[], object] | None = None,
-) -> None:
-    """Register functions to call at each fork; does nothing on a system without fork."""
-    if not hasattr(os, "register_at_fork"):
-        return
-    calls = {"before": before, "after_in_parent": after_in_parent, "after_in_child": after_in_child}
-    os.register_at_fork(**{when: call for when, call in calls.items() if call is not None})
+def at_fork(**calls: Callable[[], object]) -> None:
+    """Register functions as `os.register_at_fork` does; does nothing on a system without fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(**calls)
 
 
 def _lacking(what: str) -> OSError:

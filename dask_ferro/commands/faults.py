@@ -7,11 +7,14 @@ standard error.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
+
+from dask_ferro.errors import ConfigError
 
 # Where a context, and those of the commands below it, keep whether --debug was given.
 _DEBUG = "dask_ferro.debug"
@@ -20,8 +23,6 @@ _DEBUG = "dask_ferro.debug"
 @contextmanager
 def one_status_per_fault(ctx: click.Context | None = None) -> Iterator[None]:
     """Turn an exception of the block into one message and its exit status."""
-    from dask_ferro.errors import ConfigError
-
     try:
         yield
     except click.exceptions.NoArgsIsHelpError:
@@ -39,8 +40,6 @@ def one_status_per_fault(ctx: click.Context | None = None) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - the outermost frame: whatever a task raised ends here
         # Only on request: the message has the reason, which a traceback in a job's log would hide.
         if ctx is not None and ctx.meta.get(_DEBUG):
-            import traceback
-
             traceback.print_exc()
         if isinstance(error, ConfigError):
             leave(2, " ".join(f"dask ferro: {error}".split()))

@@ -23,7 +23,6 @@ from dask_ferro.views.progress import bar
 from dask_ferro.views.terminal import console, facts, table
 from dask_ferro.words import at_most, count, duration, many, share, size
 
-ARRAY_FILES = (".npy", ".npz")
 # A model at "op" granularity may have thousands of bundles; the costliest show where the time goes.
 _BUNDLES_SHOWN = 20
 _WORKERS_SHOWN = 32
@@ -53,8 +52,8 @@ def _parameter(text: str) -> tuple[str, int | float]:
 
 
 def _array_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    if path is not None and path.suffix not in ARRAY_FILES:
-        raise click.BadParameter(f"{str(path)!r} ends in neither {' nor '.join(ARRAY_FILES)}")
+    if path is not None and path.suffix not in (".npy", ".npz"):
+        raise click.BadParameter(f"{str(path)!r} ends in neither .npy nor .npz")
     return path
 
 

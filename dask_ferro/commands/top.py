@@ -75,7 +75,7 @@ _COLUMNS = (
     _Column("memory", "memory", 6, _used),
     _Column("in", "in", 5, lambda r: _short(r["in"])),
     _Column("out", "out", 5, lambda r: _short(r["out"])),
-    _Column("dev", "device", 3, lambda r: r["device"]),
+    _Column("dev", "device", 3, lambda r: r["device"], is_text=True),
     _Column("cpu", "cpu", 5, lambda r: f"{r['cpu']:.0f} %"),
     _Column(
         "ops", "ops", 24, lambda r: ", ".join(f"{n} {name}" for name, n in r["ops"]) or "-", is_text=True
@@ -97,7 +97,7 @@ _FIELDS = {column.title: column.field for column in _COLUMNS}
     "wanted",
     metavar="TEXT",
     default="",
-    help="Show workers with TEXT in their name, address, state or tasks.",
+    help="Show workers with TEXT in their name, state, tasks, device or address.",
 )
 @click.option(
     "--interval",
@@ -132,15 +132,10 @@ def top(
 
 def arranged(workers: Sequence[Row], choice: Choice) -> list[Row]:
     """Return the workers that have a text in their row, sorted by a field: names in order, the largest number first."""
-    wanted = choice.wanted.lower()
-    shown = [row for row in workers if wanted in " ".join(_texts(row)).lower()]
+    wanted, texts = choice.wanted.lower(), [column.cell for column in _COLUMNS if column.is_text]
+    shown = [row for row in workers if any(wanted in text(row).lower() for text in texts)]
     shown.sort(key=lambda row: natural(row["name"]))
     return sorted(shown, key=lambda row: _order(row[choice.field]), reverse=choice.is_reversed)
-
-
-def _texts(row: Row) -> list[str]:
-    ops = [name for name, _ in row["ops"]]
-    return [row["name"], row["address"], row["state"], row["device"], *row["running"], *ops]
 
 
 def _order(value: Any) -> tuple[Any, ...]:
@@ -206,9 +201,9 @@ def screen(seen: Look | None, choice: Choice, trouble: str, columns: int, height
         f"  {_scheduler(seen)}  {time.strftime('%H:%M:%S', time.localtime(seen['time']))}", style="not bold"
     )
     found = _findings(seen)
-    health = f"{seen['overview']['health']}{_more(len(found) - _FOUND)}"
+    more = f" ({len(found) - _FOUND} of them are not shown)" if len(found) > _FOUND else ""
     head: list[RenderableType] = [title, *([told] if trouble else []), findings(found[:_FOUND])]
-    head.append(lines([("health", health), *_facts(seen)]))
+    head.append(lines([("health", seen["overview"]["health"] + more), *_facts(seen)]))
     head.append(Text(_chosen(choice), style="dim"))
     if rows := arranged(seen["workers"], choice):
         choice.first = min(choice.first, len(rows) - 1)
@@ -225,10 +220,6 @@ def _chosen(choice: Choice) -> str:
     wanted = f" {printable(choice.wanted)}{'_' if choice.is_typing else ''}"
     pause = "go on" if choice.is_paused else "pause"
     return f"q quit  s sort: {title}{order}  r reverse  / filter:{wanted}  space {pause}"
-
-
-def _more(number: int) -> str:
-    return f" ({number} of them are not shown)" if number > 0 else ""
 
 
 def _scheduler(seen: Look) -> str:
@@ -320,6 +311,9 @@ def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
     out.print(findings(_findings(seen)))
     facts(out, {"health": seen["overview"]["health"], "scheduler": _scheduler(seen), **dict(_facts(seen))})
     columns = sorted(_COLUMNS, key=lambda column: not column.is_text)
-    cells = [[printable(column.cell(row)) for column in columns] for row in rows]
+
+    def cells(row: Row) -> list[str]:
+        return [printable(column.cell(row)) for column in columns]
+
     left = sum(column.is_text for column in columns)
-    table(out, "workers", [column.title for column in columns], cells, left=left)
+    table(out, "workers", [column.title for column in columns], list(map(cells, rows)), left=left)

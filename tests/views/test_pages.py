@@ -131,8 +131,8 @@ def test_stealing_is_drawn_as_it_is_given() -> None:
             2,
         )
     )
-    assert page.flow.data["moves"] == [3, 0]  # and a pale cell for the way back
-    assert page.seconds.data["confirmed"] == [0] * 59 + [3]
+    assert page.flow.data["moves"] == [3]
+    assert page.seconds.data["confirmed"] == [3]
     assert page.backlogs.data["threshold"] == [0.005, 0.02]
     assert len(set(page.backlogs.data["color"])) == 2  # one asks for work, the other has enough
     assert "3 confirmed, 1 refused, 0 stale" in page.headline.text
@@ -218,9 +218,6 @@ async def test_pages_come_with_the_plugin_once_and_go_with_it(client: Client, sc
     await ff.install(client)
     await ff.install(client, answer=7)  # another one
     assert listed["pages"].count("ferro") == 1
-    assert [p["name"] for p in listed["plots"] if "Ferro" in p["name"]] == sorted(
-        f"Ferro {name.title()}" for name in NAMES
-    )
     paths = [path for n in NAMES for path in (f"ferro-{n}", f"individual-ferro-{n}")]
     assert [await status(scheduler, path) for path in ("ferro", *paths)] == [200] * 7
     assert await status(scheduler, "status") == 200  # Dask's own are served as before
@@ -237,7 +234,6 @@ async def test_pages_come_with_the_plugin_once_and_go_with_it(client: Client, sc
     await ff.uninstall(client)
     browser.close()
     assert "ferro" not in listed["pages"]
-    assert [p for p in listed["plots"] if "erro" in p["name"]] == []
     assert len(applications) == 1
     assert [await status(scheduler, path) for path in ("ferro", *paths)] == [404] * 7
     assert await status(scheduler, "status") == 200

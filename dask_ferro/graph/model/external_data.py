@@ -148,13 +148,7 @@ def opened(span: FilePart) -> Iterator[int]:
         The path leads to another file now.
     """
     # Not blocking: opening a pipe that has replaced the file since the check would wait without end.
-    flags = (
-        os.O_RDONLY
-        | portable.NOT_INHERITED
-        | portable.NO_LINK
-        | portable.BINARY
-        | getattr(os, "O_NONBLOCK", 0)
-    )
+    flags = os.O_RDONLY | portable.NO_LINK | portable.BINARY | getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(span.location, flags)
     try:
         # By the descriptor: a path may lead to another file each time.

@@ -80,7 +80,7 @@ def _file(name: str, mapped_above: int) -> Iterator[SourceBytes]:
         if not stat.S_ISREG(status.st_mode):
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
             raise ConfigError(f"cannot load {name!r}: it is {kind}; give the path of an .onnx file")
-        descriptor = os.open(path, os.O_RDONLY | portable.NOT_INHERITED | portable.BINARY)
+        descriptor = os.open(path, os.O_RDONLY | portable.BINARY)
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise

@@ -36,7 +36,7 @@ from dask_ferro.train.saved.reading import MANIFEST, found_in
 
 _PART = ".part"
 _SHARED = "give a folder on a file system that client and workers share"
-_WORDS = lock.Words("fit: checkpoint folder", "written", "ff.fit")
+_WORDS = lock.Words("fit: checkpoint folder", "ff.fit")
 
 # dtype and shape by name
 Types: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]

@@ -85,33 +85,28 @@ class SchedulerPages:
         self.documents: set[Document] = set()
         self._applications: list[Any] = scheduler.http_application.applications
         self._variables = template_variables(scheduler)
-        self._plots = [
-            {"url": f"individual-ferro-{kind.name}", "name": f"Ferro {kind.name.title()}"} for kind in KINDS
-        ]
         stock = next((app for app in self._applications if isinstance(app, BokehTornado)), None)
+        self._ours: _Beside | None = None
         if stock is None:
             return
         # Before Dask's own application, which would answer 404.
-        self._applications.insert(0, self._served(scheduler, stealing, stock))
-        self._variables["pages"].append(ENTRY)
-        plots = self._variables["plots"]
+        self._ours = self._served(scheduler, stealing, stock)
+        self._applications.insert(0, self._ours)
         # In place: Dask's own pages read the same list object.
-        plots[:] = sorted([*plots, *self._plots], key=lambda plot: plot["name"])
+        self._variables["pages"].append(ENTRY)
 
     def take_off(self) -> None:
-        """Stop serving the pages, remove them from the lists, and stop the updates of open ones.  Idempotent."""
-        ours = next((app for app in self._applications if isinstance(app, _Beside)), None)
-        if ours is None:
+        """Stop serving the pages, remove their entry, and stop the updates of open ones.  Idempotent."""
+        if self._ours is None:
             return
-        self._applications.remove(ours)
+        self._applications.remove(self._ours)
         self._variables["pages"].remove(ENTRY)
-        plots = self._variables["plots"]
-        plots[:] = [plot for plot in plots if plot not in self._plots]
         while self.documents:
             document = self.documents.pop()
             document.add_next_tick_callback(partial(_end, document))
         # wait=False: Bokeh 3.10 refuses to wait on the event loop that it runs on.
-        ours.stop(wait=False)
+        self._ours.stop(wait=False)
+        self._ours = None
 
     def _served(self, scheduler: Scheduler, stealing: Stealing, stock: BokehTornado) -> _Beside:
         """Return the started application, with Dask's own settings: the same origins, intervals and prefix."""

@@ -6,8 +6,6 @@ milliseconds and a backlog may be minutes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import permutations
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +13,7 @@ from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
 from bokeh.models import FactorRange, LinearColorMapper, PrintfTickFormatter, Range1d
 
-from dask_ferro.runtime.telemetry.dashboard_state import SECONDS, MoveFlow, StealingPicture
+from dask_ferro.runtime.telemetry.dashboard_state import SECONDS, StealingPicture
 from dask_ferro.views.pages import look
 from dask_ferro.words import duration, natural
 
@@ -91,14 +89,13 @@ class StealingPage:
             self._thieves.factors, self._victims.factors = names, names[::-1]
         self._mapper.high = high = max([2, *(f.moves for f in picture.flows)])
         written = len(names) <= _WRITTEN
-        flows = _with_zeros(picture.flows, names) if written else picture.flows
         self.flow.data = {
-            **look.filled(_FLOW, flows),
-            "text": [f"{f.moves:,}" if written and f.moves else "" for f in flows],
-            "ink": [_ink(f.moves, high) for f in flows],
+            **look.filled(_FLOW, picture.flows),
+            "text": [f"{f.moves:,}" if written else "" for f in picture.flows],
+            "ink": [_ink(f.moves, high) for f in picture.flows],
         }
         self.seconds.data = look.filled(_SECOND, picture.seconds)
-        self._no_flow.visible = not flows
+        self._no_flow.visible = not picture.flows
         self._no_moves.visible = not picture.seconds
 
     # -- figures ---------------------------------------------------------------------------------------------
@@ -165,9 +162,3 @@ class StealingPage:
 def _ink(moves: int, high: int) -> str:
     """Return the colour of text that is readable on a cell, as Bokeh chooses the cell's shade."""
     return look.INK if len(look.SHADES) * moves < look.DARK_TEXT * high else look.PAPER
-
-
-def _with_zeros(flows: Sequence[MoveFlow], names: Sequence[str]) -> list[MoveFlow]:
-    """Return a flow for each pair of workers, so that a pair without steals has a pale cell."""
-    found = {(f.victim, f.thief): f for f in flows}
-    return [found.get(pair) or MoveFlow(*pair, 0, 0.0, 0.0) for pair in permutations(names, 2)]
