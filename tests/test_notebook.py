@@ -55,3 +55,7 @@ def test_a_check_in_a_notebook_shows_nothing_but_its_text(monkeypatch, capsys) -
 )
 def test_a_repr_is_one_line_however_large_the_value(value, text):
     assert repr(value) == text
+
+
+def test_proposals_of_which_none_fits_are_printed_without_a_mark():
+    assert "*" not in str(replace(PROPOSED, memory=1.0))

@@ -123,14 +123,6 @@ def result(future: distributed.Future, what: str | None = None, *, seconds: floa
     return future.result(timeout=seconds)
 
 
-async def result_async(
-    future: distributed.Future, what: str | None = None, *, seconds: float = BOUND_S
-) -> Any:
-    """Return a future's result as `result` does, with an asynchronous client."""
-    await finished_async([future], what, seconds=seconds)
-    return await future.result(timeout=seconds)
-
-
 def ended(
     running: Thread | subprocess.Popen[Any], what: str | None = None, *, seconds: float = BOUND_S
 ) -> int | None:

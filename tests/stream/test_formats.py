@@ -436,3 +436,18 @@ def test_which_output_goes_where(sink, chosen, wanted):
     else:
         with pytest.raises(ff.ConfigError, match=wanted):
             named_places(["s", "t/1"], sink, chosen)
+
+
+def test_a_partitioned_folder_is_called_that(tmp_path):
+    (tmp_path / "k=1").mkdir()
+    table(tmp_path / "k=1", {"v": [1.0]}, "p.parquet")
+    with pytest.raises(ff.ConfigError, match=r"partitioned folder \('k=1'\).*one partition"):
+        open_source(str(tmp_path), spec())
+
+
+@pytest.mark.parametrize("path", ["", "x\0.npy"])
+def test_what_is_no_path_is_called_that(path):
+    with pytest.raises(ff.ConfigError, match="is no path"):
+        open_source(path, spec())
+    with pytest.raises(ff.ConfigError, match="is no path"):
+        named_places(["y"], path, None)

@@ -31,14 +31,6 @@ def test_the_transitions():
     assert dict(zip(TRANSITIONS, rows, strict=True)) == dict(zip(TRANSITIONS, after, strict=True))
 
 
-def test_a_static_scale_stays():
-    scale = asarray(np.full(2, 8, "f4"))
-    after, _ = next_scale(
-        loss_scale_of(8, None), scale, asarray(np.full(2, 5000, "f4")), asarray([True, False])
-    )
-    assert compute(after).tolist() == [8, 8]
-
-
 @pytest.mark.parametrize(
     ("values", "finite"),
     [

@@ -204,12 +204,6 @@ def test_an_iterator_has_one_epoch():
         taken(source, 1)
 
 
-def test_batches_have_one_form():
-    source = source_of([(X, Y), {"x": X}], None, None)
-    with pytest.raises(ConfigError, match="got a batch of a dict of x, wanted 2 arrays, as the first one"):
-        taken(source)
-
-
 @pytest.mark.parametrize("batch", [{"x": np.float32(1)}, {}], ids=["a number", "nothing"])
 def test_a_batch_without_rows_is_refused(batch):
     with pytest.raises(ConfigError, match="wanted arrays of one number of rows"):

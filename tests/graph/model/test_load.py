@@ -491,12 +491,6 @@ def test_a_source_of_another_kind_is_told_so(source: object) -> None:
         load(source)  # type: ignore[arg-type]
 
 
-# Damaged files.
-
-
-# ONNX's own models.
-
-
 @pytest.mark.parametrize("node", ["Relu (x)", "Cast <to = 1> (x)"])
 def test_an_output_declared_as_what_its_node_does_not_give_is_refused(node):
     proto = parsed(f"(float[N] x) => (int64[N] y) {{ [n] y = {node} }}")

@@ -77,15 +77,6 @@ def test_a_damaged_number_after_sound_ones_is_told(number: bytes, problem: str) 
         wire.skeleton(memoryview(data))
 
 
-def test_a_skeleton_does_not_grow_with_the_weights() -> None:
-    sizes = []
-    for count in (10_000, 1_000_000):
-        weight = numpy_helper.from_array(np.zeros(count, np.uint8), "w")
-        data = helper.make_model(helper.make_graph([], "g", [], [], [weight])).SerializeToString()
-        sizes.append(len(wire.skeleton(memoryview(data)).proto))
-    assert max(sizes) < 200
-
-
 def test_the_last_of_several_raw_data_wins_as_in_protobuf() -> None:
     tensor = TensorProto(name="w", raw_data=b"a" * 5000).SerializeToString()
     tensor += TensorProto(raw_data=b"b" * 6000).SerializeToString()

@@ -51,13 +51,6 @@ def test_a_step_with_a_split_vocabulary_is_that_of_one_process(loss, mesh):
     assert not [value.name for value in values if ENTRIES in value.shape.numpy()]
 
 
-@pytest.mark.parametrize("mesh", ["2 ranks", "4 ranks, the batch over 2"])
-def test_and_in_float32(mesh):
-    step = language(np.float32, label_smoothing=0.1)
-    _, spmd = sharded(step, MESHES[mesh])
-    assert_close(evaluate_sharded(spmd, step.feeds), evaluate(ir.to_proto(step.model), step.feeds), 1e-5)
-
-
 @pytest.mark.parametrize("loss", ["mean", "smoothed and ignored"])
 @pytest.mark.parametrize(
     "mesh", [Mesh({"tensor": 4}), Mesh({"tensor": 2, "data": 2})], ids=["4 ranks", "2 by 2"]

@@ -65,6 +65,12 @@ class TestMappedWeights:
         np.testing.assert_allclose(ff.from_onnx(saved)(X).compute(), 2 * X @ W, rtol=1e-4, atol=1e-4)
         assert [file.name for file in (tmp_path / "other").iterdir()] == ["part.onnx"]
 
+    def test_may_be_written_over_the_file_that_they_are_read_from(self, path):
+        y = from_model(load(path).model).outputs["y"]
+        save_onnx(y * 2.0, path)
+        np.testing.assert_allclose(y.compute({"x": X}), X @ W, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(ff.from_onnx(path)(X).compute(), 2 * X @ W, rtol=1e-4, atol=1e-4)
+
 
 def test_more_weights_than_a_message_holds_are_refused_with_the_remedy(tmp_path):
     hole = tmp_path / "w.data"

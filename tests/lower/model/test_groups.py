@@ -10,10 +10,8 @@ from dask._task_spec import Task, TaskRef
 from hypothesis import given
 from hypothesis import strategies as st
 
-import dask_ferro as ff
 from dask_ferro.lower.model.groups import BufferSlot, are_chains, grouped, sizes
 from dask_ferro.lower.model.shared_buffer import SharedBuffer, opened
-from tests.graphs import mlp
 
 ROWS = np.ones((2, 3), np.float32)
 
@@ -63,12 +61,6 @@ CHAINS = [
 @pytest.mark.parametrize(("build", "wanted"), CHAINS)
 def test_chunks_are_grouped_where_none_waits_for_another(build, wanted):
     assert are_chains(build().dask) is wanted
-
-
-def test_a_model_over_chains_is_chains():
-    x = da.ones((9, 6), chunks=(3, 6), dtype=np.float32)
-    assert are_chains(ff.from_onnx(mlp())(x).dask)
-    assert not are_chains(ff.from_onnx(mlp(), granularity="op")(x).dask)  # its tasks read one another
 
 
 def test_a_group_reads_what_its_chunks_read():

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from itertools import chain
 
 import dask
 import numpy as np
+import onnx.parser
 import pytest
 from dask.highlevelgraph import MaterializedLayer
 from distributed import Client, LocalCluster, futures_of, wait
 
+from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.optim import SGD
-from dask_ferro.graph.tensor.tensor import argument
+from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.inputs.keys import Sent
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.ranks import rank_assignment, spmd_inputs
 from dask_ferro.lower.ranks.sharded import GONE
 from dask_ferro.lower.ranks.stage_workers import STAGE
 from tests.graph.pipeline.nets import mlp
-from tests.lower.pipeline.runs import M, alike
+from tests.lower.pipeline.runs import M, alike, flat
 from tests.waiting import WHOLE_S, until
 
 
@@ -213,3 +216,54 @@ def test_persisted_steps_keep_nothing_of_the_steps_before(two):
             return {ts.key for ts in dask_scheduler.tasks.values() if ts.who_wants}
 
         until(lambda: two.run_on_scheduler(wanted) == kept, "the parameters of earlier steps to be released")
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["gradients", "optimizer"])
+def test_an_optimized_run_is_the_run(optimizer):
+    net, step = training(optimizer)
+    run = step(net.batch(2 * M))
+    (found,) = dask.optimize(run)
+    alike(found.compute(scheduler="sync"), run.compute(scheduler="sync"))
+
+
+def test_a_pipeline_without_parameters_in_its_tree_is_refused():
+    net = mlp(4, width=16)
+    with pytest.raises(ConfigError, match="params: got no tensors"):
+        pipeline(net.loss, {"w": []}, stages=2, micro_batches=M)
+
+
+@pytest.mark.parametrize("dtype", [None, object], ids=["numpy's text", "objects"])
+def test_text_is_an_input(dtype):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 19]> equal (string[N] x, string[N] z) => (bool[N] y) { y = Equal(x, z) }'
+    )
+    step = pipeline(model, stages=1, micro_batches=2, schedule="gpipe")
+    given = {"x": np.array(list("abcd"), dtype), "z": np.array(list("abxd"), dtype)}
+    assert step(given).compute(scheduler="sync").tolist() == [True, True, False, True]
+
+
+def test_parameters_may_be_delayed():
+    x, w = argument("x", ("N", 3), "float64"), asarray(np.eye(3), name="w")
+    step = pipeline(nn.relu(x @ w).sum(), [w], stages=1, micro_batches=2, schedule="gpipe")
+    batch = np.arange(12.0).reshape(4, 3)
+    wanted = step(batch, params=[2 * np.eye(3)]).compute(scheduler="sync")
+    alike(step(batch, params=[dask.delayed(np.eye)(3) * 2]).compute(scheduler="sync"), wanted)
+
+
+def test_a_state_that_was_saved_as_text_goes_on():
+    net, step = training(Adam(0.01))
+    one, two = net.batch(2 * M, 1), net.batch(2 * M, 2)
+    first = step(one).compute(scheduler="sync")
+    wanted = step(two, params=first.params, state=first.state).compute(scheduler="sync")
+    as_lists = {name: [array.tolist() for array in flat(part)] for name, part in first.state.items()}
+    read = json.loads(json.dumps(as_lists))
+    state = {name: like(first.state[name], iter(read[name])) for name in first.state}
+    alike(step(two, params=first.params, state=state).compute(scheduler="sync"), wanted)
+
+
+def like(tree, values):
+    if isinstance(tree, dict):
+        return {name: like(part, values) for name, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [like(part, values) for part in tree]
+    return next(values)
