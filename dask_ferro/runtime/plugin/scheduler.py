@@ -157,13 +157,8 @@ class Scheduling(Part):
     # -- what happens --------------------------------------------------------------------------------------
 
     def listeners(self) -> Iterable[object]:
-        """Return stealing, which needs each fact, and this part."""
-        return (self.stealing, self)
-
-    def logged(self, topic: str, msg: object) -> None:
-        """Forward a logged event."""
-        if self.events is not None:
-            self.events.heard(topic, msg)
+        """Return stealing, which needs each fact, what hears published events, and this part."""
+        return (self.stealing, self.events, self)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """End the recordings of a client that left without doing so."""

@@ -95,12 +95,13 @@ class Events:
         self._published: dict[str, Mapping[str, float]] = {}  # by action: the counts up to its newest event
         self._since, self._moves = time(), 0
         self._ticks = PeriodicCallback(self.tick, EVERY * 1000)
-
-    def start(self) -> None:
-        """Start to publish.  Earlier decisions of an active controller are read from the events, and not counted."""
-        for at, message in self.scheduler.get_events(TOPIC):
+        # Earlier decisions of an active controller are kept, and not counted.
+        for at, message in scheduler.get_events(TOPIC):
             if isinstance(message, Mapping):
                 self._keep(at, message)
+
+    def start(self) -> None:
+        """Start to publish."""
         self._ticks.start()
 
     def stop(self) -> None:
@@ -109,7 +110,7 @@ class Events:
 
     # -- what happens --------------------------------------------------------------------------------------
 
-    def heard(self, topic: str, message: object) -> None:
+    def logged(self, topic: str, message: object) -> None:
         """Keep the decisions of the elastic controller, and the reports of retiring workers, that are published."""
         if topic == TOPIC and isinstance(message, Mapping):
             self._keep(time(), message)

@@ -64,9 +64,8 @@ class SchedulerLook(TypedDict):
     """A snapshot of a scheduler.
 
     `ferro` is whether the plugin is installed, `stealing` its policy; `tasks` are counts by state; `ops` are prefixes
-    being processed, the most frequent first, as [name, tasks]; `steals` are the plugin's counts; `waits` are
-    sentences about tasks that wait although a worker is idle, the longest first; `elastic` is the newest decision of
-    the controller; `overview` is what the dashboard's first page shows (`overview.summary.Overview`).
+    being processed, the most frequent first, as [name, tasks]; `steals` are the plugin's counts; `elastic` is the
+    newest decision of the controller; `overview` is the first page of the dashboard (`overview.summary.Overview`).
     """
 
     address: str

@@ -51,6 +51,8 @@ async def steal_some(client, scheduler):
 async def test_the_events_add_up_to_what_was_counted(client, scheduler):
     heard = []
     client.subscribe_topic(TOPIC, lambda event: heard.append(event[1]))
+    log = scheduler.extensions["stealing"].records
+    log.record_for("the test", 1000)
     await steal_some(client, scheduler)
     events, counts = events_of(scheduler), scheduler.extensions["stealing"].counts
     events.tick()
@@ -59,7 +61,6 @@ async def test_the_events_add_up_to_what_was_counted(client, scheduler):
         assert sum(event[name] for event in steals) == counts[name]
     worked = sum(event["seconds_worked"] for event in steals)
     assert worked == pytest.approx(counts["seconds_worked"])
-    log = scheduler.extensions["stealing"].records
     moves = log.moves.since()[0]
     assert counts["seconds_worked"] == pytest.approx(sum(one.worked for one in log.stolen.since()[0]))
     confirmed = [move for move in moves if move.outcome == "confirmed"]  # they alone cost
