@@ -38,8 +38,9 @@ async def main():
         assert await wanted == 3
         part = cluster.scheduler.plugins["ferro"].parts["scheduling"]
         assert part.stealing is not None and not part.late
-        reports = [worker.metrics["ferro"](worker) for worker in cluster.workers.values()]
-        assert all(report["flops"] for report in reports), reports
+        reports = [worker.metrics["ferro"] for worker in cluster.workers.values()]
+        await asyncio.wait([report._measuring for report in reports])
+        assert all(report._speed for report in reports), reports
         await ff.uninstall(client)
         assert "ferro" not in cluster.scheduler.plugins
 
