@@ -140,10 +140,6 @@ class Moving:
             self.moves.update((key, self.moves[key]._replace(sent=now)) for key in keys)
             upstream.copy_to(self.scheduler, address, keys, stimulus_id)
 
-    def clear(self) -> None:
-        """Forget all transfers; those in progress still arrive, as additional copies."""
-        self.moves.clear()
-
 
 def unheld(workers: Iterable[WorkerState], left: set[WorkerState]) -> Iterator[TaskState]:
     """Yield the results on some retiring workers that no staying worker holds."""

@@ -194,7 +194,8 @@ class Leaving:
 
     def _end(self) -> None:
         """Release the handler of answers once all of ours have arrived."""
-        self.moving.clear()
+        # Transfers in progress still arrive, as additional copies.
+        self.moving.moves.clear()
         if not self._asked:
             upstream.route_answers(self.scheduler, self._stimulus, None)
 
