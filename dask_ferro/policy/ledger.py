@@ -660,11 +660,7 @@ class Ledger:
         room : int
             Only workers whose devices have room for this many bytes or are not counted; 0: all.
         """
-        if (
-            lasting
-            and len(self.ends) >= len(self.rows)
-            and max(self.ends.values(), default=inf) < now + lasting
-        ):
+        if lasting and max((row.ends_at for row in self.rows.values()), default=inf) < now + lasting:
             return []
 
         def suits(worker: Worker) -> bool:
