@@ -308,7 +308,7 @@ ESTIMATES = (
         "Projections are multiplied by a worker's measured slowness; off: never.",
         "worker_load",
     ),
-    _constant("USUAL_TASKS", 0.0, "A worker's slowness begins with four tasks as projected.", "worker_load"),
+    _constant("USUAL_TASKS", 0.0, "A worker's slowness begins with two tasks as projected.", "worker_load"),
     _constant("SPREAD", 1.0, "Slowness within a factor of two is noise.", "worker_load"),
     _constant(
         "LIGHT", 0, "A transfer up to 64 KiB tells of latency, not of bandwidth; off: of bandwidth.", E

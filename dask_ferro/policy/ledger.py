@@ -71,8 +71,6 @@ class Ledger:
         self.hosts: Mapping[Address, str] = {}
         self._loads: list[tuple[float, Address]] = []  # ascending, of workers with a queue
         self._order = IdleOrder(self.rows)
-        self._everyone: list[Address] = []
-        self._last: float | None = None  # the latest end of any worker; None: to be computed
         self.durations = durations if durations is not None else Durations()
         self.entries: dict[Key, Entry] = {}
         self.requests: dict[Key, PendingRequest] = {}
@@ -106,13 +104,11 @@ class Ledger:
         row = self.rows.get(address)
         if row is None:
             row = self.rows[address] = WorkerLoad(address, nthreads, host, device, accepts)
-            insort(self._everyone, address)
             if len(self.rows) == FEW + 1:
                 self._order.keep(now)
         row.nthreads, row.host, row.device, row.accepts = nthreads, host, device, accepts
         row.resources = resources or {}
         row.ends_at = self.ends.get(address, inf)
-        self._last = None
         self._classify()
         if self.hosts.get(address) != host:
             # Snapshots keep a reference to the mapping that they were given, so it is replaced and not changed.
@@ -127,10 +123,8 @@ class Ledger:
         if address in self.hosts:
             self.hosts = {known: host for known, host in self.hosts.items() if known != address}
         self.ends.pop(address, None)
-        self._last = None
         if row is None:
             return
-        self._everyone.remove(address)
         self._classify()
         for key in [entry.key for entry in self.entries.values() if entry.worker is row]:
             self.finish(self._now, key)
@@ -180,7 +174,6 @@ class Ledger:
         row = self.rows.get(address)
         if row is not None:
             row.ends_at = inf if at is None else at
-            self._last = None
             self._touch(row, self._now)
 
     # -- tasks ---------------------------------------------------------------------------------------------
@@ -590,11 +583,6 @@ class Ledger:
             return task
         return task._replace(blocked=row.blocks(entry, now))
 
-    @property
-    def everyone(self) -> Sequence[Address]:
-        """All workers, sorted by address."""
-        return self._everyone
-
     def snapshot(
         self,
         now: float,
@@ -672,7 +660,7 @@ class Ledger:
         room : int
             Only workers whose devices have room for this many bytes or are not counted; 0: all.
         """
-        if lasting and self._last_end() < now + lasting:
+        if lasting and max((row.ends_at for row in self.rows.values()), default=inf) < now + lasting:
             return []
 
         def suits(worker: Worker) -> bool:
@@ -686,11 +674,6 @@ class Ledger:
             found += islice(filter(suits, rows), count)
             order.close()
         return sorted(found, key=lambda worker: (worker.runs_dry_in, worker.turn, worker.address))
-
-    def _last_end(self) -> float:
-        if self._last is None:
-            self._last = max((row.ends_at for row in self.rows.values()), default=inf)
-        return self._last
 
     def first(self, now: float) -> float:
         """Return a lower bound of the seconds until an accepting worker runs dry, exact where one has no queue."""

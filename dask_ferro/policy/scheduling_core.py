@@ -142,7 +142,6 @@ class SchedulingCore:
         self._decided: list[Instruction] = []
         self._outcomes: deque[Outcome] = deque(maxlen=HISTORY)
         self._hungry: dict[Address, None] = {}
-        self._hurried: dict[Address, bool] = {}
         self._saturated = False
         self._wake: float | None = None
         self._barren = 0  # consecutive steps without a move although a worker was under its threshold
@@ -196,7 +195,6 @@ class SchedulingCore:
         gone = event.worker
         self.ledger.remove_worker(gone)
         self._hungry.pop(gone, None)
-        self._hurried.pop(gone, None)
         self._outcomes = deque((o for o in self._outcomes if o.thief != gone), HISTORY)
         self.state = without(self.state, gone)
 
@@ -343,7 +341,7 @@ class SchedulingCore:
         ledger, policy = self.ledger, for_overdue(self.policy) if found.thieves else self.policy
         moves: tuple[Move, ...] = ()
         self.facts.begin(thieves)
-        asked = policy.asks(thieves, ledger.everyone, self.state)
+        asked = policy.asks(thieves, ledger.rows, self.state)
         threads = sum(ledger.rows[address].nthreads for address in thieves)
         # A quick look would show the chosen victims of the first thief alone.
         skip, few = self._barren * VICTIMS, TASKS
@@ -460,8 +458,8 @@ class SchedulingCore:
 
     def _hurry(self, row: WorkerLoad) -> None:
         """Instruct the caller to send a worker's messages soon or in batches, by its backlog and the loop's load."""
-        plenty, address = self.policy.parameters.plenty, row.address
+        plenty = self.policy.parameters.plenty
         soon = not self._saturated and row.waiting_seconds * row.slowness < plenty * row.nthreads
-        if soon != self._hurried.get(address):
-            self._hurried[address] = soon
-            self._decided.append(events.Hurry(address, soon))
+        if soon != row.soon:
+            row.soon = soon
+            self._decided.append(events.Hurry(row.address, soon))

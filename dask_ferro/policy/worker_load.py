@@ -16,11 +16,11 @@ from dask_ferro.policy.facts import Address, Key
 
 # A requested task is in no queue: it counts as incoming at its thief.
 State = Literal["queued", "running", "requested"]
+# A task that takes less measures the clock, and not how slow its worker is.
+_USUAL_SECONDS = 0.001
 # A worker's slowness is the factor on its tasks' projected seconds in placement and stealing.  A worker begins with
 # this many tasks that took just what was projected: what it really took says little until there are more.
 USUAL_TASKS = 2.0
-# A task that takes less measures the clock, and not how slow its worker is.
-_USUAL_SECONDS = 0.001
 # Within this factor of what was projected it is the spread of durations, and not the worker: of ten lognormal ones,
 # sigma 1, the mean is off by a third.
 SPREAD = 2.0
@@ -103,6 +103,9 @@ class WorkerLoad:
     incoming_seconds: float = 0.0
     ratio: Mean = field(default_factory=Mean)  # logarithms of measured over projected seconds
     slowness: float = 1.0
+    soon: bool | None = (
+        None  # whether messages to it are sent soon; None: nothing was asked of the caller yet
+    )
     load: tuple[float, Address] | None = None
     version: int = 0
 

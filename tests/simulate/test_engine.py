@@ -355,3 +355,9 @@ def test_what_is_set_of_wide_graphs_reaches_the_simulation():
     simulate(hoard(8), VirtualCluster.local(2), rules=rules, attach=attach)
     (decider,) = seen
     assert decider.candidates.placement.wide == 1.0
+
+
+def test_steps_that_share_no_time_with_their_events_come_to_an_end():
+    rules = SchedulingSettings(coalesce=0.0)
+    trace = simulate(hoard(40), replace(LATE, per_step=0.0), policy="informed", rules=rules)
+    assert len({span.key for span in trace.of("compute")}) == len(trace.tasks)

@@ -19,7 +19,7 @@ measured seconds from a request to the stolen task's start, so that the task arr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, NamedTuple
@@ -110,14 +110,14 @@ class Policy(ABC):
     projects: ClassVar[bool] = True
 
     def asks(
-        self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState
+        self, thieves: Sequence[Address], everyone: Collection[Address], state: StealingState
     ) -> Asked | None:
         """Return the victims whose queues a step needs for each thief; None: the longest queues.
 
         Parameters
         ----------
-        everyone : sequence of addresses
-            All workers, sorted.
+        everyone : collection of addresses
+            All workers.
         """
         return None
 

@@ -6,7 +6,7 @@ It asks the last successful victim, then that worker's own last victim, then a r
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,10 +31,10 @@ class LastVictim(Policy):
     hops: int = 3
     projects: ClassVar[bool] = False
 
-    def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState) -> Asked:
+    def asks(self, thieves: Sequence[Address], everyone: Collection[Address], state: StealingState) -> Asked:
         """Return for each thief the workers over which its request is forwarded."""
-        numbered = enumerate(thieves)
-        return {thief: tuple(self._forwarded(n, thief, everyone, state)) for n, thief in numbered}
+        order, numbered = sorted(everyone), enumerate(thieves)
+        return {thief: tuple(self._forwarded(n, thief, order, state)) for n, thief in numbered}
 
     def _forwarded(
         self, number: int, thief: Address, everyone: Sequence[Address], state: StealingState

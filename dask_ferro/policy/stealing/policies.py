@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from dask_ferro.policy.facts import Address, Move
 from dask_ferro.policy.stealing.informed import Asked, Informed, Policy, StealingParameters, StealingState
@@ -13,7 +13,7 @@ from dask_ferro.policy.stealing.snapshot import Snapshot
 class NoStealing(Policy):
     """The policy that moves nothing."""
 
-    def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState) -> Asked:
+    def asks(self, thieves: Sequence[Address], everyone: Collection[Address], state: StealingState) -> Asked:
         """Request no queues."""
         return {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from dask_ferro.policy.facts import Address, Move
@@ -17,10 +17,11 @@ class RandomVictims(Policy):
 
     projects: ClassVar[bool] = False
 
-    def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState) -> Asked:
+    def asks(self, thieves: Sequence[Address], everyone: Collection[Address], state: StealingState) -> Asked:
         """Return one worker for each thief."""
         chance = (drawn(self.seed, state.turns, number) for number in range(len(thieves)))
-        return {thief: (everyone[n % len(everyone)],) for thief, n in zip(thieves, chance, strict=True)}
+        order = sorted(everyone)
+        return {thief: (order[n % len(order)],) for thief, n in zip(thieves, chance, strict=True)}
 
     def step(self, snapshot: Snapshot, state: StealingState) -> tuple[Move, ...]:
         """Return the last task that may move of each worker that is asked."""
