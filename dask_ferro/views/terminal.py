@@ -46,7 +46,7 @@ def console(stream: IO[str] | None = None, columns: int | None = None) -> Consol
 
 
 def _asked_columns() -> int | None:
-    """Return the width in COLUMNS, which a shell sets for itself and does not export; None without one."""
+    # A shell sets COLUMNS for itself and does not export it.
     text = os.environ.get("COLUMNS", "")
     return int(text) if text.isdecimal() and int(text) else None
 

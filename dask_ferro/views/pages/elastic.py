@@ -31,7 +31,6 @@ _LOAD_COLUMNS = look.columns("threads workers running waiting queued", time=lamb
 
 
 def _in_state(state: str, decision: ScaleEvent) -> int:
-    """Return the number of jobs in a state at a decision."""
     return decision.get("jobs", {}).get(state, 0)
 
 
