@@ -26,7 +26,6 @@ from onnx import helper
 
 import dask_ferro as ff
 from tests.clusters import running
-from tests.each import every
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model
 from tests.programs import ran
 from tests.stream.reading import read
@@ -392,7 +391,7 @@ FOREIGN = {
 }  # fmt: skip
 
 
-@every("what", FOREIGN)
+@pytest.mark.parametrize("what", FOREIGN)
 def test_overwriting_removes_nothing_but_outputs_of_ours(what):
     path, make = FOREIGN[what]
     make()

@@ -12,7 +12,6 @@ from dask import delayed
 from onnx import helper
 
 import dask_ferro as ff
-from tests.each import every
 from tests.graphs import close, mlp, mlp_reference, model, written
 from tests.stream.reading import read
 
@@ -52,9 +51,9 @@ SOURCES = [named, of_zarr, of_files]
 CHANGES = {"the first row": 0, "the last row": ROWS - 1}
 
 
-@every("kind", ["npy", "zarr", "parquet"])
-@every("made", SOURCES, ids=lambda made: made.__name__)
-@every("row", CHANGES.values(), ids=list(CHANGES))
+@pytest.mark.parametrize("kind", ["npy", "zarr", "parquet"])
+@pytest.mark.parametrize("made", SOURCES, ids=lambda made: made.__name__)
+@pytest.mark.parametrize("row", CHANGES.values(), ids=list(CHANGES))
 def test_a_finished_run_is_not_that_of_other_rows_under_the_same_name(made, row, kind):
     sink, other = f"y.{kind}", X.copy()
     other[row] += 1

@@ -81,8 +81,8 @@ def job_of(sink):
 # ---- right rows ------------------------------------------------------------------------------------------
 
 
-@every("source", ["npy", "zarr", "parquet", "numpy", "dask"])
-@every("sink", ["npy", "zarr", "parquet"])
+@pytest.mark.parametrize("source", ["npy", "zarr", "parquet", "numpy", "dask"])
+@pytest.mark.parametrize("sink", ["npy", "zarr", "parquet"])
 def test_from_anything_to_anything(source, sink):
     summary = ff.run(mlp(), source_of(source), f"y.{sink}", batch=8)
     assert (summary.rows, summary.chunks_computed, summary.chunks_reused) == (ROWS, 7, 0)
@@ -135,8 +135,8 @@ def test_several_inputs_one_without_the_batch_and_an_output_of_unknown_shape(row
     close(np.load("y.npy"), np.tile(x + m, times))
 
 
-@every("sink", ["npy", "zarr", "parquet"])
-@every("source", ["npy", "numpy", "dask"])
+@pytest.mark.parametrize("sink", ["npy", "zarr", "parquet"])
+@pytest.mark.parametrize("source", ["npy", "numpy", "dask"])
 def test_no_rows(source, sink):
     np.save("none.npy", X[:0])
     given = {"npy": "none.npy", "numpy": X[:0], "dask": da.from_array(X[:0])}[source]
