@@ -26,6 +26,18 @@ SUFFIX = ".ferro-lock"
 # Error numbers of systems and file systems without `flock`.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 
+_handles: set[int] = set()
+
+
+def _close_in_child() -> None:
+    """Close the locks in a forked process, which would otherwise hold them after its parent has ended."""
+    for handle in _handles:
+        os.close(handle)
+    _handles.clear()
+
+
+portable.at_fork(after_in_child=_close_in_child)
+
 
 class Words(NamedTuple):
     """Words of the error messages: the locked thing, and its holder."""
@@ -64,7 +76,7 @@ class Hold:
         with suppress(OSError):
             if _is_at(self.handle, self.path):
                 os.unlink(self.path)
-        os.close(self.handle)
+        _close(self.handle)
 
 
 @contextmanager
@@ -113,6 +125,7 @@ def _acquired(sink: str, words: Words) -> Hold:
     while True:
         # Never through a link: another user's link could lead to a file that would be overwritten.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | portable.NO_LINK, 0o644)
+        _handles.add(handle)
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise OSError(errno.EISDIR, "a lock has to be a file", path)
@@ -120,10 +133,10 @@ def _acquired(sink: str, words: Words) -> Hold:
             if _is_at(handle, path):
                 return Hold(sink, path, handle, words)
         except BlockingIOError:
-            os.close(handle)
+            _close(handle)
             raise refused(sink, _said(path), words) from None
         except OSError as error:
-            os.close(handle)
+            _close(handle)
             if error.errno not in _UNSUPPORTED:
                 raise
             raise ConfigError(
@@ -131,7 +144,12 @@ def _acquired(sink: str, words: Words) -> Hold:
                 " its file system does not have; choose a path on another one, or have it mounted with flock"
             ) from error
         # The last holder removed the file meanwhile, so the lock is on a file that has no path any more: try again.
-        os.close(handle)
+        _close(handle)
+
+
+def _close(handle: int) -> None:
+    _handles.discard(handle)
+    os.close(handle)
 
 
 def record() -> dict[str, Any]:

@@ -284,7 +284,7 @@ class ElasticOptions:
     surge: float = number(
         0.0,
         "Number of workers beyond the maximum while successors take over from jobs that are about to end (walltime, a"
-        " preemption). 0: none; jobs that end together are then replaced one after the other, in time."
+        " drained node, a preemption). 0: none; jobs that end together are then replaced one after the other, in time."
         " With a maximum of one job no other worker could take over its data: set 1 there.",
         "workers",
     )

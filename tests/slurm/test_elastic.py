@@ -99,6 +99,21 @@ def test_requeued_jobs_and_downed_nodes_are_survived(site):
     assert s.client.gather(futures) == list(range(40))
 
 
+def test_a_drained_node_hands_its_work_to_others(site):
+    """Stock: there is no message; the workers stay until the node is taken away."""
+    s = site()
+    s.cluster.adapt(minimum=1, maximum=1, surge=1)
+    s.connected(1)
+    held = s.submit(4, 0.05)
+    finished(held, seconds=180)
+    (node,) = nodes(s.cluster)
+    with away(node):
+        until(lambda: set(nodes(s.cluster)) not in ({node}, set()), "a job on another node")
+        until(lambda: node not in nodes(s.cluster), "the end of the job on the drained node")
+    assert s.client.gather(held) == list(range(4))
+    assert max(s.started().values()) == 1
+
+
 def test_walltimes_lose_nothing(site):
     """Stock, 12 x 8 s under a lifetime of 25 s: 136 s where 48 are ideal; 25 task starts, all results lost thrice."""
     s = site(worker_extra_args=["--lifetime", "15s"])

@@ -60,14 +60,20 @@ class QueueFollower:
         silent = (job for job in known if connected.isdisjoint(job.workers))
         unlisted = [job.job_id for job in silent if job.job_id not in rows]
         others = await self.site.unlisted(unlisted) if unlisted else {}
-        blameless = self._follow(known, rows, others)
+        runs = any(job.started_at is not None for job in known)
+        draining = await self.site.draining() if runs else frozenset()
+        blameless = self._follow(known, rows, others, draining)
         if not self.submission.in_flight and calls == self.submission.calls:
             self._look_after_strays(rows)
         if blameless:
             await unblame(self.cluster, blameless)
 
     def _follow(
-        self, jobs: Iterable[BatchJob], rows: Mapping[str, QueueRow], others: Mapping[str, QueueRow | None]
+        self,
+        jobs: Iterable[BatchJob],
+        rows: Mapping[str, QueueRow],
+        others: Mapping[str, QueueRow | None],
+        draining: frozenset[str],
     ) -> list[str]:
         """Process the rows; return the workers whose death is not the fault of their tasks."""
         now, connected = time(), upstream_deploy.names_of(self.cluster)
@@ -78,7 +84,7 @@ class QueueFollower:
             before, restarts, workers = job.state, job.restarts, job.workers
             row = rows.get(job.job_id) or others.get(job.job_id)
             is_gone = row is None and job.job_id in others
-            ending = job.follow(row, connected, now, self.patience, is_sure=is_gone)
+            ending = job.follow(row, connected, now, self.patience, draining, is_sure=is_gone)
             if job.restarts != restarts or (ending is not None and row is not None and row.is_ended):
                 blameless += workers
             elif ending is not None and row is not None and row.phase == ENDING:

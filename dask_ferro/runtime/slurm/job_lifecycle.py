@@ -51,6 +51,10 @@ class Patience:
         "60s",
         "Time after which a job is over that SLURM reports as running and that has lost all its workers.",
     )
+    drained: float = seconds(
+        "20s",
+        "Time until a job leaves a node that is being drained: a task that runs longer starts over elsewhere.",
+    )
     missing: float = seconds(
         "30s",
         "Time after which a job is over that none of SLURM's commands lists and none of whose workers is connected.",
@@ -100,6 +104,8 @@ class BatchJob:
         Number of requeues by SLURM.
     started_at, ends_at : float or None
         As reported by SLURM.
+    drained_at : float or None
+        Since when its node is being drained.
     was_whole : bool
         Whether all its workers were connected at some time since it started.
     warned_at : dict of float
@@ -135,6 +141,7 @@ class BatchJob:
     submitted_at: float | None = None
     started_at: float | None = None
     ends_at: float | None = None
+    drained_at: float | None = None
     was_whole: bool = False
     warned_at: dict[str, float] = field(default_factory=dict)
     was_listed: bool = False
@@ -192,6 +199,7 @@ class BatchJob:
         connected: Collection[str],
         now: float,
         patience: Patience,
+        draining: Collection[str] = (),
         *,
         is_sure: bool = True,
     ) -> Ending | None:
@@ -203,6 +211,8 @@ class BatchJob:
             None: SLURM lists no such job.
         connected : collection of str
             The names of all workers at the scheduler.
+        draining : collection of str
+            Nodes that are being drained.
         is_sure : bool
             For a missing row: whether more than one command confirmed it.
         """
@@ -231,6 +241,13 @@ class BatchJob:
             return self._waits(row, now, patience)
         self._pass(_STUCK)
         self.started_at, self.ends_at = row.starts, row.ends
+        if row.node in draining:
+            # Its successor is requested, and it leaves, as before a walltime.
+            self.drained_at = self.drained_at or now
+            self.ends_at = min(self.ends_at or inf, self.drained_at + patience.drained)
+            self.reason = "its node is being drained"
+        else:
+            self.drained_at = None
         return self._staffed(connected, now, patience)
 
     def _waits(self, row: QueueRow, now: float, patience: Patience) -> Ending | None:
@@ -297,7 +314,7 @@ class BatchJob:
         self.before = self.node_seconds(now)
         self.restarts, self.was_whole = row.restarts, False
         self.warned_at.clear()
-        self.started_at = self.ends_at = self.connected_at = None
+        self.started_at = self.ends_at = self.drained_at = self.connected_at = None
         self.enter(JobState.PENDING, now)
 
     def _unless_it_passes(self, condition: str, patience: float, now: float, ending: Ending) -> Ending | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, Patience
 from dask_ferro.runtime.slurm.parsing import QueueRow
 
-PATIENCE = Patience(ending=2, stuck=30, boot=600, lost=60, missing=30, unseen=300)
+PATIENCE = Patience(ending=2, stuck=30, boot=600, lost=60, drained=20, missing=30, unseen=300)
 BOTH = {"gpu-7-0", "gpu-7-1"}
 
 
@@ -34,11 +34,12 @@ class Life:
         seen: QueueRow | None,
         connected: Any = (),
         after: float = 1.0,
+        draining: Any = (),
         is_sure: bool = True,
     ) -> Any:
         """Return the state, or the ending."""
         self.now += after
-        ending = self.job.follow(seen, connected, self.now, PATIENCE, is_sure=is_sure)
+        ending = self.job.follow(seen, connected, self.now, PATIENCE, draining, is_sure=is_sure)
         return ending or self.job.state
 
 
@@ -216,6 +217,16 @@ def test_half_a_job_counts_as_one_when_the_other_half_does_not_come(life):
     assert life.look(row("RUNNING"), {"gpu-7-0"}) == "booting"
     assert life.look(row("RUNNING"), {"gpu-7-0"}, after=601) == "running"
     assert life.look(row("RUNNING"), {"gpu-7-0"}, after=900) == "running"
+
+
+def test_a_job_leaves_a_node_that_is_being_drained_and_stays_where_that_is_taken_back(running):
+    running.look(row("RUNNING"), BOTH, draining={"c1"})
+    first = running.job.seen()
+    running.look(row("RUNNING"), BOTH, draining={"c1"}, after=5)
+    assert (first.ends_at, first.reason) == (1022.0, "its node is being drained")
+    assert running.job.seen().ends_at == 1022.0
+    running.look(row("RUNNING"), BOTH, draining={"c2"})
+    assert running.job.seen().ends_at == 4550.0
 
 
 STATES = ["PENDING", "RUNNING", "COMPLETING", "CANCELLED", "FAILED", "CONFIGURING", "SUSPENDED"]
