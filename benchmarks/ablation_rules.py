@@ -628,7 +628,7 @@ SCALING = (
     ),
     unseen(
         "scaling",
-        "closed, paused, removed, lingering, held, stalled",
+        "closed, is_paused, lingering, held, stalled",
         "Pools and jobs with these marks are left out.",
         "virtual pools stay open and virtual jobs behave",
     ),
@@ -649,7 +649,6 @@ REPLICATION = tuple(
         ),
         ("_BANDWIDTH, _MESSAGE", "A copy costs its bytes over 100 MB/s, and 5 ms."),
         ("_WORTH", "A result is copied if computing it takes twice as long as its copy."),
-        ("_DEAR, _LEAST_DEAR", "One that takes 100 times as long, and 2 s, is copied at once."),
         ("rank", "Results with most seconds saved per byte come first."),
         ("droppable", "Replicas that insure each other are not dropped."),
         ("host", "A copy on another preemptible job goes to another host."),

@@ -1,6 +1,6 @@
 """The options of dask_ferro: each is declared once, with its default, unit, bounds and meaning.
 
-    bytes: int = size("2GiB", "Maximum size of the sessions and weights that one worker process keeps; ...")
+    "cache.bytes": size("2GiB", "Maximum size of the sessions and weights that one worker process keeps; ...")
 
 `OPTIONS` has all options of the section `ferro` of Dask's configuration by key, and `config` reads their values.
 Parameters that no user needs to set are constants, or fields of a policy's parameters, with the reason for their value.

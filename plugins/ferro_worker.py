@@ -4,5 +4,5 @@ from dask_ferro.runtime.worker.plugin import FerroWorker
 
 
 async def dask_setup(worker):
-    """Measure the worker before it takes tasks."""
+    """Measure the worker, which takes tasks meanwhile."""
     await worker.plugin_add(FerroWorker.configured())

@@ -62,7 +62,6 @@ NEEDS = {
     "make": Need(_programs("make"), "Debian's package make"),
     "c++": Need(_programs("c++"), "Debian's package g++"),
     "mount namespaces": Need(_may_unshare, "root, or the right to unshare mounts"),
-    "/proc": Need(lambda: os.path.exists("/proc/self/smaps_rollup"), "Linux 4.14 or newer"),
 }
 
 

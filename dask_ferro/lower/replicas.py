@@ -1,4 +1,4 @@
-"""Which replicas of a result Dask's active memory manager may drop, where several plugins have a say.
+"""Which replicas of a result Dask's active memory manager may drop, where several rules have a say.
 
 Dask's policy `ReduceReplicas` keeps one replica of each result, and takes all of them as equal.  Rules narrow its
 choice.  One policy applies them all, since of two that each replace Dask's the later one finds nothing to replace.

@@ -73,7 +73,7 @@ class SchedulingSettings:
     rank : bool
         Whether narrow graphs are ordered by upward rank.
     coalesce, tick : float
-        Seconds, as in `ferro.scheduler`.
+        Seconds within which events share a step, and between ticks.
     scheduler_sends, worker_sends : float
         Seconds between two batches of messages to a worker with little work, and from a worker.
     """
@@ -97,7 +97,7 @@ class SchedulingCore:
     links : Links, optional
         Costs of transfers; share one object with the caller that updates it.
     coalesce, tick : float
-        Seconds, as in `ferro.scheduler`.
+        Seconds within which events share a step, and between ticks.
 
     Attributes
     ----------

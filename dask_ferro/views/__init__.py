@@ -1,1 +1,1 @@
-"""Dashboard pages, reports and terminal tables; they draw values that other modules computed."""
+"""Pages of the dashboard, cells of notebooks, files for Perfetto, tables of the terminal: views of computed values."""

@@ -132,7 +132,7 @@ def test_stealing_is_drawn_as_it_is_given() -> None:
         )
     )
     assert page.flow.data["moves"] == [3]
-    assert page.seconds.data["confirmed"] == [3]
+    assert page.seconds.data["confirmed"] == [0] * 59 + [3]
     assert page.backlogs.data["threshold"] == [0.005, 0.02]
     assert len(set(page.backlogs.data["color"])) == 2  # one asks for work, the other has enough
     assert "3 confirmed, 1 refused, 0 stale" in page.headline.text

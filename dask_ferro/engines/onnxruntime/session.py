@@ -31,8 +31,8 @@ _PREPACK_FACTOR = 1.6
 # A session on one tiny operator takes 64 kB of RSS.
 _SESSION_BYTES = 64 * 2**10
 # Folds `product * scale` into a float32 attribute of the product.  For doubles this changes the eighth digit, and
-# whether
-# a product has its scale in the same bundle depends on the cut.  Without it an encoder takes 1.5 % longer in float32.
+# whether a product has its scale in the same bundle depends on the cut.  Without it an encoder takes 1.5 % longer in
+# float32.
 _FOLDS_SCALES = "MatMulScaleFusion"
 _MERGES = "CommonSubexpressionElimination"
 # Takes the padding of a convolution's kernel for that of its image, and refuses the graph.

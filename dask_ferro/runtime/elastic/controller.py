@@ -112,7 +112,7 @@ class Elastic(upstream_deploy.Adapting):
         Workers (processes).
     ordered : bool
         Whether the maximum is an order, as for ``cluster.scale(n)``: jobs beyond it end within half a minute, and
-        data that they could not hand over is lost.  Otherwise a job with the last copy of a result stays.
+        data that they could not hand over is lost.  Otherwise a job stays while its results fit nowhere else.
     efficiency : float, optional
         The least parallel efficiency at which another job is worth its node-seconds, in (0, 1].
     max_pending : int, optional

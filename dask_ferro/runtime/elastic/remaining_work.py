@@ -1,6 +1,6 @@
 """The remaining work of a scheduler as demands for scaling: its width over time with unlimited threads.
 
-The profile is that of `policy.scaling.remaining_work`, over all unfinished tasks.  Tasks with the same resources or
+The profile is that of `policy.scaling.work_profile`, over all unfinished tasks.  Tasks with the same resources or
 device class, or bound to workers, form a demand of their own.  The seconds of a task are projected from its
 annotation, from measurements of its prefix, or by a guess.  A task that seceded needs no thread: it is no work, but
 its dependents come later.  Beyond some 20,000 tasks a sample represents them all.  Durations are seconds.

@@ -49,8 +49,8 @@ def install(client: Client | None = None, *, bundles: bool | None = None, **opti
         `ff.bundled` asks for.  Default: as it is, which is False for a client that is not asynchronous.
     **options
         Settings by name, which override the configuration (`ferro.scheduler`): ``stealing="none"``,
-        ``placement=False``, ``threshold=0.01``.  A second call with the same options changes nothing; with other
-        options it replaces the first.
+        ``placement=False``, ``rank=False``.  A second call with the same options changes nothing; with other options it
+        replaces the first.
 
     Raises
     ------

@@ -1,8 +1,7 @@
-"""Tasks that wait while a worker is idle: found at each slow tick, moved if possible, and otherwise reported.
+"""Tasks that wait while a worker is idle, as the core finds some at each tick: why they wait, and who does not answer.
 
-Stealing's steps are fast because they consider few tasks; the others are found here, a few at each tick.  So are
-workers that do not answer: one whose event loop is blocked (a native call that keeps the GIL) would keep the tasks
-requested from it.  Its waiting tasks are placed again where possible; a result that it sends later is ignored.
+A worker whose event loop is blocked (a native call that keeps the GIL) would keep the tasks requested from it.  Its
+waiting tasks are placed again where possible; a result that it sends later is ignored.
 
 Durations are seconds, on the scheduler's clock.
 """
@@ -111,7 +110,7 @@ class Waits:
     # -- the tick ------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Handle overdue tasks: move those that may move, take back those of silent workers, report the rest."""
+        """Take back the tasks of silent workers, and report those that the core found overdue and did not move."""
         stealing, now = self._stealing, time()
         ledger = stealing.ledger
         if not 0 <= now - self._ticked <= self._settings.tick + _STALL:

@@ -148,7 +148,7 @@ async def test_stealing_that_is_off_is_the_reason(client: Client, scheduler: Sch
 
     (sentence,) = await until_async(told, "what waits to be told", seconds=SOON)
     assert "stealing is off, which would move it" in sentence
-    # The newest sweep's waits may have ended since.
+    # The newest tick's waits may have ended since.
     waits = (
         WaitingTask(key, at, 9.0, 1, (), "soon")
         for key, at in (("first", busy), ("gone", busy), ("second", "other"))

@@ -1,4 +1,4 @@
-"""WfCommons instances: both forms read to the same graph, and what is wrong with a file is all said at once."""
+"""WfCommons instances: both forms read to the same graph, and a bad file is refused by name at its first problem."""
 
 from __future__ import annotations
 

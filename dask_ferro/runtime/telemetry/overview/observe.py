@@ -148,7 +148,7 @@ def _unserved(stealing: Stealing | None, now: float) -> float:
 
 
 def _waits(scheduler: Scheduler, stealing: Stealing) -> Iterator[WaitingTask]:
-    """Yield some of the waits of the newest sweep that have not ended since, with names."""
+    """Yield some of the waits of the newest tick that have not ended since, with names."""
     names = {address: label(address, ws) for address, ws in scheduler.workers.items()}
     for wait in islice(stealing.waits.now, SOME):
         if _still_waits(scheduler, wait, stealing):
