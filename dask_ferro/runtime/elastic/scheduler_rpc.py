@@ -33,7 +33,7 @@ from dask_ferro.runtime.elastic.blame import Blame
 from dask_ferro.runtime.elastic.copies import Copies
 from dask_ferro.runtime.elastic.remaining_work import Demands, names_a_gpu
 from dask_ferro.runtime.elastic.retirement import Leaving
-from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.plugin.stealing import stealing_of
 from dask_ferro.runtime.scheduler_calls import NOTHING, DemandRow, LeaveAnswer, RosterAnswer, WorkerRow
 from dask_ferro.runtime.scheduler_plugin import Part, put_on
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of
@@ -347,12 +347,6 @@ class Roster(Part):
 def reserve(seconds: float) -> float:
     """Return the part of a worker's last seconds reserved for moving its data; until then it may run tasks."""
     return min(max(_RESERVE * seconds, 0.0), _MOST_RESERVE)
-
-
-def stealing_of(scheduler: Scheduler) -> Stealing | None:
-    """Return our stealing extension, or None if it is not installed."""
-    stealing = scheduler.extensions.get("stealing")
-    return stealing if isinstance(stealing, Stealing) else None
 
 
 async def register(calls: Any) -> None:

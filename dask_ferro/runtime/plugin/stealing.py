@@ -357,3 +357,9 @@ def _waited() -> float:
         return int(_SCHEDSTAT.read_bytes().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):  # not Linux, or a kernel without these counters
         return 0.0
+
+
+def stealing_of(scheduler: Scheduler) -> Stealing | None:
+    """Return a scheduler's stealing extension, or None if it is not ours."""
+    stealing = scheduler.extensions.get("stealing")
+    return stealing if isinstance(stealing, Stealing) else None

@@ -26,9 +26,7 @@ from distributed.scheduler import WorkerState
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.plugin.scheduler import Scheduling
-from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.scheduler_plugin import part_of
+from dask_ferro.runtime.plugin.stealing import Stealing, stealing_of
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.overview.observe import snapshot
 from dask_ferro.runtime.telemetry.overview.summary import overview
@@ -82,8 +80,7 @@ class SchedulerLook(TypedDict):
 
 def look(dask_scheduler: Scheduler) -> SchedulerLook:
     """Return a snapshot, in types that msgpack supports."""
-    on, now = part_of(dask_scheduler, Scheduling), time()
-    stealing = on.stealing if on is not None else None
+    stealing, now = stealing_of(dask_scheduler), time()
     elastic = cast(ScaleEvent, stealing.records.decisions.newest or {}) if stealing else {}
     states: Counter[str] = Counter()
     ops: Counter[str] = Counter()

@@ -30,9 +30,8 @@ from distributed.protocol.pickle import dumps
 
 from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.runtime.plugin import reach
-from dask_ferro.runtime.plugin.scheduler import NOT_INSTALLED, Scheduling, recordings_of, stays_off
-from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.scheduler_plugin import part_of
+from dask_ferro.runtime.plugin.scheduler import NOT_INSTALLED, recordings_of, stays_off
+from dask_ferro.runtime.plugin.stealing import stealing_of
 from dask_ferro.runtime.telemetry.op_recorder import TapePlugin, taped
 from dask_ferro.runtime.telemetry.recorder import trace_of
 from dask_ferro.trace import Key, Span, Trace, write_whole
@@ -271,14 +270,9 @@ def checked(path: str | os.PathLike[str]) -> str:
 # ---- on the scheduler --------------------------------------------------------------------------------------
 
 
-def _stealing_of(scheduler: Scheduler) -> Stealing | None:
-    scheduling = part_of(scheduler, Scheduling)
-    return None if scheduling is None else scheduling.stealing
-
-
 def _begin(token: str, tasks: int, *, dask_scheduler: Scheduler) -> _Begun | str:
     """Start a recording; return the reason if the plugin is not active."""
-    stealing = _stealing_of(dask_scheduler)
+    stealing = stealing_of(dask_scheduler)
     if stealing is None:
         return stays_off() or NOT_INSTALLED
     log = stealing.records
@@ -288,7 +282,7 @@ def _begin(token: str, tasks: int, *, dask_scheduler: Scheduler) -> _Begun | str
 
 async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ended | None:
     """Return the records; None if they were made by another recorder."""
-    stealing = _stealing_of(dask_scheduler)
+    stealing = stealing_of(dask_scheduler)
     if stealing is None or token not in stealing.records.wanted:
         return None
     now, counts, log = time(), dict(stealing.counts), stealing.records

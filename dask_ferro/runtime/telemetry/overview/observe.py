@@ -23,9 +23,7 @@ from dask_ferro.lower.stand_in import LACKS
 from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
-from dask_ferro.runtime.plugin.scheduler import Scheduling
-from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.scheduler_plugin import part_of
+from dask_ferro.runtime.plugin.stealing import Stealing, stealing_of
 from dask_ferro.runtime.telemetry.dashboard_state import label
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.overview.facts import (
@@ -49,8 +47,7 @@ _PATIENCE = 1.0
 
 def snapshot(dask_scheduler: Scheduler) -> ClusterFacts:
     """Return the facts of this moment, with or without the plugin."""
-    part = part_of(dask_scheduler, Scheduling)
-    stealing = part.stealing if part is not None else None
+    stealing = stealing_of(dask_scheduler)
     elastic = cast(ScaleEvent, stealing.records.decisions.newest or {}) if stealing is not None else None
     return observed(dask_scheduler, stealing, elastic, time())
 
