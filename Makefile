@@ -26,7 +26,7 @@ demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
 # Real models and ONNX's suite take over 1 GB beside the imports of a process, so they run before tests that import PyTorch
 # and others.  All three parts always run.  In the last one, a third process has the tests that wait for SLURM and for
 # workers (tests/lanes.py).
-LEAVING := tests/runtime/elastic/test_retirement.py
+LEAVING := tests/elastic/test_retirement.py
 SUITE := tests/suite
 # K: files or folders below tests/, or an expression for pytest's -k; one process runs these tests.
 K ?=
@@ -51,7 +51,7 @@ QUICK := policy graph/autodiff/test_autodiff.py graph/bundling/test_summary.py g
     graph/parallel/test_apply.py graph/pipeline/test_schedule.py graph/sharding/test_redistribute.py \
     graph/tensor/test_tensor.py engines/array/test_program.py lower/bundled/test_recent.py lower/model/test_groups.py \
     stream/test_chunks.py stream/test_journal.py train/test_scaling.py train/test_states.py simulate/test_engine.py \
-    runtime/slurm/test_parsing.py runtime/telemetry/test_rules.py views/test_terminal.py
+    slurm/test_parsing.py observe/test_rules.py views/test_terminal.py
 quick: $(VENV)/.installed-dev ## decisions and plain values, without a cluster or a process; under a minute
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not soak" $(QUICK:%=tests/%)
 

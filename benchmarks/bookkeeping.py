@@ -38,8 +38,8 @@ from distributed import Scheduler  # noqa: E402
 from distributed.comm.core import CommClosedError  # noqa: E402
 from distributed.scheduler import ClientState  # noqa: E402
 
-from dask_ferro.runtime.plugin.scheduler import Scheduling  # noqa: E402
-from dask_ferro.runtime.scheduler_plugin import put_on  # noqa: E402
+from dask_ferro.scheduler.plugin import put_on  # noqa: E402
+from dask_ferro.scheduler.scheduling import Scheduling  # noqa: E402
 
 STOCK, FERRO = "stock", "ferro"
 CLIENT = "client"

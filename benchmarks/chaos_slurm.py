@@ -1,6 +1,6 @@
 """Losses under faults of a batch system: stock dask-jobqueue and `ff.SLURMCluster` on a real SLURM.
 
-    eval "$(tests/slurm/slurm-up)"; python benchmarks/chaos_slurm.py      # all of it: some 50 minutes a round
+    eval "$(tests/on_slurm/slurm-up)"; python benchmarks/chaos_slurm.py      # all of it: some 50 minutes a round
     python benchmarks/chaos_slurm.py --only scancel --only squeue-empty --rounds 5
     python benchmarks/chaos_slurm.py --list
     python benchmarks/chaos_slurm.py --table benchmarks/results/chaos_slurm.json     # recorded results, as Markdown

@@ -3,7 +3,7 @@
     python benchmarks/elastic.py                        # all parts; those on SLURM if one is configured
     python benchmarks/elastic.py --only gemm --rounds 1
     python benchmarks/elastic.py --only cholesky --change 8:16 --change 16:16 --contender ferro --rounds 9
-    eval "$(tests/slurm/slurm-up)"; python benchmarks/elastic.py --only bursts
+    eval "$(tests/on_slurm/slurm-up)"; python benchmarks/elastic.py --only bursts
 
 gemm       tile GEMM, iterated on the same tiles; in the third iteration the cluster grows from 8 workers by 2, 4, 8,
 cholesky   or shrinks from 16 by 2, 4, 8 (tables IV to VI of John and Milthorpe); Cholesky likewise.  The speed of the

@@ -1,6 +1,6 @@
 """Losses by preemption without a warning, and the cost of copies of results that are made ahead of it.
 
-    eval "$(tests/slurm/slurm-up)"; python benchmarks/preemption.py    # all parts: some 20 minutes
+    eval "$(tests/on_slurm/slurm-up)"; python benchmarks/preemption.py    # all parts: some 20 minutes
     python benchmarks/preemption.py --only shuffle --only no-op        # without SLURM
     python benchmarks/preemption.py --only killed --contender on --contender off --rounds 1
 
@@ -43,8 +43,8 @@ from distributed import Client  # noqa: E402
 from preemption_overhead import WORKLOADS, overhead  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.runtime.elastic.scheduler_rpc import Roster  # noqa: E402
-from dask_ferro.runtime.scheduler_plugin import part_of  # noqa: E402
+from dask_ferro.elastic.scheduler_rpc import Roster  # noqa: E402
+from dask_ferro.scheduler.plugin import part_of  # noqa: E402
 
 SEED = 0
 CONTENDERS = ("stock", "off", "on")

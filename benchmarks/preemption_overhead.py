@@ -16,8 +16,8 @@ import numpy as np
 from distributed import Client, wait
 
 import dask_ferro as ff
-from dask_ferro.runtime.elastic.scheduler_rpc import Roster
-from dask_ferro.runtime.scheduler_plugin import part_of, put_on
+from dask_ferro.elastic.scheduler_rpc import Roster
+from dask_ferro.scheduler.plugin import part_of, put_on
 
 # Of a tile of 1 MB.
 SIDE = 360

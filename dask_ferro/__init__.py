@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dask_ferro.elastic.controller import Elastic
     from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
     from dask_ferro.graph import workloads
     from dask_ferro.graph.autodiff.grad import grad, value_and_grad
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from dask_ferro.graph.tensor.emit import save_onnx, to_model
     from dask_ferro.graph.tensor.namespace import *  # noqa: F403
     from dask_ferro.instructions import tape
+    from dask_ferro.local.local_cluster import LocalCluster
     from dask_ferro.lower.model.collection import ModelGraph
     from dask_ferro.lower.model.from_onnx import from_onnx
     from dask_ferro.lower.pipeline.parallel import parallel
@@ -36,14 +38,12 @@ if TYPE_CHECKING:
     from dask_ferro.lower.ranks.sharded import gather
     from dask_ferro.lower.ranks.spmd import Ranks
     from dask_ferro.lower.tensor import Tensor, TensorModel, load
-    from dask_ferro.runtime.bundling.client import bundled
-    from dask_ferro.runtime.elastic.controller import Elastic
-    from dask_ferro.runtime.local.local_cluster import LocalCluster
-    from dask_ferro.runtime.plugin.annotations import Prefer, Require
-    from dask_ferro.runtime.plugin.install import install, uninstall
-    from dask_ferro.runtime.slurm.cluster import SLURMCluster
-    from dask_ferro.runtime.telemetry.overview.check import check
-    from dask_ferro.runtime.telemetry.tracing import trace
+    from dask_ferro.observe.check import check
+    from dask_ferro.observe.tracing import trace
+    from dask_ferro.scheduler.annotations import Prefer, Require
+    from dask_ferro.scheduler.bundled import bundled
+    from dask_ferro.scheduler.install import install, uninstall
+    from dask_ferro.slurm.cluster import SLURMCluster
     from dask_ferro.stream import run
     from dask_ferro.train.fit import fit
     from dask_ferro.train.rates import CosineRate
@@ -71,14 +71,14 @@ _MODULES = {
     "lower.ranks.sharded": ("gather",),
     "lower.ranks.spmd": ("Ranks",),
     "lower.tensor": ("Tensor", "TensorModel", "load"),
-    "runtime.bundling.client": ("bundled",),
-    "runtime.telemetry.overview.check": ("check",),
-    "runtime.elastic.controller": ("Elastic",),
-    "runtime.local.local_cluster": ("LocalCluster",),
-    "runtime.plugin.annotations": ("Prefer", "Require"),
-    "runtime.plugin.install": ("install", "uninstall"),
-    "runtime.slurm.cluster": ("SLURMCluster",),
-    "runtime.telemetry.tracing": ("trace",),
+    "scheduler.bundled": ("bundled",),
+    "observe.check": ("check",),
+    "elastic.controller": ("Elastic",),
+    "local.local_cluster": ("LocalCluster",),
+    "scheduler.annotations": ("Prefer", "Require"),
+    "scheduler.install": ("install", "uninstall"),
+    "slurm.cluster": ("SLURMCluster",),
+    "observe.tracing": ("trace",),
     "stream": ("run",),
     "train.fit": ("fit",),
     "train.rates": ("CosineRate",),

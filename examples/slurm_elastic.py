@@ -5,7 +5,7 @@
 Workers are SLURM jobs of one thread.  Every held-out digit is classified many times with different noise, and the
 scores of each digit are averaged.  The controller requests as many workers as the work can use, and retires them when
 they have been idle for longer than new ones would take to start.  The scores of every burst stay on the workers until
-the end, and none is lost when workers retire.  On a machine without SLURM, tests/slurm/slurm-up starts one.
+the end, and none is lost when workers retire.  On a machine without SLURM, tests/on_slurm/slurm-up starts one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`dask worker --preload plugins/ferro_worker.py`: the worker plugin, without a client."""
 
-from dask_ferro.runtime.worker.plugin import FerroWorker
+from dask_ferro.scheduler.worker_plugin import FerroWorker
 
 
 async def dask_setup(worker):

@@ -26,9 +26,9 @@ from distributed import Client, LocalCluster, Scheduler, Worker, get_task_stream
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
 import dask_ferro as ff
-from dask_ferro.runtime.elastic.scheduler_rpc import Roster
-from dask_ferro.runtime.plugin.settings import Settings
-from dask_ferro.runtime.scheduler_plugin import put_on
+from dask_ferro.elastic.scheduler_rpc import Roster
+from dask_ferro.scheduler.plugin import put_on
+from dask_ferro.scheduler.settings import Settings
 from tests.waiting import BOUND_S, WHOLE_S
 
 CHECKED = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}

@@ -14,18 +14,16 @@ from xdist.workermanage import WorkerController
 
 # Prefixes of the paths of waiting files.
 WAITING = (
-    "tests/slurm/",
+    "tests/on_slurm/",
     "tests/browser/",
     "tests/test_settings_words.py",
     "tests/lower/pipeline/test_cluster.py",
-    "tests/runtime/elastic/",
-    "tests/runtime/jobs/",
-    "tests/runtime/plugin/test_devices.py",
-    "tests/runtime/plugin/test_hung_worker.py",
-    "tests/runtime/plugin/test_other_workers.py",
-    "tests/runtime/plugin/test_silent.py",
-    "tests/runtime/pools/",
-    "tests/runtime/slurm/",
+    "tests/elastic/",
+    "tests/slurm/",
+    "tests/scheduler/test_devices.py",
+    "tests/scheduler/test_hung_worker.py",
+    "tests/scheduler/test_other_workers.py",
+    "tests/scheduler/test_silent.py",
 )
 PROCESSES = 3
 

@@ -13,8 +13,8 @@ from dask_ferro.engines.device.residency import DeviceArray, Residency
 from dask_ferro.engines.executable import Executable
 from dask_ferro.testing.emulated_device import StandIn
 from tests.each import every
+from tests.on_slurm.conftest import slurm  # noqa: F401 - a fixture
 from tests.programs import FORKED, ran
-from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 

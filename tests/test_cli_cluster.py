@@ -1,6 +1,6 @@
 """`dask ferro cluster` without SLURM: its arguments, and the scripts that it prints.
 
-On a real SLURM it is in tests/slurm/test_cluster_command.py.
+On a real SLURM it is in tests/on_slurm/test_cluster_command.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from dask_ferro.cli import main
-from dask_ferro.runtime.local.foreground import summary
+from dask_ferro.local.foreground import summary
 from tests.each import every
 from tests.programs import ran
 from tests.standing import PROGRAM
@@ -107,9 +107,7 @@ sys.meta_path.insert(0, Interrupts())
 
 
 @pytest.mark.parametrize("program", [["dask-ferro"], ["dask", "ferro"]], ids=" ".join)
-@pytest.mark.parametrize(
-    "module", ["dask_ferro.runtime.jobs.job_config", "dask_ferro.runtime.local.foreground"]
-)
+@pytest.mark.parametrize("module", ["dask_ferro.slurm.job_config", "dask_ferro.local.foreground"])
 def test_ctrl_c_while_the_command_imports_ends_it_with_one_line(module, program, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(CUSTOM)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -14,8 +14,8 @@ import onnx
 import psutil
 import pytest
 
+from tests.on_slurm.conftest import slurm  # noqa: F401 - a fixture
 from tests.programs import FORKED, ran
-from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
 from tests.waiting import ended, until
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

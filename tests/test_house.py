@@ -60,7 +60,7 @@ def _shipped() -> list[Path]:
             id="graphs load neither dask nor an engine"),
         pytest.param("import dask_ferro.lower.model.from_onnx", {"numpy", "onnx", "onnx_ir", "onnxruntime", "dask"},
             id="the collection does without distributed"),
-        pytest.param("import dask_ferro.runtime.preload", {"click", "dask", "distributed", "numpy"},
+        pytest.param("import dask_ferro.scheduler.preload", {"click", "dask", "distributed", "numpy"},
             id="a scheduler with the plugin loads neither models nor engines"),
     ],
 )  # fmt: skip

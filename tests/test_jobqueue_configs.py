@@ -15,9 +15,9 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro import config
-from dask_ferro.runtime.elastic.options import elastic_options
-from dask_ferro.runtime.jobs import job_config
-from dask_ferro.runtime.local.foreground import scripts
+from dask_ferro.elastic.options import elastic_options
+from dask_ferro.local.foreground import scripts
+from dask_ferro.slurm import job_config
 from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,7 +90,7 @@ def test_it_renders_the_script_that_its_site_wants(name):
     ]
     assert [wanted for wanted in RENDERED[name] if wanted not in directives] == []
     assert COMMANDS[name] in script
-    assert "--preload-nanny dask_ferro.runtime.jobs.job_preload" in script
+    assert "--preload-nanny dask_ferro.slurm.job_preload" in script
     assert "export FERRO_JOB_ENDS=" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False, timeout=300).returncode == 0
 
@@ -200,7 +200,7 @@ def test_an_installed_package_carries_them(tmp_path):
         ROOT / "dask_ferro", tmp_path / "dask_ferro", ignore=shutil.ignore_patterns("__pycache__")
     )
     shutil.copytree(FOLDER, tmp_path / "dask_ferro" / "jobqueue_configs")
-    code = "from dask_ferro.runtime.jobs import job_config; print(job_config.use('narval'))"
+    code = "from dask_ferro.slurm import job_config; print(job_config.use('narval'))"
     done = ran([sys.executable, "-c", code], check=True, cwd=tmp_path)
     assert Path(done.stdout.strip()) == tmp_path / "dask_ferro" / "jobqueue_configs" / "narval.yaml"
 

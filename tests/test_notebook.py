@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.runtime.telemetry.overview.check import ClusterCheck
+from dask_ferro.observe.check import ClusterCheck
 from dask_ferro.trace import Span, Trace, TracedTask
-from tests.runtime.telemetry.test_rules import checked
+from tests.observe.test_rules import checked
 
 PROPOSED = ff.plan(ff.argument("x", (4, 8)) @ ff.argument("w", (8, 6)), 2)
 

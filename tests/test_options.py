@@ -17,11 +17,11 @@ import yaml
 import dask_ferro as ff
 from dask_ferro import config
 from dask_ferro.commands.config import page
+from dask_ferro.elastic.options import elastic_options, scale_parameters
 from dask_ferro.options import OPTIONS
 from dask_ferro.policy.scaling.fleet import ScalingParameters
 from dask_ferro.policy.stealing.informed import StealingParameters
-from dask_ferro.runtime.elastic.options import elastic_options, scale_parameters
-from dask_ferro.runtime.plugin.settings import Settings
+from dask_ferro.scheduler.settings import Settings
 from tests.clusters import on_cluster, running
 from tests.each import each, every
 from tests.programs import ran

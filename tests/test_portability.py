@@ -70,7 +70,7 @@ except ff.ConfigError as error:
 """
 QUEUE = """
 import asyncio
-from dask_ferro.runtime.slurm.site import SlurmSite
+from dask_ferro.slurm.site import SlurmSite
 try:
     asyncio.run(SlurmSite("job", "tag").queue())
 except OSError as error:

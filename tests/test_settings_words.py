@@ -16,7 +16,7 @@ from distributed import Event
 
 import dask_ferro as ff
 from dask_ferro import config
-from dask_ferro.runtime.plugin.settings import Settings
+from dask_ferro.scheduler.settings import Settings
 from tests.clusters import on_cluster
 from tests.each import each, every
 from tests.programs import ran
@@ -138,7 +138,7 @@ def test_the_environment_switches_a_preloaded_scheduler_off(variable, value):
 import asyncio
 from distributed import Scheduler
 async def run():
-    async with Scheduler(port=0, dashboard_address=":0", preload=["dask_ferro.runtime.preload"]) as scheduler:
+    async with Scheduler(port=0, dashboard_address=":0", preload=["dask_ferro.scheduler.preload"]) as scheduler:
         print(scheduler.extensions["stealing"].settings.stealing, scheduler.extensions["stealing"].core.policy)
 asyncio.run(run())
 """

@@ -24,7 +24,7 @@ seed = click.option(
 
 
 def running_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select a running cluster, for `runtime.telemetry.top.where`."""
+    """Add the options that select a running cluster, for `observe.top.where`."""
     text = "The file that `dask ferro cluster --scheduler-file` wrote."
     command = click.option("--scheduler-file", metavar="FILE", help=text)(command)
     text = "Address of a running cluster's scheduler  [default: DASK_SCHEDULER_ADDRESS]."

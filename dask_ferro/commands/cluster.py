@@ -9,9 +9,9 @@ import click
 
 from dask_ferro.commands.arguments import AT_LEAST_ONE, in_folder
 from dask_ferro.commands.faults import Command, leave
-from dask_ferro.runtime.elastic.options import bounds_of
-from dask_ferro.runtime.jobs.job_config import use
-from dask_ferro.runtime.local.foreground import scripts, stand
+from dask_ferro.elastic.options import bounds_of
+from dask_ferro.local.foreground import scripts, stand
+from dask_ferro.slurm.job_config import use
 from dask_ferro.views.terminal import console, facts
 
 

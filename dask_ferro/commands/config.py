@@ -15,8 +15,8 @@ from dask_ferro.commands.faults import Command, leave
 from dask_ferro.config import SECTION
 from dask_ferro.errors import ConfigError, did_you_mean
 from dask_ferro.options import OPTIONS, Option, options_of
-from dask_ferro.runtime.jobs.keywords import ClusterKeywords, PoolKeywords
-from dask_ferro.runtime.slurm.job_lifecycle import Patience
+from dask_ferro.slurm.job_lifecycle import Patience
+from dask_ferro.slurm.keywords import ClusterKeywords, PoolKeywords
 from dask_ferro.views.terminal import show_wide, table
 
 _COLUMNS = ("option", "value", "unit", "default")

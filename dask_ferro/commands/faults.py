@@ -77,7 +77,7 @@ class Command(click.Command):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from dask_ferro.runtime.local.sigint import kept
+        from dask_ferro.local.sigint import kept
 
         with one_status_per_fault(ctx), kept():
             return super().invoke(ctx)

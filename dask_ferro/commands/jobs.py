@@ -14,9 +14,9 @@ from rich.console import Console
 
 from dask_ferro.commands.arguments import as_json, running_cluster
 from dask_ferro.commands.faults import Command
-from dask_ferro.runtime.slurm.job_lifecycle import JobState
-from dask_ferro.runtime.telemetry.cluster_rows import JOBS, POOLS, call
-from dask_ferro.runtime.telemetry.top import where
+from dask_ferro.observe.cluster_rows import JOBS, POOLS, call
+from dask_ferro.observe.top import where
+from dask_ferro.slurm.job_lifecycle import JobState
 from dask_ferro.views.terminal import console, show_wide, table
 from dask_ferro.words import duration, many
 

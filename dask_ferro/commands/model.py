@@ -16,9 +16,9 @@ from dask_ferro.commands.arguments import AT_LEAST_ONE, FILE, as_json, in_folder
 from dask_ferro.commands.faults import Command, wants_debug
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.summary import OpRow
+from dask_ferro.local.array_files import check_writable
+from dask_ferro.local.model_run import RunRequest, Trial, trial
 from dask_ferro.lower.model.inventory import Inventory, inventory
-from dask_ferro.runtime.local.array_files import check_writable
-from dask_ferro.runtime.local.model_run import RunRequest, Trial, trial
 from dask_ferro.views.progress import bar
 from dask_ferro.views.terminal import console, facts, table
 from dask_ferro.words import at_most, count, duration, many, share, size

@@ -13,7 +13,7 @@ import click
 from dask_ferro.commands.arguments import AT_LEAST_ONE, FILE, as_json, policies, seed
 from dask_ferro.commands.faults import Command
 from dask_ferro.policy.stealing import decision
-from dask_ferro.runtime.plugin.settings import Settings
+from dask_ferro.scheduler.settings import Settings
 from dask_ferro.simulate import compare
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.trace import Trace

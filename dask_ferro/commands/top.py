@@ -1,6 +1,6 @@
 """`dask ferro top`: the state of a scheduler, on the whole terminal until it is stopped, or printed once.
 
-The input is a snapshot of a scheduler (`runtime.telemetry.top.look`).  On a narrow terminal the last columns are
+The input is a snapshot of a scheduler (`observe.top.look`).  On a narrow terminal the last columns are
 omitted; 80 columns hold the first ten.  Names come from users: characters that do not print are replaced.  After a lost
 connection the screen keeps the last state, with the error above it, until the scheduler answers again.
 """
@@ -29,8 +29,8 @@ from dask_ferro.commands.arguments import as_json, running_cluster
 from dask_ferro.commands.faults import Command
 from dask_ferro.commands.top_keys import Choice
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.telemetry.findings import ClusterFinding
-from dask_ferro.runtime.telemetry.top import ask, look, where
+from dask_ferro.observe.findings import ClusterFinding
+from dask_ferro.observe.top import ask, look, where
 from dask_ferro.views.terminal import console, facts, findings, lines, table
 from dask_ferro.words import count, duration, many, natural, printable, share, size
 

@@ -4,7 +4,7 @@
 
 Kernels (`compute`) sleep for the seconds of a CPU divided by `faster`.  Their results (`MemoryBlock`) stand for bytes
 in the device's memory: copying them in or out takes time, and allocating more than there is raises, as an allocator
-does.  The worker plugin asks the device for what it would measure of a GPU (`runtime.worker.plugin.Measured`), so
+does.  The worker plugin asks the device for what it would measure of a GPU (`scheduler.worker_plugin.Measured`), so
 scheduling runs the production code.  Durations are seconds, sizes bytes.
 """
 
@@ -20,8 +20,8 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro.policy.estimates import Link, Speed
-from dask_ferro.runtime import upstream_worker
-from dask_ferro.runtime.worker.plugin import DEVICE, GpuMemory
+from dask_ferro.scheduler import upstream_worker
+from dask_ferro.scheduler.worker_plugin import DEVICE, GpuMemory
 from dask_ferro.testing.emulated_device import OutOfMemory
 
 # The speed of the reference worker: one core running numpy.
@@ -73,7 +73,7 @@ class DeclaredDevice(WorkerPlugin):
         return {"utilization": 0, "memory-used": self.memory(worker)["used"]}
 
     def memory(self, worker: Worker) -> GpuMemory:
-        """Return the device's memory in the form of `runtime.worker.calibration.memory`."""
+        """Return the device's memory in the form of `scheduler.calibration.memory`."""
         live = min(_blocks(worker.data.values()) + self.cached, self.total)
         return {
             "device": worker.address,

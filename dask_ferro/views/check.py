@@ -14,8 +14,8 @@ from io import StringIO
 
 from rich.console import Console
 
-from dask_ferro.runtime.telemetry.findings import ClusterFinding, summary
-from dask_ferro.runtime.telemetry.overview.facts import PACKAGES, ClusterFacts, ProcessFacts
+from dask_ferro.observe.facts import PACKAGES, ClusterFacts, ProcessFacts
+from dask_ferro.observe.findings import ClusterFinding, summary
 from dask_ferro.views.terminal import console, findings, grid
 from dask_ferro.words import many, size
 

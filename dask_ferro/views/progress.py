@@ -14,8 +14,8 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.local.progress import Progress, followed
 from dask_ferro.notebook import LiveLine, is_notebook
-from dask_ferro.runtime.local.progress import Progress, followed
 from dask_ferro.views.terminal import console
 from dask_ferro.words import count, duration
 

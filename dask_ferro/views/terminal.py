@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dask_ferro.runtime.telemetry.findings import ClusterFinding
+from dask_ferro.observe.findings import ClusterFinding
 from dask_ferro.words import printable
 
 # A pipe has no width, unless COLUMNS is set: these columns hold every table without shortening a cell.

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dask_ferro.cli import main
-from tests.runtime.telemetry.faulty import faulty_workers, preload
+from tests.observe.faulty import faulty_workers, preload
 
 pytestmark = pytest.mark.cluster
 

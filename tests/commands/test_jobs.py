@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dask_ferro.cli import main
-from dask_ferro.runtime.records.job_book import JobBook
-from dask_ferro.runtime.scheduler_plugin import put_on
-from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, JobState
-from dask_ferro.runtime.telemetry.cluster_rows import JOBS
+from dask_ferro.observe.cluster_rows import JOBS
+from dask_ferro.scheduler.plugin import put_on
+from dask_ferro.slurm.job_book import JobBook
+from dask_ferro.slurm.job_lifecycle import BatchJob, JobState
 from tests.clusters import running
 from tests.waiting import result
 

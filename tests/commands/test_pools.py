@@ -1,6 +1,6 @@
 """`dask ferro pools` without SLURM: its arguments, what it prints, and schedulers without a cluster of batch jobs.
 
-On a real SLURM it is in tests/slurm/test_paused_pools.py.
+On a real SLURM it is in tests/on_slurm/test_paused_pools.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from distributed import LocalCluster
 
 import dask_ferro as ff
 from dask_ferro.cli import main
-from dask_ferro.runtime.records.job_book import TaskCounts
-from dask_ferro.runtime.scheduler_plugin import put_on, take_off
-from dask_ferro.runtime.telemetry.cluster_rows import POOLS
+from dask_ferro.observe.cluster_rows import POOLS
+from dask_ferro.scheduler.plugin import put_on, take_off
+from dask_ferro.slurm.job_book import TaskCounts
 
 OPEN = {
     "name": "default", "is_paused": False, "closed": "", "closed_until": 0.0, "jobs": {"running": 2, "pending": 1},

@@ -26,7 +26,7 @@ import dask_ferro as ff
 from dask_ferro.commands.top import arranged, screen, show_once
 from dask_ferro.commands.top_keys import Choice
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.telemetry.top import look, where
+from dask_ferro.observe.top import look, where
 from dask_ferro.views.terminal import console
 from tests.programs import ran
 from tests.waiting import BOUND_S, until

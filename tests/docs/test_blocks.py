@@ -23,7 +23,7 @@ from tests.pages import ROOT, Block, blocks
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 RUN = [page for page in PAGES if any(block.runs for block in blocks(page))]
 # Blocks that need what these tests do not have: SLURM, PBS, Ray, transformers, a bucket, a client.  Three of them, in
-# the tutorial of SLURM, run in tests/slurm/test_tutorial.py.  The number goes down, or up with a reason.
+# the tutorial of SLURM, run in tests/on_slurm/test_tutorial.py.  The number goes down, or up with a reason.
 MOST_NOT_RUN = 13
 
 

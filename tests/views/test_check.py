@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from dask_ferro.runtime.telemetry.overview.check import ClusterCheck
-from dask_ferro.runtime.telemetry.overview.facts import PACKAGES
+from dask_ferro.observe.check import ClusterCheck
+from dask_ferro.observe.facts import PACKAGES
 from dask_ferro.views import check as view
-from tests.runtime.telemetry.test_rules import ON_BOTH, ON_SCHEDULER, ON_WORKER, PROCESS, checked
+from tests.observe.test_rules import ON_BOTH, ON_SCHEDULER, ON_WORKER, PROCESS, checked
 
 FAULTY = ClusterCheck(
     checked(

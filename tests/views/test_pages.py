@@ -20,22 +20,22 @@ from tornado.httpclient import AsyncHTTPClient
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 import dask_ferro as ff
-from dask_ferro.policy.events import Settled, Settlement
-from dask_ferro.runtime.elastic.retirement import Leaving
-from dask_ferro.runtime.plugin.scheduler import Scheduling
-from dask_ferro.runtime.scheduler_plugin import part_of
-from dask_ferro.runtime.telemetry import dashboard_state
-from dask_ferro.runtime.telemetry.dashboard_state import (
+from dask_ferro.elastic.retirement import Leaving
+from dask_ferro.observe import dashboard_state
+from dask_ferro.observe.dashboard_state import (
     Backlog,
     ElasticPicture,
     MoveFlow,
     Second,
     StealingPicture,
 )
-from dask_ferro.runtime.telemetry.events import ScaleEvent
-from dask_ferro.runtime.telemetry.findings import ClusterFinding
-from dask_ferro.runtime.telemetry.log import Log, Sample
-from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
+from dask_ferro.observe.findings import ClusterFinding
+from dask_ferro.observe.summary import Overview, TaskProgress
+from dask_ferro.policy.events import Settled, Settlement
+from dask_ferro.scheduler.events import ScaleEvent
+from dask_ferro.scheduler.log import Log, Sample
+from dask_ferro.scheduler.plugin import part_of
+from dask_ferro.scheduler.scheduling import Scheduling
 from dask_ferro.views.pages import look, put_on
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.overview import OverviewPage

@@ -57,7 +57,7 @@ from dask_ferro.lower.upstream import TaskRef
 from dask_ferro.lower.worker.bundle_ref import ModelRef
 from dask_ferro.lower.worker.task import remember
 
-# The annotation in which the scheduler plugin finds a task's requirements (`runtime.plugin.annotations`).
+# The annotation in which the scheduler plugin finds a task's requirements (`scheduler.annotations`).
 _FERRO = "ferro"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from distributed import Scheduler
 
-from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.scheduler.stealing import Stealing
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
 from bokeh.models import ColumnDataSource
 
-from dask_ferro.runtime.telemetry.dashboard_state import ElasticPicture
-from dask_ferro.runtime.telemetry.events import ScaleEvent
-from dask_ferro.runtime.telemetry.log import Sample
+from dask_ferro.observe.dashboard_state import ElasticPicture
+from dask_ferro.scheduler.events import ScaleEvent
+from dask_ferro.scheduler.log import Sample
 from dask_ferro.views.pages import look
 from dask_ferro.words import duration
 

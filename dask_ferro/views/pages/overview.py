@@ -11,8 +11,8 @@ from html import escape
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column
 
-from dask_ferro.runtime.telemetry.findings import ClusterFinding
-from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
+from dask_ferro.observe.findings import ClusterFinding
+from dask_ferro.observe.summary import Overview, TaskProgress
 from dask_ferro.views.pages import look
 
 # By severity.

@@ -29,10 +29,10 @@ from distributed.dashboard.scheduler import template_variables
 from distributed.metrics import time
 from tornado.ioloop import IOLoop
 
-from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.telemetry.dashboard_state import elastic_picture, stealing_picture
-from dask_ferro.runtime.telemetry.overview.observe import snapshot
-from dask_ferro.runtime.telemetry.overview.summary import overview
+from dask_ferro.observe.dashboard_state import elastic_picture, stealing_picture
+from dask_ferro.observe.snapshot import snapshot
+from dask_ferro.observe.summary import overview
+from dask_ferro.scheduler.stealing import Stealing
 from dask_ferro.views.pages import look
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.overview import OverviewPage

@@ -13,7 +13,7 @@ from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
 from bokeh.models import FactorRange, LinearColorMapper, PrintfTickFormatter, Range1d
 
-from dask_ferro.runtime.telemetry.dashboard_state import SECONDS, StealingPicture
+from dask_ferro.observe.dashboard_state import SECONDS, StealingPicture
 from dask_ferro.views.pages import look
 from dask_ferro.words import duration, natural
 

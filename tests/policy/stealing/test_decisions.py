@@ -88,7 +88,7 @@ def test_a_value_that_json_cannot_have_is_refused() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_simulators_decisions_are_those_of_their_replay(policy: str) -> None:
-    """The same policy in the simulator and in a replay; `runtime/plugin/test_decision_log.py` has the plugin's."""
+    """The same policy in the simulator and in a replay; `scheduler/test_decision_log.py` has the plugin's."""
     decisions = recorded(policy)
     moves = sum(len(decision.moves) for decision in decisions)
     assert bool(decisions) is (moves > 0) is (policy != "none")

@@ -1,0 +1,255 @@
+"""Copies of results that a preemption without warning would lose: a policy of Dask's active memory manager.
+
+Batch systems may end preemptible jobs at once, without time to save anything.  While the controller reports such jobs,
+a memory manager with this policy alone runs each second.  A result that only workers of such jobs hold, and that takes
+longer to compute again than to copy, is replicated: on a safe worker, or, while a single job holds it, on a worker of
+another job, if possible on another host.  Dask's manager chooses the emptiest of these.  Results that save most
+seconds per byte come first.  A result is considered at the run after the one that first sees it: most intermediate
+results are gone by then.
+
+Dask's own manager would drop second replicas.  While there are such jobs, it keeps two that insure each other, and
+drops replicas of preemptible workers before others.  Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from dask.typing import Key
+from distributed import Scheduler, Status
+from distributed.active_memory_manager import (
+    ActiveMemoryManagerExtension,
+    ActiveMemoryManagerPolicy,
+    Suggestion,
+)
+from distributed.metrics import monotonic
+from distributed.scheduler import TaskState, WorkerState
+
+from dask_ferro import config
+from dask_ferro.elastic.recompute import Recompute
+from dask_ferro.elastic.worker_memory import free_bytes
+from dask_ferro.lower.replicas import ReplicaRule, put_rule, remove_rule
+from dask_ferro.scheduler.upstream import nbytes_of
+
+if TYPE_CHECKING:
+    from distributed.active_memory_manager import SuggestionGenerator
+
+W = TypeVar("W")
+
+# The name of the rule that Dask's memory manager follows meanwhile.
+_RULE = "ferro-copies"
+# Seconds between runs.
+_INTERVAL = 1.0
+# The bandwidth assumed for a copy, and its fixed cost: two messages, and the threads that they interrupt.
+_BANDWIDTH, _MESSAGE = 100e6, 5e-3
+# A result is worth a copy from this factor on the seconds of the copy.
+_WORTH = 2.0
+# Results considered in a run, in turn: some 10 ms.
+_MOST = 1000
+# Seconds after which a copy that has not come is requested again.
+_LOST = 30.0
+# Seconds without a report of preemptible jobs after which nothing is copied any more: no controller is active.
+_REPORTED = 300.0
+# For a worker without a memory limit.
+_ENDLESS = 2**50
+
+
+class _CopyRequest(NamedTuple):
+    """A copy that is to come: the receiver, its bytes, and the time of the request."""
+
+    to: WorkerState
+    nbytes: int
+    at: float
+
+
+class Seat(NamedTuple):
+    """The preemptible job of a worker (empty: the worker is safe) and its host."""
+
+    job: str
+    host: str = ""
+
+
+class Copies(ActiveMemoryManagerPolicy):
+    """The copies of a scheduler's results.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+
+    Attributes
+    ----------
+    made : Counter of str
+        "results" and "bytes" copied so far.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.share: float = config.value("elastic.copy-share")
+        self.made: Counter[str] = Counter()
+        self._runs: ActiveMemoryManagerExtension | None = None
+        self._jobs: dict[str, str] = {}  # by name of the workers that may be preempted
+        self._reported = 0.0
+        self._coming: dict[Key, _CopyRequest] = {}
+        self._due: list[Key] = []  # results that were seen and are to be considered
+
+    def expose(self, jobs: Mapping[str, str]) -> None:
+        """Set the jobs of the workers that may be preempted, by worker name; an empty mapping stops copying."""
+        if not jobs or not self.share:
+            self.stop()
+            return
+        self._jobs, self._reported = dict(jobs), monotonic()
+        if self._runs is None:
+            self._runs = ActiveMemoryManagerExtension(
+                self.scheduler, {self}, register=False, start=True, interval=_INTERVAL
+            )
+            put_rule(self.scheduler, _RULE, self._kept)
+
+    def stop(self) -> None:
+        """Stop copying, and restore the rule of Dask's memory manager.  Idempotent."""
+        if self._runs is not None:
+            self._runs.stop()
+            self._runs = None
+        for state in (self._jobs, self._coming, self._due):
+            state.clear()
+        remove_rule(self.scheduler, _RULE)
+
+    # -- what is copied --------------------------------------------------------------------------------------
+
+    def run(self) -> SuggestionGenerator:
+        """Suggest to replicate the results that are worth it, and for which a worker has room."""
+        again, now = Recompute(self.scheduler), monotonic()
+        if now - self._reported > _REPORTED:
+            self.stop()
+            return
+        self._arrived()
+        worthy = [
+            ts
+            for ts in self._next()
+            if ts.key not in self._coming and self._is_exposed(ts) and _is_worth(ts, again)
+        ]
+        if not worthy:
+            return
+        rooms = self._rooms()
+        seats = {ws: self._seat(ws) for ws in rooms}
+        for ts in sorted(worthy, key=again.rank):
+            able = {ws: seats[ws] for ws, room in rooms.items() if room >= nbytes_of(ts)}
+            if candidates := receivers(able, map(self._seat, filter(_stays, ts.who_has or ()))):
+                to = yield Suggestion("replicate", ts, candidates)
+                if to is not None:
+                    self._coming[ts.key] = _CopyRequest(to, nbytes_of(ts), now)
+                    rooms[to] -= nbytes_of(ts)
+
+    def _next(self) -> list[TaskState]:
+        """Return the results of exposed workers to consider in this run."""
+        tasks, turn = self.scheduler.tasks, self._due[:_MOST]
+        del self._due[:_MOST]
+        if not self._due:
+            workers = (ws for ws in self.scheduler.workers.values() if self._job_of(ws) and _stays(ws))
+            held = chain.from_iterable(ws.has_what for ws in workers)
+            self._due = list(dict.fromkeys(ts.key for ts in held))
+        return [tasks[key] for key in turn if key in tasks]
+
+    def _is_exposed(self, ts: TaskState) -> bool:
+        """Return whether only preemptible jobs hold a result, and another worker could."""
+        jobs = {self._job_of(ws) for ws in ts.who_has or () if _stays(ws)}
+        # Of a result that two jobs hold, only a copy on a safe worker helps, as the two insure each other.
+        is_helped = len(jobs) == 1 or any(not self._job_of(ws) for ws in self.scheduler.running)
+        return is_helped and bool(jobs) and "" not in jobs and not ts.actor
+
+    def _rooms(self) -> dict[WorkerState, int]:
+        """Return the bytes that each running worker may receive."""
+        used = self.manager.workers_memory
+        rooms = {
+            ws: int(self.share * ws.memory_limit) - used[ws] if ws.memory_limit else _ENDLESS
+            for ws in self.scheduler.running
+        }
+        for request in self._coming.values():
+            if request.to in rooms:
+                rooms[request.to] -= request.nbytes
+        return rooms
+
+    def _arrived(self) -> None:
+        """Count the copies that came, and forget those that are late, or whose result or receiver is gone."""
+        for key, request in list(self._coming.items()):
+            ts = self.scheduler.tasks.get(key)
+            holders = (ts.who_has if ts is not None else None) or ()
+            if request.to in holders:
+                self.made.update(results=1, bytes=request.nbytes)
+            elif holders and request.to in self.scheduler.running and monotonic() - request.at < _LOST:
+                continue
+            del self._coming[key]
+
+    # -- what is kept ----------------------------------------------------------------------------------------
+
+    def _kept(self) -> ReplicaRule:
+        """Return the rule of who may drop a replica, for a run of Dask's policy."""
+        again = Recompute(self.scheduler)
+
+        def may_drop(ts: TaskState, holders: set[WorkerState]) -> set[WorkerState]:
+            jobs = {ws: self._job_of(ws) for ws in holders}
+            return droppable(jobs, lambda: _is_worth(ts, again), lambda ws: not free_bytes(ws))
+
+        return may_drop
+
+    def _seat(self, ws: WorkerState) -> Seat:
+        return Seat(self._job_of(ws), ws.host)
+
+    def _job_of(self, ws: WorkerState) -> str:
+        """Return the job with which a worker may be preempted; empty: it is safe."""
+        return self._jobs.get(str(ws.name), "")
+
+
+def receivers(able: Mapping[W, Seat], holders: Iterable[Seat]) -> set[W]:
+    """Return the best receivers of a copy: safe workers, else those of other jobs, if possible on other hosts.
+
+    A failure of one job often takes the other jobs of its node, too.  Two jobs insure each other already.
+
+    >>> sorted(receivers({"near": Seat("b", "x"), "far": Seat("c", "y"), "own": Seat("a")}, [Seat("a", "x")]))
+    ['far']
+    """
+    jobs, hosts = (set(each) for each in zip(*holders, strict=True))
+    safe = {worker for worker, seat in able.items() if not seat.job}
+    if safe or len(jobs) > 1:
+        return safe
+    apart = {worker for worker, seat in able.items() if seat.job not in jobs}
+    return {worker for worker in apart if able[worker].host not in hosts} or apart
+
+
+def droppable(jobs: Mapping[W, str], is_worth: Callable[[], bool], is_short: Callable[[W], bool]) -> set[W]:
+    """Return the workers that may drop a replica that Dask's own rule would drop.
+
+    Parameters
+    ----------
+    jobs : mapping of worker to str
+        The preemptible jobs of the holders; empty: the holder is safe.
+    is_worth : callable
+        Whether the result would be copied if one job alone held it.
+    is_short : callable
+        Whether a holder has no memory left.
+
+    Examples
+    --------
+    >>> droppable({"safe": "", "spot": "job-1"}, lambda: False, lambda worker: False)
+    {'spot'}
+    """
+    counts = Counter(jobs.values())
+    if len(counts) == 1:  # to a preemption, their number makes no difference
+        return set(jobs)
+    # Each insures the other; only a worker without memory may drop its own.
+    if len(counts) == 2 and counts[""] < 2 and is_worth():
+        return {worker for worker, job in jobs.items() if counts[job] > 1 or is_short(worker)}
+    exposed = {worker for worker, job in jobs.items() if job}
+    return exposed if counts[""] else set(jobs)
+
+
+def _is_worth(ts: TaskState, again: Recompute) -> bool:
+    """Return whether a result costs more to compute again than to copy."""
+    return again.seconds(ts) > _WORTH * (_MESSAGE + nbytes_of(ts) / _BANDWIDTH)
+
+
+def _stays(ws: WorkerState) -> bool:
+    """Return whether a worker is not about to close."""
+    return ws.status in (Status.running, Status.paused)

@@ -1,1 +1,0 @@
-"""Effects: clusters, plugins, whatever observes and enacts."""

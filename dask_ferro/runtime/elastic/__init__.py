@@ -1,1 +1,0 @@
-"""The elastic controller: the number of workers follows the work, and workers retire without losing data."""

@@ -1,1 +1,0 @@
-"""Batch jobs: configuration, script, names, and the code that runs inside them."""

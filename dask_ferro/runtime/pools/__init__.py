@@ -1,1 +1,0 @@
-"""Pools of jobs: their state, and how they close, pause and open again."""

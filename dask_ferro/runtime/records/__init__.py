@@ -1,1 +1,0 @@
-"""The records of all jobs of a cluster."""

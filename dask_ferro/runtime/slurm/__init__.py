@@ -1,1 +1,0 @@
-"""`ff.SLURMCluster`, and the life of its jobs as SLURM reports it."""

@@ -1,1 +1,0 @@
-"""The worker plugin and its measurements."""

@@ -1,0 +1,154 @@
+"""`install` and `uninstall` add the plugins to a running cluster and remove them."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from typing import Any, NamedTuple
+
+from distributed import Client, Scheduler
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.observe.processes import (
+    checked_client,
+    importing,
+    refuse_scheduler,
+    warn_of_workers,
+    worker_releases,
+)
+from dask_ferro.scheduler import bundled as bundling
+from dask_ferro.scheduler import reach, upstream
+from dask_ferro.scheduler.plugin import part_of, put_on, take_off
+from dask_ferro.scheduler.scheduling import Scheduling, stays_off
+from dask_ferro.scheduler.settings import Settings
+
+# Seconds for which a client that installed the plugin batches messages to the scheduler; Dask: 10 ms.
+_CLIENT_SENDS = 0.002
+# What happens to workers that have not answered.
+_LATER = "; each {} when it answers, and the others are already"
+
+
+class _There(NamedTuple):
+    """The reason why a scheduler cannot have the plugin, or ""; the installed plugin's settings; the late workers."""
+
+    off: str
+    settings: Settings | None
+    late: list[str]
+
+
+def install(client: Client | None = None, *, bundles: bool | None = None, **options: object) -> Any:
+    """Install dask_ferro's stealing and placement on a client's cluster, for all its graphs.
+
+    Parameters
+    ----------
+    client : distributed.Client, optional
+        Synchronous or asynchronous; with the latter, await what this returns.  Default: the current client.
+    bundles : bool, optional
+        Whether cheap tasks of this client's graphs run several at a time: True: of each graph; False: of those that
+        `ff.bundled` asks for.  Default: as it is, which is False for a client that is not asynchronous.
+    **options
+        Settings by name, which override the configuration (`ferro.scheduler`): ``stealing="none"``,
+        ``placement=False``, ``rank=False``.  A second call with the same options changes nothing; with other options it
+        replaces the first.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown option, if there is no client, or if the scheduler has no dask_ferro, or a release that does not
+        work with this one.
+
+    Warns
+    -----
+    RuntimeWarning
+        If workers did not answer within `ferro.scheduler.answer`, with their addresses; each is set up when it
+        answers. If the scheduler's Dask lacks something that the plugin needs; then stock Dask goes on. Or if the
+        scheduler has another release of dask_ferro, or workers have another one or none.
+
+    Examples
+    --------
+    >>> from distributed import Client
+    >>> import dask_ferro as ff
+    >>> client = Client()              # doctest: +SKIP
+    >>> ff.install()                   # doctest: +SKIP
+    """
+    client = checked_client(client)
+    if bundles is not None and not isinstance(bundles, bool):
+        raise ConfigError(f"ff.install: bundles={bundles!r}, wanted True, False or None")
+    return client.sync(_install, client, Settings.configured(**options), bundles)
+
+
+def uninstall(client: Client | None = None) -> Any:
+    """Restore stock Dask on the client's cluster.  No running or waiting task is lost.
+
+    Parameters
+    ----------
+    client : distributed.Client, optional
+        Synchronous or asynchronous; with the latter, await what this returns.  Default: the current client.
+
+    Raises
+    ------
+    ConfigError
+        If there is no client, or the scheduler has no dask_ferro.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.install(client)             # doctest: +SKIP
+    >>> ff.uninstall(client)           # doctest: +SKIP
+    """
+    client = checked_client(client)
+    return client.sync(_uninstall, client)
+
+
+async def _install(client: Client, settings: Settings, bundles: bool | None) -> None:
+    await refuse_scheduler(client, "ff.install", settings.answer)
+    with importing("ff.install"):
+        if bundles is not None:
+            await bundling.enable(client, always=bundles)
+        there = await client.run_on_scheduler(_there)
+        if there.off:
+            warnings.warn(there.off, RuntimeWarning, stacklevel=2)
+            return
+        # A plugin with the same settings stays: a replacement would forget what was learned, and ask workers again.
+        if there.settings != settings:
+            await _put_on(client, settings)
+    # The interval belongs to the client, so that a second client needs it too.
+    upstream.put_client_sends(client, _CLIENT_SENDS)
+
+
+async def _put_on(client: Client, settings: Settings) -> None:
+    # At the same time as the installation: a worker that hangs is waited for once.
+    releases = asyncio.create_task(worker_releases(client, settings.answer))
+    try:
+        await client.run_on_scheduler(put_on, part=Scheduling(settings))
+        there = await client.run_on_scheduler(_there)
+        reach.warn("ff.install", there.late, settings.answer, _LATER.format("is set up"))
+        warn_of_workers(await releases, "ff.install")
+    finally:
+        releases.cancel()
+
+
+async def _uninstall(client: Client) -> None:
+    with importing("ff.uninstall"):
+        await bundling.disable(client)
+        await _take_off(client)
+
+
+async def _take_off(client: Client) -> None:
+    upstream.put_client_sends(client, upstream.CLIENT_SENDS)
+    late, seconds = await client.run_on_scheduler(_remove)
+    reach.warn("ff.uninstall", late, seconds, _LATER.format("is what it was"))
+
+
+# No handlers of the scheduler: Dask keeps each one that it has called for as long as the process lives.
+async def _remove(*, dask_scheduler: Scheduler) -> tuple[list[str], float]:
+    scheduling = part_of(dask_scheduler, Scheduling)
+    await take_off(Scheduling.name, dask_scheduler=dask_scheduler)
+    return ([], 0.0) if scheduling is None else (scheduling.late, scheduling.settings.answer)
+
+
+def _there(*, dask_scheduler: Scheduler) -> _There:
+    scheduling = part_of(dask_scheduler, Scheduling)
+    if scheduling is None:
+        return _There(stays_off(), None, [])
+    return _There(stays_off(), scheduling.settings, scheduling.late)

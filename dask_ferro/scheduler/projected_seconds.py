@@ -1,0 +1,112 @@
+"""The projected seconds of unfinished tasks, from the best available source.
+
+Sources, in this order: the task's own annotation (seconds, or operations and bytes on a device of known speed),
+corrected by measurements of its prefix; the ledger's measurements by device class; Dask's mean of the prefix; twice
+the longest current run of the prefix; a guess.  Invalid annotations are ignored.  Time already run is subtracted, and
+a task that overran its projection is expected to take as long again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import dask
+from dask.utils import parse_timedelta
+from distributed import Scheduler
+from distributed.metrics import time
+from distributed.scheduler import TaskState
+
+from dask_ferro.policy.estimates import Estimate, is_duration
+from dask_ferro.policy.scaling.work_profile import seconds_left, unmeasured
+from dask_ferro.scheduler.annotations import estimate_of
+from dask_ferro.scheduler.stealing import Stealing
+
+# A task's own estimate: seconds, or an `Estimate`; None: it has none.
+Told = Estimate | float | None
+
+
+class Seconds:
+    """The projected seconds of tasks at one moment.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+
+    Attributes
+    ----------
+    is_placed : bool
+        Whether our plugin, which keeps the ledger, is installed.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        stealing = scheduler.extensions.get("stealing")
+        self._ledger = stealing.ledger if isinstance(stealing, Stealing) else None
+        self.is_placed = self._ledger is not None
+        self._devices = sorted(self._ledger.devices) if self._ledger is not None else []
+        guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
+        self._guess = float(guess or 0.0)  # for a task without measurements of its prefix
+        self._now = time()
+        self._known: dict[str, float] = {}
+        self._left: dict[TaskState, float] = {}
+
+    def left(self, ts: TaskState) -> float:
+        """Return the seconds that a task still takes."""
+        found = self._left.get(ts)
+        if found is None:
+            found = self._left[ts] = seconds_left(
+                self._of(ts), 0.0 if ts.processing_on is None else self._ran(ts)
+            )
+        return found
+
+    def _of(self, ts: TaskState) -> float:
+        name, told = ts.prefix.name, estimate_of(ts.annotations)
+        if told is not None:
+            seconds = self._measured(name, told)
+            return self._stock(ts) if seconds is None else seconds
+        # Cached by prefix: one pass covers all unfinished tasks, most of them without annotations.
+        if name not in self._known:
+            self._known[name] = self._measured(name, None) or self._stock(ts)
+        return self._known[name]
+
+    def _measured(self, prefix: str, told: Told, device: str | None = None) -> float | None:
+        """Return the seconds by our measurements or the task's own estimate, without Dask's mean."""
+        if self._ledger is None:
+            seconds = told.seconds if isinstance(told, Estimate) else told
+            return seconds if seconds is not None and is_duration(seconds) else None
+        first = device or (self._devices[0] if self._devices else "cpu")
+        seconds, known = self._ledger.durations.of(prefix, first, told)
+        return seconds if known else None
+
+    def _stock(self, ts: TaskState) -> float:
+        """Return Dask's own estimate: the mean, twice the longest current run, or a guess."""
+        if ts.prefix.duration_average >= 0:
+            return ts.prefix.duration_average
+        return unmeasured(ts.prefix.max_exec_time, self._guess)
+
+    def _ran(self, ts: TaskState) -> float:
+        entry = self._ledger.entries.get(ts.key) if self._ledger is not None else None
+        if entry is not None and entry.started is not None:
+            return self._now - entry.started
+        return ts.processing_on.executing.get(ts, 0.0) if ts.processing_on is not None else 0.0
+
+    def speeds(self, tasks: Iterable[TaskState]) -> Mapping[str, float]:
+        """Return the speed-up of other device classes over the projected seconds of some tasks, where known."""
+        if len(self._devices) < 2:
+            return {}
+        work: dict[str, float] = {}
+        # One annotation for each prefix: tasks of a prefix differ in size, but hardly in kind.
+        told: dict[str, Told] = {}
+        for ts in tasks:
+            name = ts.prefix.name
+            work[name] = work.get(name, 0.0) + self.left(ts)
+            if name not in told:
+                told[name] = estimate_of(ts.annotations)
+        total, found = sum(work.values()), {}
+        for device in self._devices[1:]:
+            own = 0.0
+            for prefix, seconds in work.items():
+                here = self._measured(prefix, told[prefix])
+                there = self._measured(prefix, told[prefix], device)
+                own += seconds * (there / here if here and there else 1.0)
+            found[device] = total / own if own > 0 else 1.0
+        return found

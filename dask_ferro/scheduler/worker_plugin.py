@@ -1,0 +1,259 @@
+"""The worker plugin: measurements that only a worker can make, sent to the scheduler with each heartbeat.
+
+    worker.metrics["ferro"] -> {"address", "device", "flops", "bandwidth", "beat", "transfers", "received"}
+    and, of a worker with a GPU, "gpu": its memory and its model
+
+It only measures; the cost model interprets the figures.  A failed measurement gives a warning and None, and never
+keeps a worker from starting.  All state is in the metric, so that one plugin may serve many workers.  Durations are
+seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from itertools import takewhile
+from types import ModuleType
+from typing import NotRequired, Protocol, TypedDict, cast
+
+from distributed import Worker
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from dask_ferro import config
+from dask_ferro.errors import ConfigError
+from dask_ferro.options import DEVICES
+from dask_ferro.policy.estimates import Speed
+from dask_ferro.scheduler import upstream_worker
+
+logger = logging.getLogger(__name__)
+
+NAME = "ferro-worker"
+METRIC = "ferro"
+# The name of a worker plugin that replaces measurements, if there is one: a `Measured`.
+DEVICE = "ferro-device"
+# Classes of link: between processes of a host, and between hosts.
+LINKS = ("host", "hosts")
+
+# Seconds for which a worker batches messages to the scheduler; Dask: 2 ms.
+WORKER_SENDS = 0.001
+# The most transfers in one heartbeat: 3 kB.
+_SAMPLES = 64
+
+
+class FerroWorker(WorkerPlugin):
+    """Measures a worker and its links, and shortens the interval at which its messages are sent.
+
+    Parameters
+    ----------
+    device : str, optional
+        "cpu" or "gpu"; default: `ferro.worker.device` in the worker's configuration, or else "gpu" if CuPy finds one.
+    sends : float, optional
+        Seconds for which messages to the scheduler are batched; default: unchanged.
+
+    Raises
+    ------
+    ConfigError
+        For another device.
+    """
+
+    name = NAME
+
+    def __init__(self, device: str | None = None, sends: float | None = None) -> None:
+        if device is not None and device not in DEVICES:
+            raise ConfigError(f"device: got {device!r}, wanted one of {', '.join(DEVICES)}")
+        self.device = device
+        self.sends = sends
+
+    @classmethod
+    def configured(cls) -> FerroWorker:
+        """Return the plugin according to the configuration.
+
+        Raises
+        ------
+        ConfigError
+            For an invalid setting.
+        """
+        return cls(sends=WORKER_SENDS)
+
+    async def setup(self, worker: Worker) -> None:
+        """Measure, publish, and shorten the interval.  Idempotent."""
+        self.teardown(worker)
+        try:
+            config.check()
+        except ConfigError as error:  # the site has to correct it, but no worker ends for it
+            logger.error("dask_ferro on %s: %s", worker.address, error)
+        report = Report(self.device, cast("Measured | None", worker.plugins.get(DEVICE)))
+        upstream_worker.publish(worker, METRIC, report)
+        if self.sends is not None:
+            report.stock_sends = upstream_worker.put_sends(worker, self.sends)
+        report.measure()
+
+    def teardown(self, worker: Worker) -> None:
+        """Undo `setup`."""
+        report = upstream_worker.unpublish(worker, METRIC)
+        if isinstance(report, Report):
+            report.close()
+            if report.stock_sends is not None:
+                upstream_worker.put_sends(worker, report.stock_sends)
+
+
+class GpuMemory(TypedDict):
+    """The memory of a process' GPU in bytes.
+
+    `device` is the name in the environment, the same for all processes of a host that share one.  `used` and `total`
+    refer to the whole device; `own` is allocated in this process; `live` is `used` without free blocks in this
+    process's pools, and so is unavailable to any allocation; `evictable` is freed on demand, since it can be uploaded
+    again.
+    """
+
+    device: str
+    used: int
+    total: int
+    own: int
+    live: int
+    evictable: int
+
+
+class GpuFacts(GpuMemory):
+    """A heartbeat's figures of a worker's GPU: memory and model."""
+
+    model: str
+
+
+class Heartbeat(TypedDict):
+    """The figures that a worker sends with each heartbeat.
+
+    `flops` and `bandwidth` are None until they are measured; `transfers` are those since the previous heartbeat, as
+    (source, bytes, seconds); `received` has the total transfers, bytes and seconds by class of link.
+    """
+
+    address: str | None
+    device: str
+    flops: float | None
+    bandwidth: float | None
+    beat: int
+    transfers: list[tuple[str, int, float]]
+    received: dict[str, tuple[int, int, float]]
+    gpu: NotRequired[GpuFacts | None]
+
+
+class Measured(Protocol):
+    """A device with given instead of measured figures: a worker's plugin `DEVICE`."""
+
+    device: str
+    model: str
+    speed: Speed
+
+    def memory(self, worker: Worker) -> GpuMemory:
+        """Return the memory, as `calibration.memory` does."""
+
+
+class Report:
+    """A worker's metric: called by Dask at each heartbeat, with the worker."""
+
+    def __init__(self, device: str | None, told: Measured | None = None) -> None:
+        self._declared = device
+        self._device = device or "cpu"
+        self._told = told
+        self._speed: Speed | None = None
+        self._model = ""
+        self._measuring: asyncio.Task[None] | None = None
+        self._beat = 0
+        self._last: object = None
+        self._received: dict[str, tuple[int, int, float]] = dict.fromkeys(LINKS, (0, 0, 0.0))
+        self.stock_sends: float | None = None
+
+    def __call__(self, worker: Worker) -> Heartbeat:
+        """Return the figures, with the transfers that finished since the last call."""
+        self._beat += 1
+        told: Heartbeat = {
+            "address": upstream_worker.address_of(worker),
+            "device": self._device,
+            "flops": self._speed and self._speed.flops,
+            "bandwidth": self._speed and self._speed.bandwidth,
+            "beat": self._beat,
+            "transfers": self._transfers(worker),
+            "received": dict(self._received),
+        }
+        if self._device == "gpu" and self._speed is not None:
+            told["gpu"] = self._gpu(worker)
+        return told
+
+    def _gpu(self, worker: Worker) -> GpuFacts | None:
+        """Return the current figures of the worker's GPU."""
+        found = _calibration().memory() if self._told is None else self._told.memory(worker)
+        return None if found is None else {**found, "model": self._model}
+
+    def measure(self) -> None:
+        """Measure in a thread: 0.2 s on an idle machine, for which no start waits."""
+        self._measuring = asyncio.create_task(self._measure())
+
+    def close(self) -> None:
+        """Stop waiting for a measurement."""
+        if self._measuring is not None:
+            self._measuring.cancel()
+
+    async def _measure(self) -> None:
+        if self._told is not None:
+            self._device, self._speed = self._told.device, self._told.speed
+            self._model = self._told.model
+            return
+        try:
+            calibration = await asyncio.to_thread(_calibration)
+            if self._declared is None:
+                self._device = await asyncio.to_thread(calibration.detected)
+            found = await asyncio.to_thread(calibration.figures, self._device)
+            # Set together: a heartbeat in between would report a GPU without a model, and be believed.
+            self._speed, self._model = found
+        except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker works
+            logger.warning("dask_ferro: the %s was not measured: %r", self._device, error)
+
+    def _transfers(self, worker: Worker) -> list[tuple[str, int, float]]:
+        """Return the newest transfers, oldest first, as (source, bytes, seconds)."""
+        log = upstream_worker.transfers(worker)
+        new = list(takewhile(lambda entry: entry is not self._last, reversed(log)))
+        self._last = log[-1] if log else None
+        here = _host(upstream_worker.address_of(worker))
+        for entry in new:
+            link = LINKS[_host(entry["who"]) != here]
+            transfers, nbytes, seconds = self._received[link]
+            total = nbytes + int(entry["total"])
+            self._received[link] = transfers + 1, total, seconds + entry["stop"] - entry["start"]
+        # Dask's own "duration" is at least a millisecond, longer than most small transfers.
+        return [(e["who"], int(e["total"]), e["stop"] - e["start"]) for e in reversed(new[:_SAMPLES])]
+
+
+def _calibration() -> ModuleType:
+    """Import the measurements where a worker takes them: a scheduler loads this module too, and no engines."""
+    from dask_ferro.scheduler import calibration
+
+    return calibration
+
+
+def _host(address: str | None) -> str:
+    """Return the host in an address; empty for addresses within a process (inproc), where it is always the same."""
+    return (address or "").rpartition("://")[2].rpartition(":")[0]
+
+
+def sent(metrics: Heartbeat | None, hosts: Mapping[str, str]) -> list[tuple[str, tuple[str, int, float]]]:
+    """Return a worker's transfers as (sender, (class of link, bytes, seconds)), for `policy.estimates.Links.add`.
+
+    The classes are "host" and "hosts".
+
+    Parameters
+    ----------
+    metrics : mapping or None
+        The worker's published metric: ``ws.metrics.get("ferro")``.  It is unchanged until the next heartbeat, so use
+        each "beat" once.
+    hosts : mapping
+        Host by address; transfers from or to other workers are skipped.
+    """
+    if not metrics:
+        return []
+    here = hosts.get(metrics["address"] or "")
+    return [
+        (source, ("host" if hosts[source] == here else "hosts", nbytes, seconds))
+        for source, nbytes, seconds in metrics["transfers"]
+        if here is not None and source in hosts and seconds > 0
+    ]

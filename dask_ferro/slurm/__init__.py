@@ -1,0 +1,1 @@
+"""`ff.SLURMCluster`: jobs on SLURM from their script to their end."""

@@ -1,0 +1,496 @@
+"""`ff.trace` on real clusters: what a block's recording holds, what it leaves behind, and the tape of its ops."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, Worker
+
+import dask_ferro as ff
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.ranks.spmd import Ranks
+from dask_ferro.lower.worker import task
+from dask_ferro.observe import op_recorder, tracing
+from dask_ferro.observe.tracing import Tracing, checked
+from dask_ferro.policy.events import Arrived
+from dask_ferro.scheduler.log import Log
+from dask_ferro.scheduler.plugin import part_of
+from dask_ferro.scheduler.scheduling import Scheduling
+from dask_ferro.trace import Trace
+from dask_ferro.views.chrome import chrome
+from tests.clusters import running
+from tests.graph.pipeline.nets import mlp as mlp_net
+from tests.graphs import mlp
+from tests.waiting import BOUND_S, until
+
+MLP = mlp().SerializeToString()
+X = np.linspace(-1, 1, 40 * 6, dtype="f4").reshape(40, 6)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Two workers of one thread in this process, with the plugin on."""
+    with running(2, processes=False) as client:
+        ff.install(client)
+        yield client
+        ff.uninstall(client)
+
+
+def slept(seconds: float, *inputs: Any) -> bytes:
+    time.sleep(seconds)
+    return bytes(1000)
+
+
+def divided(a: int, b: int) -> float:
+    return a / b
+
+
+def measured(dask_scheduler: Any = None) -> float:
+    """Seconds of computation as Dask itself adds them up."""
+    return sum(p.all_durations["compute"] for p in dask_scheduler.task_prefixes.values())
+
+
+def reinstall(client: Client) -> None:
+    ff.uninstall(client)
+    ff.install(client)
+
+
+@pytest.fixture
+def nothing_stays(client: Client) -> Iterator[None]:
+    """After the test neither the scheduler nor a worker records."""
+    plugins, wanted = set(client.cluster.scheduler.worker_plugins), dict(records_of(client).wanted)
+    yield
+    until(lambda: task._listener is None, "the workers to listen no more", seen=lambda: task._listener)
+    assert records_of(client).wanted == wanted
+    assert set(client.cluster.scheduler.worker_plugins) == plugins
+
+
+def records_of(client: Client) -> Log:
+    return part_of(client.cluster.scheduler, Scheduling).stealing.records
+
+
+# ---- what a recording holds --------------------------------------------------------------------------------
+
+
+def test_a_block_is_recorded_and_nothing_before_or_after_it(client: Client) -> None:
+    client.submit(slept, 0.01, key="before-0").result(timeout=60)
+    with ff.trace(client) as t:
+        a = client.submit(slept, 0.01, key="within-0")
+        client.submit(slept, 0.01, a, key="within-1").result(timeout=60)
+    client.submit(slept, 0.01, key="after-0").result(timeout=60)
+    assert [(k.key, k.prefix, k.dependencies, k.nbytes) for k in t.trace.tasks] == [
+        ("within-0", "within", (), 1000),
+        ("within-1", "within", ("within-0",), 1000),
+    ]
+    assert set(t.trace.workers.values()) == {1}
+    assert t.summary()["tasks"] == 2
+    assert t.summary()["critical_path"] == pytest.approx(t.trace.busy_seconds)
+    assert t.summary()["elapsed"] >= t.trace.makespan
+    assert "dropped" not in t.summary()
+
+
+def test_tasks_carry_their_place_by_priority(client: Client) -> None:
+    with ff.trace(client) as t:
+        futures = [client.submit(slept, 0.005, i, key=f"p-{i}", priority=i) for i in range(3)]
+        client.gather(futures)
+    assert {k.key: k.order for k in t.trace.tasks} == {"p-2": 0, "p-1": 1, "p-0": 2}
+
+
+def test_recording_is_on_for_the_block_alone(client: Client) -> None:
+    records = records_of(client)
+    seen = [len(records.wanted)]
+    with ff.trace(client):
+        seen.append(len(records.wanted))
+        with ff.trace(client):
+            seen.append(len(records.wanted))
+        seen.append(len(records.wanted))
+    assert [*seen, len(records.wanted)] == [0, 1, 2, 1, 0]
+
+
+def test_a_trace_within_another_is_a_part_of_it(client: Client) -> None:
+    with ff.trace(client) as outer:
+        client.submit(slept, 0.005, key="outer-0").result(timeout=60)
+        with ff.trace(client, tasks=10) as inner:
+            client.submit(slept, 0.005, key="inner-0").result(timeout=60)
+    assert [k.key for k in inner.trace.tasks] == ["inner-0"]
+    assert [k.key for k in outer.trace.tasks] == ["outer-0", "inner-0"]
+
+
+def test_what_does_not_fit_is_counted(client: Client) -> None:
+    with ff.trace(client, tasks=4) as t:
+        for i in range(10):
+            client.submit(slept, 0.0, key=f"many-{i}").result(timeout=60)
+    assert [k.key for k in t.trace.tasks] == [f"many-{i}" for i in range(6, 10)]
+    assert t.trace.counts["dropped"] == 6
+
+
+def stolen(key: str, requested: float) -> Arrived:
+    return Arrived(key, "v", "t", requested, 1.0, 0.5)
+
+
+def test_steals_that_do_not_fit_are_counted_too(client: Client) -> None:
+    with ff.trace(client, tasks=4) as t:
+        for i in range(7):
+            records_of(client).stolen.append(stolen(f"s-{i}", time.time()))
+    assert t.trace.counts["dropped_steals"] == 3
+
+
+def test_counts_are_the_blocks_own(client: Client) -> None:
+    stealing = part_of(client.cluster.scheduler, Scheduling).stealing
+    stealing.counts["seconds_worked"] += 5.0
+    with ff.trace(client) as t:
+        stealing.counts["seconds_worked"] += 0.25
+    assert t.trace.counts["seconds_worked"] == 0.25
+
+
+def test_an_asynchronous_client_records_too() -> None:
+    async def run() -> Tracing:
+        async with (
+            LocalCluster(n_workers=1, processes=False, asynchronous=True, dashboard_address=":0") as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            await ff.install(client)
+            with pytest.raises(ConfigError, match="async with"), ff.trace(client):
+                pass
+            async with ff.trace(client) as t:
+                await client.submit(slept, 0.01, key="one-0")
+            await ff.uninstall(client)
+            return t
+
+    assert [k.key for k in asyncio.run(run()).trace.tasks] == ["one-0"]
+
+
+# ---- what it says when it cannot ---------------------------------------------------------------------------
+
+
+def test_a_block_that_fails_keeps_its_error_and_its_trace(client: Client) -> None:
+    t = ff.trace(client)
+    with pytest.raises(ZeroDivisionError), t:
+        client.submit(divided, 1, 0, key="then-0").result(timeout=60)
+    assert t.trace.tasks == ()  # what fails finishes nothing
+    assert records_of(client).wanted == {}
+
+
+def test_without_the_plugin_it_says_so(client: Client) -> None:
+    ff.uninstall(client)
+    try:
+        with pytest.raises(ConfigError, match=r"not installed.*ff\.install"), ff.trace(client):
+            pass
+    finally:
+        ff.install(client)
+
+
+def test_a_plugin_that_left_meanwhile_is_told(client: Client) -> None:
+    t = ff.trace(client)
+    with pytest.raises(ConfigError, match="taken off"), t:
+        reinstall(client)
+    with pytest.raises(ConfigError, match="block has ended"):
+        _ = t.trace
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param({"tasks": 0}, "tasks=0", id="no tasks are no recording"),
+        pytest.param({"tasks": 2.5}, r"tasks=2\.5", id="half a task is none"),
+    ],
+)
+def test_wrong_arguments_are_refused(client: Client, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ff.trace(client, **arguments)
+
+
+def test_something_else_than_a_client_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"got str, wanted a distributed\.Client"):
+        ff.trace("tcp://host:8786")
+
+
+def test_the_function_is_what_the_package_has_beside_the_module_of_its_name() -> None:
+    assert ff.trace is tracing.trace
+    assert sys.modules["dask_ferro.trace"].Trace is Trace
+
+
+# ---- files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        pytest.param("run.ferrotrace", b'{"ferrotrace": 1', id="a trace"),
+        pytest.param("run.ferrotrace.gz", b"\x1f\x8b", id="a compressed one"),
+        pytest.param("run.json", b'{"traceEvents":', id="Chrome's"),
+        pytest.param("run.json.gz", b"\x1f\x8b", id="Chrome's, compressed"),
+    ],
+)
+def test_the_name_says_what_is_written(client: Client, tmp_path: Path, name: str, begins: bytes) -> None:
+    with ff.trace(client) as t:
+        client.submit(slept, 0.0, key="file-0").result(timeout=60)
+    t.write(tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_saved_trace_is_the_trace(client: Client, tmp_path: Path) -> None:
+    with ff.trace(client) as t:
+        client.submit(slept, 0.0, key="saved-0").result(timeout=60)
+    t.save(tmp_path / "run.ferrotrace")
+    assert Trace.load(tmp_path / "run.ferrotrace") == t.trace
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("run.txt", "its suffix names no format", id="a suffix that is none of ours"),
+        pytest.param("none/run.json", "does not exist", id="a folder that is not there"),
+    ],
+)
+def test_a_path_is_refused_before_anything_runs(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        checked(tmp_path / name)
+
+
+def test_chromes_spans_add_up_to_what_dask_measured(client: Client) -> None:
+    before = client.run_on_scheduler(measured)
+    with ff.trace(client) as t:
+        client.gather(client.map(slept, [0.02] * 12, pure=False))
+    drawn = sum(e["dur"] for e in chrome(t.trace)["traceEvents"] if e.get("cat") == "compute") * 1e-6
+    assert drawn == pytest.approx(client.run_on_scheduler(measured) - before, rel=0.02)
+
+
+# ---- the tape ----------------------------------------------------------------------------------------------
+
+
+def ops_of(trace: Trace) -> list[tuple[str, int, str]]:
+    return [(s.prefix, s.nbytes, s.source.partition("/")[0]) for s in trace.of("op")]
+
+
+def test_a_session_is_one_op_within_its_task(client: Client) -> None:
+    y = ff.from_onnx(MLP)(X)
+    with ff.trace(client, ops=True) as t:
+        y.compute()
+    (op,), (run,) = t.trace.of("op"), t.trace.of("compute")
+    assert (op.prefix, op.source.partition("/")[0]) == (f"{len(mlp().graph.node)} nodes", "onnxruntime")
+    assert (op.key, op.worker, op.lane) == (run.key, run.worker, run.lane)
+    assert run.start <= op.start <= op.stop <= run.stop
+    assert t.trace.busy_seconds == run.seconds  # ops are parts of it, and not counted again
+
+
+def test_array_ops_are_told_one_by_one(client: Client) -> None:
+    sleeps = ff.workloads.build("wide", branches=2, length=3)
+    y = ff.from_onnx(sleeps, granularity="model")(np.ones(256, "f4"))
+    with ff.trace(client, ops=True) as t:
+        y.compute()
+    assert ops_of(t.trace) == [("Sleep", 1024, "array")] * 6
+
+
+def test_tasks_in_bundles_are_told_one_by_one(client: Client) -> None:
+    def chain(length: int) -> Any:
+        value = dask.delayed(divided, pure=False)(8, 1)
+        for _ in range(length - 1):
+            value = dask.delayed(divided, pure=False)(value, 1)
+        return value
+
+    with dask.config.set({"ferro.bundle.costs": None}), ff.bundled(client=client):
+        # What was never measured is by itself.
+        assert client.compute(chain(3)).result(BOUND_S) == 8
+        with ff.trace(client, ops=True) as t:
+            assert client.compute(chain(3)).result(BOUND_S) == 8
+    ops, (run,) = list(t.trace.of("op")), t.trace.of("compute")
+    assert [(op.prefix, op.key, op.source.partition("/")[0]) for op in ops] == [
+        ("divided", run.key, "dask")
+    ] * 3
+    assert all(run.start - 1e-3 <= op.start <= op.stop <= run.stop + 1e-3 for op in ops)
+
+
+def test_without_ops_nothing_listens(client: Client) -> None:
+    with ff.trace(client) as t:
+        assert task._listener is None
+        ff.from_onnx(MLP)(X).compute()
+    assert ops_of(t.trace) == []
+
+
+@pytest.mark.usefixtures("nothing_stays")
+def test_nobody_listens_when_the_block_has_ended(client: Client) -> None:
+    with ff.trace(client, ops=True):
+        assert task._listener is not None
+    assert task._listener is None
+
+
+@pytest.mark.usefixtures("nothing_stays")
+def test_a_recording_that_cannot_begin_leaves_nothing_on(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: op_recorder.TapePlugin, worker: Worker) -> None:
+        raise OSError("on purpose")
+
+    monkeypatch.setattr(op_recorder.TapePlugin, "setup", failing)
+    with pytest.raises(OSError, match="on purpose"), ff.trace(client, ops=True):
+        pass
+
+
+@pytest.mark.usefixtures("nothing_stays")
+def test_ops_that_cannot_be_fetched_leave_nothing_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing(self: Tracing, *begun: object) -> None:
+        raise OSError("on purpose")
+
+    monkeypatch.setattr(Tracing, "_ops", failing)
+    with pytest.raises(OSError, match="on purpose"), ff.trace(client, ops=True):
+        pass
+    assert task._listener is None
+
+
+def test_ops_beyond_what_a_tape_or_a_trace_has_room_for_are_counted(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps = ff.workloads.build("wide", branches=2, length=3)
+    y = ff.from_onnx(sleeps, granularity="model")(np.ones(256, "f4"))
+    monkeypatch.setattr(op_recorder, "_tape", op_recorder.Tape(length=4))
+    with ff.trace(client, ops=True) as t:
+        y.compute()
+    assert (len(ops_of(t.trace)), t.trace.counts["dropped_ops"]) == (4, 2)
+    monkeypatch.setattr(tracing, "_OPS", 2)
+    with ff.trace(client, ops=True) as t:
+        y.compute(workers=[min(client.cluster.scheduler.workers)])
+    assert (len(ops_of(t.trace)), t.trace.counts["dropped_ops"]) in {(1, 5), (2, 4)}
+
+
+@pytest.mark.usefixtures("nothing_stays")
+def test_a_client_that_goes_within_the_block_leaves_nothing_on(client: Client) -> None:
+    with Client(client.cluster.scheduler.address) as other:
+        recording = ff.trace(other, ops=True)
+        recording.__enter__()
+        assert len(records_of(client).wanted) == 1
+
+
+def test_a_worker_that_joins_within_the_block_has_a_tape(client: Client) -> None:
+    async def join() -> Worker:
+        return await Worker(client.cluster.scheduler.address, nthreads=1, name="late", dashboard_address=":0")
+
+    with ff.trace(client, ops=True) as t:
+        late = client.cluster.sync(join)
+        ff.from_onnx(MLP)(X).compute(workers=["late"])
+    client.cluster.sync(late.close)
+    assert {s.worker for s in t.trace.of("op")} == {late.address}
+
+
+# ---- the tape of instructions ------------------------------------------------------------------------------
+
+
+def column_row() -> Ranks:
+    """Two layers, the first split by columns and the second by rows, on two ranks."""
+    x = ff.argument("x", (8, 16), np.float64)
+    w1, w2 = (ff.asarray(np.full(shape, 0.1), name=n) for n, shape in (("w1", (16, 32)), ("w2", (32, 4))))
+    with ff.signal("first"):
+        h = ff.nn.relu(x @ w1)
+    with ff.signal("second"):
+        y = h @ w2
+    plan = {
+        "first": {"shard": {"w1": 1}, "workers": [0, 1]},
+        "second": {"shard": {"w2": 0}, "workers": [0, 1]},
+    }
+    return Ranks.of(ff.apply(y, plan))
+
+
+def test_the_tape_of_a_sharded_graph_has_regions_and_placements(client: Client) -> None:
+    y = column_row()({"x": np.ones((8, 16))})["y"]
+    with ff.trace(client) as run:
+        np.testing.assert_allclose(y.compute(), 5.12)
+    rows = [row for row in ff.tape(run) if row.region]
+    found = {(row.op, row.region, row.placement, row.nbytes) for row in rows}
+    term = 8 * 4 * 8
+    # The task of the output sums the terms itself.
+    assert {row for row in found if row[0] != "transfer"} == {
+        ("spmd-segment", "first; second", "S(1); P", term),
+        ("spmd-output", "second", "R", term),
+    }
+    assert ("transfer", "second", "R", term) in found
+    segments = [row for row in rows if row.op == "spmd-segment"]
+    assert sorted(row.worker for row in segments) == sorted(run.trace.workers)
+    assert all(row.seconds > 0 for row in rows)
+
+
+def test_the_tape_of_a_sharded_graph_has_each_op_where_ops_are_recorded(client: Client) -> None:
+    y = column_row()({"x": np.ones((8, 16))})["y"]
+    with ff.trace(client, ops=True) as run:
+        y.compute()
+    ops = {"MatMul", "Relu"}
+    found = {w: [(r.op, r.region, r.placement) for r in ff.tape(run) if r.worker == w and r.op in ops]
+             for w in run.trace.workers}  # fmt: skip
+    wanted = [("MatMul", "first", "S(1)"), ("Relu", "first", "S(1)"), ("MatMul", "second", "P")]
+    assert list(found.values()) == [wanted] * 2
+
+
+def check_tape_of_a_pipeline(client: Client, *, ops: bool) -> None:
+    """Run two stages of two layers on two micro-batches, and look at each row's region, stage and micro-batch."""
+    net = mlp_net(layers=4)
+    step = ff.pipeline(
+        net.loss, net.params, stages=[("layer0", "layer1"), ("layer2", "layer3")], micro_batches=2
+    )
+    with ff.trace(client, ops=ops) as run:
+        step(net.batch(6)).compute()
+    found = ff.tape(run)
+    each = {(stage, i) for stage in (0, 1) for i in (0, 1)}
+    if ops:
+        sessions = [row for row in found if row.op.endswith("nodes")]
+        assert {(r.stage, r.micro_batch) for r in sessions} == each
+        layers = {(r.stage, layer) for r in sessions for layer in re.findall(r"layer\d", r.region)}
+        assert layers == {(0, "layer0"), (0, "layer1"), (1, "layer2"), (1, "layer3")}
+        return
+    rows = [row for row in found if row.op in ("forward", "backward")]
+    for op in ("forward", "backward"):
+        assert sorted((r.stage, r.micro_batch) for r in rows if r.op == op) == sorted(each)
+    assert {(r.stage, r.worker) for r in rows} == set(enumerate(sorted(run.trace.workers)))
+    regions = {(r.op, r.stage): r.region for r in rows}
+    assert regions["forward", 0] == "layer0; layer1"
+    assert regions["backward", 0] == "layer1 backward; layer0 backward"
+
+
+def test_the_tape_of_a_pipeline_has_stages_and_micro_batches(client: Client) -> None:
+    check_tape_of_a_pipeline(client, ops=False)
+
+
+def test_the_tape_of_a_graph_in_one_piece_has_its_regions(client: Client) -> None:
+    with ff.signal("scores"):
+        y = ff.nn.softmax(ff.argument("x", ("N", 6)))
+    with ff.trace(client) as run:
+        y.compute({"x": X})
+    assert [(row.region, row.stage, row.nbytes) for row in ff.tape(run) if "softmax" in row.op] == [
+        ("scores", None, X.nbytes)
+    ]
+
+
+def test_a_tape_is_there_when_the_block_has_ended(client: Client) -> None:
+    with ff.trace(client) as run, pytest.raises(ConfigError, match="when the block has ended"):
+        ff.tape(run)
+
+
+@pytest.mark.cluster
+def test_processes_have_tapes_of_their_own() -> None:
+    with running(2, kind=ff.LocalCluster) as client:
+        y = ff.from_onnx(MLP)(X, batch=5)
+        with ff.trace(client, ops=True) as t:
+            y.compute()
+    assert len(t.trace.tasks) == 8
+    assert {s.key for s in t.trace.of("op")} == {k.key for k in t.trace.tasks}
+    assert {s.worker for s in t.trace.of("op")} == {s.worker for s in t.trace.of("compute")}
+
+
+@pytest.mark.cluster
+def test_processes_tell_regions_stages_and_micro_batches() -> None:
+    with running(2, kind=ff.LocalCluster) as client:
+        check_tape_of_a_pipeline(client, ops=False)
+        check_tape_of_a_pipeline(client, ops=True)
+        y = column_row()({"x": np.ones((8, 16))})["y"]
+        with ff.trace(client, ops=True) as run:
+            y.compute()
+    found = {(r.op, r.region, r.placement) for r in ff.tape(run)}
+    assert found >= {("MatMul", "first", "S(1)"), ("MatMul", "second", "P"), ("spmd-output", "second", "R")}

@@ -1,0 +1,155 @@
+"""Jobs that can never do any work, on a real SLURM: the reason is shown, in SLURM's words and the job's.
+
+Stock dask-jobqueue asks for them once, or again and again, without a message: tasks wait for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.observe.top import look
+from dask_ferro.slurm import pool
+from tests.on_slurm.tools import Site, queue
+from tests.on_slurm.tools import closing as closing_sites
+from tests.waiting import BOUND_S, until
+
+# A client warns in its own thread, where an error would be a log.
+pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default:dask_ferro. pool:UserWarning")]
+
+# Seconds within which a broken script is reported: three jobs one after the other, and their start.
+SOON = 15.0
+
+
+@pytest.fixture
+def broken(slurm: Path, tmp_path: Path) -> Iterator[Callable[..., Site]]:
+    """Makes clusters whose jobs end at once, until the file `mended` is there."""
+    script = f"[ -e {tmp_path}/mended ] || {{ echo 'module: no such thing <4>' >&2; exit 1; }}"
+    yield from closing_sites(partial(Site, tmp_path, job_script_prologue=[script]))
+
+
+def events(site: Site) -> list[dict[str, Any]]:
+    """What was published of pools that closed."""
+    found = site.client.get_events("ferro")
+    return [message for _, message in found if message["action"] == "pool-closed"]
+
+
+def test_who_waits_is_told_the_jobs_last_lines_and_everybody_is_told_once(broken, caplog, tmp_path):
+    site = broken()
+    with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.WARNING):
+        warnings.simplefilter("always")
+        site.cluster.scale(2)
+        with pytest.raises(ff.ConfigError) as raised:
+            site.cluster.wait_for_workers(2)
+        until(lambda: [w for w in warned if "is closed" in str(w.message)], "the client's warning")
+    (event,) = events(site)
+    assert event["log"].startswith(str(tmp_path / "logs"))
+    assert list(event["lines"]) == ["module: no such thing <4>"]
+    logged = [record.message for record in caplog.records if "is closed" in record.message]
+    said = [str(warning.message) for warning in warned if "is closed" in str(warning.message)]
+    assert (len(logged), len(said)) == (1, 1)
+    with pytest.raises(ff.ConfigError) as again:  # a client waits where its cluster does
+        site.client.wait_for_workers(1)
+    clock = time.strftime("until %H:%M:%S", time.localtime(event["until"]))
+    for text in (str(raised.value), str(again.value), logged[0], said[0]):
+        assert "jobs ended before a worker came; the last, job" in text
+        assert "FAILED (NonZeroExitCode)" in text
+        assert event["log"] in text
+        assert "\n    module: no such thing <4>" in text
+        assert clock in text
+
+
+@pytest.mark.parametrize(
+    ("options", "address", "error"),
+    [
+        pytest.param({"interface": "ib9"}, "", "has the error \"ValueError: 'ib9' is not a valid", id="no interface"),
+        pytest.param({}, "tcp://127.0.0.1:9", "finds no scheduler at {}: it refuses connections", id="it refuses"),
+        pytest.param({}, "silent", "finds no scheduler at {}: it does not answer within 9 s", id="it says nothing"),
+    ],
+)  # fmt: skip
+def test_who_never_reaches_the_scheduler_is_told_with_node_address_network_and_line(
+    site, options, address, error
+):
+    """It was "Nanny failed to start", or that it timed out, after two minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = address.replace("silent", f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        scheduler = {
+            "dashboard_address": "127.0.0.1:0",
+            "interface": "lo",
+            "contact_address": address or None,
+        }
+        s = site(**options, death_timeout=10, scheduler_options=scheduler)
+
+        def staff() -> None:
+            s.cluster.scale(3)
+            s.cluster.wait_for_workers(3, timeout=BOUND_S)
+
+        with pytest.raises(ff.ConfigError) as raised:
+            staff()
+    text, network = str(raised.value), options.get("interface", "lo")
+    assert re.search(
+        rf" on c\d, whose workers connect to {address or 'tcp:'}\S* by interface {network}; its log ", text
+    )
+    assert error.format(address) in text
+
+
+def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited(broken, monkeypatch, tmp_path):
+    monkeypatch.setattr(pool, "_CLOSED", 2.0)
+    site = broken()
+    site.cluster.adapt(minimum=0, maximum=2, interval=0.3)
+    future = site.client.submit(abs, -7)
+    until(lambda: events(site), "the pool to close", seconds=SOON)
+
+    def shown() -> str:
+        found = site.client.run_on_scheduler(look)["overview"]["findings"]
+        return "".join(f"{one['sentence']}\n{one['output']}" for one in found if one["what"] == "pool")
+
+    told = until(lambda: "closed until" in shown() and shown(), "the overview to name it", seen=shown)
+    assert "pool default is closed until" in told
+    assert "module: no such thing <4>" in told
+    assert not future.done()
+    (tmp_path / "mended").touch()
+    assert future.result(timeout=60) == 7
+    assert not site.cluster.pools()[0].closed
+    until(lambda: not shown(), "the overview to name it no more")
+
+
+def test_tasks_fail_with_the_reason_where_that_is_wanted(broken):
+    site = broken()
+    site.cluster.adapt(minimum=0, maximum=2, interval=0.3, fail_unrunnable=True)
+    first = site.client.map(abs, range(3))
+    total = site.client.submit(sum, first)
+    error = total.exception(timeout=SOON)
+    assert isinstance(error, ff.ConfigError)
+    assert "no worker is there, and none can be had for now; default is closed until" in str(error)
+    assert "module: no such thing <4>" in str(error)
+    assert [future.status for future in first] == ["error"] * 3
+
+
+def test_tasks_fail_whose_only_pool_is_broken_while_others_run(site):
+    pools = {"gpu": {"worker_extra_args": ["--resources", "GPU=1"], "job_script_prologue": ["exit 9"]}}
+    s = site(pools=pools)
+    s.cluster.adapt(minimum=0, maximum=2, interval=0.3, fail_unrunnable=True)
+    doomed = s.client.submit(abs, -1, resources={"GPU": 1})
+    assert s.client.submit(abs, -2).result(timeout=60) == 2
+    error = str(doomed.exception(timeout=60))
+    assert "no worker has the resources GPU: 1, and none can be had now; gpu is closed until" in error
+
+
+def test_what_slurm_would_never_start_is_withdrawn_with_its_reason(site):
+    """Stock, and SLURM itself: accepted, and pending for ever.  By default that takes half a minute."""
+    s = site(queue="short", walltime="05:00:00", patience={"stuck": 1})
+    s.cluster.adapt(minimum=2, maximum=2, interval=0.3)
+    with pytest.raises(ff.ConfigError, match=r"2 workers cannot come for now: .*PartitionTimeLimit"):
+        s.client.wait_for_workers(2, timeout=BOUND_S)
+    until(lambda: queue(s.cluster) == {}, "the jobs that SLURM had accepted to be taken back")

@@ -1,1 +1,0 @@
-"""Tests of bundles on a cluster."""
