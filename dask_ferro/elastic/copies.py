@@ -29,8 +29,8 @@ from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro import config
+from dask_ferro.elastic.evacuation import free_bytes
 from dask_ferro.elastic.recompute import Recompute
-from dask_ferro.elastic.worker_memory import free_bytes
 from dask_ferro.lower.replicas import ReplicaRule, put_rule, remove_rule
 from dask_ferro.scheduler.upstream import nbytes_of
 

@@ -15,16 +15,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, cast
 
+import dask
 from dask.typing import Key
 from distributed import Scheduler, Status
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.elastic.recompute import Recompute
-from dask_ferro.elastic.worker_memory import free_bytes, spilling_bytes
 from dask_ferro.policy.scaling.evacuation import spread
 from dask_ferro.scheduler import upstream
-from dask_ferro.scheduler.upstream import nbytes_of
+from dask_ferro.scheduler.upstream import metrics_of, nbytes_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,10 @@ _EACH = 64 * 2**20
 _LEAST = 64 * 2**10
 # A receiver is passed over when a result has not come after this time and that of its fetches at the slowest rate.
 _SILENCE, _SLOWEST = 10.0, 20e6
+# Dask's default for the share of memory from which a worker spills.
+_TARGET = 0.6
+# For a worker without a memory limit: a petabyte, so that shares of it can still be compared.
+_ENDLESS = 2**50
 
 
 class ResultTransfer(NamedTuple):
@@ -158,3 +162,25 @@ def _stays(ws: WorkerState, left: set[WorkerState]) -> bool:
 def is_clear(worker: WorkerState, left: set[WorkerState]) -> bool:
     """Return whether a retiring worker has no tasks and no unique data."""
     return not worker.processing and not worker.actors and next(unheld([worker], left), None) is None
+
+
+def free_bytes(worker: WorkerState) -> int:
+    """Return the bytes that a worker can take before it spills: its limit's `target` share, less its use.
+
+    Its use is the data in memory and other memory that has been in use for a while (Dask's "optimistic" memory).
+    """
+    if not worker.memory_limit:
+        return _ENDLESS
+    used = worker.memory.optimistic if "memory" in metrics_of(worker) else worker.nbytes
+    target = dask.config.get("distributed.worker.memory.target") or _TARGET
+    return max(int(target * worker.memory_limit) - used, 0)
+
+
+def spilling_bytes(worker: WorkerState) -> int:
+    """Return the bytes that a worker can take if it spills: its limit less all its data, including that on disk.
+
+    Sizes on disk are about those in memory.  A worker that does not spill can take no more than `free_bytes`.
+    """
+    if not worker.memory_limit or not dask.config.get("distributed.worker.memory.target"):
+        return free_bytes(worker)
+    return max(worker.memory_limit - worker.nbytes, free_bytes(worker))

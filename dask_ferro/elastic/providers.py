@@ -76,7 +76,8 @@ def pools_of(cluster: Any) -> Pools:
     """
     if all(hasattr(cluster, name) for name in ("pools", "reconcile", "request", "release", "wait_submitted")):
         return cluster  # type: ignore[no-any-return]
-    if upstream_deploy.has_specification(cluster):
+    # A `SpecCluster` without a kind of worker cannot get any jobs.
+    if getattr(cluster, "new_spec", None) and hasattr(cluster, "worker_spec"):
         return SpecPools(cluster)
     raise ConfigError(
         f"ff.Elastic: got {type(cluster).__name__}, which cannot start workers by itself; wanted a LocalCluster, "
@@ -118,8 +119,8 @@ class SpecPools:
 
     def pools(self) -> tuple[Pool, ...]:
         """Return the pool, with its measured start-up."""
-        options = upstream_deploy.options_of_a_job(self.cluster)
-        processes = upstream_deploy.workers_of_a_job(self.cluster)
+        options = self.cluster.new_spec.get("options", {})
+        processes = len(self.cluster.new_spec.get("group", ("",)))
         lifetime = math.inf
         if (job := self._batch_job()) is not None:
             # Imported here, since dask-jobqueue is an extra, and other clusters have pools too.
@@ -174,7 +175,7 @@ class SpecPools:
         now = time()
         connected = upstream_deploy.names_of(self.cluster)
         found = {}
-        for order, (name, spec) in enumerate(upstream_deploy.wanted(self.cluster).items()):
+        for order, (name, spec) in enumerate(self.cluster.worker_spec.items()):
             workers = tuple(f"{name}{suffix}" for suffix in spec.get("group", ("",)))
             job = self._known.setdefault(name, _SpecJob())
             self._look(job, sum(worker in connected for worker in workers), len(workers), now)
@@ -185,14 +186,14 @@ class SpecPools:
         """Add jobs to the specification."""
         for _ in range(count):
             for name, spec in upstream_deploy.next_spec(self.cluster).items():
-                upstream_deploy.wanted(self.cluster)[name] = spec
+                self.cluster.worker_spec[name] = spec
                 self._known[name] = _SpecJob(time())
         self._correcting = asyncio.ensure_future(self._correct())
 
     async def release(self, names: Iterable[str]) -> None:
         """Remove jobs from the specification, and wait until they are closed."""
         wanted = set(names)
-        going = [name for name in upstream_deploy.wanted(self.cluster) if str(name) in wanted]
+        going = [name for name in self.cluster.worker_spec if str(name) in wanted]
         for name in going:
             self._known.setdefault(name, _SpecJob()).is_leaving = True
         try:
@@ -226,18 +227,18 @@ class SpecPools:
             self._trouble, self._troubles = f"{type(error).__name__}: {error}", self._troubles + 1
             self._closed_until = time() + min(_BACK_OFF * 2.0**self._troubles, _MOST_BACK_OFF)
             logger.warning("dask_ferro: a job could not be started: %s", self._trouble)
-            for name in [n for n in upstream_deploy.wanted(self.cluster) if self._failed(n)]:
-                upstream_deploy.started(self.cluster).pop(name, None)
+            for name in [n for n in self.cluster.worker_spec if self._failed(n)]:
+                self.cluster.workers.pop(name, None)
                 self._drop(name)
 
     def _failed(self, name: object) -> bool:
         """Return whether a requested job did not start: dask-jobqueue leaves it in its first status."""
-        job = upstream_deploy.started(self.cluster).get(name)
+        job = self.cluster.workers.get(name)
         return job is None or getattr(job, "status", None) in (Status.created, Status.failed)
 
     async def _closed(self, name: object) -> None:
         """Wait for a worker that the scheduler told to close; closing its nanny before that would kill it."""
-        worker: Any = upstream_deploy.started(self.cluster).get(name)
+        worker: Any = self.cluster.workers.get(name)
         connected = upstream_deploy.names_of(self.cluster)
         if str(name) not in connected and hasattr(worker, "finished"):
             with suppress(TimeoutError):
@@ -263,13 +264,13 @@ class SpecPools:
         if job.state == RUNNING or known.is_leaving:
             return False
         if not self._is_batch:
-            status = getattr(upstream_deploy.started(self.cluster).get(name), "status", None)
+            status = getattr(self.cluster.workers.get(name), "status", None)
             return status in (Status.closed, Status.closing, Status.failed)
         return known.seen_at is not None and now - known.seen_at > _LOST
 
     def _drop(self, name: object) -> None:
         """Remove a job from the specification."""
-        upstream_deploy.wanted(self.cluster).pop(name, None)
+        self.cluster.worker_spec.pop(name, None)
         self._known.pop(name, None)
 
 

@@ -31,8 +31,7 @@ from distributed import Scheduler, Status
 from distributed.metrics import monotonic
 from distributed.scheduler import WorkerState
 
-from dask_ferro.elastic.evacuation import Moving, is_clear, unheld
-from dask_ferro.elastic.worker_memory import free_bytes
+from dask_ferro.elastic.evacuation import Moving, free_bytes, is_clear, unheld
 from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.events import TOPIC
 from dask_ferro.scheduler.scheduler_calls import NOTHING

@@ -28,9 +28,9 @@ from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.elastic.blame import Blame
 from dask_ferro.elastic.copies import Copies
+from dask_ferro.elastic.evacuation import free_bytes
 from dask_ferro.elastic.remaining_work import Demands, names_a_gpu
 from dask_ferro.elastic.retirement import Leaving
-from dask_ferro.elastic.worker_memory import free_bytes
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.events import EndTold
 from dask_ferro.scheduler import upstream

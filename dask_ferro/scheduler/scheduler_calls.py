@@ -13,7 +13,7 @@ class WorkerRow(TypedDict):
     """The facts of a worker.
 
     `idle_for` is 0 while it has a task, `paused_for` while it accepts tasks; `unique` are the bytes of results that
-    no other worker holds, `free` is from `worker_memory.free_bytes`; `ends_in` is None if unknown.
+    no other worker holds, `free` is from `evacuation.free_bytes`; `ends_in` is None if unknown.
     """
 
     name: object

@@ -1,26 +1,15 @@
-"""Access to private or undocumented names of Dask's clusters.
-
-A job of a cluster is an entry of its specification: one worker, or a group of them.
-"""
+"""Access to private or undocumented names of Dask's clusters."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Awaitable, Mapping
+from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
 from distributed import Adaptive, SpecCluster
-
-
-class JobSpec(TypedDict, total=False):
-    """A job in a cluster's specification: its class, its keywords, and the suffixes of its workers' names."""
-
-    cls: type
-    options: dict[str, object]
-    group: Sequence[str]
 
 
 class Adapting(Adaptive):  # type: ignore[misc]
@@ -94,38 +83,9 @@ def forget_adapting(cluster: object) -> None:
     vars(cluster).pop("_adaptive_options", None)
 
 
-# -- the specification ---------------------------------------------------------------------------------------
-
-
-def has_specification(cluster: object) -> bool:
-    """Return whether a cluster starts its workers from a specification."""
-    # A `SpecCluster` without a kind of worker cannot get any jobs.
-    return bool(getattr(cluster, "new_spec", None)) and hasattr(cluster, "worker_spec")
-
-
-def options_of_a_job(cluster: SpecCluster) -> Mapping[str, Any]:
-    """Return the keywords of a job's class."""
-    return cluster.new_spec.get("options", {})
-
-
-def workers_of_a_job(cluster: SpecCluster) -> int:
-    """Return the number of workers of a job."""
-    return len(cluster.new_spec.get("group", ("",)))
-
-
-def wanted(cluster: SpecCluster) -> dict[object, JobSpec]:
-    """Return the specifications of the wanted jobs, by name: the cluster's own dictionary, which may be changed."""
-    return cluster.worker_spec
-
-
-def started(cluster: SpecCluster) -> dict[object, object]:
-    """Return the started jobs, by name: the cluster's own dictionary, which may be changed."""
-    return cluster.workers
-
-
-def next_spec(cluster: SpecCluster) -> dict[object, JobSpec]:
+def next_spec(cluster: SpecCluster) -> dict[object, dict[str, Any]]:
     """Return the specification of the next job, under an unused name."""
-    spec: dict[object, JobSpec] = cluster.new_worker_spec()
+    spec: dict[object, dict[str, Any]] = cluster.new_worker_spec()
     cluster._i += 1
     return spec
 

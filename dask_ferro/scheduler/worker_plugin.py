@@ -84,14 +84,14 @@ class FerroWorker(WorkerPlugin):
         except ConfigError as error:  # the site has to correct it, but no worker ends for it
             logger.error("dask_ferro on %s: %s", worker.address, error)
         report = Report(self.device, cast("Measured | None", worker.plugins.get(DEVICE)))
-        upstream_worker.publish(worker, METRIC, report)
+        worker.metrics[METRIC] = report
         if self.sends is not None:
             report.stock_sends = upstream_worker.put_sends(worker, self.sends)
         report.measure()
 
     def teardown(self, worker: Worker) -> None:
         """Undo `setup`."""
-        report = upstream_worker.unpublish(worker, METRIC)
+        report = worker.metrics.pop(METRIC, None)
         if isinstance(report, Report):
             report.close()
             if report.stock_sends is not None:
@@ -211,7 +211,7 @@ class Report:
 
     def _transfers(self, worker: Worker) -> list[tuple[str, int, float]]:
         """Return the newest transfers, oldest first, as (source, bytes, seconds)."""
-        log = upstream_worker.transfers(worker)
+        log = worker.transfer_incoming_log
         new = list(takewhile(lambda entry: entry is not self._last, reversed(log)))
         self._last = log[-1] if log else None
         here = _host(upstream_worker.address_of(worker))

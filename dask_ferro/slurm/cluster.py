@@ -38,7 +38,6 @@ from dask_ferro.slurm.cluster_options import (
     checked_name,
     section_of,
 )
-from dask_ferro.slurm.connections import tell_over
 from dask_ferro.slurm.job_book import JobBook
 from dask_ferro.slurm.job_lifecycle import BatchJob, JobState, Patience
 from dask_ferro.slurm.job_pools import PAUSE, ClusterPools, JobPools
@@ -56,6 +55,8 @@ logger = logging.getLogger(__name__)
 _PLUGIN = "dask_ferro.scheduler.preload"
 # Seconds at the end for the last submission to be answered, and for the jobs to be gone.  The watchdog does the rest.
 _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
+# Seconds for the scheduler to note that the cluster ends.
+_OVER_TOLD = 1.0
 # Seconds for reading the queue; a later answer is processed when it arrives.
 _LOOK = 1.0
 # Seconds between two checks whether a pool has closed, for callers that wait for workers.
@@ -426,7 +427,12 @@ class SLURMCluster(ElasticCluster):
             await asyncio.wait({self._looking})
         landed = await self._submission.close(_LAST_SUBMISSION)
         await self._pools.close()
-        await tell_over(self)
+        # Cancelled jobs end at once then, since nobody needs the data of their workers any more.
+        try:
+            async with asyncio.timeout(_OVER_TOLD):
+                await upstream_deploy.scheduler_rpc(self).ferro_over()
+        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: they end all the same
+            logger.debug("dask_ferro: the scheduler was not told that the cluster ends: %r", error)
         there = {job.job_id for job in self._book.jobs.values() if job.job_id}
         gone = not self._submission.had_jobs or await self._cancellation.all_gone(there, _LAST_JOBS)
         await self._cancellation.close()

@@ -26,8 +26,8 @@ from distributed.metrics import time
 from dask_ferro.elastic.report import is_shut, told_closed
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import Pool
+from dask_ferro.scheduler import upstream_deploy
 from dask_ferro.scheduler.events import CLOSED, POOL, TOPIC
-from dask_ferro.slurm.connections import publish
 from dask_ferro.slurm.job_lifecycle import BatchJob
 from dask_ferro.slurm.keywords import WHO
 from dask_ferro.slurm.logs import last_output
@@ -180,8 +180,9 @@ class JobPools:
             logger.warning("%s", text)
         try:
             async with asyncio.timeout(_PUBLISHING):
-                await publish(self._cluster, TOPIC, event)
+                await upstream_deploy.scheduler_rpc(self._cluster).log_event(topic=TOPIC, msg=event)
                 if warning:
-                    await publish(self._cluster, "warn", text)  # each client warns, however it is connected
+                    # Each client warns, however it is connected.
+                    await upstream_deploy.scheduler_rpc(self._cluster).log_event(topic="warn", msg=text)
         except Exception as error:  # noqa: BLE001 - it was logged; the scheduler may be going
             logger.info("dask_ferro: the clients were not told: %r", error)

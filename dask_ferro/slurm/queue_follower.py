@@ -17,7 +17,6 @@ from distributed.metrics import time
 from dask_ferro.scheduler import upstream_deploy
 from dask_ferro.slurm.cancel_queue import Cancellation
 from dask_ferro.slurm.commands import Refused
-from dask_ferro.slurm.connections import unblame
 from dask_ferro.slurm.job_book import JobBook
 from dask_ferro.slurm.job_lifecycle import BatchJob, Ending, JobState, Patience
 from dask_ferro.slurm.job_pools import JobPools
@@ -66,7 +65,14 @@ class QueueFollower:
         if not self.submission.in_flight and calls == self.submission.calls:
             self._look_after_strays(rows)
         if blameless:
-            await unblame(self.cluster, blameless)
+            await self._unblame(blameless)
+
+    async def _unblame(self, workers: list[str]) -> None:
+        """Keep tasks from being blamed for the death of workers that died with their job."""
+        try:
+            await upstream_deploy.scheduler_rpc(self.cluster).ferro_unblame(names=workers)
+        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: nothing is taken back
+            logger.debug("dask_ferro: tasks are blamed for a job that was ended: %r", error)
 
     def _follow(
         self,

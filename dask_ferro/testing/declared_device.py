@@ -66,8 +66,8 @@ class DeclaredDevice(WorkerPlugin):
         """Register the metrics that Dask reports of a GPU."""
         if self.device != "cpu":
             registered = {"memory-total": self.total, "name": self.model}
-            upstream_worker.declare(worker, "gpu", lambda worker: registered)
-            upstream_worker.publish(worker, "gpu", self._used)
+            worker.startup_information["gpu"] = lambda worker: registered
+            worker.metrics["gpu"] = self._used
 
     def _used(self, worker: Worker) -> dict[str, Any]:
         return {"utilization": 0, "memory-used": self.memory(worker)["used"]}

@@ -15,10 +15,10 @@ from tests.clusters import tuned
 WORKFLOW = {
     "name": "two",
     "workflow": {
-        "tasks": [
-            {"name": "first_1", "id": "1", "runtimeInSeconds": 2.0, "parents": [], "children": ["second_2"]},
-            {"name": "second_2", "id": "2", "runtimeInSeconds": 3.0, "parents": ["first_1"], "children": []},
-        ]
+        "specification": {
+            "tasks": [{"name": "first_1", "id": "1", "children": ["2"]}, {"name": "second_2", "id": "2"}]
+        },
+        "execution": {"tasks": [{"id": "1", "runtimeInSeconds": 2.0}, {"id": "2", "runtimeInSeconds": 3.0}]},
     },
 }
 
