@@ -66,7 +66,7 @@ class SchedulerLook(TypedDict):
     `ferro` is whether the plugin is installed, `stealing` its policy; `tasks` are counts by state; `ops` are prefixes
     being processed, the most frequent first, as [name, tasks]; `steals` are the plugin's counts; `waits` are
     sentences about tasks that wait although a worker is idle, the longest first; `elastic` is the newest decision of
-    the controller; `overview` is what the dashboard's first page shows (`summary.Overview`).
+    the controller; `overview` is what the dashboard's first page shows (`overview.summary.Overview`).
     """
 
     address: str
