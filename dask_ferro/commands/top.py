@@ -1,4 +1,4 @@
-"""`dask ferro top`: the state of a scheduler, on the whole terminal until it is stopped, or printed once.
+"""`dask ferro top`: the state of a scheduler, on the whole terminal until the user quits, or printed once.
 
 The input is a snapshot of a scheduler (`observe.top.look`).  On a narrow terminal the last columns are
 omitted; 80 columns hold the first ten.  Names come from users: characters that do not print are replaced.  After a lost

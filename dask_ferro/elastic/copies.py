@@ -2,8 +2,8 @@
 
 Batch systems may end preemptible jobs at once, without time to save anything.  While the controller reports such jobs,
 a memory manager with this policy alone runs each second.  A result that only workers of such jobs hold, and that takes
-longer to compute again than to copy, is replicated: on a safe worker, or, while a single job holds it, on a worker of
-another job, if possible on another host.  Dask's manager chooses the emptiest of these.  Results that save most
+twice as long to compute again as to copy, is replicated: on a safe worker, or, while a single job holds it, on a worker
+of another job, if possible on another host.  Dask's manager chooses the emptiest of these.  Results that save most
 seconds per byte come first.  A result is considered at the run after the one that first sees it: most intermediate
 results are gone by then.
 
@@ -246,7 +246,7 @@ def droppable(jobs: Mapping[W, str], is_worth: Callable[[], bool], is_short: Cal
 
 
 def _is_worth(ts: TaskState, again: Recompute) -> bool:
-    """Return whether a result costs more to compute again than to copy."""
+    """Return whether a result costs enough more to compute again than to copy."""
     return again.seconds(ts) > _WORTH * (_MESSAGE + nbytes_of(ts) / _BANDWIDTH)
 
 

@@ -211,7 +211,7 @@ class Roster(Part):
         seconds : float, optional
             Seconds for which running tasks may continue; then they start over elsewhere.  None: until they are done.
         must : bool
-            Whether their job ends in any case (its walltime, a preemption): then they leave without a
+            Whether their job ends in any case (its walltime, a preemption, a drained node): then they leave without a
             check, tasks that will not finish within `seconds` start over elsewhere at once, and as much of their data
             as fits is moved, even if receivers spill.  If data remains, or there is an actor, they are not removed
             and take no tasks, until they are asked to leave again or `ferro_ends` postpones their end.

@@ -1,6 +1,6 @@
 """A job as reported by its site: the value that clusters pass to the controller, and to what reports on pools.
 
-The module is below all folders of the runtime: batch systems make the value, and the controller reads it.
+Batch systems make the value, and the controller reads it.
 """
 
 from __future__ import annotations

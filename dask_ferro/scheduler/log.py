@@ -139,7 +139,7 @@ class Log:
     moves : Ring of Settled
         Requests with a known outcome.
     stolen : Ring of Arrived
-        Stolen tasks that are done, as many.
+        Stolen tasks that are done, as many as finished ones.
     loads : Ring of Sample
         About one a second.
     decisions, departures : Ring of mapping

@@ -100,7 +100,7 @@ class Scheduling(Part):
         await stealing.start()
         events.start()
         prometheus.register()
-        # Imported here: `views` is above the runtime, and a process without a scheduler has no pages.
+        # Imported here: `views` is above this room, and a process without a scheduler has no pages.
         from dask_ferro.views.pages import put_on
 
         self._take_pages_off = put_on(scheduler, stealing)

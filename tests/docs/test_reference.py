@@ -11,7 +11,7 @@ from tests.pages import ROOT
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 # By the package; by its place where a module of the package has the name, or griffe does not follow a star.
 _NAME = re.compile(
-    r"^::: dask_ferro\.(?:graph\.tensor\.namespace\.|runtime\.telemetry\.tracing\.(?=trace$))?(\w+)$",
+    r"^::: dask_ferro\.(?:graph\.tensor\.namespace\.|(?:\w+\.)+tracing\.(?=trace$))?(\w+)$",
     re.MULTILINE,
 )
 NAMED = {name for page in REFERENCE for name in _NAME.findall(page.read_text(encoding="utf-8"))}
