@@ -105,7 +105,7 @@ def _gained(facts: ClusterFacts) -> str:
     moved = int(facts.counts.get("confirmed", 0))
     if not moved:
         return ""
-    worked, moving = (facts.counts.get(f"seconds {what}", 0.0) for what in ("worked", "moving"))
+    worked, moving = (facts.counts.get(f"seconds_{what}", 0.0) for what in ("worked", "moving"))
     return (
         f"stealing moved {many(moved, 'task')} to workers that ran out of work: they did {duration(worked)} of work"
         f" there (measured), and moving took {duration(moving)} (projected)"

@@ -63,7 +63,7 @@ class SchedulerLook(TypedDict):
 
     `ferro` is whether the plugin is installed, `stealing` its policy; `tasks` are counts by state; `ops` are prefixes
     being processed, the most frequent first, as [name, tasks]; `steals` are the plugin's counts; `elastic` is the
-    newest decision of the controller; `overview` is the first page of the dashboard (`overview.summary.Overview`).
+    newest decision of the controller; `overview` is the first page of the dashboard (`summary.Overview`).
     """
 
     address: str

@@ -420,7 +420,7 @@ def test_health_and_what_is_done(facts: ClusterFacts, health: str, doing: tuple[
 
 def test_what_stealing_moved_is_told_as_measured_and_projected() -> None:
     told = overview(
-        seen(BUSY, counts={"confirmed": 39, "seconds worked": 4.13, "seconds moving": 0.2})
+        seen(BUSY, counts={"confirmed": 39, "seconds_worked": 4.13, "seconds_moving": 0.2})
     ).gained
     assert "39 tasks" in told
     assert "4.13 s of work there (measured), and moving took 200 ms (projected)" in told
