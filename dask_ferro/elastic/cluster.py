@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from itertools import product
 from numbers import Real
@@ -20,7 +20,7 @@ from distributed import Status
 
 from dask_ferro.elastic.controller import Elastic
 from dask_ferro.elastic.options import check_room, elastic_options
-from dask_ferro.elastic.site_jobs import SiteJob
+from dask_ferro.elastic.providers import Pools
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.scheduler import upstream_deploy
@@ -30,21 +30,8 @@ from dask_ferro.scheduler.upstream_jobqueue import JobCluster
 _LOOKED = 3.0
 
 
-class ElasticCluster(JobCluster):  # type: ignore[misc]
+class ElasticCluster(JobCluster, Pools):  # type: ignore[misc]
     """A dask-jobqueue cluster whose number of workers is kept by `ff.Elastic`."""
-
-    @property
-    def pools(self) -> Callable[[], Sequence[Pool]]:
-        """The kinds of jobs."""
-        raise NotImplementedError
-
-    async def reconcile(self) -> Sequence[SiteJob]:
-        """Return the jobs that are not over."""
-        raise NotImplementedError
-
-    async def release(self, names: Iterable[str]) -> None:
-        """End jobs."""
-        raise NotImplementedError
 
     def scale(  # type: ignore[override]
         self,
@@ -78,7 +65,7 @@ class ElasticCluster(JobCluster):  # type: ignore[misc]
         wanted = _amount("memory", memory)
         if self.status in (Status.closing, Status.closed, Status.failed):
             return super().scale(n, jobs, memory, cores)
-        pool = self.pools()[0]
+        pool = self.pools[0]
         count = jobs if n is None else max(jobs, math.ceil(n / pool.processes))
         if wanted is not None:
             count = max(count, math.ceil(wanted / max(pool.memory, 1)))
@@ -112,7 +99,7 @@ class ElasticCluster(JobCluster):  # type: ignore[misc]
 
     def _worker_shape(self) -> tuple[int, int]:
         """Return the threads and the bytes of one worker; Dask would return those of a job, from keywords only."""
-        pool = self.pools()[0]
+        pool = self.pools[0]
         return int(pool.threads) // int(pool.processes), int(pool.memory) // int(pool.processes)
 
     def adapt(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +114,7 @@ class ElasticCluster(JobCluster):  # type: ignore[misc]
         """
         if not args and issubclass(kwargs.setdefault("Adaptive", Elastic), Elastic):
             # Before the present controller is replaced.
-            _check(kwargs, self.pools())
+            _check(kwargs, self.pools)
         upstream_deploy.forget_adapting(self)
         adaptive = super().adapt(*args, **kwargs)
         if isinstance(adaptive, Elastic) and not (self.asynchronous or self.called_from_running_loop):
@@ -149,7 +136,7 @@ class ElasticCluster(JobCluster):  # type: ignore[misc]
             await adaptive.settle()
         except ConfigError:
             # The order is kept and is filled when a pool is resumed.
-            paused = any(pool.is_paused for pool in self.pools())
+            paused = any(pool.is_paused for pool in self.pools)
             # Existing jobs need a controller that follows them.
             if not paused and not await self.reconcile():
                 adaptive.stop(reason="the first step failed")

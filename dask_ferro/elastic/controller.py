@@ -157,7 +157,7 @@ class Elastic(upstream_deploy.Adapting):
             self._fails = settings.fail_unrunnable
             self.parameters = scale_parameters(settings, ordered)
             self._pools: Pools = pools_of(cluster)
-            check_room(settings, self._pools.pools())
+            check_room(settings, self._pools.pools)
         except ConfigError:
             upstream_deploy.forget_adapting(cluster)  # Dask would pass them to the next one too
             raise
@@ -213,10 +213,10 @@ class Elastic(upstream_deploy.Adapting):
         """
         await self.adapt()
         await self._submitted()
-        if not self.minimum or not any(kind.closed for kind in self._pools.pools()):
+        if not self.minimum or not any(kind.closed for kind in self._pools.pools):
             return
         await self._submitted()
-        jobs, kinds = await self._pools.reconcile(), self._pools.pools()
+        jobs, kinds = await self._pools.reconcile(), self._pools.pools
         if not jobs:
             raise ConfigError(f"no job can be had; {told_closed(kinds)}")
         missing = self.minimum - sum(len(job.workers) for job in jobs)
@@ -266,7 +266,7 @@ class Elastic(upstream_deploy.Adapting):
             self._registered = True
         ongoing = self._ongoing
         ongoing.released.clear()
-        seen, kinds = await self._pools.reconcile(), self._pools.pools()
+        seen, kinds = await self._pools.reconcile(), self._pools.pools
         preemptible = {kind.name for kind in kinds if kind.preemptible}
         ends: dict[str, float | None] = {}
         exposed: dict[str, str] = {}

@@ -32,7 +32,6 @@ from dask_ferro import config
 from dask_ferro.elastic.evacuation import free_bytes
 from dask_ferro.elastic.recompute import Recompute
 from dask_ferro.lower.replicas import ReplicaRule, put_rule, remove_rule
-from dask_ferro.scheduler.upstream import nbytes_of
 
 if TYPE_CHECKING:
     from distributed.active_memory_manager import SuggestionGenerator
@@ -135,12 +134,12 @@ class Copies(ActiveMemoryManagerPolicy):
         rooms = self._rooms()
         seats = {ws: self._seat(ws) for ws in rooms}
         for ts in sorted(worthy, key=again.rank):
-            able = {ws: seats[ws] for ws, room in rooms.items() if room >= nbytes_of(ts)}
+            able = {ws: seats[ws] for ws, room in rooms.items() if room >= ts.get_nbytes()}
             if candidates := receivers(able, map(self._seat, filter(_stays, ts.who_has or ()))):
                 to = yield Suggestion("replicate", ts, candidates)
                 if to is not None:
-                    self._coming[ts.key] = _CopyRequest(to, nbytes_of(ts), now)
-                    rooms[to] -= nbytes_of(ts)
+                    self._coming[ts.key] = _CopyRequest(to, ts.get_nbytes(), now)
+                    rooms[to] -= ts.get_nbytes()
 
     def _next(self) -> list[TaskState]:
         """Return the results of exposed workers to consider in this run."""
@@ -247,7 +246,7 @@ def droppable(jobs: Mapping[W, str], is_worth: Callable[[], bool], is_short: Cal
 
 def _is_worth(ts: TaskState, again: Recompute) -> bool:
     """Return whether a result costs enough more to compute again than to copy."""
-    return again.seconds(ts) > _WORTH * (_MESSAGE + nbytes_of(ts) / _BANDWIDTH)
+    return again.seconds(ts) > _WORTH * (_MESSAGE + ts.get_nbytes() / _BANDWIDTH)
 
 
 def _stays(ws: WorkerState) -> bool:

@@ -24,7 +24,7 @@ from distributed.scheduler import TaskState, WorkerState
 from dask_ferro.elastic.recompute import Recompute
 from dask_ferro.policy.scaling.evacuation import spread
 from dask_ferro.scheduler import upstream
-from dask_ferro.scheduler.upstream import metrics_of, nbytes_of
+from dask_ferro.scheduler.upstream import metrics_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,14 +79,14 @@ class Moving:
         alone = {ts.key: ts for ts in unheld(left, left)}
         self.moves = {key: move for key, move in self.moves.items() if key in alone and move.receiver in stay}
         rest = [ts for key, ts in alone.items() if key not in self.moves]
-        rest.sort(key=lambda ts: (-nbytes_of(ts), repr(ts.key)))  # the largest first, so that all may fit
+        rest.sort(key=lambda ts: (-ts.get_nbytes(), repr(ts.key)))  # the largest first, so that all may fit
         placed = self._spread(rest, stay.values(), free_bytes)
         if len(placed) < len(rest):
             if not partly:
                 return False
             rest.sort(key=Recompute(self.scheduler).rank)
             placed = self._spread(rest, stay.values(), spilling_bytes)
-        self.moves |= {key: ResultTransfer(to, nbytes_of(alone[key])) for key, to in placed.items()}
+        self.moves |= {key: ResultTransfer(to, alone[key].get_nbytes()) for key, to in placed.items()}
         if placed and bounded:
             again = Recompute(self.scheduler)
             self.moves = {
@@ -121,7 +121,7 @@ class Moving:
         free = {ws.address: room(ws) for ws in stay}
         for move in self.moves.values():
             free[move.receiver] -= move.nbytes
-        return cast(dict[Key, str], spread(((ts.key, nbytes_of(ts)) for ts in results), free))
+        return cast(dict[Key, str], spread(((ts.key, ts.get_nbytes()) for ts in results), free))
 
     def _coming(self) -> Counter[str]:
         """Return the bytes that each receiver was asked to fetch and does not have yet."""

@@ -44,7 +44,7 @@ def staffed(
         Jobs on their way out, and jobs whose retirement was refused a moment ago.
     """
     by_name = {str(worker["name"]): worker for worker in facts["workers"].values()}
-    kinds = pools.pools()
+    kinds = pools.pools
     gone, kept = set(leaving), set(held)
     rows: list[Job] = []
     of_pool: dict[str, list[WorkerRow]] = {}

@@ -42,10 +42,11 @@ _QUEUE_WAIT = 5.0
 
 
 class Pools(Protocol):
-    """The interface of a cluster for the controller; all methods are called on the cluster's event loop."""
+    """The interface of a cluster for the controller; all is called on the cluster's event loop."""
 
+    @property
     def pools(self) -> tuple[Pool, ...]:
-        """Return the kinds of jobs."""
+        """The kinds of jobs."""
 
     async def reconcile(self) -> tuple[SiteJob, ...]:
         """Return the requested jobs that are not over; forget the others."""
@@ -117,8 +118,9 @@ class SpecPools:
         self._troubles = 0
         self._closed_until = 0.0
 
+    @property
     def pools(self) -> tuple[Pool, ...]:
-        """Return the pool, with its measured start-up."""
+        """The pool, with its measured start-up."""
         options = self.cluster.new_spec.get("options", {})
         processes = len(self.cluster.new_spec.get("group", ("",)))
         lifetime = math.inf

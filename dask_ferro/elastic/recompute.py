@@ -12,7 +12,6 @@ from distributed import Scheduler
 from distributed.scheduler import TaskState
 
 from dask_ferro.scheduler.projected_seconds import Seconds
-from dask_ferro.scheduler.upstream import nbytes_of
 
 # The number of released tasks followed back: longer walks would block the scheduler.
 _FAR = 1000
@@ -50,5 +49,5 @@ class Recompute:
         The rule is that of the fractional knapsack: whenever the time is over, no other order would have saved more
         seconds in as many bytes, except for the last result.
         """
-        nbytes = max(nbytes_of(ts), 1)
+        nbytes = max(ts.get_nbytes(), 1)
         return -self.seconds(ts) / nbytes, nbytes

@@ -51,7 +51,7 @@ class Demands:
 
     def remaining(self) -> int:
         """Return the number of unfinished tasks."""
-        prefixes = upstream.prefixes(self.scheduler)
+        prefixes = self.scheduler.task_prefixes.values()
         return sum(
             prefix.states["waiting"] + sum(map(prefix.states.__getitem__, READY)) for prefix in prefixes
         )

@@ -35,7 +35,6 @@ from dask_ferro.elastic.evacuation import Moving, free_bytes, is_clear, unheld
 from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.events import TOPIC
 from dask_ferro.scheduler.scheduler_calls import NOTHING
-from dask_ferro.scheduler.upstream import nbytes_of
 from dask_ferro.words import few
 
 logger = logging.getLogger(__name__)
@@ -259,7 +258,7 @@ class Leaving:
             left = self._leavers()
             heaviest = max(
                 [d for d in free if not d.before] or free,
-                key=lambda d: sum(map(nbytes_of, unheld(d.workers.values(), left))),
+                key=lambda d: sum(ts.get_nbytes() for ts in unheld(d.workers.values(), left)),
             )
             self._stay(heaviest, self._no_room())
 
@@ -270,7 +269,7 @@ class Leaving:
                 left = ws.status == Status.closing_gracefully  # begun by another party
                 departure.before[address] = Status.running if left else ws.status
                 upstream.set_status(self.scheduler, ws, Status.closing_gracefully, self._next())
-            moves = {ts.key: nbytes_of(ts) for ts in unheld(departure.workers.values(), self._leavers())}
+            moves = {ts.key: ts.get_nbytes() for ts in unheld(departure.workers.values(), self._leavers())}
             self._tell("leave", departure, keys=len(moves), nbytes=sum(moves.values()))
 
     def _last_of(self, new: list[Departure]) -> Departure | None:
@@ -298,9 +297,7 @@ class Leaving:
         if tasks and not stay:
             return "nobody would stay to run their tasks"
         restricted = (ts for ts in tasks if upstream.is_restricted(ts) and not ts.loose_restrictions)
-        bound = [
-            ts.key for ts in restricted if stay.isdisjoint(upstream.allowed_workers(self.scheduler, ts) or ())
-        ]
+        bound = [ts.key for ts in restricted if stay.isdisjoint(self.scheduler.valid_workers(ts) or ())]
         return f"tasks may run nowhere else: {few(sorted(map(str, bound)))}" if bound else ""
 
     def _rest_of(self, departure: Departure) -> str:
@@ -366,7 +363,9 @@ class Leaving:
         held = set(chain.from_iterable((*ws.has_what, *ws.actors) for ws in departure.workers.values()))
         alone = {ts for ts in held if going.issuperset(ts.who_has or ())}
         for_good = sum(ts.run_spec is None or bool(ts.actor) for ts in alone)
-        departure.lost = Counter(results=len(alone), nbytes=sum(map(nbytes_of, alone)), for_good=for_good)
+        departure.lost = Counter(
+            results=len(alone), nbytes=sum(ts.get_nbytes() for ts in alone), for_good=for_good
+        )
 
     async def _see_off(self, departure: Departure) -> None:
         """Remove the workers of a request, if none has tasks or unique data, or if the request is given up."""

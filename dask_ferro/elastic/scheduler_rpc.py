@@ -37,7 +37,7 @@ from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.plugin import Part, put_on
 from dask_ferro.scheduler.scheduler_calls import NOTHING, DemandRow, LeaveAnswer, RosterAnswer, WorkerRow
 from dask_ferro.scheduler.stealing import stealing_of
-from dask_ferro.scheduler.upstream import metrics_of, nbytes_of
+from dask_ferro.scheduler.upstream import metrics_of
 from dask_ferro.scheduler.worker_plugin import METRIC
 
 logger = logging.getLogger(__name__)
@@ -302,7 +302,7 @@ class Roster(Part):
         found: dict[str, int] = {}
         for address, ws in self._here().workers.items():
             alone = (ts for ts in ws.has_what if len(ts.who_has or ()) == 1 and not ts.actor)
-            found[address] = sum(map(nbytes_of, alone))
+            found[address] = sum(ts.get_nbytes() for ts in alone)
         return found
 
     def _end(self, ws: WorkerState) -> float:

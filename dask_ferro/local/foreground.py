@@ -102,7 +102,7 @@ def scripts(**keywords: Any) -> dict[str, str]:
         # On a running event loop, Dask's clusters start when they are awaited; this one never is.
         cluster: Any = SLURMCluster(asynchronous=True, **keywords)
         try:
-            return {pool.name: cluster.job_script(pool.name) for pool in cluster.pools()}
+            return {pool.name: cluster.job_script(pool.name) for pool in cluster.pools}
         finally:
             await cluster.close()
 

@@ -101,7 +101,7 @@ def _counts(scheduler: Scheduler) -> tuple[Mapping[str, int], Mapping[str, int],
     """Return tasks by state, failed ones by prefix, the seconds of the rest, and a prefix that is not measured."""
     states: Counter[str] = Counter()
     failed, work, unmeasured = {}, 0.0, ""
-    for prefix in upstream.prefixes(scheduler):
+    for prefix in scheduler.task_prefixes.values():
         counts = prefix.states
         states.update({state: count for state, count in counts.items() if count})
         if erred := counts.get("erred", 0):

@@ -84,7 +84,7 @@ def look(dask_scheduler: Scheduler) -> SchedulerLook:
     elastic = cast(ScaleEvent, stealing.records.decisions.newest or {}) if stealing else {}
     states: Counter[str] = Counter()
     ops: Counter[str] = Counter()
-    for prefix in upstream.prefixes(dask_scheduler):
+    for prefix in dask_scheduler.task_prefixes.values():
         states.update({state: count for state, count in prefix.states.items() if count})
         ops[prefix.name] += prefix.states["processing"]
     moved: Counter[tuple[str, str]] = Counter()

@@ -36,7 +36,7 @@ from dask_ferro.lower.bundled.report import TOPIC
 from dask_ferro.lower.bundled.run import is_ours, is_pick
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.scheduler.plugin import Part
-from dask_ferro.scheduler.upstream import nbytes_of, prefer_no_worker, prefer_worker
+from dask_ferro.scheduler.upstream import prefer_no_worker, prefer_worker
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class BundleCosts(Part):
             holders = () if ts is None else tuple(ts.who_has or ())
             if ts is None or not holders:
                 return None
-            return HeldResult(nbytes_of(ts), tuple(ws.address for ws in holders))
+            return HeldResult(ts.get_nbytes(), tuple(ws.address for ws in holders))
 
         workers = scheduler.workers.copy().values()
         room = min((ws.memory_limit / ws.nthreads for ws in workers if ws.memory_limit), default=inf)

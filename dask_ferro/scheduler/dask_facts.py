@@ -19,7 +19,6 @@ from dask_ferro.policy.worker_load import Entry, WorkerLoad
 from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.annotations import wish_of
 from dask_ferro.scheduler.device_memory import Devices
-from dask_ferro.scheduler.upstream import nbytes_of
 
 # The most inputs of a task listed singly; more are summed up by their holders.
 _FEW_INPUTS = 8
@@ -116,7 +115,7 @@ class Shown:
         """Return the workers that a task must run on, and those that it prefers; None: any."""
         if not upstream.is_restricted(ts):
             return None, None
-        valid = upstream.allowed_workers(self.scheduler, ts)
+        valid = self.scheduler.valid_workers(ts)
         addresses = None if valid is None else frozenset(ws.address for ws in valid)
         return (None, addresses) if ts.loose_restrictions else (addresses, None)
 
@@ -125,14 +124,14 @@ class Shown:
         if len(ts.dependencies) > _FEW_INPUTS:
             held: Counter[frozenset[str]] = Counter()
             for dts in ts.dependencies:
-                held[frozenset(ws.address for ws in dts.who_has or ())] += nbytes_of(dts)
+                held[frozenset(ws.address for ws in dts.who_has or ())] += dts.get_nbytes()
             yield from (Replica(nbytes, where) for where, nbytes in held.items())
             return
         workers = self.scheduler.workers
         for dts in ts.dependencies:
             holders = {ws.address for ws in dts.who_has or ()}
             holders.update(a for a in fetching if a in workers and dts in workers[a].needs_what)
-            yield Replica(nbytes_of(dts), frozenset(holders))
+            yield Replica(dts.get_nbytes(), frozenset(holders))
 
     def unbound(self, entries: list[Entry]) -> list[Entry]:
         """Return the waiting tasks that are not restricted to a single worker; fast enough for thousands of tasks."""

@@ -22,7 +22,7 @@ from dask_ferro.policy.estimates import ResultSizes
 from dask_ferro.policy.events import DeviceTold, Event, MemoryTold, SpeedLearned
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.scheduler.annotations import wish_of
-from dask_ferro.scheduler.upstream import metrics_of, nbytes_of
+from dask_ferro.scheduler.upstream import metrics_of
 from dask_ferro.scheduler.worker_plugin import Heartbeat
 
 # The most readers of a result considered.
@@ -119,7 +119,7 @@ class Devices:
         told, ws = self._told.get(address), self._scheduler.workers.get(address)
         if told is None or ws is None:
             return 0
-        coming = sum(nbytes_of(dts) for dts in ws.needs_what)
+        coming = sum(dts.get_nbytes() for dts in ws.needs_what)
         return max(told.live + ws.nbytes - told.managed, 0) + coming
 
     # -- what a task takes ---------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Devices:
         known = self._known(ts)
         if known is not None:
             return known
-        return self.sizes.guess((nbytes_of(dts) for dts in ts.dependencies), self.ledger.least)
+        return self.sizes.guess((dts.get_nbytes() for dts in ts.dependencies), self.ledger.least)
 
     def headroom(self, ts: TaskState) -> int:
         """Return the projected device bytes of the largest result computed from a task's, less the bytes it frees.
@@ -151,4 +151,6 @@ class Devices:
 
 def freed_by(ts: TaskState) -> int:
     """Return the bytes of the inputs that are no longer needed once a task is done."""
-    return sum(nbytes_of(dts) for dts in ts.dependencies if len(dts.waiters or ()) == 1 and not dts.who_wants)
+    return sum(
+        dts.get_nbytes() for dts in ts.dependencies if len(dts.waiters or ()) == 1 and not dts.who_wants
+    )

@@ -37,7 +37,6 @@ from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.annotations import estimate_of, wish_of
 from dask_ferro.scheduler.settings import Settings
 from dask_ferro.scheduler.stealing import Stealing
-from dask_ferro.scheduler.upstream import nbytes_of
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +141,7 @@ class Placing:
         held: dict[str, int] = {}
         total = 0
         for dts in ts.dependencies:
-            nbytes = nbytes_of(dts)
+            nbytes = dts.get_nbytes()
             total += nbytes
             for ws in dts.who_has or ():
                 held[ws.address] = held.get(ws.address, 0) + nbytes
@@ -224,7 +223,7 @@ class Placing:
         return holder
 
     def _stays(self, ts: TaskState, holder: WorkerState, now: float) -> bool:
-        largest = max(nbytes_of(dts) for dts in ts.dependencies)
+        largest = max(dts.get_nbytes() for dts in ts.dependencies)
         return self.candidates.stays(holder.address, *self._seconds(ts), ts.priority, largest, now)
 
     def queued(self, first: Callable[[], TaskState], filled: WorkerState | None) -> WorkerState | None:

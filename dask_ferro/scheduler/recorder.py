@@ -21,7 +21,6 @@ from distributed.scheduler import TaskState
 
 from dask_ferro.policy.events import Arrived
 from dask_ferro.scheduler.log import Fetch, TaskRun
-from dask_ferro.scheduler.upstream import nbytes_of
 from dask_ferro.trace import ABOUT, About, Key, Span, Trace, TracedTask
 
 # A part of a worker's activity for a task: "action", "start", "stop", and the "source" of a transfer.
@@ -74,7 +73,7 @@ def _fetches(ts: TaskState, transfers: Iterable[_Entry], late: float) -> tuple[F
         source = entry["source"]
         sent = {dts for dts in left if any(ws.address == source for ws in dts.who_has or ())}
         left -= sent
-        moved = sum(map(nbytes_of, sent))
+        moved = sum(dts.get_nbytes() for dts in sent)
         fetches.append(Fetch(entry["start"] - late, entry["stop"] - late, moved, source))
     return tuple(fetches)
 

@@ -122,7 +122,7 @@ class Stealing(EntryPoints):
 
     def _learn(self, scheduler: Scheduler) -> None:
         """Learn the durations that Dask has measured so far."""
-        for prefix in upstream.prefixes(scheduler):
+        for prefix in scheduler.task_prefixes.values():
             if prefix.duration_average > 0:
                 self.tell(events.DurationLearned(prefix.name, "cpu", prefix.duration_average))
 

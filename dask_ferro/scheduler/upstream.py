@@ -18,7 +18,7 @@ from distributed import Scheduler, Status
 from distributed.comm.core import CommClosedError
 from distributed.metrics import monotonic, time
 from distributed.protocol import pickle
-from distributed.scheduler import TaskPrefix, TaskState, WorkerState
+from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
 logger = logging.getLogger(__name__)
@@ -313,24 +313,9 @@ def fail_unplaced(
     return [ts.key for ts in tasks]
 
 
-def nbytes_of(task: TaskState) -> int:
-    """Return the bytes of a task's result, or Dask's estimate if they are not known."""
-    return task.get_nbytes()
-
-
 def metrics_of(worker: WorkerState) -> Mapping[str, Any]:
     """Return the metrics of a worker's newest heartbeat; empty before the first."""
     return worker.metrics or {}
-
-
-def prefixes(scheduler: Scheduler) -> Collection[TaskPrefix]:
-    """Return the scheduler's `TaskPrefix` objects."""
-    return scheduler.task_prefixes.values()
-
-
-def allowed_workers(scheduler: Scheduler, task: TaskState) -> set[WorkerState] | None:
-    """Return the workers that meet a task's restrictions; None: it has none."""
-    return scheduler.valid_workers(task)
 
 
 def put_sends(scheduler: Scheduler, addresses: Iterable[str], seconds: float) -> None:

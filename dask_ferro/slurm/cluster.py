@@ -376,7 +376,7 @@ class SLURMCluster(ElasticCluster):
         """Return why this many workers cannot come for now; empty: they may."""
         there = upstream_deploy.names_of(self)
         missing, jobs = count - len(there | self.plan), Counter(job.pool for job in self._book.followed)
-        why = shortage(missing, jobs, self.pools())
+        why = shortage(missing, jobs, self.pools)
         return f"{count} workers cannot come for now: {why}" if why else ""
 
     async def wait_submitted(self) -> None:

@@ -6,7 +6,7 @@
 
 Jobs are not decided on here: that a pool is paused or closed is a fact for `policy.scaling.step`.  When a pool closes,
 the last output lines of the failed job are read first.  Then a warning is logged, an event of topic "ferro" is
-published, and each client of the scheduler warns; `pools()` has the reason from then on.  Reports run in the
+published, and each client of the scheduler warns; `cluster.pools` has the reason from then on.  Reports run in the
 background, with time limits of seconds.  Durations are seconds.
 """
 
@@ -42,16 +42,13 @@ _PUBLISHING = 5.0
 
 
 class ClusterPools(tuple[Pool, ...]):
-    """The pools of a cluster as they are now; a call, as in ``cluster.pools()``, returns them too."""
+    """The pools of a cluster as they are now, and orders for them."""
 
     _order: Callable[[str, str], Any]
 
     def __new__(cls, pools: Iterable[Pool], order: Callable[[str, str], Any]) -> ClusterPools:
         self = super().__new__(cls, pools)
         self._order = order
-        return self
-
-    def __call__(self) -> ClusterPools:
         return self
 
     def pause(self, name: str) -> Any:

@@ -260,8 +260,9 @@ class Preemptible:
     def __getattr__(self, name):
         return getattr(self._own, name)
 
+    @property
     def pools(self):
-        return tuple(kind._replace(preemptible=self.may_be) for kind in self._own.pools())
+        return tuple(kind._replace(preemptible=self.may_be) for kind in self._own.pools)
 
 
 def test_nothing_is_copied_when_nobody_says_any_more_who_may_be_preempted():

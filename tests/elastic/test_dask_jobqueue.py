@@ -115,7 +115,7 @@ def test_a_pbs_cluster_grows_and_shrinks_with_the_work_and_leaves_no_job(pbs: PB
         assert client.submit(os.getenv, "LOADED", resources={"GPU": 1}).result(timeout=BOUND_S) == "1"
         (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
         assert worker["resources"] == {"GPU": 1}
-        (pool,) = elastic._pools.pools()
+        (pool,) = elastic._pools.pools
         assert 105 * 60 < pool.lifetime < 110 * 60
         assert len(pbs.scripts()) == 1
         until(lambda: pbs.alive() == [], "the end of the idle job", seen=lambda: elastic.decisions[-1])

@@ -39,6 +39,7 @@ class Site:
     def __init__(self, **declared: dict[str, float]) -> None:
         self.declared = declared
 
+    @property
     def pools(self) -> tuple[Pool, ...]:
         return tuple(Pool(name) for name in self.declared)
 

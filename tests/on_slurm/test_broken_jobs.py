@@ -120,7 +120,7 @@ def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited(broken, monke
     assert not future.done()
     (tmp_path / "mended").touch()
     assert future.result(timeout=60) == 7
-    assert not site.cluster.pools()[0].closed
+    assert not site.cluster.pools[0].closed
     until(lambda: not shown(), "the overview to name it no more")
 
 

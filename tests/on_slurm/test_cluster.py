@@ -73,12 +73,12 @@ async def test_submissions_that_fail_three_times_end_in_the_queue(play, fake):
 
     async with play(**LATER) as cluster:
         cluster.request("default", 2)
-        await until_async(lambda: cluster.pools()[0].closed, "a pool that is closed")
-        assert cluster.pools()[0].closed == "Resource temporarily unavailable"
+        await until_async(lambda: cluster.pools[0].closed, "a pool that is closed")
+        assert cluster.pools[0].closed == "Resource temporarily unavailable"
         assert [job.state for job in await cluster.reconcile()] == ["submitting"] * 2
         await cluster.wait_submitted()
         await looked(cluster, ["pending"] * 2)
-        assert cluster.pools()[0].closed == ""
+        assert cluster.pools[0].closed == ""
     assert len(calls.read_text().splitlines()) == 4
 
 
@@ -129,7 +129,7 @@ async def test_a_refusal_for_good_raises_with_slurms_words(play):
         with pytest.raises(ff.ConfigError, match=said):
             await cluster.wait_submitted()
         assert await cluster.reconcile() == ()
-        assert said in cluster.pools()[0].closed
+        assert said in cluster.pools[0].closed
         await cluster.wait_submitted()  # reported once
 
 
@@ -138,7 +138,7 @@ async def test_a_close_does_not_wait_for_submissions_that_are_tried_again(play, 
 
     async with play() as cluster:
         cluster.request("default", 2)
-        await until_async(lambda: cluster.pools()[0].closed, "a pool that is closed")
+        await until_async(lambda: cluster.pools[0].closed, "a pool that is closed")
     assert len(calls.read_text().splitlines()) == 1
 
 
@@ -160,7 +160,7 @@ async def test_a_job_that_no_node_can_run_is_taken_back(play):
         cluster.request("default", 1)
         await cluster.wait_submitted()
         await looked(cluster, [])
-        assert cluster.pools()[0].closed.endswith("PENDING (PartitionConfig)")
+        assert cluster.pools[0].closed.endswith("PENDING (PartitionConfig)")
         await queued(cluster, lambda jobs: not jobs, "the end of all jobs")
 
 
@@ -169,12 +169,12 @@ async def test_where_each_new_job_is_held_no_more_are_asked_for(play):
 
     async with play(job_extra_directives=["--hold"]) as cluster:
         for _ in range(3):
-            assert not cluster.pools()[0].closed
+            assert not cluster.pools[0].closed
             cluster.request("default", 1)
             await cluster.wait_submitted()
             await looked(cluster, [])
-        assert "3 jobs ended before a worker came; the last, job" in cluster.pools()[0].closed
-        assert "JobHeldUser" in cluster.pools()[0].closed
+        assert "3 jobs ended before a worker came; the last, job" in cluster.pools[0].closed
+        assert "JobHeldUser" in cluster.pools[0].closed
 
 
 async def test_jobs_boot_run_and_are_requeued_under_new_names(play):
@@ -185,7 +185,7 @@ async def test_jobs_boot_run_and_are_requeued_under_new_names(play):
         assert first.workers == ("default-0-0", "default-0-1")
         assert cluster.plan == cluster.observed == {*first.workers, *second.workers}
         assert 1700 < first.ends_at - time.time() < 1801
-        assert 0.5 < cluster.pools()[0].start_up < 30
+        assert 0.5 < cluster.pools[0].start_up < 30
         command("scontrol", "requeue", first.job_id)
         await until_async(
             lambda: _state(cluster, "default-0", "pending"), "the requeued job to be pending", every=0.1
@@ -211,7 +211,7 @@ async def test_pools_are_kinds_of_jobs_behind_one_controller(play):
     }
 
     async with play(pools={"gpu": gpu}, **LATER) as cluster:
-        assert [(pool.name, pool.cost) for pool in cluster.pools()] == [("default", 1.0), ("gpu", 8)]
+        assert [(pool.name, pool.cost) for pool in cluster.pools] == [("default", 1.0), ("gpu", 8)]
         assert (cluster.resources("default"), cluster.resources("gpu")) == ({}, {"GPU": 1.0})
         assert "#SBATCH --gres=gpu:1" in cluster.job_script("gpu").splitlines()
         cluster.request("gpu", 1)

@@ -138,7 +138,7 @@ async def test_a_job_is_not_gone_because_an_empty_squeue_does_not_list_it(play, 
         going = asyncio.ensure_future(cluster.release(["default-0"]))
         await asyncio.sleep(1.0)
         assert not going.done()
-        assert cluster.pools()[0].lingering == 1
+        assert cluster.pools[0].lingering == 1
         command("scancel").does("answer")
         await asyncio.wait_for(going, 20.0)
         assert len(queue(command, cluster.job_name)) == 1
@@ -173,7 +173,7 @@ async def test_nothing_is_submitted_again_while_nobody_says_what_became_of_it(pl
     async with play(**LATER) as cluster:
         cluster.request("default", 3)
         await asyncio.sleep(1.5)
-        assert cluster.pools()[0].closed
+        assert cluster.pools[0].closed
         command("sbatch").does("answer")
         await asyncio.sleep(0.6)
         command("scontrol").does("answer")

@@ -167,7 +167,7 @@ def test_preemption_without_a_warning_loses_no_result_that_had_time_to_be_copied
         s = site(cores=4, signal_ahead=0, pools={"default": one, "spot": {"queue": "spot", **one}})
         s.cluster.adapt(minimum=2, maximum=2)
         s.connected(2)
-        preemptible = {kind.name: kind.preemptible for kind in s.cluster.pools()}
+        preemptible = {kind.name: kind.preemptible for kind in s.cluster.pools}
         assert preemptible == {"default": False, "spot": True}
         (spot,) = (address for address, facts in s.workers.items() if "spot" in str(facts["name"]))
         held = s.submit(24, 0.1, workers=[spot], allow_other_workers=True)
