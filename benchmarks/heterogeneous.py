@@ -29,6 +29,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 import measure  # noqa: E402
 from distributed import Client, Nanny, Scheduler  # noqa: E402
 from distributed.deploy.spec import SpecCluster  # noqa: E402
+from simulated import clusters  # noqa: E402
 from simulated.contenders import simulate  # noqa: E402
 from simulated.heft import heft  # noqa: E402
 from simulated.tiled_linalg import cholesky, gemm, matmul_parallel, sparse_gemm  # noqa: E402
@@ -119,7 +120,7 @@ def mixed(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
 
 def virtual(cpus: int = CPUS) -> VirtualCluster:
     """Return the virtual cluster of the same workers."""
-    return VirtualCluster.devices(1, 1, faster=FASTER, cores=cpus)
+    return clusters.gpus(1, 1, faster=FASTER, cores=cpus)
 
 
 def simulated() -> dict[str, Any]:
@@ -161,7 +162,7 @@ def paper(nodes: Sequence[int], note: Note) -> list[dict[str, Any]]:
     rows = []
     for count in nodes:
         for name, graph in graphs(count).items():
-            where = VirtualCluster.devices(count, 4, faster=FASTER, other_host=BETWEEN_HOSTS)
+            where = clusters.gpus(count, 4, faster=FASTER, other_host=BETWEEN_HOSTS)
             traces = {p: simulate(graph, where, policy=p) for p in ("none", "informed", "stock")}
             seconds = {p: trace.counts["elapsed"] for p, trace in traces.items()}
             note(f"{name}, {count} nodes: {seconds}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from dask_ferro.policy.estimates import Link
 from dask_ferro.policy.facts import Address
@@ -151,45 +151,6 @@ class VirtualCluster:
         """Return worker processes of one host, as measured; `cores` limits the CPU cores that they share."""
         there = tuple(VirtualWorker(f"w{i:05d}", threads) for i in range(workers))
         return cls(there, tuple(changes), cores=cores)
-
-    @classmethod
-    def hosts(cls, hosts: int, per_host: int, threads: int = 1) -> VirtualCluster:
-        """Return a cluster of many hosts with a few workers each."""
-        workers: list[VirtualWorker] = []
-        for host in (f"h{number:04d}" for number in range(hosts)):
-            workers += [VirtualWorker(f"{host}-w{i:02d}", threads, host) for i in range(per_host)]
-        return cls(tuple(workers))
-
-    @classmethod
-    def devices(
-        cls,
-        hosts: int = 16,
-        per_host: int = 4,
-        *,
-        faster: float = 20.0,
-        memory: int | None = None,
-        cores: int = 0,
-        **options: Any,
-    ) -> VirtualCluster:
-        """Return hosts of several GPUs each, with one process per GPU, and CPU workers beside them.
-
-        Parameters
-        ----------
-        faster : float
-            Speed of a GPU relative to a CPU worker.
-        memory : int, optional
-            Bytes of each GPU.
-        cores : int
-            CPU workers per host, with one thread each.
-        **options
-            Other attributes of the cluster.
-        """
-        workers: list[VirtualWorker] = []
-        for host in (f"h{number:04d}" for number in range(hosts)):
-            gpus = (f"{host}-g{i:02d}" for i in range(per_host))
-            workers += [VirtualWorker(name, 1, host, "gpu", faster, memory) for name in gpus]
-            workers += [VirtualWorker(f"{host}-w{i:02d}", 1, host) for i in range(cores)]
-        return cls(tuple(workers), **options)
 
     @property
     def at_start(self) -> tuple[VirtualWorker, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated import clusters
 from simulated.contenders import simulate
 from simulated.graph_builder import GraphBuilder
 from simulated.heft import heft
@@ -35,7 +36,7 @@ def graph_of(*tasks: tuple[str, float, int, tuple[str, ...]]) -> TaskGraph:
 
 
 def test_sixteen_hosts_of_four_gpus_and_two_cores() -> None:
-    cluster = VirtualCluster.devices(16, 4, faster=20.0, memory=32 * MB, cores=2)
+    cluster = clusters.gpus(16, 4, faster=20.0, memory=32 * MB, cores=2)
     gpus = [w for w in cluster.workers if w.device == "gpu"]
     assert (len(gpus), len(cluster.workers), len({w.host for w in gpus})) == (64, 96, 16)
     assert {(w.speed, w.memory) for w in gpus} == {(20.0, 32 * MB)}
@@ -45,7 +46,7 @@ def test_sixteen_hosts_of_four_gpus_and_two_cores() -> None:
 # ---- HEFT --------------------------------------------------------------------------------------------------
 
 
-MIXED = VirtualCluster.devices(1, 1, faster=20.0, cores=4, **FREE)
+MIXED = clusters.gpus(1, 1, faster=20.0, cores=4, **FREE)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_a_plan_keeps_the_order_and_runs_one_task_a_thread(
 @pytest.mark.parametrize("seconds", [1.0, 2.0])
 def test_a_mix_of_sizes_is_done_soon_after_hefts_plan(seconds: float) -> None:
     graph = matmul_parallel(seconds=seconds)
-    cluster = VirtualCluster.devices(1, 1, faster=20.0, cores=4)
+    cluster = clusters.gpus(1, 1, faster=20.0, cores=4)
     plan = heft(graph, cluster).makespan
     assert (ours := took(graph, cluster)) <= 1.15 * plan
     assert took(graph, cluster, "stock") >= 1.5 * ours
@@ -116,7 +117,7 @@ def roots(count: int = 200, seconds: float = 0.5) -> TaskGraph:
 
 
 def test_what_is_queued_goes_to_a_slow_worker_only_while_the_fast_one_has_more_to_do() -> None:
-    cluster = VirtualCluster.devices(1, 1, faster=20.0, cores=4)
+    cluster = clusters.gpus(1, 1, faster=20.0, cores=4)
     trace = simulate(roots(), cluster)
     ends = {w.address: 0.0 for w in cluster.workers}
     for span in trace.spans:
@@ -129,9 +130,7 @@ def test_what_is_queued_goes_to_a_slow_worker_only_while_the_fast_one_has_more_t
 # 200 Gb/s between hosts, for four GPUs; a tile's product takes 50 ms.
 def of_gpus(hosts: int) -> VirtualCluster:
     """So many hosts of four GPUs with NVLink."""
-    return VirtualCluster.devices(
-        hosts, 4, faster=20.0, same_host=Link(0.0001, 50e9), other_host=Link(0.003, 6e9)
-    )
+    return clusters.gpus(hosts, 4, faster=20.0, same_host=Link(0.0001, 50e9), other_host=Link(0.003, 6e9))
 
 
 @pytest.mark.parametrize(("hosts", "tiles"), [(4, 24), (8, 32), pytest.param(16, 40, marks=pytest.mark.soak)])
@@ -166,14 +165,14 @@ def blocks(count: int = 40) -> TaskGraph:
 @pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize("cores", [0, 2])
 def test_forty_blocks_pass_through_devices_of_four(gpus: int, cores: int) -> None:
-    cluster = VirtualCluster.devices(1, gpus, memory=400 * MB + 1000, cores=cores)
+    cluster = clusters.gpus(1, gpus, memory=400 * MB + 1000, cores=cores)
     trace = simulate(blocks(), cluster)
     assert trace.counts["bytes_short"] == 0.0
     assert trace.counts["elapsed"] <= 1.1 * (40 * 4.2 / 20.0) / gpus + 0.1
 
 
 def test_stock_dask_overfills_them() -> None:
-    cluster = VirtualCluster.devices(1, 1, memory=400 * MB + 1000, cores=2)
+    cluster = clusters.gpus(1, 1, memory=400 * MB + 1000, cores=2)
     assert simulate(blocks(), cluster, policy="stock").counts["bytes_short"] >= 100 * MB
 
 
@@ -189,5 +188,5 @@ def test_whatever_does_not_fit_all_of_it_is_done(sizes: list[int], seconds: list
     start = builder.add("start", 0, seconds=0.0)
     for index, (nbytes, each) in enumerate(zip(sizes, seconds, strict=False)):
         builder.add("keep", index, seconds=each, nbytes=nbytes * MB, after=[start])
-    trace = simulate(builder.graph(), VirtualCluster.devices(1, gpus, memory=50 * MB))
+    trace = simulate(builder.graph(), clusters.gpus(1, gpus, memory=50 * MB))
     assert len({span.key for span in trace.spans if span.kind == "compute"}) == len(sizes) + 1
