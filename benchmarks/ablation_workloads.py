@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from simulated import clusters
+from simulated.clusters import gpus as gpu_hosts
+from simulated.clusters import hosts
 from simulated.elastic.controllers import Scaling
 from simulated.elastic.pools import VirtualPool
 from simulated.elastic.run import simulate_elastic
@@ -187,9 +188,9 @@ TWO_SLOW = VirtualCluster(
     tuple(VirtualWorker(f"w{i}", speed=0.1 if i < 2 else 1.0) for i in range(8)), cores=8
 )
 TWO_CORES = VirtualCluster.local(8, cores=2)
-NODES = replace(clusters.hosts(4, 2, 2), cores=16)
-ONE_GPU = clusters.gpus(1, 1, cores=4)
-GPUS = clusters.gpus(2, 4, same_host=Link(0.0001, 50e9), other_host=Link(0.003, 6e9))
+NODES = replace(hosts(4, 2, 2), cores=16)
+ONE_GPU = gpu_hosts(1, 1, cores=4)
+GPUS = gpu_hosts(2, 4, same_host=Link(0.0001, 50e9), other_host=Link(0.003, 6e9))
 FULL = {"memory": 400 * MB + 1000}
 
 
@@ -224,9 +225,9 @@ def _fixed() -> dict[str, Workload]:
         "GPU and cores, cholesky": fixed(lambda seed: cholesky(8, 0.8, 8 * MB), ONE_GPU),
         "GPUs, sparse-gemm": fixed(lambda seed: sparse_gemm(12, seconds=1.0, tile_bytes=8 * MB, seed=seed), GPUS),
         "GPUs, cholesky": fixed(lambda seed: cholesky(10, 1.0, 8 * MB), GPUS),
-        "full GPU": fixed(lambda seed: _blocks(16 + seed), clusters.gpus(1, 1, **FULL)),
-        "full GPUs and cores": fixed(lambda seed: _blocks(16 + seed), clusters.gpus(1, 2, cores=2, **FULL)),
-        "overfull GPUs": fixed(_fill, clusters.gpus(1, 2, memory=50 * MB)),
+        "full GPU": fixed(lambda seed: _blocks(16 + seed), gpu_hosts(1, 1, **FULL)),
+        "full GPUs and cores": fixed(lambda seed: _blocks(16 + seed), gpu_hosts(1, 2, cores=2, **FULL)),
+        "overfull GPUs": fixed(_fill, gpu_hosts(1, 2, memory=50 * MB)),
     }  # fmt: skip
 
 
