@@ -55,7 +55,8 @@ class TaskFacts(NamedTuple):
     must, likes : str
         The device class that it requires, and the one that it prefers; "" means any.
     waited : float
-        Seconds since it became ready and was assigned to no worker; infinite where that does not matter.
+        Seconds since it became ready and was assigned to no worker, or that a stolen one has spent in that queue;
+        infinite where that does not matter.
     blocked : float
         Seconds until the resources that it needs are free on its worker.
     overdue : float

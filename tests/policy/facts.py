@@ -30,7 +30,9 @@ class Stand(NamedTuple):
 
 
 def task(key: Key, seconds: float = 0.05, **facts: object) -> TaskFacts:
-    """A task of a known duration and without inputs, but for the facts given."""
+    """A task of a known duration and without inputs, but for the facts given; a stolen one has just come."""
+    if facts.get("origins"):
+        facts.setdefault("waited", facts.get("overdue", 0.0))
     return TaskFacts(key, seconds, **facts)  # type: ignore[arg-type]
 
 

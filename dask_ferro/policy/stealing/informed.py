@@ -264,5 +264,5 @@ class Informed(Policy):
             return True
         if task.origins and (not task.known or thief.address in task.origins):
             # Observed rather than projected seconds, doubled by each move, so that tasks do not move back and forth.
-            return task.overdue < min(p.patience, long) * 2.0 ** len(task.origins)
+            return task.waited < min(p.patience, long) * 2.0 ** len(task.origins)
         return False

@@ -356,7 +356,7 @@ COST = P.shortest + 246_000 / (100 * MB)  # of what reads 246 kB that lie elsewh
 def _behind(waiting: TaskFacts, seconds: float) -> Ways:
     """What moves to an idle worker, of one task that is projected to wait, or seen to have waited, for so long."""
     if waiting.origins or waiting.device != "cpu":
-        waiting = waiting._replace(overdue=seconds)
+        waiting = waiting._replace(overdue=seconds, waited=seconds)
     return moves(INFORMED, stand("v", waiting, running=seconds), stand("w"))
 
 
