@@ -117,8 +117,8 @@ def test_bookkeeping_at_toy_size(tmp_path):
         )
     calls = record["results"]["roots"]["calls"]
     # Of a task's six transitions one asks for the next turn of the loop, and one for a worker when one is free.
-    assert calls["plugin/waits.Waits.listen_soon"] < 1.5
-    assert calls["plugin/placement.Placing.queued"] < 1.5
+    assert calls["scheduler/waits.Waits.listen_soon"] < 1.5
+    assert calls["scheduler/placement.Placing.queued"] < 1.5
 
 
 def test_every_rule_of_the_policies_can_be_switched_off(tmp_path):

@@ -20,7 +20,7 @@ from tests.waiting import BOUND_S, until
 
 pytestmark = pytest.mark.cluster
 
-GADI = Path(__file__).resolve().parents[3] / "jobqueue_configs" / "gadi-gpu.yaml"
+GADI = Path(__file__).resolve().parents[2] / "jobqueue_configs" / "gadi-gpu.yaml"
 # `qsub` runs the script in a session of its own and prints the job's id; `qdel` ends the session.
 QSUB = """\
 number=$(ls {jobs} | wc -l)

@@ -341,7 +341,7 @@ async def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(client
 
 @on_cluster(workers=1)
 async def test_what_is_costly_is_told_from_memory_until_it_has_changed_much(client, cluster, monkeypatch):
-    roster = cluster.scheduler.plugins[scheduler_rpc.NAME]
+    roster = part_of(cluster.scheduler, Roster)
     calls, sizes = [], {100: 1, 150: 1, 200: 1, 201: 2, 101: 2, 99: 3, 1: 4}
 
     def costly():

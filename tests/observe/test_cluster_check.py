@@ -34,7 +34,7 @@ _PYTHON = "import platform\nplatform.python_version = lambda: '3.8.2'\n"
 
 def small_model():
     """Return a collection of a small model."""
-    path = Path(__file__).parents[3] / "examples" / "models" / "digits_mlp.onnx"
+    path = Path(__file__).parents[2] / "examples" / "models" / "digits_mlp.onnx"
     return ff.from_onnx(path)(np.zeros((3, 64), np.float32))
 
 

@@ -32,7 +32,7 @@ from dask_ferro.testing.declared_device import DeclaredDevice, MemoryBlock, OutO
 from tests import clusters
 from tests.waiting import until_async
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MB = 1_000_000
 CPU, GPU = DeclaredDevice("cpu", 1.0), DeclaredDevice("gpu", 20.0)
 PATIENCE_S = 20.0

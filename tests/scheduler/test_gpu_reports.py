@@ -74,7 +74,9 @@ async def test_a_heartbeat_in_the_middle_of_measuring_loses_no_figure(
             worker = await Worker(s.scheduler.address, nthreads=1, name="late")
             s.workers.append(worker)
             await asyncio.to_thread(gpu.asked_for_name.wait, 20)
-            await until_async(lambda: s.stealing._beats.get(worker.address, 0) > 0, "the first report")
+            await until_async(
+                lambda: (s.stealing._beats.get(worker.address) or {}).get("beat", 0) > 0, "the first report"
+            )
             assert "gpu" not in told(s, worker)
             gpu.may_tell_name.set()
             await until_async(lambda: "gpu" in told(s, worker), "what the GPU is")

@@ -17,7 +17,7 @@ from dask_ferro.scheduler.prometheus import Collector
 from dask_ferro.scheduler.scheduling import Scheduling
 from tests.clusters import on_cluster, opened
 
-DOCUMENTED = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 SCALED = {
     "action": "scale",
     "actions": ["submit 2 to big: wide", "cancel j1: wide"],

@@ -30,7 +30,7 @@ from dask_ferro.scheduler.stealing import Stealing
 from tests.clusters import UNCHECKED, on_cluster, tuned
 from tests.waiting import finished_async, opened, until, until_async
 
-PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
+PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 NO_STEALING = {"distributed.scheduler.work-stealing": False}
 
 

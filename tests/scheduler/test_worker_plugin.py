@@ -249,7 +249,7 @@ def _interval(dask_worker: Worker) -> float:
 
 @pytest.mark.cluster
 def test_preload(tmp_path: Path) -> None:
-    preload = Path(__file__).parents[3] / "plugins" / "ferro_worker.py"
+    preload = Path(__file__).parents[2] / "plugins" / "ferro_worker.py"
     with running(0) as client:
         command = [sys.executable, "-m", "distributed.cli.dask_worker", client.cluster.scheduler_address]
         options = ["--preload", str(preload), "--nthreads", "1", "--no-dashboard", "--no-nanny"]

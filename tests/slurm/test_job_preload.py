@@ -24,7 +24,7 @@ from dask_ferro.slurm import sigterm as term
 from tests.clusters import on_cluster
 from tests.waiting import finished_async, until_async
 
-PLUGIN = str(Path(__file__).resolve().parents[3] / "plugins" / "ferro_job.py")
+PLUGIN = str(Path(__file__).resolve().parents[2] / "plugins" / "ferro_job.py")
 KEEPS = ("--nworkers", "2", "--preload-nanny", PLUGIN)
 BARE = ("--no-nanny", "--preload", "dask_ferro.slurm.job_preload")
 EITHER = pytest.mark.parametrize(
