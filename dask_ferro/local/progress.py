@@ -89,7 +89,9 @@ async def followed(
             while not is_over:
                 # The one that is on its way may be older than that, and tasks that were cancelled may never come.
                 counts_since += all(future.done() for future in futures)
-                counts = await comm.read()
+                # A scheduler that closes may still reply that its handler has ended.
+                if (counts := await comm.read()) is None:
+                    return
                 if "exception" in counts:
                     raise clean_exception(**counts)[1] or RuntimeError("the scheduler cannot count tasks")
                 is_over = counts["status"] == "finished" or counts_since > 1
