@@ -68,11 +68,19 @@ async def put_on(name: str, plugin: bytes, seconds: float, *, dask_scheduler: Sc
     return late
 
 
-async def take_off(name: str, seconds: float, *, dask_scheduler: Scheduler) -> list[str]:
-    """Remove a worker plugin from all workers; return those that have not answered within `seconds`."""
+async def take_off(
+    name: str, seconds: float, hung: Collection[str] = (), *, dask_scheduler: Scheduler
+) -> list[str]:
+    """Remove a worker plugin from all workers; return those that have not answered within `seconds`.
+
+    Parameters
+    ----------
+    hung : collection of str
+        Addresses of workers that are told, but not waited for.
+    """
     if dask_scheduler.worker_plugins.pop(name, None) is None:
         return []
-    late, refusals = await _tell_all(dask_scheduler, {"op": "plugin-remove", "name": name}, seconds)
+    late, refusals = await _tell_all(dask_scheduler, {"op": "plugin-remove", "name": name}, seconds, hung)
     if refusals:
         logger.warning("dask_ferro: plugin %s stays on some workers: %s", name, _words(refusals))
     return late
@@ -89,7 +97,7 @@ def warn(call: str, late: Collection[str], seconds: float, what: str) -> None:
 
 
 async def _tell_all(
-    scheduler: Scheduler, message: Mapping[str, object], seconds: float
+    scheduler: Scheduler, message: Mapping[str, object], seconds: float, hung: Collection[str] = ()
 ) -> tuple[list[str], dict[str, Exception]]:
     """Send all workers a message; return the workers that have not answered in time, and the exceptions by worker."""
     locks, told = _locks.setdefault(scheduler, WeakValueDictionary()), {}
@@ -98,8 +106,8 @@ async def _tell_all(
         told[address] = asyncio.create_task(_tell(scheduler, address, message, lock))
         _underway.add(told[address])
         told[address].add_done_callback(_underway.discard)
-    if told:
-        await asyncio.wait(told.values(), timeout=seconds)
+    if awaited := [task for address, task in told.items() if address not in hung]:
+        await asyncio.wait(awaited, timeout=seconds)
     late = [address for address, task in told.items() if not task.done()]
     refusals = {a: error for a, task in told.items() if task.done() and (error := task.result())}
     if late:
