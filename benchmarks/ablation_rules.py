@@ -352,7 +352,7 @@ ESTIMATES = (
     swap_belief(
         "starts at assignment",
         "A task starts when its message has been sent, not when it is assigned.",
-        (L + "_start", lambda old: lambda self, now, entry, row: self._run(entry, now)),
+        (L + "_start", lambda old: lambda self, now, entry: self._run(entry, now)),
     ),
     swap_belief(
         "reports are not read",
@@ -427,7 +427,7 @@ STEALING = (
     swap_steal(
         "no task unlocks",
         "A worker whose task unlocks others steals only when it has none.",
-        (V + "_seen", _seen_without(unlocks=False)),
+        (L + "_seen", _seen_without(unlocks=False)),
     ),
     swap_steal(
         "thieves may end",
@@ -447,12 +447,12 @@ STEALING = (
     swap_steal(
         "one queue is shown",
         "A step sees the ten longest queues; off: the longest.",
-        (V + "snapshot", lambda old: lambda *args, **options: old(*args, **options, victims=1)),
+        (L + "snapshot", lambda old: lambda *args, **options: old(*args, **options, victims=1)),
     ),
     swap_steal(
         "always the longest queues",
         "A step after one without moves sees other queues.",
-        (V + "_busiest", lambda old: lambda self, count, skip: old(self, count, 0)),
+        (L + "_busiest", lambda old: lambda self, count, skip: old(self, count, 0)),
     ),
     swap_steal(
         "one thief a step",

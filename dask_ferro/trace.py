@@ -131,7 +131,7 @@ class TracedTask(NamedTuple):
     seconds, nbytes : float, int
         Its duration, and the size of its result.
     dependencies : tuple of keys
-        Some may be missing from the trace: data from before it, or tasks that a bounded recorder dropped.
+        Some may be missing from the trace: data from before it, or tasks that the log's full ring dropped.
     order : int or None
         Its rank by priority, the first to run lowest; None if it was not recorded.
     about : About

@@ -5,4 +5,4 @@ from dask_ferro.scheduler.worker_plugin import FerroWorker
 
 async def dask_setup(worker):
     """Measure the worker, which takes tasks meanwhile."""
-    await worker.plugin_add(FerroWorker.configured())
+    await worker.plugin_add(FerroWorker())

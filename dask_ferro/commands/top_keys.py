@@ -31,6 +31,8 @@ _STEPS = {
     "\x1b[6~": (1, 0),
     "\x1b[H": (0, -_ALL),
     "\x1b[F": (0, _ALL),
+    "\x1b[1~": (0, -_ALL),  # of tmux and screen
+    "\x1b[4~": (0, _ALL),
 }
 
 

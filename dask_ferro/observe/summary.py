@@ -81,12 +81,13 @@ def _end(facts: ClusterFacts) -> str:
 def _workers(facts: ClusterFacts) -> str:
     if not facts.workers:
         return "no workers"
-    states = Counter(_state(one.status, one.tasks) for one in facts.workers)
+    states = Counter(state_of(one.status, one.tasks) for one in facts.workers)
     told = ", ".join(f"{number:,} {state}" for state, number in states.most_common())
     return f"{many(len(facts.workers), 'worker')} with {many(facts.threads, 'thread')}: {told}"
 
 
-def _state(status: str, tasks: int) -> str:
+def state_of(status: str, tasks: int) -> str:
+    """Return a worker's state in a word; for a running one, whether it has tasks."""
     if status == "running":
         return "busy" if tasks else "idle"
     return "leaving" if status == "closing_gracefully" else status

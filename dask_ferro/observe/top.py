@@ -17,7 +17,7 @@ from typing import Any, TypedDict, cast
 
 import dask.config
 from dask.utils import key_split
-from distributed import Scheduler, Security, Status, rpc
+from distributed import Scheduler, Security, rpc
 from distributed.comm import registry
 from distributed.comm.addressing import parse_address
 from distributed.metrics import time
@@ -26,7 +26,7 @@ from distributed.scheduler import WorkerState
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.observe.snapshot import snapshot
-from dask_ferro.observe.summary import overview
+from dask_ferro.observe.summary import overview, state_of
 from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.events import ScaleEvent
 from dask_ferro.scheduler.stealing import Stealing, stealing_of
@@ -82,10 +82,9 @@ def look(dask_scheduler: Scheduler) -> SchedulerLook:
     """Return a snapshot, in types that msgpack supports."""
     stealing, now = stealing_of(dask_scheduler), time()
     elastic = cast(ScaleEvent, stealing.records.decisions.newest or {}) if stealing else {}
-    states: Counter[str] = Counter()
+    facts = snapshot(dask_scheduler)
     ops: Counter[str] = Counter()
     for prefix in dask_scheduler.task_prefixes.values():
-        states.update({state: count for state, count in prefix.states.items() if count})
         ops[prefix.name] += prefix.states["processing"]
     moved: Counter[tuple[str, str]] = Counter()
     for move in stealing.records.moves.since()[0] if stealing else ():
@@ -96,12 +95,12 @@ def look(dask_scheduler: Scheduler) -> SchedulerLook:
         "address": dask_scheduler.address,
         "time": now,
         "ferro": stealing is not None,
-        "stealing": stealing.settings.stealing if stealing else None,
-        "tasks": dict(states),
+        "stealing": facts.stealing or None,
+        "tasks": dict(facts.tasks),
         "ops": [[name, count] for name, count in ops.most_common(_MANY) if count],
-        "steals": dict(stealing.counts) if stealing else {},
+        "steals": dict(facts.counts),
         "elastic": elastic,
-        "overview": asdict(overview(snapshot(dask_scheduler))),
+        "overview": asdict(overview(facts)),
         "workers": [_row(ws, stealing, moved, now) for ws in list(dask_scheduler.workers.values())],
     }
 
@@ -118,7 +117,7 @@ def _row(
     return {
         "address": ws.address,
         "name": str(ws.name),
-        "state": _state(ws),
+        "state": state_of(ws.status.name, len(ws.processing)),
         "threads": ws.nthreads,
         "cpu": metrics.get("cpu", 0.0),
         "running": [_label(key) for key in islice(running, _FEW)],
@@ -133,13 +132,6 @@ def _row(
         "in": moved["in", ws.address] if row is not None else None,
         "out": moved["out", ws.address] if row is not None else None,
     }
-
-
-def _state(ws: WorkerState) -> str:
-    """Return a worker's state in a word; for a running one, whether it has tasks."""
-    if ws.status == Status.running:
-        return "busy" if ws.processing else "idle"
-    return "leaving" if ws.status == Status.closing_gracefully else str(ws.status.name)
 
 
 def _label(key: Hashable) -> str:

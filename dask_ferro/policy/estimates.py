@@ -28,6 +28,8 @@ GUESS = 0.5
 # How old a report of what a worker runs is on arrival, at most: it comes with a heartbeat, and the scheduler's messages
 # are in flight meanwhile.
 REPORTED = 0.1
+# Seconds for which messages are batched: with Dask's 5 ms, no dependency between two workers takes less.
+SENDS = 0.001
 # A link is described by a latency, measured by transfers up to this size, and by a bandwidth for larger ones.
 LIGHT = 64 << 10
 # The share of a transfer that is put down to its bytes, at least: one that took just the latency, or less (in one
@@ -116,7 +118,7 @@ class Durations:
             The task's own estimate; a negative or non-finite one is ignored.
         """
         self.measured[prefix, device].add(seconds)
-        told = None if annotated is None else self._told(device, annotated)
+        told = None if annotated is None else self._own_estimate(device, annotated)
         if told:
             self.correction[prefix, device].add(seconds / told)
 
@@ -126,7 +128,7 @@ class Durations:
 
     def of(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> tuple[float, bool]:
         """Return the projected seconds of a task, and whether they are more than a guess."""
-        told = None if annotated is None else self._told(device, annotated)
+        told = None if annotated is None else self._own_estimate(device, annotated)
         if told is not None:
             factor = self.correction.get((prefix, device))
             return told * (factor.value if factor else 1.0), True
@@ -147,11 +149,11 @@ class Durations:
 
     def is_provisional(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> bool:
         """Return whether `of` uses no measurement, or only one of another device class."""
-        if annotated is not None and self._told(device, annotated) is not None:
+        if annotated is not None and self._own_estimate(device, annotated) is not None:
             return device != REFERENCE and len(self.speeds) > 1 and (prefix, device) not in self.correction
         return (prefix, device) not in self.measured
 
-    def _told(self, device: str, annotated: float | Estimate | None) -> float | None:
+    def _own_estimate(self, device: str, annotated: float | Estimate | None) -> float | None:
         """Return the task's own estimate for a class, from its operations or its seconds on the reference class."""
         if isinstance(annotated, Estimate):
             speed = self.speeds.get(device)

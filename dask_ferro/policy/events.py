@@ -296,8 +296,6 @@ class Arrived(NamedTuple):
         When it was requested.
     delay : float
         Seconds from then to its start on the thief.
-    worked : float
-        Seconds that the thief worked on it, at most those that passed here.
     """
 
     key: Key
@@ -305,7 +303,6 @@ class Arrived(NamedTuple):
     thief: Address
     requested: float
     delay: float
-    worked: float
 
 
 Instruction = Wake | Ask | HandOver | PlaceAgain | Hurry | Settled | Arrived

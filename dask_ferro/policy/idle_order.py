@@ -32,9 +32,6 @@ class IdleOrder:
         self._rows = rows
         self._heaps: dict[str, list[tuple[float, Address, int]]] = {}
 
-    def __len__(self) -> int:
-        return sum(map(len, self._heaps.values()))
-
     def keep(self, now: float) -> None:
         """Build the heaps; from now on there are more than a few workers."""
         self._heaps.clear()

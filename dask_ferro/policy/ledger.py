@@ -255,7 +255,7 @@ class Ledger:
         self._take_off(entry)
         if entry.state == "running":
             self._fill(now, entry.worker)
-        entry.state, entry.started, entry.stolen = "requested", None, None
+        entry.state, entry.started = "requested", None
         self._requested += 1
         self.requests[key] = PendingRequest(entry, row, self._requested, now, gain, cost, moving)
         self._announce(self.requests[key], +1)
@@ -316,7 +316,7 @@ class Ledger:
         if entry.provisional:
             self._guessed.setdefault((entry.prefix, row.device), {})[entry] = None
         if not row.queue and row.may_start(entry):
-            self._start(now, entry, row)
+            self._start(now, entry)
         else:
             self._queue_up(now, entry, row)
         self._touch(row, now)
@@ -355,7 +355,7 @@ class Ledger:
             self._queue_up(now, last, row)
         self._touch(row, now)
 
-    def _start(self, now: float, entry: Entry, row: WorkerLoad) -> None:
+    def _start(self, now: float, entry: Entry) -> None:
         """Start a task; with `listens`, its start time is set by `listen`, as its message leaves no earlier."""
         self._run(entry, inf if self.listens else now)
         if self.listens:
@@ -383,14 +383,14 @@ class Ledger:
             if not first.needs:
                 del row.queue[0]
                 self._count(row, first, -1)
-                self._start(now, first, row)
+                self._start(now, first)
                 continue
             # A task that waits for a resource does not block those behind it.
             entry = next((e for _, _, e in row.queue[:DEPTH] if row.may_start(e)), None)
             if entry is None:
                 return
             self._take(row, entry)
-            self._start(now, entry, row)
+            self._start(now, entry)
 
     def _take(self, row: WorkerLoad, entry: Entry) -> None:
         index = bisect_left(row.queue, (entry.priority, entry.sequence))  # type: ignore[arg-type, type-var]
@@ -520,7 +520,7 @@ class Ledger:
         """Return whether a queued task is projected to wait for at least `seconds`."""
         return any(self.rows[address].starts_in(now) >= seconds for _, address in reversed(self._loads))
 
-    def queue(self, address: Address, depth: int = DEPTH, now: float = 0.0) -> tuple[TaskFacts, ...]:
+    def queue(self, address: Address, depth: int, now: float) -> tuple[TaskFacts, ...]:
         """Return the movable tasks in a worker's queue, the last to start first."""
         row = self.rows[address]
         # Read four times as many entries as wanted, since some may not be moved.
@@ -534,7 +534,7 @@ class Ledger:
         return [self.worker(row.address, now) for row in rows]
 
     def overdue(
-        self, now: float, patience: float, turn: int, count: int = OVERDUE, projected: bool = True
+        self, now: float, patience: float, turn: int, projected: bool = True
     ) -> list[tuple[Entry, WorkerLoad, TaskFacts | None]]:
         """Return overdue tasks in queues: some of each queue, and different ones for each `turn`.
 
@@ -555,7 +555,7 @@ class Ledger:
                 if waited := row.overdue(entry, now, patience, projected):
                     task = self._waiting(entry, row, now)
                     found.append((entry, row, task and task._replace(overdue=waited)))
-            if len(found) >= count:
+            if len(found) >= OVERDUE:
                 break
         return found
 
@@ -622,8 +622,7 @@ class Ledger:
             busiest = tuple(dict.fromkeys((*busiest, *first)))
             shown.update(dict.fromkeys(first))
         workers = {a: self._seen(a, now) for a in dict.fromkeys((*hungry, *shown))}
-        moving = (links or Links()).copy()
-        return Snapshot(now, hungry, busiest, workers, queues, moving, self.hosts, known)
+        return Snapshot(now, hungry, busiest, workers, queues, (links or Links()).copy(), self.hosts, known)
 
     def _ends_of(
         self, addresses: Iterable[Address], tasks: int, now: float

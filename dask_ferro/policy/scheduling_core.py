@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dask_ferro.policy import events
-from dask_ferro.policy.estimates import Links
+from dask_ferro.policy.estimates import SENDS, Links
 from dask_ferro.policy.events import Event, Instruction
 from dask_ferro.policy.facts import Address, Move, Outcome, Worker
 from dask_ferro.policy.ledger import TASKS, VICTIMS, Ledger
@@ -44,9 +44,8 @@ from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.policy.waits import OverdueTasks, look
 from dask_ferro.policy.worker_load import Entry, PendingRequest, Stolen, WorkerLoad
 
-# Seconds within which events share a step, seconds between ticks, at which every worker is examined, and seconds
-# between two batches of messages.
-COALESCE, TICK, SENDS = 0.001, 0.5, 0.001
+# Seconds within which events share a step, and seconds between ticks, at which every worker is examined.
+COALESCE, TICK = 0.001, 0.5
 # Thieves considered by one step, which sees the ends of ten queues.
 THIEVES = 32
 # The most unread outcomes kept: no step reads them while stealing is off.  100 kB.
@@ -134,7 +133,7 @@ class SchedulingCore:
         self.state = StealingState()
         self.counts: dict[str, float] = dict.fromkeys(_COUNTS, 0)
         self.steps = 0
-        self.found = _NOTHING
+        self.overdue = _NOTHING
         # A step at the moment of its cause would be followed by others at the same moment, without end.
         self.coalesce, self.tick = max(coalesce, _LEAST), tick
         self.on_decision: Callable[[StealingDecision], None] | None = None
@@ -241,7 +240,7 @@ class SchedulingCore:
         worked = min(seconds, max(now - requested, 0.0))
         self._outcomes.append(Outcome("started", victim, thief, delay))
         self.counts["seconds_worked"] += worked
-        self._decided.append(events.Arrived(entry.key, victim, thief, requested, delay, worked))
+        self._decided.append(events.Arrived(entry.key, victim, thief, requested, delay))
 
     def _restarted(self, event: events.Restarted, now: float) -> None:
         for key in list(self.ledger.entries):
@@ -302,9 +301,9 @@ class SchedulingCore:
         self._hungry.update((address, None) for address, row in ledger.rows.items() if row.may_take)
         idle = self._some_idle(now) if ledger.waiting or event.elsewhere else []
         self.facts.begin([worker.address for worker in idle])
-        self.found = look(ledger, now, idle, p.patience, self.ticks, self.policy.projects)
+        self.overdue = look(ledger, now, idle, p.patience, self.ticks, self.policy.projects)
         self.ticks += 1
-        self._step(now, self.found)
+        self._step(now, self.overdue)
 
     def _some_idle(self, now: float) -> list[Worker]:
         """Return idle workers, at most `IDLE` of them and different ones at each tick."""

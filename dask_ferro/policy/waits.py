@@ -89,7 +89,7 @@ class WaitingTask(NamedTuple):
     some: tuple[Address, ...]
     reason: str
 
-    def told(self) -> str:
+    def sentence(self) -> str:
         """Return a sentence for the log."""
         where = f"at {self.worker}" if self.worker else "at the scheduler"
         return (

@@ -139,7 +139,7 @@ class Events:
         ]
         self._publish("steal", now, flows=[[*pair, tasks] for pair, tasks in flows], sample=sample)
         self._publish("place", now)
-        self._publish("wait", now, sample=[wait.told() for wait in self.stealing.waits.now[:_SAMPLE]])
+        self._publish("wait", now, sample=[wait.sentence() for wait in self.stealing.waits.now[:_SAMPLE]])
         self._since, self._moves = now, self.log.moves.total
 
     def _publish(self, action: str, now: float, **more: object) -> None:

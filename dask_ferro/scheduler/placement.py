@@ -58,7 +58,7 @@ class _HeldBack(NamedTuple):
 
 
 class Placing:
-    """The placement of a scheduler's tasks by a `policy.placement.PlacementParameters`."""
+    """The placement of a scheduler's tasks by a `policy.candidates.Candidates`."""
 
     def __init__(self, scheduler: Scheduler, stealing: Stealing, settings: Settings) -> None:
         self.scheduler = scheduler

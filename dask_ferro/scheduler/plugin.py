@@ -32,7 +32,7 @@ P = TypeVar("P", bound="Part")
 #     task_left(ts, finish, seconds, message)       it ends processing: in a state, and if done the seconds that it ran
 #     task_changed(ts, start, finish)               another transition, to a state that is none of `_NOT_YET`
 #     worker_changed(ws)                            its status is another one
-#     logged(topic, message)                        any event
+#     logged(topic, message)                        any event but those of `worker_changed`
 # and those of Dask's plugins, as Dask calls them.
 _DASKS = ("add_worker", "remove_worker", "remove_client", "update_graph", "restart")
 HOOKS = ("task_assigned", "task_left", "task_changed", "worker_changed", "logged", *_DASKS)
@@ -189,10 +189,10 @@ def plugin_of(scheduler: Scheduler) -> FerroScheduler | None:
     return plugin if isinstance(plugin, FerroScheduler) else None
 
 
-def part_of(scheduler: Scheduler, kind: type[P], name: str = "") -> P | None:
-    """Return a scheduler's part of a class, by default the one of the class's name; None: it is not on."""
+def part_of(scheduler: Scheduler, kind: type[P]) -> P | None:
+    """Return a scheduler's part of a class; None: it is not on."""
     plugin = plugin_of(scheduler)
-    part = None if plugin is None else plugin.parts.get(name or kind.name)
+    part = None if plugin is None else plugin.parts.get(kind.name)
     return part if isinstance(part, kind) else None
 
 
@@ -207,16 +207,20 @@ async def put_on(part: Part, *, dask_scheduler: Scheduler) -> None:
         if current is not None:
             if current.serves(part):
                 return
-            await current.give_way()
-            plugin.drop(current)
+            try:
+                await current.give_way()
+            finally:
+                plugin.drop(current)
         try:
             await part.prepare(dask_scheduler)
             part.start(dask_scheduler)
             plugin.add(part)
             await part.ready()
         except BaseException:
-            await part.stop()
-            plugin.drop(part)
+            try:
+                await part.stop()
+            finally:
+                plugin.drop(part)
             raise
 
 
@@ -226,8 +230,10 @@ async def take_off(name: str, *, dask_scheduler: Scheduler) -> None:
         plugin = plugin_of(dask_scheduler)
         part = None if plugin is None else plugin.parts.get(name)
         if plugin is not None and part is not None and not part.is_needed:
-            await part.stop()
-            plugin.drop(part)
+            try:
+                await part.stop()
+            finally:
+                plugin.drop(part)
 
 
 def _seconds(spans: Sequence[Mapping[str, Any]]) -> float | None:

@@ -22,7 +22,7 @@ from dask_ferro.scheduler.annotations import estimate_of
 from dask_ferro.scheduler.stealing import Stealing
 
 # A task's own estimate: seconds, or an `Estimate`; None: it has none.
-Told = Estimate | float | None
+OwnEstimate = Estimate | float | None
 
 
 class Seconds:
@@ -51,30 +51,30 @@ class Seconds:
 
     def left(self, ts: TaskState) -> float:
         """Return the seconds that a task still takes."""
-        found = self._left.get(ts)
-        if found is None:
-            found = self._left[ts] = seconds_left(
+        seconds = self._left.get(ts)
+        if seconds is None:
+            seconds = self._left[ts] = seconds_left(
                 self._of(ts), 0.0 if ts.processing_on is None else self._ran(ts)
             )
-        return found
+        return seconds
 
     def _of(self, ts: TaskState) -> float:
-        name, told = ts.prefix.name, estimate_of(ts.annotations)
-        if told is not None:
-            seconds = self._measured(name, told)
+        name, own = ts.prefix.name, estimate_of(ts.annotations)
+        if own is not None:
+            seconds = self._measured(name, own)
             return self._stock(ts) if seconds is None else seconds
         # Cached by prefix: one pass covers all unfinished tasks, most of them without annotations.
         if name not in self._known:
             self._known[name] = self._measured(name, None) or self._stock(ts)
         return self._known[name]
 
-    def _measured(self, prefix: str, told: Told, device: str | None = None) -> float | None:
+    def _measured(self, prefix: str, own: OwnEstimate, device: str | None = None) -> float | None:
         """Return the seconds by our measurements or the task's own estimate, without Dask's mean."""
         if self._ledger is None:
-            seconds = told.seconds if isinstance(told, Estimate) else told
+            seconds = own.seconds if isinstance(own, Estimate) else own
             return seconds if seconds is not None and is_duration(seconds) else None
         first = device or (self._devices[0] if self._devices else "cpu")
-        seconds, known = self._ledger.durations.of(prefix, first, told)
+        seconds, known = self._ledger.durations.of(prefix, first, own)
         return seconds if known else None
 
     def _stock(self, ts: TaskState) -> float:
@@ -95,18 +95,18 @@ class Seconds:
             return {}
         work: dict[str, float] = {}
         # One annotation for each prefix: tasks of a prefix differ in size, but hardly in kind.
-        told: dict[str, Told] = {}
+        estimates: dict[str, OwnEstimate] = {}
         for ts in tasks:
             name = ts.prefix.name
             work[name] = work.get(name, 0.0) + self.left(ts)
-            if name not in told:
-                told[name] = estimate_of(ts.annotations)
-        total, found = sum(work.values()), {}
+            if name not in estimates:
+                estimates[name] = estimate_of(ts.annotations)
+        total, speeds = sum(work.values()), {}
         for device in self._devices[1:]:
-            own = 0.0
+            there_all = 0.0
             for prefix, seconds in work.items():
-                here = self._measured(prefix, told[prefix])
-                there = self._measured(prefix, told[prefix], device)
-                own += seconds * (there / here if here and there else 1.0)
-            found[device] = total / own if own > 0 else 1.0
-        return found
+                here = self._measured(prefix, estimates[prefix])
+                there = self._measured(prefix, estimates[prefix], device)
+                there_all += seconds * (there / here if here and there else 1.0)
+            speeds[device] = total / there_all if there_all > 0 else 1.0
+        return speeds

@@ -55,7 +55,7 @@ async def put_on(name: str, plugin: bytes, seconds: float, *, dask_scheduler: Sc
     ------
     RuntimeError
         If its set-up raised an error on a worker, with the worker's message and chained to its exception; then no
-        worker that joins later is given the plugin.  A worker without dask_ferro gets a stand-in, and no error.
+        worker has the plugin, nor does one that joins later.  A worker without dask_ferro gets a stand-in instead.
     """
     plugins = dask_scheduler.worker_plugins
     # A worker that joins and cannot load it would not start, and its name would stay taken.
@@ -63,7 +63,7 @@ async def put_on(name: str, plugin: bytes, seconds: float, *, dask_scheduler: Sc
     message = {"op": "plugin-add", "plugin": plugin, "name": name}
     late, refusals = await _tell_all(dask_scheduler, message, seconds)
     if refusals:
-        plugins.pop(name, None)
+        await take_off(name, seconds, dask_scheduler=dask_scheduler)
         raise RuntimeError(_words(refusals)) from next(iter(refusals.values()))
     return late
 

@@ -22,7 +22,7 @@ from dask_ferro.scheduler.plugin import Part
 from dask_ferro.scheduler.settings import Settings
 from dask_ferro.scheduler.stealing import Stealing
 from dask_ferro.scheduler.worker_plugin import NAME as WORKER_NAME
-from dask_ferro.scheduler.worker_plugin import WORKER_SENDS, FerroWorker
+from dask_ferro.scheduler.worker_plugin import FerroWorker
 
 logger = logging.getLogger(__name__)
 
@@ -104,14 +104,14 @@ class Scheduling(Part):
         from dask_ferro.views.pages import put_on
 
         self._take_pages_off = put_on(scheduler, stealing)
-        plugin = dumps(FerroWorker(sends=WORKER_SENDS))
+        plugin = dumps(FerroWorker())
         try:
             self.late = await reach.put_on(
                 WORKER_NAME, plugin, self.settings.answer, dask_scheduler=scheduler
             )
         # Whatever a worker lacks, stealing works without its measurements.
         except RuntimeError as error:
-            logger.warning("dask_ferro is not on all workers, and measures nothing there: %s", error)
+            logger.warning("dask_ferro is on no worker, and measures nothing: %s", error)
 
     async def stop(self) -> None:
         """Restore the workers, and the scheduler's own stealing, placement and intervals.  Idempotent.

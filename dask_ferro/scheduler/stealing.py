@@ -19,7 +19,7 @@ from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
 
 from dask_ferro.policy import events
-from dask_ferro.policy.estimates import Links
+from dask_ferro.policy.estimates import SENDS, Links
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.policies import named
@@ -37,8 +37,6 @@ from dask_ferro.scheduler.worker_plugin import METRIC, Heartbeat, sent
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which messages to a worker are batched: with Dask's 5 ms, no dependency between two workers takes less.
-_SENDS = 0.001
 # The least seconds between two samples of the load; the slow tick comes twice a second.
 _SAMPLED = 0.9
 # Linux: nanoseconds on a core, nanoseconds of waiting for one, and the number of time slices.
@@ -287,7 +285,7 @@ class Stealing(EntryPoints):
         self._beats[ws.address] = told
         self.records.received(told, before or self._earlier.pop(ws.address, None))
         self.devices.heard(ws, told)
-        for _, sample in sent(told, self.ledger.hosts):
+        for sample in sent(told, self.ledger.hosts):
             self.tell(events.TransferLearned(*sample))
 
     # -- what is decided -----------------------------------------------------------------------------------
@@ -309,7 +307,7 @@ class Stealing(EntryPoints):
             raise failed
 
     def _hurry(self, told: events.Hurry, now: float) -> None:
-        upstream.put_sends(self.scheduler, [told.worker], _SENDS if told.soon else upstream.WORKER_SENDS)
+        upstream.put_sends(self.scheduler, [told.worker], SENDS if told.soon else upstream.WORKER_SENDS)
 
     def _request(self, told: events.Ask, now: float) -> None:
         line = self._ask_for(told, now)

@@ -142,7 +142,7 @@ def route_answers(scheduler: Scheduler, prefix: str, own: Callable[..., None] | 
     scheduler.stream_handlers["steal-response"] = sort if routes else rest
 
 
-async def put_stock_stealing(scheduler: Scheduler, previous: WorkStealing | None = None) -> None:
+async def put_stock_stealing(scheduler: Scheduler, previous: WorkStealing | None) -> None:
     """Install Dask's own stealing, with all tasks that it would know had it been active from the start."""
     stock = WorkStealing(scheduler)
     put_stealing(scheduler, stock, previous)
@@ -188,8 +188,8 @@ def put_placement(
     scheduler: Scheduler,
     ready: Callable[[TaskState], WorkerState | None],
     queued: Callable[[Callable[[], TaskState], WorkerState | None], WorkerState | None],
-    is_tied: Callable[[TaskState], bool] = lambda task: False,
-    ahead: Callable[[WorkerState, TaskState], int] = lambda worker, first: 0,
+    is_tied: Callable[[TaskState], bool],
+    ahead: Callable[[WorkerState, TaskState], int],
 ) -> None:
     """Let `ready` choose the worker of a ready task, and `queued` that of a root-like task.
 
@@ -290,9 +290,7 @@ def _is_restricted_by_user(task: TaskState) -> bool:
     return bool(is_strict or task.host_restrictions or task.resource_restrictions)
 
 
-def fail_unplaced(
-    scheduler: Scheduler, error: Exception, resources: Mapping[str, float] | None = None
-) -> list[Key]:
+def fail_unplaced(scheduler: Scheduler, error: Exception, resources: Mapping[str, float] | None) -> list[Key]:
     """Fail the tasks that are on no worker, as Dask does after `no-workers-timeout`; return their keys.
 
     Parameters

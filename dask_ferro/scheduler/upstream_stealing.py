@@ -26,7 +26,6 @@ from dask_ferro.policy.events import Answer, Ask, Event, Finished, Ordered, Plac
 from dask_ferro.policy.facts import Key, Move
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.scheduling_core import SchedulingCore
-from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.scheduler.upstream import CONFIRMS, REJECTS
 
 # Dask's dashboard colours requests by the ratio of their transfer to their duration: 15 levels.
@@ -50,7 +49,6 @@ class EntryPoints(WorkStealing):
 
     core: SchedulingCore
     ledger: Ledger
-    shown: Facts
     after_freeing: Callable[[], None]
 
     def __init__(self, scheduler: Scheduler) -> None:

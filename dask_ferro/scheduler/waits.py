@@ -83,7 +83,7 @@ class Waits:
         self.awake = 0.0
         self.unserved: float | None = None
         # Tasks reported as waiting that still wait.
-        self._told: set[Hashable] = set()
+        self._reported: set[Hashable] = set()
         self.listens = False
 
     # -- the clock -----------------------------------------------------------------------------------------
@@ -123,33 +123,33 @@ class Waits:
             self.unserved = None
         elif self.unserved is None:
             self.unserved = now
-        found = stealing.core.found
-        idle = list(found.idle)
-        told = self._asked(idle, now)
+        overdue = stealing.core.overdue
+        idle = list(overdue.idle)
+        waits = self._asked(idle, now)
         # Requested tasks are described as unmovable, like actors.
-        told += [
+        waits += [
             wait
-            for wait in waits_of(found, now, stealing.core.links, ledger.hosts)
+            for wait in waits_of(overdue, now, stealing.core.links, ledger.hosts)
             if wait.key not in ledger.requests
         ]
-        told += self.elsewhere(idle) if idle else ()
-        self._count(told)
-        self.now = sorted(told, key=lambda wait: -wait.seconds)
+        waits += self.elsewhere(idle) if idle else ()
+        self._count(waits)
+        self.now = sorted(waits, key=lambda wait: -wait.seconds)
 
-    def _count(self, told: list[WaitingTask]) -> None:
+    def _count(self, waits: list[WaitingTask]) -> None:
         """Count the tasks not reported before; of many, each tick reports others."""
         entries, unrunnable = self._stealing.ledger.entries, self._stealing.scheduler.unrunnable
         tasks = self._stealing.scheduler.tasks
-        self._told = {
+        self._reported = {
             key
-            for key in self._told
+            for key in self._reported
             if ((entry := entries.get(key)) is not None and entry.state != "running")
             or tasks.get(cast(Key, key)) in unrunnable
         }
-        new = {wait.key: wait.reason for wait in told if wait.key not in self._told}
+        new = {wait.key: wait.reason for wait in waits if wait.key not in self._reported}
         for reason in new.values():
             self.began[reason] += 1
-        self._told.update(new)
+        self._reported.update(new)
 
     def _asked(self, idle: list[Worker], now: float) -> list[WaitingTask]:
         """Return the tasks whose request a worker has not answered for long."""

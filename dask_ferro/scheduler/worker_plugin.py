@@ -22,8 +22,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.options import DEVICES
-from dask_ferro.policy.estimates import Speed
+from dask_ferro.policy.estimates import SENDS, Speed
 from dask_ferro.scheduler import upstream_worker
 
 logger = logging.getLogger(__name__)
@@ -35,8 +34,6 @@ DEVICE = "ferro-device"
 # Classes of link: between processes of a host, and between hosts.
 LINKS = ("host", "hosts")
 
-# Seconds for which a worker batches messages to the scheduler; Dask: 2 ms.
-WORKER_SENDS = 0.001
 # The most transfers in one heartbeat: 3 kB.
 _SAMPLES = 64
 
@@ -44,37 +41,10 @@ _SAMPLES = 64
 class FerroWorker(WorkerPlugin):
     """Measures a worker and its links, and shortens the interval at which its messages are sent.
 
-    Parameters
-    ----------
-    device : str, optional
-        "cpu" or "gpu"; default: `ferro.worker.device` in the worker's configuration, or else "gpu" if CuPy finds one.
-    sends : float, optional
-        Seconds for which messages to the scheduler are batched; default: unchanged.
-
-    Raises
-    ------
-    ConfigError
-        For another device.
+    The device is `ferro.worker.device` in the worker's configuration, or else "gpu" if CuPy finds one.
     """
 
     name = NAME
-
-    def __init__(self, device: str | None = None, sends: float | None = None) -> None:
-        if device is not None and device not in DEVICES:
-            raise ConfigError(f"device: got {device!r}, wanted one of {', '.join(DEVICES)}")
-        self.device = device
-        self.sends = sends
-
-    @classmethod
-    def configured(cls) -> FerroWorker:
-        """Return the plugin according to the configuration.
-
-        Raises
-        ------
-        ConfigError
-            For an invalid setting.
-        """
-        return cls(sends=WORKER_SENDS)
 
     async def setup(self, worker: Worker) -> None:
         """Measure, publish, and shorten the interval.  Idempotent."""
@@ -83,10 +53,10 @@ class FerroWorker(WorkerPlugin):
             config.check()
         except ConfigError as error:  # the site has to correct it, but no worker ends for it
             logger.error("dask_ferro on %s: %s", worker.address, error)
-        report = Report(self.device, cast("Measured | None", worker.plugins.get(DEVICE)))
+        report = Report(
+            cast("Measured | None", worker.plugins.get(DEVICE)), upstream_worker.put_sends(worker, SENDS)
+        )
         worker.metrics[METRIC] = report
-        if self.sends is not None:
-            report.stock_sends = upstream_worker.put_sends(worker, self.sends)
         report.measure()
 
     def teardown(self, worker: Worker) -> None:
@@ -94,8 +64,7 @@ class FerroWorker(WorkerPlugin):
         report = worker.metrics.pop(METRIC, None)
         if isinstance(report, Report):
             report.close()
-            if report.stock_sends is not None:
-                upstream_worker.put_sends(worker, report.stock_sends)
+            upstream_worker.put_sends(worker, report.stock_sends)
 
 
 class GpuMemory(TypedDict):
@@ -150,24 +119,31 @@ class Measured(Protocol):
 
 
 class Report:
-    """A worker's metric: called by Dask at each heartbeat, with the worker."""
+    """A worker's metric: called by Dask at each heartbeat, with the worker.
 
-    def __init__(self, device: str | None, told: Measured | None = None) -> None:
-        self._declared = device
-        self._device = device or "cpu"
-        self._told = told
+    Parameters
+    ----------
+    declared : Measured, optional
+        In place of measurements.
+    stock_sends : float
+        Seconds for which Dask batches the worker's messages.
+    """
+
+    def __init__(self, declared: Measured | None, stock_sends: float) -> None:
+        self._declared = declared
+        self.stock_sends = stock_sends
+        self._device = "cpu"
         self._speed: Speed | None = None
         self._model = ""
         self._measuring: asyncio.Task[None] | None = None
         self._beat = 0
         self._last: object = None
         self._received: dict[str, tuple[int, int, float]] = dict.fromkeys(LINKS, (0, 0, 0.0))
-        self.stock_sends: float | None = None
 
     def __call__(self, worker: Worker) -> Heartbeat:
         """Return the figures, with the transfers that finished since the last call."""
         self._beat += 1
-        told: Heartbeat = {
+        beat: Heartbeat = {
             "address": upstream_worker.address_of(worker),
             "device": self._device,
             "flops": self._speed and self._speed.flops,
@@ -177,13 +153,13 @@ class Report:
             "received": dict(self._received),
         }
         if self._device == "gpu" and self._speed is not None:
-            told["gpu"] = self._gpu(worker)
-        return told
+            beat["gpu"] = self._gpu(worker)
+        return beat
 
     def _gpu(self, worker: Worker) -> GpuFacts | None:
         """Return the current figures of the worker's GPU."""
-        found = _calibration().memory() if self._told is None else self._told.memory(worker)
-        return None if found is None else {**found, "model": self._model}
+        memory = _calibration().memory() if self._declared is None else self._declared.memory(worker)
+        return None if memory is None else {**memory, "model": self._model}
 
     def measure(self) -> None:
         """Measure in a thread: 0.2 s on an idle machine, for which no start waits."""
@@ -195,17 +171,16 @@ class Report:
             self._measuring.cancel()
 
     async def _measure(self) -> None:
-        if self._told is not None:
-            self._device, self._speed = self._told.device, self._told.speed
-            self._model = self._told.model
+        if self._declared is not None:
+            self._device, self._speed = self._declared.device, self._declared.speed
+            self._model = self._declared.model
             return
         try:
             calibration = await asyncio.to_thread(_calibration)
-            if self._declared is None:
-                self._device = await asyncio.to_thread(calibration.detected)
-            found = await asyncio.to_thread(calibration.figures, self._device)
+            self._device = await asyncio.to_thread(calibration.detected)
+            figures = await asyncio.to_thread(calibration.figures, self._device)
             # Set together: a heartbeat in between would report a GPU without a model, and be believed.
-            self._speed, self._model = found
+            self._speed, self._model = figures
         except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker works
             logger.warning("dask_ferro: the %s was not measured: %r", self._device, error)
 
@@ -236,24 +211,20 @@ def _host(address: str | None) -> str:
     return (address or "").rpartition("://")[2].rpartition(":")[0]
 
 
-def sent(metrics: Heartbeat | None, hosts: Mapping[str, str]) -> list[tuple[str, tuple[str, int, float]]]:
-    """Return a worker's transfers as (sender, (class of link, bytes, seconds)), for `policy.estimates.Links.add`.
-
-    The classes are "host" and "hosts".
+def sent(metrics: Heartbeat, hosts: Mapping[str, str]) -> list[tuple[str, int, float]]:
+    """Return a worker's transfers as (class of link, bytes, seconds), for `policy.estimates.Links.add`.
 
     Parameters
     ----------
-    metrics : mapping or None
-        The worker's published metric: ``ws.metrics.get("ferro")``.  It is unchanged until the next heartbeat, so use
+    metrics : mapping
+        The worker's published metric: ``ws.metrics["ferro"]``.  It is unchanged until the next heartbeat, so use
         each "beat" once.
     hosts : mapping
         Host by address; transfers from or to other workers are skipped.
     """
-    if not metrics:
-        return []
     here = hosts.get(metrics["address"] or "")
     return [
-        (source, ("host" if hosts[source] == here else "hosts", nbytes, seconds))
+        (LINKS[hosts[source] != here], nbytes, seconds)
         for source, nbytes, seconds in metrics["transfers"]
         if here is not None and source in hosts and seconds > 0
     ]

@@ -85,7 +85,7 @@ def simulate(
     scheduler = Scheduler(world, jobs, graph.stops)
     scheduler.decider = decide(scheduler) if decide else _decider(scheduler, policy, rules, seed)
     scheduler.decider.learn(known or {})
-    world.told = scheduler.hear
+    world.report = scheduler.hear
     world.sampled = scheduler.decider.arrived
     site = VirtualSite(world, scheduler, None if decide else rules)
     _populate(site)

@@ -48,9 +48,8 @@ class World:
     spans: list[Span] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
     running: int = 0  # tasks on all workers
-    told: Callable[..., None] = lambda name, *content: (
-        None
-    )  # the scheduler, of a message by its handler's name
+    # To the scheduler: the name of its handler, and a message.
+    report: Callable[..., None] = lambda handler, *content: None
     sampled: Sample = lambda address, job, kind, seconds: None
 
     def __post_init__(self) -> None:
@@ -101,7 +100,7 @@ class LiveWorker:
         """Receive a message from the scheduler, and call `act(*args)` once it has been read."""
         world, arrives = self._world, self.inbox.arrives(now)
         if self._is_first(self.inbox, arrives, act, *args):
-            world.clock.at(self.inbox.batch, world.told, "batched")
+            world.clock.at(self.inbox.batch, world.report, "batched")
             cpu = world.cluster.per_batch_read
             world.clock.at(arrives - cpu, self.process.run, cpu, _deliver, self.inbox.messages)
 
@@ -127,7 +126,7 @@ class LiveWorker:
     def _sent(self, messages: list[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
         cluster, clock = self._world.cluster, self._world.clock
         at = clock.now + max(cluster.wire - cluster.per_batch_read, 0.0)
-        clock.at(at, self._world.told, "batched")
+        clock.at(at, self._world.report, "batched")
         clock.at(at, _deliver, messages)
 
     # ---- messages of the scheduler -------------------------------------------------------------------------
@@ -158,12 +157,12 @@ class LiveWorker:
         if state in ("fetching", "ready"):
             self.give_up(job)
             state = "ready"
-        self.tell(self._world.told, "answered", self.address, job, request, state)
+        self.tell(self._world.report, "answered", self.address, job, request, state)
 
     def notice(self) -> None:
         """Let the scheduler read the message that a replica was added or dropped; its state is updated already."""
         if self.alive:
-            self.tell(self._world.told, "noticed")
+            self.tell(self._world.report, "noticed")
 
     def runs(self) -> set[int]:
         """Return the numbers of the running tasks, as a heartbeat reports."""
@@ -334,7 +333,7 @@ class LiveWorker:
             world.spans.append(
                 Span("compute", spec.key, spec.prefix, *lane, held.start, held.stop, spec.nbytes)
             )
-            self.tell(world.told, "finished", self.address, held)
+            self.tell(world.report, "finished", self.address, held)
         self._start()
 
 

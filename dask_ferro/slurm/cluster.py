@@ -288,7 +288,7 @@ class SLURMCluster(ElasticCluster):
             Addresses; True means all.
         jobs : bool
             Whether to include the ends of the newest output files of this cluster's jobs, by path, also of jobs that
-            are over.  Without `log_directory` these files are where the jobs were submitted.
+            are over.  Without `log_directory` there are none: SLURM then writes slurm-*.out where they were submitted.
 
         Returns
         -------
@@ -399,6 +399,8 @@ class SLURMCluster(ElasticCluster):
             job.submitted_at, job.reason = time(), ""
             if job.state == JobState.SUBMITTING:  # not released meanwhile
                 job.enter(JobState.PENDING, job.submitted_at)
+            elif job.state == JobState.ENDED:  # released by a caller who did not wait for its end
+                self._cancellation.add({job.job_id: job})
 
     def _refused(self, jobs: Sequence[BatchJob], words: str) -> None:
         logger.warning("dask_ferro: SLURM refuses %d jobs of pool %s: %s", len(jobs), jobs[0].pool, words)

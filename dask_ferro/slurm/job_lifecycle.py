@@ -285,7 +285,9 @@ class BatchJob:
         self, row: QueueRow, connected: Collection[str], now: float, patience: Patience
     ) -> Ending | None:
         """Wait a little, as the job may be requeued.  While workers are connected it counts as about to end."""
-        over = self._unless_it_passes(_ENDS, patience.ending, now, Ending(row.told, row.state))
+        self.started_at = row.starts or self.started_at
+        failed = not self.was_whole and row.reason == "NonZeroExitCode"
+        over = self._unless_it_passes(_ENDS, patience.ending, now, Ending(row.told, row.state, failed=failed))
         if not self._is_there(connected):
             return over
         self.ends_at = min(self.ends_at or inf, self.warned_at[_ENDS] + patience.ending)

@@ -217,7 +217,9 @@ async def _leave(seconds: float, *, is_last: bool = False) -> bool:
     """
     begin = time()
     until, known_by = begin + seconds, begin + min(seconds / 2, _STARTING)
-    while there := [server for server in _there() if server.status != Status.closing_gracefully]:
+    # The scheduler closes those gracefully that are asked for here; others are ended by somebody else.
+    asked: set[Nanny | Worker] = set()
+    while there := [s for s in _there() if s in asked or s.status != Status.closing_gracefully]:
         servers = {address: server for server in there if (address := address_of(server))}
         if not servers or (len(servers) < len(there) and time() < known_by):
             await asyncio.sleep(_POLL)
@@ -226,6 +228,7 @@ async def _leave(seconds: float, *, is_last: bool = False) -> bool:
         if await sigterm.is_gone(scheduler.address):
             logger.info("dask_ferro: the scheduler is gone")
             return False
+        asked.update(servers.values())
         answer = await _ask(scheduler, servers, until)
         if answer is None and not is_last:
             # Dask's own retirement, which loses results that are computed meanwhile, and could delay a cluster that

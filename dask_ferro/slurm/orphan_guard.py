@@ -54,8 +54,8 @@ left=$submitted
 pause=1
 while [ "$pause" -le 1024 ]; do
     [ -z "$left" ] || echo "$left" | xargs -r -n 200 scancel
-    # An empty squeue may be a lie.  Jobs that are over are shown for some minutes.
-    if shown=$(scontrol --oneliner show job); then
+    # An empty answer may be a lie: scontrol says so where there are no jobs.  Jobs that are over are shown for minutes.
+    if shown=$(scontrol --oneliner show job) && [ -n "$shown" ]; then
         left=$(echo "$shown" | alive)
         [ -n "$left" ] || exit 0
     fi

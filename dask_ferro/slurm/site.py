@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 
 # The time limit of queries made once, at the start.
 _ASKED = 5.0
-# Seconds between two queries of the nodes: an administrator is in no hurry, and sinfo costs 9 ms of a core.
-_NODES = 3.0
+# Seconds between two queries of the nodes, for one of which a look waits: an administrator is in no hurry, and sinfo
+# costs 9 ms of a core.
+_NODES, _NODES_LIMIT = 3.0, 1.0
 # Of the 200 characters of a comment that squeue shows, the most for the user's; the rest is for our identifier.
 _OWN_WORDS = 120
 # The most elements of an array: SLURM's default allows 1001, and one refusal costs less if an array is not everything.
@@ -142,6 +143,8 @@ class SlurmSite:
         for array, ids in list(arrays.items())[:_ARRAYS]:
             try:
                 rows = parsing.shown(await run("scontrol", "--oneliner", "show", "job", array))
+                if not rows:
+                    continue  # SLURM says so where there is no such job: an empty answer is none
             except Refused as refused:
                 if not _UNKNOWN_JOB.search(refused.words):
                     logger.warning("dask_ferro: scontrol failed: %s", refused.words)
@@ -182,13 +185,15 @@ class SlurmSite:
 
     async def draining(self) -> frozenset[str]:
         """Return the nodes that are being drained, asked for at intervals; the last answer holds in between."""
-        if (now := asyncio.get_running_loop().time()) >= self._nodes_at:
-            self._nodes_at = now + _NODES
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._nodes_at:
             try:
-                out = await run("sinfo", "--noheader", "--Node", "--states=drain,fail", "--format=%N")
+                async with asyncio.timeout(_NODES_LIMIT):
+                    out = await run("sinfo", "--noheader", "--Node", "--states=drain,fail", "--format=%N")
                 self._draining = frozenset(out.split())
-            except Refused as refused:
-                logger.warning("dask_ferro: sinfo failed: %s", refused.words)
+            except (Refused, TimeoutError) as error:
+                logger.warning("dask_ferro: sinfo failed: %r", error)
+            self._nodes_at = loop.time() + _NODES
         return self._draining
 
     async def cancel(self, job_ids: Sequence[str]) -> None:

@@ -71,7 +71,7 @@ class Submission:
         self._attempts: dict[str, _Attempts] = {}
         self._task: asyncio.Task[None] | None = None
         self._errors: dict[str, str] = {}
-        self._is_closed = False
+        self._is_closed = self._is_unsure = False
         # The number of calls of sbatch, and whether SLURM may have a job.
         self.calls = 0
         self.had_jobs = False
@@ -117,14 +117,14 @@ class Submission:
         return [f"SLURM refuses jobs of pool {pool!r}: {words}" for pool, words in errors.items()]
 
     async def close(self, patience: float) -> bool:
-        """Submit nothing more; return whether the last `sbatch` ended within `patience` seconds."""
+        """Submit nothing more; return whether what the last `sbatch` did is known within `patience` seconds."""
         self._is_closed = True
         self._woken.set()
         if self._task is None:
             return True
         await asyncio.wait({self._task}, timeout=patience)
         if self._task.done():
-            return True
+            return not self._is_unsure
         self._task.cancel()
         await asyncio.wait({self._task}, timeout=1.0)
         return False
@@ -198,13 +198,17 @@ class Submission:
 
     async def _outcome(self, nonce: str) -> str | None:
         """Return the array of a submission without an answer as soon as SLURM tells; None: there is none."""
-        while not self._is_closed:
+        self._is_unsure = True
+        while True:
             try:
-                return await self._site.find(nonce)
+                array = await self._site.find(nonce)
+                self._is_unsure = False
+                return array
             except Refused as refused:
                 logger.info("dask_ferro: scontrol: %s", refused.words)
-                await self._sleep(_ASKED)
-        return None
+            if self._is_closed:
+                return None
+            await self._sleep(_ASKED)
 
     def _blame(self, batch: Sequence[BatchJob], words: str) -> None:
         self._tries(batch[0].pool).words = words

@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_counted(client: Client) -> None:
 
 
 def stolen(key: str, requested: float) -> Arrived:
-    return Arrived(key, "v", "t", requested, 1.0, 0.5)
+    return Arrived(key, "v", "t", requested, 1.0)
 
 
 def test_steals_that_do_not_fit_are_counted_too(client: Client) -> None:

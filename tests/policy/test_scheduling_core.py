@@ -278,9 +278,19 @@ def test_the_end_of_a_stolen_task_tells_how_long_the_move_took() -> None:
     scene = requested()
     scene.hear(Answered(9, "given"), MessagesSent(), now=0.1)
     (arrived, *_) = scene.hear(Finished(9, True, 0.5), now=0.8)
-    assert arrived == Arrived(9, "a", "b", 0.0, pytest.approx(0.3), 0.5)
+    assert arrived == Arrived(9, "a", "b", 0.0, pytest.approx(0.3))
+    assert scene.core.counts["seconds_worked"] == 0.5
     scene.hear(Tick(), now=0.9)
     assert scene.core.threshold("b") == pytest.approx(P.threshold + 0.25 * (0.25 - P.threshold))
+
+
+def test_a_stolen_task_whose_second_thief_was_refused_ended_on_the_first() -> None:
+    scene = requested()
+    scene.hear(Answered(9, "given"), MessagesSent(), now=0.1)
+    scene.core.ledger.request(0.2, 9, "a")
+    scene.hear(Answered(9, "kept"), now=0.3)
+    (arrived, *_) = scene.hear(Finished(9, True, 0.5), now=0.8)
+    assert arrived == Arrived(9, "a", "b", 0.0, pytest.approx(0.3))
 
 
 def test_a_request_that_could_not_be_sent_was_none() -> None:
@@ -353,7 +363,7 @@ def test_a_tick_finds_what_no_other_step_may_see() -> None:
     scene.queue("a", range(40))
     scene.facts.bound.update(set(range(40)) - {3})
     found = [scene.asked(Tick(), now=5.0)]
-    assert [worker.address for worker in scene.core.found.idle] == ["b"]
+    assert [worker.address for worker in scene.core.overdue.idle] == ["b"]
     found += [scene.asked(Tick(), now=5.0 + turn) for turn in range(5)]
     assert [(3, "a", "b")] in found
 
@@ -364,8 +374,8 @@ def test_a_tick_looks_at_some_of_very_many_idle_workers_at_a_time() -> None:
     seen = set()
     for _ in range(2):
         scene.hear(Tick(elsewhere=True))
-        assert len(scene.core.found.idle) == module.IDLE
-        seen |= {worker.address for worker in scene.core.found.idle}
+        assert len(scene.core.overdue.idle) == module.IDLE
+        seen |= {worker.address for worker in scene.core.overdue.idle}
     assert len(seen) == module.IDLE + 100
 
 

@@ -26,7 +26,7 @@ def test_why_a_task_waits(facts: dict[str, Any], idle: dict, options: dict, reas
     waiting = task("t", **{"seconds": 0.1, "overdue": 2.0, **facts})
     found = wait_of(waiting, "v", [stand("w").worker._replace(**idle)], **options)
     assert (found.reason, found.worker, found.seconds, found.some) == (reason, "v", 2.0, ("w",))
-    assert REASONS[reason][0] in found.told()
+    assert REASONS[reason][0] in found.sentence()
     assert by_reason([found])[reason] == sum(by_reason([found]).values()) == 1
 
 
@@ -89,7 +89,7 @@ def test_a_queue_that_waits_for_resources_leaves_its_worker_a_thief() -> None:
         book.assign(0.0, i, "v", "x", (i,), needs={"GPU": 1.0})
     row = book.rows["v"]
     assert (row.is_blocked, row.may_take, row.starts_in(0.0)) == (True, True, 0.0)
-    assert book.queue("v", now=3.0)[0].blocked == pytest.approx(3.0)
+    assert book.queue("v", 64, 3.0)[0].blocked == pytest.approx(3.0)
 
 
 def test_a_moved_task_is_overdue_behind_one_that_has_overrun_for_as_long() -> None:

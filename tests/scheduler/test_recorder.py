@@ -63,7 +63,7 @@ def workers(shared: LocalCluster) -> list[str]:
 
 
 def arrived(key: Any, victim: str, thief: str, requested: float, started: float) -> Arrived:
-    return Arrived(key, victim, thief, requested, started - requested, 1.0)
+    return Arrived(key, victim, thief, requested, started - requested)
 
 
 def slept(seconds: float, *inputs: object) -> bytes:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
+from distributed import WorkerPlugin
+from distributed.protocol.pickle import dumps
 
+from dask_ferro.scheduler import reach
 from dask_ferro.scheduler.plugin import Part, part_of, plugin_of, put_on, take_off
 from tests.clusters import on_cluster
 
@@ -94,3 +97,42 @@ async def test_a_part_that_cannot_begin_is_off_and_so_is_the_one_before(client, 
     with pytest.raises(ZeroDivisionError):
         await put_on(wrong, dask_scheduler=scheduler)
     assert (first.facts, wrong.facts, plugin_of(scheduler)) == (["stop"], ["stop"], None)
+
+
+class Stuck(Heard):
+    """A part that cannot be taken off without an error."""
+
+    async def stop(self):
+        raise ZeroDivisionError("on purpose")
+
+
+@on_cluster(workers=1)
+async def test_a_part_whose_end_has_an_error_is_off_too(client, scheduler):
+    for end in (
+        lambda: take_off("heard", dask_scheduler=scheduler),
+        lambda: put_on(Heard(2), dask_scheduler=scheduler),
+    ):
+        await put_on(Stuck(1), dask_scheduler=scheduler)
+        with pytest.raises(ZeroDivisionError):
+            await end()
+        assert plugin_of(scheduler) is None
+
+
+class Picky(WorkerPlugin):
+    """A plugin that one worker refuses."""
+
+    name = "picky"
+
+    def setup(self, worker):
+        if worker.name == 0:
+            raise ZeroDivisionError("on purpose")
+
+
+@on_cluster(workers=2)
+async def test_a_worker_plugin_that_one_refused_is_taken_off_all(client, scheduler):
+    async def have():
+        return set((await client.run(lambda dask_worker: "picky" in dask_worker.plugins)).values())
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        await reach.put_on("picky", dumps(Picky()), 10.0, dask_scheduler=scheduler)
+    assert (await have(), "picky" in scheduler.worker_plugins) == ({False}, False)

@@ -203,7 +203,7 @@ async def test_a_task_that_waits_beside_an_idle_worker_is_told_with_its_reason(c
         )
         (line,) = [w for w in waits.now if w.key == held.key]
         assert (line.worker, line.reason, line.idle) == (busy, "restricted", 1)
-        assert "held waits at" in line.told()
+        assert "held waits at" in line.sentence()
         assert waits.counts()["restricted"] == waits.began["restricted"] == 1
         (event,), counts, longest, begun = await _told_to_others(scheduler)
         assert event["restricted"] == counts["restricted"] == begun["restricted"] == 1

@@ -92,6 +92,10 @@ def test_a_job_waits_boots_and_runs(life):
         ),
         pytest.param([(row("COMPLETING"), 1), (row("COMPLETING"), 2)], "COMPLETING", False, False, id="ends slowly"),
         pytest.param(
+            [(row("COMPLETING", "NonZeroExitCode"), 1), (row("COMPLETING", "NonZeroExitCode"), 2)],
+            "COMPLETING (NonZeroExitCode)", True, False, id="its script failed, and its epilog takes long",
+        ),
+        pytest.param(
             [(row("RUNNING"), 1), (row("RUNNING"), 600)], "none of its workers is connected for 600 s", True, False,
             id="no worker came",
         ),

@@ -17,12 +17,16 @@ def test_the_watchdog_goes_on_while_a_job_is_there_that_squeue_does_not_list(com
     """Once it ended at the first empty answer, and the job ran for its whole walltime."""
     state, calls = tmp_path / "state", command("scancel", ":")
     state.write_text("RUNNING")
-    command("scontrol", f"cd {tmp_path}\n{SHOWN}")
+    command("scontrol", f"cd {tmp_path}\n[ -e silent ] && exit\n{SHOWN}")
     watchdog = Watchdog("test", "ferro-1234", os.environ)
     number = watchdog._process.pid
     watchdog.close(jobs_left=True)
     until(lambda: len(calls.read_text().split()) >= 2, "a second try")
     assert set(calls.read_text().split()) == {"2"}
+    (tmp_path / "silent").touch()  # an answer without a word is none
+    tries = len(calls.read_text().split())
+    until(lambda: len(calls.read_text().split()) > tries, "a try after an empty answer")
+    (tmp_path / "silent").unlink()
     state.write_text("CANCELLED")
     until(lambda: not _runs(number), "the end of the watchdog", seconds=20.0)
 
@@ -31,7 +35,7 @@ def test_the_watchdog_cancels_the_jobs_of_a_dead_cluster_and_no_others(command) 
     calls = command("scancel", ":")
     job = "JobId={} JobState=PENDING Comment={}"
     lines = job.format(1, "ferro-12345.a") + "\n" + job.format(2, "quick please ferro-1234.a")
-    command("scontrol", f"[ -s {calls} ] || echo '{lines}'")
+    command("scontrol", f"if [ -s {calls} ]; then echo No jobs in the system; else echo '{lines}'; fi")
     watchdog = Watchdog("test", "ferro-1234", os.environ)
     number = watchdog._process.pid
     os.close(watchdog.fd)  # as when its process was killed

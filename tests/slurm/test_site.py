@@ -58,6 +58,7 @@ JOB = f"echo '{FACTS.format(12, '', 'RUNNING', 'None', 0, 'c1')}'"
         pytest.param(JOB, {"12": "RUNNING"}, id="it is there"),
         pytest.param(UNKNOWN, {"12": None}, id="it is gone"),
         pytest.param(DOWN, {}, id="no answer"),
+        pytest.param("exit 0", {}, id="an empty answer is none"),
     ],
 )
 def test_a_job_is_asked_for_elsewhere(command, scontrol, said) -> None:
@@ -94,6 +95,17 @@ def test_a_submission_is_found_by_its_word(command) -> None:
     command("scontrol", f"echo '{over}'; echo '{pending}'")
     site, words = SlurmSite("test", "ferro-1234"), ("ferro-abc", "ferro-def", "ferro-ghi")
     assert [asyncio.run(site.find(word)) for word in words] == ["12", None, None]
+
+
+async def test_nodes_that_sinfo_does_not_tell_in_time_are_those_of_before(command, monkeypatch) -> None:
+    monkeypatch.setattr("dask_ferro.slurm.site._NODES", 0.5)
+    calls, site = command("sinfo", "echo c1"), SlurmSite("test", "ferro-1234")
+    assert await site.draining() == {"c1"}
+    command("sinfo", "sleep 35")
+    await asyncio.sleep(0.5)
+    async with asyncio.timeout(5.0):  # sinfo itself may take 10 s
+        assert await site.draining() == await site.draining() == {"c1"}
+    assert len(calls.read_text().splitlines()) == 2
 
 
 async def test_a_command_that_hangs_is_ended_with_what_it_started(command, monkeypatch) -> None:

@@ -30,13 +30,16 @@ async def submitting(ended: Callable[[], object] = str) -> AsyncIterator[tuple[S
         site.close()
 
 
-async def one_submission() -> tuple[str, bool]:
-    """Submit a job, until it has an id or was refused for now; return the id, and whether SLURM may have a job."""
+async def one_submission() -> tuple[str, bool, bool]:
+    """Submit a job, until it has an id or was refused for now.
+
+    Return the id, whether SLURM may have a job, and whether what was submitted is known at the end.
+    """
     ended = asyncio.Event()
     async with submitting(ended.set) as (submission, job):
         await until_async(lambda: ended.is_set() or submission.trouble("default"), "the end of a submission")
-        assert await submission.close(5.0)
-        return job.job_id, submission.had_jobs
+        is_known = await submission.close(5.0)
+        return job.job_id, submission.had_jobs, is_known
 
 
 UNCLEAR = {"prints no id": "echo 'job submitted, thank you'", "is killed": "kill -9 $$"}
@@ -49,14 +52,14 @@ NOTED = 'for word in "$@"; do case "$word" in --comment=*) echo "${word#--commen
 def test_where_nobody_knows_whether_a_job_was_submitted_there_may_be_one(command, outcome) -> None:
     command("sbatch", outcome)
     command("scontrol", "exit 1")
-    assert asyncio.run(one_submission()) == ("", True)
+    assert asyncio.run(one_submission()) == ("", True, False)
 
 
 @pytest.mark.parametrize("outcome", UNCLEAR.values(), ids=UNCLEAR)
 def test_a_job_that_is_in_the_queue_all_the_same_is_found_there(command, outcome) -> None:
     command("sbatch", f"{NOTED}\n{outcome}")
     command("scontrol", TOLD)
-    assert asyncio.run(one_submission()) == ("77", True)
+    assert asyncio.run(one_submission()) == ("77", True, True)
 
 
 async def given_back(heard: Callable[[], None]) -> tuple[bool, str]:
@@ -82,7 +85,7 @@ def test_a_job_that_may_be_in_the_queue_is_not_given_back_before_that_is_known(c
 def test_a_clear_refusal_leaves_no_job(command) -> None:
     command("sbatch", refuses("invalid partition specified: x"))
     command("scontrol", TOLD)
-    assert asyncio.run(one_submission()) == ("", False)
+    assert asyncio.run(one_submission()) == ("", False, True)
 
 
 @pytest.mark.parametrize(

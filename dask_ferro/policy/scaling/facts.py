@@ -191,7 +191,8 @@ class Decision(NamedTuple):
     Attributes
     ----------
     wanted : mapping of pool to int
-        Jobs that count after the step: without those that leave or are about to end, and with those requested.
+        Jobs that count after the step: without those that leave or are about to end, and with those that the work is
+        worth, of which `max_pending` may hold some back.
     why : str
         The reason for `wanted`, as text.
     advice : mapping of pool to str

@@ -39,9 +39,10 @@ def seconds_left(takes: float, ran: float) -> float:
 
     A task that overran its projection is expected to take as long again, as in `WorkerLoad.starts_in`.
 
-    >>> seconds_left(3.0, 1.0), seconds_left(3.0, 4.0)
-    (2.0, 4.0)
+    >>> seconds_left(3.0, 1.0), seconds_left(3.0, 4.0), seconds_left(3.0, -inf)
+    (2.0, 4.0, 3.0)
     """
+    ran = max(ran, 0.0)  # -inf before its message has left
     return max(takes - ran if ran < takes else ran, _LEAST)
 
 

@@ -27,7 +27,7 @@ from typing import ClassVar, NamedTuple
 from dask_ferro.policy.estimates import SPARE
 from dask_ferro.policy.facts import Address, Move, Outcome, TaskFacts, Worker
 from dask_ferro.policy.stealing.snapshot import Snapshot
-from dask_ferro.policy.stealing.tentative import Tentative, keeps, may
+from dask_ferro.policy.stealing.tentative import Tentative, may
 
 # The longest threshold in seconds: a stolen task may have waited behind a long one that came after it.
 _LONGEST = 0.25
@@ -231,7 +231,7 @@ class Informed(Policy):
                 continue
             stays = waits + seconds + (0.0 if victim.accepts else self.parameters.pause)
             gain = stays - ends - self.parameters.margin - self.parameters.transfer_margin * transfer
-            if keeps(task, thief):
+            if not task.wants(thief):  # its affinity is for others
                 gain -= task.seconds
             if gain > 0 and (best is None or (transfer, place) < best[0]):
                 best = ((transfer, place), task, gain, transfer)

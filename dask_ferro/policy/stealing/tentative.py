@@ -57,8 +57,3 @@ def returns(task: TaskFacts, thief: Worker) -> bool:
 def outlasts(task: TaskFacts, thief: Worker, spare: float) -> bool:
     """Whether a task of known duration would finish after the thief ends."""
     return task.known and not thief.has_time(thief.starts_in, (task.on(thief) or task.seconds) + spare)
-
-
-def keeps(task: TaskFacts, thief: Worker) -> bool:
-    """Whether the task's affinity is for workers other than the thief."""
-    return not task.wants(thief)

@@ -10,23 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from dask_ferro.graph.bundling.makespan import DASK, Overheads
+from dask_ferro.graph.bundling.makespan import DASK
 from dask_ferro.graph.bundling.partition import Dag
 from dask_ferro.graph.bundling.tasks import TaskDag, bundle_tasks
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
 
 # Bytes of the results of one bundle's tasks at most, and of results in memory for each thread, as on a cluster.
-HOLDS = ALLOWANCE = 32 * 2**20
+_HOLDS = 32 * 2**20
 
 
-def in_bundles(
-    graph: TaskGraph,
-    workers: int,
-    *,
-    holds: float = HOLDS,
-    allowance: float = ALLOWANCE,
-    overheads: Overheads = DASK,
-) -> TaskGraph:
+def in_bundles(graph: TaskGraph, workers: int) -> TaskGraph:
     """Return a graph whose tasks are bundles of another one's tasks; those of a phase are bundled by themselves.
 
     Parameters
@@ -34,22 +27,17 @@ def in_bundles(
     graph : TaskGraph
     workers : int
         Tasks that run at a time.
-    holds : float
-        Bytes of the results of one bundle's tasks.
-    allowance : float
-        Bytes for each worker that results may take in memory at a time, whatever those of single tasks do.
-    overheads : Overheads
     """
     place: dict[Key, Key] = {}
     made: list[TaskSpec] = []
     phases = []
     for start, stop in zip([0, *graph.stops], graph.stops, strict=False):
         tasks = graph.tasks[start:stop]
-        shares = [task.nbytes / holds for task in tasks]
+        shares = [task.nbytes / _HOLDS for task in tasks]
         # Roots that start on one worker share no bundle with tasks that may run anywhere.
         kinds = [int(bool(graph.pinned) and not task.dependencies) for task in tasks]
         work = TaskDag(_dag(tasks), kinds, shares)
-        bundles = bundle_tasks(work, workers=workers, allowance=workers * allowance, overheads=overheads)
+        bundles = bundle_tasks(work, workers=workers, allowance=workers * _HOLDS, overheads=DASK)
         for bundle in bundles:
             made.append(_bundle(graph, list(map(tasks.__getitem__, bundle)), place, len(made)))
         phases.append(len(bundles))

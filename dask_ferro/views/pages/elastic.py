@@ -136,8 +136,7 @@ def _draw(source: ColumnDataSource, areas: list[Any], columns: look.Columns, row
 
 def _standing(last: ScaleEvent) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in last.get("jobs", {}).items()) or "no jobs"
-    known = {pool: wait for pool, wait in last.get("queue_wait", {}).items() if wait is not None}
-    waits = ", ".join(f"{pool}: {duration(wait)}" for pool, wait in known.items())
+    waits = ", ".join(f"{pool}: {duration(wait)}" for pool, wait in last.get("queue_wait", {}).items())
     text = (
         f"<b>{_wanted(last)} wanted; {escape(counts)}</b>; {last.get('node_seconds', 0.0):,.0f} node-seconds"
     )

@@ -112,7 +112,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), last=st.booleans())
     def request(self, data: st.DataObject, last: bool) -> None:
         """Of what waits, as policies do, or of anything."""
-        ends = [shown.key for address in self.book.rows for shown in self.book.queue(address, 2)]
+        ends = [shown.key for address in self.book.rows for shown in self.book.queue(address, 2, self.now)]
         ends = [key for key in ends if key not in self.book.requests]
         anything = [key for key in self.at if key not in self.book.requests]
         if not anything:
@@ -203,7 +203,9 @@ class LedgerMachine(RuleBasedStateMachine):
             order = [(priority, sequence) for priority, sequence, _ in row.queue]
             assert order == sorted(order)
             assert not row.queue or not row.accepts or len(row.running) >= row.nthreads
-            assert [t.key for t in self.book.queue(address)] == [e.key for _, _, e in reversed(row.queue)]
+            assert [t.key for t in self.book.queue(address, 64, self.now)] == [
+                e.key for _, _, e in reversed(row.queue)
+            ]
 
     @invariant()
     def loads_are_sorted_and_those_of_the_workers_with_a_queue(self) -> None:
