@@ -104,8 +104,6 @@ class Ledger:
         row = self.rows.get(address)
         if row is None:
             row = self.rows[address] = WorkerLoad(address, nthreads, host, device, accepts)
-            if len(self.rows) == FEW + 1:
-                self._order.keep(now)
         row.nthreads, row.host, row.device, row.accepts = nthreads, host, device, accepts
         row.resources = resources or {}
         row.ends_at = self.ends.get(address, inf)
@@ -466,8 +464,7 @@ class Ledger:
         if now > self._now:
             self._now = now
         self.version = row.version = self.version + 1
-        if len(self.rows) > FEW:  # fewer workers are not kept in order
-            self._order.touch(row, now)
+        self._order.touch(row, now)
         self._load(row)
 
     def _is_here(self, row: WorkerLoad) -> bool:
