@@ -129,7 +129,6 @@ class SchedulingCore:
         self.links = Links() if links is None else links
         self.ledger = Ledger(facts)
         self.facts = facts
-        self.ledger.listens = True
         self.state = StealingState()
         self.counts: dict[str, float] = dict.fromkeys(_COUNTS, 0)
         self.steps = 0
