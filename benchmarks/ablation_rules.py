@@ -352,7 +352,7 @@ ESTIMATES = (
     swap_belief(
         "starts at assignment",
         "A task starts when its message has been sent, not when it is assigned.",
-        (L + "_start", lambda old: lambda self, now, entry: self._run(entry, now)),
+        (L + "_touch", lambda old: lambda self, row, now: (self.listen(now), old(self, row, now))),
     ),
     swap_belief(
         "reports are not read",

@@ -77,10 +77,10 @@ def take_over(client: Client, contender: str) -> None:
         ff.uninstall(client)
         return
     ff.install(client)
-    client.run_on_scheduler(_until_told)
+    client.run_on_scheduler(_until_reported)
 
 
-async def _until_told(dask_scheduler: Any) -> None:
+async def _until_reported(dask_scheduler: Any) -> None:
     """Wait for a heartbeat of every worker, which reports its device."""
     ledger = dask_scheduler.extensions["stealing"].ledger
     for _ in range(500):

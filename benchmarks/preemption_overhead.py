@@ -153,7 +153,7 @@ def overhead(names: Sequence[str], rounds: int, toy: bool, note: Note) -> dict[s
                 order = (False, True) if number % 2 == 0 else (True, False)
                 ran = {is_on: on.once(WORKLOADS[name], is_on, scale) for is_on in order}
                 pairs.append((ran[False], ran[True]))
-                note(f"{name} round {number + 1}: off {_told(ran[False])}, on {_told(ran[True])}")
+                note(f"{name} round {number + 1}: off {_line(ran[False])}, on {_line(ran[True])}")
             found[name] = _compared(pairs)
     rows = [
         (
@@ -172,7 +172,7 @@ def overhead(names: Sequence[str], rounds: int, toy: bool, note: Note) -> dict[s
     return found
 
 
-def _told(run: Mapping[str, float]) -> str:
+def _line(run: Mapping[str, float]) -> str:
     return f"{run['seconds']:.2f} s, CPU {run['cpu']:.2f} s, {run['results']} copies, {run['bytes'] / 1e6:.1f} MB"
 
 

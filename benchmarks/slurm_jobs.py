@@ -13,7 +13,7 @@ from typing import NamedTuple
 SQUEUE = shutil.which("squeue") or "squeue"
 
 
-class Told(NamedTuple):
+class QueuedJob(NamedTuple):
     """A job as `squeue` lists it: its id (with the index in an array), and its state."""
 
     job: str
@@ -53,7 +53,7 @@ class Meter:
         self._over.set()
         self._thread.join()
 
-    def rows(self) -> list[Told]:
+    def rows(self) -> list[QueuedJob]:
         """Return the run's jobs that are in the queue.
 
         Raises
@@ -65,7 +65,7 @@ class Meter:
             [SQUEUE, "-h", "-r", "-O", "JobArrayID:40,State:20,Name:100,STDOUT:300"],
             capture_output=True, text=True, check=True, timeout=60,
         ).stdout  # fmt: skip
-        return [Told(*line.split()[:2]) for line in told.splitlines() if self._mark in line]
+        return [QueuedJob(*line.split()[:2]) for line in told.splitlines() if self._mark in line]
 
     def _watch(self) -> None:
         last = time.monotonic()

@@ -59,7 +59,7 @@ class History:
         self._stealing: Any = scheduler.extensions["stealing"]
         self._count = max(round(rate * EVERY), 1)
         self._random = random.Random(SEED)
-        self._told = 0
+        self._reported = 0
 
     async def tell(self) -> None:
         """Report steals until cancelled."""
@@ -72,10 +72,10 @@ class History:
     def _tell_some(self) -> None:
         now, addresses = time.time(), list(self._scheduler.workers)
         for _ in range(self._count):
-            self._told += 1
-            if self._told % STOLEN == 0:
+            self._reported += 1
+            if self._reported % STOLEN == 0:
                 victim, thief = self._random.sample(addresses, 2)
-                moved = Settled(f"k-{self._told}", victim, thief, "confirmed", now, 0.01, 0.001)
+                moved = Settled(f"k-{self._reported}", victim, thief, "confirmed", now, 0.01, 0.001)
                 self._stealing.records.moves.append(moved)
 
 

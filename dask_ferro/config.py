@@ -38,7 +38,7 @@ def value(key: str) -> Any:
     # TypeError: a list or a mapping, which no option is.
     except (TypeError, ValueError):
         raise ConfigError(
-            f"configuration {SECTION}.{key}: got {written!r}, wanted {OPTIONS[key].wanted};"
+            f"configuration {SECTION}.{key}: got {written!r}, wanted {OPTIONS[key].allowed};"
             f" set it in ~/.config/dask, by {variable(key)}, or by dask.config.set"
         ) from None
 
@@ -50,7 +50,7 @@ def _parsed(key: str, written: Any) -> Any:
     return OPTIONS[key].parsed(written)
 
 
-def read(kind: type[T], prefix: str | None, given: Mapping[str, Any], who: str) -> T:
+def read(kind: type[T], prefix: str | None, arguments: Mapping[str, Any], who: str) -> T:
     """Return a dataclass of options: the caller's values, and those of the configuration for the rest.
 
     Parameters
@@ -58,7 +58,7 @@ def read(kind: type[T], prefix: str | None, given: Mapping[str, Any], who: str) 
     prefix : str or None
         The prefix of their keys, for instance "scheduler."; None: they are not of the configuration, and the rest are
         the defaults.
-    given : mapping of str to object
+    arguments : mapping of str to object
         The caller's values by field name.
     who : str
         The call that they were passed to, for error messages.
@@ -70,20 +70,20 @@ def read(kind: type[T], prefix: str | None, given: Mapping[str, Any], who: str) 
         the configuration.
     """
     known = options_of(kind)
-    refuse_unknown(who, given, sorted(known))
-    if wrong := [fault for name, written in given.items() if (fault := known[name].fault(written, name))]:
+    refuse_unknown(who, arguments, sorted(known))
+    if wrong := [fault for name, written in arguments.items() if (fault := known[name].fault(written, name))]:
         raise ConfigError(f"{who}: {'; '.join(wrong)}")
-    values = {name: known[name].parsed(written) for name, written in given.items()}
+    values = {name: known[name].parsed(written) for name, written in arguments.items()}
     if prefix is not None:
         values = {
-            name: value(prefix + name.replace("_", "-")) for name in known if name not in given
+            name: value(prefix + name.replace("_", "-")) for name in known if name not in arguments
         } | values
     return kind(**values)
 
 
-def refuse_unknown(who: str, given: Iterable[str], known: Sequence[str]) -> None:
+def refuse_unknown(who: str, names: Iterable[str], known: Sequence[str]) -> None:
     """Raise `ConfigError` for names that a call does not take, with the known ones and the closest match."""
-    if unknown := sorted(set(given) - set(known)):
+    if unknown := sorted(set(names) - set(known)):
         close = "".join(hint.replace(",", ";", 1) for name in unknown if (hint := did_you_mean(name, known)))
         raise ConfigError(f"{who}: unknown {', '.join(unknown)}; wanted some of {', '.join(known)}{close}")
 

@@ -43,7 +43,7 @@ class Option:
         Its meaning, in sentences; the first one begins with what could be its long name.
     unit : str
         The unit of a bare number; for a choice, its words.
-    wanted : str
+    allowed : str
         The allowed values in words, for error messages.
     reader : callable
         Converts a value in which words such as "off" are replaced; raises an error for an invalid one.
@@ -52,7 +52,7 @@ class Option:
     default: Any
     help: str
     unit: str
-    wanted: str
+    allowed: str
     reader: Callable[[Any], Any]
 
     def parsed(self, written: Any) -> Any:
@@ -74,15 +74,15 @@ class Option:
         try:
             self.parsed(written)
         except ValueError:
-            return f"got {name}{'=' * bool(name)}{written!r}, wanted {self.wanted}"
+            return f"got {name}{'=' * bool(name)}{written!r}, wanted {self.allowed}"
         return ""
 
 
 # ---- fields ------------------------------------------------------------------------------------------------
 
 
-def _field(default: Any, help: str, unit: str, wanted: str, reader: Callable[[Any], Any]) -> Any:
-    option = Option(default, help, unit, wanted, reader)
+def _field(default: Any, help: str, unit: str, allowed: str, reader: Callable[[Any], Any]) -> Any:
+    option = Option(default, help, unit, allowed, reader)
     return field(default=option.parsed(default), metadata={"option": option})
 
 
@@ -94,7 +94,7 @@ def _number(
     default: Any,
     help: str,
     unit: str,
-    wanted: str,
+    allowed: str,
     convert: Callable[[Any], float],
     *,
     least: float = 0.0,
@@ -112,10 +112,10 @@ def _number(
     none : str
         "auto" or "null": the word that stands for `nothing`, as null does.
     """
-    wanted += f" {'above' if above else 'of at least'} {least:g}" + (
+    allowed += f" {'above' if above else 'of at least'} {least:g}" + (
         f", at most {most:g}" if most < inf else ""
     )
-    wanted += {AUTO: ', or "auto"', "null": ", or null", "": ""}[none]
+    allowed += {AUTO: ', or "auto"', "null": ", or null", "": ""}[none]
 
     def read(value: Any) -> Any:
         is_off = value is False if none == "null" else str(value).lower() == AUTO
@@ -125,7 +125,7 @@ def _number(
         result = _refused() if isinstance(value, bool) else convert(value)
         return result if (least < result if above else least <= result) and result <= most else _refused()
 
-    return _field(default, help, unit, wanted, read)
+    return _field(default, help, unit, allowed, read)
 
 
 def seconds(default: str | None, help: str, **bounds: Any) -> Any:

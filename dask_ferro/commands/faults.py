@@ -44,8 +44,8 @@ def one_status_per_fault(ctx: click.Context | None = None) -> Iterator[None]:
         if isinstance(error, ConfigError):
             leave(2, " ".join(f"dask ferro: {error}".split()))
         # Our own messages say what happened and where; other exceptions need their type to be understood.
-        told = type(error).__module__.startswith("dask_ferro")
-        leave(1, f"dask ferro: {error if told else f'{type(error).__name__}: {error}'}")
+        is_ours = type(error).__module__.startswith("dask_ferro")
+        leave(1, f"dask ferro: {error if is_ours else f'{type(error).__name__}: {error}'}")
 
 
 def leave(status: int, message: str) -> None:
@@ -77,7 +77,7 @@ class Command(click.Command):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from dask_ferro.local.sigint import kept
+        from dask_ferro.local.sigint import repeated_sigint
 
-        with one_status_per_fault(ctx), kept():
+        with one_status_per_fault(ctx), repeated_sigint():
             return super().invoke(ctx)

@@ -127,19 +127,19 @@ def run(as_json: bool, **options: Any) -> None:
 
 
 def _check_run(options: dict[str, Any]) -> None:
-    def given(*names: str) -> list[str]:
+    def flags_of(*names: str) -> list[str]:
         flags = {"source": "--input", "params": "--param"}
         return [flags.get(n, f"--{n}") for n in names if options[n] not in (None, (), False)]
 
     if bool(options["model"]) == bool(options["workload"]):
         raise click.UsageError("give either a MODEL or --workload NAME")
-    if options["workload"] and (extra := given("source", "rows", "batch")):
+    if options["workload"] and (extra := flags_of("source", "rows", "batch")):
         raise click.UsageError(
             f"{', '.join(extra)} goes with a MODEL: a built-in graph has its inputs, see --param"
         )
-    if options["model"] and given("params"):
+    if options["model"] and flags_of("params"):
         raise click.UsageError("--param goes with --workload")
-    if options["scheduler"] and (extra := given("workers", "threads", "dashboard")):
+    if options["scheduler"] and (extra := flags_of("workers", "threads", "dashboard")):
         raise click.UsageError(f"{', '.join(extra)} is for a cluster to start, not for --scheduler")
     if options["source"] and options["rows"]:
         raise click.UsageError("--rows is for synthetic inputs, not for --input")

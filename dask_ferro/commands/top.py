@@ -94,7 +94,7 @@ _FIELDS = {column.title: column.field for column in _COLUMNS}
 @click.option("--sort", type=click.Choice(list(_FIELDS)), default="backlog", show_default=True)
 @click.option(
     "--filter",
-    "wanted",
+    "pattern",
     metavar="TEXT",
     default="",
     help="Show workers with TEXT in their name, state, tasks, device or address.",
@@ -113,7 +113,7 @@ def top(
     once: bool,
     as_json: bool,
     sort: str,
-    wanted: str,
+    pattern: str,
     interval: float,
 ) -> None:
     """Watch the workers of a cluster until q or Ctrl-C: tasks, backlogs, steals, memory.
@@ -122,7 +122,7 @@ def top(
     dask ferro top --scheduler tcp://host:8786 --sort memory
     dask ferro top --scheduler-file scheduler.json --once
     """
-    address, choice = where(scheduler, scheduler_file), Choice(_FIELDS[sort], wanted)
+    address, choice = where(scheduler, scheduler_file), Choice(_FIELDS[sort], pattern)
     # The screen needs a POSIX terminal.
     if once or as_json or not sys.stdout.isatty() or sys.platform == "win32":
         asyncio.run(print_once(address, choice, as_json))
@@ -132,8 +132,8 @@ def top(
 
 def arranged(workers: Sequence[Row], choice: Choice) -> list[Row]:
     """Return the workers that have a text in their row, sorted by a field: names in order, the largest number first."""
-    wanted, texts = choice.wanted.lower(), [column.cell for column in _COLUMNS if column.is_text]
-    shown = [row for row in workers if any(wanted in text(row).lower() for text in texts)]
+    pattern, texts = choice.pattern.lower(), [column.cell for column in _COLUMNS if column.is_text]
+    shown = [row for row in workers if any(pattern in text(row).lower() for text in texts)]
     shown.sort(key=lambda row: natural(row["name"]))
     return sorted(shown, key=lambda row: _order(row[choice.field]), reverse=choice.is_reversed)
 
@@ -194,22 +194,22 @@ def _suspend(shown: Live) -> None:
 def screen(seen: Look | None, choice: Choice, trouble: str, columns: int, height: int) -> RenderableType:
     """Return the cluster's figures and its workers; what is below the last line of the terminal is not shown."""
     title = Text("dask ferro top", style="bold")
-    told = Text(printable(trouble), style="bold red")
+    failure = Text(printable(trouble), style="bold red")
     if seen is None:
-        return Group(title, told if trouble else Text("connecting", style="dim"))
+        return Group(title, failure if trouble else Text("connecting", style="dim"))
     title.append(
         f"  {_scheduler(seen)}  {time.strftime('%H:%M:%S', time.localtime(seen['time']))}", style="not bold"
     )
     found = _findings(seen)
     more = f" ({len(found) - _FOUND} of them are not shown)" if len(found) > _FOUND else ""
-    head: list[RenderableType] = [title, *([told] if trouble else []), findings(found[:_FOUND])]
+    head: list[RenderableType] = [title, *([failure] if trouble else []), findings(found[:_FOUND])]
     head.append(lines([("health", seen["overview"]["health"] + more), *_facts(seen)]))
     head.append(Text(_chosen(choice), style="dim"))
     if rows := arranged(seen["workers"], choice):
         choice.first = min(choice.first, len(rows) - 1)
         return Group(*head, _table(rows[choice.first : choice.first + height], columns))
     return Group(
-        *head, Text("no worker matches the filter" if choice.wanted else "no workers yet", style="dim")
+        *head, Text("no worker matches the filter" if choice.pattern else "no workers yet", style="dim")
     )
 
 
@@ -217,9 +217,9 @@ def _chosen(choice: Choice) -> str:
     """Return the line of keys, with what they have chosen."""
     title = next(column.title for column in _COLUMNS if column.field == choice.field)
     order = " reversed" if choice.is_reversed else ""
-    wanted = f" {printable(choice.wanted)}{'_' if choice.is_typing else ''}"
+    pattern = f" {printable(choice.pattern)}{'_' if choice.is_typing else ''}"
     pause = "go on" if choice.is_paused else "pause"
-    return f"q quit  s sort: {title}{order}  r reverse  / filter:{wanted}  space {pause}"
+    return f"q quit  s sort: {title}{order}  r reverse  / filter:{pattern}  space {pause}"
 
 
 def _scheduler(seen: Look) -> str:
@@ -234,11 +234,11 @@ def _findings(seen: Look) -> list[ClusterFinding]:
 def _facts(seen: Look) -> Iterator[tuple[str, str]]:
     """Yield the cluster's figures as (name, text), one for each line."""
     states = ("waiting", "queued", "no-worker", "processing", "memory", "erred")
-    told = [f"{count(seen['tasks'][state])} {state}" for state in states if seen["tasks"].get(state)]
+    by_state = [f"{count(seen['tasks'][state])} {state}" for state in states if seen["tasks"].get(state)]
     total = sum(number for _, number in seen["ops"])
     ops = ", ".join(f"{name} {share(number, total)}" for name, number in seen["ops"])
     yield "doing", printable("; ".join(seen["overview"]["doing"][:2]))
-    yield "tasks", ", ".join(told) or "none"
+    yield "tasks", ", ".join(by_state) or "none"
     yield "steals", _steals(seen)
     yield "ops", printable(ops) or "none"
     if seen["elastic"]:
@@ -249,17 +249,17 @@ def _steals(seen: Look) -> str:
     if not seen["ferro"]:
         return "unknown: dask_ferro is not installed on this scheduler (use ff.install)"
     counts = seen["steals"]
-    told = ", ".join(f"{count(counts.get(name, 0))} {name}" for name in ("confirmed", "refused", "stale"))
+    settled = ", ".join(f"{count(counts.get(name, 0))} {name}" for name in ("confirmed", "refused", "stale"))
     worked, moving = counts.get("seconds_worked", 0.0), counts.get("seconds_moving", 0.0)
-    return f"{told}; stolen work {duration(worked)}, moved in {duration(moving)} ({seen['stealing']})"
+    return f"{settled}; stolen work {duration(worked)}, moved in {duration(moving)} ({seen['stealing']})"
 
 
 def _elastic(decision: Mapping[str, Any]) -> str:
-    wanted = ", ".join(f"{number} {pool}" for pool, number in decision.get("wanted", {}).items())
+    target = ", ".join(f"{number} {pool}" for pool, number in decision.get("wanted", {}).items())
     jobs = ", ".join(f"{number} {state}" for state, number in decision.get("jobs", {}).items())
     waits = max(decision.get("queue_wait", {}).values(), default=None)
-    told = f"wanted {wanted or 'none'}; {jobs or 'no jobs'}; queue wait {duration(waits)}"
-    return f"{told}; {decision.get('why', '')}"
+    figures = f"wanted {target or 'none'}; {jobs or 'no jobs'}; queue wait {duration(waits)}"
+    return f"{figures}; {decision.get('why', '')}"
 
 
 def _table(rows: Sequence[Row], columns: int) -> Table:

@@ -44,14 +44,14 @@ class Choice:
     ----------
     field : str
         The field of a worker's row that the table is sorted by.
-    wanted : str
+    pattern : str
         The text that a shown row has.
     first : int
         The number of rows above the first one on the screen.
     """
 
     field: str
-    wanted: str = ""
+    pattern: str = ""
     is_reversed: bool = False
     is_paused: bool = False
     is_typing: bool = False
@@ -80,7 +80,7 @@ class Choice:
         elif key == "/":
             self.is_typing = True
         elif key == _ESCAPE:
-            self.wanted, self.first = "", 0
+            self.pattern, self.first = "", 0
         elif key in _STEPS:
             pages, rows = _STEPS[key]
             self.first = max(self.first + pages * page + rows, 0)
@@ -90,11 +90,11 @@ class Choice:
         if key in _ENTER:
             self.is_typing = False
         elif key == _ESCAPE:
-            self.is_typing, self.wanted = False, ""
+            self.is_typing, self.pattern = False, ""
         elif key in _BACKSPACE:
-            self.wanted = self.wanted[:-1]
+            self.pattern = self.pattern[:-1]
         elif key.isprintable():
-            self.wanted += key
+            self.pattern += key
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from distributed import Client
 from dask_ferro.elastic.report import told_closed
 from dask_ferro.errors import ConfigError
 from dask_ferro.local.local_cluster import LocalCluster
-from dask_ferro.local.sigint import held
+from dask_ferro.local.sigint import deferred_sigint
 from dask_ferro.observe.top import where
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.scheduler.events import TOPIC
@@ -50,7 +50,7 @@ def connected(address: str) -> Iterator[Client]:
 
 def closed_pools(events: Iterable[tuple[float, object]]) -> str:
     """Return the description of closed pools in an elastic controller's latest event; empty: none is closed."""
-    said = [told for _, told in events if isinstance(told, Mapping) and told.get("action") == "scale"]
+    said = [event for _, event in events if isinstance(event, Mapping) and event.get("action") == "scale"]
     newest = (said[-1].get("closed") or {}) if said else {}
     return told_closed(
         Pool(name, closed=t["why"], closed_until=t["until"], output=t["output"], is_paused=t["paused"])
@@ -85,7 +85,7 @@ def started(
             "the dashboard needs bokeh, which is not installed: pip install 'dask_ferro[dashboard]'"
         )
     with ExitStack() as stack:
-        with held():
+        with deferred_sigint():
             cluster = stack.enter_context(
                 LocalCluster(
                     n_workers=workers or max(1, CPU_COUNT // (threads or 1)),

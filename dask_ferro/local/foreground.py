@@ -19,7 +19,7 @@ from distributed import Status
 
 from dask_ferro.elastic.controller import Elastic
 from dask_ferro.errors import ConfigError
-from dask_ferro.local.sigint import Noted
+from dask_ferro.local.sigint import SignalRecorder
 from dask_ferro.scheduler.events import ScaleEvent
 from dask_ferro.slurm.cluster import SLURMCluster
 
@@ -65,7 +65,7 @@ def stand(
     if scheduler_file is not None:
         configured = dask.config.get(f"jobqueue.{keywords['config_name']}.scheduler-options", None) or {}
         keywords["scheduler_options"] = configured | {"scheduler_file": str(scheduler_file)}
-    with Noted(_SIGNALS) as stop:
+    with SignalRecorder(_SIGNALS) as stop:
         with _blamed("the cluster did not start"):
             cluster: Any = SLURMCluster(**keywords)
         try:

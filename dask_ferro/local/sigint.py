@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class Noted:
+class SignalRecorder:
     """A context that records the first of some signals, and raises KeyboardInterrupt at the second.
 
     A handler that raised at once could leave a cluster half started.  Signals that the caller ignores (nohup) stay
@@ -30,7 +30,7 @@ class Noted:
         self._signals = signals
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Noted:
+    def __enter__(self) -> SignalRecorder:
         for number in self._signals:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
@@ -47,7 +47,7 @@ class Noted:
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def deferred_sigint() -> Iterator[None]:
     """Delay SIGINT during the block and raise it at the end; a second one is raised at once.
 
     Outside the main thread, where Python handles no signals, this does nothing.
@@ -55,7 +55,7 @@ def held() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with Noted([signal.SIGINT]) as noted:
+    with SignalRecorder([signal.SIGINT]) as noted:
         yield
     if noted.signal is not None:
         raise KeyboardInterrupt
@@ -74,7 +74,7 @@ _AGAIN_S = 0.05
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def repeated_sigint() -> Iterator[None]:
     """Send SIGINT again during the block whenever Python has dropped a KeyboardInterrupt."""
     before = sys.unraisablehook
 

@@ -46,11 +46,11 @@ class ClusterFinding:
 
 
 def fault(
-    severity: str, what: str, got: Mapping[str, str], wanted: str, remedy: str, page: str = ""
+    severity: str, what: str, got: Mapping[str, str], expected: str, remedy: str, page: str = ""
 ) -> Iterator[ClusterFinding]:
-    """Yield the finding of what some places have in place of what is wanted; none if there is no such place."""
+    """Yield the finding of what some places have in place of what is expected; none if there is no such place."""
     if got:
-        sentence = f"{few(got)}: {what}: got {few(dict.fromkeys(got.values()))}, wanted {wanted}"
+        sentence = f"{few(got)}: {what}: got {few(dict.fromkeys(got.values()))}, wanted {expected}"
         yield ClusterFinding(severity, tuple(got), what, sentence, remedy, page)
 
 
@@ -62,6 +62,6 @@ def ordered(findings: Iterable[ClusterFinding]) -> tuple[ClusterFinding, ...]:
 def summary(findings: Sequence[ClusterFinding]) -> str:
     """Return the numbers of findings in words."""
     counts = Counter(one.severity for one in findings)
-    told = [many(counts[severity], severity) for severity in ("error", "warning") if counts[severity]]
-    told += [f"{counts['slow']} slow"] if counts["slow"] else []
-    return ", ".join(told) or "nothing is wrong"
+    parts = [many(counts[severity], severity) for severity in ("error", "warning") if counts[severity]]
+    parts += [f"{counts['slow']} slow"] if counts["slow"] else []
+    return ", ".join(parts) or "nothing is wrong"

@@ -45,7 +45,7 @@ class _BundleRun(NamedTuple):
     worker: str
     key: Key
     zero: float
-    told: Told
+    regions: Told
 
 
 class _Op(NamedTuple):
@@ -88,12 +88,14 @@ class Tape:
 
     # -- what a bundle runs through ------------------------------------------------------------------------
 
-    def listened(self, executable: Executable, told_of: Callable[[], Told]) -> Callable[..., tuple[Any, ...]]:
+    def listened(
+        self, executable: Executable, regions_of: Callable[[], Told]
+    ) -> Callable[..., tuple[Any, ...]]:
         """Return a bundle whose ops are recorded for the current task of this thread; unchanged if there is none.
 
         Parameters
         ----------
-        told_of : callable
+        regions_of : callable
             Returns the graph's annotations of the bundle's nodes.
         """
         run = _this_run()
@@ -101,9 +103,9 @@ class Tape:
             return executable
         with self._lock:
             if executable not in self._watched:
-                self._watched[executable] = executable.watched(self._timed), told_of()
-            watched, told = self._watched[executable]
-        run = run._replace(told=told)
+                self._watched[executable] = executable.watched(self._timed), regions_of()
+            watched, regions = self._watched[executable]
+        run = run._replace(regions=regions)
 
         def recorded(*arrays: object) -> tuple[Any, ...]:
             self._thread.run = run
@@ -170,7 +172,7 @@ def _nbytes(made: Any) -> int:
 
 
 def _span(op: _Op, zero: float) -> Span:
-    run, placed = op.run, op.run.told.get(op.node, ())
+    run, placed = op.run, op.run.regions.get(op.node, ())
     start, stop, source = op.start + zero, op.stop + zero, f"{op.engine}/{op.node}"
     return Span("op", run.key, op.op, run.worker, 0, start, stop, op.nbytes, source, *placed)
 

@@ -78,9 +78,9 @@ def checked_client(client: object, call: str = "ff.install") -> Client:
 
 async def ask_scheduler(client: Client, seconds: float) -> tuple[ProcessFacts, list[str]]:
     """Return the facts of the scheduler, and the addresses of its workers."""
-    told = await answer(client.run_on_scheduler(Shipped("scheduler_facts"), ASKED), seconds)
-    workers = told.pop("workers", [])
-    return ProcessFacts(**told), workers
+    answers = await answer(client.run_on_scheduler(Shipped("scheduler_facts"), ASKED), seconds)
+    workers = answers.pop("workers", [])
+    return ProcessFacts(**answers), workers
 
 
 async def ask_workers(client: Client, addresses: Iterable[str], seconds: float) -> dict[str, ProcessFacts]:
@@ -88,10 +88,10 @@ async def ask_workers(client: Client, addresses: Iterable[str], seconds: float) 
     turns = asyncio.Semaphore(_AT_A_TIME)
 
     async def question(address: str) -> shipped.Plain:
-        told = await client.run(Shipped("worker_facts"), ASKED, workers=[address])
-        if address not in told:
+        answers = await client.run(Shipped("worker_facts"), ASKED, workers=[address])
+        if address not in answers:
             raise OSError("it has left the cluster")
-        return dict(told[address])
+        return dict(answers[address])
 
     async def ask(address: str) -> tuple[str, ProcessFacts]:
         async with turns:
@@ -143,8 +143,8 @@ def importing(call: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        wanted = own_version()
-        (lack,) = fault("error", "dask_ferro", {"scheduler": f"{NONE} ({error})"}, wanted, remedy(wanted))
+        release = own_version()
+        (lack,) = fault("error", "dask_ferro", {"scheduler": f"{NONE} ({error})"}, release, remedy(release))
         raise ConfigError(f"{call}: {lack}") from error
 
 

@@ -81,15 +81,15 @@ def fits(ours: str, theirs: str) -> bool:
     return ours_parts[:depth] == theirs_parts[:depth]
 
 
-def releases_differ(releases: Mapping[str, str | None], wanted: str) -> Iterator[ClusterFinding]:
+def releases_differ(releases: Mapping[str, str | None], release: str) -> Iterator[ClusterFinding]:
     """Yield the findings for places without dask_ferro (None), or with another release than the client's."""
     missing = {where: absent.NONE for where, got in releases.items() if got is None}
-    yield from fault("error", "dask_ferro", missing, wanted or "the client's", absent.remedy(wanted))
-    others = {where: got for where, got in releases.items() if got and wanted and got != wanted}
+    yield from fault("error", "dask_ferro", missing, release or "the client's", absent.remedy(release))
+    others = {where: got for where, got in releases.items() if got and release and got != release}
     for severity, works in (("error", False), ("warning", True)):
         yield from fault(
-            severity, "dask_ferro", {where: got for where, got in others.items() if fits(wanted, got) == works},
-            f"{wanted} as in the client", f"install the same release on both sides: pip install dask-ferro=={wanted}",
+            severity, "dask_ferro", {where: got for where, got in others.items() if fits(release, got) == works},
+            f"{release} as in the client", f"install the same release on both sides: pip install dask-ferro=={release}",
         )  # fmt: skip
 
 
@@ -97,10 +97,10 @@ def _packages(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     """Yield the findings for packages that processes lack, or have in another release than the client."""
     if not facts.processes:
         # Workers tell the scheduler without being asked.
-        wanted = absent.own_version()
-        told = f"{wanted}: tasks of models and bundles fail there, and nothing is measured"
+        release = absent.own_version()
+        expected = f"{release}: tasks of models and bundles fail there, and nothing is measured"
         got = {f"worker {name}": has for name, has in facts.lacking.items()}
-        yield from fault("warning", "dask_ferro", got, told, absent.remedy(wanted), "workers")
+        yield from fault("warning", "dask_ferro", got, expected, absent.remedy(release), "workers")
         return
     client, processes = facts.processes["client"], facts.answered
     releases = {at: one.versions.get("dask_ferro", "") for at, one in processes.items()}
@@ -118,18 +118,18 @@ def _packages(facts: ClusterFacts) -> Iterator[ClusterFinding]:
             yield from _package(package, client.versions.get(package) or "", some)
 
 
-def _package(package: str, wanted: str, processes: Mapping[str, ProcessFacts]) -> Iterator[ClusterFinding]:
+def _package(package: str, release: str, processes: Mapping[str, ProcessFacts]) -> Iterator[ClusterFinding]:
     # A worker that lacks dask_ferro needs its whole environment.
     bare = [at for at, one in processes.items() if one.lacks(package) and not one.lacks("dask_ferro")]
     yield from fault(
-        "error", package, dict.fromkeys(bare, absent.NONE), wanted or "the client's",
-        f"install it in the worker's environment: pip install {package}=={wanted}",
+        "error", package, dict.fromkeys(bare, absent.NONE), release or "the client's",
+        f"install it in the worker's environment: pip install {package}=={release}",
     )  # fmt: skip
     releases = {at: one.versions.get(package) for at, one in processes.items()}
     yield from fault(
-        "warning", package, {at: got for at, got in releases.items() if got and wanted and got != wanted},
-        f"{wanted} as in the client",
-        f"install one release everywhere, since messages and results may differ: pip install {package}=={wanted}",
+        "warning", package, {at: got for at, got in releases.items() if got and release and got != release},
+        f"{release} as in the client",
+        f"install one release everywhere, since messages and results may differ: pip install {package}=={release}",
     )  # fmt: skip
 
 
@@ -299,13 +299,13 @@ def _nobody(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     """Yield a finding for each reason why ready tasks are on no worker."""
     if not any(one.status == "running" for one in facts.workers):
         return  # then all of them wait, whatever they require
-    told: dict[tuple[str, str, str], list[Unplaced]] = {}
+    by_reason: dict[tuple[str, str, str], list[Unplaced]] = {}
     for one in facts.unplaced:
-        told.setdefault(_lacks(one, facts), []).append(one)
-    for (why, severity, remedy), tasks in told.items():
+        by_reason.setdefault(_lacks(one, facts), []).append(one)
+    for (why, severity, remedy), tasks in by_reason.items():
         worst = max(tasks, key=attrgetter("seconds"))
         # Only some of many tasks are looked at: the others may have other reasons.
-        number = facts.unplaced_count if len(told) == 1 else len(tasks)
+        number = facts.unplaced_count if len(by_reason) == 1 else len(tasks)
         sentence = (
             f"{worst.key} has waited for a worker for {duration(worst.seconds)}: {why}{_likewise(number - 1)}"
         )

@@ -82,8 +82,8 @@ def _workers(facts: ClusterFacts) -> str:
     if not facts.workers:
         return "no workers"
     states = Counter(state_of(one.status, one.tasks) for one in facts.workers)
-    told = ", ".join(f"{number:,} {state}" for state, number in states.most_common())
-    return f"{many(len(facts.workers), 'worker')} with {many(facts.threads, 'thread')}: {told}"
+    by_state = ", ".join(f"{number:,} {state}" for state, number in states.most_common())
+    return f"{many(len(facts.workers), 'worker')} with {many(facts.threads, 'thread')}: {by_state}"
 
 
 def state_of(status: str, tasks: int) -> str:
@@ -94,8 +94,8 @@ def state_of(status: str, tasks: int) -> str:
 
 
 def _jobs(facts: ClusterFacts) -> str:
-    told = ", ".join(f"{number:,} {state}" for state, number in facts.decision.get("jobs", {}).items())
-    return f"jobs: {told}" if told else ""
+    by_state = ", ".join(f"{number:,} {state}" for state, number in facts.decision.get("jobs", {}).items())
+    return f"jobs: {by_state}" if by_state else ""
 
 
 def _gained(facts: ClusterFacts) -> str:

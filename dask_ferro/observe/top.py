@@ -109,7 +109,7 @@ def _row(
     ws: WorkerState, stealing: Stealing | None, moved: Mapping[tuple[str, str], int], now: float
 ) -> WorkerLook:
     metrics = upstream.metrics_of(ws)
-    told = metrics.get(METRIC) or {}
+    beat = metrics.get(METRIC) or {}
     mix = Counter(ts.prefix.name for ts in islice(ws.processing, _MIX))
     row = stealing.ledger.rows.get(ws.address) if stealing is not None else None
     # Without the plugin, as of the worker's last heartbeat.
@@ -126,7 +126,7 @@ def _row(
         "memory": ws.memory.process,
         "memory_limit": ws.memory_limit,
         "spilled": ws.memory.spilled,
-        "device": row.device if row is not None else told.get("device", "-"),
+        "device": row.device if row is not None else beat.get("device", "-"),
         "backlog": row.starts_in(now) if row is not None else ws.occupancy / max(ws.nthreads, 1),
         "threshold": stealing.core.threshold(ws.address) if row is not None and stealing else None,
         "in": moved["in", ws.address] if row is not None else None,

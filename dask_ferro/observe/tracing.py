@@ -283,7 +283,7 @@ def _begin(token: str, tasks: int, *, dask_scheduler: Scheduler) -> _Begun | str
 async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ended | None:
     """Return the records; None if the plugin was taken off, or put on anew, since."""
     stealing = stealing_of(dask_scheduler)
-    if stealing is None or token not in stealing.records.wanted:
+    if stealing is None or token not in stealing.records.recordings:
         return None
     now, counts, log = time(), dict(stealing.counts), stealing.records
     (runs, lost), (stolen, lost_steals) = log.tasks.since(begun.tasks), log.stolen.since(begun.steals)

@@ -66,15 +66,15 @@ class Candidates:
         """The device class that unassigned tasks are described by."""
         return min(self.ledger.devices, default="cpu")
 
-    def seconds(self, prefix: str, told: float | Estimate | None) -> tuple[float, bool]:
+    def seconds(self, prefix: str, annotated: float | Estimate | None) -> tuple[float, bool]:
         """Return the projected seconds on the first device class, and whether they are more than a guess."""
-        return self.ledger.durations.of(prefix, self.first_device, told)
+        return self.ledger.durations.of(prefix, self.first_device, annotated)
 
-    def seconds_by_class(self, prefix: str, told: float | Estimate | None) -> ByClass:
+    def seconds_by_class(self, prefix: str, annotated: float | Estimate | None) -> ByClass:
         """Return the projected seconds on all device classes of the cluster."""
         durations, first = self.ledger.durations, self.first_device
-        others = durations.known(prefix, self.ledger.devices, first, told)
-        return ByClass(first, *durations.of(prefix, first, told), others)
+        others = durations.known(prefix, self.ledger.devices, first, annotated)
+        return ByClass(first, *durations.of(prefix, first, annotated), others)
 
     def lasting(self, seconds: float, known: bool) -> float:
         """Return the seconds that a worker must have left for a task; 0: no requirement."""

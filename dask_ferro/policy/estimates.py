@@ -118,9 +118,9 @@ class Durations:
             The task's own estimate; a negative or non-finite one is ignored.
         """
         self.measured[prefix, device].add(seconds)
-        told = None if annotated is None else self._own_estimate(device, annotated)
-        if told:
-            self.correction[prefix, device].add(seconds / told)
+        own = None if annotated is None else self._own_estimate(device, annotated)
+        if own:
+            self.correction[prefix, device].add(seconds / own)
 
     def set_speed(self, device: str, flops: float, bandwidth: float) -> None:
         """Set the speed of a device class; the first value of a class stands."""
@@ -128,10 +128,10 @@ class Durations:
 
     def of(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> tuple[float, bool]:
         """Return the projected seconds of a task, and whether they are more than a guess."""
-        told = None if annotated is None else self._own_estimate(device, annotated)
-        if told is not None:
+        own = None if annotated is None else self._own_estimate(device, annotated)
+        if own is not None:
             factor = self.correction.get((prefix, device))
-            return told * (factor.value if factor else 1.0), True
+            return own * (factor.value if factor else 1.0), True
         known = self.measured.get((prefix, device))
         if known is not None:
             return known.value, True

@@ -135,21 +135,21 @@ class Tick(NamedTuple):
     elsewhere: bool = False
 
 
-class DeviceTold(NamedTuple):
+class DeviceReported(NamedTuple):
     """A worker reported its device class."""
 
     worker: Address
     device: str
 
 
-class MemoryTold(NamedTuple):
+class MemoryReported(NamedTuple):
     """A worker's device has this many bytes; None: they are not counted."""
 
     worker: Address
     most: int | None
 
 
-class ResourcesTold(NamedTuple):
+class ResourcesReported(NamedTuple):
     """A worker's amounts of resources changed."""
 
     worker: Address
@@ -205,7 +205,7 @@ class Restarted(NamedTuple):
 
 Event = (
     Joined | Left | AcceptsTasks | Heard | Assigned | Finished | Answered | Unsent | Withdrawn | Ordered | MessagesSent
-    | Due | Tick | DeviceTold | MemoryTold | ResourcesTold | EndTold | DurationLearned | SpeedLearned
+    | Due | Tick | DeviceReported | MemoryReported | ResourcesReported | EndTold | DurationLearned | SpeedLearned
     | TransferLearned | LoopMeasured | Switched | Restarted
 )  # fmt: skip
 

@@ -32,15 +32,14 @@ class IdleOrder:
         self._rows = rows
         self._heaps: dict[str, list[tuple[float, Address, int]]] = {}
 
-    def keep(self, now: float) -> None:
-        """Build the heaps; from now on there are more than a few workers."""
-        self._heaps.clear()
-        for row in self._rows.values():
-            self._push(row, now)
-
     def touch(self, row: WorkerLoad, now: float) -> None:
-        """Record a change to a worker."""
-        if len(self._rows) > FEW and self._rows.get(row.address) is row:
+        """Record a change to a worker; the first one that finds more than a few workers builds the heaps."""
+        if len(self._rows) <= FEW:
+            self._heaps.clear()
+        elif not self._heaps:
+            for each in self._rows.values():
+                self._push(each, now)
+        elif self._rows.get(row.address) is row:
             self._push(row, now)
             heap = self._heaps[row.device]
             if len(heap) > _STALE * len(self._rows) + _SPARE:

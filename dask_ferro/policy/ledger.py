@@ -57,10 +57,8 @@ class Ledger:
         Seconds that a newly started worker would have left; 0: no worker would be started.
     requests : dict of key to PendingRequest
         The requests without an answer.
-    listens : bool
-        Whether the caller reports when it has sent its messages (`listen`).
     starting : list of Entry
-        The tasks started since its last report.
+        The tasks started since the caller last reported that it has sent its messages (`listen`).
     """
 
     def __init__(self, facts: Facts, durations: Durations | None = None) -> None:
@@ -75,7 +73,6 @@ class Ledger:
         self.entries: dict[Key, Entry] = {}
         self.requests: dict[Key, PendingRequest] = {}
         self.fresh = 0.0
-        self.listens = False
         self.waiting = 0  # tasks in the queues of all workers
         self._guessed: dict[tuple[str, str], dict[Entry, None]] = {}
         self._sequence = self._requested = 0
@@ -104,8 +101,6 @@ class Ledger:
         row = self.rows.get(address)
         if row is None:
             row = self.rows[address] = WorkerLoad(address, nthreads, host, device, accepts)
-            if len(self.rows) == FEW + 1:
-                self._order.keep(now)
         row.nthreads, row.host, row.device, row.accepts = nthreads, host, device, accepts
         row.resources = resources or {}
         row.ends_at = self.ends.get(address, inf)
@@ -113,7 +108,7 @@ class Ledger:
         if self.hosts.get(address) != host:
             # Snapshots keep a reference to the mapping that they were given, so it is replaced and not changed.
             self.hosts = {**self.hosts, address: host}
-        self._fill(now, row)
+        self._fill(row)
         self._touch(row, now)
         return row
 
@@ -162,7 +157,7 @@ class Ledger:
         """Set whether a worker accepts tasks and starts those in its queue."""
         row = self.rows[address]
         row.accepts = accepts
-        self._fill(self._now, row)
+        self._fill(row)
         self._touch(row, self._now)
 
     def set_end(self, address: Address, at: float | None) -> None:
@@ -234,7 +229,7 @@ class Ledger:
             # A clock that was set back gives negative seconds.
             self._learn(now, entry, row, max(seconds, 0.0), was_provisional)
         if row.queue:
-            self._fill(now, row)
+            self._fill(row)
         self._touch(row, now)
         return entry
 
@@ -254,7 +249,7 @@ class Ledger:
         assert entry.state != "requested", f"{key!r} was asked back already"
         self._take_off(entry)
         if entry.state == "running":
-            self._fill(now, entry.worker)
+            self._fill(entry.worker)
         entry.state, entry.started = "requested", None
         self._requested += 1
         self.requests[key] = PendingRequest(entry, row, self._requested, now, gain, cost, moving)
@@ -277,7 +272,7 @@ class Ledger:
         else:
             del self.entries[key]
         # A withdrawn one may have occupied a thread of the victim.
-        self._fill(now, victim)
+        self._fill(victim)
         self._touch(victim, now)
 
     def withdraw(self, now: float, key: Key) -> None:
@@ -316,7 +311,7 @@ class Ledger:
         if entry.provisional:
             self._guessed.setdefault((entry.prefix, row.device), {})[entry] = None
         if not row.queue and row.may_start(entry):
-            self._start(now, entry)
+            self._start(entry)
         else:
             self._queue_up(now, entry, row)
         self._touch(row, now)
@@ -327,7 +322,7 @@ class Ledger:
         insort(row.queue, (entry.priority, entry.sequence, entry))
         self._count(row, entry, +1)
         if len(row.running) < row.nthreads:
-            self._fill(now, row)
+            self._fill(row)
 
     def hear(self, now: float, address: Address, heard: float, running: Collection[Key]) -> None:
         """Replace the inferred set of running tasks by the one that a worker reported.
@@ -355,11 +350,10 @@ class Ledger:
             self._queue_up(now, last, row)
         self._touch(row, now)
 
-    def _start(self, now: float, entry: Entry) -> None:
-        """Start a task; with `listens`, its start time is set by `listen`, as its message leaves no earlier."""
-        self._run(entry, inf if self.listens else now)
-        if self.listens:
-            self.starting.append(entry)
+    def _start(self, entry: Entry) -> None:
+        """Start a task; its start time is set by `listen`, as its message leaves no earlier."""
+        self._run(entry, inf)
+        self.starting.append(entry)
 
     def _run(self, entry: Entry, since: float) -> None:
         entry.state, entry.started = "running", since
@@ -376,21 +370,21 @@ class Ledger:
                 entry.started = now
         self.starting.clear()
 
-    def _fill(self, now: float, row: WorkerLoad) -> None:
+    def _fill(self, row: WorkerLoad) -> None:
         """Start queued tasks on free threads, unless the worker is paused."""
         while row.queue and row.accepts and len(row.running) < row.nthreads:
             first: Entry = row.queue[0][2]
             if not first.needs:
                 del row.queue[0]
                 self._count(row, first, -1)
-                self._start(now, first)
+                self._start(first)
                 continue
             # A task that waits for a resource does not block those behind it.
             entry = next((e for _, _, e in row.queue[:DEPTH] if row.may_start(e)), None)
             if entry is None:
                 return
             self._take(row, entry)
-            self._start(now, entry)
+            self._start(entry)
 
     def _take(self, row: WorkerLoad, entry: Entry) -> None:
         index = bisect_left(row.queue, (entry.priority, entry.sequence))  # type: ignore[arg-type, type-var]
@@ -466,8 +460,7 @@ class Ledger:
         if now > self._now:
             self._now = now
         self.version = row.version = self.version + 1
-        if len(self.rows) > FEW:  # fewer workers are not kept in order
-            self._order.touch(row, now)
+        self._order.touch(row, now)
         self._load(row)
 
     def _is_here(self, row: WorkerLoad) -> bool:

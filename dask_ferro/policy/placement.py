@@ -247,8 +247,8 @@ class PlacementParameters:
         if not task.inputs:
             return workers
         heavy = [held for held in task.inputs if held.nbytes > self.light]
-        wanted = frozenset(chain.from_iterable(held.holders for held in heavy or task.inputs))
-        holders = [w for w in workers if w.address in wanted]
+        having = frozenset(chain.from_iterable(held.holders for held in heavy or task.inputs))
+        holders = [w for w in workers if w.address in having]
         if not holders:
             return workers
         theirs = {w.device for w in holders}

@@ -110,7 +110,7 @@ class SchedulingCore:
         that was filled; gains cannot be added up, since many tasks wait at the same time.
     steps, ticks : int
         Number of policy steps and of ticks.
-    found : OverdueTasks
+    overdue : OverdueTasks
         The overdue tasks found at the latest tick.
     on_decision : callable (StealingDecision) or None
         Receives each decision of the policy: values, which may be kept.
@@ -129,7 +129,6 @@ class SchedulingCore:
         self.links = Links() if links is None else links
         self.ledger = Ledger(facts)
         self.facts = facts
-        self.ledger.listens = True
         self.state = StealingState()
         self.counts: dict[str, float] = dict.fromkeys(_COUNTS, 0)
         self.steps = 0
@@ -160,9 +159,9 @@ class SchedulingCore:
             # Facts reported or learned go straight to the ledger: they call for no decision by themselves.
             events.Heard: lambda event, now: self.ledger.hear(now, *event),
             events.MessagesSent: lambda event, now: self.ledger.listen(now),
-            events.DeviceTold: lambda event, now: self.ledger.set_device(*event),
-            events.MemoryTold: lambda event, now: self.ledger.set_memory(*event),
-            events.ResourcesTold: lambda event, now: self.ledger.set_resources(*event),
+            events.DeviceReported: lambda event, now: self.ledger.set_device(*event),
+            events.MemoryReported: lambda event, now: self.ledger.set_memory(*event),
+            events.ResourcesReported: lambda event, now: self.ledger.set_resources(*event),
             events.EndTold: lambda event, now: self.ledger.set_end(*event),
             events.DurationLearned: lambda event, now: self.ledger.durations.add(*event),
             events.SpeedLearned: lambda event, now: self.ledger.durations.set_speed(*event),
@@ -313,7 +312,7 @@ class SchedulingCore:
 
     # -- the step ------------------------------------------------------------------------------------------
 
-    def _step(self, now: float, found: OverdueTasks = _NOTHING) -> None:
+    def _step(self, now: float, overdue: OverdueTasks = _NOTHING) -> None:
         self._wake = None
         rows = self.ledger.rows
         idle = [a for a in self._hungry if (row := rows.get(a)) is not None and row.may_take]
@@ -321,11 +320,11 @@ class SchedulingCore:
         if self._outcomes:
             self.state = adapted(self.state, self._outcomes, self.policy.parameters)
             self._outcomes.clear()
-        if not found.thieves and (not idle or not self._is_worth_it(now)):
+        if not overdue.thieves and (not idle or not self._is_worth_it(now)):
             return
         hungry = [a for a in idle if self._left_over(a, now) <= 0]
-        thieves = list(dict.fromkeys((*found.thieves, *hungry[:THIEVES])))
-        moves = self._decide(thieves, found, now) if thieves else ()
+        thieves = list(dict.fromkeys((*overdue.thieves, *hungry[:THIEVES])))
+        moves = self._decide(thieves, overdue, now) if thieves else ()
         self._request(moves, now)
         seen = dict.fromkeys(thieves)
         self._hungry = {**{a: None for a in idle if a not in seen}, **seen}
@@ -335,9 +334,9 @@ class SchedulingCore:
         else:
             self._look_again(idle, now)
 
-    def _decide(self, thieves: Sequence[Address], found: OverdueTasks, now: float) -> tuple[Move, ...]:
+    def _decide(self, thieves: Sequence[Address], overdue: OverdueTasks, now: float) -> tuple[Move, ...]:
         """Return the policy's moves for some thieves, from a small snapshot or, if that yields none, a full one."""
-        ledger, policy = self.ledger, for_overdue(self.policy) if found.thieves else self.policy
+        ledger, policy = self.ledger, for_overdue(self.policy) if overdue.thieves else self.policy
         moves: tuple[Move, ...] = ()
         self.facts.begin(thieves)
         asked = policy.asks(thieves, ledger.rows, self.state)
@@ -348,7 +347,7 @@ class SchedulingCore:
             few = policy.parameters.quick * (1 + threads)
         for room in (few, TASKS) if few < TASKS else (TASKS,):
             snapshot = ledger.snapshot(
-                now, thieves, self.links, asked, skip=skip, tasks=room, first=found.tasks
+                now, thieves, self.links, asked, skip=skip, tasks=room, first=overdue.tasks
             )
             moves = policy.step(snapshot, self.state)
             if self.on_decision is not None:

@@ -201,15 +201,15 @@ def look(
 
 
 def waits_of(
-    found: OverdueTasks, now: float, links: Links, hosts: Mapping[Address, str]
+    overdue: OverdueTasks, now: float, links: Links, hosts: Mapping[Address, str]
 ) -> list[WaitingTask]:
-    """Return the diagnoses of all overdue tasks found at a tick, the longest wait first."""
-    told = []
-    for entry, row, task in found.overdue:
+    """Return the diagnoses of all overdue tasks of a tick, the longest wait first."""
+    waits = []
+    for entry, row, task in overdue.overdue:
         if task is None:
-            told.append(_waits(entry.key, row.address, now - entry.since, found.idle, "actor"))
+            waits.append(_waits(entry.key, row.address, now - entry.since, overdue.idle, "actor"))
         else:
             # If even the cheapest transfer takes longer than the task has waited, cost is the reason.
-            moving = min(links.seconds(task.inputs, worker, hosts) for worker in found.idle[:_THIEVES])
-            told.append(wait_of(task, row.address, found.idle, bool(entry.needs), moving))
-    return sorted(told, key=lambda wait: -wait.seconds)
+            moving = min(links.seconds(task.inputs, worker, hosts) for worker in overdue.idle[:_THIEVES])
+            waits.append(wait_of(task, row.address, overdue.idle, bool(entry.needs), moving))
+    return sorted(waits, key=lambda wait: -wait.seconds)

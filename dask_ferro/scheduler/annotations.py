@@ -159,30 +159,30 @@ class Require(_Affinity):
 
 def wish_of(annotations: Mapping[str, object] | None) -> Wish:
     """Return the device wishes in a task's annotations; the innermost rule whose pattern matches its region counts."""
-    told = annotations.get(NAME) if annotations else None
+    annotation = annotations.get(NAME) if annotations else None
     # Most tasks have none, and the check of an ABC is slow, so None is checked first.
-    if told is None or not isinstance(told, Mapping):
+    if annotation is None or not isinstance(annotation, Mapping):
         return NOTHING
-    own = {key: told.get(key) for key in ("require", "prefer")}
-    if not any(own.values()) and (rule := _matching(told)) is not None:
+    own = {key: annotation.get(key) for key in ("require", "prefer")}
+    if not any(own.values()) and (rule := _matching(annotation)) is not None:
         own[rule[0]] = rule[1]
-    return Wish(_device(own["require"]), _device(own["prefer"]), _size(told.get(_BYTES)))
+    return Wish(_device(own["require"]), _device(own["prefer"]), _size(annotation.get(_BYTES)))
 
 
 def estimate_of(annotations: Mapping[str, object] | None) -> Estimate | float | None:
     """Return the cost in a task's annotations: "seconds" on a CPU, or "flops" and "bytes" as well."""
-    told = annotations.get(NAME) if annotations else None
-    if told is None or not isinstance(told, Mapping):
+    annotation = annotations.get(NAME) if annotations else None
+    if annotation is None or not isinstance(annotation, Mapping):
         return None
-    seconds = _number(told.get("seconds"))
-    flops, traffic = _number(told.get("flops")), _number(told.get("bytes"))
+    seconds = _number(annotation.get("seconds"))
+    flops, traffic = _number(annotation.get("flops")), _number(annotation.get("bytes"))
     if not flops and not traffic:
         return seconds
     return Estimate(seconds, max(flops or 0.0, 0.0), max(traffic or 0.0, 0.0))
 
 
-def _matching(told: Mapping[str, object]) -> tuple[str, str] | None:
-    region, rules = told.get(_REGION), told.get(_SIGNALS)
+def _matching(annotation: Mapping[str, object]) -> tuple[str, str] | None:
+    region, rules = annotation.get(_REGION), annotation.get(_SIGNALS)
     if not isinstance(region, str) or not isinstance(rules, tuple | list):
         return None
     for rule in rules:

@@ -19,7 +19,7 @@ from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.estimates import ResultSizes
-from dask_ferro.policy.events import DeviceTold, Event, MemoryTold, SpeedLearned
+from dask_ferro.policy.events import DeviceReported, Event, MemoryReported, SpeedLearned
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.scheduler.annotations import wish_of
 from dask_ferro.scheduler.upstream import metrics_of
@@ -60,36 +60,36 @@ class Devices:
         self.sizes = ResultSizes()
         self._scheduler = scheduler
         self._tell = tell
-        self._told: dict[str, _ReportedMemory] = {}
+        self._reports: dict[str, _ReportedMemory] = {}
         # The model that each class's plain name stands for, which is the first one reported.
         self._first: dict[str, str] = {}
 
     # -- what workers say ----------------------------------------------------------------------------------
 
-    def heard(self, ws: WorkerState, told: Heartbeat) -> None:
+    def heard(self, ws: WorkerState, beat: Heartbeat) -> None:
         """Process a worker's heartbeat; while a worker still measures, known values are kept."""
-        if not told["flops"] and ws.address in self._told:
+        if not beat["flops"] and ws.address in self._reports:
             return
-        device = self._class(told)
+        device = self._class(beat)
         if self.ledger.rows[ws.address].device != device:
-            self._tell(DeviceTold(ws.address, device))
-        if told["flops"] and told["bandwidth"] and device not in self.ledger.durations.speeds:
-            self._tell(SpeedLearned(device, told["flops"], told["bandwidth"]))
-        gpu = told.get("gpu")
+            self._tell(DeviceReported(ws.address, device))
+        if beat["flops"] and beat["bandwidth"] and device not in self.ledger.durations.speeds:
+            self._tell(SpeedLearned(device, beat["flops"], beat["bandwidth"]))
+        gpu = beat.get("gpu")
         if not gpu:
-            if self._told.pop(ws.address, None) is not None:
-                self._tell(MemoryTold(ws.address, None))
+            if self._reports.pop(ws.address, None) is not None:
+                self._tell(MemoryReported(ws.address, None))
             return
         managed = int(metrics_of(ws).get("managed_bytes", 0))
         live = max(int(gpu["live"]) - int(gpu["evictable"]), 0)
-        self._told[ws.address] = _ReportedMemory(live, managed)
+        self._reports[ws.address] = _ReportedMemory(live, managed)
         if self.ledger.rows[ws.address].most != gpu["total"]:
-            self._tell(MemoryTold(ws.address, int(gpu["total"])))
+            self._tell(MemoryReported(ws.address, int(gpu["total"])))
 
-    def _class(self, told: Heartbeat) -> str:
+    def _class(self, beat: Heartbeat) -> str:
         """Return the class for a worker's durations: "gpu" for the first model, "gpu: T4" for others."""
-        device: str = told["device"]
-        gpu = told.get("gpu")
+        device: str = beat["device"]
+        gpu = beat.get("gpu")
         model = gpu["model"] if gpu else ""
         if not model or self._first.setdefault(device, model) == model:
             return device
@@ -104,23 +104,23 @@ class Devices:
         if not total:
             return
         used = (metrics_of(ws).get("gpu") or {}).get("memory-used") or 0
-        self._told[ws.address] = _ReportedMemory(int(used), int(metrics_of(ws).get("managed_bytes", 0)))
-        self._tell(DeviceTold(ws.address, "gpu"))
-        self._tell(MemoryTold(ws.address, int(total)))
+        self._reports[ws.address] = _ReportedMemory(int(used), int(metrics_of(ws).get("managed_bytes", 0)))
+        self._tell(DeviceReported(ws.address, "gpu"))
+        self._tell(MemoryReported(ws.address, int(total)))
 
     def left(self, address: str) -> None:
         """Forget a worker."""
-        self._told.pop(address, None)
+        self._reports.pop(address, None)
 
     # -- what is known -------------------------------------------------------------------------------------
 
     def live(self, address: str) -> int:
         """Return the device bytes in use on a worker, including inputs on their way."""
-        told, ws = self._told.get(address), self._scheduler.workers.get(address)
-        if told is None or ws is None:
+        report, ws = self._reports.get(address), self._scheduler.workers.get(address)
+        if report is None or ws is None:
             return 0
         coming = sum(dts.get_nbytes() for dts in ws.needs_what)
-        return max(told.live + ws.nbytes - told.managed, 0) + coming
+        return max(report.live + ws.nbytes - report.managed, 0) + coming
 
     # -- what a task takes ---------------------------------------------------------------------------------
 
@@ -145,8 +145,8 @@ class Devices:
         return max(max((own if n is None else n for n in found), default=own) - freed_by(ts), 0)
 
     def _known(self, ts: TaskState) -> int | None:
-        told = wish_of(ts.annotations).nbytes
-        return self.sizes.of(ts.prefix.name) if told is None else told
+        annotated = wish_of(ts.annotations).nbytes
+        return self.sizes.of(ts.prefix.name) if annotated is None else annotated
 
 
 def freed_by(ts: TaskState) -> int:

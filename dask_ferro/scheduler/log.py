@@ -135,7 +135,7 @@ class Log:
         that began to wait beside an idle worker, by reason, "scale" actions of the elastic controller;
         "received_transfers", "received_bytes" and "received_seconds" have the workers' transfers by class of link.
     tasks : Ring of TaskRun
-        Finished tasks, as many as the recordings in `wanted` ask for.
+        Finished tasks, as many as the `recordings` ask for.
     moves : Ring of Settled
         Requests with a known outcome.
     stolen : Ring of Arrived
@@ -144,7 +144,7 @@ class Log:
         About one a second.
     decisions, departures : Ring of mapping
         Events of topic "ferro" from the elastic controller and from retiring workers, each with its "time".
-    wanted : dict of str to int
+    recordings : dict of str to int
         By recording, the number of tasks that it asks for.
     """
 
@@ -162,7 +162,7 @@ class Log:
         self.loads: Ring[Sample] = Ring(_SAMPLES)
         self.decisions: Ring[Mapping[str, Any]] = Ring(_SCALINGS)
         self.departures: Ring[Mapping[str, Any]] = Ring(_SCALINGS)
-        self.wanted: dict[str, int] = {}
+        self.recordings: dict[str, int] = {}
 
     def received(self, now: Heartbeat, before: Heartbeat | None) -> None:
         """Count the transfers that a worker received between two of its heartbeats."""
@@ -176,15 +176,15 @@ class Log:
 
     def record_for(self, who: str, tasks: int) -> None:
         """Keep at least so many tasks and stolen tasks until `stop_for` with the same name; present records stay."""
-        self.wanted[who] = tasks
+        self.recordings[who] = tasks
         self._resize()
 
     def stop_for(self, who: str) -> None:
         """End a recording.  Idempotent."""
-        if self.wanted.pop(who, None) is not None:
+        if self.recordings.pop(who, None) is not None:
             self._resize()
 
     def _resize(self) -> None:
-        most = max(self.wanted.values(), default=0)
+        most = max(self.recordings.values(), default=0)
         self.tasks.resize(most)
         self.stolen.resize(most)

@@ -100,16 +100,16 @@ async def _tell_all(
     scheduler: Scheduler, message: Mapping[str, object], seconds: float, hung: Collection[str] = ()
 ) -> tuple[list[str], dict[str, Exception]]:
     """Send all workers a message; return the workers that have not answered in time, and the exceptions by worker."""
-    locks, told = _locks.setdefault(scheduler, WeakValueDictionary()), {}
+    locks, calls = _locks.setdefault(scheduler, WeakValueDictionary()), {}
     for address in scheduler.workers:
         lock = locks.setdefault(address, asyncio.Lock())
-        told[address] = asyncio.create_task(_tell(scheduler, address, message, lock))
-        _underway.add(told[address])
-        told[address].add_done_callback(_underway.discard)
-    if awaited := [task for address, task in told.items() if address not in hung]:
+        calls[address] = asyncio.create_task(_tell(scheduler, address, message, lock))
+        _underway.add(calls[address])
+        calls[address].add_done_callback(_underway.discard)
+    if awaited := [task for address, task in calls.items() if address not in hung]:
         await asyncio.wait(awaited, timeout=seconds)
-    late = [address for address, task in told.items() if not task.done()]
-    refusals = {a: error for a, task in told.items() if task.done() and (error := task.result())}
+    late = [address for address, task in calls.items() if not task.done()]
+    refusals = {a: error for a, task in calls.items() if task.done() and (error := task.result())}
     if late:
         logger.warning(
             "dask_ferro: %s did not answer within %g s; each is set up when it answers",
@@ -143,10 +143,10 @@ def _raised(answer: dict[str, object]) -> Exception | None:
     if answer.get("status") != "error":
         return None
     # The worker serialises it so that a scheduler can pass it on without unpickling.
-    told: Any = answer["exception"]
-    if isinstance(told, Serialized):
-        told = deserialize(told.header, told.frames)
-    elif isinstance(told, Serialize):
-        told = told.data
-    _, error, _ = clean_exception(told)
+    exception: Any = answer["exception"]
+    if isinstance(exception, Serialized):
+        exception = deserialize(exception.header, exception.frames)
+    elif isinstance(exception, Serialize):
+        exception = exception.data
+    _, error, _ = clean_exception(exception)
     return error if isinstance(error, Exception) else RuntimeError(answer.get("exception_text", "no reason"))

@@ -162,7 +162,7 @@ class Scheduling(Part):
         """End the recordings of a client that left without doing so."""
         mine = recordings_of(client)
         if self.stealing is not None:
-            for who in list(self.stealing.records.wanted):
+            for who in list(self.stealing.records.recordings):
                 if who.startswith(mine):
                     self.stealing.records.stop_for(who)
         for name in [name for name in scheduler.worker_plugins if name.startswith(mine)]:

@@ -101,7 +101,7 @@ class Stealing(EntryPoints):
         self._beats: dict[str, Heartbeat | None] = {}
         # The heartbeats that workers sent under an earlier installation, whose transfers are not counted again.
         reports = ((a, upstream.metrics_of(ws).get(METRIC)) for a, ws in scheduler.workers.items())
-        self._earlier: dict[str, Heartbeat] = {address: told for address, told in reports if told}
+        self._earlier: dict[str, Heartbeat] = {address: beat for address, beat in reports if beat}
         self._acts: dict[type, Callable[..., None]] = {
             events.Ask: self._request,
             events.HandOver: self._hand_over,
@@ -199,10 +199,10 @@ class Stealing(EntryPoints):
         ws = ts.processing_on
         if ws is None:
             return
-        told = estimate_of(ts.annotations) if ts.annotations else None
+        annotated = estimate_of(ts.annotations) if ts.annotations else None
         nbytes = self.devices.takes(ts) if self.ledger.counts_bytes else 0
         needs = ts.resource_restrictions
-        self.tell(events.Assigned(ts.key, ws.address, ts.prefix.name, ts.priority, told, needs, nbytes))
+        self.tell(events.Assigned(ts.key, ws.address, ts.prefix.name, ts.priority, annotated, needs, nbytes))
 
     def task_left(
         self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, Any]
@@ -221,10 +221,10 @@ class Stealing(EntryPoints):
 
     # -- when to take a step -------------------------------------------------------------------------------
 
-    def _wake(self, told: events.Wake, now: float) -> None:
+    def _wake(self, wake: events.Wake, now: float) -> None:
         self._unkick()
         self._kick = self.scheduler.loop.call_at(
-            self.scheduler.loop.time() + told.at - time(), self.waits.step, told.at
+            self.scheduler.loop.time() + wake.at - time(), self.waits.step, wake.at
         )
 
     def _called(self, due: float) -> None:
@@ -270,35 +270,35 @@ class Stealing(EntryPoints):
 
     def _heard(self, ws: WorkerState) -> None:
         """Learn from a worker's heartbeat: its device, and the durations of its transfers."""
-        told = upstream.metrics_of(ws).get(METRIC)
+        beat = upstream.metrics_of(ws).get(METRIC)
         if ws.executing:
             self.tell(events.Heard(ws.address, ws.last_seen, frozenset(ts.key for ts in ws.executing)))
         # A worker may change its resources at any time, for which Dask has no hook.
         if ws.resources != self.ledger.rows[ws.address].resources:
-            self.tell(events.ResourcesTold(ws.address, dict(ws.resources)))
-        if not told and ws.address not in self._beats:
+            self.tell(events.ResourcesReported(ws.address, dict(ws.resources)))
+        if not beat and ws.address not in self._beats:
             self._beats[ws.address] = None
             self.devices.guess(ws)
         before = self._beats.get(ws.address)
-        if not told or (before is not None and before["beat"] == told["beat"]):
+        if not beat or (before is not None and before["beat"] == beat["beat"]):
             return
-        self._beats[ws.address] = told
-        self.records.received(told, before or self._earlier.pop(ws.address, None))
-        self.devices.heard(ws, told)
-        for sample in sent(told, self.ledger.hosts):
+        self._beats[ws.address] = beat
+        self.records.received(beat, before or self._earlier.pop(ws.address, None))
+        self.devices.heard(ws, beat)
+        for sample in sent(beat, self.ledger.hosts):
             self.tell(events.TransferLearned(*sample))
 
     # -- what is decided -----------------------------------------------------------------------------------
 
     def _enact(self, decided: list[events.Instruction], now: float) -> None:
         failed: Exception | None = None
-        for told in decided:
+        for instruction in decided:
             try:
-                self._acts[type(told)](told, now)
+                self._acts[type(instruction)](instruction, now)
             # The core assumes that all of them are carried out, so the others still are, and the first error is
             # raised.
             except Exception as error:
-                logger.exception("dask_ferro could not do %r", told)
+                logger.exception("dask_ferro could not do %r", instruction)
                 failed = failed or error
         if self._lines:
             lines, self._lines = self._lines, []
@@ -306,20 +306,20 @@ class Stealing(EntryPoints):
         if failed is not None:
             raise failed
 
-    def _hurry(self, told: events.Hurry, now: float) -> None:
-        upstream.put_sends(self.scheduler, [told.worker], SENDS if told.soon else upstream.WORKER_SENDS)
+    def _hurry(self, hurry: events.Hurry, now: float) -> None:
+        upstream.put_sends(self.scheduler, [hurry.worker], SENDS if hurry.soon else upstream.WORKER_SENDS)
 
-    def _request(self, told: events.Ask, now: float) -> None:
-        line = self._ask_for(told, now)
+    def _request(self, ask: events.Ask, now: float) -> None:
+        line = self._ask_for(ask, now)
         # The victim is leaving; Dask will take its tasks back.
         if line is None:
-            self.tell(events.Unsent(told.key))
+            self.tell(events.Unsent(ask.key))
         else:
             self._lines.append(line)
 
-    def _hand_over(self, told: events.HandOver, now: float) -> None:
-        ts, workers = self.scheduler.tasks[cast(Key, told.key)], self.scheduler.workers
-        upstream.hand_over(self.scheduler, ts, workers[told.victim], workers[told.thief])
+    def _hand_over(self, move: events.HandOver, now: float) -> None:
+        ts, workers = self.scheduler.tasks[cast(Key, move.key)], self.scheduler.workers
+        upstream.hand_over(self.scheduler, ts, workers[move.victim], workers[move.thief])
 
     # -- the answer ----------------------------------------------------------------------------------------
 
@@ -327,7 +327,7 @@ class Stealing(EntryPoints):
         now = time()
         decided = self.core.handle(events.Answered(ts.key, answer), now)
         self._enact(decided, now)
-        settled = (told.outcome for told in decided if isinstance(told, events.Settled))
+        settled = (i.outcome for i in decided if isinstance(i, events.Settled))
         return next(settled, "stale")  # a restart made the core forget the request
 
 

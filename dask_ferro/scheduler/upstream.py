@@ -305,8 +305,8 @@ def fail_unplaced(scheduler: Scheduler, error: Exception, resources: Mapping[str
         tasks = [ts for ts in free if ts.resource_restrictions == resources]
     exception, recommendations = pickle.dumps(error), {}
     for ts in tasks:
-        told = {"exception": exception, "exception_text": str(error), "cause": ts.key}
-        recommendations.update(scheduler.transition(ts.key, "erred", stimulus_id=stimulus_id, **told))
+        failure = {"exception": exception, "exception_text": str(error), "cause": ts.key}
+        recommendations.update(scheduler.transition(ts.key, "erred", stimulus_id=stimulus_id, **failure))
     scheduler.transitions(recommendations, stimulus_id)
     return [ts.key for ts in tasks]
 

@@ -59,7 +59,7 @@ class CoreAdapter(Decider):
             events.Ask: self._ask, events.HandOver: self._hand_over, events.PlaceAgain: self._place_again,
             events.Wake: self._wake, events.Hurry: self._hurry, events.Arrived: self._stolen,
             # The core counts these already.
-            events.Settled: lambda told: None,
+            events.Settled: lambda settled: None,
         }  # fmt: skip
 
     # ---- observe -------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class CoreAdapter(Decider):
         spec, flops = record.spec, CORE_FLOPS * record.spec.speed
         self._tell(events.SpeedLearned(spec.device, flops, flops))
         self._tell(events.Joined(record.address, record.nthreads, spec.host, spec.device))
-        self._tell(events.MemoryTold(record.address, spec.memory))
+        self._tell(events.MemoryReported(record.address, spec.memory))
 
     def left(self, record: WorkerRecord) -> None:
         """Remove the worker from the ledger."""
@@ -92,10 +92,10 @@ class CoreAdapter(Decider):
     def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Add the task to the worker's queue."""
         spec, takes = job.spec, self.facts.takes(job)
-        told = events.Assigned(
+        assigned = events.Assigned(
             job.number, record.address, spec.prefix, job.priority, spec.annotated, nbytes=takes
         )
-        self._tell(told)
+        self._tell(assigned)
 
     def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
         """Learn the task's duration, and its move's."""
@@ -156,41 +156,43 @@ class CoreAdapter(Decider):
         if self.core.steps > steps:
             self._scheduler.think(cluster.per_step)
         self._scheduler.world.counts.update(self.core.counts, steps=float(self.core.steps))
-        for told in decided:
-            self._acts[type(told)](told)
-        victims = {told.victim for told in decided if isinstance(told, events.Ask)}
+        for instruction in decided:
+            self._acts[type(instruction)](instruction)
+        victims = {instruction.victim for instruction in decided if isinstance(instruction, events.Ask)}
         self._scheduler.think(cluster.per_send * len(victims))
 
-    def _wake(self, told: events.Wake) -> None:
+    def _wake(self, instruction: events.Wake) -> None:
         if self._steals:
             self._clock.background(
-                told.at, self._scheduler.when_idle, partial(self._tell, events.Due(told.at))
+                instruction.at, self._scheduler.when_idle, partial(self._tell, events.Due(instruction.at))
             )
 
-    def _hurry(self, told: events.Hurry) -> None:
+    def _hurry(self, instruction: events.Hurry) -> None:
         """Send a worker's messages soon, or in Dask's batches; a cluster may set the interval."""
-        record, soon = self._scheduler.records.get(told.worker), self._sends
+        record, soon = self._scheduler.records.get(instruction.worker), self._sends
         if record is not None and self._scheduler.world.cluster.to_worker is None:
-            record.live.inbox.interval = soon if told.soon else max(STOCK_TO_WORKER, soon)
+            record.live.inbox.interval = soon if instruction.soon else max(STOCK_TO_WORKER, soon)
 
-    def _ask(self, told: events.Ask) -> None:
-        job, record = self.facts.job(told.key), self._scheduler.records[told.victim]
-        self._scheduler.send(record, record.live.asked, job, self.ledger.requests[told.key].number)
+    def _ask(self, instruction: events.Ask) -> None:
+        job, record = self.facts.job(instruction.key), self._scheduler.records[instruction.victim]
+        self._scheduler.send(record, record.live.asked, job, self.ledger.requests[instruction.key].number)
 
-    def _hand_over(self, told: events.HandOver) -> None:
+    def _hand_over(self, move: events.HandOver) -> None:
         records = self._scheduler.records
-        self._scheduler.move(self.facts.job(told.key), records[told.victim], records[told.thief])
+        self._scheduler.move(self.facts.job(move.key), records[move.victim], records[move.thief])
 
-    def _place_again(self, told: events.PlaceAgain) -> None:
-        job = self.facts.job(told.key)
+    def _place_again(self, instruction: events.PlaceAgain) -> None:
+        job = self.facts.job(instruction.key)
         if job.on in self._scheduler.records:
             self._scheduler.place_again(job, self._scheduler.records[job.on])
 
-    def _stolen(self, told: events.Arrived) -> None:
+    def _stolen(self, arrived: events.Arrived) -> None:
         """Record the steal from request to start, which only the simulation knows."""
         held, spec = self._held, self._held.job.spec
-        lane = told.thief, held.lane
-        span = Span("steal", spec.key, spec.prefix, *lane, told.requested, held.start, source=told.victim)
+        lane = arrived.thief, held.lane
+        span = Span(
+            "steal", spec.key, spec.prefix, *lane, arrived.requested, held.start, source=arrived.victim
+        )
         self._scheduler.world.spans.append(span)
 
     # ---- place ---------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ class SimulatedFacts:
             return 0
         own = self.takes(job)
         found = (self._sizes.of(after.spec.prefix) for after in job.after[:FEW_INPUTS])
-        freed = sum(d.spec.nbytes for d in job.inputs if d.needed == 1 and not d.wanted)
+        freed = sum(d.spec.nbytes for d in job.inputs if d.needed == 1 and not d.is_requested)
         return max(max((own if nbytes is None else nbytes for nbytes in found), default=own) - freed, 0)
 
     def live(self, address: Address) -> int:

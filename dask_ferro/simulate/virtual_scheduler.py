@@ -217,7 +217,7 @@ class Scheduler:
         phase = len(self.submissions)
         if phase > 1:
             for job in self.jobs[self._stops[phase - 2] : self._stops[phase - 1]]:
-                job.wanted = False
+                job.is_requested = False
                 if not job.needed and job.state == "memory":
                     self._release(job)
         if self.known < len(self.jobs):
@@ -236,11 +236,11 @@ class Scheduler:
         job.holders[address] = None
         self.remaining -= 1
         self.first_done.setdefault(job.number, held)
-        if job.wanted:
+        if job.is_requested:
             self._report()
         for dependency in job.inputs:
             dependency.needed -= 1
-            if not dependency.needed and not dependency.wanted:
+            if not dependency.needed and not dependency.is_requested:
                 self._release(dependency)
         ready = []
         for after in job.after:
@@ -483,7 +483,7 @@ class Scheduler:
     def _compute_again(self, lost: list[VirtualTask], again: list[VirtualTask]) -> None:
         """Set lost results and the tasks that need them back to waiting, and place those that are ready."""
         touched = dict.fromkeys(again)
-        stack = [job for job in lost if job.needed or job.wanted]
+        stack = [job for job in lost if job.needed or job.is_requested]
         for job in lost:
             job.state = "released"
         while stack:

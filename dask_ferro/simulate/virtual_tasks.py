@@ -33,7 +33,7 @@ class VirtualTask:
     state: str = "waiting"
     missing: int = 0  # inputs that are not in memory
     needed: int = 0  # dependents that are not done
-    wanted: bool = False  # a client asked for its result
+    is_requested: bool = False  # a client asked for its result
     pinned: bool = False
     on: Address = ""
     holders: dict[Address, None] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def jobs_of(graph: TaskGraph) -> list[VirtualTask]:
     first = 0
     for stop in graph.stops:
         for job in jobs[first:stop]:
-            job.wanted = not any(after.number < stop for after in job.after)
+            job.is_requested = not any(after.number < stop for after in job.after)
         first = stop
     return jobs
 
@@ -93,7 +93,7 @@ def depth_first(jobs: list[VirtualTask]) -> dict[int, int]:
         depth[job.number] = 1 + max((depth[d.number] for d in job.inputs), default=0)
     place: dict[int, int] = {}
     for sink in jobs:
-        stack = [sink] if sink.wanted else []
+        stack = [sink] if sink.is_requested else []
         while stack:
             job = stack[-1]
             open_ = [d for d in job.inputs if d.number not in place]

@@ -125,18 +125,18 @@ def _slices(pids: dict[str, int], placed: Iterable[PlacedSpan]) -> Iterator[Even
             "tid": track,
             "ts": start,
             "dur": took,
-            "args": _told(span),
+            "args": _arguments(span),
         }
 
 
-def _told(span: Span) -> Event:
-    told: Event = {"key": str(span.key), "bytes": span.nbytes}
+def _arguments(span: Span) -> Event:
+    arguments: Event = {"key": str(span.key), "bytes": span.nbytes}
     if span.kind == "op":
         engine, _, node = span.source.partition("/")
-        return {**told, "engine": engine, "node": node}
+        return {**arguments, "engine": engine, "node": node}
     if span.source:
-        told["from"] = span.source
-    return told
+        arguments["from"] = span.source
+    return arguments
 
 
 def _arrows(pids: dict[str, int], placed: Iterable[PlacedSpan]) -> Iterator[Event]:

@@ -67,10 +67,10 @@ def reinstall(client: Client) -> None:
 @pytest.fixture
 def nothing_stays(client: Client) -> Iterator[None]:
     """After the test neither the scheduler nor a worker records."""
-    plugins, wanted = set(client.cluster.scheduler.worker_plugins), dict(records_of(client).wanted)
+    plugins, wanted = set(client.cluster.scheduler.worker_plugins), dict(records_of(client).recordings)
     yield
     until(lambda: task._listener is None, "the workers to listen no more", seen=lambda: task._listener)
-    assert records_of(client).wanted == wanted
+    assert records_of(client).recordings == wanted
     assert set(client.cluster.scheduler.worker_plugins) == plugins
 
 
@@ -107,13 +107,13 @@ def test_tasks_carry_their_place_by_priority(client: Client) -> None:
 
 def test_recording_is_on_for_the_block_alone(client: Client) -> None:
     records = records_of(client)
-    seen = [len(records.wanted)]
+    seen = [len(records.recordings)]
     with ff.trace(client):
-        seen.append(len(records.wanted))
+        seen.append(len(records.recordings))
         with ff.trace(client):
-            seen.append(len(records.wanted))
-        seen.append(len(records.wanted))
-    assert [*seen, len(records.wanted)] == [0, 1, 2, 1, 0]
+            seen.append(len(records.recordings))
+        seen.append(len(records.recordings))
+    assert [*seen, len(records.recordings)] == [0, 1, 2, 1, 0]
 
 
 def test_a_trace_within_another_is_a_part_of_it(client: Client) -> None:
@@ -177,7 +177,7 @@ def test_a_block_that_fails_keeps_its_error_and_its_trace(client: Client) -> Non
     with pytest.raises(ZeroDivisionError), t:
         client.submit(divided, 1, 0, key="then-0").result(timeout=60)
     assert t.trace.tasks == ()  # what fails finishes nothing
-    assert records_of(client).wanted == {}
+    assert records_of(client).recordings == {}
 
 
 def test_without_the_plugin_it_says_so(client: Client) -> None:
@@ -368,7 +368,7 @@ def test_a_client_that_goes_within_the_block_leaves_nothing_on(client: Client) -
     with Client(client.cluster.scheduler.address) as other:
         recording = ff.trace(other, ops=True)
         recording.__enter__()
-        assert len(records_of(client).wanted) == 1
+        assert len(records_of(client).recordings) == 1
 
 
 def test_a_worker_that_joins_within_the_block_has_a_tape(client: Client) -> None:

@@ -103,7 +103,7 @@ def free_links() -> Links:
     return Links({kind: Link(0.0, 100.0 * MB) for kind in ("host", "hosts")})
 
 
-class Told:
+class FakeFacts:
     """Facts of tasks without inputs, of which some may not move; `lying` are the bytes on devices."""
 
     def __init__(self, lying: Mapping[str, int] | None = None) -> None:
@@ -139,7 +139,7 @@ class Told:
 
 def ledger(threads: Mapping[str, int], **seconds: float) -> Ledger:
     """A ledger of workers on one host that knows the seconds of some prefixes."""
-    made = Ledger(Told())
+    made = Ledger(FakeFacts())
     for prefix, each in seconds.items():
         made.durations.add(prefix, "cpu", each)
     for address, nthreads in threads.items():

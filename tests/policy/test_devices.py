@@ -14,7 +14,19 @@ from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.placement import Nobody, Placed, PlacementParameters, Wait
 from dask_ferro.policy.stealing.informed import Informed, Policy, StealingParameters, StealingState
 from dask_ferro.policy.stealing.last_victim import LastVictim
-from tests.policy.facts import MB, Stand, Told, decided, free_links, needs, snapshot, stand, task, ways, where
+from tests.policy.facts import (
+    MB,
+    FakeFacts,
+    Stand,
+    decided,
+    free_links,
+    needs,
+    snapshot,
+    stand,
+    task,
+    ways,
+    where,
+)
 
 PLACEMENT = PlacementParameters(margin=0.002, transfer_margin=0.5, light=MB)
 SPEEDS = {"cpu": Speed(1e11, 1e10), "gpu": Speed(2e12, 1e12)}
@@ -99,7 +111,7 @@ def test_an_estimate_is_corrected_by_class() -> None:
 
 def test_what_was_projected_from_another_class_says_nothing_of_the_worker() -> None:
     """A tenth of the speed that its class promised: the tasks behind it are projected anew, and nobody is slow."""
-    book = Ledger(Told(), taught())
+    book = Ledger(FakeFacts(), taught())
     book.durations.add("matmul", "cpu", 0.2)
     row = book.add_worker("a", 1, "h", "gpu")
     for key in range(12):
@@ -319,7 +331,7 @@ def test_nobody_with_something_to_do_is_given_what_does_not_fit(
 
 def book(live: dict[str, int], **most: int | None) -> Ledger:
     """A ledger of one-thread GPUs that knows what 10 ms tasks take."""
-    made = Ledger(Told(live))
+    made = Ledger(FakeFacts(live))
     made.durations.add("t", "gpu", 0.01)
     for address, total in most.items():
         made.add_worker(address, 1, "h", "gpu")

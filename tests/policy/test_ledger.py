@@ -129,6 +129,7 @@ def test_a_task_that_reaches_a_worker_as_it_pauses_waits() -> None:
 def test_a_task_starts(nthreads: int, tasks: int, now: float, wanted: float) -> None:
     book = ledger({"a": nthreads}, p=1.0)
     assign(book, "a", *range(tasks))
+    book.listen(0.0)
     assert starts_in(book, "a", now) == pytest.approx(wanted)
 
 

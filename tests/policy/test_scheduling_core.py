@@ -40,7 +40,7 @@ from dask_ferro.policy.facts import Key, Move, Outcome
 from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.informed import Policy, StealingParameters
 from dask_ferro.policy.stealing.policies import POLICIES, named
-from tests.policy.facts import Told
+from tests.policy.facts import FakeFacts
 
 P = StealingParameters(threshold=0.01)
 
@@ -49,7 +49,7 @@ class Scene:
     """A core, and what it wanted done by now."""
 
     def __init__(self, policy: Policy | None = None, **prefixes: float) -> None:
-        self.facts = Told()
+        self.facts = FakeFacts()
         self.core = SchedulingCore(self.facts, policy or named("informed", P))
         for prefix, seconds in prefixes.items():
             self.core.ledger.durations.add(prefix, "cpu", seconds)
@@ -431,7 +431,7 @@ def story(policy: Policy) -> Scene:
 def test_events_that_were_pickled_give_another_core_the_same_instructions(name: str) -> None:
     first = story(named(name, P, 3))
     recorded = pickle.loads(pickle.dumps([(event, now) for event, now, _ in first.history]))
-    other = SchedulingCore(Told(), named(name, P, 3))
+    other = SchedulingCore(FakeFacts(), named(name, P, 3))
     other.ledger.durations.add("p", "cpu", 0.05)
     again = [other.handle(event, now) for event, now in recorded]
     assert pickle.dumps(again) == pickle.dumps([decided for _, _, decided in first.history])
@@ -461,7 +461,7 @@ def test_the_first_look_shows_a_few_tasks_for_each_thread(quick: int) -> None:
 def test_what_a_worker_says_it_runs_is_believed_of_what_is_older_than_the_news(
     heard: float, runs: list[str]
 ) -> None:
-    core = SchedulingCore(Told(), named("informed", P))
+    core = SchedulingCore(FakeFacts(), named("informed", P))
     given = (Assigned(key, "a", "p", n) for n, key in enumerate(("first", "x")))
     for event in (Joined("a", 1, "h"), *given, MessagesSent()):
         core.handle(event, 0.0)

@@ -35,6 +35,7 @@ def _behind(seconds: float, now: float) -> list:
     book = ledger({"v": 1, "w": 1}, long=seconds, short=0.001)
     book.assign(0.0, "long", "v", "long", (0,))
     book.assign(0.0, "short", "v", "short", (1,))
+    book.listen(0.0)
     return [entry.key for entry, _, _ in book.overdue(now, 0.5, 0)]
 
 
@@ -64,7 +65,6 @@ def test_one_that_may_move_is_found_soon_among_thousands_that_may_not() -> None:
 def test_a_task_runs_from_when_its_message_has_left() -> None:
     """A scheduler that works for a second hears and sends nothing: nothing it gave away meanwhile is overdue."""
     book = ledger({"v": 1}, short=0.001)
-    book.listens = True
     for i in range(10):
         book.assign(0.1 * i, i, "v", "short", (i,))
     assert book.rows["v"].starts_in(1.0) == pytest.approx(0.01)
@@ -77,6 +77,7 @@ def test_a_worker_is_believed_in_what_it_runs() -> None:
     book = ledger({"v": 1}, short=0.001)
     for i in range(3):
         book.assign(0.0, i, "v", "short", (i,))
+    book.listen(0.0)
     book.hear(1.0, "v", 1.0, {2})
     assert list(book.rows["v"].running) == [2]
     assert [entry.key for _, _, entry in book.rows["v"].queue] == [0, 1]
@@ -87,6 +88,7 @@ def test_a_queue_that_waits_for_resources_leaves_its_worker_a_thief() -> None:
     book.set_resources("v", {"GPU": 1.0})
     for i in range(2):
         book.assign(0.0, i, "v", "x", (i,), needs={"GPU": 1.0})
+    book.listen(0.0)
     row = book.rows["v"]
     assert (row.is_blocked, row.may_take, row.starts_in(0.0)) == (True, True, 0.0)
     assert book.queue("v", 64, 3.0)[0].blocked == pytest.approx(3.0)
@@ -99,4 +101,5 @@ def test_a_moved_task_is_overdue_behind_one_that_has_overrun_for_as_long() -> No
     book.request(0.0, "short", "v")
     book.assign(0.0, "long", "v", "long", (0,))
     book.confirm(0.0, "short")
+    book.listen(0.0)
     assert [entry.key for entry, _, _ in book.overdue(24.0, 0.5, 0)] == ["short"]

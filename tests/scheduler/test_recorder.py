@@ -132,7 +132,7 @@ def test_it_records_while_somebody_wants_it(shared: LocalCluster) -> None:
             client.gather(client.map(slept, [0.0] * 4, pure=False))
             lengths.append((records.tasks.length, len(traced(client).tasks)))
         assert records.tasks.total == 16
-        assert records.wanted == {}
+        assert records.recordings == {}
     assert lengths == [(0, 0), (2, 2), (5, 5), (2, 2), (2, 2), (0, 0)]
 
 

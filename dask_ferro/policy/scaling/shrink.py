@@ -59,7 +59,7 @@ class _Exits:
         self._fleet = fleet
         self._stay = {job.name: max(job.free, 0) for job in stay if job.state == RUNNING}
         self._free = sum(self._stay.values())
-        self._found: dict[tuple[type[Cancel | Drain | Keep], str, bool], list[Name]] = {}
+        self._actions: dict[tuple[type[Cancel | Drain | Keep], str, bool], list[Name]] = {}
         self.moving = moving
         self.taken: set[Name] = set()
 
@@ -77,7 +77,7 @@ class _Exits:
         """Remove a job from the fleet, unless its data keeps it, which it does not under an order."""
         may_drain = ordered or self.fits(job)
         kind = Cancel if job.state == PENDING else Drain if may_drain else Keep
-        self._found.setdefault((kind, why, ordered), []).append(job.name)
+        self._actions.setdefault((kind, why, ordered), []).append(job.name)
         if kind is Keep:
             return False
         self.taken.add(job.name)
@@ -89,7 +89,7 @@ class _Exits:
     def actions(self) -> list[Action]:
         """Return the actions by reason."""
         found: list[Action] = []
-        for (kind, why, ordered), names in self._found.items():
+        for (kind, why, ordered), names in self._actions.items():
             if kind is Drain:
                 found.append(Drain(tuple(names), why, ordered))
             elif kind is Cancel:

@@ -151,9 +151,9 @@ def adapted(
 
 def without(state: StealingState, worker: Address) -> StealingState:
     """Return the state without a worker that has left."""
-    kept = {k: v for k, v in state.victims.items() if worker not in (k, v)}
+    victims = {k: v for k, v in state.victims.items() if worker not in (k, v)}
     thresholds = {k: v for k, v in state.thresholds.items() if k != worker}
-    return state._replace(thresholds=thresholds, victims=kept)
+    return state._replace(thresholds=thresholds, victims=victims)
 
 
 def is_starving(worker: Worker, threshold: float) -> bool:

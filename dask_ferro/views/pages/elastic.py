@@ -34,14 +34,14 @@ def _in_state(state: str, decision: ScaleEvent) -> int:
     return decision.get("jobs", {}).get(state, 0)
 
 
-def _wanted(decision: ScaleEvent) -> int:
+def _target(decision: ScaleEvent) -> int:
     return sum(decision.get("wanted", {}).values())
 
 
 _JOB_COLUMNS = look.columns(
     "",
     time=lambda d: 1000 * d["time"],
-    wanted=_wanted,
+    wanted=_target,
     requested=lambda d: sum(d.get("jobs", {}).values()),
     **{state: partial(_in_state, state) for state in _STATES},
 )
@@ -138,7 +138,7 @@ def _standing(last: ScaleEvent) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in last.get("jobs", {}).items()) or "no jobs"
     waits = ", ".join(f"{pool}: {duration(wait)}" for pool, wait in last.get("queue_wait", {}).items())
     text = (
-        f"<b>{_wanted(last)} wanted; {escape(counts)}</b>; {last.get('node_seconds', 0.0):,.0f} node-seconds"
+        f"<b>{_target(last)} wanted; {escape(counts)}</b>; {last.get('node_seconds', 0.0):,.0f} node-seconds"
     )
     return text + (f"; queue wait {escape(waits)}" if waits else "")
 
