@@ -63,7 +63,7 @@ class Departure:
     until: float
     outcome: asyncio.Future[str]  # the reason why they stay; empty: they are gone
     must: bool = False  # their job ends in any case
-    ordered: bool = False  # they are removed in any case, with their data
+    ordered: bool = False  # they are removed in any case, with their data; this outweighs `must`
     lost: Counter[str] = field(default_factory=Counter)  # the loss; empty while they are not given up
     # their statuses before; empty until they are admitted
     before: dict[str, Status] = field(default_factory=dict)
@@ -114,13 +114,11 @@ class Leaving:
         Parameters are those of `Roster.leave`.
         """
         until = inf if seconds is None else monotonic() + max(seconds, 0.0)
-        ordered = ordered and not must
         found = {a: ws for a in addresses if (ws := self.scheduler.workers.get(a)) is not None}
         joined = [d for d in self._departures if not d.workers.keys().isdisjoint(found)]
         for departure in joined:
             departure.until = min(departure.until, until)
-            if must or not departure.must:
-                departure.must, departure.ordered = must, departure.ordered or ordered
+            departure.must, departure.ordered = departure.must or must, departure.ordered or ordered
         known = frozenset(chain.from_iterable(d.workers for d in joined))
         new = {a: ws for a, ws in found.items() if a not in known}
         if new:
@@ -221,10 +219,11 @@ class Leaving:
             self._hand_back(departure)
         self.moving.fetch(self._next())
         for departure in list(self._departures):
-            if departure.must and (why := self._rest_of(departure)):
+            if departure.ordered:
+                if monotonic() >= departure.until or self._rest_of(departure):
+                    self._give_up(departure)
+            elif departure.must and (why := self._rest_of(departure)):
                 self._stay(departure, why)
-            elif departure.ordered and (monotonic() >= departure.until or self._rest_of(departure)):
-                self._give_up(departure)
 
     def _drop_gone(self, departure: Departure) -> None:
         """Forget workers that have gone by themselves."""
@@ -274,7 +273,7 @@ class Leaving:
 
     def _last_of(self, new: list[Departure]) -> Departure | None:
         """Return a request that must wait, since no worker would be left for data and tasks."""
-        able = [d for d in new if d.must and d.until - monotonic() > _LAST]
+        able = [d for d in new if d.must and not d.ordered and d.until - monotonic() > _LAST]
         if not able or self.scheduler.running - self._leavers():
             return None
         left = self._leavers()

@@ -552,6 +552,39 @@ async def test_an_order_overtakes_a_leave(client, scheduler, workers):
     assert await let_end(client, "overtaken", task) == "task"
 
 
+@pytest.mark.parametrize(
+    "requests",
+    [
+        pytest.param([{"must": True, "ordered": True}], id="both in one request"),
+        pytest.param([{"must": True}, {"ordered": True}], id="the order comes later"),
+        pytest.param([{"ordered": True}, {"must": True}], id="the order comes first"),
+    ],
+)
+@on_workers("1GB", "1GB")
+async def test_an_order_to_a_worker_that_must_leave_is_obeyed_and_its_loss_reported(
+    client, scheduler, workers, requests
+):
+    """Its job ends soon, and nothing could move the actor; the caller of an order ends the job in any case."""
+    leaver, _ = workers
+    counter = await client.submit(Counting, actor=True, workers=[leaver.address])
+    task = await occupied(client, leaver, "both")
+
+    def asked(seconds, **how):
+        answer = client.scheduler.ferro_leave(addresses=[leaver.address], seconds=seconds, **how)
+        return asyncio.ensure_future(answer)
+
+    going = [asked(60.0, **how) for how in requests[:-1]]
+    if going:
+        state = scheduler.workers[leaver.address]
+        await until_async(lambda: state.status == Status.closing_gracefully, "the leave to begin")
+    answers = await asyncio.gather(*going, asked(0.1, **requests[-1]))
+    assert await let_end(client, "both", task) == "task"
+    for answer in answers:
+        assert (list(answer["left"]), answer["stayed"]) == ([leaver.address], {})
+        assert (answer["lost"]["results"], answer["lost"]["for_good"]) == (1, 1)
+    del counter
+
+
 # ---- all at once ----------------------------------------------------------------------------------------
 
 
