@@ -13,6 +13,7 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
+from distributed.core import Status
 from distributed.http.prometheus import PrometheusCollector
 
 from dask_ferro.policy.events import OUTCOMES
@@ -59,7 +60,8 @@ class Collector(PrometheusCollector):
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         scraped = upstream.scraped_scheduler()
-        plugin = plugin_of(scraped) if scraped is not None else None
+        # Dask remembers the scheduler that was read last, also once it has closed.
+        plugin = plugin_of(scraped) if scraped is not None and scraped.status is not Status.closed else None
         events = getattr(plugin.parts.get("scheduling"), "events", None) if plugin is not None else None
         if events is None:
             return

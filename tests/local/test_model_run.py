@@ -2,40 +2,17 @@
 
 import re
 import sys
-from itertools import pairwise
 
 import distributed
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
-from onnx import TensorProto, helper
 
-from dask_ferro import ConfigError, from_onnx
+from dask_ferro import ConfigError
 from dask_ferro.local.array_files import read, save
 from dask_ferro.local.cluster_context import connected
 from dask_ferro.local.model_run import RunRequest, trial
 from tests.waiting import until
-
-
-def relu(shape, *, big=1):
-    """A chain of `big` matrix products, so that a row is worth so much."""
-    value = helper.make_tensor_value_info
-    weight = helper.make_tensor("w", TensorProto.FLOAT, (512, 512), np.zeros(512 * 512, np.float32))
-    names = ["x", *(f"v{i}" for i in range(1, big)), "y"]
-    nodes = [helper.make_node("MatMul", [a, "w"], [b], name=b) for a, b in pairwise(names)]
-    graph = helper.make_graph(
-        nodes,
-        "chain",
-        [value("x", TensorProto.FLOAT, [*shape, 512])],
-        [value("y", TensorProto.FLOAT, [*shape, 512])],
-        [weight],
-    )
-    return from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
-
-
-def rows(n):
-    return {"x": np.zeros((n, 512), np.float32)}
-
 
 # ---- files ------------------------------------------------------------------------------------------------
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import strategies as st
 
-from dask_ferro.policy.estimates import Durations, Estimate, Link, Links, Mean, ResultSizes
+from dask_ferro.policy.estimates import Durations, Link, Links, Mean, ResultSizes
 from dask_ferro.policy.facts import Replica, Worker
 from tests.policy.facts import MB, free_links, needs, stand
 
@@ -135,9 +134,6 @@ def test_links_learn_apart() -> None:
 
 
 # -- how it is learned ---------------------------------------------------------------------------------------
-
-SAID = st.none() | st.sampled_from([0.0, 0.5, -1.0, math.inf]) | st.just(Estimate(None, 1e9, 0.0))
-CLASSES = st.sampled_from(["cpu", "gpu"])
 
 
 @pytest.mark.parametrize("nbytes", [5, 100, 200], ids=["less", "as many", "more"])

@@ -52,10 +52,6 @@ def inc(x: int) -> int:
     return x + 1
 
 
-def total(values: list[int]) -> int:
-    return sum(values)
-
-
 def chain(length: int = 20, first: Any = 0) -> Any:
     value = dask.delayed(inc, pure=False)(first)
     for _ in range(length - 1):

@@ -10,11 +10,9 @@ from typing import Any
 
 import dask
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 from distributed import Worker
-from onnx import helper
 
 from dask_ferro.engines.device import residency
 from dask_ferro.engines.device.residency import Residency
@@ -124,22 +122,6 @@ async def test_a_warm_device_has_room_where_its_caches_are() -> None:
         await gpu.heartbeat()
         await until_async(lambda: told(s, gpu)["gpu"]["live"] == 9 * MB, "the bytes that are taken")
         await until_async(lambda: s.ledger.worker(gpu.address, 0.0).room == total - MB, "its room")
-
-
-# ---- kinds of memory ---------------------------------------------------------------------------------------
-
-
-def three_outputs() -> onnx.ModelProto:
-    """A chain of which one value of each of three branches travels."""
-    nodes = [
-        helper.make_node("Split", ["x"], ["a", "b", "c"], num_outputs=3, axis=1),
-        helper.make_node("MatMul", ["a", "b"], ["d"]),
-        helper.make_node("MatMul", ["d", "c"], ["y"]),
-    ]
-    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [8, 24])
-    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "g", [x], [y])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
 # ---- models ------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import re
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import AsyncHTTPClient
@@ -101,3 +102,12 @@ async def test_each_scheduler_of_a_process_tells_its_own():
         await ff.uninstall(two)
         assert await scraped(second) == {}
         assert len(collectors()) == 1
+
+
+async def test_a_scheduler_that_closed_is_scraped_no_more():
+    async with opened(1, installed=True) as objects:
+        scheduler = objects["scheduler"]
+        assert await scraped(scheduler)
+    with pytest.raises(ConnectionRefusedError):
+        await scraped(scheduler)
+    assert list(Collector().collect()) == []

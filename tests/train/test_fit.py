@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from dask.array import from_array
 from torch.utils.data import DataLoader, TensorDataset
 
 import dask_ferro as ff
@@ -208,16 +209,20 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
             "rate: SimpleNamespace has no field `rate` to replace",
         ),
         ({"rate": "cosine"}, "rate: got 'cosine', wanted a number from 0 on, or a function"),
+        ({"rate": -0.1}, "rate: got -0.1, wanted a number from 0 on"),
         ({"rate": lambda update: None, "steps": 1}, r"rate\(0\): got None, wanted a finite number from 0 on"),
         ({"optimizer": "adam"}, r"optimizer: got 'adam', wanted one such as ff.optim.Adam\(1e-3\)"),
+        ({"optimizer": ff.optim.Adam}, "optimizer: got <class .*Adam'>, wanted one such as"),
         ({"metrics": [distance]}, "metrics: got .*, wanted them by name: {'accuracy': accuracy}"),
         ({"loss": "mse"}, r"loss: got 'mse', wanted a function of \(params, batch\), or a Tensor"),
         ({"loss": lambda p, batch: ff.mean(batch["x"])}, "the loss reads none of params, so no step would"),
         ({"nonfinite": "raise"}, "nonfinite: got 'raise', wanted one of 'stop', 'skip', 'continue'"),
         ({"checkpoint": ""}, "checkpoint: got '', wanted the path of a folder"),
         ({"checkpoint": "/dev/null"}, "checkpoint: .*/dev/null.*; give a folder, or the path of a new one"),
+        ({"checkpoint": "/dev/null/here"}, "checkpoint: .*/dev/null/here.*; give a folder, or the path of"),
         ({"data": None}, "batches: got NoneType, wanted arrays with batch_size="),
         ({"data": {**data(), "x": MASKED}}, "batches: 'x': got a masked array, whose mask would be dropped"),
+        ({"data": {**data(), "x": from_array(MASKED)}}, "batches: 'x': got a masked array"),
         ({**LOADER, "data": [None]}, "batches: 'batch': got None, wanted an array"),
         ({**LOADER, "data": lambda epoch: iter([])}, "batches: epoch 0 has none, wanted one batch or more"),
         (

@@ -20,7 +20,7 @@ import pytest
 from tests.each import every
 from tests.engines.array.cases import Case, bound, floats, vector
 
-F, H, L = np.float32, np.float16, np.int64
+F, H = np.float32, np.float16
 _EXTREMA = ["int32", "uint32", "uint64", "float32", "float64"]
 _ATOMIC = {"add": [*_EXTREMA, "float16"], "maximum": _EXTREMA, "minimum": _EXTREMA}
 

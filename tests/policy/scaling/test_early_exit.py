@@ -24,7 +24,6 @@ GB = 10**9
 # A successor takes 2 s to come, and a task takes 8 s.
 POOL = ONE._replace(lifetime=3600.0, queue_wait=1.0, start_up=1.0)
 TASKS = work((80, 100), longest=8)
-CYCLE = 10.0
 
 
 def there(*ends: float, state: str = RUNNING, first: int = 0, **facts: Any) -> list[Job]:

@@ -110,7 +110,6 @@ def test_an_unknown_name_says_which_there_are() -> None:
 
 # -- Informed: which tasks, and how many -------------------------------------------------------------------
 
-LONG = 0.05  # of a task: half of the reach
 UNKNOWN = {"known": False}
 
 
