@@ -70,7 +70,8 @@ class Demands:
         return [self._row(needs, own, seconds) for needs, own in kinds.items()]
 
     def _row(self, needs: Needs, own: list[tuple[TaskState, ProjectedSpan]], seconds: Seconds) -> DemandRow:
-        ready = (seconds.left(ts) for ts, _ in own if ts.state in READY)
+        # Whole tasks: one that moves to a fresh job starts over, whatever part of it has run.
+        ready = (seconds.from_start(ts) for ts, _ in own if ts.state in READY)
         resources = dict(needs.resources)
         return {
             "profile": profile(span for _, span in own),

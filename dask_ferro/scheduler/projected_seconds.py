@@ -46,26 +46,35 @@ class Seconds:
         guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
         self._guess = float(guess or 0.0)  # for a task without measurements of its prefix
         self._now = time()
-        self._known: dict[str, float] = {}
+        self._known: dict[str, float | None] = {}
         self._left: dict[TaskState, float] = {}
 
     def left(self, ts: TaskState) -> float:
         """Return the seconds that a task still takes."""
         seconds = self._left.get(ts)
         if seconds is None:
-            seconds = self._left[ts] = seconds_left(
-                self._of(ts), 0.0 if ts.processing_on is None else self._ran(ts)
-            )
+            seconds = self._left[ts] = seconds_left(self._of(ts), self._ran(ts))
         return seconds
 
+    def from_start(self, ts: TaskState) -> float:
+        """Return the seconds that a task takes on a worker that starts it over, at least if that is not known."""
+        known = self._known_of(ts)
+        # What is left of a task without a projection is as long as it has run, which is the least that it takes.
+        return self.left(ts) if known is None else max(known, self._ran(ts))
+
     def _of(self, ts: TaskState) -> float:
+        known = self._known_of(ts)
+        return unmeasured(ts.prefix.max_exec_time, self._guess) if known is None else known
+
+    def _known_of(self, ts: TaskState) -> float | None:
+        """Return the projection of a task that is more than a guess; None: there is none."""
         name, own = ts.prefix.name, estimate_of(ts.annotations)
         if own is not None:
             seconds = self._measured(name, own)
-            return self._stock(ts) if seconds is None else seconds
+            return self._mean(ts) if seconds is None else seconds
         # Cached by prefix: one pass covers all unfinished tasks, most of them without annotations.
         if name not in self._known:
-            self._known[name] = self._measured(name, None) or self._stock(ts)
+            self._known[name] = self._measured(name, None) or self._mean(ts)
         return self._known[name]
 
     def _measured(self, prefix: str, own: OwnEstimate, device: str | None = None) -> float | None:
@@ -77,17 +86,18 @@ class Seconds:
         seconds, known = self._ledger.durations.of(prefix, first, own)
         return seconds if known else None
 
-    def _stock(self, ts: TaskState) -> float:
-        """Return Dask's own estimate: the mean, twice the longest current run, or a guess."""
-        if ts.prefix.duration_average >= 0:
-            return ts.prefix.duration_average
-        return unmeasured(ts.prefix.max_exec_time, self._guess)
+    @staticmethod
+    def _mean(ts: TaskState) -> float | None:
+        """Return Dask's mean of a task's prefix; None: none of it has ended."""
+        return ts.prefix.duration_average if ts.prefix.duration_average >= 0 else None
 
     def _ran(self, ts: TaskState) -> float:
+        if ts.processing_on is None:
+            return 0.0
         entry = self._ledger.entries.get(ts.key) if self._ledger is not None else None
         if entry is not None and entry.started is not None:
-            return self._now - entry.started
-        return ts.processing_on.executing.get(ts, 0.0) if ts.processing_on is not None else 0.0
+            return max(self._now - entry.started, 0.0)  # infinite before its message has left
+        return ts.processing_on.executing.get(ts, 0.0)
 
     def speeds(self, tasks: Iterable[TaskState]) -> Mapping[str, float]:
         """Return the speed-up of other device classes over the projected seconds of some tasks, where known."""

@@ -1,6 +1,6 @@
 """`dask ferro pools` without SLURM: its arguments, what it prints, and schedulers without a cluster of batch jobs.
 
-On a real SLURM it is in tests/on_slurm/test_paused_pools.py.
+On a real SLURM it is in tests/on_slurm/test_cluster_command.py.
 """
 
 from __future__ import annotations

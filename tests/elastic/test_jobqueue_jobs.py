@@ -171,9 +171,13 @@ async def test_a_job_of_several_workers_that_died_is_replaced(s):
     await until_async(
         lambda: not s.cluster.scheduler_info["workers"], "the cluster to know that they are gone"
     )
-    await asyncio.sleep(2 * LOST_S)
-    for _ in range(4):
+
+    async def replaced():
         await s.look()
+        return len(s.queue.submitted) > 1
+
+    # As many looks as it takes: the first one may be that which sees that they are gone.
+    await until_async(replaced, "a job in the place of one that is lost", every=LOST_S)
     await s.run(2)
     assert len(s.queue.submitted) == 2
 

@@ -248,6 +248,21 @@ async def test_a_sample_of_a_large_graph_has_about_its_work_and_depth(client, cl
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
+@on_cluster(workers=1)
+async def test_the_longest_task_is_a_whole_one_however_long_it_has_run(client, cluster, installed):
+    """A fresh job would start it over.  "No job has the time for tasks of 599 s" was told of one of 600 s."""
+    with annotated(600.0):
+        task = client.submit(hold, "roster", 0)
+    (row,) = await until_async(
+        lambda: (rows := Demands(cluster.scheduler).rows()) and rows[0]["profile"][0][0] < 600.0 and rows,
+        "a part of the task to have run",
+    )
+    assert row["longest"] == 600.0
+    await Event("roster", client=client).set()
+    await task
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
 @on_cluster()
 async def test_a_required_device_class_is_a_need_where_somebody_honours_it(client, cluster, installed):
     event, held = await busy(client, cluster)

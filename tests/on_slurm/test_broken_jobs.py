@@ -11,6 +11,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 import dask_ferro as ff
 from dask_ferro.observe.top import look
 from dask_ferro.slurm import pool
-from tests.on_slurm.tools import Site, queue
+from tests.on_slurm.tools import Site
 from tests.on_slurm.tools import closing as closing_sites
 from tests.waiting import BOUND_S, until
 
@@ -44,7 +45,9 @@ def events(site: Site) -> list[dict[str, Any]]:
     return [message for _, message in found if message["action"] == "pool-closed"]
 
 
-def test_who_waits_is_told_the_jobs_last_lines_and_everybody_is_told_once(broken, caplog, tmp_path):
+def test_who_waits_is_told_the_jobs_last_lines_everybody_once_and_tasks_fail_where_that_is_wanted(
+    broken, caplog, tmp_path
+):
     site = broken()
     with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.WARNING):
         warnings.simplefilter("always")
@@ -67,45 +70,64 @@ def test_who_waits_is_told_the_jobs_last_lines_and_everybody_is_told_once(broken
         assert event["log"] in text
         assert "\n    module: no such thing <4>" in text
         assert clock in text
+    site.cluster.adapt(minimum=0, maximum=2, interval=0.3, fail_unrunnable=True)
+    first = site.client.map(abs, range(3))
+    error = site.client.submit(sum, first).exception(timeout=SOON)
+    assert isinstance(error, ff.ConfigError)
+    assert "no worker is there, and none can be had for now; default is closed until" in str(error)
+    assert "module: no such thing <4>" in str(error)
+    assert [future.status for future in first] == ["error"] * 3
 
 
-@pytest.mark.parametrize(
-    ("options", "address", "error"),
-    [
-        pytest.param({"interface": "ib9"}, "", "has the error \"ValueError: 'ib9' is not a valid", id="no interface"),
-        pytest.param({}, "tcp://127.0.0.1:9", "finds no scheduler at {}: it refuses connections", id="it refuses"),
-        pytest.param({}, "silent", "finds no scheduler at {}: it does not answer within 9 s", id="it says nothing"),
-    ],
-)  # fmt: skip
-def test_who_never_reaches_the_scheduler_is_told_with_node_address_network_and_line(
-    site, options, address, error
-):
+# By what is wrong: options of the cluster, the address of its scheduler, and the error.
+UNREACHABLE = {
+    "no interface": ({"interface": "ib9"}, "", "has the error \"ValueError: 'ib9' is not a valid"),
+    "it refuses": ({}, "tcp://127.0.0.1:9", "finds no scheduler at {}: it refuses connections"),
+    "it says nothing": ({}, "silent", "finds no scheduler at {}: it does not answer within 9 s"),
+}
+
+
+def test_who_never_reaches_the_scheduler_is_told_with_node_address_network_and_line(site):
     """It was "Nanny failed to start", or that it timed out, after two minutes."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = address.replace("silent", f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+
+    def text_of(options: dict[str, str], address: str) -> str:
         scheduler = {
             "dashboard_address": "127.0.0.1:0",
             "interface": "lo",
             "contact_address": address or None,
         }
         s = site(**options, death_timeout=10, scheduler_options=scheduler)
-
-        def staff() -> None:
-            s.cluster.scale(3)
-            s.cluster.wait_for_workers(3, timeout=BOUND_S)
-
         with pytest.raises(ff.ConfigError) as raised:
-            staff()
-    text, network = str(raised.value), options.get("interface", "lo")
-    assert re.search(
-        rf" on c\d, whose workers connect to {address or 'tcp:'}\S* by interface {network}; its log ", text
-    )
-    assert error.format(address) in text
+            staff(s)
+        return str(raised.value)
+
+    def staff(s: Site) -> None:
+        s.cluster.scale(3)
+        s.cluster.wait_for_workers(3, timeout=BOUND_S)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor() as threads:
+        there = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        rows = [
+            (options, address.replace("silent", there), error)
+            for options, address, error in UNREACHABLE.values()
+        ]
+        texts = list(threads.map(text_of, *zip(*[row[:2] for row in rows], strict=True)))
+    for (options, address, error), text in zip(rows, texts, strict=True):
+        network = options.get("interface", "lo")
+        where = rf" on c\d, whose workers connect to {address or 'tcp:'}\S* by interface {network}; its log "
+        assert re.search(where, text)
+        assert error.format(address) in text
 
 
-def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited(broken, monkeypatch, tmp_path):
+GPU = {"gpu": {"worker_extra_args": ["--resources", "GPU=1"], "job_script_prologue": ["exit 9"]}}
+
+
+def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited_unless_that_is_to_fail(
+    broken, monkeypatch, tmp_path
+):
+    """At last the jobs of one pool work, and work of another pool, which is broken for good, fails beside theirs."""
     monkeypatch.setattr(pool, "_CLOSED", 2.0)
-    site = broken()
+    site = broken(pools=GPU)
     site.cluster.adapt(minimum=0, maximum=2, interval=0.3)
     future = site.client.submit(abs, -7)
     until(lambda: events(site), "the pool to close", seconds=SOON)
@@ -123,33 +145,8 @@ def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited(broken, monke
     assert not site.cluster.pools[0].closed
     until(lambda: not shown(), "the overview to name it no more")
 
-
-def test_tasks_fail_with_the_reason_where_that_is_wanted(broken):
-    site = broken()
-    site.cluster.adapt(minimum=0, maximum=2, interval=0.3, fail_unrunnable=True)
-    first = site.client.map(abs, range(3))
-    total = site.client.submit(sum, first)
-    error = total.exception(timeout=SOON)
-    assert isinstance(error, ff.ConfigError)
-    assert "no worker is there, and none can be had for now; default is closed until" in str(error)
-    assert "module: no such thing <4>" in str(error)
-    assert [future.status for future in first] == ["error"] * 3
-
-
-def test_tasks_fail_whose_only_pool_is_broken_while_others_run(site):
-    pools = {"gpu": {"worker_extra_args": ["--resources", "GPU=1"], "job_script_prologue": ["exit 9"]}}
-    s = site(pools=pools)
-    s.cluster.adapt(minimum=0, maximum=2, interval=0.3, fail_unrunnable=True)
-    doomed = s.client.submit(abs, -1, resources={"GPU": 1})
-    assert s.client.submit(abs, -2).result(timeout=60) == 2
+    site.cluster.adapt(minimum=1, maximum=2, interval=0.3, fail_unrunnable=True)
+    doomed = site.client.submit(abs, -1, resources={"GPU": 1})
+    assert site.client.submit(abs, -2).result(timeout=60) == 2
     error = str(doomed.exception(timeout=60))
     assert "no worker has the resources GPU: 1, and none can be had now; gpu is closed until" in error
-
-
-def test_what_slurm_would_never_start_is_withdrawn_with_its_reason(site):
-    """Stock, and SLURM itself: accepted, and pending for ever.  By default that takes half a minute."""
-    s = site(queue="short", walltime="05:00:00", patience={"stuck": 1})
-    s.cluster.adapt(minimum=2, maximum=2, interval=0.3)
-    with pytest.raises(ff.ConfigError, match=r"2 workers cannot come for now: .*PartitionTimeLimit"):
-        s.client.wait_for_workers(2, timeout=BOUND_S)
-    until(lambda: queue(s.cluster) == {}, "the jobs that SLURM had accepted to be taken back")

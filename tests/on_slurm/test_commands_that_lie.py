@@ -112,81 +112,72 @@ def test_an_empty_squeue_and_one_that_hangs_cost_neither_jobs_nor_results_nor_ti
     assert max(s.started().values()) == 1
 
 
-async def test_a_queue_that_is_old_gets_no_job_twice(play, command):
-    """Once: 12 jobs in the queue for `scale(4)`."""
-    command("squeue").does("old")
+async def test_whatever_commands_say_each_job_is_submitted_once_and_none_is_forgotten(
+    play, command, monkeypatch
+):
+    monkeypatch.setattr("dask_ferro.slurm.commands._LIMITS", {"sbatch": 1.0})
 
     async with play(**LATER) as cluster:
-        await cluster.scale(4)
-        for _ in range(6):
-            await asyncio.sleep(1.0)
-            assert len(await cluster.reconcile()) == 4
-        assert len(queue(command, cluster.job_name, "--states=all")) == 4
-        command("squeue").does("answer")
-
-
-async def test_a_job_is_not_gone_because_an_empty_squeue_does_not_list_it(play, command):
-    """Once: a release whose scancel failed was over at once, and the job ran on unseen.
-
-    The cluster closes while `squeue` is empty and `scancel` fails; that is mended a moment later.
-    """
-    async with play(**LATER) as cluster:
-        cluster.request("default", 2)
-        await looked(cluster, ["pending"] * 2)
+        await a_submission_that_hangs(cluster, command)
+        await an_answer_that_nobody_has(cluster, command)
+        await a_release_that_fails(cluster, command)
+        await a_queue_that_is_old(cluster, command)
+        # It closes while `squeue` is empty and `scancel` fails; that is mended a moment later.
         command("squeue").does("empty")
-        command("scancel").does("fail")
-        going = asyncio.ensure_future(cluster.release(["default-0"]))
-        await asyncio.sleep(1.0)
-        assert not going.done()
-        assert cluster.pools[0].lingering == 1
-        command("scancel").does("answer")
-        await asyncio.wait_for(going, 20.0)
-        assert len(queue(command, cluster.job_name)) == 1
         command("scancel").does("fail")
         asyncio.get_running_loop().call_later(0.3, command("scancel").does, "answer")
     assert queue(command, cluster.job_name) == {}
     assert watchdogs(cluster.job_name) == []
 
 
-async def test_a_submission_that_hangs_is_ended_and_what_it_submitted_is_found(play, command, monkeypatch):
-    """Once what a wrapper had started ran on, was waited for, and held the pipe that the watchdog waits for."""
-    monkeypatch.setattr("dask_ferro.slurm.commands._LIMITS", {"sbatch": 1.0})
+async def a_submission_that_hangs(cluster, command):
+    """What a wrapper had started ran on, was waited for, and held the pipe that the watchdog waits for."""
     command("sbatch").does("answers_nothing")
-
-    async with play(**LATER) as cluster:
-        cluster.request("default", 3)
-        await until_async(lambda: running("33"), "an sbatch that hangs")
-        await asyncio.wait_for(cluster.wait_submitted(), 10.0)
-        assert running("33") == 0
-        assert await looked(cluster, ["pending"] * 3)
-        assert len(queue(command, cluster.job_name, "--states=all")) == 3
+    cluster.request("default", 3)
+    await until_async(lambda: running("33"), "an sbatch that hangs")
+    await asyncio.wait_for(cluster.wait_submitted(), 10.0)
+    assert running("33") == 0
+    assert await looked(cluster, ["pending"] * 3)
+    assert len(queue(command, cluster.job_name, "--states=all")) == 3
     assert len(command("sbatch").calls) == 1
 
 
-async def test_nothing_is_submitted_again_while_nobody_says_what_became_of_it(play, command, monkeypatch):
-    """Its answer was lost, and `squeue` is empty: it was submitted twice."""
-    monkeypatch.setattr("dask_ferro.slurm.commands._LIMITS", {"sbatch": 1.0})
-    command("sbatch").does("answers_nothing")
+async def an_answer_that_nobody_has(cluster, command):
+    """The answer of `sbatch` was lost, and `squeue` is empty: the job was submitted twice."""
     command("squeue").does("empty")
     command("scontrol").does("fail")
-
-    async with play(**LATER) as cluster:
-        cluster.request("default", 3)
-        await asyncio.sleep(1.5)
-        assert cluster.pools[0].closed
-        command("sbatch").does("answer")
-        await asyncio.sleep(0.6)
-        command("scontrol").does("answer")
-        await cluster.wait_submitted()
-        assert len(queue(command, cluster.job_name, "--states=all")) == 3
-        command("squeue").does("answer")
+    cluster.request("default", 1)
+    await until_async(lambda: cluster.pools[0].closed, "a submission without an answer")
+    command("sbatch").does("answer")
+    await asyncio.sleep(0.6)
+    command("scontrol").does("answer")
+    await cluster.wait_submitted()
+    assert len(queue(command, cluster.job_name, "--states=all")) == 4
+    command("squeue").does("answer")
+    assert await looked(cluster, ["pending"] * 4)
 
 
-async def test_a_maximum_of_none_ends_jobs_that_boot(play, command):
-    """Once they stayed until their workers came: here, for ever."""
+async def a_release_that_fails(cluster, command):
+    """A release whose scancel failed was over at once where `squeue` was empty, and the job ran on unseen."""
+    command("squeue").does("empty")
+    command("scancel").does("fail")
+    going = asyncio.ensure_future(cluster.release(["default-0"]))
+    await asyncio.sleep(1.0)
+    assert not going.done()
+    assert cluster.pools[0].lingering == 1
+    command("scancel").does("answer")
+    await asyncio.wait_for(going, 20.0)
+    command("squeue").does("answer")
+    assert len(queue(command, cluster.job_name)) == 3
 
-    async with play(job_script_prologue=["sleep 600"]) as cluster:
-        await cluster.scale(2)
-        await looked(cluster, ["booting"] * 2)
-        cluster.adapt(minimum=0, maximum=0)
-        await until_async(lambda: not queue(command, cluster.job_name), "the end of all jobs", seconds=20.0)
+
+async def a_queue_that_is_old(cluster, command):
+    """There were 12 jobs in the queue for `scale(4)`."""
+    everyone = queue(command, cluster.job_name, "--states=all")
+    command("squeue").does("old")
+    await cluster.scale(7)
+    for _ in range(6):
+        await asyncio.sleep(1.0)
+        assert len(await cluster.reconcile()) == 7
+    assert len(queue(command, cluster.job_name, "--states=all")) == len(everyone) + 4
+    command("squeue").does("answer")

@@ -25,40 +25,34 @@ async def submitted(site: SlurmSite) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("end", ["all_gone", "watchdog"])
-def test_clusters_whose_jobs_have_one_name_end_their_own_jobs_only(end):
-    """Each lists its own two jobs of the four, and ends no others: by itself, and by the process that outlives it."""
-    ours, theirs = SlurmSite("shared", f"ferro-a-{end}"), SlurmSite("shared", f"ferro-b-{end}")
+def test_clusters_whose_jobs_have_one_name_end_their_own_jobs_only():
+    """Each lists its own two jobs, and ends no others: by itself, or by the process that outlives it, which knows jobs
+    by their ids where the site rewrites comments."""
+    own, outlived, stays = (SlurmSite("shared", f"ferro-{word}") for word in "abc")
 
     async def scenario() -> None:
-        await submitted(ours)
-        kept = await submitted(theirs)
-        assert len(queue("shared")) == 4
-        if end == "all_gone":
-            assert await Cancellation(ours).all_gone((), 10.0)
-        ours.close(jobs_left=end == "watchdog")
+        await submitted(own)
+        rewritten = await submitted(outlived)
+        kept = await submitted(stays)
+        assert len(queue("shared")) == 6
+        for job in rewritten:
+            command("scontrol", "update", f"jobid={job}", "comment=the site's")
+        assert set(await outlived.queue()) == rewritten
+        assert await Cancellation(own).all_gone((), 10.0)
+        own.close(jobs_left=False)
+        assert set(queue("shared")) == rewritten | kept
+        outlived.close(jobs_left=True)
         await until_async(
-            lambda: set(queue("shared")) == kept, "the end of ours", seen=lambda: queue("shared")
+            lambda: set(queue("shared")) == kept, "the end of its jobs", seen=lambda: queue("shared")
         )
-        assert set(await theirs.queue()) == kept
+        assert set(await stays.queue()) == kept
 
     try:
         asyncio.run(scenario())
     finally:
         command("scancel", "--name=shared")
-        theirs.close()
+        stays.close()
     until(lambda: queue("shared") == {}, "the end of all jobs")
-
-
-async def test_a_watchdog_ends_jobs_whose_comment_the_site_has_rewritten():
-    """It has their ids."""
-    site = SlurmSite("rewritten", "ferro-c")
-
-    for job in await submitted(site):
-        command("scontrol", "update", f"jobid={job}", "comment=the site's")
-    assert len(await site.queue()) == 2
-    site.close(jobs_left=True)
-    until(lambda: queue("rewritten") == {}, "the end of all jobs", seen=lambda: queue("rewritten"))
 
 
 def test_jobs_and_workers_have_the_names_that_they_were_given(slurm, tmp_path):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -14,8 +12,6 @@ import pytest
 
 import dask_ferro as ff
 from tests.on_slurm.tools import LATER, Site, command, looked, partitions, queue, refuses
-from tests.standing import PROGRAM
-from tests.standing import command as standing
 from tests.waiting import until, until_async
 
 pytestmark = [
@@ -73,29 +69,6 @@ async def test_what_slurm_has_not_taken_is_taken_back_when_its_pool_is_paused(pl
         cluster.request("default", 1)
         await cluster.wait_submitted()
         await looked(cluster, ["pending"])
-
-
-def pools(*words: object) -> subprocess.CompletedProcess[str]:
-    line = [str(PROGRAM), "pools", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
-
-
-def test_the_command_line_pauses_the_pools_of_a_cluster_that_runs(tmp_path: Path):
-    file = tmp_path / "s.json"
-    started = ("--config", "local-test", "--name", tmp_path.name, "--maximum", 2, "--scheduler-file", file)
-    with standing(tmp_path, *started) as running:
-        running.says("no jobs")
-        there = ("--scheduler-file", file)
-        done = pools("list", *there)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert [line.split()[:2] for line in done.stdout.splitlines()[3:]] == [["default", "open"]]
-        assert pools("pause", "default", *there).returncode == 0
-        running.says("default is paused")
-        done = pools("list", *there, "--json")
-        assert '"is_paused": true' in done.stdout
-        done = pools("resume", "x", *there)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert "no pool 'x'; there are default" in done.stderr
 
 
 GPU = {"pools": {"gpu": {"queue": "gpu", "maximum": 3, "cost": 9.0}}}

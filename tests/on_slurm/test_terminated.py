@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
-import time
 from typing import Any
 
 import dask
 import psutil
 import pytest
 
-from tests.on_slurm.tools import Site, command, place_of, queue, suspicion
-from tests.waiting import BOUND_S, finished, result, until
+from tests.on_slurm.tools import Site, command, place_of, queue, suspicion, waits
+from tests.waiting import finished, result, until
 
 pytestmark = pytest.mark.slurm
-
-
-def waits(file: str, log: str) -> int:
-    """Wait until a file is there."""
-    with open(log, "a") as starts:
-        starts.write("long\n")
-    deadline = time.monotonic() + BOUND_S
-    while not os.path.exists(file) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return 7
 
 
 def connected(s: Site) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import time
 import uuid
@@ -188,6 +189,16 @@ def sleeper(number: int, seconds: float, log: str) -> int:
         file.write(f"{number}\n")
     time.sleep(seconds)
     return number
+
+
+def waits(file: str, log: str) -> int:
+    """Wait in a task until a file is there."""
+    with open(log, "a") as starts:
+        starts.write("long\n")
+    deadline = time.monotonic() + BOUND_S
+    while not os.path.exists(file) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return 7
 
 
 def closing(made: Callable[..., Any]) -> Iterator[Callable[..., Any]]:

@@ -128,7 +128,7 @@ class Demand(NamedTuple):
     speeds : mapping of pool to float
         The speed-up of each pool over the projected seconds (device classes); 1 for pools without an entry.
     longest : float
-        Projected seconds of the longest ready task.
+        Projected seconds of the longest ready task, from its start: a running task would start over elsewhere.
     """
 
     profile: tuple[tuple[float, float], ...]
