@@ -267,7 +267,7 @@ def preempted_once(contender: str, work: Work, seed: int, kills: bool) -> dict[s
         assert client.gather(futures) == [work.nbytes] * work.blocks
         seconds = time.monotonic() - began
         roster = part_of(cluster.scheduler, Roster)
-        copies = {} if roster is None else dict(roster.copies.made)
+        copies = {} if roster is None else dict(roster.copies.totals)
         again = Again.of(Path(log).read_text().splitlines(), preemptor.ends)
         return {
             "again": again.seconds,

@@ -97,7 +97,7 @@ class Local(NamedTuple):
         """Return the "results" and "bytes" that were copied so far."""
         roster = part_of(self.scheduler, Roster)
         assert roster is not None
-        return roster.copies.made
+        return roster.copies.totals
 
     def cpu(self) -> float:
         """Return the CPU seconds of the scheduler (with its client) and of the workers so far."""

@@ -27,7 +27,7 @@ from dask_ferro.scheduler import upstream_deploy
 from dask_ferro.scheduler.upstream_jobqueue import JobCluster
 
 # Seconds for which a user's call waits for the controller's step, which goes on by itself.
-_LOOKED = 3.0
+_STEP = 3.0
 
 
 class ElasticCluster(JobCluster, Pools):  # type: ignore[misc]
@@ -152,7 +152,7 @@ class ElasticCluster(JobCluster, Pools):  # type: ignore[misc]
     async def _look_now(self) -> None:
         """Let the controller take a step now, and wait for it for a moment."""
         if (adaptive := self._adapting()) is not None:
-            await asyncio.wait({adaptive.look()}, timeout=_LOOKED)
+            await asyncio.wait({adaptive.look()}, timeout=_STEP)
 
 
 def _amount(name: str, value: Any) -> int | None:

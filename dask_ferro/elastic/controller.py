@@ -26,7 +26,7 @@ from dask_ferro.elastic import scheduler_rpc
 from dask_ferro.elastic.facts import staffed, unrunnable
 from dask_ferro.elastic.options import check_room, elastic_options, scale_parameters
 from dask_ferro.elastic.providers import Pools, pools_of
-from dask_ferro.elastic.report import shortage, told_closed
+from dask_ferro.elastic.report import closed_text, shortage
 from dask_ferro.elastic.site_jobs import SiteJob
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling import step
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 # The longest interval between publications for views, since node-seconds always grow.
 _PUBLISHED = 10.0
 # Decisions kept for views.
-_KEPT = 1000
+_DECISIONS = 1000
 # The time for which a caller waits for submissions; retries go on after that.
 _SUBMITTING = 5.0
 # The latest time of the next step: jobs that end before it have to go now.
@@ -91,7 +91,7 @@ class _Ongoing:
     lost: Counter[str] = field(default_factory=Counter)
     released: set[str] = field(default_factory=set)
     surplus: Mapping[str, float] = field(default_factory=dict)
-    decisions: deque[ScaleEvent] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    decisions: deque[ScaleEvent] = field(default_factory=lambda: deque(maxlen=_DECISIONS))
     node_seconds: float = 0.0
     ticked: float | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -169,7 +169,7 @@ class Elastic(upstream_deploy.Adapting):
         # Jobs that leave without a time limit, and have one now.
         self._overtaken: set[str] = set(self._ongoing.leaving) if ordered else set()
         self._registered = False
-        self._said: object = None
+        self._latest: object = None
         self._acted: list[str] = []
         self._published = 0.0
         super().__init__(
@@ -196,10 +196,6 @@ class Elastic(upstream_deploy.Adapting):
                 await self._tick()
 
     @property
-    def _calls(self) -> Any:
-        return self.scheduler
-
-    @property
     def _is_on(self) -> bool:
         return self.cluster.status == Status.running and self.state in ("starting", "running")
 
@@ -218,7 +214,7 @@ class Elastic(upstream_deploy.Adapting):
         await self._submitted()
         jobs, kinds = await self._pools.reconcile(), self._pools.pools
         if not jobs:
-            raise ConfigError(f"no job can be had; {told_closed(kinds)}")
+            raise ConfigError(f"no job can be had; {closed_text(kinds)}")
         missing = self.minimum - sum(len(job.workers) for job in jobs)
         why = shortage(missing, Counter(job.pool for job in jobs), kinds)
         if why and any(kind.is_paused for kind in kinds):
@@ -234,7 +230,7 @@ class Elastic(upstream_deploy.Adapting):
             least = max(self.minimum - sum(len(job.workers) for job in jobs), 0)
             self.minimum = self.maximum = least
             self.parameters = replace(self.parameters, minimum=least, maximum=least)
-        facts = await self._calls.ferro_roster()
+        facts = await self.scheduler.ferro_roster()
         for job in jobs:
             self._leave(job, facts["workers"], math.inf, ordered=True)
         leaving = [self._ongoing.leaving[job.name] for job in jobs if job.name in self._ongoing.leaving]
@@ -262,7 +258,7 @@ class Elastic(upstream_deploy.Adapting):
 
     async def _tick(self) -> None:
         if not self._registered:
-            await scheduler_rpc.register(self._calls)
+            await scheduler_rpc.register(self.scheduler)
             self._registered = True
         ongoing = self._ongoing
         ongoing.released.clear()
@@ -276,7 +272,7 @@ class Elastic(upstream_deploy.Adapting):
                 exposed |= dict.fromkeys(job.workers, job.name)
         lives = (self._lasting(kind) for kind in kinds if not kind.closed)
         fresh = max((kind.lifetime - kind.start_up for kind in lives), default=0.0)
-        facts = await self._calls.ferro_roster(ends=ends, fresh=fresh, exposed=exposed)
+        facts = await self.scheduler.ferro_roster(ends=ends, fresh=fresh, exposed=exposed)
         # A job released meanwhile is no longer leaving: it would be counted, and another one released in its place.
         jobs = [job for job in seen if job.name not in ongoing.released]
         now = time()
@@ -294,7 +290,7 @@ class Elastic(upstream_deploy.Adapting):
         await self._enact(decision, staff, {job.name: job for job in jobs}, facts["workers"])
         if self._fails:
             for resources, why in unrunnable(staff, facts):
-                await self._calls.ferro_fail(why=why, resources=resources)
+                await self.scheduler.ferro_fail(why=why, resources=resources)
 
     def _lasting(self, kind: Pool) -> Pool:
         """Return a pool with the longest observed lifetime of its jobs if its own is not known."""
@@ -334,11 +330,9 @@ class Elastic(upstream_deploy.Adapting):
         await self._report(decision, staff, _pending(jobs.values(), staff.pools))
 
     def _say(self, why: str, jobs: Iterable[str] = ()) -> None:
-        """Pass the reason for the next requests or releases to pools that keep a record of jobs."""
-        because = getattr(self._pools, "because", None)
-        if because is not None:
-            asked = f"scale({self.minimum:g})" if self.parameters.ordered else "adapt"
-            because(f"{asked}: {why}", jobs)
+        """Pass the reason for the next requests or releases to the pools."""
+        bounds = f"scale({self.minimum:g})" if self.parameters.ordered else "adapt"
+        self._pools.because(f"{bounds}: {why}", jobs)
 
     def _leave(self, job: SiteJob, workers: Mapping[str, WorkerRow], ends_in: float, ordered: bool) -> None:
         if not ordered and (
@@ -347,7 +341,8 @@ class Elastic(upstream_deploy.Adapting):
             return
         if ordered:
             self._ongoing.ordered.add(job.name)
-        task = asyncio.create_task(self._see_off(job.name, _addresses(job, workers), ends_in, ordered))
+        addresses = [address for address, worker in workers.items() if str(worker["name"]) in job.workers]
+        task = asyncio.create_task(self._see_off(job.name, addresses, ends_in, ordered))
         self._ongoing.leaving[job.name] = task
         task.add_done_callback(lambda _: self._gone(job.name, task))
 
@@ -359,7 +354,7 @@ class Elastic(upstream_deploy.Adapting):
         self._ongoing.ordered.discard(name)
         if not self._ongoing.ordered:
             if self._ongoing.lost["results"]:
-                logger.warning("dask_ferro: jobs ended as scale() ordered: %s", told_lost(self._ongoing.lost))
+                logger.warning("dask_ferro: jobs ended as scale() ordered: %s", loss_text(self._ongoing.lost))
             self._ongoing.lost.clear()
 
     async def _see_off(self, name: str, addresses: list[str], ends_in: float, ordered: bool) -> None:
@@ -367,7 +362,7 @@ class Elastic(upstream_deploy.Adapting):
         try:
             if addresses:
                 left = min(max(ends_in, 0.0), self.parameters.order_patience if ordered else math.inf)
-                answer = await self._calls.ferro_leave(
+                answer = await self.scheduler.ferro_leave(
                     addresses=addresses,
                     seconds=None if math.isinf(left) else left,
                     must=ends_in <= self.parameters.notice + _TICK,
@@ -390,8 +385,8 @@ class Elastic(upstream_deploy.Adapting):
     async def _report(self, decision: Decision, staff: ScalingFacts, pending: dict[str, PendingJobs]) -> None:
         """Store the decision; log and publish it when it contains actions or its reason changed."""
         reasons: Counter[str] = Counter()
-        for told_jobs in pending.values():
-            reasons.update(told_jobs["reasons"])
+        for row in pending.values():
+            reasons.update(row["reasons"])
         counts = dict(Counter(job.state for job in staff.jobs))
         entry: ScaleEvent = {
             "time": staff.now,
@@ -403,8 +398,8 @@ class Elastic(upstream_deploy.Adapting):
             "node_seconds": self.node_seconds,
             "closed": {pool.name: _closed(pool) for pool in staff.pools if pool.closed},
             "queue_wait": {pool.name: pool.queue_wait for pool in staff.pools},
-            "actions": [told(action) for action in decision.actions],
-            "done": [as_event(action) for action in decision.actions],
+            "actions": [action_text(action) for action in decision.actions],
+            "done": [action_event(action) for action in decision.actions],
         }
         self.decisions.append(entry)
         if entry["actions"] != self._acted:
@@ -414,12 +409,12 @@ class Elastic(upstream_deploy.Adapting):
         for pool in decision.advice.keys() - self._ongoing.advised:
             self._ongoing.advised.add(pool)
             logger.warning("dask_ferro: %s", decision.advice[pool])
-            await self._calls.log_event(topic="warn", msg=f"dask_ferro: {decision.advice[pool]}")
-        said = (decision.why, entry["actions"], counts, entry["wanted"], entry["closed"], entry["reasons"])
-        if said == self._said and staff.now < self._published + _PUBLISHED:
+            await self.scheduler.log_event(topic="warn", msg=f"dask_ferro: {decision.advice[pool]}")
+        summary = (decision.why, entry["actions"], counts, entry["wanted"], entry["closed"], entry["reasons"])
+        if summary == self._latest and staff.now < self._published + _PUBLISHED:
             return
-        self._said, self._published = said, staff.now
-        await self._calls.log_event(topic=TOPIC, msg={"action": "scale", **entry})
+        self._latest, self._published = summary, staff.now
+        await self.scheduler.log_event(topic=TOPIC, msg={"action": "scale", **entry})
 
 
 def _log(look: asyncio.Future[None]) -> None:
@@ -427,10 +422,10 @@ def _log(look: asyncio.Future[None]) -> None:
         logger.warning("dask_ferro: a step of the elastic controller failed", exc_info=error)
 
 
-def told_lost(lost: Mapping[str, int]) -> str:
+def loss_text(lost: Mapping[str, int]) -> str:
     """Return a description of a loss.
 
-    >>> told_lost({"results": 3, "nbytes": 2048, "for_good": 1})
+    >>> loss_text({"results": 3, "nbytes": 2048, "for_good": 1})
     '3 results (2.00 kiB) held by no other worker are lost; 1 of them, scattered or an actor, for good'
     """
     text = f"{lost['results']} results ({size(lost['nbytes'])}) held by no other worker are lost"
@@ -439,31 +434,27 @@ def told_lost(lost: Mapping[str, int]) -> str:
     return f"{text}; Dask recomputes those that are needed"
 
 
-def _addresses(job: SiteJob, workers: Mapping[str, WorkerRow]) -> list[str]:
-    return [address for address, facts in workers.items() if str(facts["name"]) in job.workers]
-
-
 def _pending(jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> dict[str, PendingJobs]:
     """Return the pending jobs by pool."""
     expected = {kind.name: kind.queue_wait for kind in kinds}
-    found: dict[str, PendingJobs] = {}
+    rows: dict[str, PendingJobs] = {}
     for job in jobs:
         if job.state != PENDING:
             continue
         wait = expected.get(job.pool, 0.0)
-        row = found.setdefault(job.pool, {"jobs": 0, "since": job.since, "expected": wait, "reasons": {}})
+        row = rows.setdefault(job.pool, {"jobs": 0, "since": job.since, "expected": wait, "reasons": {}})
         row["jobs"] += 1
         row["since"] = min(row["since"], job.since)
         if job.reason:
             row["reasons"][job.reason] = row["reasons"].get(job.reason, 0) + 1
-    return found
+    return rows
 
 
 def _closed(pool: Pool) -> ClosedPool:
     return {"why": pool.closed, "until": pool.closed_until, "output": pool.output, "paused": pool.is_paused}
 
 
-def as_event(action: Action) -> ActionEvent:
+def action_event(action: Action) -> ActionEvent:
     """Return an action as published: its kind, its reason, and its pool and jobs."""
     kind, why = ACTIONS[type(action)], action.why
     if isinstance(action, Submit):
@@ -471,7 +462,7 @@ def as_event(action: Action) -> ActionEvent:
     return {"kind": kind, "why": why, "jobs": list(action.jobs), "count": len(action.jobs)}
 
 
-def told(action: Action) -> str:
+def action_text(action: Action) -> str:
     """Return an action as text."""
     if isinstance(action, Submit):
         return f"submit {action.count} to {action.pool}: {action.why}"

@@ -80,14 +80,14 @@ class Copies(ActiveMemoryManagerPolicy):
 
     Attributes
     ----------
-    made : Counter of str
+    totals : Counter of str
         "results" and "bytes" copied so far.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.share: float = config.value("elastic.copy-share")
-        self.made: Counter[str] = Counter()
+        self.totals: Counter[str] = Counter()
         self._runs: ActiveMemoryManagerExtension | None = None
         self._jobs: dict[str, str] = {}  # by name of the workers that may be preempted
         self._reported = 0.0
@@ -104,7 +104,7 @@ class Copies(ActiveMemoryManagerPolicy):
             self._runs = ActiveMemoryManagerExtension(
                 self.scheduler, {self}, register=False, start=True, interval=_INTERVAL
             )
-            put_rule(self.scheduler, _RULE, self._kept)
+            put_rule(self.scheduler, _RULE, self._replica_rule)
 
     def stop(self) -> None:
         """Stop copying, and restore the rule of Dask's memory manager.  Idempotent."""
@@ -176,14 +176,14 @@ class Copies(ActiveMemoryManagerPolicy):
             ts = self.scheduler.tasks.get(key)
             holders = (ts.who_has if ts is not None else None) or ()
             if request.to in holders:
-                self.made.update(results=1, bytes=request.nbytes)
+                self.totals.update(results=1, bytes=request.nbytes)
             elif holders and request.to in self.scheduler.running and monotonic() - request.at < _LOST:
                 continue
             del self._coming[key]
 
     # -- what is kept ----------------------------------------------------------------------------------------
 
-    def _kept(self) -> ReplicaRule:
+    def _replica_rule(self) -> ReplicaRule:
         """Return the rule of who may drop a replica, for a run of Dask's policy."""
         again = Recompute(self.scheduler)
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from dask_ferro.elastic.providers import Pools
 from dask_ferro.elastic.remaining_work import names_a_gpu
-from dask_ferro.elastic.report import told_closed
+from dask_ferro.elastic.report import closed_text
 from dask_ferro.elastic.site_jobs import SiteJob
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, ScalingFacts
 from dask_ferro.scheduler.scheduler_calls import DemandRow, RosterAnswer, WorkerRow
@@ -25,7 +25,7 @@ PAUSED = 5.0
 # Resources and device class of a pool's workers.
 _Offer = tuple[dict[str, float], str | None]
 # The offers seen for the pools of a site, kept after the last worker has left.
-_seen: WeakKeyDictionary[Pools, dict[str, _Offer]] = WeakKeyDictionary()
+_offers: WeakKeyDictionary[Pools, dict[str, _Offer]] = WeakKeyDictionary()
 
 
 def staffed(
@@ -54,7 +54,7 @@ def staffed(
         rows.append(_job(now, job, there, job.name in gone, job.name in kept))
         of_pool.setdefault(job.pool, []).extend(there)
         names.setdefault(job.pool, set()).update(job.workers)
-    seen = _seen.setdefault(pools, {})
+    seen = _offers.setdefault(pools, {})
     offers = {kind.name: _offer(kind.name, pools, of_pool.get(kind.name, ()), seen) for kind in kinds}
     demands = tuple(_demand(row, offers, names, facts["workers"]) for row in facts["demands"])
     return ScalingFacts(now, kinds, tuple(rows), demands)
@@ -86,9 +86,8 @@ def _job(now: float, job: SiteJob, workers: list[WorkerRow], leaves: bool, held:
 
 def _offer(name: str, pools: Pools, workers: Iterable[WorkerRow], seen: dict[str, _Offer]) -> _Offer:
     """Return the resources of a pool's workers, and their device class if one was seen; remember both."""
-    declared = getattr(pools, "resources", None)
     resources, device = seen.get(name, ({}, None))
-    resources = resources | (declared(name) if declared is not None else {})
+    resources = resources | pools.resources(name)
     for worker in workers:
         resources, device = resources | worker["resources"], worker["device"]
         seen[name] = resources, device
@@ -128,15 +127,15 @@ def unrunnable(staff: ScalingFacts, facts: RosterAnswer) -> list[tuple[Mapping[s
     gone -= {job.pool for job in staff.jobs}
     kinds = {kind.name: kind for kind in staff.pools}
     if gone == kinds.keys() and not facts["workers"]:
-        return [(None, f"no worker is there, and none can be had for now; {told_closed(staff.pools)}")]
-    found: list[tuple[Mapping[str, float] | None, str]] = []
+        return [(None, f"no worker is there, and none can be had for now; {closed_text(staff.pools)}")]
+    tasks: list[tuple[Mapping[str, float] | None, str]] = []
     for row, demand in zip(facts["demands"], staff.demands, strict=True):
         if is_known_by_resources(row) and demand.pools and demand.pools <= gone:
             needs = ", ".join(f"{name}: {amount:g}" for name, amount in sorted(row["resources"].items()))
-            why = told_closed(kinds[name] for name in sorted(demand.pools))
+            why = closed_text(kinds[name] for name in sorted(demand.pools))
             text = f"no worker has the resources {needs}, and none can be had now; {why}"
-            found.append((row["resources"], text))
-    return found
+            tasks.append((row["resources"], text))
+    return tasks
 
 
 def is_known_by_resources(row: DemandRow) -> bool:

@@ -14,7 +14,7 @@ from dask_ferro.policy.scaling.facts import Pool
 _WHO = "ff.Elastic"
 
 
-def elastic_options(given: Mapping[str, object]) -> ElasticOptions:
+def elastic_options(options: Mapping[str, object]) -> ElasticOptions:
     """Return the caller's options, and those of the configuration for the rest, also for None.
 
     Raises
@@ -23,13 +23,13 @@ def elastic_options(given: Mapping[str, object]) -> ElasticOptions:
         For an unknown option, or a value out of range.
     """
     # In a call, None leaves an option to the configuration, except for a bound, where it means none.
-    stated = {name: value for name, value in given.items() if value is not None or name == "max_pending"}
-    options = config.read(ElasticOptions, "elastic.", stated, _WHO)
-    if options.minimum > options.maximum:
+    stated = {name: value for name, value in options.items() if value is not None or name == "max_pending"}
+    settings = config.read(ElasticOptions, "elastic.", stated, _WHO)
+    if settings.minimum > settings.maximum:
         raise ConfigError(
-            f"{_WHO}: got minimum={options.minimum}, maximum={options.maximum:g}; wanted 0 <= minimum <= maximum"
+            f"{_WHO}: got minimum={settings.minimum}, maximum={settings.maximum:g}; wanted 0 <= minimum <= maximum"
         )
-    return options
+    return settings
 
 
 def bounds_of(minimum: int | None, maximum: int | None) -> dict[str, float]:

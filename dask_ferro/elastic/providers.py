@@ -57,6 +57,12 @@ class Pools(Protocol):
     async def release(self, names: Iterable[str]) -> None:
         """End jobs, whatever they do; return when they are gone."""
 
+    def resources(self, pool: str) -> dict[str, float]:
+        """Return the abstract resources of each worker of a pool, as far as they are known."""
+
+    def because(self, why: str, jobs: Iterable[str] = ()) -> None:
+        """Set the reason why the next jobs are requested, or why the named ones are released."""
+
     async def wait_submitted(self) -> None:
         """Return when all requested jobs are submitted.
 
@@ -75,7 +81,7 @@ def pools_of(cluster: Any) -> Pools:
     ConfigError
         For a cluster without a worker specification.
     """
-    if all(hasattr(cluster, name) for name in ("pools", "reconcile", "request", "release", "wait_submitted")):
+    if all(hasattr(cluster, name) for name in vars(Pools) if not name.startswith("_")):
         return cluster  # type: ignore[no-any-return]
     # A `SpecCluster` without a kind of worker cannot get any jobs.
     if getattr(cluster, "new_spec", None) and hasattr(cluster, "worker_spec"):
@@ -152,6 +158,9 @@ class SpecPools:
 
         return resources_of(job)
 
+    def because(self, why: str, jobs: Iterable[str] = ()) -> None:
+        """Do nothing: no record of these jobs is kept."""
+
     def _batch_job(self) -> Any:
         """Return a job of dask-jobqueue that describes all; None for a cluster without batch jobs."""
         if not self._is_batch:
@@ -176,13 +185,13 @@ class SpecPools:
         """Return the current jobs of the specification by name."""
         now = time()
         connected = upstream_deploy.names_of(self.cluster)
-        found = {}
+        jobs = {}
         for order, (name, spec) in enumerate(self.cluster.worker_spec.items()):
             workers = tuple(f"{name}{suffix}" for suffix in spec.get("group", ("",)))
             job = self._known.setdefault(name, _SpecJob())
             self._look(job, sum(worker in connected for worker in workers), len(workers), now)
-            found[name] = SiteJob(str(name), DEFAULT, "", job.state, workers, job.since, order)
-        return found
+            jobs[name] = SiteJob(str(name), DEFAULT, job.state, workers, job.since, order)
+        return jobs
 
     def request(self, pool: str, count: int) -> None:
         """Add jobs to the specification."""

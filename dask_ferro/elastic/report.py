@@ -23,10 +23,10 @@ def is_shut(kind: Pool) -> bool:
     return kind.is_paused or bool(kind.closed_until)
 
 
-def told_closed(kinds: Iterable[Pool]) -> str:
+def closed_text(kinds: Iterable[Pool]) -> str:
     """Return a description of closed or paused pools: the reasons, the times, and the output of their last jobs.
 
-    >>> told_closed([Pool("cpu", closed="no more"), Pool("gpu")])
+    >>> closed_text([Pool("cpu", closed="no more"), Pool("gpu")])
     'cpu is closed: no more'
     """
     return "\n".join(
@@ -56,7 +56,7 @@ def shortage(missing: float, jobs: Mapping[str, int], kinds: Sequence[Pool]) -> 
     room = sum(
         max(kind.maximum - jobs.get(kind.name, 0), 0) * kind.processes for kind in kinds if not is_shut(kind)
     )
-    return told_closed(kind for kind in kinds if is_shut(kind)) if missing > room else ""
+    return closed_text(kind for kind in kinds if is_shut(kind)) if missing > room else ""
 
 
 def in_rows(
@@ -70,10 +70,10 @@ def in_rows(
     rows = [] if bounds is None else [("bounds", f"{_bounds(*bounds)} workers")]
     for kind in kinds:
         limits = f" {_bounds(kind.minimum, kind.maximum)}" if kind.minimum or kind.maximum < inf else ""
-        told = _states(job for job in jobs if job.pool == kind.name)
+        text = _states(job for job in jobs if job.pool == kind.name)
         if kind.closed:
-            told += f"; {_closed(kind)}: {_cut(kind.closed)}"
-        rows.append((f"pool {kind.name}{limits}", told))
+            text += f"; {_closed(kind)}: {_cut(kind.closed)}"
+        rows.append((f"pool {kind.name}{limits}", text))
     return rows
 
 

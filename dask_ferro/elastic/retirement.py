@@ -131,12 +131,12 @@ class Leaving:
         self._start()
         members = [(d, set(d.workers) & found.keys()) for d in joined]
         await asyncio.wait([d.outcome for d in joined])
-        told: dict[str, str] = {}
+        stayed: dict[str, str] = {}
         for d, own in members:
             lost.update(d.lost)
             if why := d.outcome.result():
-                told |= dict.fromkeys(sorted(own), why)
-        return told, lost
+                stayed |= dict.fromkeys(sorted(own), why)
+        return stayed, lost
 
     async def stop(self) -> None:
         """Let retiring workers stay.  Idempotent."""

@@ -63,7 +63,7 @@ class _WorkerEnd(NamedTuple):
 
 
 @dataclass
-class _Seen:
+class _WorkerActivity:
     """A worker's name, when it last had a task, and since when it was seen paused, on the monotonic clock."""
 
     name: str
@@ -85,7 +85,7 @@ class Roster(Part):
     def __init__(self) -> None:
         self._over = False
         self._scheduler: Scheduler | None = None
-        self._workers: dict[str, _Seen] = {}  # by address
+        self._workers: dict[str, _WorkerActivity] = {}  # by address
         # By worker name, from the site and from the workers; also for workers that have not joined yet.
         self._site_ends: dict[str, _WorkerEnd] = {}
         self._own_ends: dict[str, _WorkerEnd] = {}
@@ -104,7 +104,7 @@ class Roster(Part):
         self.blame = Blame(scheduler)
         self.copies = Copies(scheduler)
         self._demands = Demands(scheduler)
-        self._workers = {a: _Seen(str(ws.name), monotonic()) for a, ws in scheduler.workers.items()}
+        self._workers = {a: _WorkerActivity(str(ws.name), monotonic()) for a, ws in scheduler.workers.items()}
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
         """Return the calls listed above."""
@@ -127,7 +127,7 @@ class Roster(Part):
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Begin to count a worker's idle seconds, and pass its end to the ledger."""
-        seen = self._workers[worker] = _Seen(str(scheduler.workers[worker].name), monotonic())
+        seen = self._workers[worker] = _WorkerActivity(str(scheduler.workers[worker].name), monotonic())
         self.blame.came(seen.name)
         self._tell([scheduler.workers[worker]])
 
@@ -149,10 +149,10 @@ class Roster(Part):
 
     def logged(self, topic: str, msg: object) -> None:
         """Notice the tasks of a dead worker, for which Dask has no hook."""
-        told = msg if isinstance(msg, dict) else {}
-        if told.get("action") == "remove-worker" and "worker" in told and not told["expected"]:
-            seen = self._workers.get(told["worker"])
-            self.blame.died(seen.name if seen is not None else "", told["processing-tasks"])
+        event = msg if isinstance(msg, dict) else {}
+        if event.get("action") == "remove-worker" and "worker" in event and not event["expected"]:
+            seen = self._workers.get(event["worker"])
+            self.blame.died(seen.name if seen is not None else "", event["processing-tasks"])
 
     # -- what it answers -----------------------------------------------------------------------------------
 
@@ -250,14 +250,14 @@ class Roster(Part):
     ) -> dict[str, _WorkerEnd]:
         """Return ends with changes, and without those of absent workers that have passed."""
         now, there = time(), {seen.name for seen in self._workers.values()}
-        found = {n: end for n, end in known.items() if n not in ends and (n in there or end.at > now)}
+        updated = {n: end for n, end in known.items() if n not in ends and (n in there or end.at > now)}
         for name, at in ends.items():
             if at is not None:
                 end = known.get(name)
                 # What is reserved does not shrink with the seconds that are left.
                 is_same = end is not None and abs(end.at - at) <= _SAME
-                found[name] = end if end is not None and is_same else _WorkerEnd(at, at - reserve(at - now))
-        return found
+                updated[name] = end if end is not None and is_same else _WorkerEnd(at, at - reserve(at - now))
+        return updated
 
     def _set_ends(self, site: dict[str, _WorkerEnd], own: dict[str, _WorkerEnd]) -> None:
         """Store the ends, and let workers take tasks again whose end was postponed."""
@@ -282,7 +282,7 @@ class Roster(Part):
             seen.paused = None
         elif seen.paused is None:
             seen.paused = now
-        told = metrics_of(ws).get(METRIC) or {}
+        metrics = metrics_of(ws).get(METRIC) or {}
         return {
             "name": ws.name,
             "threads": ws.nthreads,
@@ -294,16 +294,16 @@ class Roster(Part):
             "free": free_bytes(ws),
             "ends_in": None if at == inf else at - unique / _LEAVES_AT - time(),
             "resources": dict(ws.resources),
-            "device": told.get("device") or ("gpu" if names_a_gpu(ws.resources) else "cpu"),
+            "device": metrics.get("device") or ("gpu" if names_a_gpu(ws.resources) else "cpu"),
         }
 
     def _held_alone(self) -> dict[str, int]:
         """Return the bytes of the results that each worker alone holds."""
-        found: dict[str, int] = {}
+        nbytes: dict[str, int] = {}
         for address, ws in self._here().workers.items():
             alone = (ts for ts in ws.has_what if len(ts.who_has or ()) == 1 and not ts.actor)
-            found[address] = sum(ts.get_nbytes() for ts in alone)
-        return found
+            nbytes[address] = sum(ts.get_nbytes() for ts in alone)
+        return nbytes
 
     def _end(self, ws: WorkerState) -> float:
         """Return until when a worker may run tasks; infinite where no end is known."""

@@ -32,7 +32,6 @@ class SiteJob(NamedTuple):
 
     name: str
     pool: str
-    job_id: str
     state: str
     workers: tuple[str, ...]
     since: float

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from dask.system import CPU_COUNT
 from distributed import Client
 
-from dask_ferro.elastic.report import told_closed
+from dask_ferro.elastic.report import closed_text
 from dask_ferro.errors import ConfigError
 from dask_ferro.local.local_cluster import LocalCluster
 from dask_ferro.local.sigint import deferred_sigint
@@ -52,7 +52,7 @@ def closed_pools(events: Iterable[tuple[float, object]]) -> str:
     """Return the description of closed pools in an elastic controller's latest event; empty: none is closed."""
     said = [event for _, event in events if isinstance(event, Mapping) and event.get("action") == "scale"]
     newest = (said[-1].get("closed") or {}) if said else {}
-    return told_closed(
+    return closed_text(
         Pool(name, closed=t["why"], closed_until=t["until"], output=t["output"], is_paused=t["paused"])
         for name, t in newest.items()
     )

@@ -151,7 +151,7 @@ class SLURMCluster(ElasticCluster):
         self._site = SlurmSite(job_name, self._tag)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site)
-        self._pools = JobPools(self._built, self._site, self._submission.trouble, self)
+        self._pools = JobPools(self._build_pools, self._site, self._submission.trouble, self)
         self._follower = QueueFollower(
             self, self._site, self._book, self._submission, self._cancellation, self._pools, patience
         )
@@ -214,14 +214,14 @@ class SLURMCluster(ElasticCluster):
     def _first_job(self) -> WorkerJob:
         return self._pools[DEFAULT].job
 
-    def _built(self) -> dict[str, JobPool]:
+    def _build_pools(self) -> dict[str, JobPool]:
         """Return the pools: dask-jobqueue has the keywords of all jobs when it asks for the first one."""
         keywords, pools = job_keywords(self), {}
         for name, own in self._kinds.items():
             # Workers are "gpu-7", or with the cluster's name "run-gpu-7" and "run-7".
             parts = (self._name_prefix or "", "" if self._name_prefix and name == DEFAULT else name)
             prefix = "-".join(filter(None, parts))
-            pools[name] = JobPool.built(name, self.job_cls, keywords, own, prefix)
+            pools[name] = JobPool.build(name, self.job_cls, keywords, own, prefix)
         return pools
 
     def job_script(self, pool: str | None = None) -> str:
@@ -244,7 +244,7 @@ class SLURMCluster(ElasticCluster):
         """The names of the workers whose jobs SLURM knows."""
         return set(chain.from_iterable(job.workers for job in self._book.followed if job.job_id))
 
-    # -- what is said of it ----------------------------------------------------------------------------------
+    # -- descriptions ----------------------------------------------------------------------------------------
 
     def jobs(self) -> Any:
         """Return all requested jobs, including those that are over, the newest 10,000 of them.
@@ -264,8 +264,8 @@ class SLURMCluster(ElasticCluster):
         self._book.because(why, jobs)
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name}: {text}" for name, text in self._rows())
-        return f"{super().__repr__()[:-1]}, {told})"
+        rows = ", ".join(f"{name}: {text}" for name, text in self._rows())
+        return f"{super().__repr__()[:-1]}, {rows})"
 
     def _repr_html_(self, cluster_status: str | None = None) -> str:
         of_dask: str = super()._repr_html_(cluster_status=cluster_status)
@@ -274,7 +274,7 @@ class SLURMCluster(ElasticCluster):
     def _rows(self) -> list[tuple[str, str]]:
         adaptive = self._adapting()
         bounds = None if adaptive is None else (adaptive.minimum, adaptive.maximum)
-        return in_rows([job.seen() for job in self._book.followed], self.pools, bounds)
+        return in_rows([job.site_job() for job in self._book.followed], self.pools, bounds)
 
     def get_logs(
         self, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
@@ -319,7 +319,7 @@ class SLURMCluster(ElasticCluster):
             await asyncio.wait({looking}, timeout=_LOOK)
             if looking.done() and not looking.cancelled():
                 looking.result()
-        return () if self._closing else tuple(job.seen() for job in self._book.followed)
+        return () if self._closing else tuple(job.site_job() for job in self._book.followed)
 
     def request(self, pool: str, count: int) -> None:
         """Request more jobs of a pool; they are submitted together, in the background."""
@@ -434,7 +434,7 @@ class SLURMCluster(ElasticCluster):
             async with asyncio.timeout(_OVER_TOLD):
                 await upstream_deploy.scheduler_rpc(self).ferro_over()
         except Exception as error:  # noqa: BLE001 - no roster, no scheduler: they end all the same
-            logger.debug("dask_ferro: the scheduler was not told that the cluster ends: %r", error)
+            logger.debug("dask_ferro: the scheduler did not receive the end of the cluster: %r", error)
         there = {job.job_id for job in self._book.jobs.values() if job.job_id}
         gone = not self._submission.had_jobs or await self._cancellation.all_gone(there, _LAST_JOBS)
         await self._cancellation.close()
@@ -448,6 +448,6 @@ class SLURMCluster(ElasticCluster):
 
 def _with_plugin(options: Mapping[str, object] | None, section: str) -> dict[str, Any]:
     """Return the scheduler's options with our plugin as a preload, unless they set preloads."""
-    given = (dask.config.get(f"{section}.scheduler-options", None) if options is None else options) or {}
+    stated = (dask.config.get(f"{section}.scheduler-options", None) if options is None else options) or {}
     configured = dask.config.get("distributed.scheduler.preload") or []
-    return {"preload": [*configured, _PLUGIN], **given}
+    return {"preload": [*configured, _PLUGIN], **stated}

@@ -68,8 +68,8 @@ async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> s
         await _end(process)
     out, err = (text.decode(errors="replace") for text in printed)
     if process.returncode:
-        said = parsing.words(err or out) or f"{command[0]} ended with status {process.returncode}"
-        raise Refused(said, parsing.refusal(err or out))
+        message = parsing.words(err or out) or f"{command[0]} ended with status {process.returncode}"
+        raise Refused(message, parsing.refusal(err or out))
     return out
 
 

@@ -22,7 +22,7 @@ from dask_ferro.scheduler.plugin import Part
 from dask_ferro.slurm.job_lifecycle import BatchJob, JobState
 
 # The most jobs kept that are over: 10 MB.
-KEPT = 10_000
+MOST_OVER = 10_000
 
 
 class TaskCounts(Part):
@@ -91,7 +91,7 @@ class JobBook:
         The most jobs kept that are over.
     """
 
-    def __init__(self, most: int = KEPT) -> None:
+    def __init__(self, most: int = MOST_OVER) -> None:
         self.jobs: dict[str, BatchJob] = {}
         self.over: dict[str, BatchJob] = {}
         self.counts = TaskCounts()

@@ -181,10 +181,10 @@ class BatchJob:
     def _is_there(self, connected: Collection[str]) -> bool:
         return any(worker in connected for worker in self.workers)
 
-    def seen(self) -> SiteJob:
+    def site_job(self) -> SiteJob:
         """Return it in the controller's form."""
         return SiteJob(
-            self.name, self.pool, self.job_id, self.state, self.workers, self.since, self.order,
+            self.name, self.pool, self.state, self.workers, self.since, self.order,
             self.ends_at if self.state != JobState.PENDING else None, self.reason,
         )  # fmt: skip
 
@@ -227,10 +227,10 @@ class BatchJob:
         if row.phase == OVER:
             self.nodes = row.nodes or self.nodes
             self.started_at, self.ended_at = row.starts or self.started_at, row.ends
-            return Ending(row.told, row.state, failed=self._no_worker_came(row))
+            return Ending(row.description, row.state, failed=self._no_worker_came(row))
         if row.phase == HELD:
             # It is replaced at once; a site that holds every new job is asked less and less often.
-            return Ending(row.told, row.state, failed=not self.was_whole, is_held=True)
+            return Ending(row.description, row.state, failed=not self.was_whole, is_held=True)
         self._restart(row, now)
         self.nodes = row.nodes or self.nodes
         if row.phase == ENDING:
@@ -255,9 +255,8 @@ class BatchJob:
         self._pass(_ALONE)
         self.enter(JobState.PENDING, now)
         if row.is_stuck:
-            return self._unless_it_passes(
-                _STUCK, patience.stuck, now, Ending(row.told, row.state, refused=True)
-            )
+            ending = Ending(row.description, row.state, refused=True)
+            return self._unless_it_passes(_STUCK, patience.stuck, now, ending)
         self._pass(_STUCK)
         return None
 
@@ -287,7 +286,8 @@ class BatchJob:
         """Wait a little, as the job may be requeued.  While workers are connected it counts as about to end."""
         self.started_at = row.starts or self.started_at
         failed = not self.was_whole and row.reason == "NonZeroExitCode"
-        over = self._unless_it_passes(_ENDS, patience.ending, now, Ending(row.told, row.state, failed=failed))
+        ending = Ending(row.description, row.state, failed=failed)
+        over = self._unless_it_passes(_ENDS, patience.ending, now, ending)
         if not self._is_there(connected):
             return over
         self.ends_at = min(self.ends_at or inf, self.warned_at[_ENDS] + patience.ending)
@@ -295,15 +295,15 @@ class BatchJob:
 
     def _staffed(self, connected: Collection[str], now: float, patience: Patience) -> Ending | None:
         """Enter "booting" or "running", depending on the connected workers."""
-        there = sum(worker in connected for worker in self.workers)
-        whole = there == self.processes
+        count = sum(worker in connected for worker in self.workers)
+        whole = count == self.processes
         if self.state not in _STARTED:
             self.enter(JobState.BOOTING, now)
         limit = patience.lost if self.was_whole else patience.boot
-        if whole or (there and (self.was_whole or now - self.since > limit)):
+        if whole or (count and (self.was_whole or now - self.since > limit)):
             self.was_whole = True
             self.enter(JobState.RUNNING, now)
-        if there:
+        if count:
             self._pass(_ALONE)
             return None
         self.enter(JobState.BOOTING, now)

@@ -23,7 +23,7 @@ from typing import Any
 from distributed import SpecCluster
 from distributed.metrics import time
 
-from dask_ferro.elastic.report import is_shut, told_closed
+from dask_ferro.elastic.report import closed_text, is_shut
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.scheduler import upstream_deploy
@@ -146,7 +146,7 @@ class JobPools:
     async def report_order(self, order: str, name: str) -> None:
         """Publish that a pool was paused or resumed; if no pool is open then, clients warn: their tasks may wait."""
         pools = self.facts({})
-        warning = told_closed(pools) if order == PAUSE and all(map(is_shut, pools)) else ""
+        warning = closed_text(pools) if order == PAUSE and all(map(is_shut, pools)) else ""
         await self._report({"action": POOL, "time": time(), "pool": name, "order": order}, warning)
 
     async def close_pool(self, pool: JobPool, why: str, job: BatchJob | None = None) -> None:
@@ -157,7 +157,7 @@ class JobPools:
         if job is not None:
             log = await last_output(str(pool.job.job_header), self._site.job_name, job)
             why = f"{why}; {log.brief()}"
-        if not pool.close(why, time(), log.shown() if log else ""):
+        if not pool.close(why, time(), log.indented() if log else ""):
             return
         event = {
             "action": CLOSED,
@@ -169,7 +169,7 @@ class JobPools:
             "log": log.path if log else "",
             "lines": list(log.lines) if log else [],
         }
-        await self._report(event, told_closed([pool.pool(time())]))
+        await self._report(event, closed_text([pool.pool(time())]))
 
     async def _report(self, event: Mapping[str, object], warning: str) -> None:
         text = f"dask_ferro: pool {warning}"

@@ -49,7 +49,7 @@ _NOTICE = _GRACE = _KILL_WAIT = 30.0
 # SLURM may send the signal a minute early; an earlier one means preemption.
 _EARLY = 65.0
 # The part of the remaining time reserved for moving the last results and for ending: a fifth, at most 10 s.
-_KEPT, _MOST_KEPT = 0.2, 10.0
+_RESERVE, _MOST_RESERVE = 0.2, 10.0
 # Seconds between attempts.
 _RETRY = 1.0
 # A nanny learns its worker's address after the scheduler does, up to half a second later on a busy machine. The
@@ -128,8 +128,8 @@ def _give_up(address: str, why: str) -> None:
 
 def _on_its_worker(nanny: Nanny) -> None:
     """Make a nanny's worker load this preload too, since a batch system sends SIGTERM to every process of a job."""
-    given = nanny.preload or dask.config.get("distributed.worker.preload") or []
-    names = [given] if isinstance(given, str) else list(given)
+    preload = nanny.preload or dask.config.get("distributed.worker.preload") or []
+    names = [preload] if isinstance(preload, str) else list(preload)
     arguments = nanny.preload_argv or dask.config.get("distributed.worker.preload-argv") or []
     if __name__ in names:
         return
@@ -151,7 +151,7 @@ def ends_at(environ: Mapping[str, str], worker: Worker) -> float | None:
     ValueError
         For a time that is not a number.
     """
-    ends = [float(told)] if (told := environ.get(ENDS)) else []
+    ends = [float(text)] if (text := environ.get(ENDS)) else []
     # Counted from its own start: its nanny's may have been many seconds earlier.
     ends += [time() + float(worker.lifetime)] if worker.lifetime else []
     return min(ends, default=None)
@@ -219,7 +219,7 @@ async def _leave(seconds: float, *, is_last: bool = False) -> bool:
     until, known_by = begin + seconds, begin + min(seconds / 2, _STARTING)
     # The scheduler closes those gracefully that are asked for here; others are ended by somebody else.
     asked: set[Nanny | Worker] = set()
-    while there := [s for s in _there() if s in asked or s.status != Status.closing_gracefully]:
+    while there := [s for s in _open_servers() if s in asked or s.status != Status.closing_gracefully]:
         servers = {address: server for server in there if (address := address_of(server))}
         if not servers or (len(servers) < len(there) and time() < known_by):
             await asyncio.sleep(_POLL)
@@ -262,7 +262,7 @@ async def _ask(scheduler: Any, servers: Iterable[str], until: float) -> LeaveAns
     left = max(until - time(), 0.0)
     try:
         answer = await scheduler.ferro_leave(
-            addresses=list(servers), seconds=left - min(_KEPT * left, _MOST_KEPT), must=True
+            addresses=list(servers), seconds=left - min(_RESERVE * left, _MOST_RESERVE), must=True
         )
     except KeyError:
         return None
@@ -277,5 +277,5 @@ def _exit() -> None:
     sigterm.exit_now(list(_servers))
 
 
-def _there() -> list[Nanny | Worker]:
+def _open_servers() -> list[Nanny | Worker]:
     return [server for server in list(_servers) if server.status not in _OVER]

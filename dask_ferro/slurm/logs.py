@@ -64,7 +64,7 @@ class Log(NamedTuple):
         end = f"ends with {self.lines[-1][:_BRIEF]!r}" if self.lines else self.trouble
         return f"its log {self.path} {f'has the error {self.cause[:_BRIEF]!r}' if self.cause else end}"
 
-    def shown(self) -> str:
+    def indented(self) -> str:
         """Return the lines, indented."""
         return "\n".join(f"    {line}" for line in self.lines)
 
@@ -126,10 +126,10 @@ def tail(path: str, most: int = _LINES) -> Log:
     except OSError as error:
         return Log(path, trouble=f"cannot be read: {error.strerror or error}")
     text = _ESCAPES.sub("", read.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n"))
-    kept = [line.rstrip() for line in text.split("\n") if line.strip()]
-    if whole > _BYTES and len(kept) > 1:
-        kept = kept[1:]  # the first line may be incomplete
-    return Log(path, tuple(kept[-most:]), "" if kept else "is empty", _cause(kept))
+    lines = [line.rstrip() for line in text.split("\n") if line.strip()]
+    if whole > _BYTES and len(lines) > 1:
+        lines = lines[1:]  # the first line may be incomplete
+    return Log(path, tuple(lines[-most:]), "" if lines else "is empty", _cause(lines))
 
 
 def _changed(path: str) -> float:

@@ -116,10 +116,10 @@ class QueueRow(NamedTuple):
         return HELD if phase == PENDING and _HELD.search(self.reason) else phase
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Its state in SLURM's words, with the reason and the exit status."""
-        told = f"{self.state} ({self.reason})" if self.reason else self.state
-        return f"{told}, {self.exit}" if self.exit else told
+        text = f"{self.state} ({self.reason})" if self.reason else self.state
+        return f"{text}, {self.exit}" if self.exit else text
 
     @property
     def is_ended(self) -> bool:
@@ -134,13 +134,13 @@ class QueueRow(NamedTuple):
 
 def rows(text: str) -> dict[str, QueueRow]:
     """Return the jobs in the output of ``squeue -h -r -O FORMAT``, by id; other lines are skipped."""
-    found = {}
+    jobs = {}
     for line in text.splitlines():
         job_id, number, state, restarts, submitted, starts, ends, nodes, status, node, reason, comment = (
             _cells(line)
         )
         if re.fullmatch(r"\d+(_\d+)?", job_id) and state:
-            found[job_id] = QueueRow(
+            jobs[job_id] = QueueRow(
                 job_id,
                 state.upper(),
                 int(restarts) if restarts.isdecimal() else 0,
@@ -154,12 +154,12 @@ def rows(text: str) -> dict[str, QueueRow]:
                 int(nodes) if nodes.isdecimal() else 0,
                 exit_status(status),
             )
-    return found
+    return jobs
 
 
-def shown(text: str) -> dict[str, QueueRow]:
+def scontrol_rows(text: str) -> dict[str, QueueRow]:
     """Return the jobs in the output of ``scontrol --oneliner show job``, by id, one for each array element."""
-    found: dict[str, QueueRow] = {}
+    jobs: dict[str, QueueRow] = {}
     for line in text.splitlines():
         # The first of a name wins: a user's comment may contain similar text.
         facts = dict(reversed(_CELL.findall(line)))
@@ -180,8 +180,8 @@ def shown(text: str) -> dict[str, QueueRow]:
         )
         array, elements = facts.get("ArrayJobId"), facts.get("ArrayTaskId")
         ids = [f"{array}_{one}" for one in expanded(elements)] if array and elements else [row.job_id]
-        found.update((job_id, row._replace(job_id=job_id)) for job_id in ids)
-    return found
+        jobs.update((job_id, row._replace(job_id=job_id)) for job_id in ids)
+    return jobs
 
 
 def preemption(text: str) -> tuple[frozenset[str], dict[str, float]]:
@@ -201,7 +201,7 @@ def preemption(text: str) -> tuple[frozenset[str], dict[str, float]]:
     graces: dict[str, float] = {}
     for facts in partitions:
         names = [facts["PartitionName"], *([""] if facts.get("Default") == "YES" else [])]
-        grace = float(told) if (told := facts.get("GraceTime", "")).isdecimal() else 0.0
+        grace = float(value) if (value := facts.get("GraceTime", "")).isdecimal() else 0.0
         if grace:  # without any, SLURM sends no signal
             graces |= dict.fromkeys(names, grace)
         is_preempted = facts.get("PreemptMode", "OFF") not in ("OFF", "GANG")

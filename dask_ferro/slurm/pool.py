@@ -67,7 +67,7 @@ class JobPool:
     paused_at: float | None = None
 
     @classmethod
-    def built(
+    def build(
         cls,
         name: str,
         job_cls: type[WorkerJob],
@@ -117,8 +117,8 @@ class JobPool:
         why = self.closed if shut else trouble
         if self.paused_at is not None:
             at = strftime("%H:%M:%S", localtime(self.paused_at))
-            told = f"by its user at {at}; cluster.pools.resume({self.name!r}) goes on with it"
-            why = "; ".join(filter(None, (told, why)))
+            paused = f"by its user at {at}; cluster.pools.resume({self.name!r}) goes on with it"
+            why = "; ".join(filter(None, (paused, why)))
         is_preemptible = any(name in preemptible for name in job.partitions)
         return Pool(
             self.name,

@@ -111,17 +111,17 @@ class WorkerJob(SLURMJob):  # type: ignore[misc]
         if self._ahead >= 1 and "--signal" not in str(self.job_header) and not is_skipped:
             self.job_header = f"{self.job_header}\n{signal}"
 
-    def _told(self, graces: Mapping[str, float], kill_wait: float | None) -> dict[str, object]:
+    def _settings(self, graces: Mapping[str, float], kill_wait: float | None) -> dict[str, object]:
         """Return the settings for the worker: the job's end (epoch), when the signal comes, and the time after it."""
-        told: dict[str, object] = {} if kill_wait is None else {"KILLWAIT": f"{kill_wait:g}"}
+        settings: dict[str, object] = {} if kill_wait is None else {"KILLWAIT": f"{kill_wait:g}"}
         if math.isfinite(self.walltime):
             end = f"$(($(date +%s) + {int(self.walltime)}))"  # SLURM sets the variable since 23.02
-            told["ENDS"] = f'"${{SLURM_JOB_END_TIME:-{end}}}"'
+            settings["ENDS"] = f'"${{SLURM_JOB_END_TIME:-{end}}}"'
         if notice := re.search(r"--signal=\S*USR1@(\d+)", str(self.job_header)):
             grants = (graces[name] for name in self.partitions if name in graces)
             grace = min(grants, default=_GRACE) if self._grace is None else self._grace
-            told |= {"NOTICE": notice[1], "GRACE": f"{grace:g}"}
-        return told
+            settings |= {"NOTICE": notice[1], "GRACE": f"{grace:g}"}
+        return settings
 
     def _sharing(self) -> str:
         """Return shell code that divides the job's CPUs among the tasks that run at a time."""
@@ -145,13 +145,13 @@ class WorkerJob(SLURMJob):  # type: ignore[misc]
         """
         if not hasattr(self, "walltime"):
             return ""  # dask-jobqueue logs the script before this object is complete
-        told = self._told(graces or {}, kill_wait)
+        settings = self._settings(graces or {}, kill_wait).items()
         return _SCRIPT.format(
             shebang=self.shebang,
             header=self.job_header,
             prologue="\n".join(prologue_of(self)),
             naming=_NAMING.format(prefix=self.prefix, first=first),
-            exports=_LOOKING + "".join(f"export FERRO_JOB_{name}={value}\n" for name, value in told.items()),
+            exports=_LOOKING + "".join(f"export FERRO_JOB_{name}={value}\n" for name, value in settings),
             sharing=self._sharing(),
             listening=_LISTENING,
             command=command_of(self),

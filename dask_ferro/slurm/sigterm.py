@@ -37,7 +37,7 @@ _CONNECTING = 2.0
 _LOOK = 2.0
 _REASON = "ferro-job-ended"
 
-_heard = False
+_is_listening = False
 
 
 def listen(first: Callable[[], object], second: Callable[[], object]) -> None:
@@ -48,8 +48,8 @@ def listen(first: Callable[[], object], second: Callable[[], object]) -> None:
     ValueError
         Outside the main thread, which alone handles signals.
     """
-    global _heard
-    if _heard:  # several nannies may share a process
+    global _is_listening
+    if _is_listening:  # several nannies may share a process
         return
     loop = asyncio.get_running_loop()
     first_at: float | None = None
@@ -64,7 +64,7 @@ def listen(first: Callable[[], object], second: Callable[[], object]) -> None:
             loop.call_soon_threadsafe(second)
 
     signal.signal(signal.SIGTERM, hear)
-    _heard = True
+    _is_listening = True
 
 
 def hold(seconds: float) -> None:
@@ -81,7 +81,7 @@ def _die() -> None:
 
 def _before_fork() -> None:
     # Python drops a signal that reaches a child before it is set up.
-    if _heard:
+    if _is_listening:
         _forks.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
@@ -93,7 +93,7 @@ def _after_fork() -> None:
 
 def _forget() -> None:
     """Restore the default handler in a forked child, since process pools end their children by SIGTERM."""
-    if _heard:
+    if _is_listening:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _after_fork()
 

@@ -70,7 +70,7 @@ class SlurmSite:
         """Whether there may be jobs, of this cluster or of a dead one."""
         return self._watchdog is not None or self._may_have_orphans
 
-    async def submit(self, script: str, offsets: Sequence[int], nonce: str = "") -> str:
+    async def submit(self, script: str, offsets: Sequence[int], nonce: str) -> str:
         """Submit one job, or an array of these elements; return its id.
 
         Parameters
@@ -100,12 +100,12 @@ class SlurmSite:
             pass_fds=(self._watchdog.fd,),
         )
         # A site's wrapper may print text first; with several clusters, the cluster's name follows.
-        found = re.findall(r"^(\d+)(?:;.*)?$", out, re.MULTILINE)
-        if not found:
+        ids = re.findall(r"^(\d+)(?:;.*)?$", out, re.MULTILINE)
+        if not ids:
             raise Refused(f"sbatch printed no job id: {out.strip()!r}", parsing.UNKNOWN)
-        self._arrays[found[-1]] = None
-        self._watchdog.note(found[-1])
-        return str(found[-1])
+        self._arrays[ids[-1]] = None
+        self._watchdog.note(ids[-1])
+        return str(ids[-1])
 
     async def queue(self) -> dict[str, QueueRow]:
         """Return all jobs that `squeue` lists of this cluster, and of dead ones of its job name; also finished ones.
@@ -139,10 +139,10 @@ class SlurmSite:
         arrays: dict[str, list[str]] = {}
         for job_id in job_ids:
             arrays.setdefault(parsing.element(job_id)[0], []).append(job_id)
-        found: dict[str, QueueRow | None] = {}
+        answers: dict[str, QueueRow | None] = {}
         for array, ids in list(arrays.items())[:_ARRAYS]:
             try:
-                rows = parsing.shown(await run("scontrol", "--oneliner", "show", "job", array))
+                rows = parsing.scontrol_rows(await run("scontrol", "--oneliner", "show", "job", array))
                 if not rows:
                     continue  # SLURM says so where there is no such job: an empty answer is none
             except Refused as refused:
@@ -150,8 +150,8 @@ class SlurmSite:
                     logger.warning("dask_ferro: scontrol failed: %s", refused.words)
                     break
                 rows = {}
-            found.update((job_id, rows.get(job_id) or _left_out(job_id, rows)) for job_id in ids)
-        return found
+            answers.update((job_id, rows.get(job_id) or _left_out(job_id, rows)) for job_id in ids)
+        return answers
 
     async def find(self, nonce: str) -> str | None:
         """Return the array that a submission created; None if none is pending or running.
@@ -162,19 +162,19 @@ class SlurmSite:
             If SLURM does not answer.
         """
         text = await run("scontrol", "--oneliner", "show", "job")  # `squeue` may be older than the submission
-        rows = parsing.shown("\n".join(line for line in text.splitlines() if nonce in line))
+        rows = parsing.scontrol_rows("\n".join(line for line in text.splitlines() if nonce in line))
         live = (job_id for job_id, row in rows.items() if row.phase in (PENDING, STARTED))
         return next((parsing.element(job_id)[0] for job_id in live), None)
 
     async def learn(self) -> None:
         """Ask SLURM for its configuration, as far as it answers."""
         partitions, settings = await asyncio.gather(
-            self._told("--oneliner", "show", "partition"), self._told("show", "config")
+            self._configuration("--oneliner", "show", "partition"), self._configuration("show", "config")
         )
         self.preemptible, self.graces = parsing.preemption(partitions)
         self.kill_wait = parsing.kill_wait(settings)
 
-    async def _told(self, *words: str) -> str:
+    async def _configuration(self, *words: str) -> str:
         """Return a part of SLURM's configuration; empty if it does not answer."""
         try:
             async with asyncio.timeout(_ASKED):
@@ -217,11 +217,11 @@ def _left_out(job_id: str, rows: Mapping[str, QueueRow]) -> QueueRow | None:
     return QueueRow(job_id, "CANCELLED", sys.maxsize, reason="its array is there without it")
 
 
-def _comment(script: str, known_by: str) -> str:
+def _comment(script: str, identifier: str) -> str:
     """Return a submission's comment: the user's own, and our identifier.
 
     The identifier is last, or first if the user's text leaves it no room in squeue's column.
     """
     own = parsing.option(script, "", "comment")
-    parts = (known_by, own) if len(own) > _OWN_WORDS else (own, known_by)
+    parts = (identifier, own) if len(own) > _OWN_WORDS else (own, identifier)
     return " ".join(filter(None, parts))

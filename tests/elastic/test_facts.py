@@ -30,7 +30,7 @@ NEEDS = {"resources": {}, "workers": None, "device": None}
 
 
 def job(name: str, pool: str, count: int) -> SiteJob:
-    return SiteJob(name, pool, "", "running", tuple(f"{name}-{n}" for n in range(count)), NOW - 20, 0)
+    return SiteJob(name, pool, "running", tuple(f"{name}-{n}" for n in range(count)), NOW - 20, 0)
 
 
 class Site:
@@ -60,7 +60,7 @@ def admitted(site: Site, needs: dict[str, Any], jobs: list[SiteJob], workers: di
 
 
 def test_a_job_is_what_all_its_processes_are():
-    job = SiteJob("a", "default", "7", "running", ("a-0", "a-1"), NOW - 20, 3)
+    job = SiteJob("a", "default", "running", ("a-0", "a-1"), NOW - 20, 3)
     workers = {
         "tcp://1": WORKER | {"name": "a-0"},
         "tcp://2": WORKER | {"name": "a-1", "idle_for": 0.0, "ends_in": 50.0},
@@ -82,7 +82,7 @@ def test_a_job_is_what_all_its_processes_are():
     ],
 )
 def test_states(state, leaving, expected):
-    (row,) = rows([SiteJob("a", "default", "", state, ("a",), NOW, 0)], {}, leaving)
+    (row,) = rows([SiteJob("a", "default", state, ("a",), NOW, 0)], {}, leaving)
     assert (row.state, row.idle_for, row.ends_in) == (expected, 0.0, inf)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dask_ferro.elastic.report import in_rows, shortage, told_closed
+from dask_ferro.elastic.report import closed_text, in_rows, shortage
 from dask_ferro.elastic.site_jobs import SiteJob
 from dask_ferro.local.cluster_context import closed_pools
 from dask_ferro.local.foreground import summary
@@ -49,10 +49,10 @@ def test_workers_cannot_come_where_pools_are_closed() -> None:
 def test_everybody_says_that_a_pool_is_paused() -> None:
     words = Pool("gpu", maximum=4, closed="by its <user>", is_paused=True)
     assert in_rows((), (words,)) == [("pool gpu 0..4", "no jobs; paused: by its <user>")]
-    assert told_closed([GPU._replace(**PAUSED)]) == "gpu is paused: by its user"
-    told = {"why": "by its user", "until": 0.0, "output": "", "paused": True}
-    assert closed_pools([(1.0, {"action": "scale", "closed": {"gpu": told}})]) == "gpu is paused: by its user"
-    assert summary({"jobs": {}, "actions": [], "closed": {"gpu": told, "cpu": told | {"paused": False}}}) == (
+    assert closed_text([GPU._replace(**PAUSED)]) == "gpu is paused: by its user"
+    shut = {"why": "by its user", "until": 0.0, "output": "", "paused": True}
+    assert closed_pools([(1.0, {"action": "scale", "closed": {"gpu": shut}})]) == "gpu is paused: by its user"
+    assert summary({"jobs": {}, "actions": [], "closed": {"gpu": shut, "cpu": shut | {"paused": False}}}) == (
         "no jobs; gpu is paused"
     )
 
@@ -60,7 +60,7 @@ def test_everybody_says_that_a_pool_is_paused() -> None:
 def test_a_cluster_is_described_by_its_pools() -> None:
     states = [("pending", "Priority"), ("pending", "Priority"), ("running", ""), ("pending", "Resources")]
     jobs = [
-        SiteJob(f"cpu-{n}", "cpu", str(n), state, (), 0.0, n, reason=reason)
+        SiteJob(f"cpu-{n}", "cpu", state, (), 0.0, n, reason=reason)
         for n, (state, reason) in enumerate(states)
     ]
     noon = mktime((2026, 11, 23, 12, 30, 0, 0, 0, -1))

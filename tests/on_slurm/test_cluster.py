@@ -21,6 +21,7 @@ from dask_ferro.slurm.cluster import SLURMCluster
 from tests.on_slurm.tools import (
     LATER,
     command,
+    followed,
     looked,
     nothing_left,
     queue,
@@ -108,7 +109,7 @@ async def followed_alone(cluster: SLURMCluster, job_ids: set[str]) -> None:
     """Look until nothing but these jobs is in the queue."""
 
     async def holds() -> bool:
-        assert {job.job_id for job in await cluster.reconcile()} == job_ids
+        assert {job.job_id for job in await followed(cluster)} == job_ids
         return set(queue(cluster)) == job_ids
 
     await until_async(holds, "the jobs that are followed alone", every=0.1, seen=lambda: queue(cluster))

@@ -17,7 +17,7 @@ from distributed import Event
 
 from dask_ferro.elastic.scheduler_rpc import Roster
 from dask_ferro.scheduler.plugin import part_of
-from tests.on_slurm.tools import away, busy, command, place_of, queue, suspicion, waits
+from tests.on_slurm.tools import away, busy, command, followed, place_of, queue, suspicion, waits
 from tests.waiting import finished, opened, result, until
 
 # A client warns in its own thread, where an error would be a log.
@@ -186,7 +186,7 @@ def test_a_preempted_job_hands_results_and_its_long_task_over_within_what_its_pa
     finished(held, seconds=180)
     task = s.client.submit(long_at_first, str(tmp_path / "longs"), key="long")
     name = until(lambda: s.client.run_on_scheduler(place_of, key="long"), "the task to run")
-    (job,) = (job for job in s.cluster.sync(s.cluster.reconcile) if name in job.workers)
+    (job,) = (job for job in s.cluster.sync(followed, s.cluster) if name in job.workers)
     with busy(command("squeue", "-h", "-o", "%N", "-j", job.job_id).strip()) as other:
         running = ("squeue", "-h", "-o", "%T", "-j", other)
         until(lambda: command(*running).strip() == "RUNNING", "the job of higher priority to run")

@@ -11,7 +11,7 @@ import dask
 import psutil
 import pytest
 
-from tests.on_slurm.tools import Site, command, place_of, queue, suspicion, waits
+from tests.on_slurm.tools import Site, command, followed, place_of, queue, suspicion, waits
 from tests.waiting import finished, result, until
 
 pytestmark = pytest.mark.slurm
@@ -21,7 +21,7 @@ def connected(s: Site) -> list[Any]:
     """The jobs whose workers are there and stay, the oldest first."""
     names = {facts["name"] for facts in s.workers.values()}
     states = queue(s.cluster)
-    jobs = s.cluster.sync(s.cluster.reconcile)
+    jobs = s.cluster.sync(followed, s.cluster)
     there = [job for job in jobs if states.get(job.job_id) == "RUNNING" and set(job.workers) <= names]
     return sorted(there, key=lambda job: job.order)
 

@@ -16,6 +16,7 @@ from typing import Any
 from distributed import Client
 
 import dask_ferro as ff
+from dask_ferro.slurm.job_lifecycle import BatchJob
 from tests.waiting import BOUND_S, until, until_async
 
 # A job that need not run.
@@ -125,12 +126,18 @@ async def nothing_left(name: str) -> None:
     await queued(name, lambda jobs: not jobs and not watchdogs(name), "the end of all jobs and watchdogs")
 
 
+async def followed(cluster: ff.SLURMCluster) -> list[BatchJob]:
+    """Reconcile; return the records of the jobs that the cluster follows."""
+    names = {job.name for job in await cluster.reconcile()}
+    return [job for job in await cluster.jobs() if job.name in names]
+
+
 async def looked(cluster: ff.SLURMCluster, states: list[str]) -> Any:
     """Reconcile until the jobs are in these states, in the order of their submission; return them."""
     found: list[Any] = []
 
     async def agrees() -> bool:
-        found[:] = await cluster.reconcile()
+        found[:] = await followed(cluster)
         return [job.state for job in found] == states
 
     await until_async(agrees, f"jobs that are {states}", every=0.1, seen=lambda: found)

@@ -10,7 +10,7 @@ import pytest
 from distributed import Event
 
 import dask_ferro as ff
-from dask_ferro.elastic.controller import as_event, told
+from dask_ferro.elastic.controller import action_event, action_text
 from dask_ferro.observe.top import look
 from dask_ferro.policy.events import Settled
 from dask_ferro.policy.scaling.facts import Submit
@@ -177,8 +177,8 @@ async def test_stolen_work_is_at_most_the_time_that_passed_on_every_thread(clien
 @pytest.mark.parametrize("kind", list(ACTIONS), ids=list(ACTIONS.values()))
 def test_every_action_is_published_with_its_kind_and_told_in_words(kind):
     action = kind("a", 2, "wide, they said") if kind is Submit else kind(("j1", "j2"), "wide, they said")
-    event = as_event(action)
+    event = action_event(action)
     assert (event["kind"], event["why"], event["count"]) == (kind.__name__.lower(), "wide, they said", 2)
     assert event.get("pool", event.get("jobs")) == ("a" if kind is Submit else ["j1", "j2"])
-    assert told(action).startswith(event["kind"] + " ")
+    assert action_text(action).startswith(event["kind"] + " ")
     msgpack.packb(event)

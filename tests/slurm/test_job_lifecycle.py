@@ -66,7 +66,7 @@ def test_a_job_waits_boots_and_runs(life):
         life.look(row("RUNNING"), BOTH | {"other"}),
         life.look(row("RUNNING"), BOTH),
     ] == ["pending", "pending", "booting", "booting", "booting", "running", "running"]
-    assert life.job.seen() == ("gpu-7", "gpu", "12", "running", ("gpu-7-0", "gpu-7-1"), 1006.0, 7, 4550.0, "")
+    assert life.job.site_job() == ("gpu-7", "gpu", "running", ("gpu-7-0", "gpu-7-1"), 1006.0, 7, 4550.0, "")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_row_from_before_a_requeue_counts_for_nothing(running):
 
 def test_a_job_that_ends_while_its_workers_are_there_is_replaced_ahead_and_over_without_them(running):
     assert running.look(row("COMPLETING"), BOTH) == "running"
-    assert running.job.seen().ends_at == 1002.0 + 2
+    assert running.job.site_job().ends_at == 1002.0 + 2
     assert running.look(row("COMPLETING"), BOTH, after=20) == "running"
     assert running.look(row("COMPLETING")) == Ending("COMPLETING", "COMPLETING")
 
@@ -225,12 +225,12 @@ def test_half_a_job_counts_as_one_when_the_other_half_does_not_come(life):
 
 def test_a_job_leaves_a_node_that_is_being_drained_and_stays_where_that_is_taken_back(running):
     running.look(row("RUNNING"), BOTH, draining={"c1"})
-    first = running.job.seen()
+    first = running.job.site_job()
     running.look(row("RUNNING"), BOTH, draining={"c1"}, after=5)
     assert (first.ends_at, first.reason) == (1022.0, "its node is being drained")
-    assert running.job.seen().ends_at == 1022.0
+    assert running.job.site_job().ends_at == 1022.0
     running.look(row("RUNNING"), BOTH, draining={"c2"})
-    assert running.job.seen().ends_at == 4550.0
+    assert running.job.site_job().ends_at == 4550.0
 
 
 STATES = ["PENDING", "RUNNING", "COMPLETING", "CANCELLED", "FAILED", "CONFIGURING", "SUSPENDED"]

@@ -139,7 +139,7 @@ async def test_a_signal_that_comes_before_a_nanny_knows_its_worker_is_not_lost(
         assert [ws.name for ws in scheduler.workers.values()] == ["other"]
         assert lost(scheduler) == [set()]
         assert len(await held) == 10_000
-        assert not job_preload._there()
+        assert not job_preload._open_servers()
 
 
 @pytest.mark.cluster

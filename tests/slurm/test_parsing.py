@@ -66,7 +66,7 @@ def test_a_line_has_the_number_of_an_element_its_nodes_and_its_exit(status):
     cells = ("12_3", "FAILED", "0", "1", "2", "3", "c[1-2]", "NonZeroExitCode")
     row = parsing.rows(printed(*cells, number="15", nodes="2", status=status))["12_3"]
     assert (row.number, row.nodes, row.node) == ("15", 2, "c[1-2]")
-    assert row.told == "FAILED (NonZeroExitCode), exit code 3"
+    assert row.description == "FAILED (NonZeroExitCode), exit code 3"
 
 
 def test_lines_that_are_no_job_are_left_out():

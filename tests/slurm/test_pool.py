@@ -18,7 +18,7 @@ SHAPE = {"cores": 1, "memory": "1GB", "walltime": "06:00:00", "interface": "lo"}
 
 
 def built(**overrides: Any) -> JobPool:
-    return JobPool.built("cpu", WorkerJob, SHAPE, overrides, "cpu")
+    return JobPool.build("cpu", WorkerJob, SHAPE, overrides, "cpu")
 
 
 def look(pool: JobPool, job: BatchJob, now: float, came_at: float | None, restarts: int = 0) -> None:

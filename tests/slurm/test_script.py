@@ -218,7 +218,7 @@ def test_the_script_hands_the_signal_on_and_waits_for_the_worker_however_often_i
 
 
 def pool(**overrides: Any) -> JobPool:
-    return JobPool.built("gpu", WorkerJob, SHAPE | {"queue": "cpu"}, overrides, "gpu")
+    return JobPool.build("gpu", WorkerJob, SHAPE | {"queue": "cpu"}, overrides, "gpu")
 
 
 def test_a_pool_replaces_what_it_names_and_keeps_the_rest():

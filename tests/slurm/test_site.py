@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dask_ferro.slurm.commands import Refused, run
-from dask_ferro.slurm.parsing import QueueRow, expanded, shown
+from dask_ferro.slurm.parsing import QueueRow, expanded, scontrol_rows
 from dask_ferro.slurm.site import SlurmSite
 
 # As `scontrol --oneliner show job` of SLURM 22.05 prints them, less what is not read.
@@ -42,7 +42,7 @@ def row(
     ],
 )  # fmt: skip
 def test_scontrol_shows_jobs(text, found) -> None:
-    assert shown(text) == {one.job_id: one for one in found}
+    assert scontrol_rows(text) == {one.job_id: one for one in found}
 
 
 def test_elements_of_an_array() -> None:
