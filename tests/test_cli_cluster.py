@@ -72,8 +72,10 @@ def test_a_network_that_this_machine_has_not_exits_2_and_names_those_it_has(tmp_
     assert "'ib7' is not a valid network interface" in done.stderr
 
 
-def test_a_dry_run_prints_the_script_and_starts_nothing():
+def test_a_dry_run_prints_the_script_and_starts_and_writes_nothing(tmp_path):
     done = call("--config", "slurm-gpu", "--dry-run")
+    assert list(tmp_path.iterdir()) == []
+    assert "#SBATCH -o dask-logs/" in done.stdout
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.startswith("#!/usr/bin/env bash\n")
     assert "#SBATCH --gres=gpu:1" in done.stdout

@@ -12,6 +12,12 @@ from dask_ferro.policy.scaling import step
 from dask_ferro.policy.scaling.facts import Pool
 
 _WHO = "ff.Elastic"
+# Options of Dask's Adaptive in scripts that are ported, and which one takes their place.
+_OF_ADAPTIVE = {
+    "target_duration": "use efficiency, the price of another job",
+    "wait_count": "use patience, the time for which a job may be idle",
+    "worker_key": "leave it out: jobs leave as a whole",
+}
 
 
 def elastic_options(options: Mapping[str, object]) -> ElasticOptions:
@@ -20,8 +26,10 @@ def elastic_options(options: Mapping[str, object]) -> ElasticOptions:
     Raises
     ------
     ConfigError
-        For an unknown option, or a value out of range.
+        For an unknown option, one of Dask's Adaptive, or a value out of range.
     """
+    for name in sorted(_OF_ADAPTIVE.keys() & options.keys()):
+        raise ConfigError(f"{_WHO}: got {name}, an option of Dask's Adaptive; {_OF_ADAPTIVE[name]}")
     # In a call, None leaves an option to the configuration, except for a bound, where it means none.
     stated = {name: value for name, value in options.items() if value is not None or name == "max_pending"}
     settings = config.read(ElasticOptions, "elastic.", stated, _WHO)

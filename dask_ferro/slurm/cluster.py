@@ -15,6 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -38,12 +39,14 @@ from dask_ferro.slurm.cluster_options import (
     checked_name,
     section_of,
 )
+from dask_ferro.slurm.commands import Refused
 from dask_ferro.slurm.job_book import JobBook
 from dask_ferro.slurm.job_lifecycle import BatchJob, JobState, Patience
 from dask_ferro.slurm.job_pools import PAUSE, ClusterPools, JobPools
 from dask_ferro.slurm.keywords import WHO, ClusterKeywords, read
 from dask_ferro.slurm.logs import ends_of
 from dask_ferro.slurm.orphan_guard import new_tag
+from dask_ferro.slurm.parsing import PERMANENT
 from dask_ferro.slurm.pool import ADDRESS, JobPool
 from dask_ferro.slurm.queue_follower import QueueFollower
 from dask_ferro.slurm.script import WorkerJob, resources_of
@@ -149,7 +152,7 @@ class SLURMCluster(ElasticCluster):
         self._closed_by = asyncio.Lock()
         self._began = time()
         self._site = SlurmSite(job_name, self._tag)
-        self._submission = Submission(self._site, self._script, self._accepted, self._refused)
+        self._submission = Submission(self._site, self._script_to_submit, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site)
         self._pools = JobPools(self._build_pools, self._site, self._submission.trouble, self)
         self._follower = QueueFollower(
@@ -231,6 +234,16 @@ class SLURMCluster(ElasticCluster):
     def _script(self, pool: str, first: int) -> str:
         script = self._pools[pool].job.job_script(first, self._site.graces, self._site.kill_wait)
         return script.replace(ADDRESS, upstream_deploy.scheduler_address(self) or ADDRESS)
+
+    def _script_to_submit(self, pool: str, first: int) -> str:
+        """Return the script, and create the folder of its logs, without which jobs fail."""
+        if folder := self._pools[pool].job.log_directory:
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                words = f"log_directory {str(folder)!r} cannot be created: {error.strerror}; give another one"
+                raise Refused(words, PERMANENT) from error
+        return self._script(pool, first)
 
     # -- the names of workers --------------------------------------------------------------------------------
 

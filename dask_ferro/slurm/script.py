@@ -9,6 +9,7 @@ divided by the tasks at a time.  Durations are seconds.
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -76,7 +77,17 @@ ferro_pid=$!
 {waiting}"""
 
 
-class WorkerJob(SLURMJob):  # type: ignore[misc]
+class _JobWithoutFolders(Job):  # type: ignore[misc]
+    """A base of `SLURMJob` that creates no folder: a script may only be printed."""
+
+    def __init__(self, *, log_directory: str | None = None, **options: object) -> None:
+        super().__init__(log_directory=os.curdir, **options)  # the folder exists
+        if log_directory is None:
+            log_directory = dask.config.get(f"jobqueue.{self.config_name}.log-directory", None)
+        self.log_directory = log_directory
+
+
+class WorkerJob(SLURMJob, _JobWithoutFolders):  # type: ignore[misc]
     """A job of dask-jobqueue's SLURM with our script, rendered but never submitted by the job itself.
 
     Parameters are those of `dask_jobqueue.slurm.SLURMJob`, and

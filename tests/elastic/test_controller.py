@@ -53,7 +53,10 @@ def looked(elastic: ff.Elastic, times: int) -> None:
         pytest.param(
             {"fail_unrunnable": "maybe"}, "fail_unrunnable='maybe', wanted True or False", id="no truth"
         ),
-        pytest.param({"wait_count": 3}, "unknown wait_count", id="an option of Dask's own"),
+        pytest.param(
+            {"wait_count": 3}, "got wait_count.*; use patience, the time", id="an option of Dask's own"
+        ),
+        pytest.param({"target_duration": "5s"}, "use efficiency, the price of another job", id="another"),
         pytest.param(
             {"minimun": 3}, "unknown minimun; wanted some of .*; did you mean minimum", id="misspelled"
         ),

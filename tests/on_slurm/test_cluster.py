@@ -115,10 +115,11 @@ async def followed_alone(cluster: SLURMCluster, job_ids: set[str]) -> None:
     await until_async(holds, "the jobs that are followed alone", every=0.1, seen=lambda: queue(cluster))
 
 
-# Kinds of jobs that SLURM refuses for good, by what is wrong with them, and its words.
+# Kinds of jobs that are refused for good, by what is wrong with them, and the words.
 REFUSALS = {
     "no such partition": ({"queue": "nosuch"}, "invalid partition specified: nosuch"),
     "no such node": ({"memory": "400GB"}, "Requested node configuration is not available"),
+    "no folder for logs": ({"log_directory": "/dev/null/logs"}, "'/dev/null/logs' cannot be created"),
 }
 # Those that it accepts and never starts: they also hold up those behind them.
 NEVER = {
@@ -136,7 +137,7 @@ async def test_pools_close_whose_jobs_slurm_refuses_never_starts_or_holds_each_w
         "held": {"job_extra_directives": ["--hold"]}
     }
 
-    async with play(pools=pools, patience={"stuck": 0.2}) as cluster:
+    async with play(pools=pools, patience={"stuck": 1}) as cluster:
 
         def closed(name: str) -> str:
             return next(pool.closed for pool in cluster.pools if pool.name == name)

@@ -182,7 +182,14 @@ def test_the_end_that_slurm_tells_counts(run):
         assert shell.communicate(timeout=20)[0].split()[1] == "1795293374"
 
 
-STRICT = ("", "set -eu", "set -m", "trap 'echo cleaned' EXIT", "trap 'echo got' USR1 TERM; exec 2>/dev/null")
+STRICT = (
+    "",
+    "set -e",
+    "set -eu",
+    "set -m",
+    "trap 'echo cleaned' EXIT",
+    "trap 'echo got' USR1 TERM; exec 2>/dev/null",
+)
 BASH = ("set -Eeuo pipefail; shopt -s inherit_errexit", "set -E; trap 'exit 9' ERR", "set -o posix -e")
 
 
