@@ -145,6 +145,19 @@ def _plugin(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         "slow", "scheduler plugin", {"scheduler": "off"} if is_off else {},
         "on: stealing and placement are stock Dask's without it", "ff.install(client), which warns if it cannot be on",
     )  # fmt: skip
+    if scheduler is None or not scheduler.plugin:
+        return
+    # A worker with the client's release that cannot be imported has a stand-in.
+    release = facts.processes["client"].versions.get("dask_ferro")
+    broken = [
+        at for at, one in facts.answered.items()
+        if at != "scheduler" and not one.plugin and one.versions.get("dask_ferro") == release
+    ]  # fmt: skip
+    yield from fault(
+        "error", "worker plugin", dict.fromkeys(broken, "off"),
+        "on as in the scheduler: tasks of models and bundles fail without it",
+        "import dask_ferro in the worker's environment and read the error, or restart the worker",
+    )  # fmt: skip
 
 
 def _gpus(facts: ClusterFacts) -> Iterator[ClusterFinding]:

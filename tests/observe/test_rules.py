@@ -473,6 +473,7 @@ ON_SCHEDULER = {"no plugin": ({"plugin": False}, "slow", "scheduler plugin", "of
 ON_WORKER = {
     "without onnxruntime": (other("onnxruntime", None), "error", "onnxruntime", NONE),
     "another onnxruntime": (other("onnxruntime", "1.0.0"), "warning", "onnxruntime", "1.0.0"),
+    "an import that fails": ({"plugin": False}, "error", "worker plugin", "off"),
     "a GPU without cupy": ({"gpus": 1}, "slow", "extra gpu", "a GPU and no cupy"),
 }  # fmt: skip
 FAULTS = [
