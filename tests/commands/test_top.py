@@ -21,6 +21,7 @@ from contextlib import contextmanager
 import pytest
 from distributed import Client, LocalCluster
 from rich.console import Console
+from rich.screen import Screen
 
 import dask_ferro as ff
 from dask_ferro.commands.top import arranged, screen, show_once
@@ -123,8 +124,11 @@ def drawn(facts, trouble="", columns=80, lines=24, wanted=""):
     """The screen as text, without its styles."""
     out = io.StringIO()
     drawing = screen(facts, Choice("backlog", wanted), trouble, columns, lines)
-    Console(file=out, width=columns, height=lines).print(drawing)
-    return [line.rstrip() for line in out.getvalue().rstrip("\n").split("\n")]
+    # `Live` draws it as a whole screen.
+    Console(file=out, width=columns, height=lines).print(Screen(drawing), end="")
+    text = out.getvalue().split("\n")
+    assert len(text) <= lines
+    return [line.rstrip() for line in "\n".join(text).rstrip().split("\n")]
 
 
 def finding(severity, sentence):
