@@ -7,9 +7,8 @@
 products   chains of matrix products, 2048 and 4096, float32, TF32 and float16: the library alone, resident bundles by
            one and by several threads, Dask tasks, and copies to and from the device at every op; TFLOP/s and bytes
            transferred.
-networks   a transformer block and a network of ResNet-18's shape, by batch: the array table, without and with its
-           optimizations, ONNX Runtime on the device, and the cost model's choice, compared with ONNX Runtime's CUDA
-           provider alone, else PyTorch eager.
+networks   a transformer block and a network of ResNet-18's shape, by batch: the array table, ONNX Runtime on the
+           device, and the choice by operator, compared with ONNX Runtime's CUDA provider alone, else PyTorch eager.
 calls      chains of operators on 256 floats: seconds of one node, and of one run without its nodes, by engine.
 checks     pytest's tests marked `gpu`, and the bounds on the products; the exit status is 1 if one fails.
 
@@ -47,17 +46,15 @@ import dask_ferro as ff  # noqa: E402
 from dask_ferro.engines.device.device import CupyDevice, cupy_devices  # noqa: E402
 from dask_ferro.engines.device.residency import Residency  # noqa: E402
 from dask_ferro.engines.device_executable import compile_on_device  # noqa: E402
+from dask_ferro.engines.device_selection import device_route  # noqa: E402
 from dask_ferro.engines.executable import Executable  # noqa: E402
 from dask_ferro.engines.onnxruntime.device_session import CUDA, as_value, place_of, works  # noqa: E402
 from dask_ferro.graph.model.load import load  # noqa: E402
 from dask_ferro.lower.worker import device as computing  # noqa: E402
-from dask_ferro.lower.worker.device_engines import engines_on  # noqa: E402
 from dask_ferro.testing.emulated_device import StandIn  # noqa: E402
 from dask_ferro.testing.workload_kernels import await_forgotten  # noqa: E402
 
 SEED = 0
-# The array table with `ferro.device.optimizations`, and without ONNX Runtime.
-OPTIMIZED = "array, optimized"
 PARTS = ("products", "calls", "networks")
 Note = Callable[[str], None]
 Run = Callable[[], Any]
@@ -81,21 +78,19 @@ class Size(NamedTuple):
 TOY = Size((16,), 2, 3, (1, 2), (1, 2), 16, 4, 2, 4, 32)
 
 
-def compiled(
-    residency: Residency, proto: onnx.ModelProto, inputs: Mapping[str, Any], engine: str
-) -> Executable:
-    """Return the whole model as a worker runs it: one bundle on a device, by one engine or the cost model's choice."""
+def compiled(residency: Residency, proto: onnx.ModelProto, engine: str) -> Executable:
+    """Return the whole model as a worker runs it: one bundle on a device, by one engine or the choice by operator."""
     model = load(proto).model
-    outputs = [v.name for v in model.graph.outputs]
-    chosen = (
-        engines_on(residency.device, model, list(inputs), outputs, list(inputs.values()))
-        if engine == "chosen"
-        else [] if engine in ("array", OPTIMIZED)
-        else [(engine, len(list(model.graph)))]
-    )  # fmt: skip
-    return compile_on_device(
-        model, list(inputs), outputs, residency, engines=chosen, optimized=engine in ("chosen", OPTIMIZED)
-    )
+    inputs, outputs = ([v.name for v in side] for side in (model.graph.inputs, model.graph.outputs))
+    provider = working_provider(residency.device) if engine == "chosen" else None
+    engines = [(engine, len(list(model.graph)))] if engine == "onnxruntime-device" else []
+    return compile_on_device(model, inputs, outputs, residency, provider=provider, engines=engines)
+
+
+def working_provider(device: Any) -> str | None:
+    """Return ONNX Runtime's provider on a device; None without a working one."""
+    provider = place_of(device).provider
+    return provider if works(provider) else None
 
 
 def synchronized(device: Any, run: Run) -> Any:
@@ -134,7 +129,7 @@ def _products(device: Any, size: Size, m: int, dtype: str, rounds: int, note: No
     with device.stream():
         values, w = [device.to_device(x) for x in hosts], device.to_device(weight)
         device.synchronize()
-    chain = compiled(Residency(device), one, {"x0": values[0]}, "array")
+    chain = compiled(Residency(device), one, "array")
     pools = {count: Threads(count) for count in size.threads}
     runs: dict[str, Run] = {
         ALONE: partial(_alone, device, values, w, size.length),
@@ -256,7 +251,7 @@ def _net(device: Any, proto: onnx.ModelProto, x: np.ndarray, rounds: int, note: 
         value = device.to_device(x)
         device.synchronize()
     residency = Residency(device)
-    made = {engine: compiled(residency, proto, {"x": value}, engine) for engine in _engines(device)}
+    made = {engine: compiled(residency, proto, engine) for engine in _engines(device)}
     runs: dict[str, Run] = {engine: partial(run, value) for engine, run in made.items()}
     rival = _rival(device, proto, value)
     if rival is not None:
@@ -266,9 +261,10 @@ def _net(device: Any, proto: onnx.ModelProto, x: np.ndarray, rounds: int, note: 
     for name, result in results.items():
         np.testing.assert_allclose(result, first, rtol=2e-2, atol=2e-3, err_msg=f"{name} differs")
     seconds = measure.in_turn(runs, rounds, note=note)
-    chosen = engines_on(device, load(proto).model, ["x"], [proto.graph.output[0].name], [value])
+    graph = load(proto).model
+    opsets, held = dict(graph.opset_imports), device.dtypes
     return {
-        "chosen": chosen,
+        "chosen": device_route(list(graph.graph), opsets, working_provider(device), held),
         "contenders": {
             name: {
                 "seconds": measure.Summary.of(times),
@@ -281,8 +277,7 @@ def _net(device: Any, proto: onnx.ModelProto, x: np.ndarray, rounds: int, note: 
 
 
 def _engines(device: Any) -> list[str]:
-    session = works(place_of(device).provider)
-    return ["array", OPTIMIZED, *(["onnxruntime-device"] if session else []), "chosen"]
+    return ["array", *(["onnxruntime-device"] if working_provider(device) else []), "chosen"]
 
 
 def _rival(device: Any, proto: onnx.ModelProto, value: Any) -> tuple[str, Run] | None:
@@ -337,7 +332,7 @@ def calls(device: Any, rounds: int, note: Note) -> dict[str, dict[str, float]]:
     runs: dict[str, Run] = {}
     for engine in (e for e in _engines(device) if e in ("array", "onnxruntime-device")):
         for length in (short, long):
-            chain = compiled(residency, networks.tanh_chain(length, len(x)), {"x": value}, engine)
+            chain = compiled(residency, networks.tanh_chain(length, len(x)), engine)
             runs[f"{engine} {length}"] = partial(_repeated, device, chain, value, repeats)
     seconds = measure.in_turn(runs, rounds, note=note)
     medians = {name: measure.Summary.of(times).median / repeats for name, times in seconds.items()}

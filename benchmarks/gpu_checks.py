@@ -10,13 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dask_ferro.lower.worker.device_engines import card_name
-
 ALONE, RESIDENT, DASK, COPIES = "library alone", "resident", "dask tasks", "copies at every op"
 # Of 2048 x 2048 float32.
 _SIDE, _DTYPE = 2048, "float32"
 _LEAST_OF_LIBRARY, _LEAST_OF_COPIES = 0.85, 4.0
-_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "onnxruntime-gpu", "torch", "dask-cuda", "rmm-cu12", "rmm-cu13")
+_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "onnxruntime-gpu", "torch", "dask-cuda")
 
 
 def judged(results: Mapping[str, Any]) -> dict[str, bool]:
@@ -84,6 +82,17 @@ def described(device: Any) -> dict[str, Any]:
 
         found |= {"driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion()}
     return found | {"packages": {name: v for name in _PACKAGES if (v := _version(name))}}
+
+
+def card_name(device: Any) -> str:
+    """Return the driver's name for a CUDA device, or the device's own name for any other."""
+    kind, _, ordinal = device.name.partition(":")
+    if kind != "cuda":
+        return str(device.name)
+    from cupy.cuda import runtime
+
+    name: bytes = runtime.getDeviceProperties(int(ordinal))["name"]
+    return name.decode()
 
 
 def _version(package: str) -> str | None:

@@ -183,7 +183,8 @@ def cube_joblib(data: Path, out: Path) -> None:
 
 def pipeline_ferro(data: Path, out: Path) -> None:
     people = pd.read_pickle(data / "people.pkl")
-    ff.from_onnx(data / "pipeline.onnx")(people, batch=25_000).compute().to_pickle(out / "scores.pkl")
+    parts = dd.from_pandas(people, npartitions=8, sort=False)
+    ff.from_onnx(data / "pipeline.onnx")(parts).compute().to_pickle(out / "scores.pkl")
 
 
 def pipeline_dask(data: Path, out: Path) -> None:

@@ -122,9 +122,9 @@ def tiny(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
     """Return ops/s of tiny ops, by granularity."""
     proto = ff.workloads.tiny(n=40 if toy else 1280)
     with processes(2) as client:
-        bound = {g: ff.from_onnx(proto, granularity=g) for g in ("op", "auto", "model")}
-        x = _inputs(bound["model"])
-        bound = {g: model(x) for g, model in bound.items()}
+        models = {g: ff.from_onnx(proto, granularity=g) for g in ("op", "auto", "model")}
+        x = _inputs(models["model"])
+        bound = {g: model(x) for g, model in models.items()}
         expected = bound["model"].compute(scheduler="sync")
         runs = {g: partial(_compute, client, model) for g, model in bound.items()}
 
@@ -138,7 +138,7 @@ def tiny(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
         "ops": ops,
         "granularity": {
             g: {
-                "tasks": len(bound[g].bundles),
+                "tasks": len(models[g].planned(x).bundles),
                 "seconds": measure.Summary.of(times),
                 "ops_per_s": measure.Summary.of([ops / s for s in times]),
             }
@@ -189,7 +189,7 @@ def dags(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
         seconds = measure.in_turn(runs, rounds, check=lambda name, result: _settle(client), note=note)
         return {
             "workers": workers,
-            "graphs": [_dag(d, bound[str(d)], workers, seconds) for d in chosen],
+            "graphs": [_dag(d, models[str(d)], workers, seconds) for d in chosen],
         }
 
 
@@ -230,14 +230,14 @@ def _dag(dag: Dag, model: Any, workers: int, seconds: Mapping[str, Sequence[floa
         bound = ff.workloads.lower_bound(dag.name, workers, **dag.params)
     ops, by_hand = sum(model.ops.values()), seconds.get(f"{dag}{BY_HAND}")
     threads = seconds.get(f"{dag}{THREADS}")
-    found = measure.Summary.of(seconds[str(dag)])
+    found, planned = measure.Summary.of(seconds[str(dag)]), model.planned(_inputs(model))
     return {
         "graph": str(dag),
         "ops": ops,
-        "tasks": len(model.bundles),
+        "tasks": len(planned.bundles),
         "bound": bound,
         "limit": None if bound is None else LIMIT[0] * bound + LIMIT[1],
-        "projected": model.plan.makespan,
+        "projected": planned.plan.makespan,
         "seconds": found,
         "by_hand": None if by_hand is None else measure.Summary.of(by_hand),
         "ops_per_s": ops / found.median,
@@ -330,9 +330,10 @@ def _one_model(client: Client, proto: onnx.ModelProto, granularity: str) -> dict
     start = time.perf_counter()
     model = ff.from_onnx(proto, granularity=granularity)
     loaded = time.perf_counter()
-    bound = model(_inputs(model))
-    tasks = len(bound.bundles)
+    x = _inputs(model)
+    bound = model(x)
     planned = time.perf_counter()
+    tasks = len(model.planned(x).bundles)
     submitted, done = _submitted(client, bound, tasks)
     return {
         "tasks": tasks,
@@ -349,11 +350,10 @@ def _many_chunks(client: Client, proto: onnx.ModelProto, chunks: int) -> dict[st
     model = ff.from_onnx(proto)
     loaded = time.perf_counter()
     bound = model(x, batch=1)
-    tasks = len(bound.bundles) * bound.chunks
     planned = time.perf_counter()
-    submitted, done = _submitted(client, bound, tasks)
+    submitted, done = _submitted(client, bound, chunks)
     return {
-        "tasks": tasks,
+        "tasks": chunks,
         "load": loaded - start,
         "plan": planned - loaded,
         "submit": submitted - planned,

@@ -402,16 +402,9 @@ _FIELDS: dict[str, Any] = {
     ),
     "device.onnxruntime": choice(
         (AUTO, "never", "anywhere"),
-        'Devices on which ONNX Runtime may compute instead of the array table, with `optimizations`: "auto": where its'
-        ' CUDA provider works and is projected to be faster; "never"; "anywhere": also on a device whose memory is the'
-        " host's (an emulated one).",
+        'Devices on which ONNX Runtime may compute instead of the array table: "auto": where its CUDA provider works;'
+        ' "never"; "anywhere": also on a device whose memory is the host\'s (an emulated one).',
         off="never",
-    ),
-    "device.optimizations": flag(
-        True,
-        "Whether to compute chains of elementwise operators as one generated kernel and small matrix products of equal"
-        " shapes in one call, and to choose ONNX Runtime or the array table by projected seconds; false: the array"
-        " table computes node by node.",
     ),
 }
 # All options by key without "ferro.", such as "cache.bytes".

@@ -52,7 +52,7 @@ def main() -> None:
             model = ff.from_onnx(proto, granularity=granularity)
             result, seconds = timed(client, model, image)
             results.append(result)
-            nodes, tasks = sum(model.ops.values()), len(model(image).bundles)
+            nodes, tasks = sum(model.ops.values()), len(model.planned(image).bundles)
             print(f"{granularity:>5}: {nodes} nodes in {tasks:2} tasks, {1e3 * seconds:5.1f} ms")
     for granularity, result in zip(GRANULARITIES, results, strict=True):
         np.testing.assert_allclose(result, results[0], rtol=1e-3, atol=1e-4, err_msg=granularity)

@@ -1,15 +1,15 @@
-"""Fake CuPy and RMM modules for machines without a GPU: the counted memory, streams and copies that dask_ferro uses."""
+"""A fake CuPy module for machines without a GPU: the counted memory, streams and copies that dask_ferro uses."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 GB = 2**30
@@ -31,7 +31,7 @@ class Array:
 
 
 class FakeCupy(ModuleType):
-    """A module `cupy` with one device of `total` bytes, of which other processes and RMM use `others`."""
+    """A module `cupy` with one device of `total` bytes, of which other processes use `others`."""
 
     uint8, float32 = 1, 4  # bytes
     ndarray = Array
@@ -40,7 +40,6 @@ class FakeCupy(ModuleType):
         super().__init__("cupy")
         self.__spec__ = ModuleSpec("cupy", None)
         self.total, self.others, self.own, self.kept = total, others, 0, 0
-        self.allocator: Callable[..., Any] = self.malloc
         self.asked_for_name = threading.Event()
         self.may_tell_name = threading.Event()
         self.may_tell_name.set()
@@ -74,10 +73,7 @@ class FakeCupy(ModuleType):
                 getDeviceProperties=self._properties,
             ),
             Device=Device,
-            PinnedMemory=bytearray,
-            PinnedMemoryPointer=lambda memory, offset: memory,
             Stream=Stream,
-            get_allocator=lambda: self.allocator,
             get_current_stream=lambda: stack()[-1],
         )
 
@@ -122,40 +118,7 @@ class FakeCupy(ModuleType):
         """Make `import cupy` return the fake module."""
         monkeypatch.setitem(sys.modules, "cupy", self)
         monkeypatch.setitem(sys.modules, "array_api_compat.cupy", self)
+        extras: Any = ModuleType("cupyx")
+        extras.empty_pinned = np.empty
+        monkeypatch.setitem(sys.modules, "cupyx", extras)
         return self
-
-
-class Upstream:
-    """The driver's allocator, RMM's lowest resource."""
-
-
-class Pool:
-    """RMM's pool resource."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.upstream_mr, self._nbytes = Upstream(), nbytes
-
-    def pool_size(self) -> int:
-        return self._nbytes
-
-
-class Tracking:
-    """RMM's adaptor that counts the allocations of the resource below it."""
-
-    def __init__(self, upstream: Any, used: int) -> None:
-        self.upstream_mr, self._used = upstream, used
-
-    def get_allocated_bytes(self) -> int:
-        return self._used
-
-
-def rmm(monkeypatch: pytest.MonkeyPatch, resource: Any) -> Callable[[int], Any]:
-    """Install a fake RMM with this resource as the current one; return its allocator for CuPy."""
-    module: Any = ModuleType("rmm")
-    module.mr = SimpleNamespace(get_current_device_resource=lambda: resource)
-    monkeypatch.setitem(sys.modules, "rmm", module)
-
-    def rmm_cupy_allocator(nbytes: int) -> None: ...
-
-    rmm_cupy_allocator.__module__ = "rmm.allocators.cupy"
-    return rmm_cupy_allocator

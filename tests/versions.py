@@ -50,7 +50,6 @@ FAST = (
     "tests/simulate/test_cli_simulate.py",
     "tests/engines/onnxruntime/test_special.py",
     "tests/engines/onnxruntime/test_session.py",
-    "tests/engines/test_emptiness.py",
 )
 # As old as the middle Dask: its scheduler does not close by itself with Bokeh 3.10, with or without dask_ferro.
 _BOKEH = "bokeh==3.8.2"

@@ -12,15 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import onnx_ir as ir
-from array_api_compat import array_namespace
 
 from dask_ferro.engines import Array, array
-from dask_ferro.engines.array.passes.host_ops import SMALL_BYTES
-from dask_ferro.engines.device.device import Device
+from dask_ferro.engines.array.host_ops import SMALL_BYTES
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.device_selection import device_engines, runs_of
+from dask_ferro.engines.device_selection import device_route
 from dask_ferro.engines.executable import (
     BundleSteps,
     EngineStep,
@@ -47,12 +44,11 @@ class DeviceValueStore(ValueStore):
     It keeps the values alive until the work that reads them is done.
     """
 
-    def __init__(self, given: Mapping[str, Array], residency: Residency, keeps: object = None) -> None:
+    def __init__(self, given: Mapping[str, Array], residency: Residency) -> None:
         super().__init__(given)
         self._residency = residency
         self._up: dict[str, Array] = {}
         self._down: dict[str, Array] = {}
-        self._keeps = keeps
 
     def arguments(self, step: EngineStep) -> list[Array]:
         """Return the arguments of a step's run, each on the host or the device as the run reads it."""
@@ -103,64 +99,24 @@ class DeviceSpace(NamedTuple):
     residency : Residency
     down : frozenset of int
         Positions of the outputs that are downloaded; the other outputs stay where they were made.
-    split : tuple of bool
-        Whether each input carries the batch, for a model of batch 1 over a longer batch; empty for other models.
     """
 
     residency: Residency
     down: frozenset[int] = frozenset()
-    split: tuple[bool, ...] = ()
 
     def compute(self, bundle: BundleSteps, arrays: Sequence[Array]) -> tuple[Array, ...]:
         """Return a bundle's outputs: `DeviceArray`, or numpy where they were made on the host or are downloaded."""
 
         def queued() -> DeviceValueStore:
-            made = self._row_by_row(bundle, arrays) if self.split else self._stepped(bundle, arrays)
-            made.settle(bundle.outputs, self.down)
-            return made
+            store = DeviceValueStore(bundle.values(arrays), self.residency)
+            bundle.fill(store)
+            store.settle(bundle.outputs, self.down)
+            return store
 
         def left(made: DeviceValueStore) -> tuple[Array, ...]:
             return tuple(made.released(n, down=i in self.down) for i, n in enumerate(bundle.outputs))
 
         return self.residency.run(queued, left, arrays)
-
-    def _stepped(self, bundle: BundleSteps, arrays: Sequence[Array]) -> DeviceValueStore:
-        store = DeviceValueStore(bundle.values(arrays), self.residency)
-        bundle.fill(store)
-        return store
-
-    def _row_by_row(self, bundle: BundleSteps, values: Sequence[Array]) -> DeviceValueStore:
-        """Compute a model of batch 1 over a longer batch; an input of one row is used for every row."""
-        arrays = [self.residency.on_device(v) for v in values]
-        carried = [s and len(v) != 1 for v, s in zip(values, self.split, strict=True)]
-        total = next((len(v) for v, cut in zip(values, carried, strict=True) if cut), 1)
-        rows = []
-        for number in range(max(total, 1)):  # the outputs of an empty batch still need shapes
-            given = [_row(a, number) if cut else a for a, cut in zip(arrays, carried, strict=True)]
-            rows.append(self._stepped(bundle, given))
-        joined = {}
-        for name in bundle.outputs:
-            value = self._joined([row.made[name] for row in rows])
-            joined[name] = value if total else value[:0, ...]
-        # The rows' stores live as long as the result's, because queued work reads their values.
-        return DeviceValueStore(joined, self.residency, keeps=rows)
-
-    def _joined(self, parts: Sequence[Array]) -> Array:
-        device = self.residency.device
-        if isinstance(parts[0], device.array_type):
-            return device.namespace.concat(tuple(parts), axis=0)
-        return np.concatenate(parts)
-
-
-def _row(array: Array, number: int) -> Array:
-    """Return one row of a batch as a batch; zeros for an empty batch."""
-    if array.shape[0]:
-        return array[number : number + 1, ...]
-    shape = (1, *array.shape[1:])
-    if isinstance(array, np.ndarray):
-        return np.zeros(shape, array.dtype)
-    xp = array_namespace(array)
-    return xp.zeros(shape, dtype=array.dtype)
 
 
 def compile_on_device(
@@ -169,13 +125,12 @@ def compile_on_device(
     outputs: Sequence[str],
     residency: Residency,
     *,
+    provider: str | None = None,
     engines: Sequence[tuple[Engine, int]] = (),
     down: Sequence[int] = (),
-    split: Sequence[bool] = (),
     threads: int = 1,
     prepack: bool = True,
     exact: bool = False,
-    optimized: bool = False,
 ) -> Executable:
     """Return the bundle between `inputs` and `outputs`, compiled for a device.
 
@@ -185,47 +140,38 @@ def compile_on_device(
     inputs, outputs : sequence of str
         Value names.
     residency : Residency
+    provider : str, optional
+        ONNX Runtime's provider on the device; without one, the array table computes what it has.
     engines : sequence of (engine, count), optional
-        Runs of nodes in topological order, from `device_selection`; default: `default_engines`.
-    down, split
+        Runs of nodes in topological order; default: from `device_selection`.
+    down
         As in `DeviceSpace`.
     threads, prepack, exact
         As in `SessionSettings`.
-    optimized : bool
-        As in `array.compile`.
     """
-    engines = engines or default_engines(model, nodes_between(model, inputs, outputs), residency.device)
+    if not engines:
+        held, opsets = residency.device.dtypes, dict(model.opset_imports)
+        engines = device_route(nodes_between(model, inputs, outputs), opsets, provider, held)
     nodes = planned_nodes(model, inputs, outputs, engines)
     settings = SessionSettings(threads, prepack, exact)
     steps = []
     for part in node_runs(model, nodes, outputs, engines):
         if part.engine == "array":
-            steps.append(_array_step(part, residency, optimized=optimized))
+            steps.append(_array_step(part, residency))
         elif part.engine == "onnxruntime-device":
             steps.append(_session_step(part, settings, residency))
         else:
             steps.append(EngineStep(build_run(part, settings), part.reads, part.writes))
-    space = DeviceSpace(residency, frozenset(down), tuple(split))
+    space = DeviceSpace(residency, frozenset(down))
     return assembled(model, steps, inputs, outputs, space)
 
 
-def default_engines(
-    model: ir.Model, nodes: Sequence[ir.Node], device: Device
-) -> tuple[tuple[Engine, int], ...]:
-    """Return the engines of a bundle as runs: the array table on the device, host engines for other nodes."""
-    opsets = dict(model.opset_imports)
-    picked = [device_engines(node, opsets, None, device.dtypes)[0] for node in nodes]
-    return runs_of(picked)
-
-
-def _array_step(part: NodeRun, residency: Residency, *, optimized: bool) -> EngineStep:
+def _array_step(part: NodeRun, residency: Residency) -> EngineStep:
     reads, writes, opset = part.reads, part.writes, opset_of(part.model)
     weights = weights_of(part.model, part.nodes)
     large = {name: tensor for name, tensor in weights.items() if tensor.nbytes > SMALL_BYTES}
     small = {name: tensor for name, tensor in weights.items() if name not in large}
-    program = array.compile(
-        part.nodes, (*reads, *large), writes, opset=opset, weights=small, on_device=True, optimized=optimized
-    )
+    program = array.compile(part.nodes, (*reads, *large), writes, opset=opset, weights=small, on_device=True)
     device = residency.device
     bound = residency.run(
         lambda: program.bind(device.namespace, device.to_device, residency.weight), lambda ready: ready

@@ -1,18 +1,14 @@
-"""The choice of an engine for each node of a bundle on a device, by projected seconds.
+"""The choice of an engine for each node of a bundle on a device, by operator.
 
-Nodes run in topological order as runs of one engine each, so the best choice is a shortest path over (node, engine):
-
-    node        0       1       2            an edge within an engine costs the node's seconds;
-    array       o ----- o ----- o            an edge into another engine also the start of a run there and, between
-                  \\   /                      device and host, the copy of the values that are alive at the cut
-    session     o ----- o ----- o
-
-The bundle's values come from the device and return to it.  All costs are given as seconds and bytes.
+A run of nodes that ONNX Runtime has kernels for is one session if it has an operator of which the array table makes
+several calls (a norm, a softmax, attention, pooling), a convolution, or many nodes.  A run of few products and
+elementwise operators stays with the array table, which computes it by the same libraries without a session's start and
+without its copy of the weights.  A node that neither has goes to an engine on the host, by copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import onnx_ir as ir
@@ -23,16 +19,15 @@ from dask_ferro.engines.selection import Engine, reference_supports
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.dtypes import NAMES
 
-# Engines that read the host's copy of a value.
-ON_HOST: frozenset[Engine] = frozenset(("onnxruntime", "reference"))
-# Seconds of starting a run.  A session on the device needs its binding and two waits for streams: part `calls` of
-# `benchmarks/gpu.py` on an H100.  An engine on the host needs one wait and the latency of a copy each way: estimates.
-START_S: Mapping[Engine, float] = {
-    "array": 0.0,
-    "onnxruntime-device": 160e-6,
-    "onnxruntime": 60e-6,
-    "reference": 60e-6,
-}
+# The array table makes 3 to 24 calls of each, and unrolls convolutions: 8 us a call, and a pass over memory each.
+_SESSIONS = frozenset(
+    {"Conv", "ConvTranspose", "Attention", "GRU", "LSTM", "RNN", "Softmax", "LogSoftmax", "AveragePool", "MaxPool"}
+    | {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
+    | {"GlobalAveragePool", "GlobalMaxPool", "LRN"}
+)  # fmt: skip
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum"})
+# A node in a session takes 4 us less than a call, and the session's start 160 us (`benchmarks/gpu.py`, H100).
+_MANY = 40
 
 
 def device_engines(
@@ -75,61 +70,22 @@ def _lies_on_device(node: ir.Node, held: frozenset[str]) -> bool:
 
 
 def device_route(
-    seconds: Sequence[Mapping[Engine, float]],
-    cut_bytes: Sequence[float],
-    *,
-    bytes_per_s: float,
-    start_s: Mapping[Engine, float] = START_S,
+    nodes: Sequence[ir.Node], opsets: dict[str, int], provider: str | None, held: frozenset[str]
 ) -> tuple[tuple[Engine, int], ...]:
-    """Return the engines of a bundle as runs (engine, number of nodes), in topological order.
+    """Return the engines of a bundle as runs (engine, number of nodes), for nodes in topological order.
 
-    Parameters
-    ----------
-    seconds : sequence of mapping of engine to float
-        For each node, its seconds on each engine that supports it; of two equal engines the earlier one is taken.
-    cut_bytes : sequence of float
-        The bytes of the values that are alive before each node, and after the last one.
-    bytes_per_s : float
-        Bandwidth between device and host.
-    start_s : mapping of engine to float
-        Seconds of starting a run of each engine.
-
-    Examples
-    --------
-    >>> slow_fast = {"array": 3e-3, "onnxruntime-device": 1e-3}
-    >>> device_route([slow_fast, {"array": 1e-3}], [8.0, 8.0, 8.0], bytes_per_s=1e9)
-    (('onnxruntime-device', 1), ('array', 1))
+    The parameters are those of `device_engines`.
     """
-    # By current engine; None before the first node, where all values are on the device.
-    best: dict[Engine | None, float] = {None: 0.0}
-    # By node and engine: the previous engine on the best path.
-    came: list[dict[Engine, Engine | None]] = []
-    for node, alive in zip(seconds, cut_bytes, strict=False):
-        moved = alive / bytes_per_s
-        froms: dict[Engine, Engine | None] = {}
-        now: dict[Engine | None, float] = {}
-        for engine, own in node.items():
-            costs = {e: cost + _change(e, engine, start_s, moved) for e, cost in best.items()}
-            froms[engine] = min(costs, key=costs.__getitem__)
-            now[engine] = costs[froms[engine]] + own
-        best = now
-        came.append(froms)
-    # The results belong on the device, so the cost of a path that ends on the host includes their upload.
-    back = cut_bytes[len(seconds)] / bytes_per_s
-    last = min(best, key=lambda engine: best[engine] + (back if engine in ON_HOST else 0.0))
-    path: list[Engine] = []
-    for froms in reversed(came):
-        assert last is not None
-        path.append(last)
-        last = froms[last]
-    return runs_of(reversed(path))
+    able = [(node, device_engines(node, opsets, provider, held)) for node in nodes]
+    picked: list[Engine] = []
+    for has_session, group in groupby(able, lambda pair: "onnxruntime-device" in pair[1]):
+        run = list(group)
+        is_session = has_session and _gains([node for node, _ in run])
+        picked += ["onnxruntime-device" if is_session else engines[0] for _, engines in run]
+    return tuple((engine, len(list(run))) for engine, run in groupby(picked))
 
 
-def _change(before: Engine | None, after: Engine, start_s: Mapping[Engine, float], moved: float) -> float:
-    crosses = (before in ON_HOST) != (after in ON_HOST)
-    return (0.0 if before == after else start_s[after]) + (moved if crosses else 0.0)
-
-
-def runs_of(engines: Iterable[Engine]) -> tuple[tuple[Engine, int], ...]:
-    """Return the engines of nodes as runs: (engine, number of nodes)."""
-    return tuple((engine, len(list(run))) for engine, run in groupby(engines))
+def _gains(nodes: Iterable[ir.Node]) -> bool:
+    """Return whether a session makes up for its start."""
+    others = [node.op_type for node in nodes if node.op_type not in _PRODUCTS]
+    return len(others) >= _MANY or not _SESSIONS.isdisjoint(others)

@@ -23,10 +23,8 @@ import onnx_ir as ir
 from array_api_compat import array_namespace
 
 from dask_ferro.engines import Array, array
-from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.errors import Explained, Run, labels, loading
 from dask_ferro.engines.hooks import OpHook, Watched
-from dask_ferro.engines.onnxruntime.device_session import DeviceSessionRun
 from dask_ferro.engines.onnxruntime.session import SessionRun
 from dask_ferro.engines.onnxruntime.support import NEWEST_OPSET, schema_of
 from dask_ferro.engines.reference import ReferenceRun
@@ -46,9 +44,6 @@ class Check(Protocol):
 
 
 CHECK = "ferro.check"
-
-# Computes the nodes between values, some of which have no elements, from names of inputs and outputs, and arrays.
-OnNothing = Callable[[Sequence[str], Sequence[str], Sequence[Array]], Sequence[Array]]
 
 
 class EngineStep(NamedTuple):
@@ -185,35 +180,6 @@ def _off_file(value: Array) -> Array:
     return value.copy() if isinstance(base, (mmap.mmap, memoryview)) else value
 
 
-def reads_nothing(arrays: Iterable[Array]) -> bool:
-    """Return whether one of the arrays has no elements."""
-    for value in arrays:  # noqa: SIM110 - runs for each task: `any` takes three times as long
-        if type(value) is np.ndarray and value.size == 0:
-            return True
-    return False
-
-
-class EmptyInputGuard:
-    """A run that passes arrays without elements to `on_nothing`, because engines compute them wrongly (`emptiness`)."""
-
-    def __init__(self, run: Run, reads: Sequence[str], writes: Sequence[str], on_nothing: OnNothing) -> None:
-        self._run = run
-        self._reads = reads
-        self._writes = writes
-        self._on_nothing = on_nothing
-        self.nbytes = run.nbytes
-
-    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        """Compute the outputs."""
-        if reads_nothing(arrays):
-            return tuple(self._on_nothing(self._reads, self._writes, arrays))
-        return self._run(*arrays)
-
-    def watched(self, watch: OpHook) -> EmptyInputGuard:
-        """Return the same run with its ops handed to `watch`."""
-        return EmptyInputGuard(self._run.watched(watch), self._reads, self._writes, self._on_nothing)
-
-
 class ArrayRun:
     """A run of nodes on the array table, bound to the namespace of its arguments (numpy, CuPy)."""
 
@@ -282,8 +248,6 @@ def compile_bundle(
     threads: int = 1,
     prepack: bool = True,
     exact: bool = False,
-    device: Device | None = None,
-    on_nothing: OnNothing | None = None,
 ) -> Executable:
     """Return the bundle between `inputs` and `outputs`, compiled for its chosen engines.
 
@@ -297,25 +261,15 @@ def compile_bundle(
         Runs of nodes in topological order, from `selection`.
     threads, prepack, exact
         As in `SessionSettings`.
-    device : Device, optional
-        The device of the arrays of a run of engine "onnxruntime-device".
-    on_nothing : callable, optional
-        Computes a run in place of its engine where an argument has no elements.
     """
     settings = SessionSettings(threads, prepack, exact)
     nodes = planned_nodes(model, inputs, outputs, engines)
     if len(engines) == 1:
-        # In the bundle's order: a call needs no store, and its caller has checked for inputs without elements.
+        # In the bundle's order: a call needs no store.
         parts = [NodeRun(engines[0][0], model, nodes, tuple(inputs), tuple(outputs))]
-        on_nothing = None
     else:
         parts = node_runs(model, nodes, outputs, engines)
-    steps = []
-    for part in parts:
-        run: Run = build_run(part, settings, device)
-        if on_nothing is not None:
-            run = EmptyInputGuard(run, part.reads, part.writes, on_nothing)
-        steps.append(EngineStep(run, part.reads, part.writes))
+    steps = [EngineStep(build_run(part, settings), part.reads, part.writes) for part in parts]
     return assembled(model, steps, inputs, outputs, HOST_SPACE)
 
 
@@ -390,7 +344,7 @@ def node_runs(
     return runs
 
 
-def build_run(part: NodeRun, settings: SessionSettings, device: Device | None = None) -> Run:
+def build_run(part: NodeRun, settings: SessionSettings) -> Run:
     """Return the compiled run of an engine."""
     model, nodes, reads, writes = part.model, part.nodes, part.reads, part.writes
     threads, prepack, exact = settings
@@ -402,10 +356,6 @@ def build_run(part: NodeRun, settings: SessionSettings, device: Device | None = 
         "array": lambda: ArrayRun(nodes, reads, writes, opset, weights_of(model, nodes)),
         "reference": lambda: ReferenceRun(model, nodes, reads, writes, opset),
     }
-    if device is not None:
-        build["onnxruntime-device"] = lambda: DeviceSessionRun(
-            model, nodes, reads, writes, stamp(nodes, opset), device=device, threads=threads, exact=exact
-        )
     named = labels(nodes)
     with loading(part.engine, named):
         run = build[part.engine]()

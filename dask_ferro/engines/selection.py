@@ -7,9 +7,7 @@ microsecond.  This holds only for nodes that both compute alike, special values 
 on where a model is cut.  No engine is tried and no exception is caught: a node that no engine declares is reported
 before anything runs.
 
-Some operators are not known to be correct on ONNX Runtime for inputs without elements.  Such a node begins a new run
-where an earlier node of the same run may return an empty value, because only values between two runs (`executable`)
-and the inputs of a bundle are checked for it.
+A value that has no elements inside a run is the engine's affair.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Literal, NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.engines import array, emptiness
+from dask_ferro.engines import array
 from dask_ferro.engines.onnxruntime.known_defects import differs_between_engines, wrong_in_reference
 from dask_ferro.engines.onnxruntime.support import onnxruntime_supports, schema_of
 from dask_ferro.errors import UnsupportedOp
@@ -49,14 +47,6 @@ class Support(NamedTuple):
     problem: str
     # Whether its engines give the same results, special values included.
     alike: bool = True
-    # Positions of the makers of its possibly empty inputs; whether its results may be empty where these are, and
-    # whether
-    # they may be empty although no input is.
-    after: tuple[int, ...] = ()
-    passes_on: bool = False
-    is_origin: bool = False
-    # Whether ONNX Runtime computes it correctly for inputs without elements.
-    takes_nothing: bool = True
 
 
 def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
@@ -70,9 +60,6 @@ def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
         able.append("array")
     if reference_supports(node, opsets):
         able.append("reference")
-    # A body runs whole on one engine, and only the reference operators take arrays without elements everywhere.
-    if "reference" in able and bodies(node) and emptiness.is_harmed(node):
-        return ("reference",)
     return tuple(able)
 
 
@@ -87,23 +74,7 @@ def reference_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
 def support(model: ir.Model) -> list[Support]:
     """Return, for each node of the main graph in order, the engines that declare it."""
     opsets = dict(model.opset_imports)
-    nodes = list(model.graph)
-    flow = emptiness.EmptinessFlow(nodes)
-    # The usual case: no value of the model is ever empty, so nothing has to be checked.
-    if not flow.origins:
-        return [_support(node, opsets) for node in nodes]
-    positions = {node: position for position, node in enumerate(nodes)}
-    rows = []
-    for node in nodes:
-        makers = [positions[maker] for maker in flow.makers(node) if maker in positions]
-        row = _support(node, opsets)._replace(
-            after=tuple(dict.fromkeys(makers)),
-            passes_on=node in flow.readers,
-            is_origin=node in flow.origins,
-            takes_nothing=node.domain == "" and node.op_type in emptiness.TAKEN,
-        )
-        rows.append(row)
-    return rows
+    return [_support(node, opsets) for node in model.graph]
 
 
 def _support(node: ir.Node, opsets: dict[str, int]) -> Support:
@@ -160,29 +131,9 @@ def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, 
     nodes : sequence of int
         The bundle's nodes, by position in the main graph, ascending.
     """
-    if nodes and _is_tiny([rows[i] for i in nodes]) and not _looks_inside(rows, nodes):
+    if nodes and _is_tiny([rows[i] for i in nodes]):
         return (("array", len(nodes)),)
-    runs: list[tuple[Engine, int]] = []
-    # Nodes of the run whose results may have no elements: they are checked between runs, not inside one.
-    unseen: set[int] = set()
-    for i in nodes:
-        row = rows[i]
-        engine = row.engines[0]
-        may_read_nothing = not unseen.isdisjoint(row.after)
-        if runs and runs[-1][0] == engine and (row.takes_nothing or not may_read_nothing):
-            runs[-1] = (engine, runs[-1][1] + 1)
-        else:
-            runs.append((engine, 1))
-            unseen.clear()
-            may_read_nothing = False
-        if row.is_origin or (row.passes_on and may_read_nothing):
-            unseen.add(i)
-    return tuple(runs)
-
-
-def _looks_inside(rows: Sequence[Support], nodes: Sequence[int]) -> bool:
-    """Return whether a node reads a possibly empty value of the bundle without being known to support it."""
-    return any(not rows[i].takes_nothing and not set(rows[i].after).isdisjoint(nodes) for i in nodes)
+    return first_engines(rows, nodes)
 
 
 def _is_tiny(rows: Sequence[Support]) -> bool:

@@ -198,14 +198,14 @@ def trial(
         batch = request.batch
         if batch is None and request.model:
             batch = chunk_per_thread(model, arrays, place.slots)
-        bound_model = model(arrays, batch=batch)
+        planned, results_of_rows = model.planned(arrays, batch=batch), model(arrays, batch=batch)
         seconds = []
         for number in range(request.repeat):
             # Only one run is traced: the last, which is warm.
             is_last = number + 1 == request.repeat
             recording = trace(client) if request.trace and is_last else None
             with recording or nullcontext(), watching() as watch:
-                measured = execute(client, bound_model, watch=watch)
+                measured = execute(client, results_of_rows, watch=watch)
             if request.trace and recording is not None:
                 recording.write(request.trace)
             seconds.append(measured.seconds)
@@ -216,15 +216,15 @@ def trial(
         results = {specs[0].name: measured.result} if len(specs) == 1 else dict(measured.result)
         if request.sink:
             save(request.sink, results)
-        opened, chunks = opened_of(bound_model), bound_model.chunks
+        opened, chunks = planned.bound.model, planned.chunks
         sig, ir_model = opened.signature, opened.loaded.model
         rows = row_count(sig, arrays) if request.model else None
         of_chunk = rows if rows is None else min(rows, batch or rows)
         types = opened.sized(arrays, of_chunk).types
         repeats = slices(sig, of_chunk) if of_chunk else 1
         return Trial(
-            model=bound_model.name,
-            digest=bound_model.digest,
+            model=model.name,
+            digest=model.digest,
             source=origin,
             inputs=sig.inputs,
             outputs={
@@ -232,13 +232,13 @@ def trial(
             },
             cluster=place,
             ops=tuple(per_op(ir_model, types)),
-            bundles=len(bound_model.bundles),
+            bundles=len(planned.bundles),
             chunks=chunks,
             rows=rows,
             batch=batch,
             runs=chunks * repeats,
             seconds=tuple(seconds),
-            projected_seconds=over_chunks(bound_model.plan, chunks, workers=place.slots, slices=repeats),
+            projected_seconds=over_chunks(planned.plan, chunks, workers=place.slots, slices=repeats),
             bound_seconds=bound(dag(ir_model, types)).over(place.slots, chunks * repeats),
             workers=measured.workers,
             output=str(request.sink) if request.sink else None,

@@ -27,10 +27,9 @@ def written_for(client: Any) -> Iterator[None]:
         _CHOSEN.reset(token)
 
 
-def pool_threads(pool: Any = None, num_workers: int | None = None) -> int | None:
-    """Return the threads of a pool, or of as many as were asked for, here or in the configuration; None: neither."""
-    pool = pool or dask.config.get("pool", None)
-    return pool_size(pool) or num_workers or dask.config.get("num_workers", None)
+def pool_threads() -> int | None:
+    """Return the threads of Dask's `pool` or `num_workers` in the configuration; None: neither is set."""
+    return pool_size(dask.config.get("pool", None)) or dask.config.get("num_workers", None)
 
 
 def client_of(schedule: Any) -> Any:
@@ -73,17 +72,15 @@ def current_client() -> Any:
         return None
 
 
-def slots(client: Any = None, local: int | None = None) -> int:
+def slots() -> int:
     """Return the number of threads to cut a model for.
 
-    `ferro.bundle.workers`; else `local`, the threads of a local scheduler; else the cluster's, or Dask's `pool` or
-    `num_workers`, or this machine's cores.
+    `ferro.bundle.workers`; else the cluster's, or Dask's `pool` or `num_workers`, or this machine's cores.
     """
     wanted = config.value("bundle.workers")
-    wanted = local if wanted is None else wanted
     if wanted is not None:
         return wanted
-    client = current_client() if client is None else client
+    client = current_client()
     # The methods of an asynchronous client return coroutines, which cannot be awaited here.
     if client is None or client.asynchronous:
         return pool_threads() or int(CPU_COUNT)

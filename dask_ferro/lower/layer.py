@@ -16,17 +16,21 @@ from dask.highlevelgraph import Layer
 from dask_ferro.lower.portable import PortableTask
 from dask_ferro.lower.upstream import GraphNode, TaskRef
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
-from dask_ferro.lower.worker.task import pick, run_bundle
+from dask_ferro.lower.worker.chunks import pick, shape_at
+from dask_ferro.lower.worker.task import run_bundle
 
 # A string or a tuple; Dask allows numbers too, so there is no narrower type.
 Key = Any
 
 
 class KeySeries(NamedTuple):
-    """The keys of all chunks: ``(*head, c, *tail)``, or ``text-c``, or one key for all chunks."""
+    """The keys of all chunks: ``(*head, c, *tail)``, or ``text-c``, or one key for all chunks.
+
+    Without a tail (None) the head is the one key: that of a dask array of no axes.
+    """
 
     head: tuple[Any, ...] = ()
-    tail: tuple[int, ...] = ()
+    tail: tuple[int, ...] | None = ()
     text: str = ""
     one: Key | None = None
 
@@ -34,7 +38,9 @@ class KeySeries(NamedTuple):
         """Return the key of a chunk."""
         if self.text:
             return f"{self.text}-{chunk}"
-        return self.one if self.one is not None else (*self.head, chunk, *self.tail)
+        if self.one is not None:
+            return self.one
+        return self.head if self.tail is None else (*self.head, chunk, *self.tail)
 
 
 class Literal(NamedTuple):
@@ -98,6 +104,17 @@ class LazyLayer(Layer):
         return len(self.tasks)
 
 
+class BundleTask(PortableTask):
+    """The task of one of several bundles: Dask's optimizer would put together again what was cut."""
+
+    __slots__ = ()
+
+    @property
+    def block_fusion(self) -> bool:
+        """True: it stays by itself."""
+        return True
+
+
 class BundleLayer(LazyLayer):
     """A layer with one task for each bundle of a plan and each chunk.
 
@@ -133,6 +150,7 @@ class BundleLayer(LazyLayer):
     def _write_out(self) -> Iterator[GraphNode]:
         extra: dict[str, Any] = {} if self.copy is None else {"copy": TaskRef(self.copy)}
         rows = list(chain.from_iterable(starmap(repeat, self.rows)))
+        kind = PortableTask if len(self.bundles) == 1 else BundleTask
         for bundle in self.bundles:
             counted = rows if _is_counted(bundle) else []
             for chunk in range(self.chunks):
@@ -143,7 +161,7 @@ class BundleLayer(LazyLayer):
                 key, more = bundle.keys.at(chunk), extra
                 if counted and counted[chunk] == counted[chunk]:
                     more = {**extra, "rows": int(counted[chunk])}
-                yield PortableTask(key, run_bundle, self.model, bundle.ref, *arguments, **more)
+                yield kind(key, run_bundle, self.model, bundle.ref, *arguments, **more)
 
     def get_output_keys(self) -> set[Key]:
         """Return every key, as another layer may read any bundle's result."""
@@ -154,7 +172,7 @@ class BundleLayer(LazyLayer):
 
 
 class PickLayer(LazyLayer):
-    """A layer with one task per chunk, which picks one output of a bundle that has several.
+    """A layer with one task per chunk, which picks one output of a bundle.
 
     Parameters
     ----------
@@ -162,25 +180,39 @@ class PickLayer(LazyLayer):
         Keys of the picked outputs.
     source : KeySeries
         Keys of the bundle's results.
-    place : int or str
-        Position, or name, of the output among the bundle's outputs.
+    place : int or None
+        Position of the output among the bundle's outputs; None: it is the only one.
     chunks : int
+    alike : (model, output), optional
+        Their names, where the chunks have to agree with the first one in all but their rows.
     """
 
-    def __init__(self, series: KeySeries, source: KeySeries, place: int | str, chunks: int) -> None:
+    def __init__(
+        self,
+        series: KeySeries,
+        source: KeySeries,
+        place: int | None,
+        chunks: int,
+        alike: tuple[str, str] | None = None,
+    ) -> None:
         super().__init__()
         self.series = series
         self.source = source
         self.place = place
         self.chunks = chunks
+        self.alike = alike
 
     def _write_out(self) -> Iterator[GraphNode]:
+        shape = f"{self.series.head[0]}-shape"
+        if self.alike is not None:
+            yield PortableTask(shape, shape_at, TaskRef(self.source.at(0)), self.place)
+        rest = () if self.alike is None else (TaskRef(shape), *self.alike)
         for chunk in range(self.chunks):
-            yield PortableTask(self.series.at(chunk), pick, TaskRef(self.source.at(chunk)), self.place)
+            yield PortableTask(self.series.at(chunk), pick, TaskRef(self.source.at(chunk)), self.place, *rest)
 
     def get_output_keys(self) -> set[Key]:
         """Return the keys of the output's chunks."""
         return {self.series.at(c) for c in range(self.chunks)}
 
     def __len__(self) -> int:
-        return self.chunks
+        return self.chunks + (self.alike is not None)

@@ -1,8 +1,8 @@
 """Computation of tensors: their model runs on the bound arguments, as an ONNX file does.
 
-`Tensor` is defined in a layer below Dask and cannot compute itself; this module adds `compute` to it, and the package
-imports the class from here.  A dask array that an argument is bound to is read whole: a model's chunks are computed
-independently, and array expressions may combine rows of several chunks (x - mean(x)).
+`Tensor` is defined in a layer below Dask; this module is what its `compute` calls, and the package imports the class
+from here.  A dask array that an argument is bound to is read whole: a model's chunks are computed independently, and
+array expressions may combine rows of several chunks (x - mean(x)).
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ import onnx
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.load import load as load_model
-from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.tensor.emit import Outputs, build
 from dask_ferro.graph.tensor.imported.model import TensorModel, tensor_model
-from dask_ferro.graph.tensor.tensor import Tensor
+from dask_ferro.graph.tensor.tensor import Tensor, evaluated_by
 from dask_ferro.lower.inputs.keys import is_dask_array
 from dask_ferro.lower.limits import limits
-from dask_ferro.lower.model.collection import ModelGraph
 from dask_ferro.lower.model.from_onnx import from_onnx
 from dask_ferro.lower.prepared.remote import fetched
 
@@ -69,13 +67,13 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> TensorModel
     return tensor_model(loaded, name, longest=bounds.sleep_seconds)
 
 
-def to_graph(outputs: Outputs, inputs: Mapping[str, Any] | None = None) -> ModelGraph:
-    """Return tensors as a Dask collection.
+def to_graph(outputs: Outputs, inputs: Mapping[str, Any] | None = None) -> Any:
+    """Return tensors as a dask array, or several as a mapping of them by name.
 
     Parameters
     ----------
     outputs : Tensor, or sequence or mapping of Tensor
-        One tensor computes to an array; several to a dict by name: the mapping's keys, or y_0, y_1 and so on.
+        Several have the mapping's keys as names, or y_0, y_1 and so on.
     inputs : mapping of str to array, optional
         Values of arguments by name, for unbound arguments or in place of the values that they are bound to.
 
@@ -94,8 +92,8 @@ def to_graph(outputs: Outputs, inputs: Mapping[str, Any] | None = None) -> Model
         listed = [f"no argument is named {name!r}" for name in unknown]
         listed += [f"argument {name!r} has no value" for name in missing]
         raise ConfigError(f"compute: {'; '.join(listed)}; the tensors' arguments are {names}")
-    graph = from_onnx(content(model))
-    return graph({name: _whole(given[name]) for name in names}) if names else graph  # type: ignore[no-any-return]
+    graph = from_onnx(model)
+    return graph({name: _whole(given[name]) for name in names}) if names else graph
 
 
 def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
@@ -140,10 +138,4 @@ def _whole(value: Any) -> Any:
     return value.rechunk(-1).to_delayed().item() if is_dask_array(value) else value
 
 
-def _compute(self: Tensor, inputs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
-    """Return the values as a numpy array; `inputs` are the values of unbound arguments by name."""
-    return compute(self, inputs, **kwargs)
-
-
-_compute.__name__ = "compute"
-setattr(Tensor, "compute", _compute)  # noqa: B010 - the class is declared in a layer below Dask, without it
+evaluated_by(compute)

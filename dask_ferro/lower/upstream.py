@@ -17,14 +17,11 @@ from dask._task_spec import (
     Task,
     TaskRef,
     convert_legacy_graph,
-    resolve_aliases,
 )
-from dask._task_spec import _execute_subgraph as execute_subgraph
 
 __all__ = [
     "Alias", "Boxed", "DataNode", "Expr", "FinalizeCompute", "GraphNode", "LLGExpr", "List", "MarkedExpr", "Task",
-    "TaskRef", "convert_legacy_graph", "execute_subgraph", "infers_meta", "is_masked", "place_again", "pool_size",
-    "resolve_aliases",
+    "TaskRef", "convert_legacy_graph", "infers_meta", "is_masked", "place_again", "pool_size",
 ]  # fmt: skip
 
 

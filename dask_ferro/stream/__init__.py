@@ -1,22 +1,22 @@
 """`ff.run`: a model over more rows than fit in memory, file to file and chunk by chunk; resumable.
 
-    source --read--> rows --model--> rows --write--> sink      one task a chunk, all of it in a worker
-                                                 \\--> journal  a line a chunk that is done
+    source --read--> rows --model--> rows --write--> part      one task a chunk, all of it in a worker
+    parts --rename or copy--> sink                             when all are there
 
-Before anything is created, the model's inputs (`prepare`), sources and sinks (`places` and a module per format) and the
-rows of a chunk (`chunks`) are determined, in this order.  Then chunks run, a bounded number at a time (`window`,
-`pools`); chunks that the journal records as done are not computed again.
+Before anything is created, sources and sinks (`ends`, `formats`, `sinks`), what the model makes of them (`work`) and
+the rows of a chunk (`chunks`) are determined.  Then chunks run, a bounded number at a time (`window`, `pools`); chunks
+whose parts are there (`journal`) are not computed again.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnx
 
@@ -25,25 +25,27 @@ from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.model.bound import checked_batch
-from dask_ferro.lower.model.collection import ModelGraph, defaults_of, opened_of
+from dask_ferro.lower.model.collection import ModelGraph, defaults_of, opened_of, run_here
 from dask_ferro.lower.model.from_onnx import from_onnx
-from dask_ferro.lower.model.results import run_here
-from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.stream import places, prepare, tables, targets
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.finish import check_read, explain, finish
+from dask_ferro.stream.ends import Ends, Reading, check_places, ends_of, journal_folder
 from dask_ferro.stream.formats.images import Preprocess
-from dask_ferro.stream.formats.interfaces import RowSource, Sink
-from dask_ferro.stream.journal import Header, Journal
-from dask_ferro.stream.places import SinkPath
+from dask_ferro.stream.formats.tables import CsvOptions
+from dask_ferro.stream.journal import Header, Journal, Start, held
 from dask_ferro.stream.pools import AnyPool, beside, pool_for
-from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.progress import bar
-from dask_ferro.stream.stores.leases import held
-from dask_ferro.stream.tables import TableColumns, TableWork
-from dask_ferro.stream.targets import Start
-from dask_ferro.stream.task import StreamJob
 from dask_ferro.stream.window import ChunkFailed, drive
+from dask_ferro.stream.work import (
+    StreamJob,
+    Work,
+    as_they_are,
+    check_outputs,
+    check_sources,
+    default_batch,
+    digests,
+    notes_in,
+    standins,
+)
 
 __all__ = ["Summary", "run"]
 
@@ -65,6 +67,8 @@ class Summary:
     chunks_computed, chunks_reused : int
     seconds : float
         Time from the first submission to the last chunk.
+    skipped : tuple of str
+        Paths of images that were left out, with ``unreadable="skip"``.
 
     Examples
     --------
@@ -78,6 +82,7 @@ class Summary:
     chunks_computed: int
     chunks_reused: int
     seconds: float
+    skipped: tuple[str, ...] = ()
 
     @property
     def rows_per_second(self) -> float:
@@ -89,6 +94,7 @@ class Summary:
         return (
             f"{self.rows:,} rows: {self.chunks_computed} chunks computed{reused};"
             f" {self.seconds:.3g} s, {self.rows_per_second:,.0f} rows/s"
+            f"{f'; {len(self.skipped)} files skipped' if self.skipped else ''}"
         )
 
 
@@ -105,21 +111,25 @@ def run(
     batched: Collection[str] | None = None,
     overwrite: bool = False,
     keep: str | Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
     preprocess: str | Preprocess | None = None,
+    unreadable: str = "raise",
+    separator: str = ",",
+    encoding: str = "utf-8",
+    null_values: Collection[str] | None = None,
+    types: Mapping[str, str] | None = None,
 ) -> Any:
     """Run a model over all rows of a source and write its outputs to a sink, in bounded memory.
 
-    A run that was stopped or killed resumes when it is called again with the same arguments: chunks that its journal
-    (``<sink>.ferro-progress``) records as done, and that are unchanged in the sink, are not computed again.  A call of
-    a completed run reads its output, and computes changed chunks again.  A dask array is identified by its name alone,
-    so either call also reads the rows of done chunks again, and raises where they have changed.
+    A run that was stopped or killed resumes when it is called again with the same arguments: chunks whose parts are
+    there (below ``<sink>.ferro-progress``) are not computed again, and nothing is where the sink is complete.
 
-    The sink appears only when it is complete: chunks are written beside it (``<sink>.<run>.ferro-part``).  One run at
-    a time, from any host, holds a sink (``<sink>.ferro-lock``); a second run is refused.
+    The sink appears only when it is complete.  One run at a time holds a sink (``<sink>.ferro-lock``); a second run is
+    refused.
 
     Sources and sinks may be addresses that fsspec reads (``https://host/x.npy``, ``s3://bucket/x.zarr``), which workers
     read and write themselves, with the credentials of their own environment or fsspec configuration.  No message,
-    journal or table shows a password or a query.  At an address, objects of the part are copied to the sink one by one;
+    record or table shows a password or a query.  At an address, objects of a folder are copied to the sink one by one;
     the last one, ``zarr.json`` or ``_SUCCESS``, makes them complete.
 
     Parameters
@@ -127,20 +137,21 @@ def run(
     model : path, bytes, onnx.ModelProto or ModelGraph
         A model whose outputs have a row for each row of its inputs, independent of the other rows.  A model that
         certainly combines rows is refused; for one that may combine them a warning is given.
-    source : path, numpy array, dask array, or mapping of model inputs to these
-        A ``.npy`` file, a zarr array (``x.zarr``, ``g.zarr/array``), a parquet file, a folder of them or a pattern
-        (``t.parquet``, ``t.parquet/column``, ``in/*.parquet``); or their address.  In a zarr group, the array with the
-        name of the input is read; in a parquet table, the column with that name, else all columns side by side.  A CSV
-        file with a header (``t.csv``), or a parquet table with columns of several types, is read as a table: see
-        `keep`.
+    source : path, array, frame, or mapping of model inputs to paths and arrays
+        An array: of numpy or Dask, a ``.npy`` file, a zarr array (``x.zarr``, ``g.zarr/array``), or columns of numbers
+        of a parquet file, a folder of them or a pattern (``t.parquet``, ``t.parquet/column``, ``in/*.parquet``).  In a
+        zarr group, the array with the name of the input is read; in a parquet table, the column with that name, else
+        all columns side by side.  Or a table, see `keep`: a frame (of pandas, polars, pyarrow or dask.dataframe), CSV
+        with a header (``t.csv``, ``t.csv.gz``), or parquet with columns of several types; folders ``key=value`` are
+        columns.  Or images, see `preprocess`.
     sink : path, or mapping of model outputs to paths
-        Ends in ``.npy``, ``.zarr`` or ``.parquet`` (a folder of one file a chunk); without a suffix it is a
-        folder with a ``.npy`` file for each output.  An address is that of an object store (``s3://``, ``gs://``,
-        ``az://``, ``abfs://``, ``memory://``), and not of a ``.npy`` file.  Of a table, one table: ``.parquet`` or
-        ``.csv``, a folder of one file a chunk.
+        Ends in ``.npy``, ``.zarr``, ``.parquet`` (a folder of one file a chunk) or ``.csv`` (one file); without a
+        suffix it is a folder with a ``.npy`` file for each output.  Of a table or of images, ``.parquet`` and ``.csv``
+        are one table of all outputs.  An address is that of an object store (``s3://``, ``gs://``, ``az://``,
+        ``abfs://``, ``memory://``).
     batch : int, optional
-        Rows of a chunk.  By default, values take at most 32 MiB and a chunk at least some 50 ms of work, and the
-        number is a multiple of the source's own chunks; a resumed run keeps its number.
+        Rows of a chunk.  By default, values take at most 32 MiB and a chunk is at least some 50 ms of work; a resumed
+        run keeps its number.
     client : distributed.Client, optional
         By default the current client; without one, threads of this process.  With an asynchronous client, await what
         this returns: the run has its own thread and client to the same scheduler, and stops when it is cancelled.
@@ -155,15 +166,27 @@ def run(
         Whether to start a new run where `sink` is an output of `ff.run`, which stays until the new one is complete.
         Nothing else is replaced.
     keep : str or sequence of str, optional
-        Columns of a source that is a table (``.parquet``, ``.csv``), of any type, which are written before the
-        results.  Given, also as an empty list, all outputs are written to one table at `sink`, with columns as of
-        ``model.predict(table)``; so they are of a CSV file, of strings, and of a parquet table where the model has
-        several inputs or outputs.
-
+        Columns of a table, of any type, which are written before the results.  A column of a CSV file is kept as text
+        where a number would not keep it, such as ``0000001``.  Given, also as an empty list, `source` is read as a
+        table: its columns go to the model as those of ``model.predict(table)``.
+    columns : sequence of str, optional
+        Columns of a table for a model with one input of (rows, columns), in this order.  By default those that the
+        model names, else all that are not kept.
     preprocess : "imagenet" or callable, optional
         For a source of images (``images/*.jpg``, or a folder of them): a function in the worker that takes an image of
         Pillow and returns an array for the model's input, without its rows; "imagenet" resizes, crops and normalizes as
-        networks that were trained on ImageNet expect it.  A table has the images' paths as its column ``path``.
+        torchvision does for networks that were trained on ImageNet.  A table has the images' paths as its column
+        ``path``.  Another function, or one with other arguments, defaults or state, is another run.
+    unreadable : "raise" or "skip"
+        What to do about images that cannot be read: end the run, or leave them out of the table and name them in the
+        summary.
+    separator, encoding : str
+        Of a CSV file.
+    null_values : collection of str, optional
+        Words of a CSV file for missing values; by default those of pandas.
+    types : mapping of str to str, optional
+        Types of columns of a CSV file, such as ``{"id": "string"}``, by pyarrow's names; by default those of its first
+        megabyte.
 
     Returns
     -------
@@ -174,11 +197,10 @@ def run(
     ConfigError
         Before anything is submitted: rows that do not fit the model, a sink that exists and is not this run's, or
         is written by another run, an unknown format, files or addresses that a worker cannot read, a package of an
-        address that is not installed.  At the end: a source that
-        changed during the run (a change of a dask array while it is read is not detected), another file at the
-        sink.
+        address that is not installed.  At the end: a source that changed during the run (a change of a dask
+        collection while it is read is not noticed), another file at the sink.
     RuntimeError
-        A chunk failed; the message names its rows.  The chunks in flight were completed and recorded.
+        A chunk failed; the message names its rows.  The chunks in flight were completed.
 
     Examples
     --------
@@ -188,175 +210,156 @@ def run(
     >>> ff.run("risk.onnx", "s3://bucket/in/*.parquet", "s3://bucket/out.parquet", keep=["id"])  # doctest: +SKIP
     >>> ff.run("squeezenet.onnx", "images/*.jpg", "scores.parquet", preprocess="imagenet")  # doctest: +SKIP
     """
-    wanted = _Wanted(
-        model, source, sink, batch, progress, input, output, batched, overwrite, keep, preprocess
+    csv = CsvOptions(separator, encoding, *(() if null_values is None else (tuple(null_values),)))
+    reading = Reading(
+        input, output, keep, columns, preprocess, unreadable, csv._replace(types=dict(types or {}))
     )
+    started = partial(_run, model, source, sink, reading, batch, progress, batched, overwrite)
     found = client if client is not None else current_client()
-    return beside(wanted.run, found) if found is not None and found.asynchronous else wanted.run(found)
+    return beside(started, found) if found is not None and found.asynchronous else started(found)
 
 
-class _Wanted(NamedTuple):
-    """The arguments of a run."""
-
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto | ModelGraph
-    source: object
-    sink: object
-    batch: int | None
-    progress: bool | None
-    input: str | None
-    output: str | None
-    batched: Collection[str] | None
-    overwrite: bool
-    keep: str | Sequence[str] | None
-    preprocess: str | Preprocess | None
-
-    def run(self, client: Any) -> Summary:
-        """Run it on a client's workers, or in this process."""
-        return _run(self, client)
-
-
-def _run(asked: _Wanted, client: Any) -> Summary:
-    sink = asked.sink
-    graph = asked.model if isinstance(asked.model, ModelGraph) else from_onnx(asked.model)
-    batch, batched = _chosen(graph, asked.batch, asked.batched)
+def _run(
+    model: Any,
+    source: Any,
+    sink: Any,
+    reading: Reading,
+    batch: int | None,
+    progress: bool | None,
+    batched: Collection[str] | None,
+    overwrite: bool,
+    client: Any,
+) -> Summary:
+    graph = model if isinstance(model, ModelGraph) else from_onnx(model)
+    batch, batched = _chosen(graph, batch, batched)
     opened, title = opened_of(graph), f"model {graph.name!r}"
-    ends = tables.ends_of(
-        opened.signature,
-        (asked.source, asked.input),
-        (sink, asked.output),
-        asked.keep,
-        asked.preprocess,
-        title,
-    )
-    sources, sinks, paths, columns = ends
-    journal = Journal(places.journal_folder(sink, sinks))
-    opened = with_batched(opened, prepare.as_they_are(sources), batched, is_cut=True)
-    places.check_places(paths, sinks.values(), journal.folder)
-    rows = prepare.check_sources(opened.signature, sources, title)
-    prepare.check_outputs(opened, sources, list(sinks) if columns is None else list(graph.outputs), title)
-    with held([place.path for place in sinks.values()]) as holds, pool_for(client) as pool:
-        before = None if asked.overwrite else targets.before(journal, sinks)
+    ends = ends_of(opened.signature, source, sink, reading, title, client)
+    journal = Journal(journal_folder(sink, ends.places))
+    opened = with_batched(opened, as_they_are(ends.sources), batched, is_cut=True)
+    check_places(ends.paths, ends.places.values(), journal.folder)
+    rows = check_sources(opened.signature, ends.sources, title)
+    check_outputs(opened, ends.sources, ends.outputs, title)
+    with held([place.path for place in ends.places.values()]) as holds, pool_for(client) as pool:
+        before = None if overwrite else journal.before(ends.places)
         if batch is None:
-            batch = before.batch if before else prepare.default_batch(opened, sources, rows, pool.slots)
-        wanted = _work(opened, sources, sinks, rows, batch, columns)
-        start = _begin(wanted, before, journal, pool)
-        check_read(start, wanted.feeds(), wanted.hashed(), wanted.chunks, pool)
-        job = _job(wanted, start, journal)
+            batch = before.batch if before else default_batch(opened, ends, rows, pool.slots)
+        # Clipped to the rows of the source, because numpy accepts no shape of 10**30.
+        work = Work(opened, ends, Chunks(rows, min(batch, max(1, rows))))
+        if rows > work.chunks.batch:
+            shapes = standins(opened.signature, ends.sources, rows)
+            check_rows(opened, shapes, partial(run_here, opened), ends.outputs)
+        start = _begin(work, before, journal, pool)
+        run = start.header.run
+        job = StreamJob(work.call, work.chunks, start.sinks, journal.parts(run), run, work.named)
+        _check_read(start, job, work, pool)
         if len(start.done) < job.chunks.count:
-            pool.begin(opened, job, wanted.feeds(), paths)
-        summary = _fly(job, pool, start.done, asked.progress, partial(explain, start, sources, journal))
-        if not journal.is_finished(job.run):
-            with _writable(job.sinks):
-                finish(start, sources, journal, holds)
-        return summary
+            pool.begin(opened, job, work.feeds(), ends.paths)
+        computed, seconds = _fly(job, pool, start, ends, journal, progress)
+        header = start.header
+        if not header.is_finished:
+            header = _finish(start, job, ends, journal, holds)
+    left = rows - sum(map(job.chunks.length, start.done))
+    return Summary(rows - len(header.skipped), left, computed, len(start.done), seconds, header.skipped)
 
 
 def _chosen(
     graph: ModelGraph, batch: int | None, batched: Collection[str] | None
 ) -> tuple[int | None, Collection[str] | None]:
-    """Return `batch` and `batched`, by default those of the model."""
     defaults = defaults_of(graph)
-    if defaults is None:
-        raise ConfigError(
-            f"model {graph.name!r} already has its inputs; pass the model, and the rows as source"
-        )
     batch = checked_batch(batch if batch is not None else defaults.batch, f"model {graph.name!r}")
     return batch, batched if batched is not None else defaults.batched
 
 
-def _work(
-    opened: PreparedModel,
-    sources: Mapping[str, RowSource],
-    sinks: Mapping[str, SinkPath],
-    rows: int,
-    batch: int,
-    columns: TableColumns | None,
-) -> Work:
-    """Return the work in chunks of `batch` rows, once the model is known to allow cutting rows."""
-    # Clipped to the rows of the source, because numpy accepts no shape of 10**30.
-    batch = min(batch, max(1, rows))
-    if rows > batch:
-        shapes = prepare.standins(opened.signature, sources, rows)
-        check_rows(opened, shapes, partial(run_here, opened), sinks if columns is None else None)
-    if columns is not None:
-        return TableWork(opened, sources, sinks, Chunks(rows, batch), columns)
-    return Work(opened, sources, sinks, Chunks(rows, batch))
-
-
-def _job(wanted: Work, start: Start, journal: Journal) -> StreamJob:
-    sinks = _sinks(start, journal)
-    return StreamJob(wanted.call, wanted.chunks, sinks, journal, start.header.run, wanted.hashed())
-
-
-def _begin(wanted: Work, before: Header | None, journal: Journal, pool: AnyPool) -> Start:
-    """Create the parts and the journal, or resume with existing ones."""
-    header = wanted.header(journal.folder)
+def _begin(work: Work, before: Header | None, journal: Journal, pool: AnyPool) -> Start:
+    header = work.header(journal.folder)
     if before is None:
-        layouts = wanted.known_layouts()
+        layouts = work.known_layouts()
         if layouts is None:
-            layouts = wanted.layouts(pool.first_row(wanted.opened, wanted.call, wanted.feeds()))
-        with _writable(wanted.places.values()):
-            return targets.anew(header, layouts, wanted.places, journal)
-    targets.check_same(before, header, journal)
-    layouts = wanted.layouts([before.outputs[n][2:4] for n in wanted.places])
-    with _writable(wanted.places.values()):
-        return targets.again(before, layouts, wanted.places, journal)
-
-
-def _sinks(start: Start, journal: Journal) -> tuple[Sink, ...]:
-    """Return the sinks, prepared for writing where a chunk is left."""
-    sinks = tuple(target.sink() for target in start.targets)
-    if len(start.done) == sinks[0].layout.chunks.count:
-        return sinks
-    with _writable(sinks):
-        return targets.reopened(start, journal)
+            layouts = work.layouts(pool.first_row(work.opened, work.call, work.feeds()))
+        with _writable(work.ends):
+            return journal.anew(header, layouts)
+    journal.check_same(before, header)
+    layouts = work.layouts([before.outputs[n][2:4] for n in work.ends.places])
+    with _writable(work.ends):
+        return journal.again(before, layouts)
 
 
 @contextmanager
-def _writable(sinks: Iterable[SinkPath | Sink]) -> Iterator[None]:
+def _writable(ends: Ends) -> Iterator[None]:
     """Raise `ConfigError` with sink and reason where the file system refuses a write."""
     try:
         yield
     except OSError as error:
-        names = ", ".join(repr(sink.path) for sink in sinks)
+        names = ", ".join(repr(place.path) for place in ends.places.values())
         raise ConfigError(
             f"sink {names} cannot be written: {error.strerror or error} ({error.filename!r}); make room or choose"
             " another path, and call ff.run again"
         ) from error
 
 
+def _check_read(start: Start, job: StreamJob, work: Work, pool: AnyPool) -> None:
+    """Raise `ConfigError` where a done chunk is of other rows than an array or a frame of the same name has now."""
+    if not (job.named and start.done):
+        return
+    noted = start.header.read if start.header.is_finished else notes_in(job.parts)[1]
+    feeds = [work.feeds()[index] for index in job.named]
+    reading = dict[int, Any]()
+
+    def submit(number: int, attempt: int) -> Any:
+        reading[number] = pool.send(digests, [feed.at(number) for feed in feeds])
+        return reading[number]
+
+    try:
+        for number in drive(sorted(start.done), pool, submit):
+            if list(reading.pop(number).result()) != noted.get(str(number)):
+                first, stop = job.chunks.span(number)
+                raise ConfigError(
+                    f"the source changed: rows {first} to {stop - 1} are done, and were computed from other rows than a"
+                    " dask collection of the same name has now. Call ff.run with the earlier one to resume, or pass"
+                    " overwrite=True to start a new run"
+                )
+    except ChunkFailed as failed:
+        raise ConfigError(
+            f"the source of chunk {failed.number}, which is done, cannot be read again to check that it is unchanged:"
+            f" {type(failed.error).__name__}: {failed.error}; repair it, or pass overwrite=True to start a new run"
+        ) from failed.error
+
+
 def _fly(
-    job: StreamJob, pool: AnyPool, done: Collection[int], progress: bool | None, why: Callable[[str], str]
-) -> Summary:
-    """Compute the chunks that are not done, and return the figures of the run."""
+    job: StreamJob, pool: AnyPool, start: Start, ends: Ends, journal: Journal, progress: bool | None
+) -> tuple[int, float]:
+    """Compute the chunks that are not done; return how many there were, and the seconds."""
     chunks = job.chunks
-    left = [number for number in range(chunks.count) if number not in done]
+    left = [number for number in range(chunks.count) if number not in start.done]
     rows = sum(map(chunks.length, left))
-    start = time.perf_counter()
-    with _resumable(job, why), bar("rows", chunks.rows, chunks.rows - rows, progress) as advance:
+    begin = time.perf_counter()
+    with (
+        _resumable(job, start, ends, journal),
+        bar("rows", chunks.rows, chunks.rows - rows, progress) as advance,
+    ):
         for number in drive(left, pool):
             advance(chunks.length(number))
-    seconds = time.perf_counter() - start
-    return Summary(chunks.rows, rows, len(left), chunks.count - len(left), seconds)
+    return len(left), time.perf_counter() - begin
 
 
 @contextmanager
-def _resumable(job: StreamJob, why: Callable[[str], str]) -> Iterator[None]:
+def _resumable(job: StreamJob, start: Start, ends: Ends, journal: Journal) -> Iterator[None]:
     """Raise errors of chunks with the failed rows, the number of done chunks, and how to resume."""
     try:
         yield
     except ChunkFailed as failed:
-        start, stop_row = job.chunks.span(failed.number)
+        first, stop_row = job.chunks.span(failed.number)
         others = f" ({failed.others} other chunks failed too)" if failed.others else ""
         kind = ConfigError if isinstance(failed.error, ConfigError) else RuntimeError
         what = (
-            f"rows {start} to {stop_row - 1} failed: {type(failed.error).__name__}: {failed.error}{others}."
+            f"rows {first} to {stop_row - 1} failed: {type(failed.error).__name__}: {failed.error}{others}."
         )
-        # A source that changed may be restored, whatever error its new rows gave.
-        changed = why(what)
-        lasts = isinstance(failed.error, _LASTING) and not changed
-        remedy = _CORRECT if lasts else "call ff.run as before to compute the others"
-        raise kind(f"{what}{changed} {_kept(job)}; {remedy}") from failed.error
+        # It is not known of which rows the chunks are.
+        _check_sources(start, ends, journal, f" The first to fail: {what}", is_end=False)
+        remedy = (
+            _CORRECT if isinstance(failed.error, _LASTING) else "call ff.run as before to compute the others"
+        )
+        raise kind(f"{what} {_kept(job)}; {remedy}") from failed.error
     except BaseException as stop:
         # An interrupt, or the end of the cluster: done chunks stay done.
         remedy = _CORRECT if isinstance(stop, _LASTING) else "call ff.run as before to resume"
@@ -365,5 +368,42 @@ def _resumable(job: StreamJob, why: Callable[[str], str]) -> Iterator[None]:
 
 
 def _kept(job: StreamJob) -> str:
-    done = len(job.journal.done(job.run))
-    return f"{done} of {job.chunks.count} chunks are done, and recorded in {job.journal.folder!r}"
+    done = frozenset.intersection(*(sink.done() for sink in job.sinks))
+    return f"{len(done)} of {job.chunks.count} chunks are done, and in {job.parts!r}"
+
+
+def _check_sources(
+    start: Start, ends: Ends, journal: Journal, failed: str = "", *, is_end: bool = True
+) -> None:
+    """Raise where a source has changed; which rows the chunks have is not known then, so none counts."""
+    for name, was in start.header.sources.items():
+        try:
+            now = ends.read[name].fingerprint()
+        except (OSError, ConfigError) as error:
+            if not is_end:
+                # It may be available again when the run resumes.
+                continue
+            raise ConfigError(
+                f"source of {name!r} can no longer be read, to check that it is unchanged: {error}. All chunks are"
+                " done; call ff.run as before when the source is available again"
+            ) from error
+        if now != was:
+            journal.drop(start.header)
+            raise ConfigError(
+                f"source of {name!r} changed while the run read it. No result is kept; call ff.run with overwrite=True"
+                f" when the source no longer changes (it was {was}, and is {now}).{failed}"
+            )
+
+
+def _finish(start: Start, job: StreamJob, ends: Ends, journal: Journal, holds: Sequence[Any]) -> Header:
+    _check_sources(start, ends, journal)
+    done = [sink.done() for sink in job.sinks if not journal.is_made(start.header, sink.layout.name)]
+    if missing := sorted(set(range(job.chunks.count)) - frozenset.intersection(*done)) if done else []:
+        raise RuntimeError(
+            f"{len(missing)} parts are gone from {job.parts!r} (the first: {missing[0]}); call ff.run as before to"
+            " compute these again"
+        )
+    for hold in holds:
+        hold.check()
+    with _writable(ends):
+        return journal.publish(start, *notes_in(job.parts))

@@ -1,8 +1,9 @@
 """The division of a run's rows into chunks.  Sizes are bytes, durations seconds.
 
 One task reads, computes and writes one chunk, and a killed run loses one chunk per thread.  So a chunk is large
-compared with the overhead of a task, small compared with memory, and a whole number of the source's own chunks, because
-these are decoded whole.
+compared with the overhead of a task, and small compared with memory and with the run: some 50 ms, and a thirtieth of a
+thread's share.  A chunk is a whole number of the source's own chunks where these are small, and a part of one where it
+is large: a worker keeps the latest that it decoded.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ CHUNK_BYTES = 32 * 2**20
 _WORTH_S = 0.05
 # A longer chunk loses too much when a run is killed, and shows no progress for too long.
 _LONG_S = 5.0
-# Chunks per thread, which balance the load when chunks and threads differ in speed.
-_CHUNKS_PER_SLOT = 4
-# A source's own chunk is read whole up to this size; a larger one is decoded several times instead.
+# A source's own chunk that cannot be cut is read whole up to this size; a larger one is decoded several times instead.
 _GRAIN_BYTES = 8 * CHUNK_BYTES
 _GRAIN_S = 60.0
+# Chunks per thread: progress is seen, and the load is balanced when chunks and threads differ in speed.
+_CHUNKS_PER_SLOT = 32
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,6 @@ class Chunks:
 
     @property
     def count(self) -> int:
-        """Number of chunks."""
         return ceil(self.rows / self.batch)
 
     def span(self, number: int) -> tuple[int, int]:
@@ -46,26 +46,17 @@ class Chunks:
         return start, min(start + self.batch, self.rows)
 
     def length(self, number: int) -> int:
-        """Return the number of rows of a chunk."""
         start, stop = self.span(number)
         return stop - start
 
 
-def batch_rows(rows: int, *, row_bytes: float, row_seconds: float, slots: int, grain: int = 1) -> int:
+def batch_rows(
+    rows: int, *, row_bytes: float, row_seconds: float, slots: int, grain: int = 1, is_cut: bool = False
+) -> int:
     """Return the default number of rows of a chunk.
 
-    Parameters
-    ----------
-    rows : int
-        All rows of the run.
-    row_bytes : float
-        Bytes of one row of the largest input, intermediate value or output.
-    row_seconds : float
-        Projected seconds of one row on one thread.
-    slots : int
-        Number of threads.
-    grain : int
-        Rows that should stay together: the source's own chunk, or the model's fixed batch size.
+    `row_bytes` are those of the largest input, value or output, `row_seconds` those of one thread with its reading, and
+    `slots` the threads; `grain` is the source's own chunk, which `is_cut` where a part of it is read at little cost.
     """
     seconds = max(row_seconds, 1e-12)
     fits = int(CHUNK_BYTES // max(row_bytes, 1.0))
@@ -75,6 +66,9 @@ def batch_rows(rows: int, *, row_bytes: float, row_seconds: float, slots: int, g
     wanted = max(1, min(fits, bearable, max(fair, worth), max(rows, 1)))
     if wanted >= grain:
         return wanted // grain * grain
+    if is_cut:
+        # Equal parts.
+        return ceil(grain / ceil(grain / wanted))
     if grain * row_bytes <= _GRAIN_BYTES and grain * seconds <= _GRAIN_S:
         return grain
     return wanted

@@ -1,276 +1,414 @@
-"""The journal of a run: a record of done chunks in a folder beside the sink, from which a killed run resumes.
+"""The record of a run, from which a killed one resumes: a folder beside the sink.
 
     <sink>.ferro-progress/
-        header.json           the description of the run: model, sources, rows, batch, outputs
-        <host>-<pid>-<n>.log  one for each writing process: a line per chunk, written after the chunk's rows
-        finished              the lines of all logs, in place of the logs, when all chunks are done
+        run.json              model, sources, settings and outputs
+        parts-<run>/<k>/      the parts of output k, until it is complete: the parts that are there are done
+    <sink>.ferro-lock         exists while a run writes to the sink
+    <sink>                    appears when all parts are there: by a rename of a path, at an address by copies, with the
+                              object that makes them an output last
 
-No two processes append to one file, so a log needs no lock, on any file system; at an address, each line is an object
-of its own.  A line is one JSON object with a
-checksum, written by one call; a truncated or changed line does not count, and its chunk is computed again.  Every line
-has the name of its run, so lines of an overwritten run's last tasks do not count either.  It also has a digest of the
-bytes written to each sink, which `targets` compares with the files.
+A task of a run that was overwritten, or whose client was killed, may write long afterwards: it writes into the folder
+of its own run, which is gone or belongs to the same work.  A run replaces only an output of `ff.run` that is as it was
+when it was written; `made` and `replaces` are the stamps by which it knows them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cache
-from itertools import chain
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lines import append, opened, sealed
+from dask_ferro.lock import SUFFIX as LOCK
+from dask_ferro.lock import held as held_paths
+from dask_ferro.lock import record, refused
 from dask_ferro.lower.prepared.remote import is_address
-from dask_ferro.stream.stores import addresses, files
+from dask_ferro.stream import files
+from dask_ferro.stream.sinks import Layout, Sink
 
 SUFFIX = ".ferro-progress"
-_HEADER, _FINISHED, _LOG = "header.json", "finished", ".log"
+_FILE = "run.json"
+# Texts of an error are cut after so many letters: a remedy must not stand behind digests.
+_SHOWN = 300
+
+
+class SinkPath(NamedTuple):
+    """The format and the real, absolute path, or the address, of an output."""
+
+    kind: str
+    path: str
 
 
 class Output(NamedTuple):
-    """An output in the journal: `sink` is its path relative to the parent of the journal's folder.
+    """An output in the record.
 
-    `replaces` is the stamp of an earlier run's output that this run may replace when it ends, or None.
+    `sink` is its path below the folder of the record's folder, `replaces` the stamp of what it may replace, and `made`
+    its own stamp, once it is put together.
     """
 
     kind: str
     sink: str
     dtype: str
     row_shape: tuple[int, ...]
-    replaces: str | None = None
-
-
-def new_run() -> str:
-    """Return a name for a run: 32 hexadecimal digits."""
-    return uuid.uuid4().hex
+    replaces: str = ""
+    made: str = ""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The description of a run.  `run` is its name; headers that differ in it alone describe the same work.
-
-    Attributes
-    ----------
-    model : str
-        Digest of the model's content.
-    inputs : mapping of str to str
-        Fingerprints of the sources by model input.
-    rows, batch : int
-    outputs : mapping of str to Output
-    batched : tuple of str
-        The inputs that are split into chunks; the others are passed whole to each chunk.
-    """
+    """The description of a run; headers that differ in what follows `run` describe the same work."""
 
     model: str
-    inputs: Mapping[str, str]
+    sources: Mapping[str, str]
     rows: int
     batch: int
+    settings: Mapping[str, Any]
     outputs: Mapping[str, Output]
-    run: str = field(default_factory=new_run)
-    batched: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        """Return the header as text, with a checksum."""
-        outputs = {n: o._asdict() for n, o in self.outputs.items()}
-        return sealed({**asdict(self), "outputs": outputs}).decode()
-
-    @staticmethod
-    def from_json(text: str) -> Header:
-        """Return the header of a text.
-
-        Raises
-        ------
-        ValueError
-            The text is not a header, or has changed since it was written.
-        """
-        read = opened(text.encode())
-        if read is None:
-            raise ValueError("its header has no valid checksum: it is damaged, or another program wrote it")
-        try:
-            outputs = {
-                name: Output(**{**entry, "row_shape": tuple(entry["row_shape"])})
-                for name, entry in read.pop("outputs").items()
-            }
-            return Header(**{**read, "batched": tuple(read["batched"])}, outputs=outputs)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not the header of a run: {error}") from error
+    run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    publishes: bool = False
+    is_finished: bool = False
+    skipped: tuple[str, ...] = ()
+    read: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 def differences(was: Header, now: Header) -> list[str]:
     """Return the differences between the work of two runs; dtypes and shapes follow from the rest."""
     found = []
     if was.model != now.model:
-        found.append(f"the model: was {was.model[:12]}, is {now.model[:12]}")
-    for name in sorted({*was.inputs, *now.inputs}):
-        found += _difference(f"source of {name!r}", was.inputs.get(name), now.inputs.get(name))
-    found += _difference("rows", was.rows, now.rows)
-    found += _difference("batch", was.batch, now.batch)
-    found += _difference("batched", was.batched, now.batched)
-    for name in sorted({*was.outputs, *now.outputs}):
-        sinks = [h.outputs[name][:2] if name in h.outputs else None for h in (was, now)]
-        found += _difference(f"sink of {name!r}", *(s and f"{s[1]} ({s[0]})" for s in sinks))
+        found.append(f"the model (was {was.model[:12]}, is {now.model[:12]})")
+    pairs: dict[str, Any] = {
+        f"source of {n!r}": (was.sources.get(n), now.sources.get(n)) for n in {**was.sources, **now.sources}
+    }
+    pairs |= {"rows": (was.rows, now.rows), "batch": (was.batch, now.batch)}
+    pairs |= {n: (was.settings.get(n), now.settings.get(n)) for n in {**was.settings, **now.settings}}
+    sinks = [{n: f"{o.sink} ({o.kind})" for n, o in header.outputs.items()} for header in (was, now)]
+    pairs |= {f"sink of {n!r}": (sinks[0].get(n), sinks[1].get(n)) for n in {**sinks[0], **sinks[1]}}
+    found += [
+        f"{what} (was {_short(old)}, is {_short(new)})" for what, (old, new) in pairs.items() if old != new
+    ]
     return found
 
 
-def _difference(what: str, was: object, now: object) -> list[str]:
-    return [] if was == now else [f"{what}: was {was}, is {now}"]
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}...{text[-_SHOWN // 2 :]}"
 
 
-def line(
-    run: str,
-    number: int,
-    rows: int,
-    seconds: float,
-    digests: Sequence[str] = (),
-    read: Sequence[str] = (),
-) -> bytes:
-    """Return the line of a done chunk.
+class Start(NamedTuple):
+    """The state in which a run begins: its record, the sinks of its parts, and the chunks that are done."""
 
-    `digests` are those of the bytes written to each sink, `read` those of the rows of each source whose fingerprint
-    does not depend on its content.
-    """
-    return sealed(
-        {
-            "run": run,
-            "chunk": number,
-            "rows": rows,
-            # Microseconds, because further digits are noise and a run may have many lines.
-            "seconds": round(seconds, 6),
-            "digests": list(digests),
-            "read": list(read),
-        }
-    )
-
-
-class ChunkNote(NamedTuple):
-    """A chunk that a line records as done, with the digests of the bytes written and read, and the line itself."""
-
-    chunk: int
-    digests: tuple[str, ...]
-    read: tuple[str, ...]
-    text: bytes
-
-
-def notes_in(log: bytes, run: str) -> Iterator[ChunkNote]:
-    """Yield the chunks that a log records as done in a run; truncated, changed and foreign lines do not count.
-
-    >>> log = line("a", 3, 10, 0.1) + line("b", 4, 10, 0.1) + line("a", 5, 10, 0.1)[:-9]
-    >>> [note.chunk for note in notes_in(log, "a")]
-    [3]
-    """
-    for text in log.split(b"\n"):
-        record = opened(text)
-        if record is not None and record.get("run") == run and "chunk" in record:
-            yield ChunkNote(record["chunk"], tuple(record["digests"]), tuple(record["read"]), text + b"\n")
+    header: Header
+    sinks: tuple[Sink, ...]
+    done: frozenset[int]
 
 
 @dataclass(frozen=True)
 class Journal:
-    """The journal's folder: the client creates and finishes it, workers append lines."""
+    """The folder of the record, which the client writes."""
 
     folder: str
 
     def header(self) -> Header | None:
-        """Return the header, or None when there is no journal.
-
-        Raises
-        ------
-        ConfigError
-            The folder is not a journal.
-        """
         try:
-            return Header.from_json(files.read(self._path(_HEADER)).decode())
+            found = json.loads(files.read(self._path(_FILE)))
+            outputs = {n: Output(*o)._replace(row_shape=tuple(o[3])) for n, o in found.pop("outputs").items()}
+            return Header(**{**found, "skipped": tuple(found["skipped"])}, outputs=outputs)
         except FileNotFoundError:
             # Desktops and file systems leave hidden files (.DS_Store, .nfs0001), which do not matter.
-            if files.is_folder(self.folder) and any(n[0] != "." for n in files.names_in(self.folder)):
-                raise self._foreign("it has no header") from None
-            return None
-        except (ValueError, NotADirectoryError, IsADirectoryError) as error:
-            raise self._foreign(str(error)) from error
-
-    def _foreign(self, why: str) -> ConfigError:
-        return ConfigError(
-            f"{self.folder!r} is the path of this run's journal, but is not a journal: {why}; remove it"
+            if not any(name[0] != "." for name in files.names_in(self.folder)):
+                return None
+            why = "it has no run.json"
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            NotADirectoryError,
+            IsADirectoryError,
+        ) as error:
+            why = str(error)
+        raise ConfigError(
+            f"{self.folder!r} is the path of this run's record, but is not one: {why}; remove it"
         )
 
-    def begin(self, header: Header) -> None:
-        """Create the journal of a new run; notes of another run are dropped.
-
-        The header is replaced first, by one rename: if the process is killed before it, the other run is unchanged;
-        after it, remaining lines have the name of another run.
-        """
+    def save(self, header: Header) -> Header:
         files.make_folder(self.folder)
-        files.put(self._path(_HEADER), header.to_json().encode())
-        files.remove_files([self._path(name) for name in self._logs()])
+        files.put(self._path(_FILE), json.dumps(asdict(header), indent=1).encode())
+        return header
 
-    def notes(self, run: str) -> list[ChunkNote]:
-        """Return the notes of a run in all logs."""
-        # A log that was removed after it was listed, by a process that finishes or overwrites the run, has no notes.
-        logs = files.read_all([self._path(name) for name in self._logs()])
-        return list(chain.from_iterable(notes_in(log, run) for log in logs))
+    def parts(self, run: str) -> str:
+        return self._path(f"parts-{run}")
 
-    def done(self, run: str) -> frozenset[int]:
-        """Return the chunks that are recorded as done in a run."""
-        return frozenset(note.chunk for note in self.notes(run))
+    def path_of(self, output: Output) -> str:
+        return files.joined(os.path.dirname(self.folder), output.sink)
 
-    def is_current(self, run: str) -> bool:
-        """Whether this is still the journal of a run, as far as this process can read it."""
-        try:
-            header = self.header()
-        except ConfigError:
-            return False
-        return header is not None and header.run == run
+    def sinks(self, header: Header, layouts: Sequence[Layout]) -> tuple[Sink, ...]:
+        kinds = [header.outputs[layout.name].kind for layout in layouts]
+        folders = [files.joined(self.parts(header.run), str(k)) for k in range(len(layouts))]
+        return tuple(Sink(*one) for one in zip(kinds, folders, layouts, strict=True))
 
-    def record(self, text: bytes) -> None:
-        """Append a line to this process' own log; after a truncated line, on a new line.
-
-        At an address each line is an object, since nothing can be appended to one.
-        """
-        if is_address(self.folder):
-            files.put(self._path(f"{_writer(os.getpid())}-{uuid.uuid4().hex[:8]}{_LOG}"), text)
-        else:
-            append(self._path(_writer(os.getpid()) + _LOG), text)
-
-    def finish(self, run: str) -> None:
-        """Replace the logs with one file of all lines."""
-        # A dict keeps the order, and each line once.
-        lines = {note.text: None for note in self.notes(run)}
-        files.put(self._path(_FINISHED), sealed({"run": run, "finished": True}) + b"".join(lines))
-        self.drop_logs()
-
-    def drop_logs(self) -> None:
-        """Remove the logs, whose lines a finished journal has."""
-        files.remove_files([self._path(name) for name in self._logs() if name != _FINISHED])
-
-    def reopen(self) -> None:
-        """Turn the lines of a finished run, whose output is to be repaired, back into a log."""
-        # No writer has this name, so nothing is appended to these lines.
-        files.move(self._path(_FINISHED), self._path(f"reopened-{uuid.uuid4().hex[:8]}{_LOG}"))
-
-    def is_finished(self, run: str) -> bool:
-        """Whether all chunks of a run are done and its output is published."""
-        try:
-            with files.opened(self._path(_FINISHED)) as file:
-                # The first line is enough; the other lines are those of the chunks.
-                first = opened(file.readline())
-        except FileNotFoundError:
-            return False
-        return first is not None and first.get("run") == run
-
-    def _logs(self) -> Iterable[str]:
-        return sorted(n for n in files.names_in(self.folder) if n.endswith(_LOG) or n == _FINISHED)
+    def sweep(self, run: str) -> None:
+        """Remove what killed and overwritten runs left, except the parts of one run."""
+        for name in files.names_in(self.folder):
+            if name not in (_FILE, f"parts-{run}"):
+                files.remove(self._path(name))
 
     def _path(self, name: str) -> str:
-        return addresses.joined(self.folder, name)
+        return files.joined(self.folder, name)
+
+    def drop(self, header: Header) -> None:
+        current = self.header()
+        if current is not None and current.run == header.run:
+            files.remove(self.parts(header.run))
+
+    def is_made(self, header: Header, name: str) -> bool:
+        output = header.outputs[name]
+        return bool(output.made) and files.output_stamp(self.path_of(output)) == output.made
+
+    # ---- the beginning of a run ---------------------------------------------------------------------------
+
+    def before(self, places: Mapping[str, SinkPath]) -> Header | None:
+        found = self.header()
+        taken = [place.path for place in places.values() if files.exists(place.path)]
+        if found is None and taken:
+            raise ConfigError(
+                f"sink {taken[0]!r} exists and was not begun by ff.run (there is no {self.folder!r}); choose another"
+                " path, or remove it yourself"
+            )
+        return found
+
+    def check_same(self, was: Header, now: Header) -> None:
+        if found := differences(was, now):
+            raise ConfigError(
+                f"{self.folder!r} is of another run: call ff.run with the earlier arguments to resume it, or pass"
+                f" overwrite=True to start a new run. They differ in {'; '.join(found)}"
+            )
+
+    def anew(self, header: Header, layouts: Sequence[Layout]) -> Start:
+        """Begin a run; what is at the places stays until the new outputs are complete."""
+        was = self.header()
+        outputs = {}
+        for layout in layouts:
+            output = header.outputs[layout.name]
+            outputs[layout.name] = output._replace(
+                dtype="" if layout.schema is not None else layout.dtype.str,
+                row_shape=layout.row_shape,
+                replaces=self._replaceable(output, was),
+                made="",
+            )
+        plain = replace(header, outputs=outputs, publishes=False, is_finished=False, skipped=(), read={})
+        header = self.save(plain)
+        self.sweep(header.run)
+        sinks = self.sinks(header, layouts)
+        files.make_folder(self.parts(header.run))
+        for sink in sinks:
+            sink.prepare()
+        return Start(header, sinks, frozenset())
+
+    def _replaceable(self, output: Output, was: Header | None) -> str:
+        """Return the stamp of an earlier run's output at a place, "" where the place is free."""
+        path = self.path_of(output)
+        lies = files.output_stamp(path)
+        if not lies:
+            return ""
+        same = [o for o in was.outputs.values() if o[:2] == output[:2]] if was else []
+        # A run that died while it published at an address leaves objects of two outputs.
+        if any(lies in (o.made, o.replaces) or (is_address(path) and was and was.publishes) for o in same):
+            return lies
+        why = "it has changed since" if same else f"no record names it ({self.folder!r})"
+        raise ConfigError(
+            f"sink {path!r} is not, or not only, an output of ff.run: {why}. overwrite=True replaces nothing else:"
+            " remove it yourself, or choose another path"
+        )
+
+    def again(self, header: Header, layouts: Sequence[Layout]) -> Start:
+        """Resume a run; it begins anew where an output or its parts are missing."""
+        places = [self.path_of(output) for output in header.outputs.values()]
+        found = [files.output_stamp(path) for path in places]
+        for path, lies, output in zip(places, found, header.outputs.values(), strict=True):
+            if lies not in ("", output.replaces, output.made) and not (is_address(path) and header.publishes):
+                raise self._foreign(path, header)
+        published = [
+            bool(o.made) and o.made == s for o, s in zip(header.outputs.values(), found, strict=True)
+        ]
+        chunks = layouts[0].chunks
+        sinks = self.sinks(header, layouts)
+        if header.is_finished and all(published):
+            self.sweep("")
+            return Start(header, sinks, frozenset(range(chunks.count)))
+        there = [is_address(self.folder) or files.exists(sink.folder) for sink in sinks]
+        if header.is_finished or not all(p or t for p, t in zip(published, there, strict=True)):
+            return self.anew(replace(header, run=uuid.uuid4().hex[:12]), layouts)
+        self.sweep(header.run)
+        done = frozenset(range(chunks.count))
+        for sink, is_out in zip(sinks, published, strict=True):
+            if not is_out:
+                sink.prepare()
+                done &= sink.done()
+        return Start(header, sinks, done)
+
+    def _foreign(self, path: str, header: Header) -> ConfigError:
+        if header.is_finished:
+            return ConfigError(
+                f"sink {path!r} changed since ff.run wrote it: restore it, or remove it yourself to have it computed"
+                " again"
+            )
+        return ConfigError(
+            f"sink {path!r} exists, and is not what was there when this run began; move it away and call ff.run as"
+            " before, which resumes"
+        )
+
+    # ---- its end ------------------------------------------------------------------------------------------
+
+    def publish(self, start: Start, skipped: Sequence[str], read: Mapping[str, list[str]]) -> Header:
+        """Put the outputs together, and move them to their places."""
+        header = self._current(start.header.run)
+        header = replace(header, skipped=tuple(skipped), read=read)
+        for sink in start.sinks:
+            header = (self._publish_objects if is_address(self.folder) else self._publish_file)(sink, header)
+        header = self.save(replace(header, is_finished=True, publishes=False))
+        self.sweep("")
+        return header
+
+    def _current(self, run: str) -> Header:
+        header = self.header()
+        if header is None or header.run != run:
+            raise ConfigError(
+                f"{self.folder!r} is no longer the record of this run: another run began here meanwhile"
+            )
+        return header
+
+    def _made(self, header: Header, name: str, stamp: str) -> Header:
+        outputs = {**header.outputs, name: header.outputs[name]._replace(made=stamp)}
+        return self.save(replace(header, outputs=outputs))
+
+    def _publish_file(self, sink: Sink, header: Header) -> Header:
+        output = header.outputs[sink.layout.name]
+        path = self.path_of(output)
+        lies = files.output_stamp(path)
+        if output.made and lies == output.made:
+            return header
+        if lies not in ("", output.replaces):
+            raise self._foreign(path, header)
+        whole, pieces = sink.whole()
+        if pieces is not None:
+            files.put_joined(whole, pieces)
+        header = self._made(header, sink.layout.name, files.output_stamp(whole))
+        if lies:
+            # It is removed with the parts; a run that dies before the next line finds them, and goes on.
+            os.rename(path, f"{sink.folder}.old")
+        if files.exists(path):
+            raise self._foreign(path, header)
+        os.rename(whole, path)
+        return header
+
+    def _publish_objects(self, sink: Sink, header: Header) -> Header:
+        output = header.outputs[sink.layout.name]
+        path = self.path_of(output)
+        lies = files.output_stamp(path)
+        whole, pieces = sink.whole()
+        complete = path if pieces is not None else files.joined(path, sink.mark)
+        if output.made and lies == output.made and files.exists(complete):
+            return header
+        if not header.publishes:
+            if lies not in ("", output.replaces):
+                raise self._foreign(path, header)
+            # From here on a run that resumes knows that the place is its own.
+            header = self.save(replace(header, publishes=True))
+        if pieces is not None:
+            files.put_joined(path, pieces)
+            return self._made(header, sink.layout.name, files.output_stamp(path))
+        # First, so that nobody takes what is left of the old output for a whole one.
+        files.remove(complete)
+        files.remove(path)
+        names = [name for name in files.find(whole) if name not in files.MARKS]
+        files.copy([files.joined(whole, n) for n in names], [files.joined(path, n) for n in names])
+        header = self._made(header, sink.layout.name, files.output_stamp(path))
+        content = files.read(files.joined(whole, sink.mark)) if sink.mark != files.COMPLETE else b""
+        files.put(complete, content)
+        return header
 
 
-# By process number, because a forked process needs a log of its own.
-@cache
-def _writer(pid: int) -> str:
-    """Return a name that is unique to this process, on all hosts and for later processes with the same number."""
-    return f"{socket.gethostname()}-{pid}-{uuid.uuid4().hex[:8]}"
+# ---- locks ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AddressLock:
+    """The lock of a sink at an address: an object that is created, with the process that has it."""
+
+    sink: str
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def path(self) -> str:
+        return files.resolved(self.sink + LOCK)
+
+    def acquire(self) -> None:
+        """Create the object, also in place of one of a process of this host that has ended."""
+        content = json.dumps(record() | {"token": self.token}).encode()
+        try:
+            files.put_new(self.path, content)
+        except FileExistsError:
+            found = self._found() or {}
+            is_dead = found.get("host") == socket.gethostname() and not _is_alive(found.get("pid", 0))
+            if not is_dead:
+                error = refused(self.sink, found or None)
+                raise ConfigError(f"{error}; if that process has ended, remove {self.path!r}") from None
+            files.put(self.path, content)
+            self.check()
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the object was removed or replaced."""
+        if (self._found() or {}).get("token") != self.token:
+            raise ConfigError(
+                f"sink {self.sink!r}: its lock {self.path!r} was removed or replaced while it was written; nothing of"
+                " another run was touched"
+            )
+
+    def release(self) -> None:
+        """Remove the object if it is still this process'."""
+        # A store that is gone keeps it, and the next run on this host finds that its process ended.
+        with suppress(OSError):
+            if (self._found() or {}).get("token") == self.token:
+                files.remove(self.path)
+
+    def _found(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads(files.read(self.path))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
+
+
+@contextmanager
+def held(sinks: Sequence[str]) -> Iterator[list[Any]]:
+    """Hold the locks of some sinks, paths or addresses, while the block runs; `check()` each before the end."""
+    paths = [sink for sink in sinks if not is_address(sink)]
+    with ExitStack() as stack:
+        holds: list[Any] = list(stack.enter_context(held_paths(paths))) if paths else []
+        for sink in sorted(sink for sink in sinks if is_address(sink)):
+            lock = AddressLock(sink)
+            try:
+                lock.acquire()
+            except OSError as error:
+                raise ConfigError(
+                    f"sink {sink!r} cannot be written: {error.strerror or error}; choose another address"
+                ) from error
+            stack.callback(lock.release)
+            holds.append(lock)
+        yield holds

@@ -15,7 +15,7 @@ from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -28,8 +28,9 @@ from dask_ferro.lower.inputs.shipping import ask_workers, copy_for
 from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.remote import is_address
-from dask_ferro.stream.task import ChunkCall, StreamJob, first_row, run_chunk, unseen
+from dask_ferro.stream.formats.tables import SentRows, forget
 from dask_ferro.stream.window import LOOK_S, Lost
+from dask_ferro.stream.work import ChunkCall, RowFeed, StreamJob, first_row, run_chunk, unseen
 
 # In flight: two chunks per thread, and some for the round trip of a result to the client and a task back.
 _PER_SLOT, _SPARE = 2, 2
@@ -37,9 +38,7 @@ _PER_SLOT, _SPARE = 2, 2
 _NO_WORKERS = 5.0
 # The cluster's size, which may change, is queried at most at this interval.
 _SIZE_KNOWN_S = 5.0
-# An error of a chunk may be a transient error of a shared file system, so it is retried once.  Dask itself counts
-# deaths
-# of workers.
+# A shared file system may fail for a moment.  Deaths of workers are counted by Dask itself.
 _RETRIES = 1
 # Attempts to send rows before a run fails; between them, the scheduler learns which worker is gone.
 _SENDINGS, _DEATH_KNOWN_S = 4, 0.2
@@ -47,41 +46,7 @@ _SENDINGS, _DEATH_KNOWN_S = 4, 0.2
 logger = logging.getLogger(__name__)
 
 
-class RowFeed(NamedTuple):
-    """The rows of one model input by chunk number; the same rows for all chunks where it carries no batch."""
-
-    piece: Callable[[int], Any]
-    carries: bool
-
-    def at(self, number: int) -> Any:
-        """Return the rows of a chunk."""
-        return self.piece(number if self.carries else 0)
-
-
-class Absence:
-    """The times of warnings that there is no worker: after `first` seconds, then at doubled intervals."""
-
-    def __init__(self, first: float) -> None:
-        self._first = self._next = first
-        self._since: float | None = None
-
-    def is_to_be_told(self, there: bool, now: float) -> bool:
-        """Record whether there is a worker at a time in seconds; return whether to warn."""
-        if there:
-            self._since, self._next = None, self._first
-            return False
-        if self._since is None:
-            self._since = now
-        if now - self._since < self._next:
-            return False
-        # Doubled each time, because a cluster may wait in a queue for hours.
-        self._next = 2 * max(self._next, now - self._since)
-        return True
-
-
 class ThreadPool:
-    """A pool of threads of this process."""
-
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._executor = ThreadPoolExecutor(slots, thread_name_prefix="ferro-stream")
@@ -89,32 +54,26 @@ class ThreadPool:
         self._feeds: Sequence[RowFeed]
 
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
-        """Return the result of `task.first_row`, from a thread."""
         given = [_here(feed.at(0)) for feed in feeds]
         return self._executor.submit(first_row, call, [f.carries for f in feeds], None, *given).result()
 
     def begin(
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
     ) -> None:
-        """Set the job, and the rows of the model's inputs."""
         self._job, self._feeds = job, feeds
 
     def limit(self) -> int:
-        """Return the number of chunks to have in flight."""
         return _PER_SLOT * self.slots
 
     def submit(self, number: int, attempt: int) -> ThreadFuture[None]:
-        """Submit a chunk."""
         return self._executor.submit(
             run_chunk, self._job, number, None, *(_here(feed.at(number)) for feed in self._feeds)
         )
 
     def send(self, function: Callable[..., Any], pieces: Sequence[Any]) -> ThreadFuture[Any]:
-        """Submit a function of some pieces."""
         return self._executor.submit(function, *map(_here, pieces))
 
     def error(self, future: ThreadFuture[None]) -> BaseException | None:
-        """Return the error of a failed chunk, or None."""
         return future.exception()
 
     def look(self) -> None:
@@ -124,6 +83,10 @@ class ThreadPool:
         """Cancel chunks that have not started, and wait for the others."""
         # Waits, because a running chunk writes to the sinks.
         self._executor.shutdown(wait=True, cancel_futures=True)
+        forget()
+
+    def end(self) -> None:
+        self.cancel()
 
 
 class _Delayed:
@@ -142,8 +105,6 @@ def _here(piece: Any) -> Any:
 
 
 class ClientPool:
-    """The workers of a distributed client."""
-
     def __init__(self, client: Any) -> None:
         self._client = client
         self._size = self._known_at = 0.0
@@ -154,7 +115,8 @@ class ClientPool:
         self._job: StreamJob
         self._feeds: Sequence[RowFeed]
         self._name = ""
-        self._absence = Absence(_NO_WORKERS)
+        self._alone_since: float | None = None
+        self._told_after = _NO_WORKERS
 
     @property
     def slots(self) -> int:
@@ -172,7 +134,6 @@ class ClientPool:
             raise ClosedClientError("the client of the run was closed")
 
     def _threads(self) -> Any:
-        """Return the threads of the workers."""
         self._check_open()
         try:
             return self._client.nthreads()
@@ -182,7 +143,6 @@ class ClientPool:
             raise
 
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
-        """Return the result of `task.first_row`, from a worker."""
         self._await_worker()
         copy = _copy(opened, self._client)
         given = [self._sent(feed.at(0)) for feed in feeds]
@@ -194,19 +154,11 @@ class ClientPool:
     def begin(
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
     ) -> None:
-        """Set the job, and the rows of the model's inputs.
-
-        Raises
-        ------
-        ConfigError
-            A worker cannot read the sink, or one of `paths`.
-        """
         self._opened, self._job, self._feeds = opened, job, feeds
         self._name = f"stream-{job.run}"
         self._await_worker()
         self._send_shared()
-        parts = [sink.path for sink in job.sinks]
-        seen = ask_workers(self._client, unseen, paths, job.journal, job.run, parts)
+        seen = ask_workers(self._client, unseen, paths, _seen_parts(job))
         blind = {w: p for w, p in seen.items() if p is not None}
         if blind:
             worker, path = next(iter(blind.items()))
@@ -221,7 +173,6 @@ class ClientPool:
             )
 
     def limit(self) -> int:
-        """Return the number of chunks to have in flight."""
         return _PER_SLOT * self.slots + _SPARE
 
     def submit(self, number: int, attempt: int) -> Any:
@@ -238,7 +189,6 @@ class ClientPool:
         )
 
     def send(self, function: Callable[..., Any], pieces: Sequence[Any]) -> Any:
-        """Submit a function of some pieces."""
         return self._submit(f"stream-{uuid4().hex}", function, *map(self._sent, pieces))
 
     def _submit(self, key: Any, function: Callable[..., Any], *pieces: Any, retries: int = 0) -> Any:
@@ -258,7 +208,7 @@ class ClientPool:
     def _sent(self, piece: Any) -> Any:
         if isinstance(piece, Delayed):
             return self._client.compute(piece)
-        if isinstance(piece, np.ndarray) and piece.nbytes > EMBED_BYTES:
+        if isinstance(piece, (np.ndarray, SentRows)) and piece.nbytes > EMBED_BYTES:
             return self._scattered(piece)
         return piece
 
@@ -295,9 +245,14 @@ class ClientPool:
     def look(self) -> None:
         """Warn when there has been no worker for a while; raise when the client was closed, as no chunk would end."""
         self._check_open()
-        if self._client.status == "running" and self._absence.is_to_be_told(
-            bool(self._threads()), time.monotonic()
-        ):
+        if self._client.status != "running" or self._threads():
+            self._alone_since, self._told_after = None, _NO_WORKERS
+            return
+        now = time.monotonic()
+        self._alone_since = now if self._alone_since is None else self._alone_since
+        if now - self._alone_since >= self._told_after:
+            # Doubled each time, because a cluster may wait in a queue for hours.
+            self._told_after = 2 * (now - self._alone_since)
             logger.warning(
                 "the cluster at %s has no workers; ff.run waits for one, and then continues",
                 self._client.scheduler.address,
@@ -318,8 +273,18 @@ class ClientPool:
         if self._client.status == "running":
             self._client.cancel(list(self._live))
 
+    def end(self) -> None:
+        if self._name and self._client.status == "running":
+            ask_workers(self._client, forget)
+
 
 AnyPool = ThreadPool | ClientPool
+
+
+def _seen_parts(job: StreamJob) -> list[str]:
+    if not is_address(job.parts):
+        return [job.parts, *(sink.folder for sink in job.sinks)]
+    return [f"{os.path.dirname(job.parts)}/run.json"]
 
 
 def _called(*args: Any) -> Any:
@@ -376,6 +341,4 @@ def pool_for(client: Any) -> Iterator[AnyPool]:
     except BaseException:
         pool.cancel()
         raise
-    # Threads end with the run; a cluster belongs to its owner.
-    if isinstance(pool, ThreadPool):
-        pool.cancel()
+    pool.end()

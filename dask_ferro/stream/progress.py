@@ -22,15 +22,7 @@ class _RowRate(ProgressColumn):
 
 @contextmanager
 def bar(title: str, rows: int, done: int, wanted: bool | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar while the block runs; yield the function that adds rows to it.
-
-    Parameters
-    ----------
-    rows, done : int
-        All rows, and those of an earlier run.
-    wanted : bool or None
-        Whether to show it; None: if standard error is a terminal, or this is a notebook.
-    """
+    """Show a progress bar of `rows`, of which an earlier run has `done`; yield the function that adds rows to it."""
     in_cell = is_notebook()
     if not (in_cell or sys.stderr.isatty() if wanted is None else wanted):
         yield lambda more: None

@@ -2,14 +2,15 @@
 
     numbers --submit--> in flight (at most `limit`) --> done, one by one
 
-It knows no client, model or file: the pool submits chunks, and returns the error of a future.
+It knows no client, model or file: a pool has `limit()`, `submit(number, attempt)` with a future, its `error(future)`
+(None where it is done, `Lost` where another attempt may help), and `look()`, called while no chunk ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 # A chunk whose input or model was lost with a worker is submitted again; a fourth loss is not a coincidence.
 _ATTEMPTS = 4
@@ -31,34 +32,10 @@ class ChunkFailed(Exception):
         self.others = others
 
 
-class Future(Protocol):
-    """A future of `concurrent.futures`, or of distributed."""
-
-    def add_done_callback(self, fn: Callable[[Any], Any]) -> None: ...
-
-
-class ChunkPool(Protocol):
-    """A pool that runs chunks."""
-
-    def limit(self) -> int:
-        """Return the number of chunks to have in flight now."""
-        ...
-
-    def submit(self, number: int, attempt: int) -> Future:
-        """Submit a chunk."""
-        ...
-
-    def error(self, future: Any) -> BaseException | None:
-        """Return the error of a completed future, `Lost` where another attempt may help; None if it succeeded."""
-        ...
-
-    def look(self) -> None:
-        """Warn of trouble, if there is any; called while no chunk ends."""
-        ...
-
-
-def drive(numbers: Iterable[int], pool: ChunkPool) -> Iterator[int]:
-    """Yield the numbers of chunks as they are done.
+def drive(
+    numbers: Iterable[int], pool: Any, submit: Callable[[int, int], Any] | None = None
+) -> Iterator[int]:
+    """Yield the numbers of chunks as they are done; `submit` in place of the pool's own.
 
     Raises
     ------
@@ -71,7 +48,7 @@ def drive(numbers: Iterable[int], pool: ChunkPool) -> Iterator[int]:
     failures: list[tuple[int, BaseException]] = []
 
     def start(number: int, attempt: int) -> None:
-        future = pool.submit(number, attempt)
+        future = (submit or pool.submit)(number, attempt)
         flying[future] = number, attempt
         # Completed futures arrive in a queue, because polling all futures in flight would cost more with their number.
         future.add_done_callback(ended.put)
@@ -82,7 +59,11 @@ def drive(numbers: Iterable[int], pool: ChunkPool) -> Iterator[int]:
             start(number, 0)
         if not flying:
             break
-        future = _next_ended(ended, pool)
+        try:
+            future = ended.get(timeout=LOOK_S)
+        except Empty:
+            pool.look()
+            continue
         number, attempt = flying.pop(future)
         error = pool.error(future)
         if error is None:
@@ -94,11 +75,3 @@ def drive(numbers: Iterable[int], pool: ChunkPool) -> Iterator[int]:
     if failures:
         number, failed = failures[0]
         raise ChunkFailed(number, failed, len(failures) - 1) from failed
-
-
-def _next_ended(ended: SimpleQueue[Any], pool: ChunkPool) -> Any:
-    while True:
-        try:
-            return ended.get(timeout=LOOK_S)
-        except Empty:
-            pool.look()

@@ -20,67 +20,37 @@ WIDE = ff.workloads.build("wide", branches=16, length=1, slow_s=0.05, fast_s=0.0
 X = np.ones(256, "f4")
 
 
-def bundles(model: Any, **kwargs: Any) -> int:
-    """Return the number of tasks that a local scheduler runs."""
-    from dask.callbacks import Callback
-
-    ran: list[Any] = []
-    with Callback(pretask=lambda key, *rest: ran.append(key)):
-        model.compute(**kwargs)
-    return len(ran)
-
-
-@pytest.fixture
-def wide() -> Any:
-    return ff.from_onnx(WIDE)(X)
+def bundles(**settings: Any) -> int:
+    """Return the number of tasks that a call is cut into."""
+    with dask.config.set({key.replace("__", "."): value for key, value in settings.items()}):
+        return len(ff.from_onnx(WIDE).planned(X).bundles)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "settings",
     [
-        pytest.param(lambda: {"scheduler": "threads", "num_workers": 8}, id="num_workers"),
-        pytest.param(lambda: {"num_workers": 8}, id="num_workers of the default scheduler"),
-        pytest.param(lambda: {"scheduler": "threads", "pool": ThreadPoolExecutor(8)}, id="pool"),
+        pytest.param(lambda: {"num_workers": 8}, id="num_workers"),
+        pytest.param(lambda: {"pool": ThreadPoolExecutor(8)}, id="pool"),
         pytest.param(lambda: {"pool": ThreadPool(8)}, id="a pool of multiprocessing"),
-        pytest.param(lambda: {"scheduler": ThreadPoolExecutor(8)}, id="an executor as scheduler"),
+        pytest.param(lambda: {"ferro__bundle__workers": 8}, id="our own setting"),
     ],
 )
-def test_arguments_of_compute(wide: Any, told: Any) -> None:
-    few, many = bundles(wide, scheduler="threads", num_workers=2), bundles(wide, **told())
+def test_the_configuration_counts(settings: Any) -> None:
+    few, many = bundles(num_workers=2), bundles(**settings())
     assert many > few
     assert 8 <= many <= 16 + 2
-    # And back again: the number of the call before does not stick.
-    assert bundles(wide, scheduler="threads", num_workers=2) == few
 
 
-@pytest.mark.parametrize("key", ["num_workers", "pool"])
-def test_dasks_configuration(wide: Any, key: str) -> None:
-    with dask.config.set({key: 8 if key == "num_workers" else ThreadPoolExecutor(8)}):
-        assert slots() == 8
-        assert 8 <= bundles(wide, scheduler="threads") <= 16 + 2
+def test_our_own_setting_is_the_strongest() -> None:
+    assert bundles(num_workers=8, ferro__bundle__workers=2) == bundles(num_workers=2)
 
 
-def test_an_argument_is_stronger_than_the_configuration(wide: Any) -> None:
-    few = bundles(wide, scheduler="threads", num_workers=2)
-    with dask.config.set(num_workers=8):
-        assert bundles(wide, scheduler="threads", num_workers=2) == few
-
-
-def test_our_own_setting_is_the_strongest(wide: Any) -> None:
-    few = bundles(wide, scheduler="threads", num_workers=2)
-    with dask.config.set({"ferro.bundle.workers": 2}):
-        assert bundles(wide, scheduler="threads", num_workers=8) == few
-
-
-def test_a_local_scheduler_beside_a_cluster_is_cut_for_its_own_threads(wide: Any) -> None:
+def test_a_call_beside_a_cluster_is_cut_for_its_threads() -> None:
     with running(1, processes=False):
         assert slots() == 1
-        assert bundles(wide, scheduler="threads", num_workers=8) >= 8
-        assert len(wide.compute()) == 16
-
-
-def test_one_thread_computes_a_synchronous_run(wide: Any) -> None:
-    assert bundles(wide, scheduler="sync") == bundles(wide, scheduler="threads", num_workers=1)
+        few = bundles()
+        assert len(ff.from_onnx(WIDE)(X).compute()) == 16
+    assert few == bundles(num_workers=1)
 
 
 def test_otherwise_the_machines_cores() -> None:

@@ -147,7 +147,7 @@ async def check(
         part_of(scheduler, BundleCosts).costs.add(MeasuredTasks(name.replace(" ", "-"), name, 1, 1e-3, 100.0))  # type: ignore[union-attr]
         part_of(scheduler, BundleCosts).costs.add(MeasuredTasks(name, name, 1, 1e-3, 100.0))  # type: ignore[union-attr]
     bundles = [await compared(client, scheduler, own, seed, how) for seed in seeds]
-    assert sum(map(bool, bundles)) > len(bundles) // 3
+    assert sum(map(bool, bundles)) >= len(bundles) // 3
     for worker in own:
         if worker not in workers:
             await worker.close()

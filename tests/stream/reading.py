@@ -1,7 +1,8 @@
-"""Outputs as arrays, whatever their format, read by the format's own package."""
+"""Outputs as arrays, read by the format's own package, and the parts of those that are not complete."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,3 +19,15 @@ def read(path: str | Path) -> np.ndarray:
         (name,) = table.column_names
         return np.stack(table.to_pandas()[name].to_list())
     return np.asarray(np.load(path))
+
+
+def done_in(journal: str | Path) -> list[int]:
+    """Return the chunks whose parts of the first output are there, by the folder of a record."""
+    return [number for folder in Path(journal).glob("parts-*/0") for number in done_at(folder)]
+
+
+def done_at(folder: Path) -> list[int]:
+    """Return the chunks whose parts are in a folder."""
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    found = (re.fullmatch(r"part-(\d+)\.\w+|c/(\d+)(?:/\d+)*", name) for name in names)
+    return sorted(int(match[1] or match[2]) for match in found if match)

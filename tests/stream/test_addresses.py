@@ -20,9 +20,10 @@ import pytest
 import zarr
 
 import dask_ferro as ff
-from dask_ferro.stream.journal import Journal
-from dask_ferro.stream.stores import addresses, leases
-from dask_ferro.stream.stores.leases import AddressLock, acquired, held
+from dask_ferro.lower.prepared.remote import told, web_failure, without_secrets
+from dask_ferro.stream import files
+from dask_ferro.stream.ends import check_places
+from dask_ferro.stream.journal import AddressLock, SinkPath, held
 from tests.clusters import running
 from tests.each import every
 from tests.graphs import close, mlp, mlp_reference
@@ -111,7 +112,7 @@ def placed(kind: str, folder: Path, bucket: Callable[[], str]) -> Iterator[Place
     address = f"{bucket()}/data" if kind == "s3" else "memory://store/data"
     upload(folder, address)
     yield Place(address, folder)
-    addresses.remove([f"{address}/{name}" for name in objects(address)])
+    files.remove(address)
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +192,7 @@ def test_a_source_that_changed_is_not_resumed(place: Place, source: str, tmp_pat
     sink = tmp_path / ("out.npy" if source in ARRAYS else "out.parquet")
     run(place / source, sink)
     place.changed(source)
-    with pytest.raises(ff.ConfigError, match=r"the source changed|of another run; source of"):
+    with pytest.raises(ff.ConfigError, match=r"of another run: .* source of|the source changed"):
         run(place / source, sink)
 
 
@@ -202,14 +203,15 @@ def test_a_source_that_changes_while_it_is_read_ends_the_run(
     place: Place, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = tmp_path / ("out.npy" if source in ARRAYS else "out.parquet")
-    record = Journal.record
+    put = files.put
 
-    def after_a_chunk(journal: Journal, text: bytes) -> None:
-        record(journal, text)
-        monkeypatch.setattr(Journal, "record", record)
-        place.changed(source)
+    def after_a_chunk(path: str, content: Any) -> None:
+        put(path, content)
+        if "part-" in path:
+            monkeypatch.setattr(files, "put", put)
+            place.changed(source)
 
-    monkeypatch.setattr(Journal, "record", after_a_chunk)
+    monkeypatch.setattr(files, "put", after_a_chunk)
     with pytest.raises((ff.ConfigError, RuntimeError), match="changed while"):
         run(place / source, sink, batch=5)
     assert not sink.exists()
@@ -225,7 +227,8 @@ def test_a_pattern_of_paths_is_one_table(data: Path, tmp_path: Path) -> None:
 SINKS = [
     ("memory", "t.parquet", "out.parquet"), ("memory", "t.parquet", "deep/in/out.csv"),
     ("memory", "images", "out.parquet"), ("memory", "x.npy", "out.parquet"), ("memory", "x.npy", "out.zarr"),
-    ("s3", "t.parquet", "out.parquet"), ("s3", "x.npy", "out.zarr"),
+    ("memory", "x.npy", "out.npy"),
+    ("s3", "t.parquet", "out.parquet"), ("s3", "x.npy", "out.zarr"), ("s3", "t.csv", "out.csv"),
 ]  # fmt: skip
 
 
@@ -235,13 +238,16 @@ def store(request: pytest.FixtureRequest) -> Iterator[str]:
     kind = getattr(request, "param", "memory")
     address = f"{request.getfixturevalue('bucket')}/sinks" if kind == "s3" else "memory://store/sinks"
     yield address
-    addresses.remove([f"{address}/{name}" for name in objects(address)])
+    files.remove(address)
 
 
 def content(sink: str, folder: Path) -> Path:
     """Return the local copy of an output at an address."""
     copy = folder / sink.rpartition("/")[2]
     shutil.rmtree(copy, ignore_errors=True)
+    if sink.endswith((".csv", ".npy")):
+        copy.write_bytes(files.read(sink))
+        return copy
     for name, there in objects(sink).items():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_bytes(there)
@@ -251,6 +257,9 @@ def content(sink: str, folder: Path) -> Path:
 def complete(source: str, sink: str, data: Path, folder: Path) -> None:
     """Check an output at an address, of all rows."""
     copy = content(sink, folder)
+    if sink.endswith((".csv", ".npy")):
+        same(data, source, copy)
+        return
     assert (copy / ("zarr.json" if sink.endswith(".zarr") else "_SUCCESS")).exists()
     (copy / "_SUCCESS").unlink(missing_ok=True)
     if source == "x.npy":
@@ -260,32 +269,30 @@ def complete(source: str, sink: str, data: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("store", "source", "name"), SINKS, indirect=["store"])
-def test_a_sink_at_an_address_is_complete_repaired_and_replaced(
+def test_a_sink_at_an_address_is_complete_and_replaced(
     store: str, source: str, name: str, data: Path, tmp_path: Path
 ) -> None:
     given, sink = str(data / source), f"{store}/{name}"
     assert run(given, sink).chunks_computed == 3
     complete(source, sink, data, tmp_path)
-    assert {n for n in objects(store) if ".ferro-" in n} == {
-        f"{name}.ferro-progress/header.json",
-        f"{name}.ferro-progress/finished",
-    }
+    assert {n for n in objects(store) if ".ferro-" in n} == {f"{name}.ferro-progress/run.json"}
     assert run(given, sink).chunks_computed == 0
 
-    chunk = next(n for n in sorted(objects(sink)) if n not in ("_SUCCESS", "zarr.json"))
-    addresses.put(f"{sink}/{chunk}", b"other")
-    assert (run(given, sink).chunks_computed, run(given, sink).chunks_computed) == (1, 0)
-    complete(source, sink, data, tmp_path)
-
-    with pytest.raises(ff.ConfigError, match=r"is of another run; batch"):
+    with pytest.raises(ff.ConfigError, match=r"is of another run: .*batch \("):
         run(given, sink, batch=3)
     assert run(given, sink, batch=3, overwrite=True).chunks_computed > 1
     complete(source, sink, data, tmp_path)
 
+    last = sink if name.endswith((".csv", ".npy")) else f"{sink}/{max(set(objects(sink)) - {'zarr.json'})}"
+    files.put(last, b"other")
+    for options, said in (({"batch": 3}, "changed since"), ({"overwrite": True}, "it has changed since")):
+        with pytest.raises(ff.ConfigError, match=said):
+            run(given, sink, **options)
+
 
 def test_what_ff_run_did_not_write_is_kept(store: str, data: Path) -> None:
     sink = f"{store}/out.parquet"
-    addresses.put(f"{sink}/part-000000.parquet", b"theirs")
+    files.put(f"{sink}/part-000000.parquet", b"theirs")
     for options in ({}, {"overwrite": True}):
         with pytest.raises(ff.ConfigError, match=r"not begun by ff.run|not, or not only, an output"):
             run(str(data / "x.npy"), sink, **options)
@@ -334,7 +341,8 @@ def life(monkeypatch: pytest.MonkeyPatch) -> Life:
 def test_a_run_that_dies_at_any_step_resumes_and_shows_nothing_half_made(
     name: str, replaces: bool, data: Path, tmp_path: Path, life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "LEASE_S", 0.02)
+    # A process that died has left its lock.
+    monkeypatch.setattr("dask_ferro.stream.journal._is_alive", lambda pid: False)
     given, step, died = str(data / "x.npy"), 0, True
     while died:
         sink = f"memory://dying/{replaces}/{step}/{name}"
@@ -362,59 +370,42 @@ def whole_or_none(sink: str) -> None:
         assert len(chunks) in (2, 3), sorted(names)
 
 
-def acquire(*leases: AddressLock) -> None:
-    assert list(acquired(leases)) == list(leases)
-
-
-def test_a_sink_at_an_address_has_one_run_at_a_time(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "LEASE_S", 0.5)
+def test_a_sink_at_an_address_has_one_run_at_a_time(store: str) -> None:
     with held([f"{store}/a.zarr", f"{store}/b.zarr"]):
-        with pytest.raises(
-            ff.ConfigError, match=r"b.zarr' is being written by another ff.run: process \d+ on host"
-        ):
-            acquire(AddressLock(f"{store}/b.zarr"))
+        said = (
+            r"b.zarr' is being written by another ff.run: process \d+ on host.*remove '.*b.zarr.ferro-lock'"
+        )
+        with pytest.raises(ff.ConfigError, match=said), held([f"{store}/b.zarr"]):
+            pass
         with held([f"{store}/c.zarr"]):
             pass
     assert objects(store) == {}
 
 
-def test_a_lease_that_is_not_renewed_is_taken_over_and_its_holder_finds_out(
+def test_a_lock_of_a_process_that_ended_is_taken_over_and_its_holder_finds_out(
     store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "LEASE_S", 0.02)
     first, second = AddressLock(f"{store}/a.zarr"), AddressLock(f"{store}/a.zarr")
-    acquire(first)
-    first.check()
-    acquire(second)
-    second.check()
-    with pytest.raises(ff.ConfigError, match="was taken over by process"):
+    first.acquire()
+    monkeypatch.setattr("dask_ferro.stream.journal._is_alive", lambda pid: False)
+    second.acquire()
+    with pytest.raises(ff.ConfigError, match="was removed or replaced"):
         first.check()
-    # Neither takes it back, nor removes that of the other.
-    first.renew()
     first.release()
     second.check()
     second.release()
     assert objects(store) == {}
-
-
-def test_a_lease_is_free_once_its_holder_ends(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "LEASE_S", 1.0)
-    first, second = AddressLock(f"{store}/a.zarr"), AddressLock(f"{store}/a.zarr")
-    acquire(first)
-    waiting = threading.Thread(target=acquire, args=[second])
-    waiting.start()
-    first.release()
-    ended(waiting)
-    second.check()
-    second.release()
+    files.put(first.path, b'{"host": "far", "pid": 7, "since": "2026-01-01"}')
+    with pytest.raises(
+        ff.ConfigError, match=r"process 7 on host 'far', since 2026-01-01.*if that process has ended"
+    ):
+        first.acquire()
 
 
 def chunks_at(store: str) -> list[str]:
     """Return the objects of chunks below an address, wherever a run keeps them until it is complete."""
     # Only listed: what is read may be gone by then.
-    return [
-        name for name in addresses.objects_below(store) if re.search(r"/part-\d+\.parquet$|/c/\d+/", name)
-    ]
+    return [name for name in files.find(store) if re.search(r"/part-\d+\.parquet$|/c/\d+/", name)]
 
 
 @pytest.mark.cluster
@@ -456,12 +447,6 @@ def test_workers_that_are_killed_between_two_addresses_lose_and_repeat_nothing(
     [
         pytest.param("https://host/y.zarr", "https:// is read, and not written", id="a web server"),
         pytest.param("sftp://host/y.zarr", "sftp:// is read, and not written", id="no object store"),
-        pytest.param(
-            "s3://bucket/y.npy", "put as a whole; wanted an address ending in", id="a file of pieces"
-        ),
-        pytest.param(
-            "s3://bucket/folder", "put as a whole; wanted an address ending in", id="a folder of them"
-        ),
         pytest.param("s3://bucket", "whole bucket|unknown format|put as a whole", id="a bucket"),
         pytest.param("s3://y.zarr", "is a whole bucket", id="a bucket of that name"),
         pytest.param("s3://me:SECRET@bucket/y.zarr", "has a user, a password or a query", id="a password"),
@@ -508,3 +493,162 @@ def test_an_address_that_is_signed_again_resumes_and_its_signature_is_nowhere(
     assert summary.chunks_computed == 0
     for path in (tmp_path / "y.npy.ferro-progress").iterdir():
         assert b"SECRET" not in path.read_bytes()
+
+
+SHOWN = [
+    ("https://me:SECRET@host/net.onnx?signature=SECRET#SECRET", "https://host/net.onnx"),
+    ("simplecache::http://u:SECRET@h/x.npy", "simplecache::http://h/x.npy"),
+    ("zip://a@b.npy::blockcache::http://u:SECRET@h/x.zip?SECRET", "zip://b.npy::blockcache::http://h/x.zip"),
+    ("s3://key:sec/SECRET@bucket/o.parquet", "s3://bucket/o.parquet"),
+    ("s3://key:SEC::RET@bucket/o.parquet", "s3://bucket/o.parquet"),
+    ("s3://key:12/SECRET@bucket/o.parquet", "s3://bucket/o.parquet"),
+    ("s3://key:SEC?RET@bucket/o.parquet", "s3://bucket/o.parquet"),
+    ("http://me:SEC@RET/w0rd@host/x.npy", "http://host/x.npy"),
+    ("http://SECRET@host:80/x.npy", "http://host:80/x.npy"),
+    ("http://u:SECRET@[bad/x.npy", "http://[bad/x.npy"),
+    ("http://host:80/a@b/x.npy?mail=a@b", "http://host:80/a@b/x.npy"),
+    ("http://host/a@b/x.npy", "http://host/a@b/x.npy"),
+    ("s3://bucket/a#1 b?.parquet", "s3://bucket/a#1 b?.parquet"),
+    ("s3://bucket/a.parquet?X-Amz-Signature=SECRET", "s3://bucket/a.parquet"),
+    ("memory:///b/x.npy", "memory:///b/x.npy"),
+]
+
+
+@every(("address", "wanted"), SHOWN)
+def test_an_address_is_shown_without_secrets(address: str, wanted: str) -> None:
+    assert without_secrets(address) == wanted
+    assert without_secrets(wanted) == wanted or "@" in wanted
+
+
+TEXTS = [
+    ("s3://u:SECRET@h/x", 'Invalid bucket name "u:SECRET@h"', 'Invalid bucket name "h"'),
+    ("s3://u:SECRET/PASS@h/x", 'Invalid bucket name "u:SECRET"', 'Invalid bucket name "***"'),
+    ("s3://u:SECRET/PASS@h/x", "no key 'PASS@h/x' in it", "no key '***@h/x' in it"),
+    ("http://me:p@SECRET/PASS@host/x", "Cannot connect to host SECRET:80", "Cannot connect to host ***:80"),
+    ("http://me:SEC/RET@h/x", "GET http://me:SEC/RET@h/x?a=PASS", "GET http://h/x"),
+    ("http://me:SEC+RET@h/x", "user me:SEC%2BRET@h", "user h"),
+    ("simplecache::s3://u:SECRET@h/x", "bucket u:SECRET@h, not SECRET", "bucket h, not ***"),
+]
+
+
+@pytest.mark.parametrize(("address", "text", "wanted"), TEXTS)
+def test_an_error_is_told_without_secrets(address: str, text: str, wanted: str) -> None:
+    assert told(OSError(text), address) == f"OSError: {wanted}"
+
+
+@pytest.mark.parametrize(
+    "sink", ["memory://AKIA:ab/SECRET@bucket/x.parquet", "s3://AKIA:12/SECRET@bucket/x.zarr"]
+)
+def test_a_sink_with_a_password_is_refused(sink: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((3, 6), np.float32))
+    with pytest.raises(ff.ConfigError, match="has a user, a password or a query") as error:
+        ff.run(mlp(), tmp_path / "x.npy", sink)
+    assert "SECRET" not in str(error.value)
+
+
+# ---- failures ---------------------------------------------------------------------------------------------
+
+
+class Answer(Exception):
+    """An answer of a web server, as aiohttp raises it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"{status} of http://me:SECRET@host/x.npy")
+        self.status, self.message = status, "words"
+
+
+FAILURES = [
+    (Answer(404), None),
+    (Answer(410), None),
+    (FileNotFoundError("x"), None),
+    (Answer(401), r"its server answers with status 401 \(words\)"),
+    (Answer(503), r"its server answers with status 503 \(words\)"),
+    (OSError("no route to me:SECRET@host"), "cannot be reached: OSError: no route to host"),
+    (None, None),
+]
+
+
+@pytest.mark.parametrize(("cause", "words"), FAILURES, ids=lambda value: repr(value)[:20])
+def test_a_failure_of_the_web_is_not_a_missing_file(
+    cause: Exception | None, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("aiohttp")
+    from fsspec.implementations.http import HTTPFileSystem
+
+    def info(self: Any, path: str) -> Any:
+        raise FileNotFoundError(path) from cause
+
+    # An instance that fsspec has kept has the method of before.
+    HTTPFileSystem.clear_instance_cache()
+    monkeypatch.setattr(HTTPFileSystem, "info", info)
+    address = "http://me:SECRET@host/x.npy"
+    kind = FileNotFoundError if words is None else OSError
+    with pytest.raises(kind, match=words or "it does not exist") as error:
+        files.stamp(address)
+    assert type(error.value) is kind
+    assert "SECRET" not in str(error.value)
+    if words is None:
+        assert not files.exists(address)
+        return
+    with pytest.raises(OSError, match=words):
+        files.exists(address)
+
+
+def test_a_cause_is_looked_for_behind_others() -> None:
+    error = FileNotFoundError("x")
+    error.__cause__ = RuntimeError("retried")
+    error.__cause__.__cause__ = Answer(403)
+    assert web_failure(error, "http://host/x") == "its server answers with status 403 (words)"
+
+
+UNREADABLE = [
+    "foo://b/x",
+    "foo://b/x.npy",
+    "foo://b/x.csv",
+    "http://u:SECRET@[bad/x.npy",
+    "ftp://127.0.0.1:9/x",
+]
+
+
+@pytest.mark.parametrize("source", UNREADABLE)
+def test_what_cannot_be_read_is_a_configuration_error(source: str, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    with pytest.raises(ff.ConfigError, match=r"cannot be read|does not exist") as error:
+        ff.run(mlp(), source, tmp_path / "y.npy")
+    assert "SECRET" not in str(error.value)
+
+
+# ---- what addresses name ----------------------------------------------------------------------------------
+
+
+@every(
+    ("source", "sink", "same"),
+    [
+        ("memory:///b/x.zarr", "memory://b/x.zarr", True),
+        ("memory://b/x.zarr/y", "memory:///b/x.zarr", True),
+        ("s3a://b/x.zarr", "s3://b/x.zarr", True),
+        ("S3://b/x.zarr", "s3://b/x.zarr", True),
+        ("s3://b/x.zarr", "memory://b/x.zarr", False),
+        ("memory://b/x#1.zarr", "memory://b/x#2.zarr", False),
+        ("memory://b/x.zarr", "memory://b/x.zarr.zarr", False),
+        ("/b/x.zarr", "memory://b/x.zarr", False),
+        ("file:///nowhere/x.zarr", "/nowhere/x.zarr", True),
+    ],
+)
+def test_aliases_of_an_address_are_the_same(source: str, sink: str, same: bool) -> None:
+    if "s3" in source.lower():
+        pytest.importorskip("s3fs")
+    place = SinkPath("zarr", files.resolved(sink))
+    sources = [files.resolved(source)]
+    if not same:
+        check_places(sources, [place], f"{sink}.ferro-progress")
+        return
+    with pytest.raises(ff.ConfigError, match="are the same"):
+        check_places(sources, [place], f"{sink}.ferro-progress")
+
+
+def test_a_number_sign_and_a_scheme_in_capitals_are_accepted(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((3, 6), np.float32))
+    for sink in ("memory://signs/y#1.parquet", "MEMORY://signs/y#2.parquet"):
+        assert ff.run(mlp(), tmp_path / "x.npy", sink).rows == 3
+    assert {name.partition("/")[0] for name in objects("memory://signs")} >= {"y#1.parquet", "y#2.parquet"}

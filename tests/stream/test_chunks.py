@@ -18,7 +18,7 @@ MANY = 10**9
         pytest.param(CHUNK_BYTES // 1024, {"rows": MANY, "row_bytes": 1024}, id="as many as make 32 MiB"),
         pytest.param(1, {"rows": MANY, "row_bytes": 2 * CHUNK_BYTES}, id="a row that is larger is a chunk"),
         pytest.param(500, {"rows": MANY, "row_seconds": 0.01}, id="no more than five seconds of work"),
-        pytest.param(125, {"rows": 1000, "row_seconds": 0.001, "slots": 2}, id="four chunks a thread"),
+        pytest.param(1000, {"rows": 64_000, "row_seconds": 0.001, "slots": 2}, id="32 chunks a thread"),
         pytest.param(50, {"rows": 1000, "row_seconds": 0.001, "slots": 99}, id="not less than is worth a task"),
         pytest.param(1000, {"rows": 1000, "row_seconds": 1e-6}, id="no more than there are"),
         pytest.param(1, {"rows": 0}, id="no rows, and still a number to divide by"),
@@ -29,6 +29,10 @@ MANY = 10**9
         pytest.param(32_768, {"rows": MANY, "row_bytes": 1024, "grain": MANY},
             id="not one that would not fit into memory"),
         pytest.param(5, {"rows": MANY, "row_seconds": 1.0, "grain": 1000}, id="not one that takes for ever"),
+        pytest.param(50_000, {"rows": 10**6, "row_seconds": 1e-6, "grain": 10**6, "is_cut": True},
+            id="equal parts of one that can be cut, of 50 ms"),
+        pytest.param(1000, {"rows": 10**4, "row_bytes": 1000, "row_seconds": 5e-5, "grain": 10, "is_cut": True},
+            id="many small ones together"),
     ],
 )  # fmt: skip
 def test_batch(wanted, facts):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import dask_ferro as ff
-from dask_ferro.stream.formats.images import imagenet
+from dask_ferro.stream.formats.images import identity, imagenet
+from tests.programs import ran
 
 pd = pytest.importorskip("pandas")
 PIL = pytest.importorskip("PIL.Image")
@@ -62,10 +65,7 @@ def wanted(folder: Any, preprocess: Any) -> tuple[list[str], np.ndarray]:
 
 
 def read(path: Any) -> Any:
-    parts = [os.path.join(path, n) for n in sorted(os.listdir(path))]
-    return pd.concat(
-        [pd.read_csv(p) if p.endswith("csv") else pd.read_parquet(p) for p in parts], ignore_index=True
-    )
+    return pd.read_csv(path) if str(path).endswith("csv") else pd.read_parquet(path)
 
 
 @pytest.mark.parametrize("sink", ["out.parquet", "out.csv"])
@@ -126,7 +126,9 @@ def as_it_is(image: Any) -> np.ndarray:
             {"preprocess": pixels, "keep": ["label"]}, r"keep=\['label'\].*'path' alone", id="no such column"
         ),
         pytest.param(
-            {"preprocess": pixels, "sink": "y.npy", "output": "mean", "keep": []}, "keep= needs", id="keep"
+            {"preprocess": pixels, "sink": "y.npy", "output": "mean", "keep": []},
+            "keep= writes a table",
+            id="keep",
         ),
     ],
 )
@@ -173,11 +175,99 @@ class Counting:
         return pixels(image)
 
 
-@pytest.mark.parametrize("function", [remembers, Counting()])
-def test_a_function_with_a_memory_finishes_and_resumes(folder: Any, tmp_path: Any, function: Any) -> None:
+def test_a_function_with_a_memory_finishes_and_resumes(folder: Any, tmp_path: Any) -> None:
     for done in (3, 0):
-        summary = ff.run(model(), folder, tmp_path / "out.parquet", preprocess=function, batch=4)
+        summary = ff.run(model(), folder, tmp_path / "out.parquet", preprocess=remembers, batch=4)
         assert summary.chunks_computed == done
+
+
+def test_an_object_that_changes_finishes_and_is_another_run(folder: Any, tmp_path: Any) -> None:
+    function, sink = Counting(), tmp_path / "out.parquet"
+    assert ff.run(model(), folder, sink, preprocess=function).rows == COUNT
+    with pytest.raises(ff.ConfigError, match=r"is of another run: call ff.run.*preprocess \(was Counting"):
+        ff.run(model(), folder, sink, preprocess=function)
+
+
+def scaled(scale: float, image: Any) -> np.ndarray:
+    return pixels(image) * np.float32(scale)
+
+
+def closure(scale: float) -> Any:
+    return lambda image: pixels(image) * np.float32(scale)
+
+
+def default(value: float) -> Any:
+    def made(image: Any, scale: float = value) -> np.ndarray:
+        return pixels(image) * np.float32(scale)
+
+    return made
+
+
+class Scaled:
+    def __init__(self, scale: float) -> None:
+        self.scale, self.table = scale, {"a": np.full(3, scale), "b": {1, 2}}
+
+    def __call__(self, image: Any) -> np.ndarray:
+        return pixels(image) * np.float32(self.scale)
+
+    def method(self, image: Any) -> np.ndarray:
+        return self(image)
+
+
+FUNCTIONS = {
+    "an argument of a partial": lambda scale: partial(scaled, scale),
+    "a keyword of a partial": lambda scale: partial(pixels, side=int(scale)),
+    "a closure": closure,
+    "a default": default,
+    "an object": Scaled,
+    "a method": lambda scale: Scaled(scale).method,
+    "a function in an object": lambda scale: partial(map, closure(scale)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_its_code_arguments_and_state(name: str) -> None:
+    make = FUNCTIONS[name]
+    assert identity(make(1.0)) == identity(make(1.0)) != identity(make(2.0))
+
+
+def test_a_function_is_the_same_in_another_process() -> None:
+    code = "from tests.stream.test_images import *; print(*(identity(m(1.0)) for m in FUNCTIONS.values()), sep='\\n')"
+    run = ran([sys.executable, "-c", code], env={"PYTHONPATH": str(Path(__file__).parents[2])})
+    assert run.stdout.splitlines() == [identity(make(1.0)) for make in FUNCTIONS.values()], run.stderr
+
+
+@pytest.mark.parametrize("sink", ["out.parquet", "out.csv"])
+def test_images_that_cannot_be_read_are_skipped_and_named(folder: Any, tmp_path: Any, sink: str) -> None:
+    for number in (0, 3, 4, 5):
+        next(folder.glob(f"image {number}.*")).write_bytes(b"no image")
+    bad = [str(next(folder.glob(f"image {number}.*"))) for number in (0, 3, 4, 5)]
+    call = partial(ff.run, model(), folder, tmp_path / sink, preprocess=pixels, batch=2, unreadable="skip")
+    summary = call()
+    assert (summary.rows, list(summary.skipped)) == (COUNT - 4, bad)
+    assert "4 files skipped" in str(summary)
+    assert sorted([*read(tmp_path / sink)["path"], *bad]) == sorted(wanted_paths(folder))
+    assert (call().skipped, call().chunks_computed) == (summary.skipped, 0)
+    with pytest.raises(ff.ConfigError, match="needs a table as sink"):
+        ff.run(model(), folder, tmp_path / "y", preprocess=pixels, unreadable="skip")
+
+
+def wanted_paths(folder: Any) -> list[str]:
+    return [str(path) for path in folder.iterdir() if path.suffix.lower() == ".png"]
+
+
+def test_a_thousand_images_are_many_chunks(folder: Any, tmp_path: Any) -> None:
+    for k in range(COUNT, 200):
+        os.link(folder / "image 1.png", folder / f"image {k}.png")
+    assert ff.run(model(), folder, tmp_path / "out.parquet", preprocess=pixels).chunks_computed == 20
+
+
+def test_images_in_folders_of_a_folder_are_read(folder: Any, tmp_path: Any) -> None:
+    os.makedirs(folder / "class b" / ".ipynb_checkpoints")
+    for name in ("class b/1.png", "class b/.2.png", "class b/.ipynb_checkpoints/3.png"):
+        os.link(folder / "image 1.png", folder / name)
+    assert ff.run(model(), folder, tmp_path / "out.parquet", preprocess=pixels).rows == COUNT + 1
+    assert read(tmp_path / "out.parquet")["path"][0] == str(folder / "class b" / "1.png")
 
 
 def test_names_and_order_are_those_of_links(folder: Any, tmp_path: Any) -> None:

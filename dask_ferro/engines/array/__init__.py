@@ -2,8 +2,7 @@
 
     supports(node, opset, dtypes)                             whether the table declares a node
     compile(nodes, inputs, outputs, opset=, weights=)         a bundle as straight-line Python; on_device=True:
-                                                              shape computations stay on the host; optimized=True:
-                                                              elementwise chains and equal products are one call each
+                                                              shape computations stay on the host
         .bind(xp)                                             attributes parsed, weights as arrays of `xp`
         (*arrays)                                             a tuple of arrays
 

@@ -9,8 +9,7 @@ The source contains only generated names (v0, w1, k2), never text from a model. 
 tells the node of a failing call, so successful calls have no overhead for it.
 
 For a device, `host_ops` keeps shape computations on the host: there a weight w1 has a twin h1, a numpy array, and a
-value computed on the host is uploaded where a kernel reads it: up(v3).  With `optimized`, `fuse` and `batch` shorten
-the program; no run on a GPU has measured their gain yet.
+value computed on the host is uploaded where a kernel reads it: up(v3).
 """
 
 from __future__ import annotations
@@ -26,11 +25,9 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.host_ops import mark, read_on_host
 from dask_ferro.engines.array.kernel import Fn
-from dask_ferro.engines.array.passes.batch import batch
-from dask_ferro.engines.array.passes.fuse import fuse
-from dask_ferro.engines.array.passes.host_ops import mark, read_on_host
-from dask_ferro.engines.array.passes.unit import Unit, member_op, units_of
+from dask_ferro.engines.array.unit import Unit, member_op, units_of
 from dask_ferro.engines.device.oom import ran_out
 from dask_ferro.engines.hooks import OpHook
 from dask_ferro.errors import ConfigError
@@ -184,7 +181,6 @@ def compile(
     opset: int,
     weights: Mapping[str, ir.TensorProtocol],
     on_device: bool = False,
-    optimized: bool = False,
 ) -> Program:
     """Return the program that computes `outputs` from `inputs` by `nodes`.
 
@@ -200,8 +196,6 @@ def compile(
         Constants by value name; constants that no node reads are ignored.
     on_device : bool
         Whether it is to run on a device: shape computations stay on the host.
-    optimized : bool
-        Whether the program makes fewer calls: elementwise chains become one kernel, equal products one call.
 
     Raises
     ------
@@ -213,8 +207,6 @@ def compile(
     units = units_of(nodes, opset)
     if on_device:
         units = mark(units, weights)
-    if optimized:
-        units = batch(fuse(units, outputs, weights, opset), outputs)
     names = _Names(inputs, weights)
     arguments_of, results_of = [], []
     for unit in units:

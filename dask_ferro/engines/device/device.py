@@ -8,31 +8,34 @@
 
 `CupyDevice` is a GPU; `testing.emulated_device` has bounded memory on array_api_strict, for machines without a GPU.
 CuPy computes products with cuBLAS, and convolution and attention as unrolled windows and batched products, also with
-cuBLAS, because CuPy no longer has cuDNN; an elementwise chain can be one generated kernel (`array.passes.fuse`).
-bfloat16, strings and sequences fall back to the host's engines.  Sizes are bytes.
+cuBLAS, because CuPy no longer has cuDNN.  bfloat16, strings and sequences fall back to the host's engines.  Sizes are
+bytes.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
-from types import ModuleType
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.device.memory import account
-from dask_ferro.engines.device.pinned import PinnedBuffers
 from dask_ferro.graph.ir.dtypes import NAMES
 
 # CuPy reads this variable at its first product of float32 matrices.
 _TF32 = "CUPY_TF32"
-# The most page-locked host memory of a process.
-_PINNED = 2 << 30
+# A download of at least 256 KiB goes to page-locked memory, which a GPU writes several times as fast; at most 2 GiB of
+# it are in use, since it is taken from all processes.
+_SMALLEST, _LOCKED = 256 << 10, 2 << 30
 # CuPy's pool rounds each allocation up to a multiple of these bytes.
 _ROUNDED = 512
 
@@ -172,7 +175,9 @@ class CupyDevice:
         self._cupy = cupy
         self._device = cupy.cuda.Device(ordinal)
         self._thread = threading.local()
-        self._pinned = pinned_buffers(cupy)
+        self._lock = threading.Lock()
+        # Bytes of page-locked memory in use, and those of collected arrays, whose finalizers must not wait for a lock.
+        self._locked, self._unlocked = 0, deque[int]()
 
     def to_device(self, array: np.ndarray) -> Array:
         """Return a copy on the device; raises CuPy's MemoryError where it does not fit."""
@@ -182,8 +187,31 @@ class CupyDevice:
     def to_host(self, array: Array) -> np.ndarray:
         """Return a copy on the host, after all work that this thread has queued."""
         self.traffic.down(array.nbytes)
-        # Without a buffer CuPy allocates the result.
-        found: np.ndarray = self._cupy.asnumpy(array, out=self._pinned.empty(array.shape, array.dtype))
+        # Without a target CuPy allocates the result.
+        found: np.ndarray = self._cupy.asnumpy(array, out=self.page_locked(array.shape, array.dtype))
+        return found
+
+    def page_locked(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray | None:
+        """Return an array in page-locked memory of CuPy's pool; None if it is small, or too much is in use."""
+        nbytes = prod(shape) * np.dtype(dtype).itemsize
+        # The pool keeps a buffer of each size: of powers of two there are few.
+        size = 1 << max(nbytes - 1, 0).bit_length()
+        with self._lock:
+            while self._unlocked:
+                self._locked -= self._unlocked.popleft()
+            if nbytes < _SMALLEST or self._locked + size > _LOCKED:
+                return None
+            self._locked += size
+        import cupyx
+
+        try:
+            buffer = cupyx.empty_pinned(size, np.uint8)
+        except self._cupy.cuda.runtime.CUDARuntimeError:
+            self._unlocked.append(size)
+            return None
+        # All views of the array keep this one.
+        weakref.finalize(buffer, self._unlocked.append, size).atexit = False
+        found: np.ndarray = buffer[:nbytes].view(dtype).reshape(shape)
         return found
 
     def allocation(self, array: Array) -> int:
@@ -202,6 +230,7 @@ class CupyDevice:
         """Return blocks without arrays to the driver."""
         with self._device:
             self._cupy.get_default_memory_pool().free_all_blocks()
+            self._cupy.get_default_pinned_memory_pool().free_all_blocks()
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -220,19 +249,6 @@ class CupyDevice:
             with self._device:
                 self._thread.stream = self._cupy.cuda.Stream(non_blocking=True)
         return self._thread.stream
-
-
-def pinned_buffers(cupy: ModuleType) -> PinnedBuffers:
-    """Return buffers for downloads, at most 2 GiB."""
-
-    def allocate(nbytes: int) -> memoryview:
-        # Not from CuPy's own pool, which keeps a buffer of each size for ever.
-        try:
-            return memoryview(cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(nbytes), 0))
-        except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise MemoryError(f"no {nbytes:,} bytes of page-locked memory: {error}") from error
-
-    return PinnedBuffers(allocate, _PINNED)
 
 
 def cupy_devices() -> int:

@@ -34,7 +34,6 @@ from dask_ferro.engines import Array
 from dask_ferro.engines.cache import Cache, HasBytes
 from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.device.oom import ran_out
-from dask_ferro.engines.device.rwlock import ReadersWriterLock
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -144,7 +143,9 @@ class Residency:
         self.together = max(int(free * _TOGETHER), results or 0, weights or 0)
         self.keeps_inputs = keeps_inputs
         self._lock = threading.RLock()
-        self._users = ReadersWriterLock()
+        # Bundles that run, and whether one runs alone or waits until it can.
+        self._turns = threading.Condition()
+        self._running, self._is_alone = 0, False
         # Ids of finalized arrays, and slots; a deque, because a finalizer must not wait for a lock.
         self._gone: deque[Hashable] = deque()
         # Ids of arrays that have a finalizer.
@@ -241,13 +242,13 @@ class Residency:
             Values that must not be evicted.
         """
         try:
-            with self._users.reading(), self._reading(reads):
+            with self._turn(), self._reading(reads):
                 return self._finished(compute, then)
         except Exception as error:
             if not ran_out(error):
                 raise
         # Outside the handler, because arrays that the error's frames reference have to be freed first.
-        with self._users.writing(), self._reading(reads):
+        with self._turn(alone=True), self._reading(reads):
             self.clear()
             return self._finished(compute, then)
 
@@ -256,6 +257,25 @@ class Residency:
         with self._lock:
             self._make_room(0, 0)
         self.device.release()
+
+    @contextmanager
+    def _turn(self, *, alone: bool = False) -> Iterator[None]:
+        """Run beside other bundles, or alone, which later ones wait for."""
+        with self._turns:
+            self._turns.wait_for(lambda: not self._is_alone)
+            self._is_alone, self._running = alone, self._running + (not alone)
+        try:
+            if alone:
+                with self._turns:
+                    self._turns.wait_for(lambda: not self._running)
+            yield
+        finally:
+            with self._turns:
+                if alone:
+                    self._is_alone = False
+                else:
+                    self._running -= 1
+                self._turns.notify_all()
 
     def _finished(self, compute: Callable[[], T], then: Callable[[T], R]) -> R:
         with self.device.stream():

@@ -17,7 +17,6 @@ decides the provider: arrays in host memory (`array_api_strict` in the tests) ru
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -104,19 +103,6 @@ class Held(NamedTuple):
 Holder = Callable[[Callable[[], Held]], Held]
 
 
-def holder() -> Holder:
-    """Return a factory that builds a session once and keeps it, for a device without memory management."""
-    lock, kept = threading.Lock(), list[Held]()
-
-    def held(build: Callable[[], Held]) -> Held:
-        with lock:
-            if not kept:
-                kept.append(build())
-            return kept[0]
-
-    return held
-
-
 class DeviceSessionRun:
     """The nodes between `inputs` and `outputs` as one session on a device, on arrays of the device.
 
@@ -126,8 +112,8 @@ class DeviceSessionRun:
         The session's arena may take at most half of its memory that is free now.
     exact : bool, optional
         As in `SessionRun`.
-    held : callable, optional
-        Factory of the session, which builds it again where it was dropped; default: `holder()`.
+    held : callable
+        Keeps the session that it builds, and builds it again where it was dropped; see `Residency.slot`.
 
     Raises
     ------
@@ -148,7 +134,7 @@ class DeviceSessionRun:
         device: Device,
         threads: int = 1,
         exact: bool = False,
-        held: Holder | None = None,
+        held: Holder,
     ) -> None:
         piece = extract(model, nodes, inputs, outputs, opset=opset)
         self._device = device
@@ -166,7 +152,7 @@ class DeviceSessionRun:
         self._kept: dict[str, bool] = {}
         self._shrinking = run_options(self._place)
         self._weights = sum(t.nbytes for t in weights_of(model, nodes).values())
-        self._held = holder() if held is None else held
+        self._held = held
         self._held(self._for_keeping)
         # Bytes on the host; `Held` has the bytes on the device.
         self.nbytes = len(self._content) * 5

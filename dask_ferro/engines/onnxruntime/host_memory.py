@@ -95,26 +95,6 @@ def _libc() -> ctypes.CDLL | None:
     return None if sys.platform == "win32" else ctypes.CDLL(None)
 
 
-class _Mallinfo(ctypes.Structure):
-    """Glibc's `struct mallinfo2`, sums over all its heaps."""
-
-    _fields_ = [
-        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
-        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
-    ]
-
-
-def in_use() -> int:
-    """Return the bytes that the process has allocated and not freed; 0 where the C library does not report them."""
-    # glibc 2.33 and newer; its `mallinfo` counts in ints, which overflow at 2 GiB.
-    tell = getattr(_libc(), "mallinfo2", None)
-    if tell is None:
-        return 0
-    tell.restype = _Mallinfo
-    told = tell()
-    return int(told.uordblks + told.hblkhd)
-
-
 class Returns:
     """A counter that calls `give_back` each time that enough bytes were built or dropped.
 

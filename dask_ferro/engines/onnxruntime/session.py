@@ -10,7 +10,7 @@ fail, also a user's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import onnx_ir as ir
@@ -19,11 +19,11 @@ import onnxruntime as ort
 from dask_ferro.engines import Array
 from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.onnxruntime.faster_nodes import faster
-from dask_ferro.engines.onnxruntime.folded import Constants, constants
-from dask_ferro.engines.onnxruntime.host_memory import in_use, share_arena
+from dask_ferro.engines.onnxruntime.host_memory import share_arena
 from dask_ferro.engines.onnxruntime.support import HOST, RAISED_ALONE
 from dask_ferro.engines.subgraph import extract
 from dask_ferro.engines.time_limit import current, stopped_by
+from dask_ferro.graph.ir.nodes import bodies, type_of, value_bytes
 from dask_ferro.graph.ir.regions import REMAT_KEY
 
 # A session with prepacked weights takes 1.6 x their size (measured).
@@ -74,16 +74,13 @@ class SessionRun:
         self._nodes = len(nodes)
         self._apart = kept_apart(nodes, exact=exact)
         weights = {name: tensor.nbytes for name, tensor in piece.weights.items()}
-        kept = constants(nodes, weights, outputs)
-        # Only where it is needed, because it takes 25 us, as long as the calls of five sessions.
-        before = in_use() if kept.unknown else 0
         self._session = self._built(session_options(piece.folder, threads, prepack))
-        grown = in_use() - before if kept.unknown else 0
         self._run = self._session.run
         self._inputs = tuple(inputs)
         self._outputs = list(outputs)
         held = sum(array.nbytes for array in self._shared.values())
-        self.nbytes = len(self._content) * 5 + held + _kept_bytes(kept, weights, prepack, grown)
+        packed = int(sum(weights.values()) * (_PREPACK_FACTOR if prepack else 0.0))
+        self.nbytes = len(self._content) * 5 + held + _SESSION_BYTES + packed + made_bytes(nodes, weights)
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         run, feeds = self._run, dict(zip(self._inputs, arrays, strict=True))
@@ -107,15 +104,17 @@ class SessionRun:
         return ort.InferenceSession(self._content, options, providers=[HOST], disabled_optimizers=self._apart)
 
 
-def _kept_bytes(kept: Constants, weights: Mapping[str, int], prepack: bool, grown: int) -> int:
-    """Return the bytes that a session keeps in addition to its content, estimated from its graph.
+def made_bytes(nodes: Iterable[ir.Node], weights: Iterable[str]) -> int:
+    """Return the bytes of the values that depend on no input, which ONNX Runtime computes when it builds a session.
 
-    Where the graph does not declare the size of a constant that is computed at build, the growth of the process counts,
-    if it is larger.  Other threads may inflate it, which costs at most another build.
+    The onnx package's light models make their weights so, 490 MB from a file of 4 kB.
     """
-    mapped = sum(weights[name] for name in kept.weights)
-    by_graph = _SESSION_BYTES + kept.nbytes + int(mapped * (_PREPACK_FACTOR if prepack else 0.0))
-    return max(by_graph, grown) if kept.unknown else by_graph
+    known, total = set(weights), 0
+    for node in nodes:
+        if not bodies(node) and all(v.name in known for v in node.inputs if v is not None and v.name):
+            known.update(v.name for v in node.outputs if v.name)
+            total += sum(value_bytes(type_of(v, {})) for v in node.outputs if v.name)
+    return total
 
 
 def kept_apart(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:

@@ -1,25 +1,35 @@
-"""The projected makespan of a partition: list scheduling on identical workers, with Dask's overheads.
+"""The projected makespan of a partition, and its peak of results in memory: list scheduling, with Dask's overheads.
 
-The model, in the figures of a Dask cluster of processes: a task costs its worker `task_s` besides its own
-seconds; a task that follows another is ready `hop_s` after it, wherever it runs; bytes cost their transfer
-when their producer ran elsewhere; and the scheduler, one process, hands out a task every `dispatch_s`.  A
-free worker takes the ready bundle of highest upward rank (the longest way to the end), the worker that holds
-most of its inputs first.
+The model, in the figures of a Dask cluster of processes: a task costs its worker `task_s` besides its own seconds; a
+task that follows another is ready `hop_s` after it, wherever it runs; bytes cost their transfer when their producer ran
+elsewhere; and the scheduler, one process, hands out a task every `dispatch_s`.  Of the ready pieces, a free worker
+takes that of highest upward rank (the longest way to the end), or the first in another order, and of the free workers
+that which holds most of its inputs.
 
-Durations are seconds, sizes bytes.  It decides nothing and knows neither nodes nor devices; ties break by
-number.
+A piece of several nodes keeps what it hands out until the last reader of any of it has run; what is sent to another
+worker counts there once more.  Results that nobody reads are not counted: they stay, however the graph is cut.
+
+Durations are seconds, sizes bytes.  It decides nothing and knows neither nodes nor devices; ties break by number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from math import inf
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from dask_ferro.graph.bundling.partition import Dag, Quotient, partitioned
+from dask_ferro.graph.bundling.partition import Dag, Floats, Ints, Quotient, partitioned
+
+# A piece that reads some results of another is sent all of them if that is at most so many bytes more for each one
+# that it reads: a task that picks one takes as long.
+MORE = 2 << 20
+# Of each piece, those that it waits for, to the place of each in an order: of ready pieces, the least runs first.
+Ranks: TypeAlias = Callable[[Sequence[Sequence[int]]], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,15 @@ class Overheads:
 
 
 DASK = Overheads()
+FREE = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=inf, dispatch_s=0.0)
+
+
+class Schedule(NamedTuple):
+    """Seconds from submission until the last piece ends, the worker of each piece, and starts (v) and ends (~v)."""
+
+    seconds: float
+    ran_on: Sequence[int]
+    events: Sequence[int]
 
 
 def project(
@@ -56,7 +75,7 @@ def project(
     ----------
     dag : Dag
     bundles : sequence of sequence of int
-        A convex partition of its nodes; ValueError if it is none.
+        A convex partition of its nodes, in topological order; ValueError if it is none.
     workers : int
         Identical, one bundle at a time each.
     overheads : Overheads
@@ -66,18 +85,26 @@ def project(
     Upward rank: Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for
     heterogeneous computing", 2002.
     """
-    return makespan(partitioned(dag, bundles), workers=workers, overheads=overheads)
+    return scheduled(partitioned(dag, bundles), workers=workers, overheads=overheads).seconds
 
 
-def lower_bound(q: Quotient, *, workers: int, overheads: Overheads) -> float:
-    """Return the larger of the longest path, the work, and the scheduler's part: no schedule beats it."""
+def lower_bound(q: Quotient, *, workers: int, overheads: Overheads, enough: float = inf) -> float:
+    """Return the larger of the longest path, the work, and the scheduler's part: no schedule beats it.
+
+    Where the others are more than `enough`, the path is left out, which takes longest to find.
+    """
     tasks = len(q)
     work = (float(q.seconds.sum()) + tasks * overheads.task_s) / workers
-    path = max(upward_rank(q, replace(overheads, bytes_per_s=inf)), default=0.0)
-    return max(path, work, tasks * overheads.dispatch_s)
+    least = max(work, tasks * overheads.dispatch_s)
+    return least if least > enough else max(least, longest_path(q, replace(overheads, bytes_per_s=inf)))
 
 
-def upward_rank(q: Quotient, overheads: Overheads) -> list[float]:
+def longest_path(q: Quotient, overheads: Overheads = FREE) -> float:
+    """Return the seconds of the longest path."""
+    return max(_upward_rank(q, overheads), default=0.0)
+
+
+def _upward_rank(q: Quotient, overheads: Overheads) -> list[float]:
     """Return, for each piece, the seconds of the longest way from its start to the end of the graph."""
     # Lists, since a numpy array makes a new object for each element that is read.
     ends, targets = q.succ_at.tolist(), q.dst.tolist()
@@ -93,16 +120,43 @@ def upward_rank(q: Quotient, overheads: Overheads) -> list[float]:
     return rank
 
 
-def makespan(q: Quotient, *, workers: int, overheads: Overheads) -> float:
-    """Return the projected makespan of a quotient."""
-    hop, dispatch = overheads.hop_s, overheads.dispatch_s
-    rank = upward_rank(q, overheads)
-    targets, ends = q.dst.tolist(), q.succ_at.tolist()
+def handed_out(q: Quotient) -> Floats:
+    """Return for each piece the bytes that other pieces read from it."""
+    value, src, _, size = q.rows
+    first = np.unique(value, return_index=True)[1]
+    return np.bincount(src[first], weights=size[first], minlength=len(q)).astype(np.float64)
+
+
+def as_sent(q: Quotient, overheads: Overheads) -> Quotient:
+    """Return a quotient with the bytes that are sent over its edges, and the seconds of tasks that pick results.
+
+    A piece that reads some results of another is sent all of them, or a task for each picks it.
+    """
+    value, src, dst, _ = q.rows
+    if not len(src):
+        return q
+    total = handed_out(q)[q.src]
+    row_edge = np.searchsorted(q.src * len(q) + q.dst, src * len(q) + dst)
+    read = np.bincount(row_edge, minlength=len(q.src))
+    whole = total - q.size <= MORE * read
+    picked = ~whole[row_edge]
+    first = np.unique(value[picked], return_index=True)[1]
+    picks = np.bincount(src[picked][first], minlength=len(q))
+    return replace(q, seconds=q.seconds + overheads.task_s * picks, size=np.where(whole, total, q.size))
+
+
+def scheduled(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks | None = None) -> Schedule:
+    """Return the projected schedule of a quotient, by upward rank or in the order of `ranks`."""
+    hop, dispatch, per_s = overheads.hop_s, overheads.dispatch_s, overheads.bytes_per_s
+    targets, sources = _rows_of(q.dst, q.succ_at), _rows_of(q.src[q.into], q.pred_at)
+    sizes = _rows_of(q.size[q.into], q.pred_at)
+    rank: Sequence[float] = [-way for way in _upward_rank(q, overheads)] if ranks is None else ranks(sources)
     spent = (q.seconds + overheads.task_s).tolist()
-    transfers = _Transfers(q, overheads)
     waits = np.diff(q.pred_at).tolist()
     arrived = [0.0] * len(q)
-    coming = [(0.0, -rank[v], v) for v in range(len(q)) if not waits[v]]
+    ran_on = [-1] * len(q)
+    events: list[int] = []
+    coming = [(0.0, rank[v], v) for v in range(len(q)) if not waits[v]]
     heapify(coming)
     ready: list[tuple[float, int]] = []
     running: list[tuple[float, int, int]] = []
@@ -115,62 +169,64 @@ def makespan(q: Quotient, *, workers: int, overheads: Overheads) -> float:
             at, priority, v = heappop(coming)
             arrived[v] = dispatched = max(dispatched, at) + dispatch
             heappush(ready, (priority, v))
-        while ready and _is_any_free(idle, free):
+        while ready and len(running) < workers:
             v = heappop(ready)[1]
-            worker = transfers.holder(v, free)
-            worker = heappop(idle) if worker < 0 else worker
+            # The free worker that made most bytes of the inputs, else the first.
+            made: dict[int, float] = {}
+            for u, size in zip(sources[v], sizes[v], strict=True):
+                made[ran_on[u]] = made.get(ran_on[u], 0.0) + size
+            worker = min((w for w in made if free[w]), key=lambda w: (-made[w], w), default=-1)
+            while worker < 0 or not free[worker]:
+                worker = heappop(idle)
             free[worker] = False
-            begin = max(now, arrived[v] + transfers.seconds(v, worker))
-            heappush(running, (begin + spent[v], worker, v))
+            ran_on[v] = worker
+            events.append(v)
+            fetched = sum(made.values()) - made.get(worker, 0.0)
+            heappush(running, (max(now, arrived[v] + fetched / per_s) + spent[v], worker, v))
         end = running[0][0] if running else inf
         start = max(dispatched, coming[0][0]) + dispatch if coming else inf
         now = max(now, min(end, start))
         while running and running[0][0] <= now:
             _, worker, u = heappop(running)
+            events.append(~u)
             free[worker] = True
             heappush(idle, worker)
-            for v in targets[ends[u] : ends[u + 1]]:
+            for v in targets[u]:
                 waits[v] -= 1
                 if not waits[v]:
-                    heappush(coming, (now + hop, -rank[v], v))
-    return now
+                    heappush(coming, (now + hop, rank[v], v))
+    return Schedule(now, ran_on, events)
 
 
-def _is_any_free(idle: list[int], free: list[bool]) -> bool:
-    """Return whether a worker is free; then the least of them is the first of `idle`."""
-    while idle and not free[idle[0]]:
-        heappop(idle)
-    return bool(idle)
+def peak(q: Quotient, schedule: Schedule) -> float:
+    """Return the most bytes of results in memory at a time."""
+    sources, sizes = _rows_of(q.src[q.into], q.pred_at), _rows_of(q.size[q.into], q.pred_at)
+    made, unread = handed_out(q).tolist(), np.diff(q.succ_at).tolist()
+    # By piece, its bytes on all workers.
+    held = [0.0] * len(q)
+    sent: set[tuple[int, int]] = set()
+    total = most = 0.0
+    for event in schedule.events:
+        if event >= 0:
+            worker = schedule.ran_on[event]
+            for u, size in zip(sources[event], sizes[event], strict=True):
+                if schedule.ran_on[u] != worker and (u, worker) not in sent:
+                    sent.add((u, worker))
+                    held[u] += size
+                    total += size
+            most = max(most, total)
+            continue
+        held[~event] += made[~event]
+        total += made[~event]
+        most = max(most, total)
+        for u in sources[~event]:
+            unread[u] -= 1
+            if not unread[u]:
+                total -= held[u]
+    return most
 
 
-class _Transfers:
-    """Workers of finished pieces, and the bytes that their consumers fetch from them."""
-
-    def __init__(self, q: Quotient, overheads: Overheads) -> None:
-        self._ends = q.pred_at.tolist()
-        self._sources = q.src[q.into].tolist()
-        self._seconds = (q.size[q.into] / overheads.bytes_per_s).tolist()
-        self._ran_on = [-1] * len(q)
-
-    def holder(self, v: int, free: list[bool]) -> int:
-        """Return the free worker that holds most bytes of the inputs of `v`, or -1."""
-        a, b = self._ends[v], self._ends[v + 1]
-        # Most pieces have one input; no dict is built for them.
-        if b - a == 1:
-            worker = self._ran_on[self._sources[a]]
-            return worker if free[worker] else -1
-        held: dict[int, float] = {}
-        for edge in range(a, b):
-            worker = self._ran_on[self._sources[edge]]
-            if free[worker]:
-                held[worker] = held.get(worker, 0.0) + self._seconds[edge]
-        return min(held, key=lambda w: (-held[w], w)) if held else -1
-
-    def seconds(self, v: int, worker: int) -> float:
-        """Return the seconds until the inputs of `v` are at `worker`, where it will run."""
-        total = 0.0
-        for edge in range(self._ends[v], self._ends[v + 1]):
-            if self._ran_on[self._sources[edge]] != worker:
-                total += self._seconds[edge]
-        self._ran_on[v] = worker
-        return total
+def _rows_of(column: Ints | Floats, at: Ints) -> list[list[Any]]:
+    """Return the lists of a column, which starts at each place of `at`: numpy makes an object for each element."""
+    values = column.tolist()
+    return [values[a:b] for a, b in pairwise(at.tolist())]

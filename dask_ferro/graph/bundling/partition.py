@@ -1,23 +1,21 @@
 """A graph of nodes as plain integers, and its quotient by a partition.
 
 `Dag` holds all that a partition is made from: seconds of each node, bytes of each edge, and edges that must not be
-cut. `Quotient` is a partition of it together with the graph between its pieces; pieces are numbered in
-topological order, so a loop over ``range(len(q))`` is a forward sweep.  `merged` contracts further and
-refuses to make a cycle.
+cut.  `Quotient` is a partition of it together with the graph between its pieces; pieces are numbered in topological
+order, so a loop over ``range(len(q))`` is a forward sweep.  `merged` contracts further and refuses to make a cycle.
 
     nodes   0 ─ 1 ─ 3        piece of   0 1 2 3          pieces   0 ─ 1
              ╲ 2 ╱           node       0 0 0 1
 
-A partition without a cycle between its pieces is what "convex" means here: a piece can run as one task,
-because everything that it needs can be ready before it starts.  Seconds and bytes are floats; nothing here
-knows ONNX.
+A partition without a cycle between its pieces is what "convex" means here: a piece can run as one task, because
+everything that it needs can be ready before it starts.  Seconds and bytes are floats; nothing here knows ONNX.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, overload
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,36 +27,6 @@ Rows: TypeAlias = tuple[Ints, Ints, Ints, Floats]
 Bundles: TypeAlias = tuple[tuple[int, ...], ...]
 
 
-class EdgeColumns(Sequence[tuple[int, int, float]]):
-    """The edges of a `Dag` as columns: of 100,000 nodes, rows of tuples take a quarter of a second to be read."""
-
-    def __init__(self, src: Sequence[int] | Ints, dst: Sequence[int] | Ints, size: Floats) -> None:
-        self.src, self.dst = np.asarray(src, np.int64), np.asarray(dst, np.int64)
-        self.size = np.asarray(size, np.float64)
-
-    def __len__(self) -> int:
-        return len(self.src)
-
-    @overload
-    def __getitem__(self, at: int) -> tuple[int, int, float]: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> EdgeColumns: ...
-
-    def __getitem__(self, at: int | slice) -> tuple[int, int, float] | EdgeColumns:
-        if isinstance(at, slice):
-            return EdgeColumns(self.src[at], self.dst[at], self.size[at])
-        return int(self.src[at]), int(self.dst[at]), float(self.size[at])
-
-    @classmethod
-    def of(cls, edges: Sequence[tuple[int, int, float]]) -> EdgeColumns:
-        """Return edges as columns."""
-        if isinstance(edges, EdgeColumns):
-            return edges
-        sources, targets, sizes = zip(*edges, strict=True) if len(edges) else ((), (), ())
-        return cls(sources, targets, np.asarray(sizes, np.float64))
-
-
 @dataclass(frozen=True)
 class Dag:
     """Nodes 0 .. n-1 in a topological order.
@@ -67,7 +35,7 @@ class Dag:
     ----------
     seconds : sequence of float
         Projected seconds of each node.
-    edges : sequence of (src, dst, bytes)
+    edges : sequence of (src, dst, bytes), or array of three columns
         One row for each value and consumer; ``src < dst``.
     glued : sequence of (src, dst)
         Nodes that must share a bundle: sequences and optionals do not travel between tasks.
@@ -77,7 +45,7 @@ class Dag:
     """
 
     seconds: Sequence[float]
-    edges: Sequence[tuple[int, int, float]]
+    edges: Sequence[tuple[int, int, float]] | Floats
     glued: Sequence[tuple[int, int]] = ()
     values: Sequence[int] | Ints = ()
 
@@ -90,11 +58,10 @@ class Quotient:
     ----------
     piece_of : array of int
         Piece of each node of the `Dag`.
-    seconds : array of float
-        Of each piece.
-    level : array of int
-        A number for each piece that rises along every edge, and with the piece: merging pieces of one level
-        can make no cycle.
+    seconds, shares : array of float
+        Of each piece: its seconds, and its part of what one piece may hold.
+    kinds : array of int
+        Of each piece; pieces of different kinds are never merged, and one of a kind below 0 with none.
     src, dst, size : array
         The edges between pieces, sorted, and the bytes that cross each.
     succ_at, pred_at : array of int
@@ -106,7 +73,8 @@ class Quotient:
 
     piece_of: Ints
     seconds: Floats
-    level: Ints
+    shares: Floats
+    kinds: Ints
     src: Ints
     dst: Ints
     size: Floats
@@ -120,128 +88,98 @@ class Quotient:
 
     def bundles(self) -> Bundles:
         """Return the nodes of each piece, ascending, pieces in topological order."""
-        order = np.argsort(self.piece_of, kind="stable")
         ends = np.cumsum(np.bincount(self.piece_of, minlength=len(self))).tolist()
-        nodes = order.tolist()
-        return tuple(tuple(nodes[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True)) if ends else ()
+        nodes = np.argsort(self.piece_of, kind="stable").tolist()
+        return tuple(tuple(nodes[a:b]) for a, b in zip([0, *ends], ends, strict=False))
 
 
-def rows_of(dag: Dag) -> Rows:
-    """Return the edges of `dag` as columns (value, src, dst, bytes)."""
-    n, m = len(dag.seconds), len(dag.edges)
-    columns = EdgeColumns.of(dag.edges)
-    src, dst, size = columns.src, columns.dst, columns.size
-    wrong = np.flatnonzero((src < 0) | (src >= dst) | (dst >= n))
-    if len(wrong):
-        row = int(wrong[0])
-        raise ValueError(f"edge {row}: got {dag.edges[row]}, wanted 0 <= src < dst < {n}")
-    if len(dag.values) not in (0, m):
-        raise ValueError(f"values: got {len(dag.values)}, wanted one for each of {m} edges, or none")
-    if len(dag.values):
-        value = np.asarray(dag.values, np.int64)
-    else:
-        # Rows of one source with equal bytes: two values counted as one make a transfer too cheap, never too dear.
-        value = np.unique(np.stack([src, size]), axis=1, return_inverse=True)[1].reshape(-1)
-    return np.unique(value, return_inverse=True)[1].reshape(-1).astype(np.int64), src, dst, size
-
-
-def finest(dag: Dag) -> Quotient:
+def finest(dag: Dag, kinds: Ints | None = None, shares: Floats | None = None) -> Quotient:
     """Return one piece for each node, but one for nodes that must not be cut apart."""
     n = len(dag.seconds)
-    return _by_label(dag, np.arange(n) if not dag.glued else _glued(n, dag))
+    rows = _rows(dag)
+    label = _contracted(n, rows, dag.glued) if len(dag.glued) else np.arange(n)
+    none = np.zeros(n)
+    return _quotient(
+        label,
+        label,
+        np.asarray(dag.seconds, np.float64),
+        none if shares is None else shares,
+        none.astype(np.int64) if kinds is None else kinds,
+        rows,
+    )
 
 
 def partitioned(dag: Dag, bundles: Sequence[Sequence[int]]) -> Quotient:
-    """Return the quotient of `dag` by `bundles`; ValueError where they are no convex partition of it."""
-    return _by_label(dag, _labels(dag, bundles))
+    """Return the quotient of `dag` by bundles in topological order; ValueError where they are no such partition."""
+    n = len(dag.seconds)
+    label = np.full(n, -1, np.int64)
+    for index, nodes in enumerate(bundles):
+        label[list(nodes)] = index
+    total = sum(map(len, bundles))
+    if total != n or (label < 0).any():
+        raise ValueError(f"bundles: got {total} nodes, wanted each of {n} exactly once")
+    none = np.zeros(n)
+    return _quotient(
+        label, label, np.asarray(dag.seconds, np.float64), none, none.astype(np.int64), _rows(dag)
+    )
 
 
 def merged(q: Quotient, label: Ints) -> Quotient:
-    """Return `q` with each piece merged into the piece that is its label, at that one's level.
+    """Return `q` with the pieces of each label merged; labels are 0, 1, ... in a topological order.
 
     Raises
     ------
     ValueError
-        If a level would no longer rise along an edge.
+        If an edge would lead from one label to a lower one.
     """
-    kept, group = np.unique(label, return_inverse=True)
-    return _ordered(group.reshape(-1)[q.piece_of], group, q.seconds, q.level[kept], kept, q.rows)
+    return _quotient(label[q.piece_of], label, q.seconds, q.shares, q.kinds, q.rows)
 
 
-def relevelled(q: Quotient) -> Quotient:
-    """Return `q` with the longest distance from a source as level."""
-    each = np.arange(len(q))
-    return _ordered(q.piece_of, each, q.seconds, _levels(len(q), q.src, q.dst), each, q.rows)
+def _rows(dag: Dag) -> Rows:
+    """Return the edges of `dag` as columns (value, src, dst, bytes)."""
+    n, m = len(dag.seconds), len(dag.edges)
+    table = np.asarray(dag.edges, np.float64).reshape(-1, 3)
+    src, dst, size = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2]
+    wrong = np.flatnonzero((src < 0) | (src >= dst) | (dst >= n))
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(f"edge {row}: got {tuple(dag.edges[row])}, wanted 0 <= src < dst < {n}")
+    if len(dag.values) not in (0, m):
+        raise ValueError(f"values: got {len(dag.values)}, wanted one for each of {m} edges, or none")
+    # Rows of one source with equal bytes: two values counted as one make a transfer too cheap, never too dear.
+    of = dag.values if len(dag.values) else src * m + np.unique(size, return_inverse=True)[1].reshape(-1)
+    value = np.unique(np.asarray(of).reshape(-1), return_inverse=True)[1]
+    return value.reshape(-1).astype(np.int64), src, dst, size
 
 
-def quotient_edges(dag: Dag, bundles: Sequence[Sequence[int]]) -> tuple[tuple[int, int, float], ...]:
-    """Return (bundle, bundle, bytes) of every edge between bundles, ascending.
-
-    Bundles are numbered as given.  A value that several nodes of a bundle read is counted once for that
-    bundle.
-    """
-    label = _labels(dag, bundles)
-    src, dst, size = _pairs(_crossing(label, rows_of(dag)), max(len(bundles), 1))
-    return tuple(zip(src.tolist(), dst.tolist(), size.tolist(), strict=True))
-
-
-def _labels(dag: Dag, bundles: Sequence[Sequence[int]]) -> Ints:
-    label = np.full(len(dag.seconds), -1, np.int64)
-    total = 0
-    for index, nodes in enumerate(bundles):
-        label[list(nodes)] = index
-        total += len(nodes)
-    if total != len(label) or (label < 0).any():
-        raise ValueError(f"bundles: got {total} nodes, wanted each of {len(label)} exactly once")
-    return label
-
-
-def _crossing(label: Ints, rows: Rows) -> Rows:
-    """Return the rows between different labels, each value once for each consuming label."""
+def _quotient(
+    piece_of: Ints, label: Ints, seconds: Floats, shares: Floats, kinds: Ints, rows: Rows
+) -> Quotient:
+    """Return the quotient by `label` of pieces with `seconds`, `shares`, `kinds` and `rows`."""
+    n = int(label.max()) + 1 if len(label) else 0
     value, src, dst, size = rows
     src, dst = label[src], label[dst]
+    if (src > dst).any():
+        row = int(np.flatnonzero(src > dst)[0])
+        raise ValueError(
+            f"bundle {src[row]} comes after bundle {dst[row]}, which waits for it: they are not convex"
+        )
+    # Each value once for each piece that reads it.
     keep = np.flatnonzero(src != dst)
-    if len(keep):
-        key = value[keep] * (int(dst.max()) + 1) + dst[keep]
-        keep = keep[np.unique(key, return_index=True)[1]]
-    return value[keep], src[keep], dst[keep], size[keep]
-
-
-def _pairs(rows: Rows, n: int) -> tuple[Ints, Ints, Floats]:
-    """Return the rows summed over the values between two pieces, sorted by (src, dst)."""
-    _, src, dst, size = rows
-    key, inverse = np.unique(src * n + dst, return_inverse=True)
-    total = np.bincount(inverse.reshape(-1), weights=size, minlength=len(key))
-    return key // n, key % n, total.astype(np.float64)
-
-
-def _by_label(dag: Dag, label: Ints) -> Quotient:
-    seconds, rows = np.asarray(dag.seconds, np.float64), rows_of(dag)
-    _, first, group = np.unique(label, return_index=True, return_inverse=True)
-    group = group.reshape(-1)
-    src, dst, _ = _pairs(_crossing(group, rows), max(len(first), 1))
-    return _ordered(group, group, seconds, _levels(len(first), src, dst), first, rows)
-
-
-def _ordered(piece_of: Ints, group: Ints, seconds: Floats, level: Ints, tie: Ints, rows: Rows) -> Quotient:
-    """Return the quotient by `group` of pieces with `seconds` and `rows`, numbered by (level, tie)."""
-    n = len(level)
-    rank = np.empty(n, np.int64)
-    order = np.lexsort((tie, level))
-    rank[order] = np.arange(n)
-    table = _crossing(rank[group], rows)
-    src, dst, size = _pairs(table, max(n, 1))
-    level = level[order]
-    # The check that all passes rely on: a merge that closes a cycle violates it.
-    if not (level[src] < level[dst]).all():
-        raise ValueError("a merge would close a cycle: levels do not rise along every edge")
+    keep = keep[np.unique(value[keep] * n + dst[keep], return_index=True)[1]]
+    table = value[keep], src[keep], dst[keep], size[keep]
+    edge, inverse = np.unique(table[1] * n + table[2], return_inverse=True)
+    src, dst = np.divmod(edge, max(n, 1))
+    of_kind = np.full(n, -1, np.int64)
+    of_kind[label] = kinds
     return Quotient(
-        rank[piece_of],
-        np.bincount(rank[group], weights=seconds, minlength=n).astype(np.float64),
-        level,
+        piece_of,
+        np.bincount(label, weights=seconds, minlength=n).astype(np.float64),
+        np.bincount(label, weights=shares, minlength=n).astype(np.float64),
+        of_kind,
         src,
         dst,
-        size,
+        np.bincount(inverse.reshape(-1), weights=table[3], minlength=len(edge)).astype(np.float64),
         np.argsort(dst, kind="stable"),
         np.concatenate([[0], np.cumsum(np.bincount(src, minlength=n))]),
         np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]),
@@ -249,85 +187,52 @@ def _ordered(piece_of: Ints, group: Ints, seconds: Floats, level: Ints, tie: Int
     )
 
 
-def _levels(n: int, src: Ints, dst: Ints) -> Ints:
-    """Return each piece's longest distance from a source (Kahn's algorithm); ValueError on a cycle."""
-    waits = np.bincount(dst, minlength=n).tolist()
-    ends = np.searchsorted(src, np.arange(n), side="right").tolist()
-    targets = dst.tolist()
-    level = [0] * n
-    ready = [v for v in range(n) if not waits[v]]
-    # `ready` grows while it is read: a queue.
-    for u in ready:
-        above = level[u] + 1
-        for v in targets[ends[u - 1] if u else 0 : ends[u]]:
-            if level[v] < above:
-                level[v] = above
-            waits[v] -= 1
-            if not waits[v]:
-                ready.append(v)
-    if len(ready) < n:
-        raise ValueError(f"{n - len(ready)} of {n} bundles wait for each other: they are not convex")
-    return np.asarray(level, np.int64)
+def _contracted(n: int, rows: Rows, glued: Sequence[tuple[int, int]]) -> Ints:
+    """Label nodes so that glued ones agree, in a topological order.
 
-
-def _glued(n: int, dag: Dag) -> Ints:
-    """Label nodes so that glued ones agree and the quotient has no cycle.
-
-    Merging the ends of an edge can close a cycle through nodes between them, so whole strongly connected
-    components of the merged graph become pieces.
+    What lies on a cycle of the contracted graph, or between two cycles, and is connected becomes one piece: in this
+    way no cycle is left.
     """
-    root = list(range(n))
+    label = _united(list(range(n)), glued)
+    ahead = _ordered(label, rows)
+    behind = _ordered(label, (rows[0], rows[2], rows[1], rows[3]))
+    cyclic = set(label).difference(ahead, behind)
+    pairs = zip(rows[1].tolist(), rows[2].tolist(), strict=True)
+    label = _united(label, [(u, v) for u, v in pairs if label[u] in cyclic and label[v] in cyclic])
+    rank = {piece: i for i, piece in enumerate(_ordered(label, rows))}
+    return np.asarray([rank[piece] for piece in label], np.int64)
+
+
+def _united(label: list[int], pairs: Sequence[tuple[int, int]]) -> list[int]:
+    """Return labels, which are nodes, so that those of each pair agree."""
+    root = list(label)
 
     def find(v: int) -> int:
         while root[v] != v:
-            # Path halving keeps each look-up short, whatever the order of `glued`.
+            # Path halving keeps each look-up short, whatever the order of the pairs.
             root[v] = root[root[v]]
             v = root[v]
         return v
 
-    for a, b in dag.glued:
+    for a, b in pairs:
         low, high = sorted((find(a), find(b)))
         root[high] = low
-    label = [find(v) for v in range(n)]
-    targets: list[list[int]] = [[] for _ in range(n)]
-    for u, v, _ in dag.edges:
+    return [find(v) for v in range(len(root))]
+
+
+def _ordered(label: list[int], rows: Rows) -> list[int]:
+    """Return labels, each after all that it waits for; those that wait for a cycle are left out."""
+    targets: dict[int, list[int]] = {piece: [] for piece in label}
+    waits = dict.fromkeys(label, 0)
+    for u, v in zip(rows[1].tolist(), rows[2].tolist(), strict=True):
         if label[u] != label[v]:
             targets[label[u]].append(label[v])
-    component = _components(targets)
-    return np.asarray([component[label[v]] for v in range(n)], np.int64)
-
-
-def _components(targets: Sequence[Sequence[int]]) -> list[int]:
-    """Return the strongly connected component of each node (Tarjan 1972, without recursion)."""
-    n = len(targets)
-    index, low, component = [-1] * n, [0] * n, [-1] * n
-    stack: list[int] = []
-    count = found = 0
-    for start in range(n):
-        if index[start] >= 0:
-            continue
-        # An explicit stack: a model's chain may have more nodes than Python's recursion limit.
-        work = [(start, iter(targets[start]))]
-        index[start] = low[start] = count
-        count += 1
-        stack.append(start)
-        while work:
-            v, rest = work[-1]
-            for w in rest:
-                if index[w] < 0:
-                    index[w] = low[w] = count
-                    count += 1
-                    stack.append(w)
-                    work.append((w, iter(targets[w])))
-                    break
-                if component[w] < 0:
-                    low[v] = min(low[v], index[w])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[v])
-                if low[v] == index[v]:
-                    while component[v] < 0:
-                        component[stack.pop()] = found
-                    found += 1
-    return component
+            waits[label[v]] += 1
+    ready = [piece for piece, count in waits.items() if not count]
+    # `ready` grows while it is read: a queue.
+    for piece in ready:
+        for target in targets[piece]:
+            waits[target] -= 1
+            if not waits[target]:
+                ready.append(target)
+    return ready

@@ -23,7 +23,9 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.graph.bundling.select import Dag, Granularity, Overheads, bundled
+from dask_ferro.graph.bundling.makespan import Overheads
+from dask_ferro.graph.bundling.partition import Dag
+from dask_ferro.graph.bundling.select import Granularity, bundled
 from dask_ferro.graph.cost.roofline import CPU, Cost, DeviceProfile, ModelCost, model_cost
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.ir.nodes import nested, reads, type_of, uses, value_bytes

@@ -12,18 +12,14 @@ are seconds, sizes bytes, and what a node computes is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import inf
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.bundling.coarsen import LARGE, Coarseness, chains, coarsened
-from dask_ferro.graph.bundling.makespan import DASK, Overheads, lower_bound, makespan, project
-from dask_ferro.graph.bundling.partition import Bundles, Dag, Quotient, finest, merged, quotient_edges
-
-__all__ = ["Bundles", "Dag", "Granularity", "Overheads", "bundle", "project", "quotient_edges"]
+from dask_ferro.graph.bundling.coarsen import SMALL, Limits, coarsened, series
+from dask_ferro.graph.bundling.makespan import DASK, FREE, Overheads, lower_bound, project, scheduled
+from dask_ferro.graph.bundling.partition import Bundles, Dag, Quotient, finest, merged
 
 Granularity: TypeAlias = Literal["auto", "op", "model"] | float
 
@@ -31,11 +27,6 @@ Granularity: TypeAlias = Literal["auto", "op", "model"] | float
 TOLERANCE = 0.03
 # Finer grains are not tried: such pieces cost the scheduler more than they balance.
 PIECES_PER_WORKER = 1024
-FREE = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=inf, dispatch_s=0.0)
-# A multiple of the lower bound: below it, no further way of merging is tried.
-ENOUGH = 1.05
-# A further way of merging costs a second at 100,000 nodes.
-ENOUGH_OF_LARGE = 1.5
 
 
 def bundle(
@@ -90,7 +81,7 @@ def bundle(
     grain = float(granularity)
     if sum(dag.seconds) <= grain:
         return (tuple(range(len(dag.seconds))),)
-    return coarsened(base, Coarseness(grain, budget=grain, cap=grain, lanes=1)).bundles()
+    return coarsened(base, grain, Limits(budget=grain, lanes=1, cap=grain)).bundles()
 
 
 def bundled(
@@ -111,37 +102,35 @@ class Candidate(NamedTuple):
 def _auto(base: Quotient, workers: int, overheads: Overheads) -> Quotient:
     """Return the partition of least projected makespan, by the rules in the module's docstring."""
     whole = merged(base, np.zeros(len(base), np.int64))
-    alone = best = makespan(whole, workers=workers, overheads=overheads)
+    alone = best = scheduled(whole, workers=workers, overheads=overheads).seconds
     bound = lower_bound(base, workers=workers, overheads=FREE) + overheads.task_s + overheads.dispatch_s
-    if _equal(alone, bound, overheads):
+    if alone <= _enough(bound, overheads):
         return whole
     candidates = [Candidate(alone, whole)]
-    for tried, way in enumerate(_ways(base, workers, overheads)):
-        for partition in way:
-            # The bound is vectorized; a projection is a loop over all pieces.
-            if not _equal(lower_bound(partition, workers=workers, overheads=overheads), best, overheads):
-                continue
-            projected = makespan(partition, workers=workers, overheads=overheads)
+    how = Limits(budget=overheads.task_s, lanes=workers)
+    partitions = [base, *series(base, _grains(base, workers, overheads), how)]
+    # The coarsest is projected fastest, and what it takes rules finer ones out.
+    for partition in reversed(partitions):
+        enough = _enough(best, overheads)
+        if lower_bound(partition, workers=workers, overheads=overheads, enough=enough) <= enough:
+            projected = scheduled(partition, workers=workers, overheads=overheads).seconds
             candidates.append(Candidate(projected, partition))
             best = min(best, projected)
-        enough = ENOUGH_OF_LARGE if tried and len(base) > LARGE else ENOUGH
-        if best <= enough * bound + overheads.hop_s:
-            break
     return _chosen(candidates, workers, overheads)
 
 
-def _equal(projected: float, best: float, overheads: Overheads) -> bool:
-    """Return whether `projected` is no worse than `best`, as far as a projection can tell."""
-    return projected <= best + max(TOLERANCE * best, overheads.hop_s)
+def _enough(best: float, overheads: Overheads) -> float:
+    """Return the seconds up to which a projection is no worse than `best`, as far as it can tell."""
+    return best + max(TOLERANCE * best, overheads.hop_s)
 
 
 def _chosen(candidates: list[Candidate], workers: int, overheads: Overheads) -> Quotient:
     """Return one bundle if it is as good as the best, else about as many as workers."""
-    alone, best = candidates[0], min(c.projected for c in candidates)
-    if _equal(alone.projected, best, overheads):
+    alone, enough = candidates[0], _enough(min(c.projected for c in candidates), overheads)
+    if alone.projected <= enough:
         return alone.partition
     # Equal within the tolerance, but never a longer makespan than without any cut.
-    good = [c for c in candidates if _equal(c.projected, best, overheads) and c.projected <= alone.projected]
+    good = [c for c in candidates if c.projected <= min(enough, alone.projected)]
 
     def preference(c: Candidate) -> tuple[int, int, float]:
         # Pieces below the cost of a task keep no worker busy.
@@ -151,21 +140,11 @@ def _chosen(candidates: list[Candidate], workers: int, overheads: Overheads) -> 
     return min(good, key=preference).partition
 
 
-def _ways(base: Quotient, workers: int, overheads: Overheads) -> Iterator[Iterator[Quotient]]:
-    """Return series of partitions, each from fine to coarse, the most promising series first."""
-    grains = _grains(base, workers, overheads)
-    yield _series(base, grains, workers, overheads)
-    yield iter([base])
-    yield _spines(base, grains, overheads)
-    if len(base) <= LARGE:
-        yield _cut_chains(base, grains, workers, overheads)
-
-
 def _grains(base: Quotient, workers: int, overheads: Overheads) -> list[float]:
     """Return the grains to try, in seconds: a worker's share of the work by powers of two, above a hop."""
     work = float(base.seconds.sum())
     least = max(overheads.task_s + overheads.hop_s, work / workers / PIECES_PER_WORKER)
-    if len(base) > LARGE:
+    if len(base) > SMALL:
         least = max(least, work / len(base))
     grain = work / workers
     while grain / 2 >= least:
@@ -175,44 +154,3 @@ def _grains(base: Quotient, workers: int, overheads: Overheads) -> list[float]:
         grains.append(grain)
         grain *= 2
     return grains
-
-
-def _series(base: Quotient, grains: list[float], lanes: int, overheads: Overheads) -> Iterator[Quotient]:
-    """Merge only pieces that share neighbours, which keeps branches apart; from each grain on, also across levels.
-
-    A small graph is packed afresh at each grain, which balances best; a large one starts from the grain
-    before.
-    """
-    start = kin = level = merged(base, chains(base))
-    fresh, stuck = len(start) <= LARGE, False
-    for grain in grains:
-        budget = min(overheads.task_s, grain)
-        if not stuck:
-            finer = start if fresh else kin
-            kin = coarsened(finer, Coarseness(grain, budget))
-            stuck = not fresh and len(kin) > 0.9 * len(finer) > LARGE
-            if not stuck:
-                yield kin
-        coarser = kin if fresh or len(kin) < len(level) else level
-        level = coarsened(coarser, Coarseness(grain, budget, lanes=lanes))
-        if len(level) < len(kin):
-            yield level
-        if len(level) == 1:
-            return
-
-
-def _spines(base: Quotient, grains: list[float], overheads: Overheads) -> Iterator[Quotient]:
-    """Merge along edges up to a grain first, for long chains that other work hangs from."""
-    q = base
-    for grain in grains:
-        finer, q = q, coarsened(q, Coarseness(grain, min(overheads.task_s, grain), spine=grain))
-        if len(q) > 0.6 * len(finer) > LARGE:
-            # Too short to be a spine.
-            return
-        yield q
-
-
-def _cut_chains(base: Quotient, grains: list[float], lanes: int, overheads: Overheads) -> Iterator[Quotient]:
-    """Cut chains at a grain, for a few long ones that do not divide by the workers."""
-    for grain in grains:
-        yield coarsened(base, Coarseness(grain, min(overheads.task_s, grain), cap=grain, lanes=lanes))

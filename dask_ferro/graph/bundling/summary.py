@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from dask_ferro.graph.bundling.makespan import Overheads, longest_path, project
+from dask_ferro.graph.bundling.partition import Dag, finest
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Plan
-from dask_ferro.graph.bundling.select import Dag, Overheads, project
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, costs, seconds
 from dask_ferro.graph.ir.inference import ValueType
 
@@ -54,16 +55,7 @@ def per_op(model: ir.Model, types: Mapping[str, ValueType], profile: DeviceProfi
 
 def bound(dag: Dag) -> Bound:
     """Return the work and the critical path of a graph, without any overhead."""
-    ready = [0.0] * len(dag.seconds)
-    finish = [0.0] * len(dag.seconds)
-    incoming: defaultdict[int, list[int]] = defaultdict(list)
-    for source, target, _ in dag.edges:
-        incoming[target].append(source)
-    # Nodes are numbered in topological order, so one sweep is enough.
-    for node, duration in enumerate(dag.seconds):
-        ready[node] = max((finish[source] for source in incoming[node]), default=0.0)
-        finish[node] = ready[node] + duration
-    return Bound(sum(dag.seconds), max(finish, default=0.0))
+    return Bound(sum(dag.seconds), longest_path(finest(dag)))
 
 
 def over_chunks(

@@ -161,8 +161,6 @@ class DeviceProfile:
         The share of `flops_per_s` that an operator reaches, with FLOPs counted as in `graph.ops`.
     other : float
         The same for all other operators.
-    passes : mapping of str to float
-        The number of kernels that an operator starts, each of which goes through its bytes; 1 for all others.
     """
 
     name: str
@@ -171,7 +169,6 @@ class DeviceProfile:
     node_overhead_s: float
     efficiency: Mapping[str, float] = field(default_factory=dict)
     other: float = 1.0
-    passes: Mapping[str, float] = field(default_factory=dict)
 
 
 # Share of a matrix product's FLOP/s that ONNX Runtime's kernels reach; all other kernels are bound by memory.
@@ -235,10 +232,9 @@ def seconds(
         share, nodes, asleep = _share(node, profile, types), _nodes(node, types), _asleep(node, types)
     else:
         share, nodes, asleep = profile.efficiency.get(_kind(node, types), profile.other), 1.0, 0.0
-    passes = profile.passes.get(node if isinstance(node, str) else node.op_type, 1.0)
     arithmetic = cost.flops / (profile.flops_per_s * share)
-    memory = passes * (cost.read_bytes + cost.write_bytes) / profile.bytes_per_s
-    return max(arithmetic, memory) + nodes * passes * profile.node_overhead_s + asleep
+    memory = (cost.read_bytes + cost.write_bytes) / profile.bytes_per_s
+    return max(arithmetic, memory) + nodes * profile.node_overhead_s + asleep
 
 
 def _share(node: ir.Node, profile: DeviceProfile, types: Types) -> float:

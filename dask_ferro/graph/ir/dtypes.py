@@ -10,6 +10,7 @@ tensors say by these groups what they take.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -59,6 +60,27 @@ _INTEGERS = frozenset(d.numpy() for d in TENSOR - {D.STRING} if d.is_integer())
 def is_integer(dtype: np.dtype[np.generic]) -> bool:
     """Return whether arrays of a dtype hold whole numbers, those of 4 and 2 bits included."""
     return dtype in _INTEGERS
+
+
+@cache
+def _allowed(domain: str, op_type: str, opset: int) -> tuple[frozenset[str], ...]:
+    """Return the types that an operator's parameters take; the last one's are those of all further operands."""
+    try:
+        return tuple(frozenset(p.types) for p in onnx.defs.get_schema(op_type, opset, domain).inputs)
+    except onnx.defs.SchemaError:
+        return ()
+
+
+def takes(domain: str, op_type: str, opset: int, given: Sequence[ir.DataType | None]) -> bool:
+    """Return whether an operator has a form for operands of these dtypes; None is an operand that is left out.
+
+    An operator that ONNX does not know takes all.
+    """
+    known = _allowed(domain, op_type, opset)
+    return not known or all(
+        dtype is None or f"tensor({dtype.name.lower()})" in known[min(i, len(known) - 1)]
+        for i, dtype in enumerate(given)
+    )
 
 
 @cache

@@ -17,12 +17,11 @@ from typing import NamedTuple
 
 import onnx
 import onnx_ir as ir
-from onnx import shape_inference
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import ml_types, propagation
 from dask_ferro.graph.ir.fold import folded
-from dask_ferro.graph.ir.inference_limits import DIMS, ELEMENTS, Growth, growth, tall_values
+from dask_ferro.graph.ir.inference_limits import DIMS, growth
 from dask_ferro.graph.ir.strip_weights import TYPE_PROTO, lean_model
 
 Dim = int | str | None
@@ -104,7 +103,7 @@ class Inference:
         # None: the types at other sizes are not these with the symbols replaced.
         self._symbols = self._closed_symbols() if is_inferred else None
         self._bare: dict[bool, onnx.ModelProto] = {}
-        self._growth: dict[tuple[tuple[int, int], ...], Growth] = {}
+        self._growth: dict[tuple[tuple[int, int], ...], int] = {}
 
     def types(
         self,
@@ -128,7 +127,7 @@ class Inference:
                 _set_shape(info, (shapes or {})[info.name])
         for info in [*proto.graph.input, *proto.graph.value_info, *proto.graph.output] if bound else ():
             _bind(info, bound)
-        found = _completed(proto, self._growth_of(proto))
+        found, _ = _completed(proto, self._growth_of(proto))
         inferred = _value_types(found.graph)
         declared = self._inputs_alone if stale else self._declared
         return {
@@ -148,7 +147,7 @@ class Inference:
             self._bare[keep_declared] = folded(lean_model(self._model, keep_declared=keep_declared))
         return self._bare[keep_declared]
 
-    def _growth_of(self, proto: onnx.ModelProto) -> Growth:
+    def _growth_of(self, proto: onnx.ModelProto) -> int:
         """Return the bounds of one inference, cached by the inputs' ranks and the lengths of vectors."""
         shapes = [info.type.tensor_type.shape.dim for info in proto.graph.input]
         key = tuple((len(shape), shape[0].dim_value if len(shape) == 1 else 0) for shape in shapes)
@@ -194,11 +193,16 @@ def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
     return found
 
 
-def infer_model(proto: onnx.ModelProto, bounds: Growth | None = None) -> onnx.ModelProto:
-    """Return `proto`, which holds no large tensors (`strip_weights.stripped`), with inferred types in `value_info`.
+def infer_model(proto: onnx.ModelProto, bounds: int | None = None) -> onnx.ModelProto:
+    """Return `proto`, which holds no large tensors, with inferred types in `value_info`.
 
     `bounds` are those of `proto`, where they are known already.
     """
+    return _checked(proto, bounds)[0]
+
+
+def _checked(proto: onnx.ModelProto, bounds: int | None) -> tuple[onnx.ModelProto, Exception | None]:
+    """Return what `infer_model` does, and the error of strict inference."""
     constant = folded(proto)
     # Folding makes lengths known, and the bounds smaller; most models have nothing to fold.
     known = bounds if constant is proto else None
@@ -209,12 +213,13 @@ class TypedModel(NamedTuple):
     """A model with inferred types in `value_info`; types of the main graph's values by name.
 
     `is_inferred` tells that the types of the inputs gave all others, and nothing that the model declares differs:
-    at other sizes its types are these with the symbols replaced.
+    at other sizes its types are these with the symbols replaced.  `error` is that of strict inference.
     """
 
     proto: onnx.ModelProto
     types: Mapping[str, onnx.TypeProto]
     is_inferred: bool
+    error: Exception | None = None
 
 
 # Operators whose sizes inference tells at numbers alone.  Shape computes them, and no symbol tells those; ONNX takes a
@@ -222,19 +227,19 @@ class TypedModel(NamedTuple):
 _BY_SIZE = frozenset({"Shape", "Einsum", "Attention"})
 
 
-def typed(proto: onnx.ModelProto, bounds: Growth) -> TypedModel:
+def typed(proto: onnx.ModelProto, bounds: int) -> TypedModel:
     """Return a model, as `infer_model` takes it, with its types; `bounds` are those of `proto`.
 
     What it declares of other values than inputs is left out at first, and counts where inference finds anything else.
     """
     # With such an operator inference would run twice in vain.
     if not any(node.op_type in _BY_SIZE for node in proto.graph.node):
-        alone = infer_model(_undeclared(proto), bounds)
+        alone, error = _checked(_undeclared(proto), bounds)
         types, declared = types_of(alone.graph), [*proto.graph.output, *proto.graph.value_info]
-        if all(_tells(types.get(info.name), info.type) for info in declared):
+        if error is None and all(_tells(types.get(info.name), info.type) for info in declared):
             return TypedModel(alone, types, True)
-    found = infer_model(proto, bounds)
-    return TypedModel(found, types_of(found.graph), False)
+    found, error = _checked(proto, bounds)
+    return TypedModel(found, types_of(found.graph), False, error)
 
 
 def _tells(inferred: onnx.TypeProto | None, declared: onnx.TypeProto) -> bool:
@@ -249,38 +254,37 @@ def _tells(inferred: onnx.TypeProto | None, declared: onnx.TypeProto) -> bool:
     return not said.HasField("shape") or (fits and len(wanted) == len(found.shape.dim))
 
 
-def _completed(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
+def _completed(proto: onnx.ModelProto, grown: int) -> tuple[onnx.ModelProto, Exception | None]:
     """Return a folded model with inferred types; `ml_types` adds those that ONNX's inference leaves out."""
-    found = _inferred(proto, grown)
+    found, error = _inferred(proto, grown)
     if not any(map(ml_types.is_left_out, proto.graph.node)):
-        return found
+        return found, error
     for _ in range(ml_types.ROUNDS):
         known = onnx.ModelProto()
         known.CopyFrom(found)
         if not ml_types.add_types(known.graph):
             break
-        found = _inferred(known, grown)
-    return found
+        found, error = _inferred(known, grown)
+    return found, error
 
 
-def _inferred(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
-    # A large bound alone is no reason to give up: each Gather counts as the sum of its operands' ranks.
-    if grown.dims > DIMS and any(tall_values(proto)):
-        return proto
-    infer_shapes = propagation.infer if grown.elements <= ELEMENTS else shape_inference.infer_shapes
+def _inferred(proto: onnx.ModelProto, grown: int) -> tuple[onnx.ModelProto, Exception | None]:
+    if grown > DIMS:
+        return proto, None
+    first: Exception | None = None
     try:
         # Strictly, since a declared shape that the graph contradicts is otherwise taken for the inferred one.
-        return infer_shapes(proto, strict_mode=True)
-    except Exception:  # noqa: BLE001 - its C++ raises several kinds, and a bare declaration is still of use
-        pass
+        return propagation.infer(proto, strict_mode=True, check_type=True), None
+    except Exception as error:  # noqa: BLE001 - its C++ raises several kinds, and a bare declaration is still of use
+        first = error
     try:
-        corrected = _corrected(proto, infer_shapes(_undeclared(proto), strict_mode=True))
+        corrected = _corrected(proto, propagation.infer(_undeclared(proto), strict_mode=True))
     except Exception:  # noqa: BLE001 - an operator that inference does not know, or misjudges
         corrected = proto
     for one in (corrected, _undeclared(proto)):
         with suppress(Exception):
-            return infer_shapes(one)
-    return proto
+            return propagation.infer(one), first
+    return proto, first
 
 
 def _undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:

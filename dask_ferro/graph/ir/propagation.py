@@ -15,15 +15,16 @@ two, and those that compute no integers none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from functools import lru_cache
 
 import onnx
-from onnx import shape_inference
+from onnx import defs, shape_inference
 
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS
-from dask_ferro.graph.ir.inference_limits import ELEMENTS, propagating
-from dask_ferro.graph.ir.order import bodies
+from dask_ferro.graph.ir.messages import bodies
 
+# Most elements that one inference may store: 200 MB.
+ELEMENTS = 500_000
 # Rounds at most: each settles lengths that depend on lengths; models in use need two.
 _ROUNDS = 6
 _CUT = "ferro.cut."
@@ -33,51 +34,54 @@ _FLOATS = frozenset(dtype.value for dtype in ARITHMETIC_FLOATS)
 Types = Mapping[str, onnx.TypeProto]
 
 
-def infer(proto: onnx.ModelProto, strict_mode: bool = False) -> onnx.ModelProto:
+@lru_cache(maxsize=1)
+def _propagating() -> frozenset[str]:
+    """Return the operators through which inference propagates values of shapes."""
+    return frozenset(s.name for s in defs.get_all_schemas() if s.has_data_propagation_function)
+
+
+def infer(proto: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
     """Return `proto` with inferred types; values of shapes are propagated as far as that is cheap.
 
-    `strict_mode` is that of ONNX's inference.
+    `options` are those of ONNX's inference.
 
     Raises
     ------
     Exception
         Whatever ONNX's inference raises.
     """
-    found = shape_inference.infer_shapes(proto, strict_mode=strict_mode)
-    if not may_follow(found.graph):
+    found = shape_inference.infer_shapes(proto, **options)
+    if not _may_follow(found.graph, {}):
         return found
     for _ in range(_ROUNDS):
         met, open_before = _met(found.graph, {})
         if met > ELEMENTS:
             return found
         if not open_before:
-            return shape_inference.infer_shapes(proto, strict_mode=strict_mode, data_prop=True)
+            return shape_inference.infer_shapes(proto, data_prop=True, **options)
         cut = onnx.ModelProto()
         cut.CopyFrom(proto)
         _cut(cut.graph, cut.graph, found.graph, {})
-        found = _mended(shape_inference.infer_shapes(cut, strict_mode=strict_mode, data_prop=True), proto)
+        found = _mended(shape_inference.infer_shapes(cut, data_prop=True, **options), proto)
         if _met(found.graph, {})[1] == open_before:
             return found
     return found
 
 
-def may_follow(graph: onnx.GraphProto, outer: Types = MappingProxyType({})) -> bool:
+def _may_follow(graph: onnx.GraphProto, outer: Types) -> bool:
     """Return whether a node's output may be the value of a shape: a vector or a single number, of integers.
 
     Propagation follows such values alone; without one its result is that of plain inference.
     """
-    types: dict[str, onnx.TypeProto] | None = None
+    types: Types | None = None
     for node in graph.node:
-        if not node.domain and node.op_type in propagating():
-            if types is None:
-                types = _known(graph, outer)
-            if any(_may_be_a_shape(types.get(name)) for name in node.output if name):
-                return True
-        inner = bodies(node)
-        if inner:
-            types = _known(graph, outer) if types is None else types
-            if any(may_follow(body, types) for body in inner):
-                return True
+        follows, inner = _propagates(node), bodies(node)
+        if types is None and (follows or inner):
+            types = _known(graph, outer)
+        if follows and any(_may_be_a_shape(types.get(name)) for name in node.output if name and types):
+            return True
+        if any(_may_follow(body, types or {}) for body in inner):
+            return True
     return False
 
 
@@ -102,7 +106,7 @@ def _met(graph: onnx.GraphProto, outer: Types) -> tuple[int, int]:
     types = _known(graph, outer)
     elements = unknown = 0
     for node in graph.node:
-        if _propagates(node):
+        if _propagates(node) and node.op_type not in ("Shape", "Size"):
             lengths = [_length(types.get(name)) for name in [*node.input, *node.output] if name]
             elements += sum(length for length in lengths if length is not None)
             unknown += lengths.count(None)
@@ -113,7 +117,7 @@ def _met(graph: onnx.GraphProto, outer: Types) -> tuple[int, int]:
 
 
 def _propagates(node: onnx.NodeProto) -> bool:
-    return not node.domain and node.op_type in propagating() and node.op_type not in ("Shape", "Size")
+    return not node.domain and node.op_type in _propagating()
 
 
 def _length(type_: onnx.TypeProto | None) -> int | None:
@@ -127,37 +131,28 @@ def _length(type_: onnx.TypeProto | None) -> int | None:
     if len(tensor.shape.dim) != 1:
         return int(not tensor.shape.dim)
     dim = tensor.shape.dim[0]
-    if dim.HasField("dim_value"):
-        return max(int(dim.dim_value), 0)
-    return None
+    return max(int(dim.dim_value), 0) if dim.HasField("dim_value") else None
 
 
 def _cut(graph: onnx.GraphProto, main: onnx.GraphProto, found: onnx.GraphProto, outer: Types) -> None:
     """Replace operands of unknown length by new inputs of the main graph, of the same type."""
     types = _known(found, outer)
     for node, inferred in zip(graph.node, found.node, strict=True):
-        for i, name in enumerate(node.input if _propagates(node) else ()):
+        follows = _propagates(node) and node.op_type not in ("Shape", "Size")
+        for i, name in enumerate(node.input if follows else ()):
             type_ = types.get(name)
             if name and type_ is not None and _length(type_) is None:
-                node.input[i] = _stand_in(main, type_)
+                node.input[i] = f"{_CUT}{len(main.input)}"
+                main.input.add(name=node.input[i]).type.CopyFrom(type_)
         for body, its in zip(bodies(node), bodies(inferred), strict=True):
             _cut(body, main, its, types)
 
 
-def _stand_in(main: onnx.GraphProto, type_: onnx.TypeProto) -> str:
-    name = f"{_CUT}{len(main.input)}"
-    main.input.add(name=name).type.CopyFrom(type_)
-    return name
-
-
 def _mended(found: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Restore the operands of `proto` in `found`, which was inferred from a cut graph."""
-    # From the last on, so that the positions before stay right.
-    for position in [i for i, info in enumerate(found.graph.input) if info.name.startswith(_CUT)][::-1]:
-        del found.graph.input[position]
+    """Restore the inputs and operands of `proto` in `found`, which was inferred from a cut graph."""
+    del found.graph.input[len(proto.graph.input) :]
     for node, original in _pairs(found.graph, proto.graph):
-        del node.input[:]
-        node.input.extend(original.input)
+        node.input[:] = original.input
     return found
 
 

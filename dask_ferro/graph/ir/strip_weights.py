@@ -1,4 +1,4 @@
-"""Copies of a graph without weights, as ONNX's messages, for inference and the version converter.
+"""Copies of a graph without weights, as ONNX's messages, for the checker, inference and the version converter.
 
 Tensors over `KEPT_BYTES` become bare dtypes and dimensions; our own operators become Identity, whose types
 they have.  Nothing here reads external data or changes what it is given.
@@ -20,45 +20,6 @@ KEPT_BYTES = 1024
 TYPE_PROTO = "dask_ferro.type"
 
 
-def stripped(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `proto` without large tensors, with Identity in place of our own operators."""
-    lean = onnx.ModelProto(ir_version=proto.ir_version)
-    lean.opset_import.extend(proto.opset_import)
-    lean.graph.input.extend(proto.graph.input)
-    lean.graph.output.extend(proto.graph.output)
-    lean.graph.value_info.extend(proto.graph.value_info)
-    lean.graph.initializer.extend(map(_small, proto.graph.initializer))
-    lean.graph.node.extend(proto.graph.node)
-    for node in lean.graph.node:
-        _strip_node(node)
-    return lean
-
-
-def _strip_node(node: onnx.NodeProto) -> None:
-    if node.domain == OWN_DOMAIN:
-        node.op_type, node.domain = "Identity", ""
-        node.ClearField("attribute")
-    for attribute in node.attribute:
-        if attribute.HasField("t"):
-            attribute.t.CopyFrom(_small(attribute.t))
-        for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            kept = [_small(tensor) for tensor in body.initializer]
-            del body.initializer[:]
-            body.initializer.extend(kept)
-            for inner in body.node:
-                _strip_node(inner)
-
-
-def _small(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """Return a copy of `tensor`, with dtype and dimensions alone if it is external or larger than `KEPT_BYTES`."""
-    copy = onnx.TensorProto()
-    # 256: a name, dimensions and lengths come with the data.
-    if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.ByteSize() > KEPT_BYTES + 256:
-        return _bare(tensor.name, tensor.data_type, tensor.dims)
-    copy.CopyFrom(tensor)
-    return copy
-
-
 def _bare(name: str, data_type: int, dims: Iterable[int]) -> onnx.TensorProto:
     """Return a tensor without data: marked external, it gives inference its type only."""
     return onnx.TensorProto(
@@ -66,12 +27,18 @@ def _bare(name: str, data_type: int, dims: Iterable[int]) -> onnx.TensorProto:
     )
 
 
-def lean_model(model: ir.Model, *, keep_declared: bool) -> onnx.ModelProto:
-    """Return `model` as messages without weights; with `keep_declared`, node outputs keep their declared shapes."""
+def lean_model(model: ir.Model, *, keep_declared: bool, keep_inner: bool = False) -> onnx.ModelProto:
+    """Return `model` as messages without weights.
+
+    With `keep_declared`, the outputs keep their declared shapes, and so do those of operators that inference does not
+    know; with `keep_inner`, the outputs of all nodes.
+    """
     proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
     for domain, version in model.opset_imports.items():
         proto.opset_import.add(domain=domain, version=version or 1)
     _lean_graph(model.graph, proto.graph, keep_declared)
+    if keep_inner:
+        _declare_inner(model.graph, proto.graph)
     return proto
 
 
@@ -99,14 +66,29 @@ def _declare(graph: ir.Graph, proto: onnx.GraphProto, shaped: bool) -> None:
     proto.output.extend(_lean_info(value, shaped) for value in graph.outputs)
 
 
+def _declare_inner(graph: ir.Graph, proto: onnx.GraphProto) -> None:
+    """Declare the outputs of the nodes that inference knows."""
+    for node in graph:
+        if node.domain in ("", OWN_DOMAIN):
+            proto.value_info.extend(
+                _lean_info(value, True)
+                for value in node.outputs
+                if value.name and value.type is not None and not value.is_graph_output()
+            )
+
+
+def holds_map(type_: onnx.TypeProto) -> bool:
+    """Return whether a type is one of maps, which onnx_ir cannot hold."""
+    while type_.WhichOneof("value") in ("sequence_type", "optional_type"):
+        type_ = getattr(type_, type_.WhichOneof("value")).elem_type
+    return bool(type_.HasField("map_type"))
+
+
 def take_maps(graph: onnx.GraphProto) -> dict[str, bytes]:
     """Remove types with maps, which onnx_ir cannot hold, from `graph`; return them for `TYPE_PROTO`."""
     taken = {}
     for info in [*graph.input, *graph.value_info, *graph.output]:
-        type_ = info.type
-        while type_.WhichOneof("value") in ("sequence_type", "optional_type"):
-            type_ = getattr(type_, type_.WhichOneof("value")).elem_type
-        if type_.HasField("map_type"):
+        if holds_map(info.type):
             taken[info.name] = info.type.SerializeToString()
             info.ClearField("type")
     return taken
@@ -134,6 +116,7 @@ def _lean_node(node: ir.Node, proto: onnx.NodeProto, shaped: bool) -> None:
     own = node.domain == OWN_DOMAIN
     proto.op_type = "Identity" if own else node.op_type
     proto.domain = "" if own else node.domain
+    proto.name = node.name or ""
     inputs = node.inputs[:1] if own else node.inputs
     proto.input.extend((value.name or "") if value is not None else "" for value in inputs)
     proto.output.extend(value.name or "" for value in node.outputs)

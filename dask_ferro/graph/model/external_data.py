@@ -1,11 +1,10 @@
-"""Guards on external data: it lies where nobody can write but who can write the model.
+"""External data of a model: files beside it that hold its weights, and guards on their places.
 
-A model file names other files to read weights from, and it may be hostile.  So before anything is opened the name is
-checked as text: relative, no `..`, no drive, no backslash.  It is looked up beside the model's real file, then beside
-the name that the caller gave, as caches keep links to files of other names.  Links are followed.  A file that lies
-outside of these folders, or has a second name, has to belong to the model's owner.  Neither it nor a folder above may
-be open to everybody.  Offset and length must lie inside.  A file that passes is opened by its real path and must
-be the one that was checked.  Sizes and offsets are bytes.
+A model file names other files to read weights from, and it may be hostile.  The name is relative and has no `..`; it
+is looked up beside the model's real file, then beside the name that the caller gave, as caches keep links to files of
+other names.  Links are followed, which onnx and onnx_ir refuse: a file that lies outside of these folders, or has a
+second name, has to belong to the model's owner, and neither it nor a folder above may be open to everybody.  A file
+that passes is opened by its real path and must be the one that was checked.  Sizes and offsets are bytes.
 """
 
 from __future__ import annotations
@@ -13,15 +12,20 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from itertools import chain
+from math import prod
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
 import onnx
+from onnx import TensorProto
 
 from dask_ferro import portable
-from dask_ferro.graph.model.source_files import Identity, identity, read_span
+from dask_ferro.graph.ir.messages import all_nodes, bodies
+from dask_ferro.graph.model.guards import size
+from dask_ferro.graph.model.source_files import Identity, SourceFiles, identity, read_span
 
 # Everybody may write, and in a folder replace what others own: no sticky bit.
 _OPEN = stat.S_IWOTH | stat.S_ISVTX
@@ -39,12 +43,73 @@ class FilePart(NamedTuple):
     location: str
     offset: int
     length: int
-    size: int
     identity: Identity
 
 
-def locate(tensor: onnx.TensorProto, model: str | None, nbytes: int) -> FilePart:
-    """Return the part of a file that holds `tensor`, whose dtype and dimensions need `nbytes`.
+class Original(NamedTuple):
+    """A model file as it was read, for writing it again.
+
+    Attributes
+    ----------
+    proto : onnx.ModelProto
+        The file's messages without its large weights. Not to be changed.
+    content : memoryview
+        The file's bytes, in memory or mapped.
+    parts : mapping of str to FilePart
+        The places of external data by the text of the reference (`reference`).
+    held : mapping of FilePart to bytes
+        External data in memory; other external data is read from its files.
+    files : SourceFiles
+        The mapped files; calling it checks that they are unchanged.
+    """
+
+    proto: onnx.ModelProto
+    content: memoryview
+    parts: Mapping[str, FilePart]
+    held: Mapping[FilePart, bytes]
+    files: SourceFiles
+
+    def messages(self) -> onnx.ModelProto:
+        """Return all of the file's messages, parsed again.
+
+        Raises
+        ------
+        ConfigError
+            A file changed after the model was loaded.
+        """
+        self.files()
+        proto = onnx.ModelProto()
+        proto.ParseFromString(self.content)
+        # Before and after: a change meanwhile could not be noticed later.
+        self.files()
+        return proto
+
+    def data(self, tensor: TensorProto) -> bytes:
+        """Return the external data of a tensor of the messages.
+
+        Raises
+        ------
+        Problem
+            A file changed after the model was loaded.
+        """
+        part = self.parts[reference(tensor)]
+        return self.held[part] if part in self.held else content(part)
+
+
+def reference(tensor: TensorProto) -> str:
+    """Return the text of a tensor's reference; tensors of one text have the same data."""
+    return repr([(entry.key, entry.value) for entry in tensor.external_data])
+
+
+def external_tensors(proto: onnx.ModelProto) -> list[TensorProto]:
+    """Return the initializers of the graph and of its bodies whose data lies elsewhere."""
+    graphs = [proto.graph, *chain.from_iterable(map(bodies, all_nodes(proto.graph.node)))]
+    tensors = chain.from_iterable(graph.initializer for graph in graphs)
+    return [tensor for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL]
+
+
+def locate(tensor: TensorProto, model: str | None) -> FilePart:
+    """Return the part of a file that holds `tensor`.
 
     Parameters
     ----------
@@ -56,50 +121,42 @@ def locate(tensor: onnx.TensorProto, model: str | None, nbytes: int) -> FilePart
     Problem
         The reference is malformed, unsafe, or does not hold the tensor.
     """
+    if tensor.data_type == TensorProto.STRING:
+        raise Problem("strings cannot be external data; store them in the model")
+    nbytes = size(tensor.data_type, prod(tensor.dims))
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    steps = _steps(location)
     if model is None:
         raise Problem(
             f"its data is in the file {location!r}, and a model from memory has no folder; load the path"
         )
-    path, status = _look(model, location, steps)
-    offset = number(entries, "offset", 0)
-    length = number(entries, "length", nbytes)
+    path, status = _look(model, location)
+    offset, length = _number(entries, "offset", 0), _number(entries, "length", nbytes)
     if length != nbytes:
         raise Problem(
             f"its external data has length {length}, and its dtype and dimensions need {nbytes} bytes"
         )
     if offset + length > status.st_size:
         raise Problem(
-            f"bytes {offset} to {offset + length} of {location!r} are wanted, and that file has "
-            f"{status.st_size}; it is cut off or belongs to another model"
+            f"it is bytes {offset} to {offset + length} of {location!r}, and that file has {status.st_size}; the file "
+            "is cut off or belongs to another model"
         )
-    return FilePart(path, offset, length, status.st_size, identity(status))
+    return FilePart(path, offset, length, identity(status))
 
 
-def _steps(location: str) -> list[str]:
-    if not location:
-        raise Problem("its external data names no file (no `location`)")
-    # Windows' forms too, on every system: a model is checked on one host and read on others.
-    if location.startswith(("/", "~")) or re.match(r"[A-Za-z]:", location):
-        raise Problem(f"external data at the absolute path {location!r}; it must lie in the model's folder")
-    if "\\" in location or "\0" in location:
-        raise Problem(f"external data at {location!r}, a name with a backslash or NUL; rename the file")
-    # `..` is refused even where it stays inside the folder: a link that is put there later would lead out of it.
-    steps = [step for step in location.split("/") if step not in ("", ".")]
-    if ".." in steps or not steps:
-        raise Problem(f"external data at {location!r} leaves the model's folder; move the file into it")
-    return steps
-
-
-def _look(model: str, location: str, steps: list[str]) -> tuple[str, os.stat_result]:
+def _look(model: str, location: str) -> tuple[str, os.stat_result]:
     """Return the real path and the status of the file that a model names."""
+    # Windows' forms too, on every system: a model is checked on one host and read on others.  `..` is refused even
+    # where it stays inside the folder: a link that is put there later would lead out of it.
+    windows = PureWindowsPath(location)
+    if not PurePosixPath(location).name or windows.anchor or location[0] in "/~" or ".." in windows.parts:
+        raise Problem(
+            f"external data at {location!r}, which does not lie in the model's folder; move the file into it"
+        )
     folders = [os.path.dirname(os.path.realpath(model)), os.path.dirname(model)]
-    names = [os.path.join(folder, *steps) for folder in folders]
-    name = next(filter(os.path.lexists, names), names[0])
+    names = [os.path.join(folder, location) for folder in folders]
     try:
-        path = os.path.realpath(name, strict=True)
+        path = os.path.realpath(next(filter(os.path.lexists, names), names[0]), strict=True)
         status = os.stat(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -128,38 +185,44 @@ def _check_writers(location: str, path: Path, model: Path) -> None:
         )
 
 
-def number(entries: dict[str, str], key: str, default: int) -> int:
-    """Return the number that `entries` hold under `key`."""
+def _number(entries: dict[str, str], key: str, default: int) -> int:
     text = entries.get(key)
     if text is None:
         return default
     if not _NUMBER.fullmatch(text):
-        raise Problem(f"its external data has {key} {text[:40]!r}; wanted a whole number of bytes, 0 or more")
+        raise Problem(
+            f"its external data has {key} {text[:40]!r}; expected a whole number of bytes, 0 or more"
+        )
     return int(text)
 
 
 @contextmanager
-def opened(span: FilePart) -> Iterator[int]:
+def opened(part: FilePart) -> Iterator[int]:
     """Open the file that `locate` checked, and yield its descriptor.
 
     Raises
     ------
     Problem
-        The path leads to another file now.
+        The path leads to another file now, or the file changed meanwhile.
     """
     # Not blocking: opening a pipe that has replaced the file since the check would wait without end.
     flags = os.O_RDONLY | portable.NO_LINK | portable.BINARY | getattr(os, "O_NONBLOCK", 0)
-    descriptor = os.open(span.location, flags)
+    descriptor = os.open(part.location, flags)
     try:
         # By the descriptor: a path may lead to another file each time.
-        if identity(os.fstat(descriptor)) != span.identity:
-            raise Problem(f"external data {span.location!r} changed while it was read; load the model again")
+        _check_identity(part, descriptor)
         yield descriptor
+        _check_identity(part, descriptor)
     finally:
         os.close(descriptor)
 
 
-def content(span: FilePart) -> bytes:
+def _check_identity(part: FilePart, descriptor: int) -> None:
+    if identity(os.fstat(descriptor)) != part.identity:
+        raise Problem(f"external data {part.location!r} changed while it was read; load the model again")
+
+
+def content(part: FilePart) -> bytes:
     """Return the bytes of a part of a file, all as they were at one time.
 
     Raises
@@ -167,8 +230,8 @@ def content(span: FilePart) -> bytes:
     Problem
         The file changed since it was checked, or while it was read.
     """
-    with opened(span) as descriptor:
-        found = read_span(descriptor, span.offset, span.length)
-        if found is None or identity(os.fstat(descriptor)) != span.identity:
-            raise Problem(f"external data {span.location!r} changed while it was read; load the model again")
-        return found
+    with opened(part) as descriptor:
+        found = read_span(descriptor, part.offset, part.length)
+    if found is None:
+        raise Problem(f"external data {part.location!r} changed while it was read; load the model again")
+    return found

@@ -1,18 +1,16 @@
-"""The loader: an ONNX file, bytes or `ModelProto` becomes a checked `onnx_ir.Model` in one form.
+"""The loader: an ONNX file, bytes or a `ModelProto` becomes a checked `onnx_ir.Model` in one form.
 
-    bytes --wire--> skeleton --protobuf--> check, external --normal--> infer, bounds --onnx_ir--> Loaded
+    bytes --protobuf--> guards, external data --onnx_ir's passes--> onnx.checker --> inference, sizes --> Loaded
 
-A model up to `Limits.mapped_above` is read into memory: what happens to its files afterwards changes nothing.  A
-larger one is mapped and its weights are never copied: large tensors of the result point into the file (or into the
-external files that it names), so processes share their pages, and `Loaded.files` tells when one changed.  Every
-problem that one pass finds is reported at once, and each pass runs only on what the one before let through, so ONNX's
-own libraries never see a model that could make them read elsewhere, recurse, or allocate without bound.  The user's
-own path may be a symbolic link or a hard link.  Sizes and offsets are bytes.
+A model up to `Limits.mapped_above` is read into memory: what happens to its files afterwards changes nothing.  Of a
+larger one, large weights are mapped: they point into the file (or into the external files that it names), so processes
+share their pages, and `Loaded.files` tells when one changed.  The user's own path may be a symbolic or a hard link.
+Sizes and offsets are bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -25,23 +23,22 @@ from dask_ferro.errors import ModelError
 from dask_ferro.graph.ir import inference, inference_limits, ml_types, strip_weights
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import TypedModel
+from dask_ferro.graph.ir.messages import bodies
 from dask_ferro.graph.ir.nodes import bodies as bodies_of
-from dask_ferro.graph.ir.order import all_nodes, bodies
-from dask_ferro.graph.model import data_places, digest, external_data, wire
-from dask_ferro.graph.model.checks import dtypes, value_sizes
-from dask_ferro.graph.model.checks.limits import Limits
-from dask_ferro.graph.model.checks.outputs import class_problems, select
-from dask_ferro.graph.model.checks.problems import Findings, check
-from dask_ferro.graph.model.normalize import maps_to_arrays, normalize
-from dask_ferro.graph.model.own_models import accepted, is_ours
-from dask_ferro.graph.model.source import Source, SourceBytes, opened, parse
+from dask_ferro.graph.model import digest, external_data, guards, self_contained
+from dask_ferro.graph.model.check import check, disagreements, raise_any, type_problem
+from dask_ferro.graph.model.external_data import FilePart, Original, reference
+from dask_ferro.graph.model.guards import Limits
+from dask_ferro.graph.model.normalize import in_form, maps_to_arrays, normalized
+from dask_ferro.graph.model.outputs import select
+from dask_ferro.graph.model.own_models import accepted, is_accepted, is_ours
+from dask_ferro.graph.model.source import CHANGED, Source, SourceBytes, opened, parse
 from dask_ferro.graph.model.source_files import CHECK, FileTensor, SourceFiles, seen
-from dask_ferro.graph.model.upgrade import is_old, upgrade
 
-__all__ = ["Limits", "Loaded", "load"]
+__all__ = ["Limits", "Loaded", "load", "load_own"]
 
-# An output's labels of its columns.
-Classes = Mapping[str, Sequence[str | int]]
+# Below this, a mapped page costs more than the copy that it saves.
+_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Loaded:
         Version of ONNX's own operators that the model imports.
     files : SourceFiles
         The files that weights are mapped from, none for a model in memory; calling it checks them.
-    content : memoryview or None
+    content : bytes or None
         The model file as it was read, where it is in memory and all of the model.
     is_inferred : bool
         Whether its types were inferred from those of its inputs alone, and all that the file declares is so.
@@ -82,10 +79,10 @@ class Loaded:
     weight_bytes: int
     opset: int
     files: SourceFiles = field(default_factory=SourceFiles)
-    content: memoryview | None = None
+    content: bytes | None = None
     is_inferred: bool = False
     outputs: tuple[str, ...] = ()
-    original: data_places.Original | None = None
+    original: Original | None = None
 
 
 def load(
@@ -96,8 +93,7 @@ def load(
     Parameters
     ----------
     source : path, bytes or onnx.ModelProto
-        A file is read; a large one is mapped.  Bytes are viewed in place (keep them unchanged).  A `ModelProto` is
-        serialized once, so it must be under 2 GiB.
+        A file is read; a large one is mapped.  A `ModelProto` is serialized once, so it must be under 2 GiB.
     limits : Limits, optional
         Bounds on sizes.
     outputs : str or collection of str, optional
@@ -108,9 +104,9 @@ def load(
     Raises
     ------
     ModelError
-        The file is damaged, inconsistent, unsafe or too large; lists every problem.
+        The file is damaged, inconsistent, unsafe or too large.
     UnsupportedOp
-        The only problem: operators that ONNX does not define.
+        An operator that ONNX does not define.
     ConfigError
         There is no such file, it cannot be read, or `source` is something else; `outputs` that the model lacks.
 
@@ -131,247 +127,230 @@ def load(
             raise ModelError(headline, [str(problem)]) from problem
 
 
-def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keeps_original: bool) -> Loaded:
-    proto = parse(file.view, headline, limits.structure_bytes)
-    outputs = select(proto, wanted, file.name)
-    found = check(proto, _limits(proto, file, limits))
-    found_places, wrong = data_places.locate(proto, file.named, len(file.view))
-    found.wrong += wrong
-    found.raise_any(headline)
-    # Before its normal form, which reuses these messages.
-    kept = _copied(proto) if keeps_original else None
-    classes = maps_to_arrays(proto.graph)
-    proto = _normalized(proto, headline)
-    # Once for all steps that look at each node: none of them adds or removes one.
-    nodes = list(all_nodes(proto.graph.node))
-    _keep_known_devices(proto, nodes)
-    data_places.embed_attributes(nodes, file.view)
-    typed = _typed(proto, found, limits, classes, headline)
-    spans = data_places.external_spans(proto.graph, nodes, found_places)
-    held = _held(file, spans, limits.mapped_above)
-    files = _files(file, spans, held)
-    model = _to_ir(proto, typed, file, held, files, headline)
+def load_own(model: ir.Model, limits: Limits | None = None) -> Loaded:
+    """Return a model that this process made, as `load` returns its file; its types are inferred, nothing is checked.
+
+    A model without the mark of those (`own_models`), or with weights in files, is loaded as its file would be.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        As `graph.tensor.emit.build` returns it. Not changed.
+    limits : Limits, optional
+        Bounds on sizes, where the model is loaded.
+
+    Raises
+    ------
+    ConfigError
+        The weights are more than a protobuf message holds.
+    """
+    content = self_contained.content(model)
+    weights = [value.const_value for value in model.graph.initializers.values()]
+    if not is_accepted(model) or any(isinstance(tensor, ir.ExternalTensor) for tensor in weights):
+        return load(content, limits=(limits or Limits()).of_ours())
+    own = in_form(model.clone())
+    lean = strip_weights.lean_model(own, keep_declared=True, keep_inner=True)
+    inference.name_rows(lean.graph)
+    typed = inference.typed(lean, inference_limits.growth(lean.graph))
+    _set_types(own, typed)
     return Loaded(
-        model=accepted(_with_classes(model, classes)),
-        digest=digest.of_outputs(_digest(file, spans, held), outputs),
-        # Beside a link may lie the links to external data.
-        path=file.named if spans else file.path,
-        weight_bytes=_weight_bytes(model),
-        opset=model.opset_imports[""],
-        files=files,
-        content=None if file.mapped or spans else file.view,
+        model=accepted(own),
+        digest=digest.of_bytes(content),
+        path=None,
+        weight_bytes=self_contained.weight_bytes(own),
+        opset=own.opset_imports[""],
+        content=content,
         is_inferred=typed.is_inferred,
-        outputs=outputs,
-        original=None
-        if kept is None
-        else data_places.Original(kept, file.view, found_places, held or {}, files),
     )
 
 
-def _typed(
-    proto: onnx.ModelProto, found: Findings, limits: Limits, classes: Classes, headline: str
-) -> TypedModel:
-    """Return the types of a model in normal form; raise an error with all problems."""
-    bare = strip_weights.stripped(proto)
-    bounds = inference_limits.growth(bare.graph)
-    found.wrong += inference_limits.problems(bare, bounds)
-    found.raise_any(headline)
-    inference.name_rows(bare.graph)
-    typed = inference.typed(bare, bounds)
-    # Both after inference, so wrong names are reported first, and wrong types at the second try.
-    found.wrong += [
-        *value_sizes.problems(typed.proto, limits.value_bytes),
-        *chain(dtypes.problems(proto, typed.types), class_problems(typed.types, classes)),
-    ]
-    found.raise_any(headline)
-    return typed
-
-
-def _copied(proto: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    return copy
+def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keeps_original: bool) -> Loaded:
+    proto = parse(file.content, headline)
+    outputs = select(proto, wanted, file.name)
+    problems = list(guards.problems(proto, _limits(proto, file, limits)))
+    parts = _located(proto, file, problems)
+    raise_any(headline, problems)
+    held = _held(file, parts.values(), limits.mapped_above)
+    files = _files(file, [part for part in parts.values() if part not in held])
+    weights = _weights(proto, file, parts, held, files)
+    # Without the bytes of the large weights, which protobuf frees only with the whole message.
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    original = None
+    if keeps_original:
+        original = Original(proto, memoryview(file.content), parts, held, files)
+    classes = maps_to_arrays(bare.graph)
+    model = normalized(bare, weights, headline)
+    lean = strip_weights.lean_model(model, keep_declared=True, keep_inner=True)
+    check(model, lean, headline)
+    typed = _typed(lean, limits, classes, headline)
+    _set_types(model, typed)
+    for value in model.graph.outputs:
+        if labels := classes.get(value.name or ""):
+            value.meta[ml_types.CLASSES] = labels
+    if files:
+        model.meta[CHECK] = files
+        if not files.are_unchanged():
+            raise ModelError(headline, [CHANGED])
+    return Loaded(
+        model=accepted(model),
+        digest=digest.of_outputs(digest.of_model(file.content, [*parts.values()], held), outputs),
+        # Beside a link may lie the links to external data.
+        path=file.named if parts else file.path,
+        weight_bytes=self_contained.weight_bytes(model),
+        opset=model.opset_imports[""],
+        files=files,
+        content=file.content if isinstance(file.content, bytes) and not parts else None,
+        is_inferred=typed.is_inferred,
+        outputs=outputs,
+        original=original,
+    )
 
 
 def _limits(proto: onnx.ModelProto, file: SourceBytes, limits: Limits) -> Limits:
     # The digest of the whole file is computed only for models with Sleep nodes.
     sleeps = any(node.domain == OWN_DOMAIN for node in proto.graph.node)
-    return limits.of_ours() if sleeps and is_ours(file.view) else limits
+    return limits.of_ours() if sleeps and is_ours(memoryview(file.content)) else limits
 
 
-def _weight_bytes(model: ir.Model) -> int:
-    weights = (value.const_value for value in model.graph.initializers.values())
-    return sum(tensor.nbytes for tensor in weights if tensor is not None)
+# External data by the text of its reference, and what of it is in memory.
+Parts = dict[str, FilePart]
+Held = Mapping[FilePart, bytes]
 
 
-def _with_classes(model: ir.Model, classes: Classes) -> ir.Model:
-    for value in model.graph.outputs:
-        if labels := classes.get(value.name or ""):
-            value.meta[ml_types.CLASSES] = labels
-    return model
+def _located(proto: onnx.ModelProto, file: SourceBytes, problems: list[str]) -> Parts:
+    parts: Parts = {}
+    for tensor in external_data.external_tensors(proto) if not problems else ():
+        try:
+            parts[reference(tensor)] = external_data.locate(tensor, file.named)
+        except external_data.Problem as problem:
+            problems.append(f"initializer {tensor.name!r}: {problem}")
+    return parts
 
 
-def _normalized(proto: onnx.ModelProto, headline: str) -> onnx.ModelProto:
-    try:
-        # Twice for an old model: its upgrade adds nodes, which need names and an order.
-        proto = normalize(proto)
-        return normalize(upgrade(proto)) if is_old(proto) else proto
-    except Exception as error:
-        if not proto.functions:
-            raise
-        raise ModelError(headline, [f"its local functions cannot be written out: {error}"]) from error
-
-
-def _keep_known_devices(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Remove from the device configurations of nodes what the model does not declare, or its normal form renamed."""
-    known = {configuration.name for configuration in proto.configuration if configuration.name}
-    for node in nodes:
-        if node.device_configurations:
-            values = {*node.input, *node.output} - {""}
-            named = [told for told in node.device_configurations if told.configuration_id in known]
-            kept = [_with_known_values(told, values) for told in named]
-            del node.device_configurations[:]
-            node.device_configurations.extend(kept)
-
-
-def _with_known_values(
-    told: onnx.NodeDeviceConfigurationProto, values: Set[str]
-) -> onnx.NodeDeviceConfigurationProto:
-    # Not `remove`, which compares with all before it: 4,000 entries of a node took 0.5 s, 100,000 five minutes.
-    kept = onnx.NodeDeviceConfigurationProto()
-    kept.CopyFrom(told)
-    del kept.sharding_spec[:]
-    kept.sharding_spec.extend(spec for spec in told.sharding_spec if spec.tensor_name in values)
-    return kept
-
-
-# External data in memory by its place; None where it stays in its files.
-Held = Mapping[external_data.FilePart, bytes] | None
-
-
-def _held(file: SourceBytes, spans: Sequence[external_data.FilePart], mapped_above: int) -> Held:
+def _held(file: SourceBytes, parts: Iterable[FilePart], mapped_above: int) -> Held:
     """Return the external data's content, read into memory if it and the model are small together."""
-    ranges = set(spans)
-    if file.mapped or len(file.view) + sum(span.length for span in ranges) > mapped_above:
-        return None if spans else {}
-    return {span: external_data.content(span) for span in ranges}
+    ranges = set(parts)
+    if file.mapped or len(file.content) + sum(part.length for part in ranges) > mapped_above:
+        return {}
+    return {part: external_data.content(part) for part in ranges}
 
 
-def _files(file: SourceBytes, spans: Sequence[external_data.FilePart], held: Held) -> SourceFiles:
+def _files(file: SourceBytes, parts: Iterable[FilePart]) -> SourceFiles:
     """Return the files that weights are mapped from."""
-    found = []
-    if file.mapped and file.path is not None and file.descriptor is not None:
-        found.append(seen(file.path, file.descriptor))
-    for span in {span.location: span for span in spans if held is None}.values():
-        with external_data.opened(span) as descriptor:
-            found.append(seen(span.location, descriptor))
+    found = [file.mapped] if file.mapped else []
+    for part in {part.location: part for part in parts}.values():
+        with external_data.opened(part) as descriptor:
+            found.append(seen(part.location, descriptor))
     return SourceFiles(found)
 
 
-def _digest(file: SourceBytes, spans: Sequence[external_data.FilePart], held: Held) -> str:
-    if held is not None and not file.mapped:
-        return digest.of_memory(file.view, held)
-    if file.path is None or file.descriptor is None:
-        return digest.of_bytes(file.view)
-    return digest.of_file(file.path, file.descriptor, spans)
+def _weights(
+    proto: onnx.ModelProto, file: SourceBytes, parts: Parts, held: Held, files: SourceFiles
+) -> dict[str, ir.TensorProtocol]:
+    """Take the large and the external initializers of the graph out of the messages; return them by their names.
+
+    Their bytes are found again where they stand in the file, so that no other copy of them remains.
+    """
+    taken: dict[str, ir.TensorProtocol] = {}
+    at = 0
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            part = parts[reference(tensor)]
+            where = FileTensor if part not in held else None
+            taken[tensor.name] = (
+                _mapped(tensor, part.location, part.offset, part.length, files)
+                if where
+                else _viewed(tensor, memoryview(held[part]))
+            )
+        elif len(raw := tensor.raw_data) >= _PAGE:
+            start = file.content.find(raw[:64], at)
+            view = memoryview(file.content)[start : start + len(raw)]
+            if start >= 0 and view == raw:
+                at = start + len(raw)
+                taken[tensor.name] = (
+                    _mapped(tensor, file.mapped.path, start, len(raw), files)
+                    if file.mapped
+                    else _viewed(tensor, view)
+                )
+            else:
+                taken[tensor.name] = _viewed(tensor, memoryview(raw))
+        else:
+            continue
+        tensor.ClearField("raw_data")
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+    for tensor in external_data.external_tensors(proto):
+        part = parts[reference(tensor)]
+        tensor.raw_data = held[part] if part in held else external_data.content(part)
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+    return taken
 
 
-# Conversion of messages to onnx_ir.
-
-
-def _to_ir(
-    proto: onnx.ModelProto,
-    typed: TypedModel,
-    file: SourceBytes,
-    held: Held,
-    files: SourceFiles,
-    headline: str,
-) -> ir.Model:
-    types = typed.types
-    for info in [*proto.graph.input, *proto.graph.output]:
-        if info.name in types:
-            info.type.CopyFrom(types[info.name])
-    # Types come from inference, which was given the declared ones.
-    del proto.graph.value_info[:]
-    computed = set(chain.from_iterable(node.output for node in proto.graph.node))
-    computed.difference_update(info.name for info in proto.graph.output)
-    for name in sorted(computed & types.keys()):
-        proto.graph.value_info.add(name=name).type.CopyFrom(types[name])
-    maps = strip_weights.take_maps(proto.graph)
-    try:
-        model: ir.Model = ir.serde.deserialize_model(proto)
-    except ir.serde.SerdeError as error:
-        reason = str(error.__cause__ or error).partition("\n")[0]
-        raise ModelError(headline, [f"onnx_ir cannot hold it: {reason}"]) from error
-    for value in inference.values(model.graph):
-        if value.name in maps:
-            value.meta[strip_weights.TYPE_PROTO] = maps[value.name]
-    _type_bodies(model.graph, typed.proto.graph)
-    by_place: dict[tuple[object, ...], bytes] = {span[:3]: content for span, content in (held or {}).items()}
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = _outside(value.const_value, file, by_place, files)
-    if files:
-        model.meta[CHECK] = files
-    return model
-
-
-def _type_bodies(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
-    """Set the dtypes of values inside bodies; their shapes may change from trip to trip."""
-    owners = {tuple(node.output): node for node in inferred.node if bodies(node)}
-    for node in graph if owners else ():
-        found = owners.get(tuple(value.name or "" for value in node.outputs))
-        for body, its in zip(bodies_of(node), bodies(found), strict=False) if found else ():
-            _type_body(body, its)
-            _type_bodies(body, its)
-
-
-def _type_body(body: ir.Graph, inferred: onnx.GraphProto) -> None:
-    types = inference.types_of(inferred)
-    for value in inference.values(body):
-        told = inference.from_type(types[value.name]) if value.name in types else inference.UNKNOWN
-        if told.kind == "tensor" and told.dtype and value.type is None and value.const_value is None:
-            value.type = ir.TensorType(told.dtype)
-
-
-def _outside(
-    tensor: ir.ExternalTensor,
-    file: SourceBytes,
-    held: Mapping[tuple[object, ...], bytes],
-    files: SourceFiles,
-) -> ir.TensorProtocol:
-    """Return `tensor` with its data: a mapped part of a file, or a view of the bytes in memory."""
-    embedded = tensor.location == wire.EMBEDDED
-    if embedded and not file.mapped:
-        return _viewed(tensor, file.view, tensor.offset or 0)
-    place = str(tensor.location), tensor.offset, tensor.length
-    if not embedded and place in held:
-        return _viewed(tensor, memoryview(held[place]), 0)
-    assert file.path is not None
+def _mapped(tensor: TensorProto, path: str, offset: int, length: int, files: SourceFiles) -> FileTensor:
     # The real path and no `base_dir`: onnx_ir refuses links below one, and these have been checked.
-    mapped = FileTensor(
-        file.path if embedded else str(tensor.location),
-        tensor.offset,
-        tensor.length,
-        tensor.dtype,
-        shape=tensor.shape,
-        name=tensor.name,
-        doc_string=tensor.doc_string,
-    )
+    dtype, shape = ir.DataType(tensor.data_type), ir.Shape(tensor.dims)
+    mapped = FileTensor(path, offset, length, dtype, shape=shape, name=tensor.name)
     mapped.files = files
     return mapped
 
 
-def _viewed(tensor: ir.ExternalTensor, view: memoryview, offset: int) -> ir.TensorProtocol:
-    length = tensor.length or 0
+def _viewed(tensor: TensorProto, view: memoryview) -> ir.TensorProtocol:
+    dtype = ir.DataType(tensor.data_type)
     # numpy has no view of packed elements.
-    if tensor.dtype.bitwidth < 8:
-        raw = bytes(view[offset : offset + length])
+    if dtype.bitwidth < 8:
         packed = TensorProto(
-            name=tensor.name, data_type=tensor.dtype.value, dims=tensor.shape.numpy(), raw_data=raw
+            name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=bytes(view)
         )
         return ir.serde.deserialize_tensor(packed)
-    dtype = np.dtype(tensor.dtype.numpy()).newbyteorder("<")
-    array = np.frombuffer(view[offset : offset + length].toreadonly(), dtype).reshape(tensor.shape.numpy())
-    return ir.Tensor(array, dtype=tensor.dtype, shape=tensor.shape, name=tensor.name)
+    array = np.frombuffer(view.toreadonly(), np.dtype(dtype.numpy()).newbyteorder("<")).reshape(tensor.dims)
+    return ir.Tensor(array, dtype=dtype, shape=ir.Shape(tensor.dims), name=tensor.name)
+
+
+# Types.
+
+
+def _typed(
+    lean: onnx.ModelProto, limits: Limits, classes: Mapping[str, Sequence[str | int]], headline: str
+) -> TypedModel:
+    """Return the types of a model in normal form; raise an error with all problems."""
+    bounds = inference_limits.growth(lean.graph)
+    raise_any(headline, inference_limits.problems(bounds))
+    inference.name_rows(lean.graph)
+    typed = inference.typed(lean, bounds)
+    problem = typed.error and type_problem(typed.error)
+    problems = [problem] if problem else []
+    problems += guards.size_problems(typed.proto.graph, limits.value_bytes)
+    problems += disagreements(typed.proto, typed.types)
+    raise_any(headline, chain(problems, guards.class_problems(typed.types, classes)))
+    return typed
+
+
+def _set_types(model: ir.Model, typed: TypedModel) -> None:
+    for value in inference.values(model.graph):
+        type_ = typed.types.get(value.name or "")
+        if type_ is not None and value.const_value is None and strip_weights.TYPE_PROTO not in value.meta:
+            _set_type(value, type_)
+    _type_bodies(model.graph, typed.proto.graph)
+
+
+def _set_type(value: ir.Value, type_: onnx.TypeProto) -> None:
+    if strip_weights.holds_map(type_):
+        value.meta[strip_weights.TYPE_PROTO] = type_.SerializeToString()
+        value.type = value.shape = None
+    else:
+        value.type = ir.serde.deserialize_type_proto_for_type(type_)
+        value.shape = ir.serde.deserialize_type_proto_for_shape(type_)
+
+
+def _type_bodies(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
+    """Set the dtypes of values inside bodies; their shapes may change from trip to trip."""
+    for node, its in zip(graph, inferred.node, strict=True):
+        for body, typed in zip(bodies_of(node), bodies(its), strict=False):
+            types = inference.types_of(typed)
+            for value in inference.values(body):
+                told = inference.from_type(types[value.name]) if value.name in types else inference.UNKNOWN
+                if told.kind == "tensor" and told.dtype and value.type is None and value.const_value is None:
+                    value.type = ir.TensorType(told.dtype)
+            _type_bodies(body, typed)

@@ -1,7 +1,7 @@
-"""Sources of a model: a file, bytes or a `ModelProto` become bytes in place, and then a skeleton message.
+"""Sources of a model: a file, bytes or a `ModelProto` become bytes in place, and then a message.
 
 A small file is read, a large one mapped, and either stays open while it is loaded; the path may be a symbolic or hard
-link, since the user chose it.  Bytes are viewed.  A `ModelProto` is serialized once.  Sizes are bytes.
+link, since the user chose it.  A `ModelProto` is serialized once.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,19 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 
 from dask_ferro import portable
 from dask_ferro.errors import ConfigError, ModelError
-from dask_ferro.graph.model import wire
-from dask_ferro.graph.model.source_files import identity, read_span
+from dask_ferro.graph.model.source_files import SourceFile, identity, read_span, seen
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
 
 
 class SourceBytes(NamedTuple):
-    """The bytes of a source; if it is a file with its real path, its descriptor, and its name in a real folder."""
+    """The bytes of a source; if it is a file with its real path, its name in a real folder, and itself if mapped."""
 
     name: str
-    view: memoryview
-    path: str | None
-    descriptor: int | None
+    content: bytes | mmap.mmap
+    path: str | None = None
     named: str | None = None
-    mapped: bool = False
+    mapped: SourceFile | None = None
 
 
 @contextmanager
@@ -47,9 +45,9 @@ def opened(source: Source, mapped_above: int) -> Iterator[SourceBytes]:
         An empty file, or a message that protobuf cannot serialize.
     """
     if isinstance(source, onnx.ModelProto):
-        yield SourceBytes("the ModelProto", memoryview(_serialized(source)), None, None)
+        yield SourceBytes("the ModelProto", _serialized(source))
     elif isinstance(source, (bytes, bytearray, memoryview)):
-        yield SourceBytes("the model in memory", memoryview(source).cast("B"), None, None)
+        yield SourceBytes("the model in memory", source if isinstance(source, bytes) else bytes(source))
     elif isinstance(source, (str, os.PathLike)):
         with _file(os.fspath(source), mapped_above) as file:
             yield file
@@ -82,59 +80,37 @@ def _file(name: str, mapped_above: int) -> Iterator[SourceBytes]:
             raise ConfigError(f"cannot load {name!r}: it is {kind}; give the path of an .onnx file")
         descriptor = os.open(path, os.O_RDONLY | portable.BINARY)
     except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot load {name!r}: {reason}; give the path of an .onnx file") from error
     try:
         # The size of the open file, since the path may lead to another one by now.
-        size = os.fstat(descriptor).st_size
-        if size == 0:
-            raise ModelError(f"cannot load {path!r}", ["the file is empty; it was not written to the end"])
-        if size > mapped_above:
+        before = identity(os.fstat(descriptor))
+        if before[2] > mapped_above:
+            mapped = seen(path, descriptor)
             content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-            yield SourceBytes(repr(path), memoryview(content), path, descriptor, named, mapped=True)
+            yield SourceBytes(repr(path), content, path, named, mapped)
         else:
-            yield SourceBytes(repr(path), memoryview(_read(path, descriptor)), path, descriptor, named)
+            read = read_span(descriptor, 0, before[2])
+            if read is None or identity(os.fstat(descriptor)) != before:
+                raise ModelError(f"cannot load {path!r}", [CHANGED])
+            yield SourceBytes(repr(path), read, path, named)
     finally:
         os.close(descriptor)
 
 
-def _read(path: str, descriptor: int) -> bytes:
-    """Return the whole file, all of it as it was at one time."""
-    before = identity(os.fstat(descriptor))
-    content = read_span(descriptor, 0, before[2])
-    if content is None or identity(os.fstat(descriptor)) != before:
-        raise ModelError(
-            f"cannot load {path!r}", ["it changed while it was read; load it when it is written to the end"]
-        )
-    return content
+CHANGED = "it changed while it was read; load it when it is written to the end"
 
 
-def parse(view: memoryview, headline: str, structure_bytes: int) -> onnx.ModelProto:
-    """Return the skeleton of the model in `view`, whose messages may take `structure_bytes`."""
-    if not len(view):
+def parse(content: bytes | mmap.mmap, headline: str) -> onnx.ModelProto:
+    """Return the model in `content`."""
+    if not len(content):
         raise ModelError(headline, ["it is empty; it was not written to the end"])
+    proto = onnx.ModelProto()
     try:
-        skeleton = wire.skeleton(view)
-        # Before protobuf sees it: parsing takes 10 to 75 times these bytes.
-        if skeleton.structure_bytes > structure_bytes:
-            raise ModelError(
-                headline,
-                [
-                    f"without its tensors it has {skeleton.structure_bytes} bytes, and {structure_bytes} are "
-                    "allowed (Limits.structure_bytes); raise the limit if the graph is really that large"
-                ],
-            )
-        proto = onnx.ModelProto()
-        proto.ParseFromString(skeleton.proto)
-        return proto
-    except wire.WireError as error:
-        raise ModelError(headline, [str(error)]) from error
+        proto.ParseFromString(memoryview(content))
     except DecodeError as error:
         reason = str(error).rpartition(": ")[2]
-        if "MaxDepth" in reason:
-            reason = f"its messages nest deeper than {wire.MAX_DEPTH} levels"
         raise ModelError(
-            headline, [f"protobuf cannot parse it ({reason}); the file is damaged or no ONNX model"]
+            headline, [f"protobuf cannot parse it ({reason}); the file is cut off, damaged or no ONNX model"]
         ) from error
+    return proto

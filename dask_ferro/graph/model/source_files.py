@@ -26,8 +26,6 @@ CHECK = "ferro.check"
 # Local file systems stamp changes by the kernel's clock, a tick of 1 to 10 ms: what was changed within the last one
 # could change again under the same stamp.
 _TICK_NS = 20_000_000
-# Network file systems and old local ones stamp to the second: younger files are not remembered by their stamp.
-_COARSE_NS = 2_000_000_000
 
 Identity = tuple[int, int, int, int, int]
 
@@ -35,11 +33,6 @@ Identity = tuple[int, int, int, int, int]
 def identity(status: os.stat_result) -> Identity:
     """Return device, inode, size, and the times of the last change of content and of the inode."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def is_settled(found: Identity) -> bool:
-    """Return whether a change of the file from now on is certain to change its time stamps."""
-    return time.time_ns() - max(found[3:]) > _COARSE_NS
 
 
 def read_span(descriptor: int, offset: int, length: int) -> bytes | None:

@@ -28,11 +28,9 @@ SOFTMAX = EXP + 4
 BILINEAR = 8.0
 
 Flops: TypeAlias = Callable[[Operands], float]
-# Given position and dimension of an input: how the node surely combines its elements along it; "" where not sure.
-Combines: TypeAlias = Callable[[TypedNode, int, int], str]
-# Given the states of the inputs and the number of rows: the state of each output, or one for all (a finding without the
-# node's name); None: as its labels say.
-RowStates: TypeAlias = Callable[[TypedNode, Sequence[State], int], "Sequence[State] | State | None"]
+# Given the states of the inputs and the number of rows: the state of the outputs (a finding without the node's name);
+# None: as its labels say.
+RowStates: TypeAlias = Callable[[TypedNode, Sequence[State], int], "State | None"]
 # Given the elements of the inputs that the number of rows is in, and that number.
 SizeStates: TypeAlias = Callable[[TypedNode, Sequence[Depends], int], State]
 # Given position and elements of an input that is made of sizes, and the state of the first input.
@@ -46,26 +44,20 @@ class OpFacts:
     Attributes
     ----------
     flops : callable, optional
-        None: the sum over the standard's function body, or one for each element of the outputs.
+        None: one for each element of the outputs.
     touches : str
         Of inputs and outputs, all bytes; none of them (another name or shape of the same data); the first input for
         its type alone; or the first input where it is picked from.
     labels : callable, optional
-        Which dimensions can be split over ranks, and along which the rows of a batch stay apart.  None: those of the
-        standard's function body, or none: each rank computes the node whole.
+        Which dimensions can be split over ranks, and along which the rows of a batch stay apart: along all others they
+        are combined.  None: each rank computes the node whole.
     in_parts : bool
         Whether the standard's body is computed in place of the node where ranks have the first input split along a
         dimension without label: its nodes have labels for it.
-    row_labels : callable, optional
-        The labels along which rows stay apart, where ranks cannot split them: an operand spells a length or a scale.
     row_states : callable, optional
         Where the rows lie after the node, if labels cannot say it.
-    combines : callable, optional
-        How a node surely combines the elements along a dimension that has no label.
-    along_known_axis : bool
-        Whether `combines` asks for no more than the rank of the first input, so that it tells of unknown shapes too.
-    unlabelled : callable, optional
-        What a node without labels, of which a shape may be unknown, does to rows.
+    combines : str
+        How a node combines rows, whatever the shapes; empty: it may not.
     misplaces : callable, optional
         Whether a node takes the number of rows, an element of an operand, for something else than the length of the
         rows' axis; None, from the callable: not known.  By default it does.
@@ -79,11 +71,8 @@ class OpFacts:
     touches: Literal["all", "none", "type", "picked"] = "all"
     labels: Labels | None = None
     in_parts: bool = False
-    row_labels: Labels | None = None
     row_states: RowStates | None = None
-    combines: Combines | None = None
-    along_known_axis: bool = False
-    unlabelled: Callable[[TypedNode, Sequence[State]], Finding] | None = None
+    combines: str = ""
     misplaces: Misplaces | None = None
     sizes: SizeStates | None = None
     draws: Literal["never", "always", "in training"] = "never"
@@ -116,23 +105,6 @@ def per_input(price: float) -> Flops:
 
 ALONG_ROWS = "works along the axis of the rows"
 BY_NUMBER = "picks some by their number"
-
-
-def combines_all(o: TypedNode, position: int, dim: int) -> str:
-    """Return that a node computes along whichever dimension has no label."""
-    return ALONG_ROWS
-
-
-def along(default: int) -> Combines:
-    """Return that a node computes along its attribute `axis`."""
-    return lambda o, _, dim: ALONG_ROWS if dim == o.axis(default) else ""
-
-
-def surely(why: str) -> Callable[[TypedNode, Sequence[State]], Finding]:
-    """Return the finding of a node that combines rows whatever the shapes."""
-    return lambda o, states: Finding(True, why)
-
-
 UNKNOWN_TO_KEEP = Finding(False, "is not known to keep them apart")
 
 
@@ -145,5 +117,5 @@ def keeps_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
 
 
 def sizes_by_element(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
-    """Return the state of sizes that are computed with one by one, so that they are exact no more."""
-    return Counts(either(elements), exact=False)
+    """Return the state of sizes that are computed with one by one."""
+    return Counts(either(elements))

@@ -1,4 +1,4 @@
-"""Where the rows of a batch lie in a value, as `batch_independence.rows` follows them."""
+"""Where the rows of a batch lie in a value, as `graph.batch_independence` follows them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,9 @@ Depends: TypeAlias = tuple[bool, ...] | None
 
 
 class Counts(NamedTuple):
-    """Made of sizes; `depends` says for each element whether the number of rows is in it, None: not known.
-
-    `exact`: as they were read, nothing was computed with them.
-    """
+    """Made of sizes; `depends` says for each element whether the number of rows is in it, None: not known."""
 
     depends: Depends
-    exact: bool = True
 
 
 class Finding(NamedTuple):

@@ -44,7 +44,7 @@ _DOMAINS = STANDARD_DOMAINS | {ML_DOMAIN, OWN_DOMAIN}
 # An operator of another domain by the name of a standard one costs about as much; whether its operands mean the same
 # is not known.
 _PRICES = {name: OpFacts(facts.flops, facts.touches, draws=facts.draws) for name, facts in TABLE.items()}
-_BY_RANGE = OpFacts(unlabelled=quantization.RANGE_OF_ALL)
+_BY_RANGE = OpFacts(combines=quantization.RANGE_OF_ALL)
 _OF_OTHERS = {
     ("com.microsoft", "DynamicQuantizeLSTM"): _BY_RANGE,
     ("com.microsoft", "DynamicQuantizeMatMul"): _BY_RANGE,

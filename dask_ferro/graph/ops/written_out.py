@@ -7,20 +7,83 @@ Which nodes are written out is decided elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from itertools import chain
+from typing import NamedTuple
 
+import onnx
 import onnx_ir as ir
+from onnx import inliner
 
-from dask_ferro.graph.ir.inference import ValueType
-from dask_ferro.graph.ir.nodes import Types
-from dask_ferro.graph.ops.function_bodies import Body, body_of
+from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
+from dask_ferro.graph.ir.inference import ValueType, from_type, infer_model, types_of
+from dask_ferro.graph.ir.nodes import Types, type_of
 from dask_ferro.graph.ops.labels import TypedNode
+
+# Bodies are kept for as many nodes that differ in types or attributes: a network has a few shapes.
+_KEPT = 256
+
+
+class Body(NamedTuple):
+    """The nodes of a body, and the types of their values; its inputs are i0, i1 and so on, its outputs o0, o1."""
+
+    graph: ir.Graph
+    types: Mapping[str, ValueType]
 
 
 def has_body(o: TypedNode) -> bool:
     """Return whether a node can be written out: in its own operator set, and with all shapes known."""
-    body = body_of(o)
-    return body is not None and body.opset == o.opset
+    return _body_of(o) is not None
+
+
+def _body_of(o: TypedNode) -> Body | None:
+    node = o.node
+    if node.domain not in STANDARD_DOMAINS or not o.is_known():
+        return None
+    inputs = ["" if v is None or not v.name else f"i{k}" for k, v in enumerate(node.inputs)]
+    outputs = [f"o{k}" if v.name else "" for k, v in enumerate(node.outputs)]
+    proto = onnx.NodeProto(op_type=node.op_type, input=inputs, output=outputs)
+    proto.attribute.extend(map(ir.to_proto, node.attributes.values()))
+    types = tuple(type_of(v, o.types) for v in node.inputs if v is not None and v.name)
+    return _body(proto.SerializeToString(), types, o.opset)
+
+
+@lru_cache(_KEPT)
+def _body(serialized: bytes, types: tuple[ValueType, ...], opset: int) -> Body | None:
+    """Return the body of a node; None if the standard has none of this operator set, or it has control flow in it."""
+    node = onnx.NodeProto.FromString(serialized)
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    versions = (*schema.function_opset_versions, *schema.context_dependent_function_opset_versions)  # type: ignore[attr-defined]
+    if not versions or min(versions) > opset:
+        return None
+    # ONNX's inliner forgets the defaults of a function's attributes.
+    given = {attribute.name for attribute in node.attribute}
+    defaults = [a.default_value for name, a in schema.attributes.items() if name not in given]
+    node.attribute.extend(default for default in defaults if default.type)
+    graph = onnx.GraphProto(name="body", node=[node])
+    graph.input.extend(_declared(*pair) for pair in zip(filter(None, node.input), types, strict=True))
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10)
+    model = inliner.inline_selected_functions(model, [("", node.op_type)], inline_schema_functions=True)
+    inner = model.graph.node
+    if any(n.op_type == node.op_type or any(a.HasField("g") for a in n.attribute) for n in inner):
+        return None
+    typed = infer_model(model)
+    known = {name: from_type(type_) for name, type_ in types_of(typed.graph).items()}
+    made = chain.from_iterable(n.output for n in inner)
+    if not all(name in known and _is_sized(known[name]) for name in made if name):
+        return None
+    return Body(ir.from_proto(typed).graph, known)
+
+
+def _declared(name: str, type_: ValueType) -> onnx.ValueInfoProto:
+    assert type_.dtype is not None
+    return onnx.helper.make_tensor_value_info(name, type_.dtype.value, type_.shape)
+
+
+def _is_sized(type_: ValueType) -> bool:
+    return type_.shape is not None and all(isinstance(size, int) for size in type_.shape)
 
 
 def written_out(model: ir.Model, types: Types, chosen: Collection[ir.Node]) -> tuple[ir.Model, Types]:
@@ -40,7 +103,7 @@ def written_out(model: ir.Model, types: Types, chosen: Collection[ir.Node]) -> t
     copy, found = model.clone(), dict(types)
     nodes, opset = list(copy.graph), copy.opset_imports.get("", 0) or 0
     for place in places:
-        body = body_of(TypedNode(nodes[place], types, opset))
+        body = _body_of(TypedNode(nodes[place], types, opset))
         assert body is not None
         found |= _BodyWriter(copy.graph, nodes[place], body).written()
     return copy, found

@@ -25,7 +25,7 @@ from urllib.parse import quote, unquote
 import onnx_ir as ir
 
 from dask_ferro.errors import ModelError
-from dask_ferro.graph.model.checks.problems import shown
+from dask_ferro.graph.model.check import shown
 from dask_ferro.graph.sharding.node_placement import (
     DEVICE,
     STAGE,

@@ -42,18 +42,7 @@ def sizes(shape: Iterable[Dim]) -> tuple[int, ...]:
 
 
 def broadcast(shapes: Sequence[Shape], where: str) -> Shape:
-    """Return the shape that `shapes` broadcast to, as in numpy; `where` names the call in an error.
-
-    Raises
-    ------
-    ConfigError
-        Two of them do not broadcast.
-
-    Examples
-    --------
-    >>> broadcast([("N", 1), (4,)], "add")
-    ('N', 4)
-    """
+    """Return the shape that `shapes` broadcast to, as in numpy; `where` names the call in an error."""
     rank = max(map(len, shapes), default=0)
     columns = zip(*[(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes], strict=True)
     return tuple(_meet(column, shapes, where) for column in columns)
@@ -88,13 +77,7 @@ def alike(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 
 
 def axis_of(axis: int, rank: int, where: str) -> int:
-    """Return the axis counted from the front.
-
-    Raises
-    ------
-    ConfigError
-        There is no such axis.
-    """
+    """Return the axis counted from the front."""
     # True would be axis 1.
     if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
         raise ConfigError(
@@ -115,18 +98,7 @@ def axes_of(axis: int | Sequence[int] | None, rank: int, where: str) -> tuple[in
 
 
 def reshaped(old: Shape, new: Sequence[Dim], where: str) -> Shape:
-    """Return `new` with its -1 replaced, as far as the names allow.
-
-    Raises
-    ------
-    ConfigError
-        Two or more -1, a name that `old` does not have, or another number of elements.
-
-    Examples
-    --------
-    >>> reshaped(("N", 4, 8), (-1, 32), "reshape")
-    ('N', 32)
-    """
+    """Return `new` with its -1 replaced, as far as the names allow."""
     bad = [d for d in new if d is None or (isinstance(d, int) and d < -1)]
     if bad or list(new).count(-1) > 1:
         raise ConfigError(f"{where}: {tuple(new)} is not a shape: sizes, names, and at most one -1")
@@ -167,13 +139,7 @@ def cut_size(dim: Dim, cut: slice) -> Dim:
 
 
 def window_size(dim: Dim, kernel: int, stride: int, pads: tuple[int, int], dilation: int, where: str) -> Dim:
-    """Return the number of windows of `kernel` taps that fit along a padded dimension.
-
-    Raises
-    ------
-    ConfigError
-        No window fits.
-    """
+    """Return the number of windows of `kernel` taps that fit along a padded dimension."""
     reach = dilation * (kernel - 1) + 1
     if not isinstance(dim, int):
         return dim if stride == 1 and sum(pads) + 1 == reach else None

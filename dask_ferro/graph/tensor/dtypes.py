@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, COMPLEX, SIGNED, UNSIGNED
+from dask_ferro.graph.tensor.rows import example
 
 DTypeLike: TypeAlias = npt.DTypeLike | ir.DataType | None
 
@@ -27,13 +28,7 @@ _KINDS: dict[str, frozenset[ir.DataType]] = {
 
 
 def dtype_of(dtype: DTypeLike) -> ir.DataType:
-    """Return a dtype as ONNX's.
-
-    Raises
-    ------
-    ConfigError
-        ONNX does not have the dtype.
-    """
+    """Return a dtype as ONNX's."""
     if isinstance(dtype, ir.DataType):
         return dtype
     try:
@@ -43,13 +38,7 @@ def dtype_of(dtype: DTypeLike) -> ir.DataType:
 
 
 def common_dtype(dtypes: Sequence[ir.DataType], where: str) -> ir.DataType:
-    """Return the dtype that holds the values of all, by the array-API standard's rules.
-
-    Raises
-    ------
-    ConfigError
-        Kinds that the standard does not mix (int32 with float32).
-    """
+    """Return the dtype that holds the values of all, by the array-API standard's rules."""
     named = " with ".join(d.numpy().name for d in dtypes)
     kinds = {"f" if d in ARITHMETIC_FLOATS else "b" if d == ir.DataType.BOOL else "i" for d in dtypes}
     common = None
@@ -72,35 +61,18 @@ def _dtype(value: object) -> ir.DataType:
     return dtype_of(given)  # type: ignore[arg-type]  # refused there
 
 
+@example('result_type("int8", "int16")', "dtype('int16')")
 def result_type(*arrays_and_dtypes: object) -> np.dtype[np.generic]:
-    """Return the dtype to which tensors and dtypes promote.
-
-    Raises
-    ------
-    ConfigError
-        Kinds that the standard does not mix (int32 with float32), or nothing given.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.result_type("int8", "int16")
-    dtype('int16')
-    """
+    """Return the dtype to which tensors and dtypes promote."""
     if not arrays_and_dtypes:
         raise ConfigError("result_type: got nothing; give at least one tensor or dtype")
     dtypes = list(dict.fromkeys(_dtype(value) for value in arrays_and_dtypes))
     return (dtypes[0] if len(dtypes) == 1 else common_dtype(dtypes, "result_type")).numpy()
 
 
+@example('can_cast("int8", "int16"), ff.can_cast("int64", "int8")', "(True, False)")
 def can_cast(from_: object, to: DTypeLike, /) -> bool:
-    """Return whether every value of a dtype (or of a tensor's) stays what it is in another, by promotion.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.can_cast("int8", "int16"), ff.can_cast("int64", "int8")
-    (True, False)
-    """
+    """Return whether every value of a dtype (or of a tensor's) stays what it is in another, by promotion."""
     try:
         return result_type(from_, to) == dtype_of(to).numpy()
     except ConfigError:
@@ -109,6 +81,7 @@ def can_cast(from_: object, to: DTypeLike, /) -> bool:
         return False
 
 
+@example('isdtype("float32", ("integral", "real floating"))', "True")
 def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> bool:
     """Return whether a dtype is of a kind.
 
@@ -118,17 +91,6 @@ def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> bool:
     kind : str, dtype, or tuple of them
         "bool", "signed integer", "unsigned integer", "integral", "real floating", "complex floating" or "numeric";
         another dtype; or several, of which one is enough.
-
-    Raises
-    ------
-    ConfigError
-        ONNX does not have the dtype, or a string is no kind.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.isdtype("float32", ("integral", "real floating"))
-    True
     """
     if isinstance(kind, tuple):
         return any(isdtype(dtype, one) for one in kind)
@@ -155,15 +117,9 @@ def finfo(type: object, /) -> ml_dtypes.finfo:
     )
 
 
+@example('iinfo("int16").max', "32767")
 def iinfo(type: object, /) -> np.iinfo[np.signedinteger]:
-    """Return the limits of an integer dtype, or of a tensor's: bits, max, min, dtype.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.iinfo("int16").max
-    32767
-    """
+    """Return the limits of an integer dtype, or of a tensor's: bits, max, min, dtype."""
     if (dtype := _dtype(type)) not in _KINDS["integral"]:
         raise ConfigError(f"iinfo: got {dtype.numpy().name}, wanted an integer dtype; see finfo")
     return np.iinfo(dtype.numpy())

@@ -18,13 +18,7 @@ Path = tuple[Any, ...]
 
 
 def leaves(tree: Tree, where: str = "parameters") -> list[Tensor]:
-    """Return the tensors of a tree, in order.
-
-    Raises
-    ------
-    ConfigError
-        An entry is neither a tensor nor a sequence or mapping.
-    """
+    """Return the tensors of a tree, in order."""
     return [leaf for _, leaf in _paths(tree, where)]
 
 
@@ -37,24 +31,12 @@ def like(tree: Tree, values: Sequence[Any]) -> Tree:
 
 
 def mapped(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Return the tree of `fn(leaf, *leaves of the other trees at the same path)`.
-
-    Raises
-    ------
-    ConfigError
-        As `rows`.
-    """
+    """Return the tree of `fn(leaf, *leaves of the other trees at the same path)`."""
     return like(tree, [fn(*row) for _, row in rows(tree, *others)])
 
 
 def rows(tree: Tree, *others: Tree) -> list[tuple[Path, tuple[Tensor, ...]]]:
-    """Return the paths of a tree, in its order, each with the leaves of all trees at that path.
-
-    Raises
-    ------
-    ConfigError
-        A path is in one tree and not in another.
-    """
+    """Return the paths of a tree, in its order, each with the leaves of all trees at that path."""
     columns = [dict(_paths(t, "parameters")) for t in (tree, *others)]
     for column in columns[1:]:
         if odd := [path for path in (*columns[0], *column) if (path in columns[0]) != (path in column)]:

@@ -13,6 +13,7 @@ from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.elementwise import logical_not
 from dask_ferro.graph.tensor.manipulation import concat, expand_dims, reshape, size_of, sliced, take
 from dask_ferro.graph.tensor.origin import TensorType
+from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import Axis, reduce
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
@@ -33,65 +34,36 @@ def _true(x: TensorLike) -> Tensor:
     return tensor if tensor.type.dtype == _BOOL else tensor != 0
 
 
+@example("count_nonzero([[0, 2], [3, 4]], axis=1).compute()", "array([1, 2], dtype=int64)")
 def count_nonzero(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return how many elements over `axis` are not 0 (or true), as int64.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.count_nonzero([[0, 2], [3, 4]], axis=1).compute()
-    array([1, 2], dtype=int64)
-    """
+    """Return how many elements over `axis` are not 0 (or true), as int64."""
     return reduce("ReduceSum", cast(_true(x), _INT64), axis, keepdims)
 
 
+@example("any([[0, 0], [0, 4]], axis=1).compute()", "array([False,  True])")
 def any(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return whether at least one element over `axis` is true, or not 0; false of none.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.any([[0, 0], [0, 4]], axis=1).compute()
-    array([False,  True])
-    """
+    """Return whether at least one element over `axis` is true, or not 0; false of none."""
     return count_nonzero(x, axis=axis, keepdims=keepdims) > 0
 
 
+@example("all([[1, 0], [3, 4]], axis=1).compute()", "array([False,  True])")
 def all(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return whether all elements over `axis` are true, or not 0; true of none.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.all([[1, 0], [3, 4]], axis=1).compute()
-    array([False,  True])
-    """
+    """Return whether all elements over `axis` are true, or not 0; true of none."""
     return count_nonzero(logical_not(_true(x)), axis=axis, keepdims=keepdims) == 0
 
 
+@example("sort([3.0, 1.0, 2.0]).compute()", "array([1., 2., 3.], dtype=float32)")
 def sort(x: TensorLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """Return the elements in order along an axis; the place of NaN depends on the engine.
 
     The gradient of each sorted element goes to where it came from.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.sort([3.0, 1.0, 2.0]).compute()
-    array([1., 2., 3.], dtype=float32)
     """
     return _sorted(x, axis, descending, "sort")[0]
 
 
+@example("argsort([3.0, 1.0, 2.0]).compute()", "array([1, 2, 0])")
 def argsort(x: TensorLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
-    """Return the int64 indices that sort `x` along an axis; equal elements keep their order.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.argsort([3.0, 1.0, 2.0]).compute()
-    array([1, 2, 0])
-    """
+    """Return the int64 indices that sort `x` along an axis; equal elements keep their order."""
     return _sorted(x, axis, descending, "argsort")[1]
 
 
@@ -108,6 +80,7 @@ def _sorted(x: TensorLike, axis: int, descending: bool, where: str) -> tuple[Ten
     return values, places
 
 
+@example("searchsorted([1, 3, 5], [3, 6]).compute()", "array([1, 3], dtype=int64)")
 def searchsorted(
     x1: TensorLike, x2: TensorLike, /, *, side: str = "left", sorter: TensorLike | None = None
 ) -> Tensor:
@@ -125,17 +98,6 @@ def searchsorted(
         Whether equal elements of `x1` are behind the place, or before it.
     sorter : Tensor, optional
         Indices that sort `x1`, as `argsort` gives them.
-
-    Raises
-    ------
-    ConfigError
-        `x1` is no vector, or another side.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.searchsorted([1, 3, 5], [3, 6]).compute()
-    array([1, 3], dtype=int64)
     """
     vector, values = promoted("searchsorted", asarray(x1), asarray(x2))
     if vector.ndim != 1 or side not in ("left", "right"):
@@ -148,22 +110,18 @@ def searchsorted(
     return reduce("ReduceSum", cast(before, _INT64), -1, keepdims=False)
 
 
+@example("isin([1, 2, 3], [3, 1]).compute()", "array([ True, False,  True])")
 def isin(x1: TensorLike, x2: TensorLike, /, *, invert: bool = False) -> Tensor:
     """Return whether each element of `x1` is among those of `x2` (or, inverted, is not).
 
     Every element is compared with all of `x2`: time and memory are the product of both sizes.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.isin([1, 2, 3], [3, 1]).compute()
-    array([ True, False,  True])
     """
     values, listed = promoted("isin", x1, x2)
     found = any(expand_dims(values, axis=-1) == reshape(listed, (-1,)), axis=-1)
     return logical_not(found) if invert else found
 
 
+@example("diff([1, 4, 9]).compute()", "array([3, 5])")
 def diff(
     x: TensorLike,
     /,
@@ -183,12 +141,6 @@ def diff(
         From 0 on.
     prepend, append : Tensor, optional
         Joined to `x` along the axis first.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.diff([1, 4, 9]).compute()
-    array([3, 5])
     """
     parts = [asarray(part) for part in (prepend, x, append) if part is not None]
     tensor = numbers(concat(parts, axis=axis) if len(parts) > 1 else parts[0], "diff")

@@ -20,6 +20,7 @@ from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
 from dask_ferro.graph.tensor.elementwise import maximum, where
 from dask_ferro.graph.tensor.manipulation import broadcast_like, concat, expand_dims, reshape, shape_of
 from dask_ferro.graph.tensor.origin import OPSET
+from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
     TensorLike,
@@ -67,90 +68,49 @@ def _summable(x: TensorLike, where: str, dtype: DTypeLike = None) -> Tensor:
     return cast(tensor, ir.DataType.UINT64) if tensor.type.dtype in UNSIGNED else tensor
 
 
+@example("sum([[1, 2], [3, 4]], axis=1).compute()", "array([3, 7])")
 def sum(x: TensorLike, /, *, axis: Axis = None, dtype: DTypeLike = None, keepdims: bool = False) -> Tensor:
-    """Return the sum over `axis` (an axis, several, or None for all), computed in `dtype`.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.sum([[1, 2], [3, 4]], axis=1).compute()
-    array([3, 7])
-    """
+    """Return the sum over `axis` (an axis, several, or None for all), computed in `dtype`."""
     return reduce("ReduceSum", _summable(x, "sum", dtype), axis, keepdims)
 
 
+@example("prod([2, 3, 4]).compute()", "array(24)")
 def prod(x: TensorLike, /, *, axis: Axis = None, dtype: DTypeLike = None, keepdims: bool = False) -> Tensor:
-    """Return the product over `axis` (an axis, several, or None for all), computed in `dtype`.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.prod([2, 3, 4]).compute()
-    array(24)
-    """
+    """Return the product over `axis` (an axis, several, or None for all), computed in `dtype`."""
     return reduce("ReduceProd", _summable(x, "prod", dtype), axis, keepdims)
 
 
+@example("mean([[1.0, 2.0], [3.0, 4.0]], axis=0).compute()", "array([2., 3.], dtype=float32)")
 def mean(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the mean of floating point numbers over `axis`: an axis, several, or None for all.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.mean([[1.0, 2.0], [3.0, 4.0]], axis=0).compute()
-    array([2., 3.], dtype=float32)
-    """
+    """Return the mean of floating point numbers over `axis`: an axis, several, or None for all."""
     return reduce("ReduceMean", floating(x, "mean"), axis, keepdims)
 
 
+@example("max([[1, 2], [3, 4]], axis=0).compute()", "array([3, 4])")
 def max(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the largest element over `axis`: an axis, several, or None for all.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.max([[1, 2], [3, 4]], axis=0).compute()
-    array([3, 4])
-    """
+    """Return the largest element over `axis`: an axis, several, or None for all."""
     return reduce("ReduceMax", asarray(x), axis, keepdims)
 
 
+@example("min([[1, 2], [3, 4]], axis=0).compute()", "array([1, 2])")
 def min(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the smallest element over `axis`: an axis, several, or None for all.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.min([[1, 2], [3, 4]], axis=0).compute()
-    array([1, 2])
-    """
+    """Return the smallest element over `axis`: an axis, several, or None for all."""
     return reduce("ReduceMin", asarray(x), axis, keepdims)
 
 
+@example("var([1.0, 3.0]).compute()", "array(1., dtype=float32)")
 def var(x: TensorLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
     """Return the variance over `axis`: the sum of the squared distances from the mean over (count - correction).
 
     A correction of 1 gives the unbiased variance of a sample.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.var([1.0, 3.0]).compute()
-    array(1., dtype=float32)
     """
     tensor = asarray(x)
     return cast(_wide_var(tensor, axis, correction, keepdims), tensor.type.dtype)
 
 
+@example("std([1.0, 3.0]).compute().round(3)", "np.float32(1.0)")
 def std(x: TensorLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
-    """Return the standard deviation over `axis`, the square root of `var`; its gradient is 0 if all are equal.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.std([1.0, 3.0]).compute().round(3)
-    np.float32(1.0)
-    """
+    """Return the standard deviation over `axis`, the square root of `var`; its gradient is 0 if all are equal."""
     tensor = asarray(x)
     return cast(root(_wide_var(tensor, axis, correction, keepdims)), tensor.type.dtype)
 
@@ -190,27 +150,15 @@ def root(x: Tensor, degree: int = 2) -> Tensor:
     return where(zero, 0.0, found)
 
 
+@example("argmax([[1, 7, 3], [9, 2, 4]], axis=1).compute()", "array([1, 0])")
 def argmax(x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the int64 index of the first largest element along an axis, or among all elements.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.argmax([[1, 7, 3], [9, 2, 4]], axis=1).compute()
-    array([1, 0])
-    """
+    """Return the int64 index of the first largest element along an axis, or among all elements."""
     return _arg("ArgMax", asarray(x), axis, keepdims)
 
 
+@example("argmin([[1, 7, 3], [9, 2, 4]], axis=1).compute()", "array([0, 1])")
 def argmin(x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the int64 index of the first smallest element along an axis, or among all elements.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.argmin([[1, 7, 3], [9, 2, 4]], axis=1).compute()
-    array([0, 1])
-    """
+    """Return the int64 index of the first smallest element along an axis, or among all elements."""
     return _arg("ArgMin", asarray(x), axis, keepdims)
 
 
@@ -223,34 +171,24 @@ def _arg(op_type: str, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
     return emit(op_type, [x], shape, ir.DataType.INT64, axis=at, keepdims=int(keepdims))
 
 
+@example("cumulative_sum([1, 2, 3]).compute()", "array([1, 3, 6])")
 def cumulative_sum(
     x: TensorLike, /, *, axis: int | None = None, dtype: DTypeLike = None, include_initial: bool = False
 ) -> Tensor:
     """Return the cumulative sums along an axis, which may be left out for a vector; computed in `dtype`.
 
     With `include_initial` the sum of nothing, 0, comes first, and the axis is longer by one.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.cumulative_sum([1, 2, 3]).compute()
-    array([1, 3, 6])
     """
     return _cumulated("CumSum", _summable(x, "cumulative_sum", dtype), axis, include_initial)
 
 
+@example("cumulative_prod([1, 2, 3]).compute()", "array([1, 2, 6])")
 def cumulative_prod(
     x: TensorLike, /, *, axis: int | None = None, dtype: DTypeLike = None, include_initial: bool = False
 ) -> Tensor:
     """Return the cumulative products along an axis, which may be left out for a vector; computed in `dtype`.
 
     With `include_initial` the product of nothing, 1, comes first, and the axis is longer by one.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.cumulative_prod([1, 2, 3]).compute()
-    array([1, 2, 6])
     """
     return _cumulated("CumProd", _summable(x, "cumulative_prod", dtype), axis, include_initial)
 

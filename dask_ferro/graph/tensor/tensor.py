@@ -25,9 +25,8 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import regions
-from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, UNSIGNED, since
+from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, UNSIGNED, since, takes
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.model.checks.dtypes import takes
 from dask_ferro.graph.tensor.dims import Shape, broadcast, checked_dim, is_static, sizes, written
 from dask_ferro.graph.tensor.dtypes import DTypeLike as DTypeLike
 from dask_ferro.graph.tensor.dtypes import common_dtype, dtype_of
@@ -37,6 +36,15 @@ Scalar = bool | int | float
 # Arguments of functions of tensors; dask arrays are array-like too.
 TensorLike: TypeAlias = "Tensor | npt.ArrayLike | ir.TensorProtocol"
 _Method = Callable[["Tensor", Any], "Tensor"]
+
+# What returns a tensor's values: the floor above that has workers adds it.
+_evaluators: list[Callable[..., Any]] = []
+
+
+def evaluated_by(function: Callable[..., Any]) -> None:
+    """Let a function return the values of tensors, from a tensor and the arguments of its `compute`."""
+    _evaluators.append(function)
+
 
 # The binary ops that ONNX has for bools.
 _OF_BOOLS = frozenset({"Equal", "And", "Or", "Xor"})
@@ -94,12 +102,8 @@ class Tensor:
     """A lazy array: named operations and Python's operators on it record ONNX nodes.
 
     Follows the array-API standard (2024.12) in names, broadcasting and promotion. Made by `argument`,
-    `asarray` and functions of tensors. Python scalars take the dtype of the tensor beside them.
-
-    Raises
-    ------
-    ConfigError
-        Every operation raises it at once for dtypes or shapes that do not match.
+    `asarray` and functions of tensors. Python scalars take the dtype of the tensor beside them.  Every operation and
+    function raises `ConfigError` at once for dtypes, shapes, axes and settings that do not fit, and says which do.
 
     Examples
     --------
@@ -146,6 +150,10 @@ class Tensor:
     def key(self) -> tuple[int, int]:
         """A unique key for sets and mappings; tensors themselves are not hashable."""
         return self.origin.number, self.index
+
+    def compute(self, inputs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+        """Return the values as a numpy array; `inputs` are the values of unbound arguments by name."""
+        return _evaluators[-1](self, inputs, **kwargs)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         # Methods call functions of modules that import this one, so this import is late: the one circle there is.
@@ -394,12 +402,6 @@ def binary(
     """Return the output of a node of two broadcast inputs, promoted to one dtype.
 
     `only` is the one dtype that the op takes; with `floats` it takes floating point numbers alone.
-
-    Raises
-    ------
-    ConfigError
-        Dtypes that do not mix or that the op does not take, such as bools for arithmetic; or shapes that do not
-        broadcast.
     """
     x, y = promoted(op_type, a, b)
     if op_type not in _OF_BOOLS:
@@ -411,11 +413,12 @@ def binary(
     return emit(op_type, [x, y], broadcast([x.shape, y.shape], op_type), result, **attributes)
 
 
-def numbers(x: Tensor, where: str) -> Tensor:
-    """Return `x`, or raise `ConfigError` if ONNX's operators do not compute with its dtype (bool, int4, complex)."""
-    if x.type.dtype not in ARITHMETIC:
-        raise ConfigError(f"{where}: takes numbers, got {x!r}; use astype")
-    return x
+def numbers(x: TensorLike, where: str) -> Tensor:
+    """Return `x` as a tensor, or raise `ConfigError` if ONNX computes nothing with its dtype (bool, int4, complex)."""
+    tensor = asarray(x)
+    if tensor.type.dtype not in ARITHMETIC:
+        raise ConfigError(f"{where}: takes numbers, got {tensor!r}; use astype")
+    return tensor
 
 
 def floating(x: TensorLike, where: str) -> Tensor:
@@ -432,39 +435,21 @@ def stopped(x: Tensor) -> Tensor:
 
 
 def negated(x: Tensor) -> Tensor:
-    """Return -x, elementwise.
-
-    Raises
-    ------
-    ConfigError
-        It is a tensor of bools or of unsigned integers.
-    """
+    """Return -x, elementwise, of numbers that have a sign."""
     if numbers(x, "Neg").type.dtype in UNSIGNED:
         raise ConfigError(f"Neg: takes numbers that have a sign, got {x!r}; use astype")
     return elementwise("Neg", x)
 
 
 def inverted(x: Tensor) -> Tensor:
-    """Return whether x is false, elementwise.
-
-    Raises
-    ------
-    ConfigError
-        It is not a tensor of bools.
-    """
+    """Return whether x, of bools, is false, elementwise."""
     if x.type.dtype != ir.DataType.BOOL:
         raise ConfigError(f"Not: takes bool, got {x!r}; compare first")
     return elementwise("Not", x)
 
 
 def promoted(where: str, *values: TensorLike) -> tuple[Tensor, ...]:
-    """Return the values as tensors of one dtype, by the array-API standard's rules.
-
-    Raises
-    ------
-    ConfigError
-        Kinds that the standard does not mix (int32 with float32), or a Python float beside integers.
-    """
+    """Return the values as tensors of one dtype, by the array-API standard's rules."""
     tensors: list[Tensor | Scalar] = [v if _is_scalar(v) else asarray(v) for v in values]
     # Unique dtypes in order, so that results and messages do not depend on hashes.
     dtypes = list(dict.fromkeys(t.type.dtype for t in tensors if isinstance(t, Tensor)))

@@ -26,7 +26,7 @@ from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
 from dask_ferro.graph.bundling.makespan import DASK, Overheads
-from dask_ferro.graph.bundling.partition import Bundles, Dag, EdgeColumns
+from dask_ferro.graph.bundling.partition import Bundles, Dag, Floats
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
 from dask_ferro.lower.bundled.costs import TaskCost
 from dask_ferro.lower.bundled.recent import RecentChoices
@@ -194,7 +194,7 @@ def choose(
             kinds[i] = ALONE
     work = TaskDag(
         # A row's value is its source: a task has one result.
-        Dag(seconds, edges, values=edges.src),
+        Dag(seconds, edges, values=edges[:, 0].astype(np.int64)),
         _kinds(graph, number, edges, costs, kinds),
         _shares(tasks.order, costs, frozenset(wanted), locations, facts.holds),
         [UNKNOWN_S if cost is None else max(cost.seconds, cost.most) for cost in costs],
@@ -223,7 +223,7 @@ def annotation(
     return annotations.get(name, {}).get(key, value(key) if callable(value) else value)
 
 
-def _edges(graph: Graph, number: Mapping[Key, int], sizes: list[float]) -> EdgeColumns:
+def _edges(graph: Graph, number: Mapping[Key, int], sizes: list[float]) -> Floats:
     """Return the edges between tasks; those into one task follow each other."""
     sources: list[int] = []
     ends = [0]
@@ -231,7 +231,7 @@ def _edges(graph: Graph, number: Mapping[Key, int], sizes: list[float]) -> EdgeC
         sources += [number[dep] for dep in graph[key].dependencies if dep in number]
         ends.append(len(sources))
     src = np.asarray(sources, np.int64)
-    return EdgeColumns(src, np.repeat(np.arange(len(number)), np.diff(ends)), np.asarray(sizes)[src])
+    return np.column_stack([src, np.repeat(np.arange(len(number)), np.diff(ends)), np.asarray(sizes)[src]])
 
 
 def _ranks(sources: Sequence[Sequence[int]]) -> list[int]:
@@ -303,7 +303,7 @@ def _shares(
 def _kinds(
     graph: Graph,
     number: Mapping[Key, int],
-    edges: EdgeColumns,
+    edges: Floats,
     costs: list[TaskCost | None],
     kinds: list[int],
 ) -> list[int]:
@@ -312,7 +312,8 @@ def _kinds(
     A task that reads a result of unknown size is by itself, too: several might not fit.
     """
     is_alone = np.asarray([cost is None for cost in costs], bool)
-    is_alone[edges.dst[is_alone[edges.src]]] = True
+    src, dst = edges[:, :2].astype(np.int64).T
+    is_alone[dst[is_alone[src]]] = True
     found = np.where(is_alone, ALONE, kinds).tolist()
     # Most graphs have no barrier, and then it is not sought behind each task.
     has_barrier = any(task.block_fusion for task in graph.values())

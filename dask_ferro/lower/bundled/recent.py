@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dask_ferro.graph.bundling.partition import Bundles, EdgeColumns, Floats
+from dask_ferro.graph.bundling.partition import Bundles, Floats
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
 
 # Of the seconds (or bytes) of all tasks, the sum of changes with which a choice still holds.
@@ -74,7 +74,7 @@ class RecentChoices:
         seconds, shares = np.asarray(work.dag.seconds, np.float64), np.asarray(work.shares, np.float64)
         digest = _digest(work, shares, limits)
         is_free = (np.asarray(work.kinds, np.int64) != ALONE) & (shares <= _LARGE)
-        nbytes = EdgeColumns.of(work.dag.edges).size
+        nbytes = np.asarray(work.dag.edges, np.float64).reshape(-1, 3)[:, 2]
         most = np.asarray(work.most if len(work.most) else seconds, np.float64)
         short, long = np.minimum(seconds[is_free], LONG_S), np.minimum(most[is_free], LONG_S)
         now = _LastChoice(short, long, shares[is_free], nbytes, ())
@@ -99,8 +99,7 @@ def _size(choice: _LastChoice) -> int:
 
 def _digest(work: TaskDag, shares: Floats, limits: tuple[float, ...]) -> bytes:
     made = blake2b(repr((len(shares), limits)).encode(), digest_size=16)
-    edges = EdgeColumns.of(work.dag.edges)
-    made.update(edges.src.tobytes() + edges.dst.tobytes())
+    made.update(np.asarray(work.dag.edges, np.float64).reshape(-1, 3)[:, :2].tobytes())
     made.update(np.asarray(work.kinds, np.int64).tobytes())
     made.update((shares > _LARGE).tobytes())
     return made.digest()

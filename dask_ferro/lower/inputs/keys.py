@@ -1,9 +1,7 @@
 """Keys of checked inputs: each input reaches the tasks by its content, a future or another collection's keys.
 
-Small arrays travel inside the tasks.  Large ones are sent straight to the workers when a distributed client is
-there (never through the scheduler), and are handed over in place when the graph runs in this process.  Dask
-arrays, delayed values and futures keep their own keys.  A client on its own event loop cannot be waited for, so
-there large arrays travel in the graph.
+Small arrays travel inside the tasks, and large ones in the graph, chunk by chunk, as those of `dask.array.from_array`:
+the scheduler has them where a worker is lost.  Dask arrays, delayed values and futures keep their own keys.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ from dask_ferro.lower.upstream import Alias, DataNode
 
 # Bytes of a task's own description: an input that adds no more to each task does not change a graph's size much.
 _TASK_BYTES = 1024
-# An array up to this size is sent inside its task.  A larger one is scattered to the workers once: sent through the
-# scheduler, 600 MB of inputs ran at two thirds of the speed of files.
+# An array up to this size is part of each task that reads it; a larger one is one value for all of them.
 EMBED_BYTES = 64 << 10
 # A release travels with the client's next batch of messages, 10 ms later at the most; data sent under the same key
 # in between would be released with it.
@@ -130,7 +127,7 @@ def row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> 
     rows = next(iter(lengths.values()), 0)
     if chunked:
         chunks = next(iter(chunked.values()))
-    elif batch is None or not rows:
+    elif batch is None or rows <= batch:
         return None
     else:
         chunks = tuple(min(batch, rows - start) for start in range(0, rows, batch))
@@ -197,7 +194,7 @@ def token_of(value: Any) -> str:
     return str(tokenize(value))
 
 
-def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str, client: Any) -> Feed:
+def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Feed:
     """Return an input as tasks read it.
 
     Parameters
@@ -207,8 +204,6 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str, client
         Rows of each chunk where the value is to be cut along axis 0; None: whole.
     token : str
         Of the value.
-    client : distributed.Client or None
-        To send large arrays with.
     """
     if is_future(value):
         series = KeySeries(one=value.key)
@@ -216,11 +211,16 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str, client
     if is_dask_collection(value):
         return _collection(name, value, chunks)
     # One row serves every chunk.
-    parts = [value] if chunks is None or len(value) == 1 else _cut(value, chunks)
-    if client is None or _size(value) <= EMBED_BYTES + _TASK_BYTES * len(parts):
-        return Feed(Literal(tuple(parts)), {}, {})
-    cut = "" if chunks is None else f"-{tokenize(tuple(chunks))[:8]}"
-    return usable_here(sent(f"ferro-input-{name}-{token}{cut}", parts, client), parts)
+    cut = None if chunks is None or len(value) == 1 else tuple(chunks)
+    count = len(cut or "1")
+    if not isinstance(value, np.ndarray) or value.nbytes <= EMBED_BYTES + _TASK_BYTES * count:
+        return Feed(Literal(tuple([value] if cut is None else _cut(value, cut))), {}, {})
+    import dask.array as da
+
+    label = f"ferro-input-{name}-{token}{'' if cut is None else f'-{tokenize(cut)[:8]}'}"
+    rest = tuple((size,) for size in value.shape[1:])
+    lazy = da.from_array(value, ((len(value),) if cut is None else cut, *rest), name=label)
+    return _collection(name, lazy, cut)
 
 
 def is_future(value: Any) -> bool:
@@ -252,8 +252,8 @@ def _collection(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:
 
 def layers_of(name: str, value: Any) -> tuple[HighLevelGraph, str]:
     """Return the graph of an input that is a collection, and the layer that holds its keys."""
-    if getattr(value, "has_one_array", True) is False:
-        raise ConfigError(f"input {name!r} is a model with several parts: pass one of its .outputs")
+    if isinstance(value, Mapping):
+        raise ConfigError(f"input {name!r} is the outputs of a model: pass one of them")
     graph = value.__dask_graph__()
     if not isinstance(graph, HighLevelGraph):
         graph = HighLevelGraph.from_collections(f"ferro-{id(value)}", graph, dependencies=[])
@@ -270,10 +270,6 @@ def _top_layer(value: Any, graph: HighLevelGraph) -> str:
 def _cut(value: Any, chunks: Sequence[int]) -> list[Any]:
     stops = np.cumsum(chunks)
     return [value[stop - rows : stop] for stop, rows in zip(stops, chunks, strict=True)]
-
-
-def _size(value: Any) -> int:
-    return int(getattr(value, "nbytes", 0))
 
 
 def sent(label: str, parts: Sequence[Any], client: Any, *, workers: Sequence[str] | None = None) -> Feed:

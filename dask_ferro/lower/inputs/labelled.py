@@ -16,12 +16,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from itertools import chain
+from math import nan
 from typing import Any, NamedTuple
 
 from dask.base import is_dask_collection
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.signature import Signature, ValueSpec, by_name
+from dask_ferro.lower.signature import Signature, ValueSpec, by_name, shape_of
 
 Dims = tuple[Hashable, ...]
 
@@ -65,8 +66,8 @@ class LabelledInputs(NamedTuple):
         ConfigError
             A size is not known before the model runs, or the inputs disagree on the name of a dimension.
         """
-        shapes = {spec.name: arrays[spec.name].shape for spec in sig.outputs}
-        # Sizes that dask does not know are nan, and so is their sum.
+        shapes = {spec.name: shape_of(arrays[spec.name]) or (nan,) for spec in sig.outputs}
+        # Sizes that dask does not know are nan, and so is their sum; a delayed value has no shape.
         if unknown := [s for s in sig.outputs if sum(shapes[s.name]) != sum(shapes[s.name])]:
             raise ConfigError(
                 f"{self.title}: the shape of output {unknown[0]} is not known before it runs, and xarray needs it: pass"
@@ -81,7 +82,7 @@ class LabelledInputs(NamedTuple):
         return found.assign_coords({d: c for d, c in classes.items() if d not in _names_of(self.labelled)})
 
     def _labelled(self, arrays: dict[str, Any], dims: list[Dims]) -> Any:
-        xr, values = sys.modules["xarray"], tuple(map(_plain, arrays.values()))
+        xr, values = sys.modules["xarray"], tuple(arrays.values())
         # It computes nothing: xarray's own rules say which coordinates and attributes the given values have.
         found = xr.apply_ufunc(
             lambda *_: values if len(values) > 1 else values[0],
@@ -128,15 +129,6 @@ class LabelledInputs(NamedTuple):
                 axes = zip(spec.shape, one.dims, one.shape, strict=True)
                 found |= {dim: size for name, dim, size in axes if name == symbol}
         return found
-
-
-def _plain(array: Any) -> Any:
-    """Return a dask array of a subclass as one of dask's own: xarray does not compute two classes together."""
-    import dask.array as da
-
-    if not isinstance(array, da.Array):
-        return array
-    return da.Array(array.dask, array.name, array.chunks, dtype=array.dtype)
 
 
 def _names_of(labelled: Mapping[str, Any]) -> set[Hashable]:

@@ -16,21 +16,20 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import narwhals as nw
 import numpy as np
-from dask.base import tokenize
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.no_tables import is_of_a_library, refuse_no_tables
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import FEATURE_NAMES, Signature, ValueSpec, holds
 from dask_ferro.lower.upstream import infers_meta
 from dask_ferro.words import few
 
+_LIBRARIES = frozenset(("pandas", "polars", "pyarrow", "modin", "cudf"))
 _NAMES_SHOWN = 8
 # Models whose caller was warned that they take columns in the order of the table.
 _warned: WeakSet[PreparedModel] = WeakSet()
@@ -53,9 +52,6 @@ class TableForm(NamedTuple):
     rows: int
     index: Any = None
     classes: Mapping[str, Sequence[object]] = {}
-
-    def __dask_tokenize__(self) -> object:
-        return self.implementation.value, self.rows, tokenize(self.index)
 
     def table(self, results: Mapping[str, Any], title: str) -> Any:
         """Return the results as a table.
@@ -81,22 +77,6 @@ class TableForm(NamedTuple):
             return made.iloc[: self.rows].set_axis(self.index, axis=0)
         # narwhals' own type leaves out its lazy libraries, which no table in memory is of.
         return nw.from_dict(columns, backend=self.implementation).head(self.rows).to_native()  # type: ignore[arg-type]
-
-    def of(self, results: Any, names: Sequence[str], title: str) -> Any:
-        """Return a model's value, one array or several by name, as a table."""
-        return self.table({names[0]: results} if len(names) == 1 else results, title)
-
-
-def rebuilt_table(
-    values: object,
-    rebuild: Callable[..., object],
-    arguments: Sequence[object],
-    form: TableForm,
-    names: Sequence[str],
-    title: str,
-) -> Any:
-    """Return the values of a model's keys as a table, once `rebuild` has made arrays of them."""
-    return form.of(rebuild(values, *arguments), names, title)
 
 
 class TableInputs(NamedTuple):
@@ -257,6 +237,47 @@ def described(sig: Signature) -> str:
         number = shape[1] if shape and isinstance(shape[1], int) else "any number of"
         return f"{number} columns {'by name' if sig.inputs[0].columns else 'in order'} as {name!r}"
     return "a column for each input, by name"
+
+
+def is_of_a_library(value: object) -> bool:
+    """Return whether a value is of a library that has tables."""
+    # Of all its classes, as people derive their own data frames.
+    return any(kind.__module__.partition(".")[0] in _LIBRARIES for kind in type(value).__mro__)
+
+
+def refuse_no_tables(given: Any, sig: Signature, title: str) -> None:
+    """Raise `ConfigError` where rows or columns have a form that is neither a table nor an input."""
+    got, remedy = _form_of(given, sig)
+    if not got or any(spec.kind != "tensor" for spec in sig.inputs):
+        return
+    raise ConfigError(
+        f"{title}: got {got}, wanted arrays ({'; '.join(map(str, sig.inputs))}) or a table (a data frame of pandas,"
+        f" polars, pyarrow, modin, cuDF or dask.dataframe, or a dict of their columns): pass {remedy}"
+    )
+
+
+def _form_of(given: Any, sig: Signature) -> tuple[str, str]:
+    """Return what rows or columns that are no table are, and a table of them; "" of a table and of inputs."""
+    named = given if isinstance(given, Mapping) else {}
+    values = given if isinstance(given, tuple) else list(named.values()) or [given]
+    if any(type(value).__module__.startswith("dask.dataframe") for value in values):
+        return "a dask.dataframe or a column of one", "the data frame to the model itself, model(table)"
+    if isinstance(given, (list, tuple)) and given and isinstance(given[0], Mapping):
+        return f"a {type(given).__name__} of rows", "pandas.DataFrame(rows)"
+    if len(named) > 1 and all(map(np.isscalar, values)) and any(spec.shape for spec in sig.inputs):
+        return "one row as a dict", "pandas.DataFrame([row])"
+    if isinstance(given, np.ndarray) and given.dtype.names:
+        return "a structured array", "pandas.DataFrame(records)"
+    if not is_of_a_library(given):
+        return "", ""
+    if hasattr(given, "collect"):
+        return f"a {type(given).__name__}, which is not computed yet", "table.collect()"
+    # A column is an array to a model with one input of one axis.
+    wanted = sig.inputs[0].shape if len(sig.inputs) == 1 else ()
+    if hasattr(given, "dtype") and (wanted is None or np.ndim(given) == len(wanted)):
+        return "", ""
+    remedy = "table.loc[[label]] for a row, .to_frame() of a column, or a pyarrow.Table"
+    return f"a {type(given).__name__}", remedy
 
 
 # ---- columns to arrays --------------------------------------------------------------------------------------

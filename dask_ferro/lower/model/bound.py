@@ -7,8 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import dask
-
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.inputs.batching import batched as with_batched
@@ -34,8 +32,6 @@ class BoundModel:
         Whether an input that is cut is a dask array.
     granularity : Granularity
         As the caller asked.
-    annotations : mapping
-        Dask's, where the model was bound.
     """
 
     model: PreparedModel
@@ -43,7 +39,6 @@ class BoundModel:
     rows: tuple[int, ...] | None
     has_dask_rows: bool
     granularity: Granularity
-    annotations: Mapping[str, Any]
 
 
 def given_inputs(
@@ -122,11 +117,10 @@ def bind_synthetic(
 def bind_checked(
     model: PreparedModel, arrays: Mapping[str, Any], batch: int | None, granularity: Granularity
 ) -> BoundModel:
-    """Return a model on inputs that are known to fit it, under the annotations that Dask has now."""
+    """Return a model on inputs that are known to fit it."""
     sig = model.signature
     rows = row_chunks(sig, arrays, batch)
-    annotations = dict(dask.get_annotations())  # type: ignore[attr-defined]
-    return BoundModel(model, arrays, rows, _has_dask_rows(sig, arrays), granularity, annotations)
+    return BoundModel(model, arrays, rows, _has_dask_rows(sig, arrays), granularity)
 
 
 def checked_batch(batch: Any, title: str) -> int | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
-from dask_ferro.graph.bundling.plan import Plan
+from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.prepared.prepared import SizedModel
 from dask_ferro.lower.signature import shape_of
@@ -33,15 +32,13 @@ class BundlePlan:
     plan: Plan
 
     @property
-    def seconds(self) -> float:
-        """Projected seconds of the largest chunk; for a model of fixed batch size, of all its runs."""
-        rows = _largest_chunk(self.bound) or 1
-        runs = ceil(rows / (self.bound.model.signature.fixed_rows or 1)) if self.splits else 1
-        return self.sized.seconds * runs
+    def bundles(self) -> tuple[Bundle, ...]:
+        """The bundles of one chunk."""
+        return self.plan.bundles
 
 
-def plan_bundles(bound: BoundModel, threads: int | None = None) -> BundlePlan:
-    """Return the bundles of one chunk of a bound model, for so many threads; None: as `slots` finds.
+def plan_bundles(bound: BoundModel) -> BundlePlan:
+    """Return the bundles of one chunk of a bound model.
 
     A model that is run slice by slice inside a task is one bundle: its values do not leave the slice.  So is one of
     chunks whose sizes are not known: the task that gives the outputs has to see their rows.
@@ -51,7 +48,7 @@ def plan_bundles(bound: BoundModel, threads: int | None = None) -> BundlePlan:
     has_unknown_rows = any(n != n for n in rows or ())
     granularity = "model" if splits or has_unknown_rows else bound.granularity
     sized = model.sized(bound.arrays, largest)
-    plan = model.plan(bound.arrays, largest, max(1, chunks), granularity, threads)
+    plan = model.plan(bound.arrays, largest, max(1, chunks), granularity)
     return BundlePlan(bound, chunks, sized, splits, plan)
 
 

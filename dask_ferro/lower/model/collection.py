@@ -1,40 +1,40 @@
-"""`ModelGraph`: a model, and a model on its inputs, as a Dask collection.
+"""`ModelGraph`: a model as a function, whose calls give dask arrays, and as a Dask collection on inputs of its own.
 
-A model without inputs is a function; called on arrays it gives a model on its inputs, which computes to an array
-(one output) or to a dict of arrays by name; called on dask arrays it gives dask arrays.  Keys are a function of
-the model's content, the inputs' content and the bundles, so the same call has the same keys in any process.
+Keys are a function of the model's content, the inputs' content and the bundles, so the same call has the same keys in
+any process.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dask.base import is_dask_collection, tokenize
-from dask.delayed import single_key
-from dask.highlevelgraph import HighLevelGraph
+from dask.base import DaskMethodsMixin, is_dask_collection
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
+from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs import partitions
 from dask_ferro.lower.inputs.keys import is_future
-from dask_ferro.lower.inputs.labelled import read_labelled
+from dask_ferro.lower.inputs.labelled import LabelledInputs, read_labelled
 from dask_ferro.lower.inputs.row_check import check_rows
-from dask_ferro.lower.inputs.tables import TableForm, empty_results, rebuilt_table, table_of
-from dask_ferro.lower.layer import Key
-from dask_ferro.lower.model.bound import BoundModel, bind, bind_synthetic, checked_batch, given_inputs
+from dask_ferro.lower.inputs.tables import empty_results, table_of
+from dask_ferro.lower.model.bound import (
+    BoundModel,
+    bind,
+    bind_checked,
+    bind_synthetic,
+    checked_batch,
+    given_inputs,
+)
 from dask_ferro.lower.model.bundles import BundlePlan, plan_bundles
-from dask_ferro.lower.model.joining import join
-from dask_ferro.lower.model.lowered_collection import LoweredCollection
-from dask_ferro.lower.model.lowering import Lowered, Lowerings, Rebuilding
-from dask_ferro.lower.model.render import Fact, Planned, as_text, facts
-from dask_ferro.lower.model.results import Request, run_here
+from dask_ferro.lower.model.render import Fact, as_text, facts
 from dask_ferro.lower.portable import portable
 from dask_ferro.lower.prepared.opening import reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
@@ -43,7 +43,6 @@ from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.lower.worker.bundle_ref import ModelRef
 
 Names = Collection[str] | None
-_IS_LAZY = "on its inputs is a lazy graph, and no value of a task: use model.predict(x) there, which computes at once"
 
 
 class CallDefaults(NamedTuple):
@@ -54,8 +53,8 @@ class CallDefaults(NamedTuple):
     granularity: Granularity = "auto"
 
 
-class ModelGraph(LoweredCollection):
-    """A model as a function, or a model on its inputs as a Dask collection.  Made by `from_onnx`.
+class ModelGraph(DaskMethodsMixin):
+    """A model as a function of its inputs, and as a Dask collection on seeded ones.  Made by `from_onnx`.
 
     Attributes
     ----------
@@ -64,11 +63,9 @@ class ModelGraph(LoweredCollection):
     digest : str
         Of the model's content.
     inputs, outputs : mapping
-        Name to `ValueSpec` (dtype, shape); of a model that has its inputs, `outputs` maps to collections.
+        Name to `ValueSpec` (dtype, shape).
     ops : Counter
         Nodes by operator type.
-    bundles : tuple of Bundle
-        What runs as one task each: nodes, projected FLOPs, bytes and seconds.
 
     Examples
     --------
@@ -80,24 +77,9 @@ class ModelGraph(LoweredCollection):
     >>> parts = client.map(model.predict, batches)               # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        opened: PreparedModel,
-        defaults: CallDefaults,
-        given: BoundModel | None = None,
-        held: Lowered | None = None,
-        form: TableForm | None = None,
-    ) -> None:
+    def __init__(self, opened: PreparedModel, defaults: CallDefaults) -> None:
         self._opened = opened
         self._defaults = defaults._replace(batch=checked_batch(defaults.batch, f"model {opened.name!r}"))
-        # Set if the model has its inputs; and, where it is persisted, the graph of the values on the workers.
-        self._given = given
-        self._held = held
-        # Set if its inputs are a table: results are one too.
-        self._form = form
-        self._warned = False
-        # The graphs for local schedulers of other numbers of threads than this machine has.
-        self._by_threads: dict[int, Lowerings] = {}
 
     # -- what it is ----------------------------------------------------------------------------------------
 
@@ -117,16 +99,9 @@ class ModelGraph(LoweredCollection):
         return {s.name: s for s in self._opened.signature.inputs}
 
     @property
-    def outputs(self) -> Mapping[str, Any]:
-        """Output specifications by name or, of a model that has its inputs, a collection for each output."""
-        specs = self._opened.signature.outputs
-        if self._given is None:
-            return {s.name: s for s in specs}
-        return {s.name: OutputGraph(self, i) for i, s in enumerate(specs)}
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(s.name for s in self._opened.signature.outputs)
+    def outputs(self) -> Mapping[str, ValueSpec]:
+        """Output specifications by name."""
+        return {s.name: s for s in self._opened.signature.outputs}
 
     @cached_property
     def ops(self) -> Counter[str]:
@@ -135,29 +110,13 @@ class ModelGraph(LoweredCollection):
 
     @property
     def plan(self) -> Plan:
-        """The plan: bundles, where outputs come from, projected makespan of one chunk."""
-        return self._planned.plan
+        """The plan on inputs of its own: bundles, where outputs come from, projected makespan of one chunk."""
+        return plan_bundles(self._synthetic).plan
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """The bundles of one chunk."""
+        """The bundles of the plan: nodes, projected FLOPs, bytes and seconds of each."""
         return self.plan.bundles
-
-    @property
-    def flops(self) -> float:
-        """Projected floating-point operations of one chunk."""
-        return sum(b.flops for b in self.bundles)
-
-    @property
-    def bytes(self) -> float:
-        """Projected bytes that the operators of one chunk read and write."""
-        return sum(b.bytes for b in self.bundles)
-
-    @property
-    def chunks(self) -> int:
-        """Number of chunks of the batch."""
-        rows = self._bound.rows
-        return 1 if rows is None else len(rows)
 
     def __repr__(self) -> str:
         return as_text(self.name, facts_of(self))
@@ -198,39 +157,58 @@ class ModelGraph(LoweredCollection):
 
         Returns
         -------
-        ModelGraph, or dask.array (or a dict of them) where an input is one.  Of a table, what computes to a table of
-        the same library and index with a column for each output (``name_0``, ``name_1``, ... where it has two axes);
-        of a dask.dataframe, a dask.dataframe with the same divisions, computed partition by partition.  Of xarray's
-        arrays, a DataArray (one output) or a Dataset on dask arrays, with the dimensions and coordinates of the inputs.
+        dask.array, or for several outputs a mapping of them by name, which unpacks in the model's order
+            A delayed value of what is no array (a sequence, a map) or has no known dtype or number of axes.  Of a
+            dask.dataframe, a dask.dataframe with the same divisions, computed partition by partition, with a column for
+            each output (``name_0``, ``name_1``, ... where it has two axes).  Of xarray's arrays, a DataArray (one
+            output) or a Dataset on dask arrays, with the dimensions and coordinates of the inputs.
 
         Raises
         ------
         ConfigError
             Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
         """
-        sig, title, defaults = self._opened.signature, f"model {self.name!r}", self._defaults
+        # Dask's arrays are imported with the first call.
+        from dask_ferro.lower.model.outputs import outputs_of
+
         options = {"batch": batch, "batched": batched, "dims": dims}
-        given = given_inputs(sig, args, named, options, title)
+        given = given_inputs(self._opened.signature, args, named, options, self._title)
         if partitions.is_dask_table(given):
-            return self._over_partitions(given, options, title)
-        batch = checked_batch(batch if batch is not None else defaults.batch, title)
-        given, labels = read_labelled(given, sig, dims, title)
+            return self._over_partitions(given, options)
+        bound, labels = self._bound(given, **options)
+        found = outputs_of(plan_bundles(bound), live_client())
+        if labels is None:
+            return found
+        arrays = found if len(self.outputs) > 1 else dict.fromkeys(self.outputs, found)
+        return labels.results(bound.model.signature, arrays, cut=bound.rows is not None)
+
+    def planned(
+        self, /, *args: Any, batch: int | None = None, batched: Names = None, dims: Any = None, **named: Any
+    ) -> BundlePlan:
+        """Return the bundles and the number of chunks of a call, whose arguments these are."""
+        options = {"batch": batch, "batched": batched, "dims": dims}
+        given = given_inputs(self._opened.signature, args, named, options, self._title)
+        return plan_bundles(self._bound(given, **options)[0])
+
+    @property
+    def _title(self) -> str:
+        return f"model {self.name!r}"
+
+    def _bound(
+        self, given: Any, batch: int | None, batched: Names, dims: Any
+    ) -> tuple[BoundModel, LabelledInputs | None]:
+        """Return the model on the inputs of a call, and the labels of these."""
+        defaults = self._defaults
+        batch = checked_batch(batch if batch is not None else defaults.batch, self._title)
+        given, labels = read_labelled(given, self._opened.signature, dims, self._title)
         table = table_of(self._opened, given)
         inputs = given if table is None else table.arrays
         cut = batched if batched is not None else defaults.batched
         bound = bind(self._opened, inputs, batch=batch, batched=cut, granularity=defaults.granularity)
         _check_chunks(bound)
-        # The next call decides again which inputs are cut, as its arrays may differ from those of this call.
-        form = None if table is None else table.form
-        whole = ModelGraph(bound.model, CallDefaults(batch, None, defaults.granularity), bound, form=form)
-        if not bound.has_dask_rows and labels is None:
-            return whole
-        arrays = whole.lowered.dask_arrays(whole._planned.seconds, self.name)
-        if labels is not None:
-            return labels.results(bound.model.signature, arrays, cut=bound.rows is not None)
-        return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+        return bound, labels
 
-    def _over_partitions(self, table: Any, options: Mapping[str, Any], title: str) -> Any:
+    def _over_partitions(self, table: Any, options: Mapping[str, Any]) -> Any:
         """Return the model over the partitions of a dask.dataframe."""
 
         def try_rows(sample: Any) -> None:
@@ -239,7 +217,7 @@ class ModelGraph(LoweredCollection):
             settings = self._defaults._replace(batch=1)._asdict()
             _check_chunks(bind(self._opened, inputs.arrays, **settings))
 
-        return partitions.partitioned(self, table, self._opened.signature, options, title, try_rows)
+        return partitions.partitioned(self, table, self._opened.signature, options, self._title, try_rows)
 
     def predict(
         self, /, *args: Any, batch: int | None = None, batched: Names = None, dims: Any = None, **named: Any
@@ -274,7 +252,9 @@ class ModelGraph(LoweredCollection):
         >>> model = ff.from_onnx("examples/models/digits_mlp.onnx")  # doctest: +SKIP
         >>> client.submit(model.predict, images).result()            # doctest: +SKIP
         """
-        sig, title = self._opened.signature, f"model {self.name!r}"
+        from dask_ferro.lower.model.outputs import values_of
+
+        sig, title = self._opened.signature, self._title
         options = {"batch": batch, "batched": batched, "dims": dims}
         given = given_inputs(sig, args, named, options, title)
         given, labels = read_labelled(given, sig, dims, title, at_once=True)
@@ -286,190 +266,72 @@ class ModelGraph(LoweredCollection):
         bound = bind(self._opened, given, batch=batch, batched=cut, granularity="model")
         if lazy := [n for n, a in bound.arrays.items() if is_future(a) or is_dask_collection(a)]:
             raise ConfigError(f"{title}: predict computes at once, and {lazy} is lazy: call model(x) instead")
-        if bound.rows is None:
-            results = run_here(bound.model, bound.arrays)
-        else:
-            _check_chunks(bound)
-            results = ModelGraph(bound.model, CallDefaults(), bound).compute(scheduler="sync")
+        _check_chunks(bound)
+        results = values_of(plan_bundles(bound))
+        arrays = results if len(self.outputs) > 1 else dict.fromkeys(self.outputs, results)
         if labels is not None:
-            arrays = results if len(self._names) > 1 else {self._names[0]: results}
             return labels.results(bound.model.signature, arrays, cut=bound.rows is not None)
-        return results if table is None else table.form.of(results, self._names, title)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """No attribute; of a table `ConfigError`: dask.dataframe asks a function of partitions' result for it."""
-        if self._form is None:
-            raise AttributeError("shape")
-        raise ConfigError(f"model {self.name!r} {_IS_LAZY}; or call the model on the whole table")
+        return results if table is None else table.form.table(arrays, title)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._given is not None or self._held is not None:
-            raise ConfigError(f"model {self.name!r} {_IS_LAZY}")
         ref, loaded = self._opened.ref, self._opened.loaded
         content = None
         if is_temporary(ref.path):
             content = bytes(loaded.content) if loaded.content is not None else Path(ref.path).read_bytes()
         return portable(self) or (_reopen, (ref, content, self.name, self._defaults))
 
-    # -- from here to a graph ------------------------------------------------------------------------------
+    # -- a collection on inputs of its own -----------------------------------------------------------------
 
     @cached_property
-    def _bound(self) -> BoundModel:
-        """This model on its inputs, or on seeded synthetic ones."""
-        if self._given is not None:
-            return self._given
+    def _synthetic(self) -> BoundModel:
         bound = bind_synthetic(self._opened, **self._defaults._asdict())
         _check_chunks(bound)
         return bound
 
     @cached_property
-    def _planned(self) -> BundlePlan:
-        return plan_bundles(self._bound)
+    def _own(self) -> Any:
+        """The outputs on seeded inputs."""
+        from dask_ferro.lower.model.outputs import outputs_of
 
-    @cached_property
-    def _lowerings(self) -> Lowerings:
-        return Lowerings(self.name, self._planned if self._held is None else self._held)
+        if self._opened.signature.inputs:
+            warnings.warn(
+                f"{self._title} has no inputs: it runs on seeded synthetic ones; pass inputs= or call it",
+                UserWarning,
+                stacklevel=4,
+            )
+        return outputs_of(plan_bundles(self._synthetic), live_client())
 
-    def _graphs(self, threads: int | None = None) -> Lowerings:
-        if threads is None or self._held is not None:
-            return self._lowerings
-        if threads not in self._by_threads:
-            planned = plan_bundles(self._bound, threads)
-            # Of equal plans, one graph.
-            same = "_planned" in self.__dict__ and planned.plan is self._planned.plan
-            self._by_threads[threads] = self._lowerings if same else Lowerings(self.name, planned)
-        return self._by_threads[threads]
+    def __dask_graph__(self) -> Any:
+        return self._own.__dask_graph__()
 
-    def _request(self, made: Lowered) -> Request:
-        return made.graph, made.keys
+    def __dask_keys__(self) -> Any:
+        return self._own.__dask_keys__()
 
-    def _rebuilding(self, made: Lowered) -> Rebuilding:
-        rebuild, arguments = made.rebuilding(self.name)
-        if self._form is None:
-            return rebuild, arguments
-        return rebuilt_table, (rebuild, arguments, self._form, self._names, f"model {self.name!r}")
+    def __dask_layers__(self) -> Any:
+        return self._own.__dask_layers__()
+
+    def __dask_tokenize__(self) -> Any:
+        return "ferro-model", self.digest, self.name, self._defaults
+
+    def __dask_postcompute__(self) -> Any:
+        return self._own.__dask_postcompute__()
+
+    def __dask_postpersist__(self) -> Any:
+        return self._own.__dask_postpersist__()
 
     @property
-    def has_one_array(self) -> bool:
-        """Whether one key holds the whole value, an array."""
-        if self._form is not None:
-            return False
-        lowered = self.lowered
-        return lowered.is_single and not lowered.by_name
+    def __dask_optimize__(self) -> Any:
+        return self._own.__dask_optimize__
 
-    # -- the collection protocol ---------------------------------------------------------------------------
-
-    def __dask_graph__(self) -> HighLevelGraph:
-        self._warn_of_synthetic_inputs()
-        return super().__dask_graph__()
-
-    def _warn_of_synthetic_inputs(self) -> None:
-        if self._given is None and self._opened.signature.inputs and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"model {self.name!r} has no inputs: it runs on seeded synthetic ones; pass inputs= or call it",
-                UserWarning,
-                stacklevel=3,
-            )
-
-    def __dask_layers__(self) -> tuple[str, ...]:
-        return (self.lowered.layer_name,)
-
-    def __dask_tokenize__(self) -> Hashable:
-        # The values under the keys are arrays, for a table as well.
-        return ("ferro-model", self.lowered.token, *(() if self._form is None else (tokenize(self._form),)))
-
-    def compute(self, **kwargs: Any) -> Any:
-        """Return the value: an array, or a dict of arrays by name.
-
-        The parts come straight to the caller and are put together here, which saves the task on one worker (a hop
-        and every part sent twice) that `client.compute` needs to give one future.
-
-        Parameters
-        ----------
-        **kwargs
-            `scheduler` and what `dask.compute` takes.
-        """
-        self._warn_of_synthetic_inputs()
-        return super().compute(**kwargs)
-
-    def __dask_postpersist__(self) -> Rebuilding:
-        return self._from_persisted, (self.lowered,)
-
-    def _from_persisted(
-        self, graph: Mapping[Key, Any], lowered: Lowered, *, rename: Mapping[str, str] | None = None
-    ) -> ModelGraph:
-        if rename:
-            raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
-        name = f"ferro-persisted-{lowered.token}"
-        held = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
-        # It keeps the inputs that were sent for it, as Dask's scheduler keeps what a task needs to run again.
-        kept = replace(lowered, graph=held, layer_name=name)
-        return ModelGraph(self._opened, self._defaults, self._bound, kept, self._form)
+    @property
+    def __dask_scheduler__(self) -> Any:
+        return self._own.__dask_scheduler__
 
 
 def _reopen(ref: ModelRef, content: bytes | None, name: str, defaults: CallDefaults) -> ModelGraph:
     """Return a model that another process has pickled."""
-    opened = reopened(ref.path, ref.digest, content, ref.outputs)
+    opened = reopened(ref, content)
     return ModelGraph(opened if opened.name == name else replace(opened, name=name), defaults)
-
-
-class OutputGraph(LoweredCollection):
-    """One output of a model on its inputs, as a collection that computes to an array."""
-
-    def __init__(
-        self,
-        whole: ModelGraph,
-        index: int,
-        persisted: HighLevelGraph | None = None,
-        keys: list[Key] | None = None,
-    ) -> None:
-        self._whole = whole
-        self._index = index
-        self._persisted = persisted
-        self._keys = keys
-
-    @property
-    def spec(self) -> ValueSpec:
-        """Name, dtype and shape of the output."""
-        return self._whole._opened.signature.outputs[self._index]
-
-    def __repr__(self) -> str:
-        return f"<output {self.spec} of {self._whole.name!r}>"
-
-    def _graphs(self, threads: int | None = None) -> Lowerings:
-        return self._whole._graphs(threads)
-
-    def _request(self, made: Lowered) -> Request:
-        graph = self._persisted or made.with_output(made.graph, self._index)
-        return graph, self._keys_of(made)
-
-    def _keys_of(self, made: Lowered) -> list[Key]:
-        return self._keys or made.output_keys(self._index)
-
-    def _rebuilding(self, made: Lowered) -> Rebuilding:
-        if len(self._keys_of(made)) == 1:
-            return single_key, ()
-        return join, (made.signature.gives[self._index], self._whole.name, self.spec.name)
-
-    def __dask_layers__(self) -> tuple[str, ...]:
-        return tuple(self.__dask_graph__().layers)[-1:]
-
-    def __dask_tokenize__(self) -> Hashable:
-        return tokenize(self._whole), self._index
-
-    def __dask_postpersist__(self) -> Rebuilding:
-        return self._from_persisted, (self.__dask_keys__(),)
-
-    def _from_persisted(
-        self, graph: Mapping[Key, Any], keys: list[Key], *, rename: Mapping[str, str] | None = None
-    ) -> OutputGraph:
-        if rename:
-            raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
-        name = f"ferro-persisted-{self.lowered.token}-{self._index}"
-        kept = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
-        return OutputGraph(self._whole, self._index, kept, keys)
 
 
 def opened_of(model: ModelGraph) -> PreparedModel:
@@ -479,16 +341,22 @@ def opened_of(model: ModelGraph) -> PreparedModel:
 
 def facts_of(model: ModelGraph) -> list[Fact]:
     """Return the facts that the text and the card of a model show."""
-    is_bound = model._given is not None
-    return facts(model._opened, model.ops, lambda: Planned(model.bundles, model.chunks), has_inputs=is_bound)
+    return facts(model._opened, model.ops, lambda: model.bundles)
 
 
-def defaults_of(model: ModelGraph) -> CallDefaults | None:
-    """Return the settings of calls that name none; None of a model that has its inputs."""
-    return model._defaults if model._given is None else None
+def defaults_of(model: ModelGraph) -> CallDefaults:
+    """Return the settings of calls that name none."""
+    return model._defaults
 
 
 def _check_chunks(bound: BoundModel) -> None:
     """Raise `ConfigError` where the chunks of a bound model give other numbers than all rows at once."""
     if bound.rows is not None and len(bound.rows) > 1:
         check_rows(bound.model, bound.arrays, partial(run_here, bound.model))
+
+
+def run_here(model: PreparedModel, arrays: Mapping[str, Any]) -> Any:
+    """Return the outputs of a model for all rows of `arrays` at once, computed in this process."""
+    from dask_ferro.lower.model.outputs import values_of
+
+    return values_of(plan_bundles(bind_checked(model, arrays, None, "model")))

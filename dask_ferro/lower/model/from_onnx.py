@@ -1,4 +1,4 @@
-"""`ff.from_onnx`: a model of ONNX as a Dask collection."""
+"""`ff.from_onnx`: a model of ONNX as a function that gives dask arrays."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
@@ -19,7 +20,7 @@ _GRANULARITIES = ("auto", "op", "model")
 
 
 def from_onnx(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model,
     inputs: Any = None,
     *,
     batch: int | None = None,
@@ -27,19 +28,19 @@ def from_onnx(
     granularity: Granularity = "auto",
     outputs: str | Collection[str] | None = None,
 ) -> Any:
-    """Return an ONNX model as a Dask collection.
+    """Return an ONNX model as a function that gives dask arrays.
 
     Parameters
     ----------
-    model : path, address, bytes, bytearray, memoryview or onnx.ModelProto
+    model : path, address, bytes, bytearray, memoryview, onnx.ModelProto or onnx_ir.Model
         The model.  An address (``https://``, ``s3://``, whatever fsspec reads) is read once, here; weights in further
         files need a path.  Workers read a path themselves if they can access it; weights are never part of the graph.
         A graph computes with the file as it is now, or raises an error that names the changed file: a model of up to
         ``ferro.limits.mapped-above`` bytes is read into memory; the weights of a larger one are mapped from its files,
         which are checked for changes before and after each use.
     inputs : array, dict of arrays by name, tuple of arrays, optional
-        numpy arrays, dask arrays (chunked along the batch axis), delayed values or futures.  Without inputs the
-        result is a function of them; computing it directly uses seeded synthetic inputs and warns.
+        numpy arrays, dask arrays (chunked along the batch axis), delayed values or futures, and what else a call takes.
+        Without inputs the result is a function of them; computing it directly uses seeded synthetic inputs and warns.
     batch : int, optional
         Rows per task, along axis 0 of the inputs; dask arrays are rechunked to it.  Rows that are cut into chunks,
         by `batch` or by a dask array, must not depend on each other: a model that certainly combines rows is refused;
@@ -58,8 +59,8 @@ def from_onnx(
     Returns
     -------
     ModelGraph
-        A collection that computes to an array (one output) or to a dict of arrays by name; a dask.array (or a dict
-        of them) where an input is a dask array.
+        A function of inputs, and a Dask collection on seeded ones; with `inputs`, what its call gives: a dask.array, or
+        a mapping of several by name.
 
     Raises
     ------

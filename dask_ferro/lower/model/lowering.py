@@ -7,49 +7,36 @@ chunks of one bundle share a group, so that a long batch is queued at the schedu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from itertools import chain
 from typing import Any, NamedTuple
 
-from dask.delayed import single_key
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+import dask
+from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.engines.selection import route
-from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, Plan, ValueSource
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.lower.annotations import ByHead, about
-from dask_ferro.lower.inputs.keys import (
-    Feed,
-    all_there,
-    feed,
-    is_dask_array,
-    token_of,
-    usable_here,
-)
+from dask_ferro.lower.inputs.keys import Feed, feed, is_dask_array, token_of, usable_here
 from dask_ferro.lower.inputs.shipping import copy_for
-from dask_ferro.lower.layer import BundleLayer, BundleTasks, Key, KeySeries, KeysOrValue, PickLayer
+from dask_ferro.lower.layer import BundleLayer, BundleTasks, Key, KeySeries, KeysOrValue
 from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.model.bundles import BundlePlan
-from dask_ferro.lower.model.joining import assemble
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import Dim, Signature, shape_of
+from dask_ferro.lower.signature import shape_of
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.lower.worker.output_check import OutputCheck, Sizes
 from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.trace import ABOUT
 
-# A function of the values of keys, and its arguments after these.
-Rebuilding = tuple[Callable[..., Any], tuple[Any, ...]]
-
 
 @dataclass(frozen=True)
 class Lowered:
-    """A Dask graph of a model on its inputs, and how its keys make up the outputs.
+    """A Dask graph of a model on its inputs, and where its outputs are.
 
     Attributes
     ----------
@@ -60,48 +47,23 @@ class Lowered:
         Of model, inputs and plan.
     series : tuple of KeySeries
         Keys of each bundle.
-    sources : tuple of ValueSource
-        Bundle and index of each model output.
-    widths : tuple of int
-        How many outputs each bundle has.
-    types : mapping
-        Types of the values at the batch of a chunk.
-    rows : tuple of int or None
-        Rows of each chunk.
-    by_name : bool
-        Whether the one bundle's one task gives the outputs as a dict.
-    sent : tuple of Future
-        What the workers were sent for it.
+    planned : BundlePlan
     """
 
     graph: HighLevelGraph
     layer_name: str
     token: str
     series: tuple[KeySeries, ...]
-    sources: tuple[ValueSource, ...]
-    widths: tuple[int, ...]
-    types: Mapping[str, ValueType]
-    rows: tuple[int, ...] | None
-    signature: Signature
-    by_name: bool
-    sent: tuple[Any, ...] = ()
+    planned: BundlePlan
 
     @property
-    def is_there(self) -> bool:
-        """Whether all that it was sent is there, as far as this process was told."""
-        return all_there(self.sent)
+    def sources(self) -> tuple[ValueSource, ...]:
+        """Bundle and index of each model output."""
+        return self.planned.plan.outputs
 
-    @property
-    def chunks(self) -> int:
-        """Number of chunks."""
-        return 1 if self.rows is None else len(self.rows)
-
-    @property
-    def is_single(self) -> bool:
-        """Whether one key holds the whole result."""
-        return self.by_name or (
-            len(self.sources) == 1 and self.chunks == 1 and self.widths[self.sources[0].bundle] == 1
-        )
+    def has_several(self, index: int) -> bool:
+        """Whether the bundle of an output has others too."""
+        return len(self.planned.plan.bundles[self.sources[index].bundle].outputs) > 1
 
     @cached_property
     def _last(self) -> tuple[int, ...]:
@@ -109,139 +71,17 @@ class Lowered:
         return tuple(dict.fromkeys(s.bundle for s in self.sources))
 
     @cached_property
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[list[Key]]:
         """The keys to compute: a list of chunks for each bundle that holds an output."""
-        lists = [list(map(self.series[b].at, range(self.chunks))) for b in self._last]
-        return lists[0] if self.is_single else lists
+        return [list(map(self.series[b].at, range(self.planned.chunks))) for b in self._last]
 
     @cached_property
-    def _assembly(self) -> tuple[Any, ...]:
-        """Arguments of `assemble` after the results."""
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Where each output lies in the values of `keys`: the list, and the index in each value; -1: the value."""
         number = {bundle: i for i, bundle in enumerate(self._last)}
-        places = tuple((number[s.bundle], s.place if self.widths[s.bundle] > 1 else -1) for s in self.sources)
-        return tuple(s.name for s in self.signature.outputs), places, self.signature.gives
-
-    def rebuilding(self, model: str) -> Rebuilding:
-        """Return the function that makes the outputs of the keys' values, and its arguments after these.
-
-        Parameters
-        ----------
-        model : str
-            Its name, for an error.
-        """
-        return (single_key, ()) if self.is_single else (assemble, (*self._assembly, model))
-
-    def with_output(self, graph: HighLevelGraph, index: int) -> HighLevelGraph:
-        """Return `graph` with a layer that holds one output chunk by chunk, where no bundle does."""
-        source = self.sources[index]
-        if self.widths[source.bundle] == 1:
-            return graph
-        place = self.signature.outputs[index].name if self.by_name else source.place
-        picked = PickLayer(self._out_series(index), self.series[source.bundle], place, self.chunks)
-        name = self._out_name(index)
-        # A persisted graph has no layer of bundles: its results lie in all of its layers.
-        upstream = set(graph.layers) if self.layer_name not in graph.layers else {self.layer_name}
-        return HighLevelGraph({**graph.layers, name: picked}, {**graph.dependencies, name: upstream})
-
-    def output_keys(self, index: int) -> list[Key]:
-        """Return the keys of one output's chunks, in `with_output`'s graph."""
-        series = self._out_series(index)
-        return [series.at(c) for c in range(self.chunks)]
-
-    def _out_name(self, index: int) -> str:
-        return f"ferro-output-{self.token}-{index}"
-
-    def _out_series(self, index: int) -> KeySeries:
-        source = self.sources[index]
-        if self.widths[source.bundle] == 1:
-            return self.series[source.bundle]
-        return KeySeries((self._out_name(index),), _zeros(self.types, self.signature.outputs[index].name))
-
-    def dask_arrays(self, seconds: float, model: str) -> dict[str, Any]:
-        """Return each output as a dask array chunked along the batch axis; of one chunk where inputs are whole.
-
-        Parameters
-        ----------
-        seconds : float
-            Projected, of a chunk.
-        model : str
-            Its name.
-        """
-        outputs = enumerate(self.signature.outputs)
-        return {spec.name: self._dask_array(i, seconds, model) for i, spec in outputs}
-
-    def _dask_array(self, index: int, seconds: float, model: str) -> Any:
-        from dask_ferro.lower.model.array import ModelArray
-
-        spec = self.signature.outputs[index]
-        found = self.types[spec.name]
-        if spec.dtype is None or found.shape is None or not found.shape:
-            raise ConfigError(
-                f"output {spec}: its dtype or number of axes is not known before it runs, so it cannot be a dask"
-                " array; compute it from numpy chunks instead"
-            )
-        fixed = self.signature.fixed_rows
-        if self.rows is not None and not (
-            self.signature.gives[index] and (fixed or _may_have(found.shape[0], self.rows))
-        ):
-            raise ConfigError(
-                f"output {spec} does not carry the batch axis, so the chunks of a dask array would each make one;"
-                " pass the input as one numpy array"
-            )
-        name = self.series[self.sources[index].bundle].head[0]
-        graph = self.graph
-        if self.widths[self.sources[index].bundle] > 1:
-            name, graph = self._out_name(index), self.with_output(self.graph, index)
-        elif name not in graph.layers:
-            # A dask array is named after a layer: here an empty one, over the layer that has its keys.
-            layers = {**graph.layers, name: MaterializedLayer({})}
-            graph = HighLevelGraph(layers, {**graph.dependencies, name: {self.layer_name}})
-        sizes = tuple((d if isinstance(d, int) else float("nan"),) for d in found.shape)
-        rows = sizes[0] if self.rows is None else self.rows
-        array = ModelArray(graph, name, (rows, *sizes[1:]), dtype=spec.dtype)
-        array.seconds, array.model, array.output = seconds, model, spec.name
-        return array
-
-
-class Lowerings:
-    """The Dask graphs of one planned model: one for the workers of a client, and one for this process.
-
-    Parameters
-    ----------
-    name : str
-        The model's.
-    planned : BundlePlan or Lowered
-        Of a persisted model its only graph, whose keys hold values on workers: it is not planned again.
-    """
-
-    def __init__(self, name: str, planned: BundlePlan | Lowered) -> None:
-        self.name = name
-        self._planned = planned
-        self._made: dict[str, Lowered] = {}
-
-    def of(self, client: Any) -> Lowered:
-        """Return the graph for a client, whose workers hold the large inputs, or for this process (None).
-
-        What was sent and is lost, by a restart or with a worker, is sent again.
-        """
-        if isinstance(self._planned, Lowered):
-            return self._planned
-        key = _client_id(client)
-        if key not in self._made or not self._made[key].is_there:
-            # Graphs of a client that is gone hold futures of data that are gone with it.
-            self._made.clear()
-            self._made[key] = lower(self._planned, client)
-        return self._made[key]
-
-    def again(self, lost: Lowered, client: Any) -> Lowered | None:
-        """Return the graph with what `lost` sent sent again; None where nothing was lost, or nothing can be sent."""
-        made = self.of(client)
-        # By identity: another thread, which lost the same, may have sent it again.
-        return None if made is lost else made
-
-
-def _client_id(client: Any) -> str:
-    return "" if client is None else str(client.id)
+        return tuple(
+            (number[s.bundle], s.place if self.has_several(i) else -1) for i, s in enumerate(self.sources)
+        )
 
 
 class _Arrivals(NamedTuple):
@@ -255,40 +95,34 @@ class _Arrivals(NamedTuple):
         return self.feeds if self.copy is None else (*self.feeds, self.copy)
 
 
-def lower(planned: BundlePlan, client: Any) -> Lowered:
+def lower(planned: BundlePlan, client: Any, *, are_arrays: bool) -> Lowered:
     """Return the Dask graph of a model on its inputs.
 
     Parameters
     ----------
     client : distributed.Client or None
-        To send large inputs with.
+        Its workers are asked whether they see the model's file.
+    are_arrays : bool
+        Whether the outputs become dask arrays, whose shapes hold; else they have the shapes that are computed.
     """
     bound, plan, types = planned.bound, planned.plan, planned.sized.types
     model = bound.model
     tokens = {name: token_of(value) for name, value in bound.arrays.items()}
-    by_name = planned.chunks == 1 and len(plan.bundles) == 1 and len(plan.outputs) > 1
-    refs = _bundle_refs(planned, by_name)
-    arrivals = _arrivals(bound, tokens, client if client is not None and not client.asynchronous else None)
-    # How an input travels is part of a task's name: a task that holds its input, and one that depends on it, are two.
-    ways = tuple(bool(one.sent) for one in arrivals.all)
-    content = (model.loaded.digest, tuple(tokens.items()), bound.rows, refs, ways)
+    refs = tuple(_bundle_ref(planned, n, are_arrays=are_arrays) for n in range(len(plan.bundles)))
+    arrivals = _arrivals(bound, tokens, client)
+    content = (model.loaded.digest, tuple(tokens.items()), bound.rows, refs)
     # A digest of the text: hash() differs from process to process.
     token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
     series = tuple(_series(model, plan, types, token, b, planned.chunks) for b in range(len(plan.bundles)))
     name = series[plan.outputs[0].bundle].head[0] if plan.outputs else f"ferro-{token}"
     graph = _graph(name, _bundle_layer(planned, refs, series, arrivals), arrivals)
-    widths = tuple(len(b.outputs) for b in plan.bundles)
-    sent = tuple(chain.from_iterable(one.sent for one in arrivals.all))
-    return Lowered(
-        *(graph, name, token, series, plan.outputs, widths, types),
-        *(bound.rows, model.signature, by_name, sent),
-    )
+    return Lowered(graph, name, token, series, planned)
 
 
 def _arrivals(bound: BoundModel, tokens: Mapping[str, str], client: Any) -> _Arrivals:
     sig = bound.model.signature
     feeds = tuple(
-        feed(spec.name, bound.arrays[spec.name], bound.rows if carries else None, tokens[spec.name], client)
+        feed(spec.name, bound.arrays[spec.name], bound.rows if carries else None, tokens[spec.name])
         for spec, carries in zip(sig.inputs, sig.carries, strict=True)
     )
     copy = copy_for(bound.model, client)
@@ -305,10 +139,8 @@ def _bundle_layer(
     ]
     copy = None if arrivals.copy is None else arrivals.copy.source.at(0)
     bound = planned.bound
-    layer = BundleLayer(bound.model.ref, tasks, planned.chunks, copy, rows=bound.rows)
-    # Set here: without any, Dask's layer would take those of the moment, and not of where the model was bound.
-    layer.annotations = {**_about(bound.model, planned.plan, series), **bound.annotations} or None
-    return layer
+    annotations = {**_about(bound.model, planned.plan, series), **dask.get_annotations()}  # type: ignore[attr-defined]
+    return BundleLayer(bound.model.ref, tasks, planned.chunks, copy, annotations or None, bound.rows)
 
 
 def _graph(name: str, layer: BundleLayer, arrivals: _Arrivals) -> HighLevelGraph:
@@ -322,11 +154,7 @@ def _graph(name: str, layer: BundleLayer, arrivals: _Arrivals) -> HighLevelGraph
     return HighLevelGraph({**layers, name: layer}, {**dependencies, name: read})
 
 
-def _bundle_refs(planned: BundlePlan, by_name: bool) -> tuple[BundleRef, ...]:
-    return tuple(_bundle_ref(planned, n, by_name=by_name) for n in range(len(planned.plan.bundles)))
-
-
-def _bundle_ref(planned: BundlePlan, number: int, *, by_name: bool) -> BundleRef:
+def _bundle_ref(planned: BundlePlan, number: int, *, are_arrays: bool) -> BundleRef:
     plan, model, splits = planned.plan, planned.bound.model, planned.splits
     sig = model.signature
     bundle = plan.bundles[number]
@@ -344,37 +172,40 @@ def _bundle_ref(planned: BundlePlan, number: int, *, by_name: bool) -> BundleRef
         rows=1 if by_rows else 0,
         split=tuple(sig.carries[s.place] for s in bundle.sources) if splits else (),
         parallel=bundle.seconds > WORTH_THREADS_S,
-        by_name=by_name,
         flops=0.0 if by_rows else float(bundle.cost.flops),
         down=tuple(sorted({s.place for s in plan.outputs if s.bundle == number})),
-        check=_output_check(planned, number),
+        check=_output_check(planned, number, are_arrays=are_arrays),
     )
 
 
-def _output_check(planned: BundlePlan, number: int) -> OutputCheck | None:
+def _output_check(planned: BundlePlan, number: int, *, are_arrays: bool) -> OutputCheck | None:
     """Return the check of a bundle's results that are outputs of the model; None: there is none."""
     bound, plan = planned.bound, planned.plan
     sig, bundle = bound.model.signature, plan.bundles[number]
     is_cut = bound.rows is not None and (planned.chunks > 1 or bound.has_dask_rows)
-    is_dask = any(map(is_dask_array, bound.arrays.values()))
-    # A batch of 1 that is run row by row has other shapes than its inputs.
+    # Of a model of batch 1 that is run row by row, the rows are not those that were inferred.
     is_whole = not (is_cut or planned.splits)
     outputs = tuple(
-        (s.place, spec.name, _sizes(planned, spec.name, int(not is_whole)) if is_dask or is_whole else None)
+        (
+            s.place,
+            spec.name,
+            _sizes(planned, spec.name, int(not is_whole)) if are_arrays or is_whole else None,
+        )
         for s, spec in zip(plan.outputs, sig.outputs, strict=True)
         if s.bundle == number
     )
-    if not outputs or not (is_cut or is_dask or is_whole):
+    if not outputs or not (is_cut or is_whole or are_arrays):
         return None
     reads = (i for i, s in enumerate(bundle.sources) if s.bundle == MODEL_INPUT and sig.carries[s.place])
+    is_dask = any(map(is_dask_array, bound.arrays.values()))
     shapes = ((n, shape_of(a)) for n, a in bound.arrays.items()) if is_whole and not is_dask else ()
-    return OutputCheck(bound.model.name, outputs, tuple(reads), is_cut, tuple(shapes))
+    return OutputCheck(bound.model.name, outputs, tuple(reads), is_cut, tuple(shapes), are_arrays)
 
 
 def _sizes(planned: BundlePlan, name: str, first: int) -> Sizes:
     """Return the sizes of an output as far as they are known, from the axis `first` on."""
     shape = planned.sized.types[name].shape
-    if not shape:
+    if shape is None:
         return None
     return tuple(d if isinstance(d, int) and axis >= first else None for axis, d in enumerate(shape))
 
@@ -420,12 +251,6 @@ def _series(
     if chunks > 1:
         return KeySeries((f"{name}-{number}",))
     return KeySeries((name, number))
-
-
-def _may_have(size: Dim, rows: Sequence[float]) -> bool:
-    """Whether an output of this size at the largest chunk may have a row for each of its rows."""
-    known = [n for n in rows if n == n]
-    return not isinstance(size, int) or len(known) < len(rows) or size == max(known, default=size)
 
 
 def _zeros(types: Mapping[str, ValueType], name: str) -> tuple[int, ...]:

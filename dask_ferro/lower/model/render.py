@@ -4,37 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from dask_ferro.engines.selection import route
 from dask_ferro.graph.bundling.plan import Bundle
 from dask_ferro.lower.inputs.tables import described
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.words import count, many, size
+from dask_ferro.words import count, size
 
 _OPS_SHOWN = 6
 # A label and its text, shown as one line or one row of a table.
 Fact = tuple[str, str]
 
 
-class Planned(NamedTuple):
-    """The bundles of a chunk, and the number of chunks."""
-
-    bundles: tuple[Bundle, ...]
-    chunks: int
-
-
-def facts(
-    opened: PreparedModel, ops: Counter[str], planned: Callable[[], Planned], *, has_inputs: bool
-) -> list[Fact]:
+def facts(opened: PreparedModel, ops: Counter[str], planned: Callable[[], Sequence[Bundle]]) -> list[Fact]:
     """Return the facts that both forms show.
 
     Parameters
     ----------
     planned : callable
-        Plans the model; where it raises, the facts say why.
-    has_inputs : bool
-        Whether the model has its inputs, so that it should be possible to plan it.
+        Returns the bundles of the model on inputs of its own; it raises where there are none.
     """
     common = ", ".join(f"{n} {op}" for op, n in ops.most_common(_OPS_SHOWN))
     more = len(ops) - _OPS_SHOWN
@@ -44,7 +32,7 @@ def facts(
         ("outputs", "; ".join(map(str, sig.outputs))),
         ("tables", described(sig)),
         ("ops", f"{sum(ops.values())} ({common}{f', {more} more kinds' if more > 0 else ''})"),
-        *_planned(opened, planned, has_inputs),
+        *_planned(opened, planned),
         ("weights", _weights(opened)),
     ]
 
@@ -63,22 +51,21 @@ def engines_of(opened: PreparedModel, bundle: Bundle) -> Counter[str]:
     return counts
 
 
-def _planned(opened: PreparedModel, planned: Callable[[], Planned], has_inputs: bool) -> list[Fact]:
-    """Return the facts of the plan; a model that cannot be planned yet gives a reason, as a repr must not raise."""
+def _planned(opened: PreparedModel, planned: Callable[[], Sequence[Bundle]]) -> list[Fact]:
+    """Return the facts of the plan; of a model that cannot be planned yet a reason, as a repr must not raise."""
     try:
-        plan = planned()
-    except Exception as error:  # noqa: BLE001 - whatever it is, computing it raises it again
-        return [("bundles", f"not known: {error}" if has_inputs else "known once it has its inputs")]
-    flops, moved = sum(b.flops for b in plan.bundles), sum(b.bytes for b in plan.bundles)
-    cost = f"{count(flops, 'FLOP')}, {size(moved)} moved, a chunk"
+        bundles = planned()
+    except Exception:  # noqa: BLE001 - whatever it is, computing it raises it again
+        return [("bundles", "known once it has its inputs")]
+    flops, moved = sum(b.flops for b in bundles), sum(b.bytes for b in bundles)
     engines: Counter[str] = Counter()
-    for bundle in plan.bundles:
+    for bundle in bundles:
         engines += engines_of(opened, bundle)
     told = ", ".join(f"{nodes:,} by {engine}" for engine, nodes in engines.most_common())
     return [
-        ("bundles", f"{len(plan.bundles)} x {many(plan.chunks, 'chunk')}"),
+        ("bundles", f"{len(bundles)}"),
         ("engines", told),
-        ("projected", cost),
+        ("projected", f"{count(flops, 'FLOP')}, {size(moved)} moved, a chunk"),
     ]
 
 

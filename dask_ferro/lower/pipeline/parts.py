@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.pipeline.order_edges import check_form
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import LOSS, ChunkActions, Staged, pieces
@@ -211,7 +210,7 @@ def parts_of(
 
 def open_own(model: ir.Model) -> PreparedModel:
     """Return the prepared form of a model that this process made."""
-    return open_model(content(model), ours=True)
+    return open_model(model)
 
 
 def _carriers(sig: Signature, params: Sequence[str], batched: Sequence[str] | None) -> frozenset[str]:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 import onnx
+import onnx_ir as ir
 
 from dask_ferro.engines.selection import check, support
-from dask_ferro.errors import ConfigError, ModelError
+from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Inference
-from dask_ferro.graph.model.load import Limits, Loaded, load
+from dask_ferro.graph.model.load import Limits, Loaded, load, load_own
+from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.lower.limits import limits
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.remote import fetched, is_address
 from dask_ferro.lower.prepared.store import reference, spool
 from dask_ferro.lower.signature import signature
-from dask_ferro.lower.worker.task import remember
+from dask_ferro.lower.worker.bundle_ref import ModelRef
+from dask_ferro.lower.worker.task import open_model as load_once
+from dask_ferro.lower.worker.task import remember, turn
 
 # Models of other processes that stay open.
 _KEPT = 8
@@ -35,7 +37,8 @@ def open_model(
 
     Parameters
     ----------
-    source : path, address, bytes or onnx.ModelProto
+    source : path, address, bytes, onnx.ModelProto or onnx_ir.Model
+        An `onnx_ir.Model` that this process made is not checked again.
     bounds : Limits, optional
         Those of `ferro.limits`, where the caller has read them.
     ours : bool
@@ -61,6 +64,9 @@ def open_model(
         loaded = load(source, limits=asked, outputs=outputs)
         assert loaded.path is not None
         return _prepared(loaded, loaded.path, Path(source).stem)
+    if isinstance(source, ir.Model):
+        loaded = load_own(check_accepted(source), bounds)
+        return _prepared(loaded, spool(loaded.content or b""), loaded.model.graph.name or "model")
     # Loaded first, so that a model that is refused is never written to the store.
     loaded = load(source, limits=asked, outputs=outputs)
     content = _content(source) if isinstance(source, onnx.ModelProto) else bytes(source)
@@ -102,61 +108,34 @@ def with_defaults_replaced(model: PreparedModel, given: object) -> PreparedModel
     return kept.get(names, model)
 
 
-# By digest and path, so that each task of a worker that unpickles a model gets the one that is open.
-_reopened: WeakValueDictionary[tuple[str, str], PreparedModel] = WeakValueDictionary()
-_newest: deque[PreparedModel] = deque(maxlen=_KEPT)
-_lock = threading.Lock()
+# So that each task of a worker that unpickles a model gets the one that is open.
+_reopened: dict[ModelRef, PreparedModel] = {}
 
 
-def reopened(path: str, digest: str, content: bytes | None, outputs: tuple[str, ...]) -> PreparedModel:
+def reopened(ref: ModelRef, content: bytes | None) -> PreparedModel:
     """Return a model that another process had open, opened once in this one.
 
     Parameters
     ----------
-    path : str
-        Of its file there.
-    digest : str
-        Of its content.
+    ref : ModelRef
     content : bytes, optional
         The file's content, if the file goes with the process that made it.
-    outputs : tuple of str
-        The outputs that were selected; (): all.
 
     Raises
     ------
     ConfigError
         This process does not see the file, or it is another one by now.
     """
-    with _lock:
-        found = _reopened.get((digest, path))
-        if found is None or not found.loaded.files.are_unchanged():
-            found = _reopened[digest, path] = _opened_again(path, digest, content, outputs)
-            _newest.append(found)
+    if content is not None:
+        ref = reference(spool(content), ref.digest, ref.outputs)
+    with turn(("reopened", ref)):
+        loaded = load_once(ref)
+        found = _reopened.get(ref)
+        if found is None or found.loaded is not loaded:
+            found = _reopened[ref] = _prepared(loaded, ref.path, Path(ref.path).stem)
+            while len(_reopened) > _KEPT:
+                _reopened.pop(next(iter(_reopened)), None)
         return found
-
-
-def _opened_again(path: str, digest: str, content: bytes | None, outputs: tuple[str, ...]) -> PreparedModel:
-    if content is None and not os.path.exists(path):
-        raise ConfigError(
-            f"model file {path!r}: this process cannot see it; put it on a file system that all workers share, or"
-            " pass the model's bytes to ff.from_onnx, which travel with it"
-        )
-    try:
-        # The process that sent it has checked it, so the limits are those of models made here.
-        found = open_model(path if content is None else content, ours=True, outputs=outputs or None)
-    except (ModelError, ConfigError) as error:
-        if isinstance(error, ConfigError) and not outputs:
-            raise
-        reason = error.headline if isinstance(error, ModelError) else error
-        raise ConfigError(
-            f"model file {path!r} changed after it was opened, and cannot be loaded any more: {reason}"
-        ) from error
-    if found.loaded.digest != digest:
-        raise ConfigError(
-            f"model file {path!r} changed after it was opened (digest {found.loaded.digest[:12]}, wanted"
-            f" {digest[:12]}); open it again with ff.from_onnx"
-        )
-    return found
 
 
 def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:
@@ -175,8 +154,7 @@ def _lying_at(path: str, loaded: Loaded, content: bytes, bounds: Limits) -> Load
 
     It is not loaded twice where it was read from the very bytes, which stay as they are, and is too small to be mapped.
     """
-    read = None if loaded.content is None else loaded.content.obj
-    if type(read) is bytes and len(content) <= bounds.mapped_above and read == content:
+    if len(content) <= bounds.mapped_above and loaded.content == content:
         return replace(loaded, path=os.path.realpath(path))
     return load(path, limits=bounds, outputs=loaded.outputs or None)
 

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from dask_ferro.engines.selection import Support
-from dask_ferro.graph.batch_independence.rows import dependence
+from dask_ferro.graph.batch_independence import dependence
 from dask_ferro.graph.bundling.plan import Plan, plan
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.graph.cost.roofline import ModelCost, model_cost
@@ -149,13 +149,12 @@ class PreparedModel:
         rows: int | None,
         chunks: int,
         granularity: Granularity,
-        threads: int | None = None,
     ) -> Plan:
         """Return the plan of one chunk; chunks run side by side, so each has its share of the threads."""
         sized = self.sized(arrays, rows)
         shared = granularity == "auto" and sized.seconds > _WORTH_CUTTING_S
         # The number of workers is asked for only where cutting may pay: a cluster answers after a round trip.
-        workers = max(1, ceil(slots(local=threads) / chunks)) if shared else 1
+        workers = max(1, ceil(slots() / chunks)) if shared else 1
         key = (_shapes(arrays), rows, granularity, workers)
         if key not in self._by_shape.plans:
             _bounded(self._by_shape.plans)[key] = plan(

@@ -28,8 +28,8 @@ from dask_ferro import config
 from dask_ferro.engines.selection import check, support
 from dask_ferro.graph.cost.roofline import CPU, costs, seconds
 from dask_ferro.graph.ir.inference import infer
-from dask_ferro.graph.model.load import Loaded, load
-from dask_ferro.graph.model.self_contained import content
+from dask_ferro.graph.model.load import Loaded, load_own
+from dask_ferro.graph.model.own_models import accepted
 from dask_ferro.graph.parallel.apply import Applied
 from dask_ferro.graph.sharding.parts import Spmd, holders_of
 from dask_ferro.graph.sharding.segments import Cut, is_collective
@@ -106,8 +106,9 @@ class Ranks:
         exact: bool = False,
         packed: Collection[str] = (),
     ) -> None:
-        path = spool(content(spmd.model))
-        loaded = load(path, limits=limits(ours=True))
+        # What it was made of has been checked.
+        loaded = load_own(accepted(spmd.model), limits())
+        path = spool(loaded.content or b"")
         rows = support(loaded.model)
         nodes = zip(rows, loaded.model.graph, strict=True)
         check("cannot run the sharded graph", [row for row, node in nodes if not is_collective(node)])

@@ -21,8 +21,9 @@ from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.device_executable import compile_on_device
 from dask_ferro.engines.executable import Executable
+from dask_ferro.engines.onnxruntime.device_session import place_of, works
+from dask_ferro.engines.onnxruntime.support import HOST
 from dask_ferro.lower.worker.bundle_ref import BundleRef
-from dask_ferro.lower.worker.device_engines import Engines
 from dask_ferro.lower.worker.threads import this_worker
 
 logger = logging.getLogger(__name__)
@@ -70,25 +71,32 @@ def compiled(
     model: ir.Model,
     bundle: BundleRef,
     residency: Residency,
-    engines: Engines | None,
+    provider: str | None,
     *,
     threads: int,
     prepack: bool,
 ) -> Executable:
-    """Return a bundle compiled for the device of `residency`, with `engines` or else with the array table."""
+    """Return a bundle compiled for the device of `residency`, which ONNX Runtime's provider may compute."""
     return compile_on_device(
         model,
         bundle.inputs,
         bundle.outputs,
         residency,
         down=bundle.down,
-        split=bundle.split if bundle.rows else (),
-        engines=engines or (),
+        provider=provider,
         threads=threads,
         prepack=prepack,
         exact=bundle.exact,
-        optimized=config.value("device.optimizations"),
     )
+
+
+def session_provider(device: Device) -> str | None:
+    """Return ONNX Runtime's provider that may compute on a device (`device.onnxruntime`); None without one."""
+    allowed = config.value("device.onnxruntime")
+    if allowed == "never":
+        return None
+    provider = place_of(device).provider
+    return None if (allowed == "auto" and provider == HOST) or not works(provider) else provider
 
 
 def _found() -> Device | None:

@@ -35,6 +35,8 @@ class OutputCheck(NamedTuple):
         Whether outputs have a row for each row of the chunk.
     shapes : tuple of (name, shape)
         In a call of arrays on all rows at once: the shapes of the model's inputs; empty: `outputs` have the last word.
+    are_arrays : bool
+        Whether dask arrays were made of the outputs, so that their number of axes holds in any case.
     """
 
     model: str
@@ -42,6 +44,7 @@ class OutputCheck(NamedTuple):
     reads: tuple[int, ...] = ()
     is_cut: bool = False
     shapes: Shapes = ()
+    are_arrays: bool = False
 
 
 def check_outputs(
@@ -83,10 +86,14 @@ def check_outputs(
         if got is None or (_fits(got, sizes) and not (is_late and got and got[0] not in lengths)):
             continue
         needed: Sequence[object] | None = sizes
+        is_inferred = False
         if shapes:
-            needed = None if None in dict(shapes).values() else infer(shapes)[name].shape
-            if _fits(got, needed):
+            inferred = None if None in dict(shapes).values() else infer(shapes)[name].shape
+            has_axes = not wanted.are_arrays or sizes is None or len(got) == len(sizes)
+            if has_axes and _fits(got, inferred):
                 continue
+            is_inferred = not _fits(got, inferred)
+            needed = inferred if is_inferred else sizes
         text = ", ".join(str(size) if isinstance(size, int) else "?" for size in needed or ())
         raise ModelError(
             f"model {wanted.model!r}: output {name!r} has shape {tuple(got)}, wanted [{text}]",
@@ -94,9 +101,9 @@ def check_outputs(
                 f"this follows from the inputs ({', '.join(f'{n}: {list(shape or ())}' for n, shape in shapes)}), so an"
                 " engine dropped or added rows, and the others may belong to other inputs; rewrite the operator that"
                 " does (mostly one on texts), or export the model again"
-                if shapes
+                if is_inferred
                 else "the dask array was made with the shape that the model declares; correct or remove the declared"
-                " shape of this output, or pass numpy arrays, whose results have the shapes that are computed"
+                " shape of this output, or use model.predict(x), whose results have the shapes that are computed"
             ],
         )
 

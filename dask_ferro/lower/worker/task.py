@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +20,7 @@ import onnx_ir as ir
 from dask_ferro import config
 from dask_ferro.engines.cache import Cache
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.executable import Executable, compile_bundle, nodes_between, reads_nothing
+from dask_ferro.engines.executable import Executable, compile_bundle, nodes_between
 from dask_ferro.engines.onnxruntime.host_memory import Returns
 from dask_ferro.engines.time_limit import within
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
@@ -29,9 +30,8 @@ from dask_ferro.lower.annotations import Told, told
 from dask_ferro.lower.limits import limits
 from dask_ferro.lower.worker import device
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
-from dask_ferro.lower.worker.device_engines import chosen
 from dask_ferro.lower.worker.late import BundleInputs, Expectations, arrived
-from dask_ferro.lower.worker.no_rows import run_on_nothing
+from dask_ferro.lower.worker.no_rows import reads_nothing, run_on_nothing
 from dask_ferro.lower.worker.output_check import Shapes, check_outputs
 from dask_ferro.lower.worker.outputs import together, together_by_name
 from dask_ferro.lower.worker.threads import intra_op_threads
@@ -108,17 +108,15 @@ def _results(
     model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any, residency: Residency | None
 ) -> tuple[Any, ...]:
     """Compute the bundle's outputs on the host, or on the device of this process."""
-    if residency is None and reads_nothing(arrays) and not bundle.rows:
-        return run_on_nothing(open_model(model, copy).model, bundle.inputs, bundle.outputs, arrays)
     executable = (
-        _executable(model, bundle, copy)
-        if residency is None
-        else _placed(model, bundle, copy, residency, arrays)
+        _executable(model, bundle, copy) if residency is None else _placed(model, bundle, copy, residency)
     )
+    if residency is None and reads_nothing(arrays) and not bundle.rows:
+        return run_on_nothing(executable, arrays)
     run: Compute = executable
     if _listener is not None:
         run = _listener(executable, lambda: _told(model, bundle, copy))
-    return _by_rows(run, arrays, bundle) if bundle.rows and residency is None else run(*arrays)
+    return _by_rows(run, arrays, bundle) if bundle.rows else run(*arrays)
 
 
 def _shown(bundle: BundleRef, results: Sequence[Any]) -> Any:
@@ -164,6 +162,8 @@ def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str
 def _by_rows(run: Compute, arrays: Sequence[Any], bundle: BundleRef) -> tuple[Any, ...]:
     """Run a model of batch 1 over a longer batch, row by row; an input of one row is used for every row."""
     carried = [carries and len(a) != 1 for a, carries in zip(arrays, bundle.split, strict=True)]
+    # Rows of a device's array are taken on the host.
+    arrays = [np.asarray(a) if cut else a for a, cut in zip(arrays, carried, strict=True)]
     total = next((len(a) for a, cut in zip(arrays, carried, strict=True) if cut), 1)
     # An empty chunk still has the shapes of its outputs.
     if total == 0:
@@ -177,11 +177,6 @@ def _by_rows(run: Compute, arrays: Sequence[Any], bundle: BundleRef) -> tuple[An
 
 def _row(arrays: Sequence[Any], carried: Sequence[bool], row: int) -> list[Any]:
     return [a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)]
-
-
-def pick(value: Any, index: int | str) -> Any:
-    """Return one output of a bundle that has several."""
-    return value[index]
 
 
 @cache
@@ -214,54 +209,54 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
             threads=threads,
             prepack=prepack,
             exact=bundle.exact,
-            on_nothing=partial(run_on_nothing, model),
         )
 
     return _current(key, build)  # type: ignore[no-any-return]
 
 
-def _placed(
-    ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency, arrays: Sequence[Any]
-) -> Executable:
+def _placed(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency) -> Executable:
     """Return the bundle compiled for this process's device, cached beside those for the host."""
-    engines = chosen(
-        residency.device,
-        lambda: open_model(ref, copy).model,
-        (ref.digest, bundle.inputs, bundle.outputs),
-        arrays,
-    )
+    provider = device.session_provider(residency.device)
     threads = intra_op_threads() if bundle.parallel else 1
     prepack = config.value("onnxruntime.prepack")
     key = (
-        *(ref.digest, bundle.inputs, bundle.outputs, bundle.down, bundle.split),
-        *(residency, engines, bundle.exact, threads, prepack, config.value("device.optimizations")),
+        *(ref.digest, bundle.inputs, bundle.outputs, bundle.down),
+        *(residency, provider, bundle.exact, threads, prepack),
     )
 
     def build() -> Executable:
         return device.compiled(
-            open_model(ref, copy).model, bundle, residency, engines, threads=threads, prepack=prepack
+            open_model(ref, copy).model, bundle, residency, provider, threads=threads, prepack=prepack
         )
 
     return _current(key, build)  # type: ignore[no-any-return]
 
 
+_lock = threading.Lock()
+_turns: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
+
+
+def turn(key: Hashable) -> Any:
+    """Return the lock of a key: what two threads ask for at a time is made once, and other things meanwhile."""
+    with _lock:
+        return _turns.setdefault(key, threading.Lock())
+
+
 class _OpenModels:
-    """The models that this process has opened, newest last; threads open models one at a time."""
+    """The models that this process has opened, newest last."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._kept: dict[ModelRef, Loaded] = {}
 
     def get(self, ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
         """Return the open model of `ref`, which `build` opens the first time and where a mapped file has changed."""
-        with self._lock:
-            # Under the lock, as two threads would load the same model twice.
+        with turn(ref):
             kept = self._kept.get(ref)
             if kept is None or not kept.files.are_unchanged():
                 self._kept.pop(ref, None)
                 kept = self._kept[ref] = build()
-                while len(self._kept) > _MODELS_KEPT:
-                    del self._kept[next(iter(self._kept))]
+                for oldest in list(self._kept)[:-_MODELS_KEPT]:
+                    self._kept.pop(oldest, None)
             return kept
 
 
@@ -292,8 +287,9 @@ def _open(ref: ModelRef, copy: Any) -> Loaded:
         return load(content, limits=limits(ours=True), outputs=ref.outputs or None)
     if not is_there:
         raise ConfigError(
-            f"model file {ref.path!r}: this worker cannot see it; put it on a file system that all workers"
-            " share, or build the graph while the client is connected, so that a copy is sent"
+            f"model file {ref.path!r}: this process cannot see it; put it on a file system that all workers share, or"
+            " pass the model's bytes to ff.from_onnx, which travel with it; or call the model while the client is"
+            " connected, so that a copy is sent"
         )
     try:
         loaded = load(ref.path, limits=limits(ours=True), outputs=ref.outputs or None)
@@ -303,11 +299,11 @@ def _open(ref: ModelRef, copy: Any) -> Loaded:
         # The client loaded it, with these outputs, so the file has changed since.
         reason = error.problems[0] if isinstance(error, ModelError) and error.problems else error
         raise ConfigError(
-            f"model file {ref.path!r} changed after the graph was built, and cannot be loaded any more: {reason}"
+            f"model file {ref.path!r} changed after it was opened, and cannot be loaded any more: {reason}"
         ) from error
     if loaded.digest != ref.digest:
         raise ConfigError(
-            f"model file {ref.path!r} changed after the graph was built (digest {loaded.digest[:12]}, wanted"
-            f" {ref.digest[:12]}); build the graph again with ff.from_onnx"
+            f"model file {ref.path!r} changed after it was opened (digest {loaded.digest[:12]}, wanted"
+            f" {ref.digest[:12]}); open it again with ff.from_onnx"
         )
     return loaded

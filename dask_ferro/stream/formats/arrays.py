@@ -1,4 +1,4 @@
-"""Sources that are not files: arrays in this process' memory, and dask arrays.
+"""Arrays as sources: of numpy and Dask, in `.npy` files and in zarr.
 
 The chunks of a dask array are computed a few at a time and released after the model has run on them, so the array may
 be larger than the cluster's memory.  A value on which several of its chunks depend is computed again for each, unless
@@ -7,81 +7,72 @@ it is persisted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 from dask.base import tokenize
 from dask.delayed import Delayed
 from dask.optimization import cull
+from numpy.lib import format as npy_format
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.prepared.remote import is_address, shown
+from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats.interfaces import Array, numeric
+from dask_ferro.stream.files import Stamp, check_unchanged
+from dask_ferro.stream.formats import Array, missing_extra, numeric
+
+# Files that mark a folder as zarr's, in its formats 3 and 2.
+ZARR_MARKS = ("zarr.json", ".zarray", ".zgroup")
+# What xarray and netCDF write beside packed values, which zarr alone does not unpack.
+_PACKED = ("scale_factor", "add_offset", "_FillValue", "missing_value")
 
 
 @dataclass(frozen=True)
-class _Wrapper:
-    """A source that wraps an array, of numpy or dask."""
+class MemorySource:
+    """An array of numpy, or a mapping of a file, in this process."""
 
+    row_seconds: ClassVar[float] = 0.0
     array: Any
+    grain: int = 1
 
     @property
     def rows(self) -> int:
-        """Length of axis 0."""
         return int(self.array.shape[0])
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of the other axes."""
         return tuple(map(int, self.array.shape[1:]))
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the array."""
-        found: np.dtype[Any] = np.dtype(self.array.dtype)
-        return found
-
-
-@dataclass(frozen=True)
-class ArraySource(_Wrapper):
-    """A numpy array (or a mapping of a file) in this process."""
-
-    tells_content: ClassVar[bool] = True
-    checks_reads: ClassVar[bool] = False
-    grain: int = 1
+        return np.dtype(self.array.dtype).newbyteorder("=")
 
     def fingerprint(self) -> str:
-        """Return a token of the content."""
         return f"array {tokenize(self.array)}"
 
-    def pieces(self, chunks: Chunks) -> Callable[[int], Array]:
-        """Return the rows by chunk number."""
-        return lambda number: np.ascontiguousarray(self.array[slice(*chunks.span(number))])
+    def pieces(self, chunks: Chunks) -> Callable[[int], Any]:
+        return lambda n: np.ascontiguousarray(self.array[slice(*chunks.span(n))], self.dtype)
 
 
 @dataclass(frozen=True)
-class DaskSource(_Wrapper):
-    """A dask array of known size."""
+class DaskSource(MemorySource):
+    """A dask array of known size, which its name identifies; a digest of its rows is recorded with each chunk."""
 
-    tells_content: ClassVar[bool] = False
-    checks_reads: ClassVar[bool] = True
-
-    @property
-    def grain(self) -> int:
-        """The longest chunk along axis 0."""
-        return int(max(1, *self.array.chunks[0]))
+    is_named: ClassVar[bool] = True
 
     def fingerprint(self) -> str:
-        """Return the array's name, which stays the same when a file that the array reads changes."""
         return f"dask array {self.array.name}"
 
-    def pieces(self, chunks: Chunks) -> Callable[[int], Delayed]:
-        """Return the chunks by number, as delayed values with small graphs of their own."""
+    def pieces(self, chunks: Chunks) -> Callable[[int], Any]:
         # A task reads whole rows, so the other axes are one chunk.
         whole_rows = dict.fromkeys(range(1, self.array.ndim), -1)
-        blocks = self.array.rechunk({0: chunks.batch, **whole_rows}).to_delayed().reshape(-1)
+        rows = self.array.rechunk({0: chunks.batch, **whole_rows}).astype(self.dtype)
+        blocks = rows.to_delayed().reshape(-1)
         # Blocks share one graph: 10,000 copies of it would be 10,000 times 10,000 tasks.
         graph = dict(blocks[0].__dask_graph__())
 
@@ -92,34 +83,229 @@ class DaskSource(_Wrapper):
         return piece
 
 
-def open_array(array: Array, what: str) -> ArraySource:
-    """Return an array in memory as a source.
-
-    Raises
-    ------
-    ConfigError
-        It has no rows, no numbers, or a mask.
-    """
+def open_array(array: Any, what: str) -> MemorySource:
     if isinstance(array, np.ma.MaskedArray):
         raise ConfigError(f"{what} is a masked array, and models have no masks: fill it with .filled(value)")
-    if not array.ndim:
-        raise ConfigError(f"{what} is a single number; wanted rows along axis 0")
-    numeric(array.dtype, what)
-    return ArraySource(array)
-
-
-def open_dask(array: Any, what: str) -> DaskSource:
-    """Return a dask array as a source.
-
-    Raises
-    ------
-    ConfigError
-        Its size is unknown, or it has no rows or no numbers.
-    """
     if not array.ndim:
         raise ConfigError(f"{what} is a single number; wanted rows along axis 0")
     # Dask's unknown sizes are NaN, which differs from itself.
     if any(size != size for size in array.shape):
         raise ConfigError(f"{what} has chunks of unknown size; call .compute_chunk_sizes() on it first")
     numeric(np.dtype(array.dtype), what)
-    return DaskSource(array)
+    if isinstance(array, np.ndarray):
+        return MemorySource(array)
+    return DaskSource(array, int(max(1, *array.chunks[0])))
+
+
+# ---- .npy ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _StoredSource:
+    """An array that workers read from where it is stored."""
+
+    row_seconds: ClassVar[float] = 0.0
+    path: str
+    shape: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return self.shape[1:]
+
+    def pieces(self, chunks: Chunks) -> Callable[[int], StoredPiece]:
+        return lambda number: StoredPiece(self, *chunks.span(number))
+
+
+@dataclass(frozen=True)
+class StoredPiece:
+    """Rows `start` to `stop` of an array."""
+
+    source: Any
+    start: int
+    stop: int
+
+    def read(self) -> Array:
+        found = self.source.rows_between(self.start, self.stop)
+        return np.ascontiguousarray(found, found.dtype.newbyteorder("="))
+
+
+@dataclass(frozen=True)
+class NpySource(_StoredSource):
+    """An array in a `.npy` file; its data begins at `offset`, with values of the dtype `stored`."""
+
+    grain: ClassVar[int] = 1
+    offset: int
+    stored: np.dtype[Any]
+    fortran: bool
+    opened: Stamp
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.stored.newbyteorder("=")
+
+    def fingerprint(self) -> str:
+        return f"{shown(self.path)}, {files.stamp(self.path)}"
+
+    def rows_between(self, start: int, stop: int) -> Array:
+        """Return some rows; raises `OSError` when the file changed since it was opened."""
+        # In Fortran order a row is scattered over the file, so the file is mapped.
+        if self.fortran:
+            mapped = np.memmap(self.path, self.stored, "r", self.offset, self.shape, order="F")
+            found = np.array(mapped[start:stop], order="C")
+        else:
+            found = self._contiguous(start, stop)
+        # After the read, so that a change during it is noticed too.
+        check_unchanged(self.path, self.opened)
+        return found
+
+    def _contiguous(self, start: int, stop: int) -> Array:
+        values = prod(self.row_shape)
+        first, number = self.offset + start * values * self.stored.itemsize, (stop - start) * values
+        if is_address(self.path):
+            content = files.read(self.path, first, first + number * self.stored.itemsize, self.opened.size)
+            # Copied, since numpy does not write to the bytes of an object.
+            flat = np.frombuffer(content, self.stored).copy()
+        else:
+            # Not by a mapping: a truncated file is an `OSError` then, and no bus error that kills the worker.
+            flat = np.fromfile(self.path, self.stored, number, offset=first)
+        if flat.size < number:
+            raise OSError(f"{self.path!r} ends before row {stop}: it was truncated after the run began")
+        return flat.reshape(stop - start, *self.row_shape)
+
+
+def read_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, order and dtype of an open `.npy` file, which is at its data then."""
+    version = npy_format.read_magic(file)
+    readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"format version {version}, wanted (1, 0) or (2, 0)")
+    return readers[version](file)
+
+
+def open_npy(path: str) -> NpySource:
+    try:
+        with files.opened(path) as file:
+            opened = files.stamp(path)
+            shape, fortran, dtype = read_header(file)
+            offset = file.tell()
+    except (ValueError, EOFError) as error:
+        raise ConfigError(f"source {path!r} is not a .npy file: {error}") from error
+    numeric(dtype, f"source {path!r}")
+    if not shape:
+        raise ConfigError(f"source {path!r} holds a single number; wanted rows along axis 0")
+    if opened.size < (whole := offset + prod(shape) * dtype.itemsize):
+        raise ConfigError(
+            f"source {path!r} is truncated: {opened.size} bytes, wanted {whole} for shape {shape}"
+        )
+    # With one axis both orders are the same.
+    fortran = fortran and len(shape) > 1
+    if fortran and is_address(path):
+        raise ConfigError(
+            f"source {path!r} is in Fortran's order, in which a row is scattered over the object: write it in C's order"
+        )
+    return NpySource(path, shape, offset, dtype, fortran, opened)
+
+
+# ---- zarr ---------------------------------------------------------------------------------------------------
+
+
+def zarr_package() -> Any:
+    """Return zarr; raises `ConfigError` where it is not installed."""
+    try:
+        # Imported on use: it is an extra.
+        import zarr
+    except ImportError as error:
+        raise missing_extra("zarr", error) from error
+    return zarr
+
+
+def zarr_store(path: str, read_only: bool = True) -> Any:
+    return _object_store(path, read_only) if is_address(path) else path
+
+
+# Kept, since a store opens connections of its own; a run has a source and a part for each output.
+@lru_cache(maxsize=16)
+def _object_store(address: str, read_only: bool) -> Any:
+    from zarr.storage import FsspecStore
+
+    return FsspecStore.from_url(address, read_only=read_only)
+
+
+@dataclass(frozen=True)
+class ZarrSource(_StoredSource):
+    dtype: np.dtype[Any]
+    grain: int
+
+    @property
+    def is_named(self) -> bool:
+        """Whether its files cannot be listed, as those of a web server."""
+        return files.is_web(self.path)
+
+    def fingerprint(self) -> str:
+        there = (
+            f"{self.dtype}{list(self.shape)}"
+            if self.is_named
+            else files.summary(
+                files.stamps([files.joined(self.path, name) for name in files.find(self.path)])
+            )
+        )
+        return f"{shown(self.path)}, {there}"
+
+    def rows_between(self, start: int, stop: int) -> Any:
+        with files.errors_of(self.path):
+            return zarr_package().open_array(zarr_store(self.path), mode="r")[start:stop]
+
+
+def open_zarr(path: str, name: str) -> ZarrSource:
+    """Return the zarr array at a path; in a group, the array `name`, or its only array."""
+    zarr = zarr_package()
+    try:
+        with files.errors_of(path):
+            found = zarr.open(zarr_store(path), mode="r")
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"source {path!r} is not a zarr array or group: {error}") from error
+    if isinstance(found, zarr.Group):
+        # A web server need not list them, so that the name is tried.
+        arrays = [name] if files.is_web(path) else sorted(key for key, _ in found.arrays())
+        if name not in arrays and len(arrays) != 1:
+            raise ConfigError(
+                f"source {path!r} is a zarr group of {', '.join(arrays) or 'no arrays'}, and none has the name"
+                f" {name!r} of the model's input; name one: {path.rstrip('/')}/<array>"
+            )
+        return open_zarr(files.joined(path, name if name in arrays else arrays[0]), name)
+    if not found.shape:
+        raise ConfigError(f"source {path!r} holds a single number; wanted rows along axis 0")
+    _refuse_packed(path, found.attrs.asdict())
+    dtype = numeric(np.dtype(found.dtype), f"source {path!r}")
+    return ZarrSource(path, tuple(found.shape), dtype, max(1, found.chunks[0]))
+
+
+def _refuse_packed(path: str, attributes: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for values that xarray unpacks or masks as it reads them, and zarr does not."""
+    # xarray writes NaN as the fill value of floats; some encode it in base64 ("AAAAAAAA+H8=" and "AADAfw==").
+    plain = ("NaN", "AAAAAAAA+H8=", "AADAfw==")
+    packed = [
+        n for n in _PACKED if n in attributes and not _is_nan(attributes[n]) and attributes[n] not in plain
+    ]
+    if packed:
+        raise ConfigError(
+            f"source {path!r} has {', '.join(packed)}, by which xarray unpacks or masks its values and zarr does not:"
+            " pass xarray.open_zarr(...)[name].data, a dask array"
+        )
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and value != value
+
+
+def is_group(path: str) -> bool:
+    zarr = zarr_package()
+    try:
+        with files.errors_of(path):
+            return isinstance(zarr.open(zarr_store(path), mode="r"), zarr.Group)
+    except (OSError, ValueError, KeyError):
+        return False

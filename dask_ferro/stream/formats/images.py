@@ -1,6 +1,6 @@
-"""Folders of images as sources: a row is an image, made an array by a function in the worker that reads it.
+"""Images as sources: a row is an image, made an array by a function in the worker that reads it.
 
-images/*.jpg    files that a pattern matches         images/    the images in a folder
+images/*.jpg    files that a pattern matches         images/    the images in a folder, and in folders in it
 """
 
 from __future__ import annotations
@@ -8,22 +8,22 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from types import CodeType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
-from dask.utils import natural_sort_key
+import xxhash
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.prepared.remote import is_address, shown
 from dask_ferro.lower.signature import ValueSpec
+from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats.interfaces import Array, digest, missing_extra, numeric
-from dask_ferro.stream.formats.parquet import Table, pyarrow_modules
-from dask_ferro.stream.stores import addresses, files
-from dask_ferro.stream.stores.stamps import Stamp, check_unchanged, stamps, stamps_of
+from dask_ferro.stream.files import Stamp, check_unchanged
+from dask_ferro.stream.formats import Array, missing_extra, numeric
+from dask_ferro.stream.formats.tables import PARQUET, Table, arrow
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 PATH = "path"
@@ -38,7 +38,8 @@ _SIDE, _RESIZED = 224, 256
 def imagenet(image: Any, side: int = _SIDE) -> Array:
     """Return an image as networks that were trained on ImageNet take it: float32 of shape (3, side, side).
 
-    The shorter side is resized to 8/7 of `side`, and the middle of it normalized by mean and deviation.
+    The shorter side is resized to 8/7 of `side`, and the middle of it normalized by mean and deviation, with the
+    roundings of torchvision's Resize and CenterCrop.
     """
     import PIL.Image
     import PIL.ImageOps
@@ -48,11 +49,13 @@ def imagenet(image: Any, side: int = _SIDE) -> Array:
             f"it has mode {image.mode}, of more than 8 bits a channel: scale it by a function of your own"
         )
     image = PIL.ImageOps.exif_transpose(image)
-    # Never smaller than the crop, which rounding could make it.
-    scale = side * _RESIZED / _SIDE / min(image.size)
-    width, height = (max(side, round(size * scale)) for size in image.size)
+    # Resize truncates the longer side, and CenterCrop rounds half to even.
+    shorter = max(side, round(side * _RESIZED / _SIDE))
+    width, height = (
+        shorter if size == min(image.size) else int(shorter * size / min(image.size)) for size in image.size
+    )
     image = image.convert("RGB").resize((width, height), PIL.Image.Resampling.BILINEAR)
-    left, top = (width - side) // 2, (height - side) // 2
+    left, top = round((width - side) / 2), round((height - side) / 2)
     values = np.asarray(image.crop((left, top, left + side, top + side)), np.float32) / 255
     normal = (values - _MEAN) / _DEVIATION
     return np.ascontiguousarray(normal.transpose(2, 0, 1))
@@ -60,184 +63,120 @@ def imagenet(image: Any, side: int = _SIDE) -> Array:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """The images of some files.
+    """The images of some files, each made an array by `preprocess`; `skips` the files that cannot be read."""
 
-    Attributes
-    ----------
-    path : str
-        The folder, or the pattern.
-    files : tuple of str
-    row_shape, dtype
-        Of one image, made an array.
-    preprocess : callable
-        Returns an image of Pillow as an array.
-    opened : tuple of Stamp
-        Of the files.
-    token : str
-        Identifies the function.
-    """
-
-    tells_content: ClassVar[bool] = True
-    checks_reads: ClassVar[bool] = True
     grain: ClassVar[int] = 1
-    path: str
+    is_cut: ClassVar[bool] = True
+    # To decode and resize a photograph.
+    row_seconds: ClassVar[float] = 0.005
+    label: str
     files: tuple[str, ...]
     row_shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: np.dtype[Any]
     preprocess: Preprocess
     opened: tuple[Stamp, ...]
-    token: str
+    skips: bool
 
     @property
     def rows(self) -> int:
-        """Number of images."""
         return len(self.files)
 
     def fingerprint(self) -> str:
-        """Return path, size and latest change of the files, and what identifies the function."""
-        return f"{shown(self.path)}, {stamps_of(self.files, self.path)}, preprocess {self.token}"
+        return f"{shown(self.label)}, {files.summary(files.stamps(self.files))}"
 
-    def pieces(self, chunks: Chunks) -> Callable[[int], ImagePiece]:
-        """Return the images by chunk number."""
-        return lambda number: self.piece(*chunks.span(number))
+    def pieces(self, chunks: Chunks) -> Callable[[int], ImageSource]:
+        def piece(number: int) -> ImageSource:
+            span = slice(*chunks.span(number))
+            return replace(self, files=self.files[span], opened=self.opened[span])
 
-    def piece(self, start: int, stop: int) -> ImagePiece:
-        """Return the images `start` to `stop` (excluded)."""
-        return ImagePiece(
-            self.files[start:stop], self.opened[start:stop], self.row_shape, self.dtype, self.preprocess
-        )
+        return piece
 
-
-@dataclass(frozen=True)
-class ImagePiece:
-    """The images of some files."""
-
-    files: tuple[str, ...]
-    opened: tuple[Stamp, ...]
-    row_shape: tuple[int, ...]
-    dtype: np.dtype
-    preprocess: Preprocess
-
-    def read(self) -> Array:
-        """Return the images as one array; raises `OSError` when a file changed since it was opened."""
+    def read(self) -> ImageRows:
+        """Return the images; raises `OSError` when a file changed since it was opened."""
         found = np.empty((len(self.files), *self.row_shape), self.dtype)
-        for row, (file, opened) in enumerate(zip(self.files, self.opened, strict=True)):
-            made = read_image(file, self.preprocess)
-            # After it was read, so that a file that was replaced meanwhile is noticed.
-            check_unchanged(file, opened)
+        read, skipped = list[str](), list[str]()
+        for file, opened in zip(self.files, self.opened, strict=True):
+            try:
+                made = read_image(file, self.preprocess)
+            except ConfigError:
+                if not self.skips:
+                    raise
+                skipped.append(shown(file))
+                continue
+            finally:
+                # After it was read, so that a file that was replaced meanwhile is noticed.
+                check_unchanged(file, opened)
             if (made.shape, made.dtype) != (self.row_shape, self.dtype):
                 raise ConfigError(
                     f"image {file!r}: preprocess gives {made.dtype}{list(made.shape)}, and {self.dtype}"
                     f"{list(self.row_shape)} for the first image: it has to give arrays of one shape and dtype"
                 )
-            found[row] = made
-        return found
-
-
-@dataclass(frozen=True)
-class ImageTable:
-    """The images of some files as a table: a column with the paths, and the arrays for the model's input."""
-
-    images: ImageSource
-    columns: tuple[str, ...] = (PATH,)
-
-    @property
-    def path(self) -> str:
-        """The folder, or the pattern."""
-        return self.images.path
-
-    def pieces(self, chunks: Chunks) -> Callable[[int], ImageTablePiece]:
-        """Return the images by chunk number."""
-        return lambda number: ImageTablePiece(self.images.piece(*chunks.span(number)))
-
-
-@dataclass(frozen=True)
-class ImageTablePiece:
-    """The images of some files, with their paths."""
-
-    images: ImagePiece
-
-    def read(self) -> ImageRows:
-        """Return the images; raises `OSError` when a file changed since it was opened."""
-        pa, _ = pyarrow_modules()
-        return ImageRows(pa.table({PATH: [shown(file) for file in self.images.files]}), self.images.read())
+            found[len(read)] = made
+            read.append(shown(file))
+        pa = arrow()
+        return ImageRows(pa.table({PATH: pa.array(read, pa.string())}), found[: len(read)], tuple(skipped))
 
 
 @dataclass(frozen=True)
 class ImageRows:
-    """Paths and arrays of images."""
+    """Paths and arrays of images, and the paths of those that could not be read."""
 
     paths: Table
     images: Array
+    skipped: tuple[str, ...]
 
     @property
     def num_rows(self) -> int:
-        """Number of images."""
         return len(self.images)
 
     def select(self, columns: Sequence[str]) -> Table:
-        """Return columns as a table."""
         return self.paths.select(list(columns))
-
-    def __getitem__(self, rows: slice) -> ImageRows:
-        return ImageRows(self.paths.slice(rows.start or 0, rows.stop), self.images[rows])
 
 
 def is_image_path(path: object) -> TypeGuard[str | os.PathLike[str]]:
-    """Return whether a value is a pattern for paths of images, one image, or a folder with images alone."""
+    """Return whether a value is a pattern for paths of images, one image, or a folder with images."""
     if not isinstance(path, (str, os.PathLike)):
         return False
-    text = addresses.address_of(os.fspath(path))
-    if addresses.bare(text).lower().endswith(SUFFIXES):
+    text = os.fspath(path)
+    if files.suffix_of(text) in SUFFIXES:
         return True
-    # Not asked of a store where the name tells that it is something else.
-    if is_address(text) and os.path.splitext(text.rstrip("/"))[1]:
+    # Not looked for where the name tells that it is something else: a zarr array has a file for each chunk.
+    suffix = files.suffix_of(text)
+    if not text or "\0" in text or suffix in (".zarr", *PARQUET) or (is_address(text) and suffix):
         return False
     try:
-        return files.is_folder(text) and bool(_in_folder(text))
+        return files.is_folder(files.resolved(text)) and bool(files.files_of(files.resolved(text), SUFFIXES))
     except OSError as error:
         raise ConfigError(f"path {text!r} cannot be read: {error.strerror or error}") from error
 
 
-def open_images(path: str, preprocess: str | Preprocess | None, spec: ValueSpec) -> ImageSource:
-    """Return the images of a folder, or those that a pattern matches, in the order of their names (2 before 10).
-
-    Parameters
-    ----------
-    path : str
-    preprocess : "imagenet", callable or None
-        Returns an image of Pillow as an array.
-    spec : ValueSpec
-        The model's input.
-
-    Raises
-    ------
-    ConfigError
-        No image is there, the first one cannot be read, or no function is given.
-    """
+def open_images(path: str, preprocess: str | Preprocess | None, spec: ValueSpec, skips: bool) -> ImageSource:
+    """Return the images of a folder, or those that a pattern matches, in the order of their names (2 before 10)."""
     # Before files are looked for, as it fails for every folder.
     function = _function(preprocess, spec)
     # Not real paths, since names and order are those of links.
-    whole = addresses.address_of(path.rstrip("/")) if is_address(path) else os.path.abspath(path)
-    found = tuple(sorted(_matching(whole), key=natural_sort_key))
-    if not found:
-        raise ConfigError(f"source {whole!r}: no file matches; wanted images: {', '.join(SUFFIXES)}")
+    whole = files.resolved(path) if is_address(path) else os.path.abspath(path)
     try:
-        opened = stamps(found)
+        found = tuple(files.files_of(whole, SUFFIXES))
+        opened = files.stamps(found)
     except OSError as error:
         raise ConfigError(f"source {whole!r} cannot be read: {error.strerror or error}") from error
-    first = read_image(found[0], function)
+    if not found:
+        raise ConfigError(f"source {whole!r}: no file matches; wanted images: {', '.join(SUFFIXES)}")
+    first = _first(found if skips else found[:1], function)
     dtype = numeric(first.dtype, f"image {found[0]!r}, made an array,")
-    return ImageSource(whole, found, first.shape, dtype, function, opened, _token(function))
+    return ImageSource(
+        whole, found, first.shape, dtype, function, tuple(map(opened.__getitem__, found)), skips
+    )
 
 
-def _matching(path: str) -> list[str]:
-    # A path of a file may have brackets, which would be a pattern.
-    if is_address(path) and not files.is_pattern(path):
-        return _in_folder(path) if files.is_folder(path) else [path]
-    if os.path.isfile(path):
-        return [path]
-    return _in_folder(path) if os.path.isdir(path) else files.matching(path)
+def _first(paths: Sequence[str], function: Preprocess) -> Array:
+    for path in paths[:-1]:
+        try:
+            return read_image(path, function)
+        except ConfigError:
+            continue
+    return read_image(paths[-1], function)
 
 
 def read_image(file: str, preprocess: Preprocess) -> Array:
@@ -254,42 +193,9 @@ def read_image(file: str, preprocess: Preprocess) -> Array:
             return np.asarray(preprocess(image))
     except Exception as error:
         raise ConfigError(
-            f"image {file!r} cannot be read, or preprocess does not take it: {type(error).__name__}: {error}"
+            f"image {file!r} cannot be read, or preprocess does not take it: {type(error).__name__}: {error}; to leave"
+            ' such files out, pass unreadable="skip"'
         ) from error
-
-
-def _token(function: Preprocess) -> str:
-    """Return what identifies a function in this and in another process: its names, and the code that it has.
-
-    What else it depends on, such as globals, is not part of it: they may change with every call.
-    """
-    inner, fixed = (function.func, function.keywords) if isinstance(function, partial) else (function, {})
-    name = f"{inner.__module__}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
-    code = getattr(inner, "__code__", None)
-    text = f"{sorted(fixed.items())}" if code is None else f"{sorted(fixed.items())} {_code(code)}"
-    return f"{name} {digest(text.encode())[:12]}"
-
-
-def _code(code: CodeType) -> str:
-    # Sets have another order in each process.
-    constants = [
-        _code(c) if isinstance(c, CodeType) else sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c)
-        for c in code.co_consts
-    ]
-    return f"{code.co_code.hex()} {code.co_names} {constants}"
-
-
-def _in_folder(path: str) -> list[str]:
-    if is_address(path):
-        names = addresses.names_in(path)
-        return [
-            addresses.joined(path, name)
-            for name, found in names.items()
-            if name.lower().endswith(SUFFIXES) and not found.is_folder
-        ]
-    return [
-        entry.path for entry in os.scandir(path) if entry.name.lower().endswith(SUFFIXES) and entry.is_file()
-    ]
 
 
 def _function(preprocess: str | Preprocess | None, spec: ValueSpec) -> Preprocess:
@@ -302,3 +208,65 @@ def _function(preprocess: str | Preprocess | None, spec: ValueSpec) -> Preproces
         )
     side = spec.shape[-1] if spec.shape and isinstance(spec.shape[-1], int) else _SIDE
     return partial(imagenet, side=side)
+
+
+# ---- what identifies a function -----------------------------------------------------------------------------
+
+
+def identity(function: Any) -> str:
+    """Return what identifies a function in this and in another process: its name, code, arguments and state.
+
+    Globals that it reads are not part of it: they may change with every call.
+    """
+    parts = list[str]()
+    _describe(function, parts, {})
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{name} {xxhash.xxh3_64_hexdigest(' '.join(parts).encode())}"
+
+
+def _describe(value: Any, parts: list[str], seen: dict[int, Any]) -> None:
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        parts.append(repr(value))
+        return
+    if id(value) in seen:
+        parts.append("again")
+        return
+    seen[id(value)] = value
+    kind = type(value)
+    parts.append(f"{kind.__module__}.{kind.__qualname__}")
+    inner: Sequence[Any]
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        inner = (
+            value.__module__,
+            value.__qualname__,
+            value.__code__,
+            value.__defaults__,
+            value.__kwdefaults__,
+            cells,
+        )
+    elif isinstance(value, CodeType):
+        inner = (value.co_code, value.co_names, value.co_consts)
+    elif isinstance(value, (set, frozenset)):
+        # Sets have another order in each process.
+        inner = sorted(map(repr, value))
+    elif isinstance(value, dict):
+        inner = [item for pair in value.items() for item in pair]
+    elif isinstance(value, (tuple, list)):
+        inner = value
+    elif isinstance(value, MethodType):
+        inner = (value.__func__, value.__self__)
+    elif isinstance(value, (type, ModuleType, BuiltinFunctionType)):
+        inner = (getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__))
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        inner = (value.dtype.str, value.shape, value.tobytes())
+    else:
+        # The method of a class that is written in the program changes with it.
+        call = kind.__dict__.get("__call__")
+        try:
+            inner = (call, *value.__reduce_ex__(2))
+        except TypeError:
+            # Locks and sessions, which have no state that could be written down.
+            inner = (call,)
+    for one in inner:
+        _describe(one, parts, seen)

@@ -169,18 +169,19 @@ def of_parquet(path: str, names: Sequence[str] = ()) -> Blocks:
         There is no such path, or a column that is named is no array of numbers.
     """
     # pyarrow is an extra, and slow to import.
-    from dask_ferro.stream.formats.parquet import open_parquet, open_table
+    from dask_ferro.stream.formats.tables import columns_source, holds_numbers, open_parquet
 
     if not os.path.exists(path):
         raise ConfigError(
             f"fit: batches: {path!r} does not exist; wanted a parquet file, or a folder of such files"
         )
-    table = open_table(path)
-    left_out = {n: f"{path!r} has {kind}, {_NUMBERS}" for n, kind in table.without_numbers.items()}
-    form = Named({name: name for name in table.columns if name not in left_out}, left_out)
+    table = open_parquet(path)
+    kinds = {field.name: field.type for field in table.schema}
+    left_out = {n: f"{path!r} has {kind}, {_NUMBERS}" for n, kind in kinds.items() if not holds_numbers(kind)}
+    form = Named({name: name for name in kinds if name not in left_out}, left_out)
     # One that is named is refused here if it has no numbers, and so are all if none has.
     columns = tuple(form[name] for name in names or form or left_out)
-    sources = {name: open_parquet(path, name, name, None) for name in columns}
+    sources = {name: columns_source(table, name, name, None) for name in columns}
     rows, grain = (getattr(next(iter(sources.values())), name) for name in ("rows", "grain"))
     chunks = Chunks(rows, grain * ceil(max(_BLOCK_ROWS, grain) / grain))
     pieces = {name: source.pieces(chunks) for name, source in sources.items()}

@@ -76,8 +76,8 @@ def bound(model: ir.Model, xp: Any) -> array.BoundProgram:
     return compiled(model).bind(xp)
 
 
-def compiled(model: ir.Model, *, on_device: bool = False, optimized: bool | None = None) -> array.Program:
-    """The whole model as one program; on a device with its optimizations, unless switched off."""
+def compiled(model: ir.Model, *, on_device: bool = False) -> array.Program:
+    """The whole model as one program."""
     graph = model.graph
     weights = {name: v.const_value for name, v in graph.initializers.items() if v.const_value is not None}
     inputs = [str(v.name) for v in graph.inputs if v.name not in weights]
@@ -90,7 +90,6 @@ def compiled(model: ir.Model, *, on_device: bool = False, optimized: bool | None
         opset=opset,
         weights=weights,
         on_device=on_device,
-        optimized=on_device if optimized is None else optimized,
     )
 
 

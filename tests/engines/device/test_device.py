@@ -5,9 +5,7 @@ The stand-in runs everywhere; with CuPy and a GPU, the same tests run there too,
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import array_api_compat.numpy as numpy_namespace
@@ -18,9 +16,6 @@ import pytest
 from onnx import helper, parser
 
 from dask_ferro.engines import array
-from dask_ferro.engines.array.passes import fuse
-from dask_ferro.engines.array.passes.formulas import FORMULAS, PREAMBLE, number
-from dask_ferro.engines.array.passes.unit import units_of
 from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
 from dask_ferro.testing.emulated_device import OutOfMemory, StandIn
 from tests.each import each, every
@@ -164,150 +159,6 @@ def _computes(position: int, device: Device) -> None:
         assert (y.dtype, y.shape) == (z.dtype, z.shape)
         close = TOLERANCE.get(y.dtype.name, 0)
         np.testing.assert_allclose(y, z, rtol=close, atol=close)
-
-
-CHAIN = [
-    *("Mul", "Add", "Tanh", "Sigmoid", "Exp", "Neg", "Relu", "Sqrt", "Abs", "Gelu"),
-    *("Mul", "Softplus", "Elu", "Swish", "Add", "Log", "Mish", "Selu", "Erf", "Softsign"),
-]
-
-
-def chain_of_20() -> ir.Model:
-    """Twenty elementwise ops, one after the other; some take a weight."""
-    names = ["x", *(f"v{i}" for i in range(19)), "y"]
-    takes = {"Mul": " half", "Add": " w"}
-    nodes = [node(op, f"{names[i]}{takes.get(op, '')}", names[i + 1]) for i, op in enumerate(CHAIN)]
-    return model_of(nodes, {"x": (3, 4)}, ["y"], half=np.array(0.5, F), w=np.full((3, 4), 3, F))
-
-
-def steps_of(model: ir.Model) -> list[str]:
-    """What each call of a program for a device is: an op, or the number of nodes in one."""
-    steps = compiled(model, on_device=True)._steps
-    return [step.unit.node.op_type + ("+" if step.unit.several else "") for step in steps]
-
-
-class TestFusion:
-    def test_a_chain_of_20_is_one_call_and_means_the_same(self, device: Device) -> None:
-        assert steps_of(chain_of_20()) == ["Softsign+"]
-        agree(both(chain_of_20(), device, X))
-
-    @pytest.mark.parametrize(
-        ("nodes", "outputs", "calls"),
-        [
-            pytest.param("a = Exp (x) b = Neg (x) c = Add (a, b) y = Tanh (c)", "y", ["Tanh+"], id="a tree"),
-            pytest.param("a = Exp (x) b = MatMul (a, w) c = Tanh (b) y = Neg (c)", "y", ["Exp", "MatMul", "Neg+"],
-                id="not across a product"),
-            pytest.param("a = Exp (x) b = Neg (a) c = Tanh (a) y = Add (b, c)", "y", ["Exp", "Add+"],
-                id="not a value that two read"),
-            pytest.param("a = Exp (x) y = Neg (a)", "a y", ["Exp", "Neg"], id="not a value that leaves"),
-            pytest.param("a = Exp (x) y = Mul (a, a)", "y", ["Mul+"], id="one that reads a value twice"),
-            pytest.param("a = Exp (r) y = Add (a, x)", "y", ["Exp", "Add"], id="not one that stretches"),
-        ],
-    )  # fmt: skip
-    def test_fuses(self, nodes: str, outputs: str, calls: list[str], device: Device) -> None:
-        inputs = {"x": (4, 4)} | ({"r": (4,)} if "(r)" in nodes else {})
-        weights = {"w": np.eye(4, dtype=F)} if "w)" in nodes else {}
-        model = model_of(nodes, inputs, outputs.split(), **weights)
-        assert steps_of(model) == calls
-        square = np.linspace(-1, 1, 16, dtype=F).reshape(4, 4)
-        agree(both(model, device, square, *([square[0]] if "r" in inputs else [])))
-
-
-@pytest.mark.parametrize(
-    ("value", "literal"),
-    [
-        (0.1, "Real(0.1)"),
-        (np.inf, "(Real(1.0) / Real(0))"),
-        (-np.inf, "(Real(-1.0) / Real(0))"),
-        (np.nan, "(Real(0) / Real(0))"),
-    ],
-)
-def test_a_literal_says(value: float, literal: str) -> None:
-    assert number(value) == literal
-
-
-@pytest.mark.needs("c++")
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_formula_means_what_the_table_computes(dtype: str, tmp_path: Path) -> None:
-    """All formulas in one library, on numbers, signed zeros, infinities and NaN, against the kernels on numpy."""
-    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -1e-30, 88.0, -88.0]
-    x = np.array([*np.linspace(-4, 4, 41), *special], dtype)
-    y = np.array([*np.linspace(3, -3, 41), *special[::-1]], dtype)
-    real = fuse.computed_in(dtype)
-    functions, wanted = [], {}
-    for op in FORMULAS:
-        count = 2 if op in ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min") else 3 if op == "Clip" else 1
-        reads = ["x", "y", "y"][:count] if op != "Clip" else ["x", "low", "high"]
-        model = model_of([node(op, " ".join(reads), "z")], dict.fromkeys(reads, (50,)), ["z"])
-        limits = {"low": np.array(-1, dtype), "high": np.array(2, dtype)}
-        given = {"x": x, "y": y} | limits
-        arrays = (given[n] for n in dict.fromkeys(reads))
-        (wanted[op],) = compiled(model).bind(numpy_namespace)(*arrays)
-        text = fuse.body(units_of(list(model.graph), OPSET), list(dict.fromkeys(reads)), {}, OPSET)
-        first, second = ("a[i]", "b[i]") if op != "Clip" else ("a[i]", "Real(-1)")
-        functions.append(
-            f'extern "C" void f_{op}(const Real* a, const Real* b, Real* out, int n) {{ for (int i = 0; i < n; i++) {{'
-            f" const Real x0 = {first}; const Real x1 = {second}; const Real x2 = Real(2); Real y = 0;"
-            f" (void)x1; (void)x2; {text} out[i] = y; }} }}"
-        )
-    source = tmp_path / "formulas.cpp"
-    source.write_text(
-        f"#include <cmath>\nusing namespace std;\ntypedef {real} Real;\n{PREAMBLE}\n" + "\n".join(functions)
-    )
-    library = tmp_path / "formulas.so"
-    subprocess.run(
-        ["c++", "-O1", "-shared", "-fPIC", "-o", str(library), str(source)], check=True, timeout=300
-    )
-    loaded = np.ctypeslib.load_library(str(library), ".")
-    pointer = np.ctypeslib.ndpointer(dtype, flags="C")
-    close = {"float32": 2e-5, "float64": 1e-12}[dtype]
-    for op, expected_values in wanted.items():
-        function = getattr(loaded, f"f_{op}")
-        function.argtypes = [pointer, pointer, pointer, np.ctypeslib.ctypes.c_int]
-        got = np.empty_like(x)
-        function(x, y, got, len(x))
-        np.testing.assert_allclose(got, expected_values, rtol=close, atol=close, err_msg=op)
-
-
-class TestBatching:
-    def products(self, count: int, shape: tuple[int, int], shared: bool) -> ir.Model:
-        nodes = [node("MatMul", f"x{i} {'w' if shared else f'w{i}'}", f"y{i}") for i in range(count)]
-        rng = np.random.default_rng(0)
-        names = ["w"] if shared else [f"w{i}" for i in range(count)]
-        weights = {n: rng.standard_normal((shape[1], 3)).astype(F) for n in names}
-        return model_of(
-            nodes, {f"x{i}": shape for i in range(count)}, [f"y{i}" for i in range(count)], **weights
-        )
-
-    @pytest.mark.parametrize("shared", [False, True], ids=["of their own factors", "of a common factor"])
-    def test_independent_products_of_equal_shapes_are_one_call(self, shared: bool, device: Device) -> None:
-        model = self.products(5, (4, 6), shared)
-        assert steps_of(model) == ["MatMul+"]
-        inputs = [np.full((4, 6), i, F) for i in range(5)]
-        agree(both(model, device, *inputs))
-
-    def test_chains_beside_each_other_go_level_by_level(self, device: Device) -> None:
-        nodes = [
-            node("MatMul", f"{'x' if not k else f'v{c}{k - 1}'}{c if not k else ''} w", f"v{c}{k}")
-            for c in range(3)
-            for k in range(4)
-        ]
-        model = model_of(
-            nodes, {f"x{c}": (4, 4) for c in range(3)}, [f"v{c}3" for c in range(3)], w=np.eye(4, dtype=F) * 2
-        )
-        assert steps_of(model) == ["MatMul+"] * 4
-        agree(both(model, device, *(np.full((4, 4), c, F) for c in range(3))))
-
-    @pytest.mark.parametrize(
-        "nodes",
-        [
-            pytest.param("a = MatMul (x, w) y = MatMul (a, w)", id="one that waits for the other"),
-            pytest.param("a = MatMul (x, w) y = MatMul (r, w)", id="other shapes"),
-        ],
-    )
-    def test_leaves_alone(self, nodes: str) -> None:
-        model = model_of(nodes, {"x": (4, 4), "r": (2, 4)}, ["y", "a"], w=np.eye(4, dtype=F))
-        assert steps_of(model) == ["MatMul", "MatMul"]
 
 
 class TestShapesOnTheHost:

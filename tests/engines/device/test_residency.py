@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from dask_ferro.engines.device import residency as residents
 from dask_ferro.engines.device.residency import DeviceArray, Residency, content_of
-from dask_ferro.engines.device.rwlock import ReadersWriterLock
 from dask_ferro.engines.device_executable import compile_on_device
 from dask_ferro.testing.emulated_device import StandIn
 from tests.engines.device.late import Late
@@ -391,32 +390,32 @@ class TestOrder:
             assert len(device.early) == 1
 
 
-class TestReadersWriterLock:
-    def test_a_writer_holds_it_alone(self) -> None:
-        lock, inside, seen = ReadersWriterLock(), [], []
+class TestTurns:
+    def test_who_runs_alone_runs_beside_nobody(self) -> None:
+        on, inside, seen = residency(), [], []
 
-        def reads() -> None:
-            with lock.reading():
+        def beside_others() -> None:
+            with on._turn():
                 inside.append(1)
                 inside.pop()
 
-        def writes() -> None:
-            with lock.writing():
+        def alone() -> None:
+            with on._turn(alone=True):
                 seen.append(len(inside))
 
-        threads = [threading.Thread(target=f) for f in (reads, writes) * 20]
+        threads = [threading.Thread(target=f) for f in (beside_others, alone) * 20]
         for t in threads:
             t.start()
         for t in threads:
             ended(t)
         assert seen == [0] * 20
 
-    def test_many_readers_hold_it_at_a_time(self) -> None:
-        lock, barrier = ReadersWriterLock(), threading.Barrier(3, timeout=5)
+    def test_others_run_at_a_time(self) -> None:
+        on, barrier = residency(), threading.Barrier(3, timeout=5)
 
-        def reads() -> int:
-            with lock.reading():
+        def run() -> int:
+            with on._turn():
                 return barrier.wait(60)
 
         with ThreadPoolExecutor(3) as pool:
-            assert sorted(f.result(timeout=60) for f in [pool.submit(reads) for _ in range(3)]) == [0, 1, 2]
+            assert sorted(f.result(timeout=60) for f in [pool.submit(run) for _ in range(3)]) == [0, 1, 2]

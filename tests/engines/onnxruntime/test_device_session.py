@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,13 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from dask_ferro.engines.device.device import CupyDevice, cupy_devices
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.device_executable import compile_on_device
-from dask_ferro.engines.device_selection import ON_HOST, START_S, device_engines, device_route
-from dask_ferro.engines.executable import Executable, compile_bundle
+from dask_ferro.engines.device_selection import device_engines, device_route
+from dask_ferro.engines.executable import Executable
 from dask_ferro.engines.onnxruntime.device_session import (
     CUDA,
     DeviceSessionRun,
@@ -29,7 +28,6 @@ from dask_ferro.engines.onnxruntime.device_session import (
     sizes_of,
     works,
 )
-from dask_ferro.engines.selection import Engine
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.load import load
 from dask_ferro.testing.emulated_device import StandIn
@@ -54,7 +52,8 @@ def session(device: Any, proto: onnx.ModelProto, **options: Any) -> DeviceSessio
     loaded = ir.from_proto(proto)
     inputs, outputs = ([v.name or "" for v in side] for side in (loaded.graph.inputs, loaded.graph.outputs))
     opset = loaded.opset_imports[""]
-    return DeviceSessionRun(loaded, list(loaded.graph), inputs, outputs, opset, device=device, **options)
+    made = [loaded, list(loaded.graph), inputs, outputs, opset]
+    return DeviceSessionRun(*made, device=device, held=Residency(device).slot(), **options)
 
 
 def test_a_session_gives_the_devices_arrays(device: Any) -> None:
@@ -220,6 +219,7 @@ def test_a_session_that_finds_no_memory_is_built_alone(told: str, monkeypatch: p
     """It is told by text, and by ONNX Runtime's own way out: a session on the host, or with other settings."""
     on, original, failures = Residency(StandIn(1 << 20)), ort.InferenceSession, [RuntimeError(told)]
     kept = on.run(lambda: on.device.to_device(X), on.keep)
+    assert works(CPU_PROVIDER)  # tried once a process, by a session
     asked: list[Any] = []
 
     def built(*arguments: Any, **options: Any) -> Any:
@@ -239,6 +239,7 @@ def test_any_other_failure_of_a_session_is_its_own(monkeypatch: pytest.MonkeyPat
     def fails(*_: Any, **__: Any) -> Any:
         raise RuntimeError("This is an invalid model")
 
+    assert works(CPU_PROVIDER)
     monkeypatch.setattr(ort, "InferenceSession", fails)
     with pytest.raises(RuntimeError, match="invalid model"):
         managed(Residency(StandIn(1 << 20)), mlp())
@@ -291,13 +292,9 @@ ENDS = [("array", 2), ("onnxruntime-device", 2)]
 
 @pytest.mark.parametrize("engines", [ENDS, ENDS[::-1]], ids=["array then session", "session then array"])
 def test_a_bundle_of_two_engines_stays_on_the_device(device: Any, engines: Any) -> None:
-    bundle = compile_bundle(load(mlp()).model, ["x"], ["scores"], engines, device=device)
-    with device.stream():
-        given_ = device.to_device(X)
-        before = device.traffic.counts()["downs"]
-        (found,) = bundle(given_)
-        assert device.traffic.counts()["downs"] == before
-        np.testing.assert_allclose(device.to_host(found), mlp_reference(X), rtol=1e-5)
+    (found,) = compile_on_device(load(mlp()).model, ["x"], ["scores"], Residency(device), engines=engines)(X)
+    assert device.traffic.counts()["downs"] == 0
+    np.testing.assert_allclose(np.asarray(found), mlp_reference(X), rtol=1e-5)
 
 
 # Which engine.
@@ -329,48 +326,26 @@ def test_engines_of_a_node_on_a_device(made: ir.Node, provider: str | None, engi
     assert device_engines(made, {"": 21}, provider, HELD) == engines
 
 
-A, S, H = "array", "onnxruntime-device", "onnxruntime"
+TABLE, SESSION = "array", "onnxruntime-device"
+
+
+def many(step: str) -> str:
+    """A step fifty times, from x to y."""
+    names = ["x", *(f"v{i}" for i in range(49)), "y"]
+    return " ".join(f"{after} = {step.format(before)}" for before, after in pairwise(names))
 
 
 @every(
-    ("nodes", "cuts", "runs"),
+    ("nodes", "runs"),
     [
-        pytest.param([{A: 1e-5, S: 8e-6}], [0, 0], ((A, 1),), id="a session has to win its start"),
-        pytest.param([{A: 1e-3, S: 1e-4}] * 4, [0] * 5, ((S, 4),), id="a slow run of nodes goes to a session"),
-        pytest.param([{A: 1e-3, S: 1e-4}, {A: 1e-4}, {A: 1e-3, S: 1e-4}], [0] * 4, ((S, 1), (A, 1), (S, 1)),
-            id="a node that it lacks splits a session"),
-        pytest.param([{A: 1e-3, S: 1e-4}, {A: 1e-5, S: 3e-5}, {A: 1e-3, S: 1e-4}], [0] * 4, ((S, 3),),
-            id="a node that gains less than a start stays in the session"),
-        pytest.param([{A: 2e-3, H: 1e-3}], [1e6, 1e6], ((A, 1),), id="the way to the host is paid, both ways"),
-        pytest.param([{A: 1.0, H: 1e-3}], [1e6, 1e6], ((H, 1),), id="what is worth it goes to the host"),
-        pytest.param([{H: 1e-3}], [1e9, 1e9], ((H, 1),), id="a node of the host alone goes there"),
-        pytest.param([], [0], (), id="no nodes have no engines"),
+        pytest.param("a = MatMul (x, w) y = Relu (a)", ((TABLE, 2),), id="a few calls are no session"),
+        pytest.param("a = MatMul (x, w) y = Softmax (a)", ((SESSION, 2),), id="a kernel for many calls is one"),
+        pytest.param(many("MatMul ({}, w)"), ((TABLE, 50),), id="many products are none"),
+        pytest.param(many("Tanh ({})"), ((SESSION, 50),), id="many elementwise nodes are one"),
+        pytest.param("a = Softmax (x) b = Cast <to = 10> (a) c = Cast <to = 1> (b) y = Relu (c)",
+            ((SESSION, 1), ("onnxruntime", 2), (TABLE, 1)), id="a dtype of the host alone splits them"),
     ],
 )  # fmt: skip
-def test_route_on_a_device(nodes: Any, cuts: Any, runs: Any) -> None:
-    assert device_route(nodes, cuts, bytes_per_s=1e9) == runs
-
-
-ENGINES: tuple[Engine, ...] = ("array", "onnxruntime-device", "onnxruntime", "reference")
-SECONDS = st.floats(0, 1e-3)
-NODES = st.lists(st.dictionaries(st.sampled_from(ENGINES), SECONDS, min_size=1), max_size=5)
-
-
-def priced(path: list[Engine], nodes: Any, cuts: Any) -> float:
-    """What a route costs, read off the picture in the module's head."""
-    total, before = 0.0, "array"
-    for place, (engine, own) in enumerate(zip(path, nodes, strict=True)):
-        start = START_S[engine] if place == 0 or engine != before else 0.0
-        crosses = (before in ON_HOST) != (engine in ON_HOST)
-        total += own[engine] + start + (cuts[place] / 1e9 if crosses else 0.0)
-        before = engine
-    return total + (cuts[len(nodes)] / 1e9 if before in ON_HOST else 0.0)
-
-
-@given(NODES, st.lists(st.floats(0, 1e6), min_size=6, max_size=6))
-def test_no_route_is_cheaper(nodes: Any, cuts: Any) -> None:
-    from itertools import product
-
-    chosen = [engine for engine, count in device_route(nodes, cuts, bytes_per_s=1e9) for _ in range(count)]
-    least = min(priced(list(path), nodes, cuts) for path in product(*nodes))
-    assert priced(chosen, nodes, cuts) <= least + 1e-12
+def test_route_on_a_device(nodes: str, runs: Any) -> None:
+    proto = written(f"(float[N,4] x) => (float[N,4] y) {{ {nodes} }}", {"w": np.eye(4, dtype="f4")})
+    assert device_route(list(load(proto).model.graph), {"": 21}, CPU_PROVIDER, HELD) == runs

@@ -9,22 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.graph.bundling.makespan import DASK
+from dask_ferro.graph.bundling.makespan import DASK, MORE, as_sent, handed_out, peak, scheduled
 from dask_ferro.graph.bundling.partition import Bundles, Dag, partitioned
-from dask_ferro.graph.bundling.peak import MORE, as_sent, handed_out, peak_bytes
 from dask_ferro.graph.bundling.tasks import EQUAL, TaskDag, bundle_tasks
-from tests.graph.bundling.test_tasks import random_work
+from tests.graph.bundling.test_tasks import random_work, singles
 
 MB = 1e6
 MS = 1e-3
 
 
-def peak(dag: Dag, bundles: Bundles, workers: int = 1) -> float:
-    return peak_bytes(as_sent(partitioned(dag, bundles), DASK), workers=workers, overheads=DASK)
-
-
-def singles(dag: Dag) -> Bundles:
-    return tuple((i,) for i in range(len(dag.seconds)))
+def peak_of(dag: Dag, bundles: Bundles, workers: int = 1) -> float:
+    q = as_sent(partitioned(dag, bundles), DASK)
+    return peak(q, scheduled(q, workers=workers, overheads=DASK, ranks=lambda sources: range(len(sources))))
 
 
 def pairs(count: int) -> Dag:
@@ -46,7 +42,7 @@ def pairs(count: int) -> Dag:
     ],
 )  # fmt: skip
 def test_peaks_by_hand(dag: Dag, bundles: Bundles, workers: int, wanted: float) -> None:
-    assert peak(dag, bundles, workers) == pytest.approx(wanted)
+    assert peak_of(dag, bundles, workers) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +68,7 @@ def test_no_more_is_held_than_is_made_and_sent_and_no_less_than_the_largest_resu
     dag = random_work(random.Random(seed)).dag
     q = partitioned(dag, singles(dag))
     total, largest = handed_out(q).sum(), max(handed_out(q))
-    assert largest <= peak(dag, singles(dag), workers) <= workers * total
+    assert largest <= peak_of(dag, singles(dag), workers) <= workers * total
 
 
 @settings(max_examples=150)
@@ -84,9 +80,9 @@ def test_bundles_take_no_more_memory_than_tasks_do_beyond_the_allowance(
     # Without shares, nothing is cut after the choice.
     work = TaskDag(work.dag, work.kinds, [0.0] * len(work.kinds))
     bundles = bundle_tasks(work, workers=workers, allowance=allowance)
-    least = peak(work.dag, singles(work.dag), workers)
+    least = peak_of(work.dag, singles(work.dag), workers)
     # Which of several ready bundles runs first goes by their numbers, which are others here than in the search.
-    assert peak(work.dag, bundles, workers) <= 1.5 * max(allowance, (1 + EQUAL) * least)
+    assert peak_of(work.dag, bundles, workers) <= 1.5 * max(allowance, (1 + EQUAL) * least)
 
 
 def test_where_memory_is_short_results_are_read_where_they_are_made() -> None:
@@ -99,4 +95,4 @@ def test_where_memory_is_short_results_are_read_where_they_are_made() -> None:
     dag = Dag(seconds, edges)
     bundles = bundle_tasks(TaskDag(dag, [0] * 72, [0.0] * 72), workers=2, allowance=0.0)
     assert len(bundles) < 24
-    assert peak(dag, bundles, 2) < peak(dag, singles(dag), 2)
+    assert peak_of(dag, bundles, 2) < peak_of(dag, singles(dag), 2)

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from dask_ferro.graph.bundling.makespan import Overheads
+from dask_ferro.graph.bundling.partition import Dag
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, Plan, ValueSource
-from dask_ferro.graph.bundling.select import Dag
 from dask_ferro.graph.bundling.summary import bound, over_chunks
 from dask_ferro.graph.cost.roofline import Cost
 

@@ -32,9 +32,6 @@ from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.ops import families
 from dask_ferro.graph.ops.facts import EXP, SOFTMAX, no_flops
-from dask_ferro.graph.ops.function_bodies import body_of
-from dask_ferro.graph.ops.labels import TypedNode
-from dask_ferro.graph.ops.lookup import flops
 from dask_ferro.graph.ops.table import TABLE, facts_of
 from tests.each import each, every
 from tests.graphs import written
@@ -145,7 +142,7 @@ SCHEMAS = {(s.domain, s.name): s for s in onnx.defs.get_all_schemas()}
 FAMILIES = [module.TABLE for module in vars(families).values() if hasattr(module, "TABLE")]
 
 
-# Operators whose FLOPs are those of the standard's function body, and what these are for each element.
+# FLOPs of the standard's function body for each element.
 BY_BODY = {
     "HardSigmoid": 4,
     "HardSwish": 5,
@@ -159,40 +156,20 @@ BY_BODY = {
 }
 
 
-def test_every_operator_is_in_one_family_or_has_a_body() -> None:
+def test_every_operator_is_in_one_family() -> None:
     known = [name for table in FAMILIES for name in table]
     assert len(known) == len(set(known))
     assert set(known) == set(TABLE)
-    assert set(TABLE) | set(BY_BODY) == {name for _, name in SCHEMAS} | {"Sleep"}
-    assert not set(TABLE) & set(BY_BODY)
+    assert set(TABLE) == {name for _, name in SCHEMAS} | {"Sleep"}
 
 
 @every("op", BY_BODY)
-def test_an_operator_without_a_row_costs_what_its_body_does(op: str) -> None:
+def test_an_activation_costs_what_its_body_does(op: str) -> None:
     inputs = ["a", "b"] if op in ("PRelu", "SwiGLU") else ["a"]
     node = ir.Node("", op, [ir.Value(name=name) for name in inputs], outputs=[ir.Value(name="y")])
     for shape in ((4, 8), (), None):
         types = dict.fromkeys([*inputs, "y"], ValueType("tensor", FLOAT, shape))
         assert node_cost(node, types).flops == BY_BODY[op] * math.prod(shape or ()), shape
-
-
-@pytest.mark.parametrize(
-    ("op", "inputs", "output"),
-    [
-        ("Relu", [(4, 8)], (4, 8)),
-        ("Clip", [(4, 8), (), ()], (4, 8)),
-        ("Softmax", [(4, 8)], (4, 8)),
-        ("ReduceL1", [(4, 8)], (1, 1)),
-        ("ReduceSumSquare", [(4, 8)], (1, 1)),
-    ],
-)
-def test_a_row_that_is_kept_for_its_speed_costs_what_its_body_does(
-    op: str, inputs: list[tuple[int, ...]], output: tuple[int, ...]
-) -> None:
-    node, types = one(op, inputs, [output])
-    body = body_of(TypedNode(node, types, onnx.defs.onnx_opset_version()))
-    assert body is not None
-    assert sum(map(flops, body.typed_nodes())) == node_cost(node, types).flops
 
 
 SHAPES: list[tuple[int, ...] | None] = [(2, 3, 4, 4), (2, 8, 8), (5, 4), (6,), (), None]

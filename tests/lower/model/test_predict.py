@@ -11,9 +11,10 @@ import onnx
 import pytest
 
 import dask_ferro as ff
+from dask_ferro.lower.worker import task
 from tests.each import every
 from tests.graphs import close, diamond, mlp, mlp_reference
-from tests.waiting import BOUND_S, result
+from tests.waiting import result
 
 X = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
 
@@ -70,13 +71,9 @@ def test_a_model_from_a_file_travels_as_its_path(path):
     assert len(pickle.dumps(model.predict)) < 2_500
 
 
-def test_a_model_that_has_its_inputs_says_what_to_use_in_tasks():
-    with pytest.raises(ff.ConfigError, match=r"use model\.predict\(x\)"):
-        pickle.dumps(ff.from_onnx(mlp(), X))
-
-
-def test_a_file_that_is_gone_or_another_one_is_told(path, tmp_path):
+def test_a_file_that_is_gone_or_another_one_is_told(path, tmp_path, monkeypatch):
     sent = pickle.dumps(ff.from_onnx(path))
+    monkeypatch.setattr(task, "_models", task._OpenModels())
     onnx.save(diamond(), path)
     with pytest.raises(ff.ConfigError, match="changed after it was opened"):
         pickle.loads(sent)
@@ -98,11 +95,3 @@ def test_in_tasks(client, path, source):
     chunks = da.from_array(X, chunks=(5, 6))
     scores = chunks.map_blocks(model.predict, dtype=np.float32, chunks=(5, mlp_reference(X).shape[1]))
     close(result(client.compute(scores)), mlp_reference(X))
-
-
-@pytest.mark.cluster
-def test_a_model_called_in_a_task_says_what_to_use(client):
-    model = ff.from_onnx(mlp())
-    # Dask's own error of a result that cannot be sent, with ours in it.
-    with pytest.raises(TypeError, match=r"use model\.predict\(x\)"):
-        client.submit(model, X).result(timeout=BOUND_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import dask
 import numpy as np
 import onnx
 from hypothesis import HealthCheck, given, settings
@@ -70,14 +71,14 @@ def test_bundled_equals_reference_and_bundles_are_convex(proto, granularity, see
     rng = np.random.default_rng(seed)
     feeds = {name: rng.standard_normal((4, 3)).astype(np.float32) for name in ("x", "z")}
     taken = {v.name for v in proto.graph.input}
-    y = ff.from_onnx(proto, granularity=granularity)
-    y = y({name: feeds[name] for name in y.inputs})
-    got = y.compute(scheduler="sync")
+    model = ff.from_onnx(proto, granularity=granularity)
+    given = {name: feeds[name] for name in model.inputs}
+    (got,) = dask.compute(model(given), scheduler="sync")
     wanted = ReferenceEvaluator(proto).run(None, {n: v for n, v in feeds.items() if n in taken})
     names = [v.name for v in proto.graph.output]
     for name, value in zip(names, wanted, strict=True):
         np.testing.assert_allclose(got if len(names) == 1 else got[name], value, rtol=1e-5, atol=1e-5)
-    for number, bundle in enumerate(y.bundles):
+    for number, bundle in enumerate(model.planned(given).bundles):
         assert all(source.bundle < number for source in bundle.sources)  # a topological order: convex
 
 

@@ -66,14 +66,27 @@ def pandas_of(table: Any) -> Any:
     return table if isinstance(table, pd.DataFrame) else table.to_pandas()
 
 
-def computed(model: Any, table: Any, how: str, **options: Any) -> Any:
+def computed(model: Any, table: Any, how: str) -> Any:
     if how in ("predict", "batch"):
         return model.predict(table, **({"batch": 5} if how == "batch" else {}))
-    return model(table, **options).compute(scheduler="sync")
+    return model(table).compute(scheduler="sync")
 
 
 @every("library", LIBRARIES)
-@every("how", ["predict", "call"])
+@every("batch", [None, 5])
+def test_a_call_gives_a_dask_array_for_each_output(library: str, batch: int | None) -> None:
+    total, more, town = ff.from_onnx(by_columns())(of(library, sales()), batch=batch)
+    assert total.chunks == ((5, 5, 2),) if batch else ((ROWS,),)
+    frame = sales()
+    np.testing.assert_allclose(
+        total.compute(scheduler="sync"), (frame["price"] * frame["count"]).astype("f4")
+    )
+    assert (more - 1).compute(scheduler="sync").tolist() == frame["count"].tolist()
+    assert town.compute(scheduler="sync").tolist() == frame["city"].tolist()
+
+
+@every("library", LIBRARIES)
+@every("how", ["predict", "batch"])
 @every("dtype", ["float32", "float64", "int64"])
 def test_a_matrix_takes_all_columns_in_order_and_the_same_kind_comes_back(
     library: str, how: str, dtype: str
@@ -90,17 +103,13 @@ def test_a_matrix_takes_all_columns_in_order_and_the_same_kind_comes_back(
         assert got.index.equals(INDEX)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("how", ["predict", "call"])
-def test_columns_go_to_inputs_by_name(library: str, how: str) -> None:
-    ways = product([1, 2], [None, 5], ["auto", "op", "model"])
-    each(ways, lambda way: _check_by_name(library, how, *way))
-
-
-def _check_by_name(library: str, how: str, axes: int, batch: int | None, granularity: Any) -> None:
-    model = ff.from_onnx(by_columns(axes), granularity=granularity)
+@every("library", LIBRARIES)
+@every("how", ["predict", "batch"])
+@every("axes", [1, 2])
+def test_columns_go_to_inputs_by_name(library: str, how: str, axes: int) -> None:
+    model = ff.from_onnx(by_columns(axes))
     frame = sales()
-    got = pandas_of(computed(model, of(library, frame), how, batch=batch))
+    got = pandas_of(computed(model, of(library, frame), how))
     assert list(got.columns) == ["total", "more", "town"]
     assert "tables    a column for each input, by name" in repr(model)
     np.testing.assert_allclose(got["total"], (frame["price"] * frame["count"]).astype("f4"))
@@ -234,7 +243,7 @@ FORMS: list[Any] = [
 
 @every(("form", "outcome"), [pytest.param(*form[1:], id=form[0]) for form in FORMS])
 def test_what_a_table_may_be(form: Any, outcome: Any) -> None:
-    ways = product(["predict", "batch", "call"], [ROWS, 1, 0])
+    ways = product(["predict", "batch"], [ROWS, 1, 0])
     each(ways, lambda way: _check_form(form, outcome, *way))
 
 
@@ -260,19 +269,15 @@ def _check_form(form: Any, outcome: Any, how: str, rows: int) -> None:
         {"city": pd.Categorical(["Bern"] * ROWS), "price": pd.array(range(ROWS), dtype="Float32")},
     ],
 )
-@every("how", ["partitions", "batch", "a function", "overlap", "the model", "model"])
+@every("how", ["partitions", "batch", "a function", "overlap", "the model"])
 def test_a_function_of_partitions_needs_no_meta(how: str, change: Any) -> None:
     model, frame = ff.from_onnx(by_columns()), sales(**change)
     table = dd.from_pandas(frame, npartitions=3)
     table = table[table["id"] < 107]
-    if how == "model":
-        with pytest.raises(ff.ConfigError, match=r"lazy graph.*use model\.predict\(x\).*whole table"):
-            table.map_partitions(model)
-        return
     lazy = {
         "partitions": lambda: table.map_partitions(model.predict),
         "batch": lambda: table.map_partitions(model.predict, batch=2),
-        "a function": lambda: table.map_partitions(partial(computed, model, how="call")),
+        "a function": lambda: table.map_partitions(partial(computed, model, how="predict")),
         "the model": lambda: model(table),
         "overlap": lambda: table.map_overlap(model.predict, 0, 0),
     }[how]()
@@ -305,9 +310,8 @@ def test_columns_of_different_tables_are_refused() -> None:
 def test_an_output_without_a_row_for_each_row_is_refused() -> None:
     proto = written("(float[N,2] x) => (float y) { y = ReduceSum<keepdims=0>(x) }")
     frame = pd.DataFrame(np.ones((3, 2)), columns=["c0", "c1"])
-    for how in ("predict", "call"):
-        with pytest.raises(ff.ConfigError, match=r"output 'y' has shape \(\).*3 rows"):
-            computed(ff.from_onnx(proto), frame, how)
+    with pytest.raises(ff.ConfigError, match=r"output 'y' has shape \(\).*3 rows"):
+        ff.from_onnx(proto).predict(frame)
 
 
 # ---- dask.dataframe -----------------------------------------------------------------------------------------
@@ -358,8 +362,7 @@ def test_a_pipeline_of_scikit_learn_takes_the_table_that_it_was_trained_on() -> 
     named = ff.from_onnx(to_onnx(pipeline, features)).predict(frame)
     assert list(named.columns) == ["output_label", "output_probability_large", "output_probability_small"]
     model = ff.from_onnx(to_onnx(pipeline, features, options={"zipmap": False}))
-    for table in (frame, dd.from_pandas(frame, npartitions=3)):
-        got = pandas_of(model(table).compute(scheduler="sync"))
+    for got in (model.predict(frame), model(dd.from_pandas(frame, npartitions=3)).compute(scheduler="sync")):
         assert got.iloc[:, 0].tolist() == pipeline.predict(features).tolist()
         np.testing.assert_allclose(got.iloc[:, 1:].to_numpy(), pipeline.predict_proba(features), atol=1e-5)
 
@@ -378,7 +381,7 @@ def test_columns_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize(
     "names", ["", '["b", "x", "y"]', "b,x, y", '["b", 0, "y"]', "[b, x, y]", "[" * 100_000]
 )
-@pytest.mark.parametrize("how", ["predict", "call", "partitions", "run"])
+@pytest.mark.parametrize("how", ["predict", "partitions", "run"])
 def test_a_matrix_takes_columns_by_the_names_in_the_model_and_else_warns(
     width: int | str, names: str, how: str, tmp_path: Any
 ) -> None:

@@ -14,6 +14,7 @@ import distributed
 import numpy as np
 import onnx
 import pytest
+from dask.core import flatten
 from dask.sizeof import sizeof
 
 import dask_ferro as ff
@@ -123,9 +124,9 @@ def test_an_input_that_changed_is_uploaded_again(bare: Residency) -> None:
 
 def test_between_bundles_a_result_stays_and_has_its_bytes(on: Residency) -> None:
     model = _of("float[8,160] x", "a = Exp (x) y = Neg (a)")
-    lowered = ff.from_onnx(model, granularity="op")(X)
-    graph = dict(lowered.__dask_graph__())
-    inner = [key for key in graph if key not in lowered.__dask_keys__()]
+    y = ff.from_onnx(model, granularity="op")(X)
+    graph = dict(y.__dask_graph__())
+    inner = [key for key in graph if key not in flatten(y.__dask_keys__())]
     values = dask.get(graph, inner)
     (value,) = [v for v in values if isinstance(v, DeviceArray)]
     assert value.is_resident
@@ -238,3 +239,12 @@ def test_workers_with_and_without_a_device_work_on_one_model(client: distributed
         assert counts["live"] <= counts["total"]
     finally:
         client.run(_stop)
+
+
+def test_a_model_of_one_row_computes_each_row_of_a_batch_there(on: Residency) -> None:
+    """Between its tasks too, where rows are taken from results on the device."""
+    model = _of("float[1,160] x", "a = MatMul (x, w) y = Softmax (a)", w=np.eye(160, dtype=F))
+    for granularity in ("model", "op"):
+        y = computed(model, X, granularity=granularity, batch=len(X))
+        np.testing.assert_allclose(y, on_the_host(model, X), rtol=1e-5)
+    assert on.device.traffic.ups >= len(X)

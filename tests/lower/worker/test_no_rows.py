@@ -1,4 +1,4 @@
-"""Chunks without rows: right shapes and dtypes, or a refusal by name; no engine that was not seen to take them."""
+"""Chunks without rows: right shapes and dtypes, whatever the engines make of nothing; what has elements is computed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dask
 import dask.array as da
 import ml_dtypes
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, parser
 
@@ -117,8 +118,53 @@ def test_what_no_engine_takes_is_refused_by_its_node():
     made = written("(float[N,3] x) => (int64[3] y) { [best] y = ArgMax <axis = 0, keepdims = 0> (x) }")
     for granularity in GRANULARITIES:
         call = ff.from_onnx(made, granularity=granularity)
-        with pytest.raises(ff.ConfigError, match=r"'best' \(ArgMax\).*at least one row"):
+        with pytest.raises(ff.ModelError, match=r"'best' \(ArgMax.*inputs: x: float32\[0, 3\]"):
             call(np.zeros((0, 3), np.float32)).compute(scheduler="sync")
+
+
+HAS_ELEMENTS = {
+    "a sum over the rows": (
+        "(float[N,3] x) => (float[3] y) { b = Add (x, one) y = ReduceSum <keepdims = 0> (b, zero) }",
+        (0, 3),
+    ),
+    "their number": ("(float[N,3] x) => (int64[2] y) { b = Relu (x) y = Shape (b) }", (0, 3)),
+    "all rows after one": ("(float[N,3] x) => (float[M,3] y) { y = Concat <axis = 0> (row, x) }", (0, 3)),
+    "a row of padding": ("(float[N,3] x) => (float[M,3] y) { b = Relu (x) y = Pad (b, pads) }", (0, 3)),
+    "every second row after one of padding": (
+        "(float[N,3] x) => (float[M,3] y) { b = Pad (x, pads) y = Slice (b, zero, last, zero, two) }",
+        (0, 3),
+    ),
+    "a part that is left out": (
+        "(float[N,3] x) => (float[N,3] y) { e = Slice (x, nine, last, zero) m = Concat <axis = 0> (e, x) y = Neg (m) }",
+        (2, 3),
+    ),
+    "a sum over a part that is left out": (
+        "(float[N,3] x) => (float[3] y) { e = Slice (x, nine, last, zero) r = Relu (e)"
+        " y = ReduceSum <keepdims = 0> (r, zero) }",
+        (2, 3),
+    ),
+}  # fmt: skip
+
+
+@every("granularity", ["op", "model"])
+@every("what", HAS_ELEMENTS)
+def test_what_has_elements_is_what_onnx_runtime_computes(what, granularity):
+    source, shape = HAS_ELEMENTS[what]
+    weights = {
+        "zero": [0],
+        "two": [2],
+        "nine": [9],
+        "last": [99],
+        "pads": [1, 0, 0, 0],
+        "one": floats(1),
+        "row": floats(1, 3),
+    }
+    made = written(source, {name: value for name, value in weights.items() if name in source})
+    x = np.ones(shape, np.float32)
+    (wanted,) = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"x": x})
+    got = ff.from_onnx(made, granularity=granularity)(x).compute(scheduler="sync")
+    assert got.dtype == wanted.dtype
+    np.testing.assert_array_equal(got, wanted)
 
 
 def test_a_delayed_input_may_turn_out_to_have_no_rows():

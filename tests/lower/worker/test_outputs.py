@@ -32,17 +32,20 @@ def same(got, wanted):
     np.testing.assert_array_equal(got, wanted)
 
 
-def test_many_small_arrays_are_one_frame_and_a_short_description():
-    _, (description, buffer) = serialize(together(SMALL))
-    assert len(buffer) == 1000 * 1024
-    assert len(description) < 1000
+def test_many_small_arrays_are_one_frame_and_their_positions():
+    _, frames = serialize(together(SMALL))
+    description, stack = (memoryview(frame).nbytes for frame in frames)
+    assert stack == 1000 * 1024
+    assert description < 4000
 
 
 def test_large_arrays_keep_their_frames_and_are_not_copied():
     large = np.zeros(LARGE, np.float32)
     _, frames = serialize(together([SMALL[0], large, SMALL[1]]))
     assert len(frames) == 3
-    assert np.shares_memory(np.frombuffer(frames[2], np.float32), large)
+    assert any(
+        f.nbytes == large.nbytes and np.shares_memory(np.frombuffer(f, np.float32), large) for f in frames[1:]
+    )
 
 
 @every(
@@ -63,6 +66,7 @@ def test_large_arrays_keep_their_frames_and_are_not_copied():
 def test_what_is_sent_arrives(arrays):
     got = sent(together(arrays))
     assert type(got) is Outputs
+    assert all(one.flags.writeable for one in got)
     for one, wanted in zip(got, arrays, strict=True):
         same(one, wanted)
     named = {f"y{i}": a for i, a in enumerate(arrays)}
@@ -88,7 +92,7 @@ def test_outputs_travel_together_between_workers_and_to_the_client(client):
     model = ff.from_onnx(ff.workloads.build("wide", branches=6, length=1), granularity=0.003)
     x = np.arange(256, dtype=np.float32)
     y = model(x)
-    assert 1 < len(y.bundles) < 6  # several outputs each
+    assert 1 < len(model.planned(x).bundles) < 6  # several outputs each
     for got in (y.compute(), result(client.compute(y))):
         assert list(got) == list(model.outputs)
         for value in got.values():
@@ -98,7 +102,7 @@ def test_outputs_travel_together_between_workers_and_to_the_client(client):
     assert Outputs in {type(v) for v in client.gather(futures)}
     client.replicate(futures)
     for name in model.outputs:
-        same(result(client.compute(kept.outputs[name])), x)
+        same(result(client.compute(kept[name])), x)
     whole = ff.from_onnx(ff.workloads.build("wide", branches=3, length=1), granularity="model")(x)
     assert type(result(client.compute(whole))) is dict
     assert type(whole.compute()) is dict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dask_ferro.graph.ir.nodes import Operands
-from dask_ferro.graph.ops.facts import EXP, SOFTMAX, Flops, OpFacts, combines_all, per_output
+from dask_ferro.graph.ops.facts import EXP, SOFTMAX, Flops, OpFacts, per_output
 from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, aligned
 
 # FLOPs.
@@ -91,16 +91,12 @@ def _recurrent(o: TypedNode) -> Rule:
     return Rule((x, (), (), (), ("b",), x, x), (y, x, x)[: len(o.node.outputs)])
 
 
-def _cell(gates: int, activations: float, products: float) -> OpFacts:
-    return OpFacts(_cell_flops(gates, activations, products), labels=_recurrent, combines=combines_all)
-
-
 TABLE: Mapping[str, OpFacts] = {
     "Attention": OpFacts(_attention_flops, labels=_attention),
     "FlexAttention": OpFacts(_attention_flops),
     "LinearAttention": OpFacts(_linear_attention),
     "RotaryEmbedding": OpFacts(per_output(3), labels=_rotary),
-    "RNN": _cell(1, 1, 0),
-    "GRU": _cell(3, 3, 5),
-    "LSTM": _cell(4, 5, 4),
+    "RNN": OpFacts(_cell_flops(1, 1, 0), labels=_recurrent),
+    "GRU": OpFacts(_cell_flops(3, 3, 5), labels=_recurrent),
+    "LSTM": OpFacts(_cell_flops(4, 5, 4), labels=_recurrent),
 }

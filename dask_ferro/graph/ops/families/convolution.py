@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import (
-    ALONG_ROWS,
     BILINEAR,
     EXP,
-    Combines,
+    UNKNOWN_TO_KEEP,
     Flops,
     OpFacts,
-    combines_all,
     no_flops,
     per_input,
 )
 from dask_ferro.graph.ops.families.layout import lengths
 from dask_ferro.graph.ops.labels import Dims, Labels, Rule, TypedNode, first_dimension, names, without
+from dask_ferro.graph.ops.states import Finding, Rows, State
 
 # FLOPs.
 
@@ -102,44 +101,18 @@ def _batch_and_channels(*linear: tuple[int, ...]) -> Labels:
     return labels
 
 
-def _resized(o: TypedNode) -> Rule | None:
-    """The dimensions that keep their size."""
-    if str(o.attribute("coordinate_transformation_mode", "")) == "tf_crop_and_resize":
-        return None
-    changed = [i for i, (a, b) in enumerate(zip(o.shape(0), o.out_shape(), strict=True)) if a != b]
-    dims = without(names(o.rank()), changed)
-    return Rule((dims,), (dims,))
-
-
 # Rows of a batch.
 
 
-def window_combines(weight: int) -> Combines:
-    """Return that channels are summed over, and neighbours where a window has any."""
-    return lambda o, _, dim: ALONG_ROWS if dim == 1 or _has_neighbours(o, weight, dim - 2) else ""
-
-
-def _has_neighbours(o: TypedNode, weight: int, axis: int) -> bool:
-    """Whether a window is longer than one, or skips some or adds to them, along a dimension of the image."""
-    if axis < 0:
-        return False
-    ones = (1,) * (axis + 1)
-    kernel = tuple(o.attribute("kernel_shape", ())) or o.shape(weight)[2:]
-    pads = tuple(o.attribute("pads", ()))
-    half = len(pads) // 2
-    return (
-        (kernel or ones)[axis] != 1
-        or tuple(o.attribute("strides", ones))[axis] != 1
-        or bool(pads and (pads[axis] or pads[half + axis]))
-    )
-
-
-def _resize_combines(o: TypedNode, position: int, dim: int) -> str:
-    return "resizes them" if o.out_shape()[dim] != o.shape(0)[dim] else ""
-
-
-def _scales_and_sizes(o: TypedNode) -> Sequence[int]:
-    return (2, 3) if o.opset >= 11 else (1,)
+def _resized_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
+    """Where the rows lie, if their axis keeps its size; ranks do not split it: a scale of 1.1 keeps a length of 4."""
+    state = states[0]
+    if not isinstance(state, Rows) or not o.is_known():
+        return UNKNOWN_TO_KEEP
+    crops = str(o.attribute("coordinate_transformation_mode", "")) == "tf_crop_and_resize"
+    if crops or o.out_shape()[state.dim] != o.shape(0)[state.dim]:
+        return Finding(not crops, "resizes them")
+    return state
 
 
 def _scaled_axes(o: TypedNode, count: int) -> Sequence[int]:
@@ -147,46 +120,27 @@ def _scaled_axes(o: TypedNode, count: int) -> Sequence[int]:
     return tuple(axis % o.rank() for axis in given)
 
 
-def _convolution(flops: Flops, kernel: Dims) -> OpFacts:
-    return OpFacts(flops, labels=_conv(kernel), combines=window_combines(1))
-
-
-def _pool(labels: Labels) -> OpFacts:
-    return OpFacts(_pool_flops, labels=labels, combines=window_combines(1))
-
-
-def _global(price: float, *linear: tuple[int, ...]) -> OpFacts:
-    return OpFacts(per_input(price), labels=_batch_and_channels(*linear), combines=combines_all)
-
-
-def _resize(positions: Callable[[TypedNode], Sequence[int]]) -> OpFacts:
-    return OpFacts(
-        _taps,
-        # For ranks it is whole: a scale of 1.1 keeps a length of 4, and is no 1.
-        row_labels=_resized,
-        combines=_resize_combines,
-        misplaces=lengths(positions, _scaled_axes),
-    )
-
+# Scales and sizes; up to opset 10, and for Upsample, scales alone.
+_LENGTHS = lengths(lambda o: (2, 3) if len(o.node.inputs) > 2 else (1,), _scaled_axes)
 
 TABLE: Mapping[str, OpFacts] = {
-    "Conv": _convolution(conv_flops(1, 2), ("m", "c")),
-    "ConvTranspose": _convolution(_conv_transpose, ("c", "m")),
+    "Conv": OpFacts(conv_flops(1, 2), labels=_conv(("m", "c"))),
+    "ConvTranspose": OpFacts(_conv_transpose, labels=_conv(("c", "m"))),
     "DeformConv": OpFacts(_deform_conv, labels=first_dimension(0, 2, 4)),
-    "CausalConvWithState": OpFacts(_causal_conv, labels=_causal, combines=window_combines(1)),
-    "AveragePool": _pool(_batch_and_channels((0,))),
-    "LpPool": _pool(_batch_and_channels()),
-    "MaxPool": _pool(_batch_and_channels()),  # its indices count through the whole tensor
-    "GlobalAveragePool": _global(1, (0,)),
-    "GlobalMaxPool": _global(1),
-    "GlobalLpPool": _global(2),
+    "CausalConvWithState": OpFacts(_causal_conv, labels=_causal),
+    "AveragePool": OpFacts(_pool_flops, labels=_batch_and_channels((0,))),
+    "LpPool": OpFacts(_pool_flops, labels=_batch_and_channels()),
+    # Its indices count through the whole tensor, so they have no labels.
+    "MaxPool": OpFacts(_pool_flops, labels=_batch_and_channels()),
+    "GlobalAveragePool": OpFacts(per_input(1), labels=_batch_and_channels((0,))),
+    "GlobalMaxPool": OpFacts(per_input(1), labels=_batch_and_channels()),
+    "GlobalLpPool": OpFacts(per_input(2), labels=_batch_and_channels()),
     "MaxUnpool": OpFacts(no_flops),
     "MaxRoiPool": OpFacts(per_input(1)),
     "RoiAlign": OpFacts(_roi_align),
     "Col2Im": OpFacts(per_input(1), labels=first_dimension(0)),
-    "Resize": _resize(_scales_and_sizes),
-    "Upsample": _resize(lambda o: (1,)),
+    "Resize": OpFacts(_taps, row_states=_resized_rows, misplaces=_LENGTHS),
+    "Upsample": OpFacts(_taps, row_states=_resized_rows, misplaces=_LENGTHS),
     "GridSample": OpFacts(_taps, labels=first_dimension(0, 1)),
-    # An operand spells the batch, beside lengths that the result does not have.
-    "AffineGrid": OpFacts(_affine_grid, row_labels=first_dimension(0)),
+    "AffineGrid": OpFacts(_affine_grid),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dask_ferro.graph.ops.facts import EXP, OpFacts, no_flops, per_output, rows_of, surely
+from dask_ferro.graph.ops.facts import EXP, OpFacts, no_flops, per_output, rows_of
 from dask_ferro.graph.ops.families.layout import filled
 from dask_ferro.graph.ops.labels import Rule, TypedNode
 from dask_ferro.graph.ops.states import Depends, Finding, State
@@ -23,7 +23,7 @@ def _one_value(o: TypedNode) -> Rule:
 TABLE: Mapping[str, OpFacts] = {
     **rows_of("Constant ImageDecoder", OpFacts(no_flops)),
     "ConstantOfShape": OpFacts(no_flops, labels=_one_value, sizes=filled),
-    "EyeLike": OpFacts(no_flops, "type", unlabelled=surely("computes with their order")),
+    "EyeLike": OpFacts(no_flops, "type", combines="computes with their order"),
     "Range": OpFacts(per_output(1), sizes=_numbered),
     **rows_of("HannWindow HammingWindow", OpFacts(per_output(EXP + 2))),
     "BlackmanWindow": OpFacts(per_output(2 * EXP)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS
 from dask_ferro.graph.ir.nodes import Operands, type_of
@@ -16,7 +16,6 @@ from dask_ferro.graph.ops.facts import (
     sizes_by_element,
 )
 from dask_ferro.graph.ops.labels import REDUCTIONS, Labels, Rule, TypedNode, aligned, names, pointwise
-from dask_ferro.graph.ops.states import State
 
 
 def _variadic(o: Operands) -> float:
@@ -51,11 +50,6 @@ def _cast_like(o: TypedNode) -> Rule:
     return Rule((names(len(out)), aligned(target, out) if fits else ()), (names(len(out)),), ignored=(1,))
 
 
-def _as_first(o: TypedNode, states: Sequence[State], rows: int) -> State:
-    """The first operand's elements, each in its place."""
-    return states[0]
-
-
 def _normalized_texts(o: TypedNode) -> Rule | None:
     """A text that is a stop word is left out, and then all that follow move up."""
     return None if o.attribute("stopwords", ()) else pointwise()(o)
@@ -72,8 +66,6 @@ def _each(price: float, kinds: str, labels: Labels | None = None) -> dict[str, O
     return rows_of(kinds, OpFacts(per_output(price), labels=labels or pointwise(), sizes=sizes_by_element))
 
 
-# Some activations are missing here: their function bodies count the same FLOPs and have the same labels.  Relu and Clip
-# are kept although theirs do, too: a body takes 0.5 ms for each new shape, and networks are full of these two.
 TABLE: Mapping[str, OpFacts] = {
     **_each(1, "Abs Ceil Floor Mod Reciprocal Relu Round Sign Sqrt IsInf IsNaN"),
     **_each(1, "And Or Xor Not BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor"),
@@ -82,20 +74,28 @@ TABLE: Mapping[str, OpFacts] = {
     **_each(1, "Neg", pointwise((0,))),
     **_each(1, "Mul", pointwise((0,), (1,))),
     **_each(1, "Div", _divided),
-    **_each(2, "Clip Shrink"),
+    **_each(1, "ThresholdedRelu"),
+    **_each(2, "Clip Shrink LeakyRelu PRelu"),
+    **_each(3, "Softsign"),
+    **_each(4, "HardSigmoid"),
+    **_each(5, "HardSwish"),
     **_each(EXP, "Exp Log Erf Pow Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh"),
     **_each(EXP + 2, "Sigmoid Elu"),
     **_each(EXP + 3, "Selu Swish Celu"),
-    **_each(EXP + 4, "Gelu"),
+    **_each(EXP + 4, "Gelu SwiGLU"),
+    **_each(2 * EXP + 1, "Softplus"),
+    **_each(3 * EXP + 2, "Mish"),
     **rows_of("Max Min", OpFacts(_variadic, labels=pointwise(), sizes=sizes_by_element)),
     **rows_of("Sum Mean", OpFacts(_variadic, labels=_summed, sizes=sizes_by_element)),
     "Where": OpFacts(no_flops, labels=pointwise((1, 2), commutes=REDUCTIONS), sizes=sizes_by_element),
     "Identity": OpFacts(no_flops, "none", labels=pointwise((0,), commutes=REDUCTIONS), sizes=keeps_sizes),
     "Cast": OpFacts(no_flops, labels=_cast, sizes=keeps_sizes),
-    "CastLike": OpFacts(no_flops, labels=_cast_like, row_states=_as_first, sizes=sizes_by_element),
+    "CastLike": OpFacts(no_flops, labels=_cast_like, sizes=sizes_by_element),
     "BitCast": OpFacts(no_flops),
     "Dropout": OpFacts(no_flops, labels=pointwise(), draws="in training"),
-    "Sleep": OpFacts(no_flops, row_states=_as_first),  # whole on each rank: no part of it is shorter
+    "Sleep": OpFacts(
+        no_flops, row_states=lambda o, states, rows: states[0]
+    ),  # whole on each rank: no part of it is shorter
     **rows_of("Adagrad Adam Momentum", OpFacts(per_output(5))),
     **rows_of("StringConcat RegexFullMatch", OpFacts(no_flops, labels=pointwise())),
     "StringNormalizer": OpFacts(no_flops, labels=_normalized_texts),

@@ -10,10 +10,8 @@ from dask_ferro.graph.ops.facts import (
     BY_NUMBER,
     UNKNOWN_TO_KEEP,
     OpFacts,
-    combines_all,
     no_flops,
     per_input,
-    surely,
 )
 from dask_ferro.graph.ops.families.reductions import sorting
 from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Pick, Rule, TypedNode, names, without
@@ -118,11 +116,7 @@ def _compressed(o: TypedNode) -> Rule | None:
 # Rows of a batch.
 
 
-def _gather_combines(o: TypedNode, position: int, dim: int) -> str:
-    return BY_NUMBER if position == 0 and dim == o.axis(0) else ""
-
-
-def _compressed_rows(o: TypedNode, states: Sequence[State]) -> Finding:
+def _compressed_rows(o: TypedNode, states: Sequence[State], rows: int) -> Finding:
     """Rows that vanish by themselves are seen by their number."""
     data, picks = states
     flat = "axis" not in o.node.attributes
@@ -138,17 +132,10 @@ def _picked_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State
 
 
 # A chunk counts its own rows.
-_NUMBERED = surely("numbers the rows of a chunk from 0")
+_NUMBERED = "numbers the rows of a chunk from 0"
 
 TABLE: Mapping[str, OpFacts] = {
-    "Gather": OpFacts(
-        no_flops,
-        "picked",
-        labels=_gathered,
-        combines=_gather_combines,
-        along_known_axis=True,
-        sizes=_picked_sizes,
-    ),
+    "Gather": OpFacts(no_flops, "picked", labels=_gathered, sizes=_picked_sizes),
     "GatherElements": OpFacts(no_flops, "picked", labels=_gathered_elements),
     "GatherND": OpFacts(no_flops, "picked", labels=_gathered_by_tuples),
     "Scatter": OpFacts(_scatter_flops),
@@ -156,8 +143,8 @@ TABLE: Mapping[str, OpFacts] = {
     "ScatterND": OpFacts(_scatter_flops, labels=_scattered_slices),
     "TensorScatter": OpFacts(no_flops, labels=_cached),
     "OneHot": OpFacts(no_flops, labels=_one_hot),
-    "Compress": OpFacts(no_flops, labels=_compressed, combines=combines_all, unlabelled=_compressed_rows),
-    "NonZero": OpFacts(per_input(1), unlabelled=_NUMBERED),
-    "NonMaxSuppression": OpFacts(_suppression, unlabelled=_NUMBERED),
-    "Unique": OpFacts(sorting, combines=combines_all, unlabelled=surely("compares them with each other")),
+    "Compress": OpFacts(no_flops, labels=_compressed, row_states=_compressed_rows),
+    "NonZero": OpFacts(per_input(1), combines=_NUMBERED),
+    "NonMaxSuppression": OpFacts(_suppression, combines=_NUMBERED),
+    "Unique": OpFacts(sorting, combines="compares them with each other"),
 }

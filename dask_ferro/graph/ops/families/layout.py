@@ -10,7 +10,15 @@ from dataclasses import replace
 from math import prod
 
 from dask_ferro.graph.ir.nodes import type_of
-from dask_ferro.graph.ops.facts import BY_NUMBER, Misplaces, OpFacts, keeps_sizes, no_flops, rows_of
+from dask_ferro.graph.ops.facts import (
+    BY_NUMBER,
+    UNKNOWN_TO_KEEP,
+    Misplaces,
+    OpFacts,
+    keeps_sizes,
+    no_flops,
+    rows_of,
+)
 from dask_ferro.graph.ops.labels import (
     REDUCTIONS,
     Dims,
@@ -20,7 +28,7 @@ from dask_ferro.graph.ops.labels import (
     names,
     without,
 )
-from dask_ferro.graph.ops.states import FREE, Counts, Depends, Finding, Rows, State
+from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
 
 # Where exporters write "to the end", they write at least this.
 _THE_END = 2**31 - 1
@@ -103,12 +111,7 @@ def _divided(o: TypedNode) -> Rule:
 
 def _sliced(o: TypedNode) -> Rule | None:
     """All dimensions that are not cut."""
-    if o.has(3):
-        cut = o.constant(3)
-    elif o.rank(1):
-        cut = tuple(range(o.size(1)))
-    else:  # up to opset 9 everything is an attribute
-        cut = tuple(o.attribute("axes", range(len(o.attribute("starts", ())))))
+    cut = _cuts(o)[2]
     if cut is None:
         return None
     dims = without(names(o.rank()), [axis % o.rank() for axis in cut])
@@ -145,21 +148,6 @@ def _reversed_sequence(o: TypedNode) -> Rule:
     return Rule((dims, (str(batch),)), (dims,))
 
 
-# Rows of a batch: how a node combines them.
-
-
-def _cut_combines(o: TypedNode, position: int, dim: int) -> str:
-    return BY_NUMBER if o.out_shape()[dim] != o.shape(0)[dim] else ""
-
-
-def _pad_combines(o: TypedNode, position: int, dim: int) -> str:
-    return "adds to them" if o.out_shape()[dim] != o.shape(0)[dim] else ""
-
-
-def _order_combines(o: TypedNode, position: int, dim: int) -> str:
-    return "computes with their order"
-
-
 # Rows of a batch: where they lie.
 
 
@@ -171,28 +159,9 @@ def _reshaped_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
     before, after = _known_shape(o, o.node.inputs[0]), _known_shape(o, o.node.outputs[0])
     if o.node.op_type == "Squeeze" and "axes" not in o.node.attributes and not o.has(1):
         return Finding(False, "takes the axis of the rows away where there is one")
-    if before is not None and after is not None:
-        return relaid(before, after, state, rows) or Finding(False, "takes them apart")
-    return _by_spelled_shape(o, states, state, before)
-
-
-def _by_spelled_shape(
-    o: TypedNode, states: Sequence[State], state: Rows, before: Sequence[int] | None
-) -> State:
-    """Where the rows lie after a reshape to a shape that only its operand tells of."""
-    unknown = Finding(False, "has a shape that is not known")
-    if len(states) < 2 or state != Rows(0):
-        return unknown
-    shape, wanted = states[1], o.constant(1)
-    if isinstance(shape, Counts) and shape.depends and shape.depends[0]:
-        keeps = sum(shape.depends) == 1 and shape.exact  # half of their number puts two of them together
-        return state if keeps else unknown
-    if wanted and wanted[0] == -1 and before is not None:
-        whole = prod(before[1:])
-        if 0 not in wanted and min(wanted[1:], default=1) > 0 and whole % prod(wanted[1:]):
-            return Finding(True, "puts several of them together")
-    # A copy of the size on axis 0.
-    return state if wanted and wanted[0] == 0 else unknown
+    if before is None or after is None:
+        return Finding(False, "has a shape that is not known")
+    return relaid(before, after, state, rows) or Finding(False, "takes them apart")
 
 
 def _known_shape(o: TypedNode, value: object) -> tuple[int, ...] | None:
@@ -223,76 +192,38 @@ def relaid(before: Sequence[int], after: Sequence[int], state: Rows, rows: int) 
 
 
 def _joined_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
-    """Runs of all rows, one after another."""
-    state = states[0]
-    if not isinstance(state, Rows) or not o.is_known() or o.axis(0) != state.dim:
-        return None
-    parts = [s for s in states if isinstance(s, Rows)]
-    runs = {o.shape(i)[s.dim] // s.before for i, s in enumerate(states) if isinstance(s, Rows)}
-    if len(parts) == len(states) and len(runs) == 1 and {s.dim for s in parts} == {state.dim}:
-        return Rows(state.dim, sum(s.before for s in parts))
-    return Finding(False, "puts others between them")
-
-
-def _divided_rows(o: TypedNode, states: Sequence[State], rows: int) -> Sequence[State] | State | None:
-    """Whole runs of the rows in each part."""
-    state = states[0]
-    if not isinstance(state, Rows) or not o.is_known() or o.axis(0) != state.dim:
-        return None
-    run = o.shape(0)[state.dim] // state.before
-    parts = [o.out_shape(i)[state.dim] for i in range(len(o.node.outputs))]
-    if any(part % run for part in parts):
-        return Finding(True, BY_NUMBER)
-    return [Rows(state.dim, part // run) for part in parts]
-
-
-def _tiled_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
-    state = states[0]
-    if not isinstance(state, Rows) or not o.is_known():
-        return None
-    times = o.out_shape()[state.dim] // o.shape(0)[state.dim]
-    return Rows(state.dim, state.before * times) if times > 1 else state
+    """Several runs of all rows after one another may be taken apart again."""
+    is_along = isinstance(states[0], Rows) and o.is_known() and states[0].dim == o.axis(0)
+    return Finding(False, "puts others after them") if is_along else None
 
 
 def _sliced_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
-    if not isinstance(states[0], Rows):
-        return None
-    whole = _takes_all(o, states[0], states[1:])
-    return states[0] if whole else Finding(whole is not None, BY_NUMBER)
+    """Where the rows lie after a Slice of other axes, or of all rows in order, however many there are.
 
-
-def _takes_all(o: TypedNode, rows: Rows, settings: Sequence[State]) -> bool | None:
-    """Whether a Slice takes all rows in order, however many there are, by the states of its settings; None: not known.
-
-    What is cut off is not seen where a probe is shorter: only an end of `_THE_END` is the end, or their number.
+    What is cut off is not seen where a probe is shorter: only an end of `_THE_END` is the end.
     """
-    axes, starts, ends, steps = (
-        _setting(o, position, name)
-        for position, name in ((3, "axes"), (1, "starts"), (2, "ends"), (4, "steps"))
-    )
-    if o.has(3) and axes is None:
-        return None
-    if axes is None:
-        axes = tuple(range(o.size(1) if o.has(1) else len(starts or ())))
-    places = [axis % max(1, o.rank()) for axis in axes]
-    counts = [s for s in settings if s != FREE]
-    if rows.dim not in places:
-        return None if counts else True
-    place = places.index(rows.dim)
-    if starts is None or (o.has(4) and steps is None):
-        return None
-    if (steps is not None and steps[place] != 1) or -_THE_END < starts[place] != 0:
-        return False
-    if ends is not None:
-        return ends[place] >= _THE_END
-    # Where rows lie once, any number of theirs that was read is the end or beyond it.
-    theirs = Counts(tuple(i == place for i in range(len(axes))))
-    return True if counts == [theirs] and settings[1] == theirs and rows.before == 1 else None
+    state, (starts, ends, axes, steps) = states[0], _cuts(o)
+    if not isinstance(state, Rows) or not o.rank() or axes is None:
+        return UNKNOWN_TO_KEEP
+    places = [axis % o.rank() for axis in axes]
+    if state.dim not in places:
+        return state
+    if starts is None or ends is None or steps is None:
+        return UNKNOWN_TO_KEEP
+    place = places.index(state.dim)
+    is_from_first = starts[place] == 0 or starts[place] <= -_THE_END
+    is_whole = is_from_first and ends[place] >= _THE_END and steps[place] == 1
+    return state if is_whole else Finding(True, BY_NUMBER)
 
 
-def _setting(o: TypedNode, position: int, name: str) -> tuple[int, ...] | None:
-    """An operand of a Slice, an attribute up to opset 9; None: left out, or not known ahead."""
-    return o.constant(position) if o.has(position) else tuple(o.attribute(name, ())) or None
+def _cuts(o: TypedNode) -> list[tuple[int, ...] | None]:
+    """Return the starts, ends, axes and steps of a Slice, attributes up to opset 9; None: not known ahead."""
+    if not o.has(1):
+        starts, ends = (tuple(o.attribute(name, ())) for name in ("starts", "ends"))
+        return [starts, ends, tuple(o.attribute("axes", range(len(starts)))), (1,) * len(starts)]
+    count = o.size(1)
+    axes = o.constant(3) if o.has(3) else tuple(range(count))
+    return [o.constant(1), o.constant(2), axes, o.constant(4) if o.has(4) else (1,) * count]
 
 
 # Rows of a batch: operands that spell sizes, where the number of rows may stand.
@@ -320,7 +251,7 @@ def lengths(
         axes = axes_of(o, len(depends)) if o.rank() else None
         if axes is None or len(axes) != len(depends):
             return None
-        return bool(_others(axes, depends, data))
+        return any(theirs and axis != data.dim for axis, theirs in zip(axes, depends, strict=True))
 
     return misplaces
 
@@ -330,23 +261,8 @@ def _aligned_axes(o: TypedNode, count: int) -> Sequence[int]:
     return range(o.rank() - count, o.rank())
 
 
-def _cut_axes(o: TypedNode, count: int) -> Sequence[int] | None:
-    given = o.constant(3) if o.has(3) else tuple(range(count))
-    return None if given is None else tuple(axis % o.rank() for axis in given)
-
-
-def _cut_elsewhere(o: TypedNode, position: int, depends: Depends, data: State) -> bool | None:
-    found = lengths(lambda o: (1, 2), _cut_axes)(o, position, depends, data)
-    axes = _cut_axes(o, len(depends or ())) if found and position in (1, 2) and o.rank() else None
-    if depends is None or axes is None or not isinstance(data, Rows):
-        return found
-    # An axis of one is taken whole, however many rows there are.
-    return None if all(o.shape(0)[axis] == 1 for axis in _others(axes, depends, data)) else found
-
-
-def _others(axes: Sequence[int], depends: Sequence[bool], data: Rows) -> list[int]:
-    """The axes, other than the rows' own, that an element with their number is about."""
-    return [axis for axis, theirs in zip(axes, depends, strict=True) if theirs and axis != data.dim]
+def _unknown_length(o: TypedNode, position: int, depends: Depends, data: State) -> None:
+    return None
 
 
 def _spelled_shape(o: TypedNode, position: int, depends: Depends, data: State) -> bool:
@@ -401,25 +317,19 @@ TABLE: Mapping[str, OpFacts] = {
         no_flops, labels=_expanded, misplaces=lengths(lambda o: (1,), _aligned_axes), sizes=_stretched
     ),
     **rows_of("DepthToSpace SpaceToDepth", OpFacts(no_flops, labels=_blocks)),
-    "Trilu": OpFacts(no_flops, labels=_stack, combines=_order_combines),
+    "Trilu": OpFacts(no_flops, labels=_stack),
     "Concat": OpFacts(no_flops, labels=_joined, row_states=_joined_rows, sizes=_joined_sizes),
-    "Split": OpFacts(
-        no_flops,
-        labels=_divided,
-        row_states=_divided_rows,
-        misplaces=lengths(lambda o: (1,), lambda o, count: (o.axis(0),) * count),
-    ),
+    "Split": OpFacts(no_flops, labels=_divided, misplaces=_unknown_length),
     "Slice": OpFacts(
         no_flops,
         "picked",
         labels=_sliced,
         row_states=_sliced_rows,
-        combines=_cut_combines,
-        misplaces=_cut_elsewhere,
+        misplaces=_unknown_length,
         sizes=_sliced_sizes,
     ),
-    "Pad": OpFacts(no_flops, labels=_padded, combines=_pad_combines),
-    "Tile": OpFacts(no_flops, labels=_tiled, row_states=_tiled_rows, sizes=_stretched),
+    "Pad": OpFacts(no_flops, labels=_padded),
+    "Tile": OpFacts(no_flops, labels=_tiled, sizes=_stretched),
     "CenterCropPad": OpFacts(no_flops),
     "ReverseSequence": OpFacts(no_flops, labels=_reversed_sequence),
     **rows_of("Shape Size", OpFacts(no_flops, "type")),

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dask_ferro.graph.ir.nodes import Operands
-from dask_ferro.graph.ops.facts import (
-    ALONG_ROWS,
-    EXP,
-    SOFTMAX,
-    OpFacts,
-    along,
-    combines_all,
-    per_output,
-)
+from dask_ferro.graph.ops.facts import EXP, SOFTMAX, OpFacts, per_output
 from dask_ferro.graph.ops.families.reductions import beside_axis
 from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, all_but, names, without
 
@@ -64,33 +56,17 @@ def _group_normalized(o: TypedNode) -> Rule:
     return Rule((dims,), (dims,))
 
 
-# Rows of a batch.
-
-
-def _softmax_combines(o: TypedNode, position: int, dim: int) -> str:
-    sure = dim == o.axis(-1) if o.opset >= 13 else dim >= o.axis(1)
-    return ALONG_ROWS if sure else ""
-
-
-def _softmax_like(price: float) -> OpFacts:
-    return OpFacts(
-        per_output(price), labels=_softmax, in_parts=True, combines=_softmax_combines, along_known_axis=True
-    )
-
-
 # LayerNormalization's body flattens, so of several dimensions before the axis it would let one be split at most.
 TABLE: Mapping[str, OpFacts] = {
-    "Softmax": _softmax_like(SOFTMAX),
-    "LogSoftmax": _softmax_like(SOFTMAX + 1),
-    "Hardmax": _softmax_like(2),
-    "LpNormalization": OpFacts(
-        per_output(3), labels=beside_axis(-1), combines=along(-1), along_known_axis=True
-    ),
-    "LayerNormalization": OpFacts(per_output(8), labels=_layer_normalized, combines=combines_all),
-    "RMSNormalization": OpFacts(per_output(5), labels=_layer_normalized, combines=combines_all),
-    "BatchNormalization": OpFacts(per_output(2), labels=_batch_normalized, combines=combines_all),
-    "InstanceNormalization": OpFacts(per_output(8), labels=_instance_normalized, combines=combines_all),
-    "GroupNormalization": OpFacts(per_output(8), labels=_group_normalized, combines=combines_all),
-    "MeanVarianceNormalization": OpFacts(per_output(7), labels=all_but(0, 2, 3), combines=combines_all),
-    "LRN": OpFacts(_lrn, labels=all_but(1), combines=combines_all),
+    "Softmax": OpFacts(per_output(SOFTMAX), labels=_softmax, in_parts=True),
+    "LogSoftmax": OpFacts(per_output(SOFTMAX + 1), labels=_softmax, in_parts=True),
+    "Hardmax": OpFacts(per_output(2), labels=_softmax),
+    "LpNormalization": OpFacts(per_output(3), labels=beside_axis(-1)),
+    "LayerNormalization": OpFacts(per_output(8), labels=_layer_normalized),
+    "RMSNormalization": OpFacts(per_output(5), labels=_layer_normalized),
+    "BatchNormalization": OpFacts(per_output(2), labels=_batch_normalized),
+    "InstanceNormalization": OpFacts(per_output(8), labels=_instance_normalized),
+    "GroupNormalization": OpFacts(per_output(8), labels=_group_normalized),
+    "MeanVarianceNormalization": OpFacts(per_output(7), labels=all_but(0, 2, 3)),
+    "LRN": OpFacts(_lrn, labels=all_but(1)),
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dask_ferro.graph.ops.facts import OpFacts, per_input, per_output, surely
-from dask_ferro.graph.ops.families.convolution import conv_flops, window_combines
+from dask_ferro.graph.ops.facts import OpFacts, per_input, per_output
+from dask_ferro.graph.ops.families.convolution import conv_flops
 from dask_ferro.graph.ops.families.linear import product_flops
 from dask_ferro.graph.ops.labels import (
     Dims,
@@ -17,7 +17,7 @@ from dask_ferro.graph.ops.labels import (
     names,
 )
 
-RANGE_OF_ALL = surely("quantizes them by the range of all")
+RANGE_OF_ALL = "quantizes them by the range of all"
 
 
 def _quantized(o: TypedNode) -> Rule | None:
@@ -51,9 +51,9 @@ def _product(left: int, right: int, by_row: Sequence[int], by_column: Sequence[i
 TABLE: Mapping[str, OpFacts] = {
     "QuantizeLinear": OpFacts(per_output(4), labels=_quantized),
     "DequantizeLinear": OpFacts(per_output(2), labels=_quantized),
-    "DynamicQuantizeLinear": OpFacts(per_input(7), unlabelled=RANGE_OF_ALL),
+    "DynamicQuantizeLinear": OpFacts(per_input(7), combines=RANGE_OF_ALL),
     "QLinearMatMul": OpFacts(product_flops, labels=_product(0, 3, (1, 2, 6, 7), (4, 5))),
     "MatMulInteger": OpFacts(product_flops, labels=_product(0, 1, (2,), (3,))),
-    "QLinearConv": OpFacts(conv_flops(3, 8), labels=first_dimension(0), combines=window_combines(3)),
-    "ConvInteger": OpFacts(conv_flops(1, 8), labels=first_dimension(0), combines=window_combines(1)),
+    "QLinearConv": OpFacts(conv_flops(3, 8), labels=first_dimension(0)),
+    "ConvInteger": OpFacts(conv_flops(1, 8), labels=first_dimension(0)),
 }

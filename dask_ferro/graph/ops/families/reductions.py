@@ -6,18 +6,9 @@ from collections.abc import Mapping, Sequence
 from math import log2
 
 from dask_ferro.graph.ir.nodes import Operands
-from dask_ferro.graph.ops.facts import (
-    ALONG_ROWS,
-    EXP,
-    SOFTMAX,
-    OpFacts,
-    along,
-    combines_all,
-    per_input,
-    rows_of,
-)
+from dask_ferro.graph.ops.facts import EXP, SOFTMAX, OpFacts, per_input, rows_of
 from dask_ferro.graph.ops.labels import Labels, Rule, TypedNode, dropped, names, without
-from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
+from dask_ferro.graph.ops.states import Counts, Depends, Finding, State
 
 # FLOPs.
 
@@ -89,13 +80,8 @@ def _loss(o: TypedNode) -> Rule | None:
 # Rows of a batch.
 
 
-def _running(o: TypedNode, states: Sequence[State]) -> Finding:
-    axis, data = o.constant(1), states[0]
-    if axis is None:
-        return Finding(True, "runs along an axis that is only known when it runs")
-    if not isinstance(data, Rows) or not o.rank() or axis[0] % o.rank() != data.dim:
-        return Finding(False, "may run along them")
-    return Finding(True, ALONG_ROWS)
+def _running(o: TypedNode, states: Sequence[State], rows: int) -> Finding | None:
+    return None if o.constant(1) else Finding(True, "runs along an axis that is only known when it runs")
 
 
 def _reduced_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
@@ -107,13 +93,6 @@ def _reduce(price: float, labels: Labels) -> OpFacts:
     return OpFacts(per_input(price), labels=labels, sizes=_reduced_sizes)
 
 
-def _negative_log(price: float) -> OpFacts:
-    return OpFacts(per_input(price), labels=_loss, in_parts=True, combines=combines_all)
-
-
-_ARG = OpFacts(per_input(1), labels=_arg, combines=along(0), along_known_axis=True)
-_CUMULATIVE = OpFacts(per_input(1), labels=_cumulative, combines=combines_all, unlabelled=_running)
-
 TABLE: Mapping[str, OpFacts] = {
     "ReduceSum": _reduce(1, _reduction("sum", (0,))),
     "ReduceMean": _reduce(1, _reduction("mean", (0,))),
@@ -123,10 +102,10 @@ TABLE: Mapping[str, OpFacts] = {
     **rows_of("ReduceL1 ReduceSumSquare", _reduce(2, _reduction("sum"))),
     "ReduceL2": _reduce(2, _reduction()),
     "ReduceLogSumExp": _reduce(EXP + 3, _reduction()),
-    **rows_of("ArgMax ArgMin", _ARG),
-    **rows_of("CumSum CumProd", _CUMULATIVE),
-    "TopK": OpFacts(sorting, labels=beside_axis(-1), combines=along(-1), along_known_axis=True),
-    "SoftmaxCrossEntropyLoss": _negative_log(SOFTMAX + EXP),
-    "NegativeLogLikelihoodLoss": _negative_log(2),
+    **rows_of("ArgMax ArgMin", OpFacts(per_input(1), labels=_arg)),
+    **rows_of("CumSum CumProd", OpFacts(per_input(1), labels=_cumulative, row_states=_running)),
+    "TopK": OpFacts(sorting, labels=beside_axis(-1)),
+    "SoftmaxCrossEntropyLoss": OpFacts(per_input(SOFTMAX + EXP), labels=_loss, in_parts=True),
+    "NegativeLogLikelihoodLoss": OpFacts(per_input(2), labels=_loss, in_parts=True),
     "TfIdfVectorizer": OpFacts(per_input(1)),
 }

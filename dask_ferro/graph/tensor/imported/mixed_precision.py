@@ -16,8 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, HALVES
-from dask_ferro.graph.model.checks.dtypes import takes
+from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, HALVES, takes
 from dask_ferro.graph.tensor.origin import TensorType
 from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of
 

@@ -23,7 +23,7 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.dtypes import HALVES
 from dask_ferro.graph.ir.inference import ValueType
-from dask_ferro.graph.model.data_places import Original
+from dask_ferro.graph.model.external_data import Original
 from dask_ferro.graph.model.load import Loaded
 from dask_ferro.graph.tensor.dims import sizes, written
 from dask_ferro.graph.tensor.dtypes import dtype_of

@@ -19,8 +19,8 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model import external_data
-from dask_ferro.graph.model.checks.outputs import select
-from dask_ferro.graph.model.data_places import Original, is_embedded, referring_inside
+from dask_ferro.graph.model.external_data import Original, external_tensors, reference
+from dask_ferro.graph.model.outputs import select
 
 # Large tensors begin at a page, as ONNX recommends.
 _PAGE = 4096
@@ -38,11 +38,11 @@ class DataSpan(NamedTuple):
 
 
 class _DataFile(NamedTuple):
-    """The file beside the model, and the new places of data by the text of its old ones."""
+    """The file beside the model, and the new places of data by the text of its old ones, and the text of new ones."""
 
     name: str
     file: BinaryIO
-    places: dict[str | None, DataSpan]
+    places: dict[str, DataSpan]
 
 
 def rewrite(
@@ -67,9 +67,7 @@ def rewrite(
     folder, name = os.path.split(os.path.realpath(path))
     if not os.path.isdir(folder):
         raise ConfigError(f"save: {path!r}: folder {folder!r} does not exist; make it first")
-    # The original serves further calls.
-    proto = onnx.ModelProto()
-    proto.CopyFrom(original.proto)
+    proto = original.messages()
     if outputs is not None:
         _cut(proto, outputs)
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as part:
@@ -96,30 +94,28 @@ def _cut(proto: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto]) -> None
 def _fill(proto: onnx.ModelProto, original: Original, values: Values, data: _DataFile) -> None:
     """Write all data that the messages refer to, and the new values, each where its tensor's data was."""
     for tensor in proto.graph.initializer:
-        new = values.get(tensor.name)
-        if new is not None:
+        if (new := values.get(tensor.name)) is not None:
             _store(tensor, ir.Tensor(new).tobytes(), data)
         elif tensor.data_location == onnx.TensorProto.EXTERNAL:
             _move(tensor, original, data)
-    for tensor in referring_inside(proto):
+    own = [tensor for tensor in proto.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    # The graph's own come first, and refer to the new file by now.
+    for tensor in external_tensors(proto)[len(own) :]:
         _move(tensor, original, data)
 
 
 def _move(tensor: onnx.TensorProto, original: Original, data: _DataFile) -> None:
     """Write a tensor's data anew; tensors of one place in a file share one place in the new file too."""
-    place = None if is_embedded(tensor) else str(tensor.external_data)
+    place = reference(tensor)
     if place in data.places:
         _refer(tensor, data, data.places[place])
-        return
-    written = _store(tensor, _data(original, tensor), data)
-    if place is not None and written is not None:
+    elif (written := _store(tensor, _data(original, tensor), data)) is not None:
         data.places[place] = written
 
 
 def _store(tensor: onnx.TensorProto, content: bytes, data: _DataFile) -> DataSpan | None:
     """Write a tensor's data where it was, in the model's file or beside it; return its new place beside it."""
-    is_beside = tensor.data_location == onnx.TensorProto.EXTERNAL and not is_embedded(tensor)
-    if not is_beside:
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
         _clear(tensor)
         tensor.raw_data = content
         return None

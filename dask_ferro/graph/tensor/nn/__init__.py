@@ -14,17 +14,22 @@ array([0., 2.], dtype=float32)
 
 from __future__ import annotations
 
-# ruff: noqa: F403, F405
-from dask_ferro.graph.tensor.nn.activations import *
-from dask_ferro.graph.tensor.nn.attention import *
+from dask_ferro.graph.tensor.nn.activations import gelu, log_softmax, relu, sigmoid, silu, softmax, softplus
+from dask_ferro.graph.tensor.nn.attention import attention, causal, rotary_embedding
 from dask_ferro.graph.tensor.nn.attention import softmax_of_seen as softmax_of_seen
-from dask_ferro.graph.tensor.nn.convolution import *
-from dask_ferro.graph.tensor.nn.images import *
-from dask_ferro.graph.tensor.nn.layers import *
-from dask_ferro.graph.tensor.nn.losses import *
-from dask_ferro.graph.tensor.nn.normalization import *
-from dask_ferro.graph.tensor.nn.random import *
-from dask_ferro.graph.tensor.nn.recurrent import *
+from dask_ferro.graph.tensor.nn.convolution import avg_pool2d, conv1d, conv2d, conv3d, max_pool2d
+from dask_ferro.graph.tensor.nn.layers import embedding, linear, stop_gradient
+from dask_ferro.graph.tensor.nn.losses import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    huber,
+    mse,
+    smooth_l1,
+)
+from dask_ferro.graph.tensor.nn.normalization import batch_norm, batch_norm_training, layer_norm, rms_norm
+from dask_ferro.graph.tensor.nn.random import dropout
+from dask_ferro.graph.tensor.nn.recurrent import gru, lstm
 
 __all__ = [
     "attention", "avg_pool2d", "batch_norm", "batch_norm_training", "binary_cross_entropy",

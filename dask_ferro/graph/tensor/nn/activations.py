@@ -6,6 +6,7 @@ from typing import Any
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.dims import axis_of
+from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
     TensorLike,
@@ -26,56 +27,33 @@ def _in_float32(op_type: str, x: Tensor, **attributes: Any) -> Tensor:
     return cast(elementwise(op_type, widened(x), **attributes), x.type.dtype)
 
 
+@example("nn.relu([-1.0, 2.0]).compute()", "array([0., 2.], dtype=float32)")
 def relu(x: TensorLike, /) -> Tensor:
-    """Return max(x, 0), elementwise.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.relu([-1.0, 2.0]).compute()
-    array([0., 2.], dtype=float32)
-    """
+    """Return max(x, 0), elementwise."""
     return elementwise("Relu", floating(x, "relu"))
 
 
+@example("nn.sigmoid([0.0, 2.0]).compute().round(3)", "array([0.5  , 0.881], dtype=float32)")
 def sigmoid(x: TensorLike, /) -> Tensor:
-    """Return 1 / (1 + exp(-x)), elementwise and without overflow.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.sigmoid([0.0, 2.0]).compute().round(3)
-    array([0.5  , 0.881], dtype=float32)
-    """
+    """Return 1 / (1 + exp(-x)), elementwise and without overflow."""
     return _in_float32("Sigmoid", floating(x, "sigmoid"))
 
 
+@example("nn.silu([0.0, 2.0]).compute().round(3)", "array([0.   , 1.762], dtype=float32)")
 def silu(x: TensorLike, /) -> Tensor:
-    """Return x * sigmoid(x), elementwise.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.silu([0.0, 2.0]).compute().round(3)
-    array([0.   , 1.762], dtype=float32)
-    """
+    """Return x * sigmoid(x), elementwise."""
     tensor = floating(x, "silu")
     wide = widened(tensor)
     return cast(wide * sigmoid(wide), tensor.type.dtype)
 
 
+@example("nn.softplus([0.0, 2.0]).compute().round(3)", "array([0.693, 2.127], dtype=float32)")
 def softplus(x: TensorLike, /) -> Tensor:
-    """Return log(1 + exp(x)), elementwise and without overflow.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.softplus([0.0, 2.0]).compute().round(3)
-    array([0.693, 2.127], dtype=float32)
-    """
+    """Return log(1 + exp(x)), elementwise and without overflow."""
     return _in_float32("Softplus", floating(x, "softplus"))
 
 
+@example("nn.gelu([0.0, 2.0]).compute().round(3)", "array([0.   , 1.954], dtype=float32)")
 def gelu(x: TensorLike, /, *, approximate: str = "none") -> Tensor:
     """Return x times the standard normal distribution function at x, elementwise (arXiv:1606.08415).
 
@@ -84,40 +62,22 @@ def gelu(x: TensorLike, /, *, approximate: str = "none") -> Tensor:
     x : Tensor
     approximate : {"none", "tanh"}, optional
         The exact form by the error function, or the approximation by a hyperbolic tangent.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.gelu([0.0, 2.0]).compute().round(3)
-    array([0.   , 1.954], dtype=float32)
     """
     if approximate not in ("none", "tanh"):
         raise ConfigError(f"gelu: approximate is 'none' or 'tanh', got {approximate!r}")
     return _in_float32("Gelu", floating(x, "gelu"), approximate=approximate, opset=_GELU_SINCE)
 
 
+@example("nn.softmax([0.0, 0.0]).compute()", "array([0.5, 0.5], dtype=float32)")
 def softmax(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
-    """Return exp(x) divided by its sum along an axis, without overflow; `axis` may be left out up to 2 dimensions.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.softmax([0.0, 0.0]).compute()
-    array([0.5, 0.5], dtype=float32)
-    """
+    """Return exp(x) divided by its sum along an axis, without overflow; `axis` may be left out up to 2 dimensions."""
     tensor = floating(x, "softmax")
     return _in_float32("Softmax", tensor, axis=_axis(axis, tensor, "softmax"))
 
 
+@example("nn.log_softmax([0.0, 0.0]).compute().round(3)", "array([-0.693, -0.693], dtype=float32)")
 def log_softmax(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
-    """Return the logarithm of `softmax`, without loss of digits; parameters are those of `softmax`.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.log_softmax([0.0, 0.0]).compute().round(3)
-    array([-0.693, -0.693], dtype=float32)
-    """
+    """Return the logarithm of `softmax`, without loss of digits; parameters are those of `softmax`."""
     tensor = floating(x, "log_softmax")
     return _in_float32("LogSoftmax", tensor, axis=_axis(axis, tensor, "log_softmax"))
 
@@ -127,6 +87,3 @@ def _axis(axis: int | None, x: Tensor, where: str) -> int:
     if axis is None and x.ndim > 2:
         raise ConfigError(f"{where}: axis: got none for {x!r}, wanted one; axis=-1 is the last dimension")
     return axis_of(-1 if axis is None else axis, x.ndim, where)
-
-
-__all__ = ["gelu", "log_softmax", "relu", "sigmoid", "silu", "softmax", "softplus"]

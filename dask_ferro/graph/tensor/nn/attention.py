@@ -11,10 +11,12 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.manipulation import checked_indices, positions, reshape_like
 from dask_ferro.graph.tensor.nn.activations import softmax
+from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import reduce
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, floating, promoted, widened
 
 
+@example('nn.attention(*[ff.argument("x", ("N", 4, 16, 8))] * 3)', "<Tensor MatMul: float32(N, 4, 16, 8)>")
 def attention(
     q: TensorLike,
     k: TensorLike,
@@ -51,13 +53,6 @@ def attention(
     ------
     ConfigError
         Shapes or dtypes that do not match, or an unknown size without a scale.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> x = ff.argument("x", ("N", 4, 16, 8))
-    >>> ff.nn.attention(x, x, x, is_causal=True)
-    <Tensor MatMul: float32(N, 4, 16, 8)>
     """
     queries, keys, values = promoted("attention", *(floating(part, "attention") for part in (q, k, v)))
     for part in (queries, keys, values):
@@ -92,21 +87,21 @@ def softmax_of_seen(scores: Tensor) -> Tensor:
     return xp.where(masked, 0.0, softmax(xp.where(masked, 0.0, scores), axis=-1))
 
 
+@example(
+    "nn.causal(ff.asarray([[1.0, 1.0], [1.0, 1.0]])).compute()",
+    "array([[  1., -inf],\n       [  1.,   1.]], dtype=float32)",
+)
 def causal(scores: Tensor) -> Tensor:
-    """Return scores of queries (rows) by keys (columns), with -inf for keys after the query's position.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.causal(ff.asarray([[1.0, 1.0], [1.0, 1.0]])).compute()
-    array([[  1., -inf],
-           [  1.,   1.]], dtype=float32)
-    """
+    """Return scores of queries (rows) by keys (columns), with -inf for keys after the query's position."""
     _check_rank(scores, "causal")
     rows = xp.expand_dims(positions(scores, scores.ndim - 2), axis=1)
     return xp.where(positions(scores, scores.ndim - 1) <= rows, scores, float("-inf"))
 
 
+@example(
+    "nn.rotary_embedding([[1.0, 0.0], [1.0, 0.0]]).compute().round(3)",
+    "array([[1.   , 0.   ],\n       [0.54 , 0.841]], dtype=float32)",
+)
 def rotary_embedding(
     x: TensorLike, /, *, places: TensorLike | None = None, base: float = 10000.0, interleaved: bool = False
 ) -> Tensor:
@@ -133,13 +128,6 @@ def rotary_embedding(
     ------
     ConfigError
         A size that is odd or not known, or positions that are no integers.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.rotary_embedding([[1.0, 0.0], [1.0, 0.0]]).compute().round(3)
-    array([[1.   , 0.   ],
-           [0.54 , 0.841]], dtype=float32)
     """
     tensor = floating(x, "rotary_embedding")
     size = tensor.shape[-1] if tensor.ndim > 1 else None
@@ -161,6 +149,3 @@ def rotary_embedding(
     if not interleaved:
         return cast(xp.concat(turned, axis=-1), tensor.type.dtype)
     return cast(reshape_like(xp.stack(turned, axis=-1), wide), tensor.type.dtype)
-
-
-__all__ = ["attention", "causal", "rotary_embedding"]

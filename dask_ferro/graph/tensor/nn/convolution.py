@@ -1,132 +1,126 @@
-"""Convolution over one, two or three spatial dimensions."""
+"""Windows that slide over (batch, channels, ...): convolution of one, two or three spatial dimensions, and pooling."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from inspect import cleandoc
+from typing import Any, Protocol
+
 from dask_ferro.errors import ConfigError, is_count
-from dask_ferro.graph.tensor.dims import alike, is_static, same, sizes, written
-from dask_ferro.graph.tensor.nn.windows import Sizes, spatial, weight_form, windows
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit, promoted
+from dask_ferro.graph.ir.inference import Dim
+from dask_ferro.graph.tensor.dims import alike, is_static, same, sizes, window_size, written
+from dask_ferro.graph.tensor.rows import example, row
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit, floating, promoted
+
+# One number for all spatial dimensions, or one for each.
+Sizes = int | Sequence[int]
+
+# The spatial dimensions by their number, in the order of the tensor.
+_SPACE = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 
 
-def conv1d(
-    x: TensorLike,
-    weight: TensorLike,
-    bias: TensorLike | None = None,
-    /,
-    *,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Return sequences convolved with a weight of (channels out, channels in / groups, length).
-
-    Parameters, result and errors are those of `conv2d`, for (batch, channels, length).
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> x = ff.argument("x", ("N", 3, 32))
-    >>> ff.nn.conv1d(x, ff.argument("w", (8, 3, 3)), padding=1)
-    <Tensor Conv: float32(N, 8, 32)>
-    """
-    return _convolved(x, weight, bias, (stride, padding, dilation), groups, 1)
+def _counts(value: Sizes, name: str, rank: int, where: str, least: int = 1) -> tuple[int, ...]:
+    """Return one number for each spatial dimension, each checked to be at least `least`."""
+    given = tuple(value) if isinstance(value, Sequence) else (value,) * rank
+    if len(given) != rank or not all(is_count(n, least) for n in given):
+        several = " and ".join(f"one for {dim}" for dim in _SPACE[rank])
+        wanted = f"wanted a whole number from {least} on, or {several}"
+        raise ConfigError(f"{where}: {name}: got {value!r}, {wanted}")
+    return given
 
 
-def conv2d(
-    x: TensorLike,
-    weight: TensorLike,
-    bias: TensorLike | None = None,
-    /,
-    *,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Return images convolved with a weight of (channels out, channels in / groups, height, width).
-
-    Parameters
-    ----------
-    x : Tensor
-        (batch, channels in, height, width).
-    weight, bias : Tensor
-        The bias is of (channels out), and may be left out.
-    stride, dilation : int or pair of int, optional
-        Of height and width, from 1 on.
-    padding : int or pair of int, optional
-        Zeros on both sides of height and width.
-    groups : int, optional
-        The number of groups of channels that are convolved separately.
-
-    Returns
-    -------
-    Tensor
-        (batch, channels out, height, width), in the promoted dtype of the arguments.
-
-    Raises
-    ------
-    ConfigError
-        Channels of image and weight that differ, or that `groups` does not divide; a bias of another length; a stride
-        or dilation of 0; or a window larger than the image.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> x = ff.argument("x", ("N", 3, 32, 32))
-    >>> ff.nn.conv2d(x, ff.argument("w", (8, 3, 3, 3)), padding=1)
-    <Tensor Conv: float32(N, 8, 32, 32)>
-    """
-    return _convolved(x, weight, bias, (stride, padding, dilation), groups, 2)
+def _spatial(x: TensorLike, rank: int, where: str) -> Tensor:
+    """Return floating point numbers of (batch, channels, ...), with `rank` spatial dimensions."""
+    tensor = floating(x, where)
+    if tensor.ndim != rank + 2:
+        raise ConfigError(f"{where}: takes (batch, channels, {', '.join(_SPACE[rank])}), got {tensor!r}")
+    return tensor
 
 
-def conv3d(
-    x: TensorLike,
-    weight: TensorLike,
-    bias: TensorLike | None = None,
-    /,
-    *,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Return volumes convolved with a weight of (channels out, channels in / groups, depth, height, width).
-
-    Parameters, result and errors are those of `conv2d`, for (batch, channels, depth, height, width).
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> x = ff.argument("x", ("N", 3, 8, 32, 32))
-    >>> ff.nn.conv3d(x, ff.argument("w", (8, 3, 3, 3, 3)), padding=1)
-    <Tensor Conv: float32(N, 8, 8, 32, 32)>
-    """
-    return _convolved(x, weight, bias, (stride, padding, dilation), groups, 3)
+def _windows(
+    x: Tensor, kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, where: str
+) -> tuple[tuple[Dim, ...], dict[str, Any]]:
+    """Return the spatial dimensions of the result, and the attributes of the node."""
+    rank = len(kernel)
+    strides, spans = _counts(stride, "stride", rank, where), _counts(dilation, "dilation", rank, where)
+    pads = _counts(padding, "padding", rank, where, 0)
+    shape = tuple(
+        window_size(x.shape[2 + i], kernel[i], strides[i], (pads[i], pads[i]), spans[i], where)
+        for i in range(rank)
+    )
+    return shape, {"strides": list(strides), "pads": [*pads, *pads], "dilations": list(spans)}
 
 
-def _convolved(
-    x: TensorLike,
-    weight: TensorLike,
-    bias: TensorLike | None,
-    steps: tuple[Sizes, Sizes, Sizes],
-    groups: int,
-    rank: int,
-) -> Tensor:
-    """Return a convolution over `rank` spatial dimensions; `steps` are stride, padding and dilation."""
-    where = f"conv{rank}d"
-    image = spatial(x, rank, where)
-    given = [image, weight] if bias is None else [image, weight, bias]
-    parts = promoted(where, *map(asarray, given))
-    w = parts[1]
-    if w.ndim != rank + 2 or not is_static(w.shape[2:]):
-        raise ConfigError(f"{where}: a weight is {weight_form(rank)}, got {w!r}")
-    _check_channels(image, w, groups, where)
-    if bias is not None and not alike(parts[2].shape, w.shape[:1]):
-        wanted = f"{written(w.shape[:1])}, one for each channel out of {w!r}"
-        raise ConfigError(f"{where}: bias: got {parts[2]!r}, wanted {wanted}")
-    shape, attributes = windows(image, sizes(w.shape[2:]), *steps, where)
-    return emit("Conv", list(parts), (image.shape[0], w.shape[0], *shape), group=groups, **attributes)
+class Convolution(Protocol):
+    """A convolution over some number of spatial dimensions."""
+
+    def __call__(
+        self,
+        x: TensorLike,
+        weight: TensorLike,
+        bias: TensorLike | None = None,
+        /,
+        *,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+    ) -> Tensor: ...
+
+
+def _convolution(name: str, things: str, space: tuple[int, ...]) -> Convolution:
+    """Return the convolution whose example has this size of its input."""
+    rank = len(space)
+
+    def function(
+        x: TensorLike,
+        weight: TensorLike,
+        bias: TensorLike | None = None,
+        /,
+        *,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        """{things} convolved with a weight, in the promoted dtype of the arguments: (batch, channels out, {dims})
+
+        Parameters
+        ----------
+        x : Tensor
+            (batch, channels in, {dims}).
+        weight, bias : Tensor
+            (channels out, channels in / groups, {dims}), and (channels out), which may be left out.
+        stride, dilation : int or sequence of int, optional
+            Of each spatial dimension, from 1 on.
+        padding : int or sequence of int, optional
+            Zeros on both sides of each spatial dimension.
+        groups : int, optional
+            The number of groups of channels that are convolved separately; it divides both numbers of channels.
+        """
+        image = _spatial(x, rank, name)
+        given = [image, weight] if bias is None else [image, weight, bias]
+        parts = promoted(name, *map(asarray, given))
+        w = parts[1]
+        if w.ndim != rank + 2 or not is_static(w.shape[2:]):
+            form = f"(out, in / groups, {', '.join(_SPACE[rank])})"
+            raise ConfigError(f"{name}: a weight is {form}, got {w!r}")
+        _check_channels(image, w, groups, name)
+        if bias is not None and not alike(parts[2].shape, w.shape[:1]):
+            wanted = f"{written(w.shape[:1])}, one for each channel out of {w!r}"
+            raise ConfigError(f"{name}: bias: got {parts[2]!r}, wanted {wanted}")
+        shape, attributes = _windows(image, sizes(w.shape[2:]), stride, padding, dilation, name)
+        return emit("Conv", list(parts), (image.shape[0], w.shape[0], *shape), group=groups, **attributes)
+
+    says = cleandoc(function.__doc__ or "").format(things=things, dims=", ".join(_SPACE[rank]))
+    x, w = ("N", 3, *space), (8, 3, *(3 for _ in space))
+    call = f"nn.{name}(ff.argument('x', {x}), ff.argument('w', {w}), padding=1)"
+    return row(name, says, call, f"<Tensor Conv: float32{written(('N', 8, *space))}>")(function)
+
+
+conv1d = _convolution("conv1d", "sequences", (32,))
+conv2d = _convolution("conv2d", "images", (32, 32))
+conv3d = _convolution("conv3d", "volumes", (8, 32, 32))
 
 
 def _check_channels(image: Tensor, weight: Tensor, groups: int, where: str) -> None:
@@ -144,4 +138,51 @@ def _check_channels(image: Tensor, weight: Tensor, groups: int, where: str) -> N
             )
 
 
-__all__ = ["conv1d", "conv2d", "conv3d"]
+@example('nn.max_pool2d(ff.argument("x", ("N", 3, 32, 32)), 2)', "<Tensor MaxPool: float32(N, 3, 16, 16)>")
+def max_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, padding: Sizes = 0) -> Tensor:
+    """Return the largest element of each window, channel by channel; ONNX Runtime may pass over a NaN.
+
+    Parameters
+    ----------
+    x : Tensor
+        (batch, channels, height, width), of floating point numbers.
+    size : int or pair of int
+        Of a window, in height and width; at least 1.
+    stride : int or pair of int, optional
+        From one window to the next; the size if left out.
+    padding : int or pair of int, optional
+        Elements of -inf on both sides of height and width, at most half of a window.
+
+    Returns
+    -------
+    Tensor
+        (batch, channels, windows in height, windows in width), in the dtype of `x`.
+
+    Raises
+    ------
+    ConfigError
+        `x` is no such image, a size or stride is below 1, the padding is too large, or no window fits.
+    """
+    return _pooled("MaxPool", x, size, stride, padding, "max_pool2d")
+
+
+@example(
+    'nn.avg_pool2d(ff.argument("x", ("N", 3, 32, 32)), 2)', "<Tensor AveragePool: float32(N, 3, 16, 16)>"
+)
+def avg_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, padding: Sizes = 0) -> Tensor:
+    """Return the mean of each window, channel by channel; its padding counts as zeros, as in PyTorch.
+
+    Parameters and result are those of `max_pool2d`.
+    """
+    return _pooled("AveragePool", x, size, stride, padding, "avg_pool2d", count_include_pad=1)
+
+
+def _pooled(
+    op_type: str, x: TensorLike, size: Sizes, stride: Sizes | None, padding: Sizes, where: str, **counted: int
+) -> Tensor:
+    image, kernel = _spatial(x, 2, where), _counts(size, "size", 2, where)
+    shape, geometry = _windows(image, kernel, size if stride is None else stride, padding, 1, where)
+    if any(2 * pad > length for pad, length in zip(geometry["pads"], kernel * 2, strict=True)):
+        raise ConfigError(f"{where}: padding: got {padding!r}, wanted at most half of the size {size!r}")
+    dims = (*image.shape[:2], *shape)
+    return emit(op_type, [image], dims, kernel_shape=list(kernel), **(geometry | counted))

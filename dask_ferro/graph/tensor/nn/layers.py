@@ -7,9 +7,14 @@ from dask_ferro.graph.ir.dtypes import INDEX
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import alike, same
 from dask_ferro.graph.tensor.manipulation import scalar_size
+from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, constant_of, promoted, stopped
 
 
+@example(
+    "nn.linear([[1.0, 2.0]], [[1.0, 0.0], [5.0, 3.0]], [0.5, 0.5]).compute()",
+    "array([[ 1.5, 11.5]], dtype=float32)",
+)
 def linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None, /) -> Tensor:
     """Return x @ weight.T + bias; the weight is (features out, features in), as in PyTorch.
 
@@ -26,12 +31,6 @@ def linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None, /)
     ------
     ConfigError
         Shapes that do not match, as where the weight is transposed and not square; or dtypes that do not mix.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.linear([[1.0, 2.0]], [[1.0, 0.0], [5.0, 3.0]], [0.5, 0.5]).compute()
-    array([[ 1.5, 11.5]], dtype=float32)
     """
     data, w = promoted("linear", asarray(x), asarray(weight))
     if not data.ndim or w.ndim not in (1, 2) or not same(data.shape[-1], w.shape[-1]):
@@ -46,6 +45,10 @@ def linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None, /)
     return result
 
 
+@example(
+    "nn.embedding([1, 0, 1], [[1.0, 2.0], [3.0, 4.0]]).compute()",
+    "array([[3., 4.],\n       [1., 2.],\n       [3., 4.]], dtype=float32)",
+)
 def embedding(input: TensorLike, weight: TensorLike, /) -> Tensor:
     """Return the rows of a table at indices, in PyTorch's order of arguments.
 
@@ -67,14 +70,6 @@ def embedding(input: TensorLike, weight: TensorLike, /) -> Tensor:
     ConfigError
         Indices that are no integers, as where both arguments are exchanged; constant indices that number no row;
         or a weight that is no matrix.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.embedding([1, 0, 1], [[1.0, 2.0], [3.0, 4.0]]).compute()
-    array([[3., 4.],
-           [1., 2.],
-           [3., 4.]], dtype=float32)
     """
     indices, table = asarray(input), asarray(weight)
     if indices.type.dtype not in INDEX or table.ndim != 2:
@@ -91,17 +86,7 @@ def embedding(input: TensorLike, weight: TensorLike, /) -> Tensor:
     return xp.take(table, indices, axis=0)
 
 
+@example("nn.stop_gradient([1.0, 2.0]).compute()", "array([1., 2.], dtype=float32)")
 def stop_gradient(x: TensorLike, /) -> Tensor:
-    """Return x as a constant for gradients: none passes through it.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> w = ff.asarray([1.0, 2.0], name="w")
-    >>> ff.grad((w * ff.nn.stop_gradient(w)).sum(), w).compute()
-    array([1., 2.], dtype=float32)
-    """
+    """Return x as a constant for gradients: none passes through it."""
     return stopped(asarray(x))
-
-
-__all__ = ["embedding", "linear", "stop_gradient"]

@@ -12,6 +12,7 @@ from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import alike, axis_of, written
 from dask_ferro.graph.tensor.manipulation import checked_indices, scalar_size
 from dask_ferro.graph.tensor.nn.activations import log_softmax, softplus
+from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
     TensorLike,
@@ -30,6 +31,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
     return losses if reduction == "none" else xp.mean(losses) if reduction == "mean" else xp.sum(losses)
 
 
+@example("nn.cross_entropy([[0.0, 0.0], [0.0, 0.0]], [1, 0]).compute().round(3)", "np.float32(0.693)")
 def cross_entropy(
     logits: TensorLike,
     labels: TensorLike,
@@ -73,12 +75,6 @@ def cross_entropy(
     -----
     Labels that are inputs are checked when the graph runs: if one of them is outside the classes (-1 too), the
     sample's loss, the mean, the sum and the gradient of its logits are NaN, in every engine.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.cross_entropy([[0.0, 0.0], [0.0, 0.0]], [1, 0]).compute().round(3)
-    np.float32(0.693)
     """
     scores, classes = floating(logits, "cross_entropy"), asarray(labels)
     at = axis_of(min(1, scores.ndim - 1) if axis is None else axis, scores.ndim, "cross_entropy")
@@ -147,6 +143,7 @@ def _check_labels(labels: Tensor, classes: Dim, ignore_index: int | None) -> Non
         )
 
 
+@example("nn.mse([1.0, 2.0], [1.0, 4.0]).compute()", "array(2., dtype=float32)")
 def mse(x1: TensorLike, x2: TensorLike, /, *, reduction: str = "mean") -> Tensor:
     """Return the squared difference, reduced to its mean by default.
 
@@ -155,23 +152,7 @@ def mse(x1: TensorLike, x2: TensorLike, /, *, reduction: str = "mean") -> Tensor
     x1, x2 : Tensor
         Of one shape; nothing broadcasts.
     reduction : {"mean", "sum", "none"}, optional
-        Over all elements.
-
-    Returns
-    -------
-    Tensor
-        () or, without reduction, in the shape of both; in their promoted dtype.
-
-    Raises
-    ------
-    ConfigError
-        Shapes that differ, or dtypes that do not mix.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.mse([1.0, 2.0], [1.0, 4.0]).compute()
-    array(2., dtype=float32)
+        Over all elements: without one, the result has the shape of both.
     """
     a, b = _alike("mse", x1, x2)
     difference = widened(a) - widened(b)
@@ -186,32 +167,22 @@ def _alike(where: str, x1: TensorLike, x2: TensorLike) -> tuple[Tensor, Tensor]:
     return a, b
 
 
+@example("nn.huber([1.0, 5.0], [2.0, 2.0]).compute()", "array(1.5, dtype=float32)")
 def huber(x1: TensorLike, x2: TensorLike, /, *, delta: float = 1.0, reduction: str = "mean") -> Tensor:
     """Return half the squared difference up to `delta`, and a line of slope `delta` beyond, reduced to its mean.
 
-    Parameters, result and errors are those of `mse`; `delta` is above 0.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.huber([1.0, 5.0], [2.0, 2.0]).compute()
-    array(1.5, dtype=float32)
+    Parameters and result are those of `mse`; `delta` is above 0.
     """
     if not delta > 0:
         raise ConfigError(f"huber: delta: got {delta!r}, wanted a number above 0")
     return _huber("huber", x1, x2, delta, 1.0, reduction)
 
 
+@example("nn.smooth_l1([1.0, 5.0], [2.0, 2.0], beta=2.0).compute()", "array(1.125, dtype=float32)")
 def smooth_l1(x1: TensorLike, x2: TensorLike, /, *, beta: float = 1.0, reduction: str = "mean") -> Tensor:
     """Return the absolute difference with a parabola below `beta`: `huber` over beta; 0 leaves no parabola.
 
-    Parameters, result and errors are those of `mse`; `beta` is not below 0.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.smooth_l1([1.0, 5.0], [2.0, 2.0], beta=2.0).compute()
-    array(1.125, dtype=float32)
+    Parameters and result are those of `mse`; `beta` is not below 0.
     """
     if not beta >= 0:
         raise ConfigError(f"smooth_l1: beta: got {beta!r}, wanted a number from 0 on")
@@ -230,6 +201,7 @@ def _huber(where: str, x1: TensorLike, x2: TensorLike, bound: float, over: float
     return cast(_reduced(losses, reduction), a.type.dtype)
 
 
+@example("nn.binary_cross_entropy([0.5, 0.9], [0.0, 1.0]).compute().round(3)", "np.float32(0.399)")
 def binary_cross_entropy(x1: TensorLike, x2: TensorLike, /, *, reduction: str = "mean") -> Tensor:
     """Return -(t log p + (1 - t) log(1 - p)) of probabilities p and targets t, reduced to its mean by default.
 
@@ -244,17 +216,6 @@ def binary_cross_entropy(x1: TensorLike, x2: TensorLike, /, *, reduction: str = 
         Targets from 0 to 1, in the same shape.
     reduction : {"mean", "sum", "none"}, optional
         Over all elements.
-
-    Raises
-    ------
-    ConfigError
-        Shapes that differ, or dtypes that do not mix.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.binary_cross_entropy([0.5, 0.9], [0.0, 1.0]).compute().round(3)
-    np.float32(0.399)
     """
     a, b = _alike("binary_cross_entropy", x1, x2)
     p, t = widened(floating(a, "binary_cross_entropy")), widened(b)
@@ -268,6 +229,7 @@ def _log(p: Tensor) -> Tensor:
     return xp.where(small, -100.0, xp.log(xp.where(small, 1.0, p)))
 
 
+@example("nn.binary_cross_entropy_with_logits([0.0, 2.0], [0.0, 1.0]).compute().round(3)", "np.float32(0.41)")
 def binary_cross_entropy_with_logits(
     x1: TensorLike,
     x2: TensorLike,
@@ -278,27 +240,8 @@ def binary_cross_entropy_with_logits(
 ) -> Tensor:
     """Return the `binary_cross_entropy` of sigmoid(x1) and targets x2, without loss of digits.
 
-    Parameters
-    ----------
-    x1 : Tensor
-        Scores, any number.
-    x2 : Tensor
-        Targets from 0 to 1, in the same shape.
-    positive_weight : float or Tensor, optional
-        The weight of the term of the targets; it broadcasts to them.
-    reduction : {"mean", "sum", "none"}, optional
-        Over all elements.
-
-    Raises
-    ------
-    ConfigError
-        Shapes that differ, or dtypes that do not mix.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.binary_cross_entropy_with_logits([0.0, 2.0], [0.0, 1.0]).compute().round(3)
-    np.float32(0.41)
+    Parameters are those of `binary_cross_entropy`, with any scores as x1; `positive_weight` is the weight of the term
+    of the targets, and broadcasts to them.
     """
     where = "binary_cross_entropy_with_logits"
     a, b = _alike(where, x1, x2)
@@ -306,8 +249,3 @@ def binary_cross_entropy_with_logits(
     weight: TensorLike = 1.0 if positive_weight is None else positive_weight
     losses = (1 - t) * scores + (1 + (weight - 1) * t) * softplus(-scores)  # type: ignore[operator]
     return cast(_reduced(losses, reduction), a.type.dtype)
-
-
-__all__ = [
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "huber", "mse", "smooth_l1",
-]  # fmt: skip

@@ -7,6 +7,7 @@ import numpy as np
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import alike, axis_of, broadcast, written
+from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import count_over, reduce
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
@@ -23,6 +24,10 @@ from dask_ferro.graph.tensor.tensor import (
 _RMS_SINCE = 23
 
 
+@example(
+    "nn.layer_norm([[1.0, 3.0]], [1.0, 1.0], [0.0, 0.0]).compute().round(3)",
+    "array([[-1.,  1.]], dtype=float32)",
+)
 def layer_norm(
     x: TensorLike,
     scale: TensorLike,
@@ -43,17 +48,6 @@ def layer_norm(
         The first normalized dimension.
     epsilon : float, optional
         Added to the variance.
-
-    Raises
-    ------
-    ConfigError
-        Shapes that do not match, or dtypes that do not mix.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.layer_norm([[1.0, 3.0]], [1.0, 1.0], [0.0, 0.0]).compute().round(3)
-    array([[-1.,  1.]], dtype=float32)
     """
     given = [x, scale] if bias is None else [x, scale, bias]
     first, parts = _parts(given, axis, "layer_norm")
@@ -81,22 +75,12 @@ def _floats(given: list[TensorLike], where: str, remedy: str) -> tuple[Tensor, .
     return promoted(where, *parts)
 
 
+@example("nn.rms_norm([[1.0, 7.0]], [1.0, 1.0]).compute().round(3)", "array([[0.2, 1.4]], dtype=float32)")
 def rms_norm(x: TensorLike, scale: TensorLike, /, *, axis: int = -1, epsilon: float | None = None) -> Tensor:
     """Return x over the root of its mean square over `axis` and the dimensions after it, times scale.
 
     Parameters are those of `layer_norm` (arXiv:1910.07467); `epsilon` is the dtype's (1.2e-7 in float32 and in half
     precision) if left out, as in PyTorch.
-
-    Raises
-    ------
-    ConfigError
-        Shapes that do not match, or dtypes that do not mix.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.rms_norm([[1.0, 7.0]], [1.0, 1.0]).compute().round(3)
-    array([[0.2, 1.4]], dtype=float32)
     """
     first, parts = _parts([x, scale], axis, "rms_norm")
     wide = [widened(part) for part in parts]
@@ -105,6 +89,10 @@ def rms_norm(x: TensorLike, scale: TensorLike, /, *, axis: int = -1, epsilon: fl
     return cast(found, parts[0].type.dtype)
 
 
+@example(
+    "nn.batch_norm([[1.0], [3.0]], [1.0], [1.0], [2.0], [0.5]).compute().round(3)",
+    "array([[0.5],\n       [4.5]], dtype=float32)",
+)
 def batch_norm(
     x: TensorLike,
     mean: TensorLike,
@@ -117,14 +105,7 @@ def batch_norm(
 ) -> Tensor:
     """Return x normalized by running statistics, for inference; `batch_norm_training` takes those of the batch.
 
-    Parameters and errors are those of `batch_norm_training`.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.batch_norm([[1.0], [3.0]], [1.0], [1.0], [2.0], [0.5]).compute().round(3)
-    array([[0.5],
-           [4.5]], dtype=float32)
+    Parameters are those of `batch_norm_training`.
     """
     parts = _channels([x, mean, variance, scale, bias], "batch_norm")
     data, centre, spread, gain, shift = map(widened, parts)
@@ -168,11 +149,6 @@ def batch_norm_training(
         The normalized x, the next mean, and the next variance: that of the batch is unbiased, as in PyTorch.  No
         gradient passes through the next statistics.
 
-    Raises
-    ------
-    ConfigError
-        Shapes that do not match, or dtypes that do not mix.
-
     Examples
     --------
     >>> import dask_ferro as ff
@@ -215,6 +191,3 @@ def _channels(given: list[TensorLike], where: str) -> tuple[Tensor, ...]:
 def _wide(values: Tensor, x: Tensor) -> Tensor:
     """Return one value a channel in a shape that broadcasts."""
     return xp.expand_dims(values, axis=list(range(1, x.ndim - 1))) if x.ndim > 2 else values
-
-
-__all__ = ["batch_norm", "batch_norm_training", "layer_norm", "rms_norm"]

@@ -22,6 +22,7 @@ from dask_ferro.graph.ir.dtypes import INTEGER
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import alike, written
 from dask_ferro.graph.tensor.manipulation import ints, positions, size_of
+from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit, floating
 
 _INT64, _UINT64 = ir.DataType.INT64, ir.DataType.UINT64
@@ -41,6 +42,10 @@ _PARTS = 2**_LANE_BITS
 _Bits = TypeVar("_Bits")
 
 
+@example(
+    'nn.dropout([1.0, 2.0, 3.0, 4.0], 0.5, seed=7, layer="mlp").compute()',
+    "array([0., 4., 6., 0.], dtype=float32)",
+)
 def dropout(
     x: TensorLike,
     rate: float,
@@ -80,12 +85,6 @@ def dropout(
     ------
     ConfigError
         A rate outside 0 to 1; a seed or step that is no integer; or rows that do not match.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.dropout([1.0, 2.0, 3.0, 4.0], 0.5, seed=7, layer="mlp").compute()
-    array([0., 4., 6., 0.], dtype=float32)
     """
     tensor = floating(x, "dropout")
     if not 0 <= rate <= 1:
@@ -194,6 +193,3 @@ def _squares(counter: Tensor, key: TensorLike) -> Tensor:
         # The halves exchanged; a product moves bits up in half the time of a shift.
         x = (last >> _HALF) + last * np.asarray(2**32, np.uint64)
     return last ^ ((x * x + y) >> _HALF)
-
-
-__all__ = ["dropout"]

@@ -12,12 +12,14 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.dims import alike, written
 from dask_ferro.graph.tensor.manipulation import concat, expand_dims, permute_dims, sliced, squeeze
 from dask_ferro.graph.tensor.origin import TensorType
+from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit_all, floating, promoted
 
 # Where each gate of ONNX lies in PyTorch's weights: i o f c of i f g o, and z r h of r z n.
 _LSTM_GATES, _GRU_GATES = (0, 3, 1, 2), (1, 0, 2)
 
 
+@example("nn.lstm(ff.zeros((5, 1, 3)), ff.zeros((8, 3)), ff.zeros((8, 2)))[0].shape", "(5, 1, 2)")
 def lstm(
     x: TensorLike,
     weight_ih: TensorLike,
@@ -55,20 +57,13 @@ def lstm(
     ------
     ConfigError
         Shapes that do not match, dtypes that do not mix, or one bias alone.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> x = ff.argument("x", (5, "N", 3))
-    >>> y, (h, c) = ff.nn.lstm(x, ff.argument("w", (8, 3)), ff.argument("r", (8, 2)))
-    >>> y.shape, c.shape
-    ((5, 'N', 2), ('N', 2))
     """
     found = _layer("LSTM", _LSTM_GATES, x, (weight_ih, weight_hh, bias_ih, bias_hh), state or (), batch_first)
     y, last, cell = found
     return y, (last, cell)
 
 
+@example("nn.gru(ff.zeros((5, 1, 3)), ff.zeros((6, 3)), ff.zeros((6, 2)))[0].shape", "(5, 1, 2)")
 def gru(
     x: TensorLike,
     weight_ih: TensorLike,
@@ -84,14 +79,6 @@ def gru(
 
     Parameters, shapes and errors are those of `lstm`, with three gates in the order of PyTorch: reset, update, new.
     The reset gate comes after the product with the state, as in PyTorch and cuDNN.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> x = ff.argument("x", (5, "N", 3))
-    >>> y, h = ff.nn.gru(x, ff.argument("w", (6, 3)), ff.argument("r", (6, 2)))
-    >>> y.shape, h.shape
-    ((5, 'N', 2), ('N', 2))
     """
     given = () if state is None else (state,)
     y, last = _layer("GRU", _GRU_GATES, x, (weight_ih, weight_hh, bias_ih, bias_hh), given, batch_first)
@@ -154,6 +141,3 @@ def _checked(where: str, x: Tensor, weights: Sequence[Tensor], gates: int) -> in
 def _sorted(x: Tensor, gates: Sequence[int], hidden: int) -> Tensor:
     """Return the rows of a weight or bias with its gates in ONNX's order."""
     return concat([sliced(x, {0: slice(gate * hidden, (gate + 1) * hidden)}) for gate in gates])
-
-
-__all__ = ["gru", "lstm"]

@@ -1,0 +1,413 @@
+"""Guards on a parsed model, before ONNX's own libraries read it: what they do not refuse, or would hang or die of.
+
+    texts, tensors against their sizes, names listed twice, numbers in attributes, functions   before `onnx.checker`
+    sizes of what the graph will compute                                                       after inference
+
+All else is left to `onnx.checker` and to strict inference (`model.check`).  Every problem that is told here is a
+sentence with its node or tensor.  Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import prod
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto, defs
+
+from dask_ferro.graph.ir.domain import OWN_DOMAIN, STANDARD_DOMAINS
+from dask_ferro.graph.ir.dtypes import COMPLEX
+from dask_ferro.graph.ir.inference_limits import MOST_DIMS
+from dask_ferro.graph.ir.messages import all_nodes, bodies
+from dask_ferro.graph.model import functions
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that a model must keep; each error that one causes names it.
+
+    Parameters
+    ----------
+    value_bytes, mapped_above : int
+        The options `ferro.limits.value-bytes` and `ferro.limits.mapped-above`.
+    nodes : int
+        All nodes, those of bodies included, with local functions written out.
+    sleep_seconds : float
+        How long one `ai.dask_ferro.Sleep` may sleep in a model from elsewhere.
+    """
+
+    value_bytes: int = 8 << 30
+    nodes: int = 1_000_000
+    mapped_above: int = 128 << 20
+    sleep_seconds: float = 0.0
+
+    def of_ours(self) -> Limits:
+        """Return these limits for a model that this process made, or accepted: it may sleep."""
+        return replace(self, sleep_seconds=math.inf)
+
+
+# Names around bodies: onnx_ir and inference copy them into each body, 45 ns each, with the interpreter's lock held.
+# 100,000 branches in a row would be 15 minutes.
+_NAMES = 100_000_000
+
+
+def problems(proto: onnx.ModelProto, limits: Limits) -> Iterator[str]:
+    """Yield the problems of a model as it was parsed."""
+    if not proto.HasField("graph"):
+        yield "it has no graph; the file is cut off, damaged or no ONNX model"
+        return
+    nodes = list(all_nodes(chain(proto.graph.node, *(function.node for function in proto.functions))))
+    graphs = [proto.graph, *chain.from_iterable(map(bodies, nodes))]
+    # Alone, since protobuf gives such texts as bytes, and all other code expects strings.
+    damaged = [text for text in _texts(proto, graphs, nodes) if isinstance(text, bytes)]
+    if damaged:
+        yield from (f"the text {text[:80]!r} is not UTF-8; the file is damaged" for text in damaged)
+        return
+    if not 1 <= proto.ir_version <= onnx.IR_VERSION:
+        yield (
+            f"its IR version is {proto.ir_version or 'missing'}, and ONNX {onnx.__version__} reads 1 to "
+            f"{onnx.IR_VERSION}; export it again, or update onnx"
+        )
+    if len(nodes) > limits.nodes:
+        yield f"it has {len(nodes)} nodes, and {limits.nodes} are allowed (Limits.nodes)"
+        return
+    if (names := (len(graphs) - 1) * sum(len(node.output) for node in nodes)) > _NAMES:
+        yield f"its bodies (If, Loop, Scan) see {names} names in all; {_NAMES} are allowed; use fewer bodies"
+        return
+    if not proto.graph.output:
+        yield "its graph has no outputs; name at least one"
+    yield from _opset_problems(proto)
+    yield from _input_problems(proto.graph)
+    for graph in graphs:
+        yield from _doubled(graph)
+        for tensor in graph.initializer:
+            if problem := tensor_problem(tensor):
+                yield f"initializer {tensor.name!r}: {problem}"
+        for sparse in graph.sparse_initializer:
+            if problem := sparse_problem(sparse):
+                yield f"sparse initializer {sparse.values.name!r}: {problem}"
+    for node in all_nodes(proto.graph.node):
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                yield (
+                    f"node {node.name!r} ({node.op_type}): attribute {attribute.name!r} refers to a function's "
+                    f"parameter {attribute.ref_attr_name!r}, outside of one"
+                )
+    for node in nodes:
+        if node.attribute:
+            yield from (f"node {node.name!r} ({node.op_type}): {p}" for p in _node_problems(node, limits))
+    yield from functions.problems(proto, limits.nodes)
+
+
+def _texts(
+    proto: onnx.ModelProto, graphs: list[onnx.GraphProto], nodes: list[onnx.NodeProto]
+) -> Iterator[str | bytes]:
+    yield from (entry.domain for entry in proto.opset_import)
+    for configuration in proto.configuration:
+        yield from (configuration.name, *configuration.device)
+    for function in proto.functions:
+        yield from (function.name, function.domain, *function.input, *function.output, *function.attribute)
+    for graph in graphs:
+        yield graph.name
+        yield from (tensor.name for tensor in graph.initializer)
+        for info in chain(graph.input, graph.output, graph.value_info):
+            yield info.name
+            yield from (dim.dim_param for dim in info.type.tensor_type.shape.dim)
+    for node in nodes:
+        yield from (node.name, node.op_type, node.domain, node.doc_string)
+        yield from node.input
+        yield from node.output
+        yield from (attribute.name for attribute in node.attribute)
+        yield from chain.from_iterable((entry.key, entry.value) for entry in node.metadata_props)
+        for told in node.device_configurations:
+            yield told.configuration_id
+            for spec in told.sharding_spec:
+                yield spec.tensor_name
+                yield from (each.dim_param for dim in spec.sharded_dim for each in dim.simple_sharding)
+
+
+def _opset_problems(proto: onnx.ModelProto) -> Iterator[str]:
+    versions: dict[str, int] = {}
+    for entry in proto.opset_import:
+        domain = functions.domain_of(entry.domain)
+        if versions.setdefault(domain, entry.version) != entry.version:
+            yield f"it imports domain {domain!r} as {versions[domain]} and {entry.version}; keep one"
+    newest = defs.onnx_opset_version()
+    if not versions:
+        yield "it imports no opset, so its operators are undefined; add opset_import"
+    elif not 1 <= versions.get("", 1) <= newest:
+        yield f"it imports opset {versions['']} of ONNX, and onnx {onnx.__version__} has 1 to {newest}; export it again"
+
+
+def _input_problems(graph: onnx.GraphProto) -> Iterator[str]:
+    for info in graph.input:
+        tensor = info.type.tensor_type
+        if info.type.WhichOneof("value") is None:
+            yield f"input {info.name!r} has no type; declare its dtype"
+        elif info.type.HasField("tensor_type") and not is_known(tensor.elem_type):
+            yield f"input {info.name!r} has dtype number {tensor.elem_type}, which ONNX does not know"
+        # Exporters write -1 for an open size, which the normal form leaves out.
+        if sizes := [dim.dim_value for dim in tensor.shape.dim if dim.dim_value < -1]:
+            yield f"input {info.name!r} has the size {sizes[0]}; name a dimension of any size instead (dim_param)"
+
+
+def _doubled(graph: onnx.GraphProto) -> Iterator[str]:
+    for what, infos in (("input", graph.input), ("initializer", graph.initializer), ("output", graph.output)):
+        for name, count in Counter(info.name for info in infos).items():
+            if count > 1 or not name:
+                yield f"{what} {name!r} is listed {count} times; give each a name, and list it once"
+
+
+# Tensors.
+
+_DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+# Elements; beyond this a signed 64-bit count of bits overflows somewhere below us.
+_MOST_ELEMENTS = 1 << 56
+
+
+def is_known(data_type: int) -> bool:
+    """Return whether `data_type` is a dtype that a tensor may have."""
+    return data_type != TensorProto.UNDEFINED and data_type in ir.DataType.__members__.values()
+
+
+def size(data_type: int, count: int) -> int:
+    """Return the bytes of `count` packed elements; 0 for strings."""
+    return 0 if data_type == TensorProto.STRING else (count * int(ir.DataType(data_type).bitwidth) + 7) // 8
+
+
+def tensor_problem(tensor: TensorProto) -> str | None:
+    """Return what is wrong with a tensor's data, by its dtype and dimensions; external data is not looked at."""
+    if not is_known(tensor.data_type):
+        return f"its dtype is number {tensor.data_type}, which ONNX {onnx.__version__} does not know"
+    # Before they are multiplied: the product of 80,000 sizes takes 12 s.
+    if len(tensor.dims) > MOST_DIMS:
+        return f"it has {len(tensor.dims)} dimensions; engines compute at most {MOST_DIMS}"
+    shown = f"{ir.DataType(tensor.data_type).name.lower()}{list(tensor.dims)[:8]}"
+    # In Python's integers: a product of four sizes from a file may wrap around to 0 in 64 bits.
+    if any(dim < 0 for dim in tensor.dims) or (count := prod(tensor.dims)) > _MOST_ELEMENTS:
+        return f"its dimensions {shown} are negative, or more elements than any machine holds"
+    filled = [name for name in _DATA_FIELDS if len(getattr(tensor, name))]
+    if tensor.HasField("segment") or len(filled) + bool(tensor.raw_data) > 1:
+        return "it is stored in segments or in several fields, which no ONNX runtime reads; store it whole"
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return "it has data of its own beside external data; keep one" if filled or tensor.raw_data else None
+    if tensor.raw_data:
+        got, needed, where = len(tensor.raw_data), size(tensor.data_type, count), "raw_data"
+    else:
+        where = onnx.helper.tensor_dtype_to_field(tensor.data_type)
+        got, needed = len(getattr(tensor, where)), _entries(tensor.data_type, count)
+        # Some writers store types of 6 bits one to an entry.
+        if got == count and tensor.data_type in _SIX_BITS:
+            return None
+    if got != needed:
+        return f"its {where} has {got} bytes or entries, and {shown} needs {needed}"
+    texts = [text for text in tensor.string_data if not _is_text(text)]
+    return f"its string {texts[0][:20]!r} is not UTF-8" if texts else None
+
+
+_SIX_BITS = frozenset({ir.DataType.FLOAT6E2M3, ir.DataType.FLOAT6E3M2})
+
+
+def _is_text(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _entries(data_type: int, count: int) -> int:
+    """Return how many numbers of a typed field hold `count` elements."""
+    is_packed = data_type != TensorProto.STRING and ir.DataType(data_type).bitwidth < 8
+    return size(data_type, count) if is_packed else 2 * count if data_type in COMPLEX else count
+
+
+def sparse_problem(sparse: onnx.SparseTensorProto) -> str | None:
+    """Return what is wrong with a sparse tensor."""
+    whole = TensorProto(
+        data_type=sparse.values.data_type, dims=sparse.dims, data_location=TensorProto.EXTERNAL
+    )
+    for tensor in (whole, sparse.values, sparse.indices):
+        if tensor is not whole and tensor.data_location == TensorProto.EXTERNAL:
+            return "a part of it is external; store it in the model"
+        if problem := tensor_problem(tensor):
+            return problem
+    indices, count = onnx.numpy_helper.to_array(sparse.indices), prod(sparse.values.dims)
+    # One index of an element, or one of each axis.
+    limits = np.array([prod(sparse.dims)] if indices.ndim == 1 else list(sparse.dims), np.int64)
+    if indices.shape not in ((count,), (count, len(sparse.dims))) or indices.dtype != np.int64:
+        return (
+            f"its indices have shape {indices.shape}, and {count} values need one each, or one for each axis"
+        )
+    if ((indices < 0) | (indices >= limits)).any():
+        return f"its indices lie outside of its dimensions {list(sparse.dims)}"
+    return None
+
+
+# Attributes.  ONNX's inference never returns from some equations of Einsum ("....a->a"), and holds the interpreter's
+# lock meanwhile; ONNX Runtime divides by strides, groups and block sizes.
+
+_KINDS = frozenset(onnx.AttributeProto.AttributeType.values()) - {onnx.AttributeProto.UNDEFINED}
+# More letters have no use, and inference is cubic in them.
+_TERM = re.compile(r"(?=.{0,55}$)[A-Za-z]*(?:\.\.\.)?[A-Za-z]*")
+# What is divided by, or counted down to: each number is at least 1.
+_POSITIVE = frozenset(
+    {"kernel_shape", "strides", "dilations", "group", "blocksize", "num_groups", "size", "num_outputs"}
+)
+# Kernels count in 32 bits, and the product of two larger numbers overflows 64.
+_MOST = 1 << 31
+
+
+def _node_problems(node: onnx.NodeProto, limits: Limits) -> Iterator[str]:
+    if node.op_type == "Sleep" and node.domain == OWN_DOMAIN:
+        seconds = sum(a.f for a in node.attribute if a.name == "seconds")
+        if problem := sleep_problem(seconds, limits.sleep_seconds):
+            yield problem
+    is_standard = node.domain in STANDARD_DOMAINS
+    for attribute in node.attribute:
+        name, numbers = attribute.name, [*attribute.ints, attribute.i]
+        if attribute.ref_attr_name:
+            continue
+        if attribute.type not in _KINDS:
+            yield f"attribute {name!r} has kind {attribute.type}, which ONNX {onnx.__version__} does not know"
+        for tensor in [attribute.t] if attribute.HasField("t") else attribute.tensors:
+            problem = tensor_problem(tensor)
+            if tensor.data_location == TensorProto.EXTERNAL:
+                problem = (
+                    "it has external data, which only initializers may; make it one, or store it in the model"
+                )
+            if problem:
+                yield f"attribute {name!r}: {problem}"
+        if attribute.HasField("sparse_tensor") and (problem := sparse_problem(attribute.sparse_tensor)):
+            yield f"attribute {name!r}: {problem}"
+        if not is_standard:
+            continue
+        if name == "equation" and node.op_type == "Einsum":
+            yield from equation_problems(attribute.s.decode("utf-8", "replace"), len(node.input))
+        # numpy takes an axis of -2^31 as all of them.
+        if name in ("axis", "axes") and (wrong := [n for n in numbers if not -MOST_DIMS <= n < MOST_DIMS]):
+            yield f"its attribute {name!r} has {wrong[0]}, and no tensor has so many axes"
+        if name in _POSITIVE and (
+            wrong := [n for n in attribute.ints or [attribute.i] if not 1 <= n < _MOST]
+        ):
+            yield f"its attribute {name!r} has {wrong[0]}; expected numbers from 1 to 2^31"
+
+
+def equation_problems(equation: str, inputs: int) -> Iterator[str]:
+    """Yield the problems of an Einsum equation on `inputs` operands, by ONNX's grammar.
+
+    Examples
+    --------
+    >>> list(equation_problems("ij,jk->ik", 2))
+    []
+    >>> list(equation_problems("....a->a", 1))
+    ["its equation '....a->a' has the term '....a'; expected letters and at most one '...'"]
+    """
+    shown = repr(equation if len(equation) <= 80 else f"{equation[:80]}...")
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    for term in [*terms, *([right] if arrow else [])]:
+        if not _TERM.fullmatch(term):
+            yield f"its equation {shown} has the term {term[:80]!r}; expected letters and at most one '...'"
+            return
+    if len(terms) != inputs:
+        yield f"its equation {shown} has {len(terms)} terms for {inputs} inputs; expected one each"
+    labels = right.replace("...", "")
+    wrong = sorted({letter for letter in labels if labels.count(letter) > 1 or letter not in left})
+    if wrong:
+        yield f"its equation {shown} has {', '.join(map(repr, wrong))} twice in its result, or in its result alone"
+
+
+def sleep_problem(seconds: float, longest: float) -> str | None:
+    """Return why a Sleep may not take `seconds`, None if it may."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return f"it sleeps for {seconds:g} s; expected a finite number of seconds, 0 or more"
+    if seconds > longest:
+        return (
+            f"it sleeps for {seconds:g} s, and models that dask_ferro did not make may for {longest:g} s; make it in "
+            "this process, by ff.workloads"
+        )
+    return None
+
+
+# Sizes of what the graph computes: a file of a few hundred bytes can ask for terabytes.
+
+# Operators whose operands are sizes or counts: what inference makes of too large ones overflows, silently.
+_SIZED = frozenset({"ConstantOfShape", "Expand", "OneHot", "Pad", "Resize", "Tile", "Upsample", "Range"})
+# Inference gives small negative sizes for branches that are never taken; these are products that overflowed.
+_OVERFLOWN = -(1 << 31)
+# A string is a pointer and a length at least.
+_STRING_BYTES = 16
+
+
+def size_problems(graph: onnx.GraphProto, value_bytes: int, where: str = "") -> Iterator[str]:
+    """Yield the values of a graph with inferred types, and of its bodies, that are larger than `value_bytes`."""
+    makers = {name: node for node in graph.node for name in node.output}
+    for info in {i.name: i for i in [*graph.input, *graph.value_info, *graph.output]}.values():
+        nbytes = _nbytes(info.type)
+        if nbytes > value_bytes:
+            node = makers.get(info.name)
+            maker = f", of node {node.name!r} ({node.op_type})" if node is not None else ""
+            yield (
+                f"value {info.name!r}{maker}{where}, has {_short(nbytes)}, and {_short(value_bytes)} are allowed "
+                "(Limits.value_bytes); raise the limit if that is meant"
+            )
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        held = [stored[name] for name in node.input if name in stored] if node.op_type in _SIZED else []
+        if any(_largest(tensor) > value_bytes for tensor in held):
+            yield (
+                f"node {node.name!r} ({node.op_type}){where} is asked for a size of more than {value_bytes}, which are"
+                " allowed (Limits.value_bytes)"
+            )
+        for body in bodies(node):
+            inside = f" in a body of node {node.name!r} ({node.op_type}){where}"
+            yield from size_problems(body, value_bytes, inside)
+
+
+def _nbytes(type_: onnx.TypeProto) -> float:
+    """Return the size of a tensor; 0 where it is not known, infinity where there are more elements than counted."""
+    tensor = type_.tensor_type
+    if not type_.HasField("tensor_type") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+        return 0
+    dims = [dim.dim_value for dim in tensor.shape.dim]
+    if any(dim < 0 for dim in dims):
+        return math.inf if min(dims) < _OVERFLOWN else 0
+    count: int = prod(dims)
+    if tensor.elem_type == TensorProto.STRING:
+        return count * _STRING_BYTES
+    return size(tensor.elem_type, count) if is_known(tensor.elem_type) else count
+
+
+def _short(nbytes: float) -> str:
+    return f"{nbytes / (1 << 30):.3g} GiB" if nbytes >= 1 << 28 else f"{nbytes} bytes"
+
+
+def _largest(tensor: TensorProto) -> float:
+    """Return the largest magnitude in a stored tensor of integers; 0 for others and for what is left out."""
+    if tensor.data_location == TensorProto.EXTERNAL or tensor.data_type != TensorProto.INT64:
+        return 0.0
+    return float(np.max(np.abs(onnx.numpy_helper.to_array(tensor).astype(np.float64)), initial=0.0))
+
+
+def class_problems(
+    types: Mapping[str, onnx.TypeProto], classes: Mapping[str, Iterable[str | int]]
+) -> Iterator[str]:
+    """Yield the outputs of ZipMaps that have another number of columns than of labels."""
+    for name, labels in classes.items():
+        sizes = [d.dim_value for d in types[name].tensor_type.shape.dim] if name in types else []
+        count, columns = len(tuple(labels)), sizes[-1] if len(sizes) > 1 else 0
+        # 0: not known.
+        if not count or columns not in (0, count):
+            yield (
+                f"output {name!r}: its ZipMap has {count} class labels for {columns or '?'} columns of scores;"
+                ' convert the model without it (skl2onnx: options={id(classifier): {"zipmap": False}}), or leave the'
+                " output out: outputs=[...]"
+            )

@@ -1,0 +1,155 @@
+"""Selection of a model's outputs: the names are checked, and everything that only other outputs need is removed.
+
+Works on a model as it was parsed, before any other check, so that a fault of a removed node is none of the model.  An
+input that only removed nodes read goes too; one that nothing in the file reads stays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Set
+from itertools import chain
+
+import onnx
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.messages import all_nodes, uses
+from dask_ferro.graph.model import functions
+from dask_ferro.words import few
+
+# A message names the first outputs of a model that has thousands.
+_SHOWN = 40
+# The fields that a selection reduces.
+_FIELDS = ("node", "input", "initializer", "sparse_initializer", "output", "value_info")
+
+
+def checked_names(outputs: object) -> tuple[str, ...] | Set[str]:
+    """Return the argument `outputs` as names; in a set they have no order.
+
+    Raises
+    ------
+    ConfigError
+        It is no name and no collection of names, is empty, or has a name twice.
+    """
+    names = (outputs,) if isinstance(outputs, str) else outputs
+    if not isinstance(names, Collection) or not all(isinstance(n, str) for n in names):
+        raise ConfigError(f"outputs={outputs!r}: wanted the name of an output, or a list of names")
+    if not len(names):
+        raise ConfigError(
+            f"outputs={outputs!r}: wanted at least one name; leave outputs= out for all of them"
+        )
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ConfigError(f"outputs={outputs!r}: {_listed(twice)} more than once; name each output once")
+    return names if isinstance(names, (set, frozenset)) else tuple(names)
+
+
+def select(proto: onnx.ModelProto, outputs: object, source: str) -> tuple[str, ...]:
+    """Reduce `proto` to some of its outputs; return their names in order, () where these are all as they stand.
+
+    Parameters
+    ----------
+    outputs : str or collection of str, or None
+        In the order wanted; a set's are in the model's order.  None: all.
+    source : str
+        The file, for a message.
+
+    Raises
+    ------
+    ConfigError
+        Names that are no outputs of the model.
+    """
+    known = list(dict.fromkeys(info.name for info in proto.graph.output))
+    if outputs is None:
+        return ()
+    given = checked_names(outputs)
+    # A file without outputs has a fault of its own, which the checks report.
+    if not known:
+        return ()
+    unknown = [name for name in given if name not in set(known)]
+    if unknown:
+        raise ConfigError(_unknown(proto.graph, unknown, known, source))
+    names = tuple(n for n in known if n in given) if isinstance(given, Set) else given
+    if list(names) == known:
+        return ()
+    _reduce(proto, names)
+    return names
+
+
+def _unknown(graph: onnx.GraphProto, unknown: list[str], known: list[str], source: str) -> str:
+    inside = set(chain.from_iterable(node.output for node in graph.node)).intersection(unknown)
+    inside.update(info.name for info in graph.input if info.name in unknown)
+    why = (
+        f"; {_listed([n for n in unknown if n in inside])} is a value of the graph, and only outputs can be asked for:"
+        " add it to graph.output in the file"
+        if inside
+        else ""
+    )
+    return f"model {source}: outputs= names {_listed(unknown)}, wanted some of its outputs: {_listed(known)}{why}"
+
+
+def _listed(names: list[str]) -> str:
+    return few(map(repr, names), most=_SHOWN)
+
+
+def _reduce(proto: onnx.ModelProto, names: tuple[str, ...]) -> None:
+    graph = proto.graph
+    kept, needed = _needed(graph, names)
+    made = chain.from_iterable(node.output for node in graph.node)
+    gone = {info.name for info in graph.output}.union(made, *map(uses, graph.node)) - needed
+    # The declared type of an output that is now a value inside the graph still tells its shape.
+    told = [info for info in graph.output if info.name in needed.difference(names)]
+    # Stable: an output that the file lists twice stays so, and is reported.
+    places = {name: place for place, name in enumerate(names)}
+    asked = sorted((i for i in graph.output if i.name in places), key=lambda info: places[info.name])
+    rest = onnx.GraphProto(
+        node=[node for i, node in enumerate(graph.node) if i in kept],
+        input=[info for info in graph.input if info.name not in gone],
+        initializer=[tensor for tensor in graph.initializer if tensor.name not in gone],
+        sparse_initializer=[held for held in graph.sparse_initializer if held.values.name not in gone],
+        output=asked,
+        value_info=[*(info for info in graph.value_info if info.name not in gone), *told],
+    )
+    for field in _FIELDS:
+        graph.ClearField(field)
+    graph.MergeFrom(rest)
+    _drop_functions(proto)
+
+
+def _needed(graph: onnx.GraphProto, names: Iterable[str]) -> tuple[set[int], set[str]]:
+    """Return the indices of the nodes that some outputs need, and the names of the values; in any order of nodes."""
+    # All nodes of a name: that two compute it is a fault, and not for this to hide.
+    makers: dict[str, list[int]] = {}
+    for i, node in enumerate(graph.node):
+        for name in node.output:
+            makers.setdefault(name, []).append(i)
+    kept: set[int] = set()
+    needed: set[str] = set()
+    left = list(names)
+    while left:
+        name = left.pop()
+        if name in needed:
+            continue
+        needed.add(name)
+        for i in makers.get(name, ()) if name else ():
+            if i not in kept:
+                kept.add(i)
+                left += uses(graph.node[i])
+    for i in kept:
+        needed.update(graph.node[i].output)
+    return kept, needed
+
+
+def _drop_functions(proto: onnx.ModelProto) -> None:
+    """Remove the functions that no node calls any more."""
+    bodies = {functions.key(function): function.node for function in proto.functions}
+    called: set[functions.Key] = set()
+    left = [functions.call(node) for node in all_nodes(proto.graph.node)]
+    while left:
+        key = left.pop()
+        if key in bodies and key not in called:
+            called.add(key)
+            left += [functions.call(node) for node in all_nodes(bodies[key])]
+    for i in reversed(range(len(proto.functions))):
+        if functions.key(proto.functions[i]) not in called:
+            del proto.functions[i]

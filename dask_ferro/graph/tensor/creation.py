@@ -1,0 +1,187 @@
+"""New tensors of a given shape: filled, counted, or with ones on a diagonal; triangles, and grids.
+
+Nothing of the result's size is stored in the model: a node fills it when the graph runs.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.tensor.dims import broadcast
+from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
+from dask_ferro.graph.tensor.elementwise import where
+from dask_ferro.graph.tensor.manipulation import astype, broadcast_to, expand_dims, moveaxis, shape_of
+from dask_ferro.graph.tensor.rows import example
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit
+
+_INT64 = ir.DataType.INT64
+
+
+@example("full(2, 7).compute()", "array([7, 7])")
+def full(shape: int | Sequence[int], fill_value: float, *, dtype: DTypeLike = None) -> Tensor:
+    """Return a tensor whose elements are `fill_value`; by default of bool, int64 or float32, as the value is."""
+    value = fill_value if dtype is None else np.asarray(fill_value).astype(dtype_of(dtype).numpy())
+    return broadcast_to(value, _sizes(shape, "full"))
+
+
+def _sizes(shape: int | Sequence[int], where_: str) -> tuple[int, ...]:
+    """Return a shape as a tuple of sizes."""
+    given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    try:
+        sizes = tuple(operator.index(n) for n in given)
+    except TypeError:
+        sizes = (-1,)
+    if any(n < 0 for n in sizes):
+        wanted = "sizes from 0 on; a named dimension is copied from a tensor that has it, as by zeros_like"
+        raise ConfigError(f"{where_}: shape: got {shape!r}, wanted {wanted}")
+    return sizes
+
+
+@example("zeros((1, 2)).compute()", "array([[0., 0.]], dtype=float32)")
+def zeros(shape: int | Sequence[int], *, dtype: DTypeLike = np.float32) -> Tensor:
+    """Return zeros, of float32 by default."""
+    return full(shape, 0, dtype=dtype)
+
+
+@example("ones((1, 2)).compute()", "array([[1., 1.]], dtype=float32)")
+def ones(shape: int | Sequence[int], *, dtype: DTypeLike = np.float32) -> Tensor:
+    """Return ones, of float32 by default."""
+    return full(shape, 1, dtype=dtype)
+
+
+def _counted(count: int) -> Tensor:
+    """Return 0, 1, ... count - 1 as int64."""
+    zero, one, end = (asarray(np.asarray(n, np.int64)) for n in (0, 1, count))
+    return emit("Range", [zero, end, one], (count,), _INT64)
+
+
+@example("arange(1, 7, 2).compute()", "array([1, 3, 5])")
+def arange(start: float, /, stop: float | None = None, step: float = 1, *, dtype: DTypeLike = None) -> Tensor:
+    """Return numbers from `start` on, `step` apart, up to but not including `stop`.
+
+    Parameters
+    ----------
+    start, stop : int or float
+        With one number, it is the end, and the start is 0.
+    step : int or float, optional
+        Not 0; below 0 to count down.
+    dtype : dtype, optional
+        int64 if all numbers are integers, else float32.
+    """
+    first, last = (0, start) if stop is None else (start, stop)
+    if step == 0:
+        raise ConfigError("arange: step: got 0, wanted another number")
+    whole = all(isinstance(n, (int, np.integer)) for n in (first, last, step))
+    wanted = dtype_of(dtype if dtype is not None else np.int64 if whole else np.float32)
+    # The number of elements is part of the shape, so it is computed here, in double precision.
+    count = max(0, int(-((first - last) // step)) if whole else math.ceil((last - first) / step))
+    # Integers are counted in int64 whatever the dtype: a product in int8 would overflow on the way.
+    places = _counted(count)
+    if whole:
+        return cast(places * int(step) + int(first), wanted)
+    return astype(astype(places, np.float64) * float(step) + float(first), wanted)
+
+
+@example("linspace(0, 1, 5).compute()", "array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)")
+def linspace(
+    start: float, stop: float, /, num: int, *, dtype: DTypeLike = np.float32, endpoint: bool = True
+) -> Tensor:
+    """Return `num` numbers at equal distances from `start` to `stop`, the end included or not."""
+    (count,) = _sizes(num, "linspace")
+    gaps = count - 1 if endpoint else count
+    places = astype(_counted(count), np.float64)
+    found = places * ((stop - start) / gaps if gaps > 0 else 0.0) + float(start)
+    if endpoint and count > 1:
+        # The last one is exactly the end, whatever the steps round to.
+        found = where(places == float(gaps), float(stop), found)
+    return astype(found, dtype)
+
+
+@example("eye(2).compute()", "array([[1., 0.],\n       [0., 1.]], dtype=float32)")
+def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = np.float32) -> Tensor:
+    """Return a matrix with ones on the diagonal `k` (above the main one if positive), and zeros elsewhere."""
+    rows, columns = _sizes((n_rows, n_rows if n_cols is None else n_cols), "eye")
+    return astype(expand_dims(_counted(rows), axis=1) + int(k) == _counted(columns), dtype)
+
+
+@example("tril([[1, 2], [3, 4]]).compute()", "array([[1, 0],\n       [3, 4]])")
+def tril(x: TensorLike, /, *, k: int = 0) -> Tensor:
+    """Return matrices with zeros above the diagonal `k`, in the last two dimensions."""
+    return _triangle(asarray(x), k, "tril")
+
+
+@example("triu([[1, 2], [3, 4]]).compute()", "array([[1, 2],\n       [0, 4]])")
+def triu(x: TensorLike, /, *, k: int = 0) -> Tensor:
+    """Return matrices with zeros below the diagonal `k`, in the last two dimensions."""
+    return _triangle(asarray(x), k, "triu")
+
+
+def _triangle(x: Tensor, k: int, where_: str) -> Tensor:
+    if x.ndim < 2:
+        raise ConfigError(f"{where_}: {x!r} has fewer than 2 dimensions")
+    at = asarray(np.asarray(operator.index(k), np.int64))
+    return emit("Trilu", [x, at], x.shape, upper=int(where_ == "triu"))
+
+
+@example("broadcast_shapes((3, 1), (4,))", "(3, 4)")
+def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int | str | None, ...]:
+    """Return the shape to which shapes broadcast; names of dimensions may be among their sizes."""
+    return broadcast([tuple(shape) for shape in shapes], "broadcast_shapes")
+
+
+def broadcast_arrays(*arrays: TensorLike) -> list[Tensor]:
+    """Return the tensors in the shape to which they broadcast.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> [x.shape for x in ff.broadcast_arrays([[1], [2]], [1, 2, 3])]
+    [(2, 3), (2, 3)]
+    """
+    tensors = [asarray(array) for array in arrays]
+    return [_with_shapes(x, tensors) for x in tensors]
+
+
+def _with_shapes(x: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """Return `x` broadcast with the shapes of others, one after the other."""
+    for other in others:
+        shape = broadcast([x.shape, other.shape], "broadcast_arrays")
+        # ONNX's Expand broadcasts both ways, so a size that is not known yet may be 1 on either side.
+        if shape != x.shape or None in shape:
+            x = emit("Expand", [x, shape_of(other)], shape)
+    return x
+
+
+@example("meshgrid([1, 2, 3], [10, 20])[1].compute()", "array([[10, 10, 10],\n       [20, 20, 20]])")
+def meshgrid(*arrays: TensorLike, indexing: str = "xy") -> list[Tensor]:
+    """Return coordinates of all points of a grid, one tensor for each of the given vectors.
+
+    Parameters
+    ----------
+    *arrays : Tensor
+        Vectors of the coordinates along each axis.
+    indexing : {"xy", "ij"}, optional
+        Whether the first two dimensions of the results are those of the second and the first vector, or in order.
+    """
+    if indexing not in ("xy", "ij"):
+        raise ConfigError(f"meshgrid: indexing: got {indexing!r}, wanted 'xy' or 'ij'")
+    tensors = [asarray(array) for array in arrays]
+    for tensor in tensors:
+        if tensor.ndim != 1:
+            raise ConfigError(f"meshgrid: takes vectors, got {tensor!r}; reshape it to (-1,)")
+    rank = len(tensors)
+    others = [[j for j in range(rank) if j != i] for i in range(rank)]
+    grids = broadcast_arrays(*map(lambda x, axes: expand_dims(x, axis=axes), tensors, others))
+    return [moveaxis(grid, 0, 1) for grid in grids] if indexing == "xy" and rank > 1 else grids
+
+
+__all__ = [
+    "arange", "broadcast_arrays", "broadcast_shapes", "eye", "full", "linspace", "meshgrid", "ones", "tril", "triu",
+    "zeros",
+]  # fmt: skip

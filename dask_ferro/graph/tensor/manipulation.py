@@ -1,0 +1,538 @@
+"""Functions of tensors that move elements: shapes, joining and cutting, taking, repetition; and copies of a form.
+
+Known sizes are written into the graph as constants.  A size that is only named is left open where ONNX can do that
+(0 and -1 in a Reshape); elsewhere a Shape node reads it at run time.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.dtypes import INDEX
+from dask_ferro.graph.ir.inference import Dim
+from dask_ferro.graph.tensor.dims import (
+    alike,
+    axes_of,
+    axis_of,
+    broadcast,
+    cut_size,
+    is_static,
+    reshaped,
+    same,
+    sizes,
+    written,
+)  # fmt: skip
+from dask_ferro.graph.tensor.origin import TensorType
+from dask_ferro.graph.tensor.rows import example
+from dask_ferro.graph.tensor.tensor import (
+    DTypeLike,
+    Tensor,
+    TensorLike,
+    asarray,
+    cast,
+    constant_of,
+    emit,
+    emit_all,
+    promoted,
+)  # fmt: skip
+
+_INT64 = ir.DataType.INT64
+# ONNX's "to the end" of a slice; its negative is "to before the start".
+_END = np.iinfo(np.int64).max
+
+
+def ints(values: Sequence[int]) -> Tensor:
+    """Return a constant int64 vector, for axes, starts or pads."""
+    return asarray(np.asarray(values, np.int64))
+
+
+@example("concat([[1, 2], [3]]).compute()", "array([1, 2, 3])")
+def concat(arrays: Sequence[TensorLike], /, *, axis: int | None = 0) -> Tensor:
+    """Return the tensors joined along an axis; all their other dimensions agree.  None joins them flat."""
+    if not arrays:
+        raise ConfigError("concat: there is nothing to join; give at least one tensor")
+    parts = promoted("concat", *map(asarray, arrays))
+    if axis is None:
+        parts, axis = tuple(emit("Reshape", [x, ints([-1])], (x.size,)) for x in parts), 0
+    at = axis_of(axis, parts[0].ndim, "concat")
+    if len({part.ndim for part in parts}) > 1:
+        raise ConfigError(f"concat: ranks differ: {', '.join(written(p.shape) for p in parts)}")
+    along = [part.shape[at] for part in parts]
+    others = [(*part.shape[:at], 1, *part.shape[at + 1 :]) for part in parts]
+    if not all(alike(others[0], shape) for shape in others):
+        raise ConfigError(
+            f"concat: shapes differ beside the axis: {', '.join(written(p.shape) for p in parts)}"
+        )
+    known = [next((dim for dim in dims if dim is not None), None) for dims in zip(*others, strict=True)]
+    known[at] = sum(sizes(along)) if is_static(along) else None
+    return emit("Concat", parts, tuple(known), axis=at) if len(parts) > 1 else parts[0]
+
+
+@example("split([1, 2, 3], [1, 2])", "(<Tensor Split: int64(1,)>, <Tensor Split: int64(2,)>)")
+def split(x: TensorLike, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[Tensor, ...]:
+    """Return pieces of the given lengths along an axis.
+
+    Parameters
+    ----------
+    x : Tensor
+    lengths : sequence of int
+        The length of each piece, at least 0; their sum is the size of the dimension.
+    axis : int, optional
+        The dimension to cut.
+    """
+    tensor = asarray(x)
+    at = axis_of(axis, tensor.ndim, "split")
+    if any(length < 0 for length in lengths):
+        raise ConfigError(f"split: lengths: got {list(lengths)}, wanted whole numbers from 0 on")
+    if not same(tensor.shape[at], sum(lengths)):
+        raise ConfigError(
+            f"split: lengths {list(lengths)} do not add up to the {tensor.shape[at]!r} of dimension {at} of {tensor!r}"
+        )
+    shapes = [(*tensor.shape[:at], length, *tensor.shape[at + 1 :]) for length in lengths]
+    types = [TensorType(tensor.type.dtype, shape) for shape in shapes]
+    return emit_all("Split", [tensor, ints(lengths)], types, axis=at)
+
+
+def shape_of(x: Tensor) -> Tensor:
+    """Return the shape as an int64 vector, a constant if the shape is known."""
+    return ints(sizes(x.shape)) if is_static(x.shape) else emit("Shape", [x], (x.ndim,), _INT64)
+
+
+def size_of(x: Tensor, axis: int) -> Tensor:
+    """Return the size of one dimension as an int64 vector of one element."""
+    dim = x.shape[axis]
+    return ints([dim]) if isinstance(dim, int) else emit("Shape", [x], (1,), _INT64, start=axis, end=axis + 1)
+
+
+def scalar_size(x: Tensor, axis: int, dtype: ir.DataType) -> int | Tensor:
+    """Return the size of one dimension, as a scalar of `dtype` if it is not known."""
+    dim = x.shape[axis]
+    return dim if isinstance(dim, int) else cast(squeeze(size_of(x, axis), 0), dtype)
+
+
+def _sizes_of(shape: Sequence[Dim], like: Sequence[Tensor], where: str) -> Tensor:
+    """Return `shape` as an int64 vector; named dimensions are read from tensors that have them."""
+    if is_static(shape):
+        return ints(sizes(shape))
+    places: dict[Dim, tuple[Tensor, int]] = {}
+    for x in like:
+        places |= {dim: (x, i) for i, dim in enumerate(x.shape)}
+    unknown = [dim for dim in shape if not isinstance(dim, int) and (dim is None or dim not in places)]
+    if unknown:
+        raise ConfigError(f"{where}: no tensor here has a dimension {unknown[0]!r}; give its size")
+    parts = [ints([dim]) if isinstance(dim, int) else size_of(*places[dim]) for dim in shape]
+    return concat(parts, axis=0)
+
+
+@example('reshape(ff.argument("x", ("N", 3, 8)), ("N", -1))', "<Tensor Reshape: float32(N, 24)>")
+def reshape(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
+    """Return the elements in another shape; one size may be -1, and names of dimensions of `x` may be used."""
+    tensor = asarray(x)
+    new = reshaped(tensor.shape, tuple(shape), "reshape")
+    if new == tensor.shape and None not in new:
+        return tensor
+    wanted = [0 if isinstance(d, str) and tensor.shape[i : i + 1] == (d,) else d for i, d in enumerate(shape)]
+    named = [i for i, dim in enumerate(wanted) if isinstance(dim, str)]
+    if len(named) == 1 and -1 not in wanted:
+        wanted[named[0]] = -1
+    if is_static(wanted) and 0 not in shape:
+        return emit("Reshape", [tensor, ints(sizes(wanted))], new)
+    target = _sizes_of(shape, [tensor], "reshape")
+    return emit("Reshape", [tensor, target], new, allowzero=int(0 in shape))
+
+
+def reshape_like(x: Tensor, like: Tensor) -> Tensor:
+    """Return `x` in the shape of `like`, which has the same number of elements."""
+    if x.shape == like.shape and None not in x.shape:
+        return x
+    unknown = [i for i, dim in enumerate(like.shape) if not isinstance(dim, int)]
+    if len(unknown) > 1 or 0 in like.shape:
+        return emit("Reshape", [x, shape_of(like)], like.shape, allowzero=1)
+    wanted = [-1 if i in unknown else dim for i, dim in enumerate(like.shape)]
+    return emit("Reshape", [x, ints(sizes(wanted))], like.shape)
+
+
+@example("broadcast_to([1, 2], (2, 2)).compute()", "array([[1, 2],\n       [1, 2]])")
+def broadcast_to(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
+    """Return `x` broadcast to `shape`: repeated along dimensions of size 1, with new ones in front."""
+    tensor, new = asarray(x), tuple(shape)
+    if broadcast([tensor.shape, new], "broadcast_to") != new:
+        raise ConfigError(f"broadcast_to: {written(tensor.shape)} does not broadcast to {written(new)}")
+    if new == tensor.shape:
+        return tensor
+    own = (1,) * (len(new) - tensor.ndim) + tensor.shape
+    wanted = tuple(1 if isinstance(d, str) and d == o else d for d, o in zip(new, own, strict=True))
+    # A size of 1 keeps the dimension of `x`.
+    return emit("Expand", [tensor, _sizes_of(wanted, [tensor], "broadcast_to")], new)
+
+
+def broadcast_like(x: Tensor, like: Tensor) -> Tensor:
+    """Return `x` broadcast to the shape of `like`."""
+    if x.shape == like.shape and None not in x.shape:
+        return x
+    return emit("Expand", [x, shape_of(like)], like.shape)
+
+
+@example('permute_dims(ff.argument("x", ("N", 3, 8)), (0, 2, 1))', "<Tensor Transpose: float32(N, 8, 3)>")
+def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
+    """Return `x` with its dimensions in the order `axes`."""
+    tensor = asarray(x)
+    order = [axis_of(axis, tensor.ndim, "permute_dims") for axis in axes]
+    if sorted(order) != list(range(tensor.ndim)):
+        raise ConfigError(
+            f"permute_dims: {tuple(axes)} is not an order of {tensor.ndim} dimensions; name each once"
+        )
+    if order == list(range(tensor.ndim)):
+        return tensor
+    return emit("Transpose", [tensor], tuple(tensor.shape[i] for i in order), perm=order)
+
+
+@example("matrix_transpose([[1, 2], [3, 4]]).compute()", "array([[1, 3],\n       [2, 4]])")
+def matrix_transpose(x: TensorLike, /) -> Tensor:
+    """Return `x` with its last two dimensions exchanged."""
+    tensor = asarray(x)
+    if tensor.ndim < 2:
+        raise ConfigError(f"matrix_transpose: {tensor!r} has fewer than 2 dimensions")
+    return permute_dims(tensor, [*range(tensor.ndim - 2), tensor.ndim - 1, tensor.ndim - 2])
+
+
+@example('moveaxis(ff.argument("x", ("N", 3, 8)), 1, -1)', "<Tensor Transpose: float32(N, 8, 3)>")
+def moveaxis(x: TensorLike, source: int | Sequence[int], destination: int | Sequence[int], /) -> Tensor:
+    """Return `x` with some dimensions moved to new positions, the others in their order."""
+    tensor = asarray(x)
+    old = [axis_of(a, tensor.ndim, "moveaxis") for a in ((source,) if isinstance(source, int) else source)]
+    places = (destination,) if isinstance(destination, int) else destination
+    new = [axis_of(a, tensor.ndim, "moveaxis") for a in places]
+    if len(old) != len(new) or len(set(old)) != len(old) or len(set(new)) != len(new):
+        raise ConfigError(
+            f"moveaxis: got {source!r} to {destination!r}, wanted as many positions as dimensions"
+        )
+    order = [i for i in range(tensor.ndim) if i not in old]
+    for to, axis in sorted(zip(new, old, strict=True)):
+        order.insert(to, axis)
+    return permute_dims(tensor, order)
+
+
+@example("expand_dims([1, 2], axis=0)", "<Tensor Unsqueeze: int64(1, 2)>")
+def expand_dims(x: TensorLike, /, *, axis: int | Sequence[int] = 0) -> Tensor:
+    """Return `x` with new dimensions of size 1 at the positions `axis` of the result."""
+    tensor = asarray(x)
+    rank = tensor.ndim + (1 if isinstance(axis, int) else len(axis))
+    axes = axes_of(axis, rank, "expand_dims")
+    old = iter(tensor.shape)
+    shape = tuple(1 if i in axes else next(old) for i in range(rank))
+    return emit("Unsqueeze", [tensor, ints(axes)], shape) if axes else tensor
+
+
+@example('squeeze(ff.argument("x", ("N", 1, 8)), 1)', "<Tensor Squeeze: float32(N, 8)>")
+def squeeze(x: TensorLike, /, axis: int | Sequence[int]) -> Tensor:
+    """Return `x` without some of its dimensions of size 1, each named once; negative ones count from the back."""
+    tensor = asarray(x)
+    axes = axes_of(axis, tensor.ndim, "squeeze")
+    for i in axes:
+        if not same(tensor.shape[i], 1):
+            raise ConfigError(f"squeeze: dimension {i} of {tensor!r} is {tensor.shape[i]!r}, not 1")
+    shape = tuple(dim for i, dim in enumerate(tensor.shape) if i not in axes)
+    return emit("Squeeze", [tensor, ints(axes)], shape) if axes else tensor
+
+
+@example("stack([[1, 2], [3, 4]]).compute()", "array([[1, 2],\n       [3, 4]])")
+def stack(arrays: Sequence[TensorLike], /, *, axis: int = 0) -> Tensor:
+    """Return the tensors, all of one shape, joined along a new axis."""
+    return concat([expand_dims(array, axis=axis) for array in arrays], axis=axis)
+
+
+@example("flip([1, 2, 3]).compute()", "array([3, 2, 1])")
+def flip(x: TensorLike, /, *, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Return the elements in reverse order along the axes; None means all of them."""
+    tensor = asarray(x)
+    axes = axes_of(axis, tensor.ndim, "flip")
+    return sliced(tensor, {i: slice(None, None, -1) for i in axes})
+
+
+def sliced(x: Tensor, cuts: dict[int, slice]) -> Tensor:
+    """Return `x` with one slice along each of some dimensions."""
+    cuts = {axis: cut for axis, cut in cuts.items() if cut != slice(None)}
+    if not cuts:
+        return x
+    # One Slice for all axes, since each node is a pass over the data.
+    bounds = [_bounds(cut, x.shape[axis]) for axis, cut in cuts.items()]
+    starts, ends, steps = (ints(column) for column in zip(*bounds, strict=True))
+    shape = tuple(cut_size(dim, cuts[i]) if i in cuts else dim for i, dim in enumerate(x.shape))
+    return emit("Slice", [x, starts, ends, ints(list(cuts)), steps], shape)
+
+
+def _bounds(cut: slice, dim: Dim) -> tuple[int, int, int]:
+    """Return start, end and step of a slice as ONNX writes them."""
+    step = 1 if cut.step is None else int(cut.step)
+    if cut_size(dim, cut) == 0:
+        # numpy and ONNX differ if the start is before the first element, so an empty slice is explicit.
+        return 0, 0, 1
+    start = (0 if step > 0 else _END) if cut.start is None else int(cut.start)
+    end = (_END if step > 0 else -_END) if cut.stop is None else int(cut.stop)
+    return start, end, step
+
+
+def getitem(x: Tensor, index: Any) -> Tensor:
+    """Return x[index]: integers, slices, `...` and None; a tensor of integers selects rows."""
+    if isinstance(index, (Tensor, np.ndarray)):
+        return take(x, index, axis=0)
+    items = _without_ellipsis(index if isinstance(index, tuple) else (index,), x)
+    cuts: dict[int, slice] = {}
+    dropped: list[int] = []
+    new: list[int] = []
+    axis = position = 0
+    for item in items:
+        if item is None:
+            new.append(position)
+            position += 1
+            continue
+        cuts[axis] = _cut(x, axis, item)
+        if isinstance(item, slice):
+            position += 1
+        else:
+            dropped.append(axis)
+        axis += 1
+    result = squeeze(sliced(x, cuts), dropped)
+    return expand_dims(result, axis=new) if new else result
+
+
+def _without_ellipsis(items: tuple[Any, ...], x: Tensor) -> list[Any]:
+    """Return the index with one item per dimension, and its Nones."""
+    used = len([item for item in items if item is not None and item is not Ellipsis])
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
+    if used > x.ndim or len(dots) > 1:
+        raise ConfigError(f"index: {used} indices for {x!r}, and at most one '...'")
+    at = dots[0] if dots else len(items)
+    return [*items[:at], *[slice(None)] * (x.ndim - used), *items[at + 1 :]]
+
+
+def _cut(x: Tensor, axis: int, item: Any) -> slice:
+    if isinstance(item, slice):
+        if item.step == 0:
+            raise ConfigError(f"index: a slice of {x!r} has step 0")
+        return item
+    if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
+        raise ConfigError(
+            f"index: {item!r} is not an index of a tensor; use integers, slices, `...`, None or take"
+        )
+    i, size = int(item), x.shape[axis]
+    if isinstance(size, int) and not -size <= i < size:
+        raise ConfigError(f"index: {i} is out of bounds for dimension {axis} of {x!r}")
+    return slice(i, None if i == -1 else i + 1)
+
+
+def checked_indices(indices: TensorLike, where: str) -> Tensor:
+    """Return indices as a tensor of integers."""
+    tensor = asarray(indices)
+    if tensor.type.dtype not in INDEX:
+        raise ConfigError(f"{where}: indices are int32 or int64, got {tensor!r}; use astype")
+    return tensor
+
+
+@example("take([10, 20, 30], [2, 0]).compute()", "array([30, 10])")
+def take(x: TensorLike, indices: TensorLike, /, *, axis: int = 0) -> Tensor:
+    """Return the slices of `x` along an axis at `indices`, whose dimensions replace the axis.
+
+    Parameters
+    ----------
+    x : Tensor
+    indices : Tensor
+        Of int32 or int64, in any shape; negative ones count from the back. The engine refuses indices out of bounds.
+    axis : int, optional
+        The indexed dimension.
+
+    Returns
+    -------
+    Tensor
+        (x.shape before the axis, indices.shape, x.shape after it), in the dtype of `x`.
+    """
+    tensor, at_indices = asarray(x), checked_indices(indices, "take")
+    at = axis_of(axis, tensor.ndim, "take")
+    shape = (*tensor.shape[:at], *at_indices.shape, *tensor.shape[at + 1 :])
+    return emit("Gather", [tensor, at_indices], shape, axis=at)
+
+
+@example("take_along_axis([[10, 20], [30, 40]], [[1], [0]], axis=1).compute()", "array([[20],\n       [30]])")
+def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) -> Tensor:
+    """Return for each index the element of `x` at that index along the axis, and at its own position elsewhere.
+
+    Parameters
+    ----------
+    x : Tensor
+    indices : Tensor
+        Of int32 or int64, in the shape of `x` except along the axis, where any size will do; nothing broadcasts.
+    axis : int, optional
+        The indexed dimension.
+
+    Returns
+    -------
+    Tensor
+        In the shape of `indices` and the dtype of `x`.
+    """
+    tensor, at_indices = asarray(x), checked_indices(indices, "take_along_axis")
+    at = axis_of(axis, tensor.ndim, "take_along_axis")
+    if at_indices.ndim != tensor.ndim:
+        raise ConfigError(f"take_along_axis: {at_indices!r} does not have the rank of {tensor!r}")
+    sides = [(*t.shape[:at], *t.shape[at + 1 :]) for t in (tensor, at_indices)]
+    if not alike(*sides):
+        raise ConfigError(
+            f"take_along_axis: indices: got {at_indices!r}, wanted the shape of {tensor!r} but for axis {at}; "
+            "use take to index whole slices"
+        )
+    return emit("GatherElements", [tensor, at_indices], at_indices.shape, axis=at)
+
+
+@example("full_like([1, 2], 7).compute()", "array([7, 7])")
+def full_like(x: TensorLike, /, value: float, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return a tensor of the shape (and dtype) of `x` whose elements are `value`."""
+    tensor = asarray(x)
+    filled = np.asarray(value, tensor.dtype if dtype is None else dtype)
+    return broadcast_like(asarray(filled), tensor)
+
+
+@example("zeros_like([1.5, 2.5]).compute()", "array([0., 0.], dtype=float32)")
+def zeros_like(x: TensorLike, /, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return zeros in the shape (and dtype) of `x`."""
+    return full_like(x, 0, dtype)
+
+
+@example("ones_like([1.5, 2.5]).compute()", "array([1., 1.], dtype=float32)")
+def ones_like(x: TensorLike, /, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return ones in the shape (and dtype) of `x`."""
+    return full_like(x, 1, dtype)
+
+
+@example('astype([1.7, 2.2], "int64").compute()', "array([1, 2], dtype=int64)")
+def astype(x: TensorLike, dtype: DTypeLike, /) -> Tensor:
+    """Return `x` in another dtype."""
+    return asarray(x).astype(dtype)
+
+
+def positions(x: Tensor, axis: int) -> Tensor:
+    """Return 0, 1, ... along one dimension, as an int64 vector."""
+    dim = x.shape[axis]
+    if isinstance(dim, int):
+        return ints(range(dim))
+    end = squeeze(size_of(x, axis), 0)
+    zero, one = (asarray(np.asarray(n, np.int64)) for n in (0, 1))
+    return emit("Range", [zero, end, one], (dim,), _INT64)
+
+
+@example("tile([1, 2], (2, 2)).compute()", "array([[1, 2, 1, 2],\n       [1, 2, 1, 2]])")
+def tile(x: TensorLike, repetitions: Sequence[int], /) -> Tensor:
+    """Return `x` repeated as a whole, so many times along each dimension; missing dimensions are added in front."""
+    tensor = asarray(x)
+    counts = [operator.index(n) for n in repetitions]
+    if any(n < 0 for n in counts):
+        raise ConfigError(f"tile: repetitions: got {tuple(repetitions)}, wanted whole numbers from 0 on")
+    tensor = expand_dims(tensor, axis=list(range(len(counts) - tensor.ndim)))
+    counts = [1] * (tensor.ndim - len(counts)) + counts
+    if set(counts) <= {1}:
+        return tensor
+    shape = tuple(_times(dim, n) for dim, n in zip(tensor.shape, counts, strict=True))
+    return emit("Tile", [tensor, ints(counts)], shape)
+
+
+def _times(dim: int | str | None, count: int) -> int | str | None:
+    return dim if count == 1 else dim * count if isinstance(dim, int) else None
+
+
+@example("repeat([1, 2], 2).compute()", "array([1, 1, 2, 2], dtype=int64)")
+def repeat(x: TensorLike, repeats: int | Sequence[int] | Tensor, /, *, axis: int | None = None) -> Tensor:
+    """Return `x` with each element repeated, one after the other.
+
+    Parameters
+    ----------
+    x : Tensor
+    repeats : int, or sequence of int
+        For all elements, or for each position along the axis.  A computed tensor is refused: the size of the result
+        would depend on its values.
+    axis : int, optional
+        The dimension that becomes longer; by default `x` is flattened first.
+    """
+    tensor = reshape(asarray(x), (-1,)) if axis is None else asarray(x)
+    at = axis_of(axis or 0, tensor.ndim, "repeat")
+    counts = constant_of(repeats) if isinstance(repeats, Tensor) else np.asarray(repeats)
+    if counts is None or counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts < 0).any():
+        raise ConfigError(f"repeat: repeats: got {repeats!r}, wanted constant whole numbers from 0 on")
+    if counts.ndim:
+        return take(tensor, _repeated(tensor, at, counts), axis=at)
+    count = int(counts.item())
+    columns = expand_dims(positions(tensor, at), axis=1)
+    shape = (_times(columns.shape[0], count),)
+    return take(tensor, emit("Reshape", [tile(columns, (1, count)), ints([-1])], shape), axis=at)
+
+
+def _repeated(x: Tensor, axis: int, counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Tensor:
+    """Return the position that each element of the result is read from."""
+    size = x.shape[axis]
+    if isinstance(size, int) and len(counts) in (1, size):
+        return ints(np.repeat(np.arange(size), counts).tolist())
+    raise ConfigError(f"repeat: repeats: got {len(counts)} numbers, wanted one, or one for each of {size!r}")
+
+
+@example("roll([1, 2, 3], 1).compute()", "array([3, 1, 2])")
+def roll(x: TensorLike, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Return `x` with its elements moved by `shift` places towards the end; those that leave come in at the front.
+
+    Parameters
+    ----------
+    x : Tensor
+    shift : int or sequence of int
+        Below 0 it moves towards the start.
+    axis : int or sequence of int, optional
+        The dimensions, one for each shift; by default `x` is rolled as if it were flat.
+    """
+    tensor = asarray(x)
+    if axis is None:
+        return reshape_like(roll(reshape(tensor, (-1,)), shift, axis=0), tensor)
+    axes = [axis] if isinstance(axis, int) else list(axis)
+    shifts = [shift] * len(axes) if isinstance(shift, int) else list(shift)
+    if len(axes) != len(shifts):
+        raise ConfigError(f"roll: got {len(shifts)} shifts for {len(axes)} axes; give one for each axis")
+    for by, at in zip(shifts, axes, strict=True):
+        tensor = _rolled(tensor, by, axis_of(at, tensor.ndim, "roll"))
+    return tensor
+
+
+def _rolled(x: Tensor, by: int, axis: int) -> Tensor:
+    size = x.shape[axis]
+    if not isinstance(size, int):
+        # The places modulo a size that only the run knows.
+        return take(x, (positions(x, axis) - by) % squeeze(size_of(x, axis), 0), axis=axis)
+    cut = size - by % size if size else 0
+    if cut in (0, size):
+        return x
+    return concat([sliced(x, {axis: slice(cut, None)}), sliced(x, {axis: slice(0, cut)})], axis=axis)
+
+
+def unstack(x: TensorLike, /, *, axis: int = 0) -> tuple[Tensor, ...]:
+    """Return the slices of `x` along an axis of known size, without that axis.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> [part.shape for part in ff.unstack([[1, 2, 3], [4, 5, 6]])]
+    [(3,), (3,)]
+    """
+    tensor = asarray(x)
+    at = axis_of(axis, tensor.ndim, "unstack")
+    size = tensor.shape[at]
+    if not isinstance(size, int):
+        raise ConfigError(f"unstack: dimension {at} of {tensor!r} has no known size; declare it")
+    return tuple(squeeze(sliced(tensor, {at: slice(i, i + 1)}), at) for i in range(size))
+
+
+__all__ = [
+    "astype", "broadcast_to", "concat", "expand_dims", "flip", "full_like", "matrix_transpose", "moveaxis", "ones_like",
+    "permute_dims", "repeat", "reshape", "roll", "split", "squeeze", "stack", "take", "take_along_axis", "tile",
+    "unstack", "zeros_like",
+]  # fmt: skip

@@ -1,0 +1,37 @@
+"""Examples of functions, and functions that a factory makes of the rows of a table.
+
+The example of a docstring is written in the line above the function.  A factory and its rows are in one module, where
+doctest looks for the functions; `docs/rows.py` makes pages of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def example(call: str, shown: str) -> Callable[[_F], _F]:
+    """Return a decorator that appends an example to a docstring: what `ff.` and `call` print."""
+
+    def with_example(function: _F) -> _F:
+        said = inspect.cleandoc(function.__doc__ or "")
+        lines = (said, "", "Examples", "--------", ">>> import dask_ferro as ff", f">>> ff.{call}", shown, "")
+        function.__doc__ = "\n".join(lines)
+        return function
+
+    return with_example
+
+
+def row(name: str, says: str, call: str, shown: str) -> Callable[[_F], _F]:
+    """Return a decorator that names a function that a factory makes of a row, and documents it by what it returns."""
+
+    def named(function: _F) -> _F:
+        function.__name__ = function.__qualname__ = name
+        first, *rest = says.split("\n")
+        function.__doc__ = "\n".join([f"Return {first}.", *rest])
+        return example(call, shown)(function)
+
+    return named
