@@ -15,7 +15,7 @@ from dask_ferro.errors import ConfigError
 # What a process got that cannot import it.
 NONE = "none that can be imported"
 # The sentence of a task that a worker cannot load (`portable`).
-_OF_TASK = re.compile(r"worker \S+: dask_ferro: got .*")
+_OF_TASK = re.compile(r"(worker \S+|the scheduler): dask_ferro: got .*")
 # Python's words; Dask sends some errors as text alone.
 _WORDS = re.compile(r"No module named \\?'(dask_ferro[\w.]*)")
 

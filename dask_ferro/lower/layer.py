@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby, repeat, starmap
+from operator import call
 from typing import Any, NamedTuple
 
 from dask.highlevelgraph import Layer
 
-from dask_ferro.lower.portable import PortableTask
+from dask_ferro.lower.portable import PortableTask, portable
 from dask_ferro.lower.upstream import GraphNode, TaskRef
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.chunks import pick, shape_at
@@ -71,7 +72,10 @@ def _is_counted(bundle: BundleTasks) -> bool:
 
 
 class LazyLayer(Layer):
-    """A layer whose tasks are generated on first access and are not serialized."""
+    """A layer whose tasks are generated on first access and are not serialized.
+
+    A scheduler that cannot load it refuses the graph with a sentence that names what it lacks.
+    """
 
     _tasks: dict[Key, GraphNode] | None = None
 
@@ -89,6 +93,9 @@ class LazyLayer(Layer):
         kept = {k: v for k, v in self.__dict__.items() if k not in ("_tasks", "has_legacy_tasks")}
         # Dask draws graphs from these; they list each chunk of a dask array, and would be serialized.
         return {**kept, "collection_annotations": None}
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return portable(self, call) or super().__reduce_ex__(protocol)
 
     def is_materialized(self) -> bool:
         """Whether the tasks have been generated."""

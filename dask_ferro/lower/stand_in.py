@@ -46,15 +46,20 @@ def _stand_in(sent: dict[str, Any], got: str) -> object:
     from distributed import get_worker
     from distributed.diagnostics.plugin import WorkerPlugin
 
-    def sentence(address: str) -> str:
-        return f"worker {address}: dask_ferro: got {got}, {sent['remedy']}"
+    def sentence() -> str:
+        try:
+            where = f"worker {get_worker().address}"
+        # It is the scheduler, which loads the graph before any worker does.
+        except ValueError:
+            where = "the scheduler"
+        return f"{where}: dask_ferro: got {got}, {sent['remedy']}"
 
     class Substitute(WorkerPlugin):  # type: ignore[misc]
         def setup(self, worker: Any) -> None:
             worker.metrics[LACKS] = lambda _: got
 
         def __call__(self, *args: object, **kwargs: object) -> object:
-            raise ImportError(sentence(get_worker().address))
+            raise ImportError(sentence())
 
         def __getattr__(self, name: str) -> object:
             # A method of what was sent, such as `predict` of a model; Dask looks for underscored names of its own.

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import PurePath, PurePosixPath
 from typing import Any
 
+import dask
 import onnx
 
 from dask_ferro.errors import ConfigError
@@ -121,7 +122,9 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
     >>> compute(asarray([1.0, 2.0]) * 2)
     array([2., 4.], dtype=float32)
     """
-    value = to_graph(outputs, inputs).compute(**kwargs)
+    # Dask's fusion of tasks drops the annotations of layers, by which a trace knows regions.
+    with dask.config.set({"optimization.fuse.active": False}):
+        value = to_graph(outputs, inputs).compute(**kwargs)
     if isinstance(outputs, Tensor):
         return value
     # A model with a single output gives an array; if `outputs` is a sequence or a mapping, so is the result.

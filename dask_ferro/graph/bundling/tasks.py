@@ -7,8 +7,9 @@ else's graph.  Of the partitions of one series, that which is projected to end f
     projected(bundles, most)    <= projected(tasks, most) x 1.05
 
 The overheads are the projection's largest error: a quiet machine has half of them, and a bundle costs more than a task.
-Rows of 8 points on 2 workers, by pairs, were projected to take 0.9 of the time, and took 1.15 of it.  `most` differs
-from `seconds` for guesses alone: a guess that is too short makes bundles that are too long.
+Rows of 8 points on 2 workers, by pairs, were projected to take 0.9 of the time, and took 1.15 of it.  Tasks of a chain
+wait for each other anyway: merging down chains alone needs no such margin.  `most` differs from `seconds` for guesses
+alone: a guess that is too short makes bundles that are too long.
 
 Tasks that take less than was estimated are no risk: bundles that are too small still save overhead.  Nor may
 the results that are in memory at a time be projected to take more than 1.05 times what those of the graph as it is do,
@@ -28,7 +29,7 @@ from math import inf
 
 import numpy as np
 
-from dask_ferro.graph.bundling.coarsen import SMALL, Limits, series
+from dask_ferro.graph.bundling.coarsen import SMALL, Limits, coarsened, series
 from dask_ferro.graph.bundling.makespan import (
     DASK,
     FREE,
@@ -167,14 +168,17 @@ class _Search:
         # List scheduling may end later with less overhead.
         enough = min(best, half._alone(replace(base, seconds=base.seconds + spent / 2)))
         bound = lower_bound(replace(base, seconds=base.seconds + spent), workers=self.workers, overheads=FREE)
-        if bound > enough:
+        chains = coarsened(base, LONGEST, Limits(budget=0.0, lanes=0))
+        of_chains = (1 - EQUAL) * best if len(chains) < len(base) else enough
+        if bound > max(enough, of_chains):
             return
         longest = inf if self.most is None else (1 + EQUAL) * self._alone(self._at_most(base))
-        for partition in self._partitions(is_tight):
-            sent, most = as_sent(partition, overheads), min(best, enough)
+        others = ((partition, enough) for partition in self._partitions(is_tight))
+        for partition, wanted in chain([(chains, of_chains)], others):
+            sent, most = as_sent(partition, overheads), min(best, wanted)
             if lower_bound(sent, workers=self.workers, overheads=overheads, enough=most) > most:
                 continue
-            if (seconds := scheduled(sent, workers=self.workers, overheads=overheads).seconds) > enough:
+            if (seconds := scheduled(sent, workers=self.workers, overheads=overheads).seconds) > wanted:
                 continue
             if longest < inf and self._seconds(self._at_most(partition)) > longest:
                 continue
