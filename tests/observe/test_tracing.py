@@ -282,7 +282,8 @@ def test_a_session_is_one_op_within_its_task(client: Client) -> None:
     assert (op.prefix, op.source.partition("/")[0]) == (f"{len(mlp().graph.node)} nodes", "onnxruntime")
     assert (op.key, op.worker, op.lane) == (run.key, run.worker, run.lane)
     assert run.start <= op.start <= op.stop <= run.stop
-    assert t.trace.busy_seconds == pytest.approx(run.seconds + joined.seconds)  # ops are parts of it, and not counted again
+    # Ops are parts of it, and not counted again.
+    assert t.trace.busy_seconds == pytest.approx(run.seconds + joined.seconds)
 
 
 def test_array_ops_are_told_one_by_one(client: Client) -> None:
@@ -480,7 +481,7 @@ def test_processes_have_tapes_of_their_own() -> None:
         y = ff.from_onnx(MLP)(X, batch=5)
         with ff.trace(client, ops=True) as t:
             y.compute()
-    *runs, joined = t.trace.tasks
+    *runs, _joined = t.trace.tasks
     assert len(runs) == 8
     assert {s.key for s in t.trace.of("op")} == {k.key for k in runs}
     assert {s.worker for s in t.trace.of("op")} == {s.worker for s in t.trace.of("compute")}
