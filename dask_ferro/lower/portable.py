@@ -31,7 +31,7 @@ _MODULE = (
 _is_inside: ContextVar[bool] = ContextVar("dask_ferro_portable", default=False)
 
 
-def portable(value: object, around: Callable[[object], object] | None = None) -> tuple[object, ...] | None:
+def portable(value: object, around: Callable[[Any], object] | None = None) -> tuple[object, ...] | None:
     """Return what the `__reduce__` of an object returns, so that it loads everywhere; None inside another such object.
 
     Parameters
