@@ -49,8 +49,8 @@ endif
 # Of each room a file or two of decisions and plain values, which start no process: 30 s of two cores.
 QUICK := policy graph/autodiff/test_autodiff.py graph/bundling/test_summary.py graph/model/test_load.py \
     graph/parallel/test_apply.py graph/pipeline/test_schedule.py graph/sharding/test_redistribute.py \
-    graph/tensor/test_tensor.py engines/array/test_program.py lower/bundled/test_recent.py lower/model/test_groups.py \
-    stream/test_chunks.py stream/test_journal.py train/test_scaling.py train/test_states.py simulate/test_engine.py \
+    graph/tensor/test_tensor.py engines/array/test_program.py lower/bundled/test_recent.py \
+    stream/test_chunks.py train/test_scaling.py train/test_states.py simulate/test_engine.py \
     slurm/test_parsing.py observe/test_rules.py views/test_terminal.py
 quick: $(VENV)/.installed-dev ## decisions and plain values, without a cluster or a process; under a minute
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not soak" $(QUICK:%=tests/%)

@@ -311,7 +311,7 @@ def test_the_gpu_benchmark_measures_bundles_as_workers_run_them(measure):
     device = StandIn()
     residency = Residency(device)
     value = device.to_device(np.ones((1, 4, 16), np.float32))
-    chain = gpu.compiled(residency, networks.transformer(16, 4, 2), {"x": value}, "array")
+    chain = gpu.compiled(residency, networks.transformer(16, 4, 2), "array")
     assert type(chain) is Executable
     (result,) = chain(value)
     assert type(result) is DeviceArray

@@ -179,6 +179,11 @@ def test_files_hold_no_leftovers():
     assert found == []
 
 
+def test_files_that_the_makefile_names_exist():
+    named = re.findall(r"[\w/]+\.py\b", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert [name for name in named if not any((ROOT / room / name).exists() for room in (".", "tests"))] == []
+
+
 @pytest.mark.needs("make")
 def test_make_help_lists_every_target_that_is_no_file():
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
