@@ -69,7 +69,9 @@ def trial(path: Path, width: int, prepack: bool) -> dict[str, float]:
         client.wait_for_workers(WORKERS)
         client.run(_warm)
         pids = list(client.run(os.getpid).values())
+        client.run_on_scheduler(_warm)
         scheduler = client.run_on_scheduler(os.getpid)
+        scheduler_before = pss(scheduler)
         before = [pss(pid) for pid in pids]
         model = ff.from_onnx(path, granularity="model")
         futures = [
@@ -82,13 +84,15 @@ def trial(path: Path, width: int, prepack: bool) -> dict[str, float]:
             "weights_resident": sum(after) - sum(before),
             "worker_before": sum(before) / WORKERS,
             "worker_after": sum(after) / WORKERS,
+            "scheduler_before": scheduler_before,
             "scheduler": pss(scheduler),
         }
 
 
 def _warm() -> None:
-    """Import the libraries that a bundle needs, so that they are not counted as weights."""
-    importlib.import_module("dask_ferro.lower.worker.task")
+    """Import what a bundle and Dask's end of a dask array need, so that they do not count as weights."""
+    for name in ("dask_ferro.lower.worker.task", "dask.array"):
+        importlib.import_module(name)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
