@@ -135,7 +135,6 @@ PLACEMENT = (
         0.0,
         "A task leaves the worker that holds its inputs only for one where it ends 5 ms earlier.",
     ),
-    place("transfer_margin", 0.0, "That margin grows by half of the transfer."),
     place("candidates", 1, "Four workers that run dry first are weighed beside the holders; off: one."),
     place(
         "candidates",
@@ -400,7 +399,6 @@ STEALING = (
     steal("reach", 0.0, "A step gives a thief 0.1 s of work at most; off: one task."),
     steal("reach", HUGE, "A step gives a thief 0.1 s of work at most; off: any."),
     steal("margin", 0.0, "A task moves if it ends 2 ms earlier."),
-    steal("transfer_margin", 0.0, "That margin grows by half of the transfer."),
     steal("shortest", 1e-6, "A task under 2 ms moves only when it is projected to wait."),
     steal("bears", 1.0, "Such a wait is ten times the cost of the move; off: once."),
     steal("bears", 100.0, "Such a wait is ten times the cost of the move; off: 100 times."),

@@ -66,8 +66,6 @@ class PlacementParameters:
     # A task leaves the worker that holds its inputs for one where it is done so much earlier.
     margin: float = 0.005
     steals: bool = True
-    # The same margin as a share of what the transfer is projected to take.
-    transfer_margin: float = 0.5
     # Workers that are weighed beside the holders: those on which a task would start first.
     candidates: int = 4
     # A worker is given a task whose inputs others hold when it runs dry within this share of the task's duration:
@@ -139,9 +137,7 @@ class PlacementParameters:
         transfer = links.seconds(task.inputs, worker, hosts)
         seconds = task.on(worker)
         finish = max(worker.starts_in, transfer) + (task.seconds if seconds is None else seconds)
-        if transfer:
-            finish += self.margin + self.transfer_margin * transfer
-        return finish
+        return finish + self.margin if transfer else finish
 
     def may_begin(self, task: TaskFacts, worker: Worker) -> bool:
         """Whether a device has room for a task, never will have, or is idle and has to make room by spilling."""

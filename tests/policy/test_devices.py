@@ -28,7 +28,7 @@ from tests.policy.facts import (
     where,
 )
 
-PLACEMENT = PlacementParameters(margin=0.002, transfer_margin=0.5, light=MB)
+PLACEMENT = PlacementParameters(margin=0.002, light=MB)
 SPEEDS = {"cpu": Speed(1e11, 1e10), "gpu": Speed(2e12, 1e12)}
 
 

@@ -14,7 +14,7 @@ from dask_ferro.policy.stealing.last_victim import LastVictim
 from tests.policy.facts import MB, Stand, decided, free_links, ledger, needs, stand, task, ways, where
 
 SPARE = 1.0
-PLACEMENT = PlacementParameters(margin=0.002, transfer_margin=0.5, light=MB, spare=SPARE)
+PLACEMENT = PlacementParameters(margin=0.002, light=MB, spare=SPARE)
 PARAMETERS = StealingParameters(threshold=0.01, reach=0.1, margin=0.002, shortest=0.002, spare=SPARE)
 INFORMED = Informed(PARAMETERS)
 # Of 8 s, whose input takes 1 s to move; and one of unknown duration.

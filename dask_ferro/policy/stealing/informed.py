@@ -45,10 +45,8 @@ class StealingParameters:
     threshold_follow: float = 0.25
     # The most seconds of work that one step gives a thief; it always gives one task.
     reach: float = 0.1
-    # A task moves when it is projected to finish earlier by this much, and by this share of its transfer time, so that
-    # moving a task twice never pays.
+    # A task moves when it is projected to finish earlier by this much, so that moving a task twice never pays.
     margin: float = 0.002
-    transfer_margin: float = 0.5
     # The cost of a move to the scheduler and two workers beside the transfer.  A task projected to be shorter moves
     # only when it is projected to wait for `bears` times the cost of its move.
     shortest: float = 0.002
@@ -230,7 +228,7 @@ class Informed(Policy):
             if ends is None:
                 continue
             stays = waits + seconds + (0.0 if victim.accepts else self.parameters.pause)
-            gain = stays - ends - self.parameters.margin - self.parameters.transfer_margin * transfer
+            gain = stays - ends - self.parameters.margin
             if not task.wants(thief):  # its affinity is for others
                 gain -= task.seconds
             if gain > 0 and (best is None or (transfer, place) < best[0]):

@@ -22,7 +22,7 @@ from dask_ferro.policy.stealing.policies import NoStealing, named
 from tests.policy.facts import MB, Stand, decided, needs, stand, task, ways
 
 P = StealingParameters(
-    threshold=0.01, reach=0.1, margin=0.002, transfer_margin=0.5, shortest=0.002, tries=8,
+    threshold=0.01, reach=0.1, margin=0.002, shortest=0.002, tries=8,
 )  # fmt: skip
 INFORMED = Informed(P)
 LAST_VICTIM = LastVictim(P)
@@ -168,9 +168,9 @@ def test_of_two_tasks_a_thief_takes(tasks: list, wanted: str) -> None:
 
 
 def test_a_transfer_that_costs_more_than_it_gains_keeps_a_task() -> None:
-    wait = task("t", 0.05, inputs=(needs(10 * MB, "a"),))  # 0.1 s to move, half as much again as margin
-    assert moves(INFORMED, stand("a", wait, running=0.14), stand("b")) == []
-    assert moves(INFORMED, stand("a", wait, running=0.16), stand("b")) == [("t", "a", "b")]
+    wait = task("t", 0.05, inputs=(needs(10 * MB, "a"),))  # 0.1 s to move
+    assert moves(INFORMED, stand("a", wait, running=0.1), stand("b")) == []
+    assert moves(INFORMED, stand("a", wait, running=0.105), stand("b")) == [("t", "a", "b")]
 
 
 @pytest.mark.parametrize(
