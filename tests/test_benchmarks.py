@@ -175,7 +175,8 @@ def jobs_hold(record):
 
 def copies_hold(record):
     assert list(record["results"]["overhead"]) == ["small", "large", "shuffle", "no-op"]
-    assert all(row["cpu"]["median"] > 0 for row in record["results"]["overhead"].values())
+    # At toy size the CPU beyond that of an idle cluster may be nothing.
+    assert all(row["seconds"]["median"] > 0 for row in record["results"]["overhead"].values())
 
 
 def views_hold(record):
