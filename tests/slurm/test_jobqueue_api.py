@@ -12,7 +12,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterator
-from inspect import Parameter, signature
+from inspect import Parameter, getdoc, signature
 from pathlib import Path
 from typing import Any
 
@@ -219,9 +219,9 @@ def test_each_keyword_of_ours_stands_in_the_source_of_the_call_and_is_explained(
     named = signature(ff.SLURMCluster).parameters
     own = {name for name, one in named.items() if one.kind is Parameter.KEYWORD_ONLY}
     assert own == {*options_of(ClusterKeywords)}
-    parameters = ff.SLURMCluster.__doc__.partition("Raises")[0]
+    parameters = getdoc(ff.SLURMCluster).partition("Raises")[0]
     for name in own:
-        assert re.search(rf"^    (\w+, )*{name}(, \w+)* : ", parameters, re.MULTILINE), name
+        assert re.search(rf"^(\w+, )*{name}(, \w+)* : ", parameters, re.MULTILINE), name
         assert named[name].default is None  # the configuration's
 
 
