@@ -250,7 +250,12 @@ async def test_pages_that_were_opened_and_closed_leave_nothing(
     for number in range(count):
         name = NAMES[number % len(NAMES)]
         browser = await opened(scheduler, name)
-        assert sum(len(context._sessions) for context in contexts) == 1
+        # Bokeh 3.10 opens the session after the websocket.
+        await until_async(
+            lambda: sum(len(context._sessions) for context in contexts) == len(site.documents) == 1,
+            "the session of the page",
+            every=0.002,
+        )
         (document,) = site.documents
         seen.append(weakref.ref(document))
         del document
