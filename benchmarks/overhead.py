@@ -31,6 +31,7 @@ import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 from distributed import Client  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
+from tiny_graph import tiny_graph  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.engines.array.custom_ops import sleep  # noqa: E402
@@ -120,7 +121,7 @@ def _same(expected: Any, name: str, result: Any) -> None:
 
 def tiny(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
     """Return ops/s of tiny ops, by granularity."""
-    proto = ff.workloads.tiny(n=40 if toy else 1280)
+    proto = tiny_graph(n=40 if toy else 1280)
     with processes(2) as client:
         models = {g: ff.from_onnx(proto, granularity=g) for g in ("op", "auto", "model")}
         x = _inputs(models["model"])
@@ -301,9 +302,9 @@ def submit(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
     with processes(2) as client:
         cases: dict[str, Callable[[], Any]] = {}
         for n in sizes:
-            cases[f"{n:,} nodes, auto"] = partial(_one_model, client, ff.workloads.tiny(n=n - 1), "auto")
+            cases[f"{n:,} nodes, auto"] = partial(_one_model, client, tiny_graph(n=n - 1), "auto")
         for n in by_op:
-            cases[f"{n:,} nodes, op"] = partial(_one_model, client, ff.workloads.tiny(n=n - 1), "op")
+            cases[f"{n:,} nodes, op"] = partial(_one_model, client, tiny_graph(n=n - 1), "op")
         cases[f"{chunks:,} chunks"] = partial(_many_chunks, client, _double(), chunks)
         _many_chunks(client, _double(), 2)  # warm: imports on the scheduler and the workers
         phases: dict[str, list[dict[str, float]]] = {name: [] for name in cases}

@@ -191,7 +191,7 @@ def test_whoever_reads_the_configuration_refuses_it(reader):
 
 def test_a_worker_with_an_unknown_key_computes_models(tmp_path):
     """The graph was accepted where it was made: one node with an old file fails no task."""
-    model = ff.from_onnx(ff.workloads.tiny(n=4))
+    model = ff.from_onnx(ff.workloads.build("matmul-chain", length=4, m=16))
     settings = {"DASK_FERRO__SCHEDULER__TIKC": "1"}
     with running(1, kind=ff.LocalCluster, env=settings) as client:
         ff.install(client)

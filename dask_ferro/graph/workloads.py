@@ -28,15 +28,17 @@ from types import MappingProxyType
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.model.own_models import made_here
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.emit import Outputs, to_model
+from dask_ferro.graph.tensor.tensor import Node, Tensor, argument, asarray
 
 # Floats in the value that a Sleep op copies: 1 KiB, small compared with a task's own cost.
 SLEEP_ITEMS = 256
-OPSET, IR_VERSION = 21, 10
 # Pixels of an image in the 64-channel stage of ResNet.
 PIXELS = 56 * 56
 
@@ -52,7 +54,7 @@ class Workload:
     description : str
         One line for a list of choices.
     make : callable
-        ``make(name, **params) -> onnx.ModelProto``.
+        ``make(**params)`` returns the outputs by name, as tensors.
     defaults : mapping
         Parameter name to default value; an int stands for an int, a float for a float.
     compute_ops : int
@@ -62,7 +64,7 @@ class Workload:
     """
 
     description: str
-    make: Callable[..., onnx.ModelProto]
+    make: Callable[..., Outputs]
     defaults: Params
     compute_ops: int
     sleeps: bool = False
@@ -71,124 +73,87 @@ class Workload:
 # ---- real kernels ------------------------------------------------------------------------------------------
 
 
-def _weight(rng: np.random.Generator, name: str, rows: int, columns: int) -> onnx.TensorProto:
+def _weight(rng: np.random.Generator, name: str, rows: int, columns: int) -> Tensor:
     """Return uniform weights of mean 0 and variance 1 / rows (the fan-in)."""
     bound = math.sqrt(3.0 / rows)
-    array = (rng.random((rows, columns), dtype=np.float32) * 2 - 1) * np.float32(bound)
-    return numpy_helper.from_array(array, name)
+    return asarray((rng.random((rows, columns), dtype=np.float32) * 2 - 1) * np.float32(bound), name=name)
 
 
-def _mixer_layer(layer: int, x: str, y: str) -> list[onnx.NodeProto]:
-    """Return the twelve nodes of a layer: attention with relu instead of softmax, and a feed-forward part.
+def _norm(d: int) -> Callable[[Tensor], Tensor]:
+    scale, bias = (
+        asarray(np.ones(d, np.float32), name="ln_scale"),
+        asarray(np.zeros(d, np.float32), name="ln_bias"),
+    )
+    return lambda x: nn.layer_norm(x, scale, bias)
+
+
+def _transformer(*, layers: int = 1, seq: int | None = None, d: int, seed: int) -> Outputs:
+    """Return layers of twelve nodes: attention with relu instead of softmax, and a feed-forward part.
 
     q, k and v are parallel.  Keys and values are projected along the sequence (Linformer, arXiv:2006.04768), so both
     are d x d for any sequence, no Transpose is needed, and each of the seven matmuls costs 2 seq d^2 FLOPs.
     """
-    p = f"layer_{layer}/"
-
-    def node(op: str, name: str, *inputs: str, out: str | None = None) -> onnx.NodeProto:
-        return helper.make_node(op, list(inputs), [out or p + name], name=p + name)
-
-    return [
-        node("LayerNormalization", "norm_in", x, "ln_scale", "ln_bias"),
-        node("MatMul", "q", p + "norm_in", "w_q"),
-        node("MatMul", "k", "w_k", p + "norm_in"),
-        node("MatMul", "v", "w_v", p + "norm_in"),
-        node("MatMul", "scores", p + "q", p + "k"),
-        node("Relu", "attention", p + "scores"),
-        node("MatMul", "mixed", p + "attention", p + "v"),
-        node("LayerNormalization", "norm_mixed", p + "mixed", "ln_scale", "ln_bias"),
-        node("MatMul", "up", p + "norm_mixed", "w_up"),
-        node("Relu", "active", p + "up"),
-        node("MatMul", "down", p + "active", "w_down"),
-        node("LayerNormalization", "norm_out", p + "down", "ln_scale", "ln_bias", out=y),
-    ]
-
-
-def _norm_weights(d: int) -> list[onnx.TensorProto]:
-    return [
-        numpy_helper.from_array(np.ones(d, np.float32), "ln_scale"),
-        numpy_helper.from_array(np.zeros(d, np.float32), "ln_bias"),
-    ]
-
-
-def _transformer(name: str, *, layers: int = 1, seq: int | None = None, d: int, seed: int) -> onnx.ModelProto:
     rng, seq = np.random.default_rng(seed), seq or d
     shapes = {"w_q": (d, d), "w_k": (d, seq), "w_v": (d, seq), "w_up": (d, d), "w_down": (d, d)}
-    weights = [_weight(rng, role, *shape) for role, shape in shapes.items()]
-    values = ["x", *(f"hidden_{i}" for i in range(1, layers)), "y"]
-    nodes: list[onnx.NodeProto] = []
-    for i in range(layers):
-        nodes += _mixer_layer(i, values[i], values[i + 1])
-    return _model(name, nodes, {"x": (seq, d)}, {"y": (seq, d)}, weights + _norm_weights(d))
+    w_q, w_k, w_v, w_up, w_down = (_weight(rng, role, *shape) for role, shape in shapes.items())
+    x, norm = argument("x", (seq, d)), _norm(d)
+    for _ in range(layers):
+        read = norm(x)
+        mixed = nn.relu((read @ w_q) @ (w_k @ read)) @ (w_v @ read)
+        x = norm(nn.relu(norm(mixed) @ w_up) @ w_down)
+    return {"y": x}
 
 
-def _matmuls(name: str, *, chains: int = 1, length: int, m: int, seed: int) -> onnx.ModelProto:
+def _matmuls(*, chains: int = 1, length: int, m: int, seed: int) -> Outputs:
     # One input per chain: chains with the same input and weight are common subexpressions, which engines merge.
-    ids = range(chains)
-    x = ["x"] if chains == 1 else [f"x_{i}" for i in ids]
-    y = ["y"] if chains == 1 else [f"y_{i}" for i in ids]
-    nodes = []
-    for i in ids:
-        values = [x[i], *(f"chain_{i}/v_{k}" for k in range(1, length)), y[i]]
-        nodes += [
-            helper.make_node("MatMul", [values[k], "w"], [values[k + 1]], name=f"chain_{i}/matmul_{k}")
-            for k in range(length)
-        ]
     weight = _weight(np.random.default_rng(seed), "w", m, m)
-    return _model(name, nodes, dict.fromkeys(x, (m, m)), dict.fromkeys(y, (m, m)), [weight])
+    ends = {}
+    for suffix in [""] if chains == 1 else [f"_{i}" for i in range(chains)]:
+        value = argument(f"x{suffix}", (m, m))
+        for _ in range(length):
+            value = value @ weight
+        ends[f"y{suffix}"] = value
+    return ends
 
 
-def _resnet(name: str, *, channels: int, seed: int) -> onnx.ModelProto:
+def _resnet(*, channels: int, seed: int) -> Outputs:
     """Return a bottleneck block, as matrix products over the channels of every pixel."""
-    rng = np.random.default_rng(seed)
-    c = channels
-    nodes = [
-        helper.make_node("MatMul", ["x", "w_reduce"], ["reduced"], name="reduce"),
-        helper.make_node("Relu", ["reduced"], ["active"], name="relu"),
-        helper.make_node("MatMul", ["active", "w_mix"], ["mixed"], name="mix"),
-        helper.make_node("LayerNormalization", ["mixed", "ln_scale", "ln_bias"], ["normal"], name="norm"),
-        helper.make_node("MatMul", ["normal", "w_expand"], ["y"], name="expand"),
-    ]
-    weights = [_weight(rng, role, c, c) for role in ("w_reduce", "w_mix", "w_expand")]
-    return _model(name, nodes, {"x": (PIXELS, c)}, {"y": (PIXELS, c)}, weights + _norm_weights(c))
+    rng, x, norm = np.random.default_rng(seed), argument("x", (PIXELS, channels)), _norm(channels)
+    reduce, mix, expand = (
+        _weight(rng, role, channels, channels) for role in ("w_reduce", "w_mix", "w_expand")
+    )
+    return {"y": norm(nn.relu(x @ reduce) @ mix) @ expand}
 
 
 # ---- sleep ops ---------------------------------------------------------------------------------------------
 
 
-def _sleep_chains(name: str, chains: Iterable[tuple[str, Sequence[float]]]) -> onnx.ModelProto:
+def _sleep_chains(chains: Iterable[tuple[str, Sequence[float]]]) -> Outputs:
     """Return chains of (name, seconds of each op) that all read the one input, with one output each."""
-    nodes, outputs = [], []
+    x, ends = argument("x", (SLEEP_ITEMS,)), {}
     for chain, seconds in chains:
-        value = "x"
-        for k, s in enumerate(seconds):
-            op = chain if len(seconds) == 1 else f"{chain}/op_{k}"
-            end = f"{op}:y"
-            nodes.append(
-                helper.make_node("Sleep", [value], [end], name=op, domain=OWN_DOMAIN, seconds=float(s))
-            )
-            value = end
-        outputs.append(value)
-    shape = (SLEEP_ITEMS,)
-    return _model(name, nodes, {"x": shape}, dict.fromkeys(outputs, shape))
+        names = [chain] if len(seconds) == 1 else [f"{chain}/op_{k}" for k in range(len(seconds))]
+        value = x
+        for name, s in zip(names, seconds, strict=True):
+            node = Node("Sleep", (value,), (x.type,), {"seconds": float(s)}, OWN_DOMAIN, opset=1, name=name)
+            value = Tensor(node, 0, x.type)
+        ends[f"{names[-1]}:y"] = value
+    return ends
 
 
-def _wide(
-    name: str, *, branches: int, length: int, skew: float, slow_s: float, fast_s: float
-) -> onnx.ModelProto:
+def _wide(*, branches: int, length: int, skew: float, slow_s: float, fast_s: float) -> Outputs:
     # Rounded half up: Python's round(2.5) is 2.
     slow = math.floor(branches * skew + 0.5)
     chains = [(f"slow_{i}", [slow_s] * length) for i in range(slow)]
     chains += [(f"fast_{i}", [fast_s] * length) for i in range(slow, branches)]
-    return _sleep_chains(name, chains)
+    return _sleep_chains(chains)
 
 
-def _imbalanced(name: str, *, long: int, short: int, long_s: float, short_s: float) -> onnx.ModelProto:
+def _imbalanced(*, long: int, short: int, long_s: float, short_s: float) -> Outputs:
     """Return ops of unequal length; their names end in the id, and the long ones have ids 1 to `long`."""
     ops = [(f"long_{i}", [long_s]) for i in range(1, long + 1)]
     ops += [(f"short_{i}", [short_s]) for i in range(long + 1, long + short + 1)]
-    return _sleep_chains(name, ops)
+    return _sleep_chains(ops)
 
 
 # ---- the table ---------------------------------------------------------------------------------------------
@@ -251,7 +216,8 @@ def build(name: str, **params: int | float) -> onnx.ModelProto:
     6
     """
     workload = _lookup(name)
-    return workload.make(name, **_checked(name, workload.defaults, params))
+    outputs = workload.make(**_checked(name, workload.defaults, params))
+    return made_here(ir.to_proto(to_model(outputs, name=name)))
 
 
 def lower_bound(name: str, workers: int, **params: int | float) -> float:
@@ -287,65 +253,18 @@ def lower_bound(name: str, workers: int, **params: int | float) -> float:
             f"no lower bound for {name!r}: its ops take as long as the machine needs; one of {choices}"
         )
     workers = _integer("workers", workers, least=1)
-    work, path = work_and_path(build(name, **params))
-    return max(work / workers, path)
-
-
-def work_and_path(model: onnx.ModelProto) -> tuple[float, float]:
-    """Return the seconds of all Sleep nodes, and of those on the critical path; other nodes count as 0."""
     finish: dict[str, float] = {}
     seconds_of_all = []
-    for node in model.graph.node:
-        given = next((a.f for a in node.attribute if a.name == "seconds"), 0.0)
+    for node in build(name, **params).graph.node:
         # Attributes are float32: 0.2 is stored as 0.2000000030.
-        seconds = float(str(np.float32(given)))
+        seconds = float(str(np.float32(node.attribute[0].f)))
         start = max((finish.get(x, 0.0) for x in node.input), default=0.0)
         finish.update(dict.fromkeys(node.output, start + seconds))
         seconds_of_all.append(seconds)
-    return math.fsum(seconds_of_all), max(finish.values(), default=0.0)
+    return max(math.fsum(seconds_of_all) / workers, *finish.values())
 
 
-def tiny(n: int = 1280, width: int = 4, seed: int = 0) -> onnx.ModelProto:
-    """Return a graph that measures overhead alone: a source, and `n` two-input ops on 256 floats in `width` lanes.
-
-    The next op of a lane reads the lane's last value, and that of a random other lane (Max, Min) or, one time in
-    four, the source (Add, Sub).  So values are whole multiples of the source, n / width at most: they neither
-    overflow nor vanish, and all engines that follow IEEE 754 give the same bits.
-
-    Parameters
-    ----------
-    n : int
-        Number of ops without the source, at least 1.
-    width : int
-        Number of lanes, and of ops that are ready at a time; each lane has an output ``y_<lane>``.
-    seed : int
-        The seed of the random choices.
-
-    Returns
-    -------
-    onnx.ModelProto
-        With ``n + 1`` nodes; the first is the source, ``Neg(x)``.
-    """
-    n, width = _integer("n", n, least=1), _integer("width", width, least=1)
-    rng = np.random.default_rng(_integer("seed", seed, least=0))
-    width = min(width, n)
-    before = after = ["source"] * width
-    nodes = [helper.make_node("Neg", ["x"], ["source"], name="source")]
-    for i in range(n):
-        layer, lane = divmod(i, width)
-        if lane == 0:
-            before, after = after, list(after)
-        other = before[(lane + int(rng.integers(1, width))) % width] if width > 1 else "source"
-        mixes = rng.random() < 0.75 and other != "source"
-        op = (("Max", "Min") if mixes else ("Add", "Sub"))[(lane + layer) % 2]
-        after[lane] = f"y_{lane}" if i + width >= n else f"v_{i + 1}"
-        inputs = [before[lane], other if mixes else "source"]
-        nodes.append(helper.make_node(op, inputs, [after[lane]], name=f"op_{i + 1}"))
-    shape = (SLEEP_ITEMS,)
-    return _model("tiny", nodes, {"x": shape}, dict.fromkeys(after, shape))
-
-
-# ---- checks and assembly -----------------------------------------------------------------------------------
+# ---- checks -----------------------------------------------------------------------------------------------
 
 
 def _lookup(name: str) -> Workload:
@@ -384,28 +303,3 @@ def _integer(key: str, value: int | float, *, least: int) -> int:
     if number < least:
         raise ConfigError(f"{key} must be at least {least}, got {value!r}")
     return number
-
-
-def _model(
-    name: str,
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Mapping[str, tuple[int, ...]],
-    outputs: Mapping[str, tuple[int, ...]],
-    weights: Sequence[onnx.TensorProto] = (),
-) -> onnx.ModelProto:
-    def typed(value: str, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(value, TensorProto.FLOAT, shape)
-
-    sleeps = [n for n in nodes if n.domain == OWN_DOMAIN]
-    graph = helper.make_graph(
-        nodes,
-        name,
-        [typed(value, shape) for value, shape in inputs.items()],
-        [typed(value, shape) for value, shape in outputs.items()],
-        weights,
-        # ONNX's tools cannot infer the type of our own op, so it is declared.
-        value_info=[typed(n.output[0], (SLEEP_ITEMS,)) for n in sleeps if n.output[0] not in outputs],
-    )
-    opsets = [helper.make_opsetid("", OPSET), *([helper.make_opsetid(OWN_DOMAIN, 1)] if sleeps else [])]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="dask_ferro")
-    return made_here(model) if sleeps else model

@@ -2,7 +2,7 @@
 
 It also lets a bundle's results be picked on the worker where the bundle ran.
 
-Tasks by themselves are measured as they finish (2 us each), those in bundles by their workers (`lower.bundled.report`).
+Tasks by themselves are measured as they finish (2 us each), those in bundles by their workers (`lower.bundled.run`).
 Costs are kept from run to run in a file, a line with a checksum for each group.  It is replaced as a whole, by
 renaming; costs that another scheduler wrote meanwhile are kept, and damaged lines are ignored.  Durations are seconds,
 sizes bytes.
@@ -32,8 +32,7 @@ from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
 from dask_ferro.lower.bundled.costs import Costs, MeasuredTasks, measured_of, names_of
 from dask_ferro.lower.bundled.recent import RecentChoices
-from dask_ferro.lower.bundled.report import TOPIC
-from dask_ferro.lower.bundled.run import is_ours, is_pick
+from dask_ferro.lower.bundled.run import TOPIC, is_ours, is_pick
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.scheduler.plugin import Part
 from dask_ferro.scheduler.upstream import prefer_no_worker, prefer_worker

@@ -11,11 +11,12 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from tiny_graph import tiny_graph
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.workloads import NAMES, WORKLOADS, build, lower_bound, tiny
+from dask_ferro.graph.workloads import NAMES, WORKLOADS, build, lower_bound
 from tests.each import every
 from tests.programs import ran
 
@@ -131,11 +132,11 @@ def test_a_sleep_graph_copies_its_input_to_every_output(name):
 
 def test_another_process_builds_the_same_bytes():
     code = (
-        "import hashlib; from dask_ferro.graph.workloads import build, tiny;"
-        "print(*(hashlib.sha256(m.SerializeToString()).hexdigest() for m in (build('transformer'), tiny())))"
+        "import hashlib; from dask_ferro.graph.workloads import build;"
+        "print(*(hashlib.sha256(m.SerializeToString()).hexdigest() for m in (build('transformer'), build('wide'))))"
     )
     there = ran([sys.executable, "-c", code], check=True).stdout.split()
-    here = [hashlib.sha256(m.SerializeToString()).hexdigest() for m in (build("transformer"), tiny())]
+    here = [hashlib.sha256(m.SerializeToString()).hexdigest() for m in (build("transformer"), build("wide"))]
     assert there == here
 
 
@@ -144,7 +145,7 @@ def test_another_process_builds_the_same_bytes():
 
 @pytest.mark.parametrize(("n", "width"), [(1280, 4), (1281, 4), (10, 1), (3, 8), (1, 1), (64, 64)])
 def test_tiny_has_a_source_and_n_ops_of_two_inputs(n, width):
-    model = tiny(n, width)
+    model = tiny_graph(n, width)
     onnx.checker.check_model(model, full_check=True)
     source, *ops = model.graph.node
     assert (source.op_type, list(source.input)) == ("Neg", ["x"])

@@ -99,7 +99,9 @@ def vjp(
     ConfigError, UnsupportedOp
         As `grad`.
     """
-    _check_floating([*outputs, *wanted])
+    for tensor in (*outputs, *wanted):
+        if not tensor.is_floating:
+            raise ConfigError(f"grad: {tensor!r} is of no floating point numbers, and has no gradient")
     ends = {x.key for x in wanted} if stop else set()
     nodes = reached(outputs)
     # Nodes off every path from a wanted tensor get no gradient nodes at all.
@@ -116,12 +118,6 @@ def vjp(
             with regions.written_in(node.region._replace(phase=regions.BACKWARD)):
                 _differentiate(node, tuple(grads.get(key) for key in keys), moving, grads)
     return [grads.get(x.key) for x in wanted]
-
-
-def _check_floating(tensors: Iterable[Tensor]) -> None:
-    for tensor in tensors:
-        if not tensor.is_floating:
-            raise ConfigError(f"grad: {tensor!r} is of no floating point numbers, and has no gradient")
 
 
 def _moving(nodes: Iterable[Node], wanted: set[Key], ends: set[Key]) -> set[Key]:

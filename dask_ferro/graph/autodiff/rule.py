@@ -114,12 +114,9 @@ def _summed_late(g: Tensor, x: Tensor) -> Tensor:
     axes = emit("Reshape", [ones, ints([-1])], (None,))
     wide = emit("ReduceSum", [widened(g), axes], (None,) * g.ndim, keepdims=1, noop_with_empty_axes=1)
     total = cast(wide, g.type.dtype)
-    return reshape_like(total, x) if g.ndim > x.ndim else retyped(total, x)
-
-
-def retyped(t: Tensor, x: Tensor) -> Tensor:
-    """Return `t` with the type of `x`, whose shape it is known to have."""
-    return Tensor(t.origin, t.index, t.type._replace(shape=x.shape))
+    # Of one rank, the sum is known to have the shape of `x`.
+    known = Tensor(total.origin, total.index, total.type._replace(shape=x.shape))
+    return reshape_like(total, x) if g.ndim > x.ndim else known
 
 
 def shared_over(g: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:

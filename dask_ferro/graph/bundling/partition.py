@@ -95,18 +95,17 @@ class Quotient:
 
 def finest(dag: Dag, kinds: Ints | None = None, shares: Floats | None = None) -> Quotient:
     """Return one piece for each node, but one for nodes that must not be cut apart."""
-    n = len(dag.seconds)
-    rows = _rows(dag)
+    n, rows = len(dag.seconds), _rows(dag)
     label = _contracted(n, rows, dag.glued) if len(dag.glued) else np.arange(n)
-    none = np.zeros(n)
-    return _quotient(
-        label,
-        label,
-        np.asarray(dag.seconds, np.float64),
-        none if shares is None else shares,
-        none.astype(np.int64) if kinds is None else kinds,
-        rows,
-    )
+    return _labelled(dag, label, rows, kinds, shares)
+
+
+def _labelled(
+    dag: Dag, label: Ints, rows: Rows, kinds: Ints | None = None, shares: Floats | None = None
+) -> Quotient:
+    none, seconds = np.zeros(len(label)), np.asarray(dag.seconds, np.float64)
+    shares = none if shares is None else shares
+    return _quotient(label, label, seconds, shares, none.astype(np.int64) if kinds is None else kinds, rows)
 
 
 def partitioned(dag: Dag, bundles: Sequence[Sequence[int]]) -> Quotient:
@@ -118,10 +117,7 @@ def partitioned(dag: Dag, bundles: Sequence[Sequence[int]]) -> Quotient:
     total = sum(map(len, bundles))
     if total != n or (label < 0).any():
         raise ValueError(f"bundles: got {total} nodes, wanted each of {n} exactly once")
-    none = np.zeros(n)
-    return _quotient(
-        label, label, np.asarray(dag.seconds, np.float64), none, none.astype(np.int64), _rows(dag)
-    )
+    return _labelled(dag, label, _rows(dag))
 
 
 def merged(q: Quotient, label: Ints) -> Quotient:

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.graph.bundling.makespan import Overheads
+from dask_ferro.graph.bundling.makespan import Overheads, project
 from dask_ferro.graph.bundling.partition import Dag
-from dask_ferro.graph.bundling.select import Granularity, bundled
+from dask_ferro.graph.bundling.select import Granularity, bundle
 from dask_ferro.graph.cost.roofline import CPU, Cost, DeviceProfile, ModelCost, model_cost
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.ir.nodes import nested, reads, type_of, uses, value_bytes
@@ -122,11 +122,12 @@ def plan(
     read = [tuple(uses(node)) for node in nodes]
     constant = _constants(model, nodes, read)
     work = _without(dag(model, types, cost.seconds), constant)
-    cut, makespan = bundled(work, granularity, workers=workers, overheads=overheads)
+    cut = bundle(work, granularity, workers=workers, overheads=overheads)
     pieces = _with_constants(nodes, read, cut, constant)
     bundles = tuple(_bundles(model, read, pieces, constant, cost))
     bundles += tuple(_passed_on(model, bundles))
     made = _numbered(one.outputs for one in bundles)
+    makespan = project(work, cut, workers=workers, overheads=overheads)
     return Plan(bundles, tuple(made[v.name] for v in model.graph.outputs if v.name), makespan)
 
 
@@ -211,14 +212,12 @@ def _draws(node: ir.Node) -> bool:
 
 def _without(work: Dag, constant: Mapping[int, object]) -> Dag:
     """Return the graph with constants as free nodes that nothing waits for."""
-    if not constant:
-        return work
     kept = [row for row, (source, _, _) in enumerate(work.edges) if source not in constant]
     return Dag(
         [0.0 if i in constant else s for i, s in enumerate(work.seconds)],
         [work.edges[row] for row in kept],
         [pair for pair in work.glued if pair[0] not in constant],
-        [work.values[row] for row in kept] if work.values else (),
+        [work.values[row] for row in kept],
     )
 
 
@@ -229,8 +228,6 @@ def _with_constants(
     constant: Mapping[int, tuple[int, ...]],
 ) -> list[list[int]]:
     """Return the pieces, each with the constants that it reads; pieces of constants alone are gone."""
-    if not constant:
-        return [list(piece) for piece in cut]
     maker = _makers(nodes, constant)
     pieces = []
     for piece in cut:

@@ -18,7 +18,7 @@ import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.coarsen import SMALL, Limits, coarsened, series
-from dask_ferro.graph.bundling.makespan import DASK, FREE, Overheads, lower_bound, project, scheduled
+from dask_ferro.graph.bundling.makespan import DASK, FREE, Overheads, lower_bound, scheduled
 from dask_ferro.graph.bundling.partition import Bundles, Dag, Quotient, finest, merged
 
 Granularity: TypeAlias = Literal["auto", "op", "model"] | float
@@ -82,14 +82,6 @@ def bundle(
     if sum(dag.seconds) <= grain:
         return (tuple(range(len(dag.seconds))),)
     return coarsened(base, grain, Limits(budget=grain, lanes=1, cap=grain)).bundles()
-
-
-def bundled(
-    dag: Dag, granularity: Granularity, *, workers: int, overheads: Overheads
-) -> tuple[Bundles, float]:
-    """Return the bundles of `dag`, as `bundle` does, and their projected makespan in seconds."""
-    found = bundle(dag, granularity, workers=workers, overheads=overheads)
-    return found, project(dag, found, workers=workers, overheads=overheads)
 
 
 class Candidate(NamedTuple):

@@ -97,12 +97,6 @@ def bundle_tasks(
         Default: as they are numbered.
     overheads : Overheads
 
-    Raises
-    ------
-    ValueError
-        Edges that do not go forward; kinds and shares that are not one for each task; seconds or shares that are
-        negative or not a number; no worker; or a task that costs nothing beside its own seconds.
-
     Examples
     --------
     Four tasks of 1 ms one after the other, the last of which has to be by itself:
@@ -111,19 +105,9 @@ def bundle_tasks(
     >>> bundle_tasks(TaskDag(dag, [0, 0, 0, ALONE], [0.0] * 4), workers=2)
     ((0, 1, 2), (3,))
     """
-    if workers < 1 or not overheads.task_s > 0:
-        raise ValueError(f"got {workers} workers and task_s={overheads.task_s}, wanted 1 or more, and over 0")
-    n = len(work.dag.seconds)
-    if len(work.kinds) != n or len(work.shares) != n or len(work.most) not in (0, n):
-        raise ValueError(
-            f"got {len(work.kinds)} kinds, {len(work.shares)} shares and {len(work.most)} longest seconds, wanted one"
-            f" for each of {n} tasks"
-        )
     seconds, shares, most = (np.asarray(a, np.float64) for a in (work.dag.seconds, work.shares, work.most))
-    if not all((numbers >= 0).all() for numbers in (seconds, shares, most)):
-        raise ValueError("seconds or shares of a task are negative or not a number, wanted 0 or more")
     base = finest(work.dag, np.asarray(work.kinds, np.int64), shares)
-    if n < 2 or not (base.kinds != ALONE).any():
+    if len(seconds) < 2 or not (base.kinds != ALONE).any():
         return base.bundles()
     search = _Search(
         base, most if len(most) and not np.array_equal(seconds, most) else None, workers, overheads

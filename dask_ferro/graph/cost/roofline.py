@@ -12,9 +12,8 @@ one thread of a device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -100,17 +99,13 @@ def _is_weight(value: ir.Value) -> bool:
 
 
 def _body_cost(node: ir.Node, types: Types) -> Cost:
-    each = [_total_cost(body, types) for body in bodies(node)]
+    each = [_sum(node_cost(inner, types) for inner in body) for body in bodies(node)]
     if not each:
         return NOTHING
     if node.op_type == "If":
         return max(each, key=lambda cost: (cost.flops, cost.read_bytes + cost.write_bytes))
     times, once = _trips(node, types), _sum(each)
     return Cost(times * once.flops, times * once.read_bytes, times * once.write_bytes, once.weight_bytes)
-
-
-def _total_cost(body: ir.Graph, types: Types) -> Cost:
-    return _sum(node_cost(inner, types) for inner in body)
 
 
 def _sum(each: Iterable[Cost]) -> Cost:
@@ -217,34 +212,26 @@ def seconds(
     Parameters
     ----------
     node : onnx_ir.Node or str
-        The node or its operator type.  A node with bodies has the efficiency of their nodes; a Sleep takes the seconds
-        of its attribute.
+        The node or its operator type.  A Sleep takes the seconds of its attribute, a node with bodies those of their
+        nodes, whatever its cost is.
     cost : Cost
     profile : DeviceProfile
     types : mapping of str to ValueType, optional
-        Types of values inside bodies, by which their operators are weighted; the declared ones if left out.
+        Types of values inside bodies; the declared ones if left out.
     """
     if isinstance(node, str):
-        share, nodes, asleep = profile.efficiency.get(node, profile.other), 1.0, 0.0
-    elif _sleeps(node):
-        return _asleep(node, types)
-    elif bodies(node):
-        share, nodes, asleep = _share(node, profile, types), _nodes(node, types), _asleep(node, types)
+        kind = node
+    elif node.domain == OWN_DOMAIN and node.op_type == "Sleep":
+        return float(Operands(node, types).attribute("seconds", 0.0))
+    elif inside := bodies(node):
+        each = [sum(seconds(n, node_cost(n, types), profile, types=types) for n in body) for body in inside]
+        longest = max(each) if node.op_type == "If" else _trips(node, types) * sum(each)
+        return longest + profile.node_overhead_s
     else:
-        share, nodes, asleep = profile.efficiency.get(_kind(node, types), profile.other), 1.0, 0.0
-    arithmetic = cost.flops / (profile.flops_per_s * share)
+        kind = _kind(node, types)
+    arithmetic = cost.flops / (profile.flops_per_s * profile.efficiency.get(kind, profile.other))
     memory = (cost.read_bytes + cost.write_bytes) / profile.bytes_per_s
-    return max(arithmetic, memory) + nodes * profile.node_overhead_s + asleep
-
-
-def _share(node: ir.Node, profile: DeviceProfile, types: Types) -> float:
-    """Return the share of the device's FLOP/s that a node reaches; with bodies, the mean weighted by FLOPs."""
-    inner = list(chain.from_iterable(bodies(node)))
-    if not inner:
-        return profile.efficiency.get(_kind(node, types), profile.other)
-    each = [(node_cost(n, types).flops, _share(n, profile, types)) for n in inner]
-    total = sum(count for count, _ in each)
-    return total / sum(count / share for count, share in each) if total else profile.other
+    return max(arithmetic, memory) + profile.node_overhead_s
 
 
 def _kind(node: ir.Node, types: Types) -> str:
@@ -253,28 +240,3 @@ def _kind(node: ir.Node, types: Types) -> str:
         return node.op_type
     o = Operands(node, types)
     return "DepthwiseConv" if o.attribute("group", 1) > 1 and o.shape(1)[1:2] == (1,) else "Conv"
-
-
-def _nodes(node: ir.Node, types: Types) -> float:
-    """Return the number of nodes that are started when this one runs, itself included."""
-    return 1 + _repeated(node, _nodes, types)
-
-
-def _asleep(node: ir.Node, types: Types) -> float:
-    if _sleeps(node):
-        return float(Operands(node, types).attribute("seconds", 0.0))
-    return _repeated(node, _asleep, types)
-
-
-def _sleeps(node: ir.Node) -> bool:
-    return node.domain == OWN_DOMAIN and node.op_type == "Sleep"
-
-
-def _repeated(node: ir.Node, amount: Callable[[ir.Node, Types], float], types: Types) -> float:
-    """Return an amount summed over all runs of a node's bodies; for an If, that of the larger branch."""
-
-    def inside(body: ir.Graph) -> float:
-        return sum(amount(inner, types) for inner in body)
-
-    each = [0.0, *map(inside, bodies(node))]
-    return max(each) if node.op_type == "If" else _trips(node, types) * sum(each)

@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.dtypes import INTEGER
+from dask_ferro.graph.ir.dtypes import INTEGER, UNSIGNED
 from dask_ferro.graph.tensor.dims import broadcast
 from dask_ferro.graph.tensor.rows import example, row
 from dask_ferro.graph.tensor.tensor import (
@@ -23,8 +23,6 @@ from dask_ferro.graph.tensor.tensor import (
     elementwise,
     emit,
     floating,
-    inverted,
-    negated,
     numbers,
     promoted,
 )
@@ -65,7 +63,7 @@ def _rounded(name: str, compute: Callable[[Tensor], Tensor], says: str, x: str, 
 def _is(name: str, op_type: str, says: str, x: str, shown: str) -> Unary:
     def unless_whole(x: Tensor) -> Tensor:
         is_floating = numbers(x, name).is_floating
-        return elementwise(op_type, x, _BOOL) if is_floating else inverted(isfinite(x))
+        return elementwise(op_type, x, _BOOL) if is_floating else _inverted(isfinite(x))
 
     return _unary(name, unless_whole, f"whether x is {says}, elementwise; no integer is", x, shown)
 
@@ -113,8 +111,16 @@ def integers(where_: str, x: Tensor) -> Tensor:
     return x
 
 
+def _negated(x: Tensor) -> Tensor:
+    if numbers(x, "Neg").type.dtype in UNSIGNED:
+        raise ConfigError(f"Neg: takes numbers that have a sign, got {x!r}; use astype")
+    return elementwise("Neg", x)
+
+
 def _inverted(x: Tensor) -> Tensor:
-    return elementwise("BitwiseNot", x) if x.type.dtype in INTEGER else inverted(x)
+    if x.type.dtype != _BOOL:
+        raise ConfigError(f"Not: takes bool, got {x!r}; compare first")
+    return elementwise("Not", x)
 
 
 def _is_finite(x: Tensor) -> Tensor:
@@ -170,10 +176,12 @@ sign = _unary("sign", lambda x: elementwise("Sign", numbers(x, "sign")), "-1, 0 
     "[-3, 0, 5]", "[-1,  0,  1]")
 square = _unary("square", lambda x: x * x, "x * x, elementwise", "[2.0, 3.0]", "[4., 9.], dtype=float32")
 positive = _unary("positive", lambda x: numbers(x, "positive"), "x, a tensor of numbers", "[-1, 2]", "[-1,  2]")
-negative = _unary("negative", negated, "-x, elementwise; unsigned integers are refused", "[1, -2]", "[-1,  2]")
-logical_not = _unary("logical_not", inverted, "whether x, a tensor of bools, is false, elementwise",
+negative = _unary("negative", _negated, "-x, elementwise; unsigned integers are refused", "[1, -2]", "[-1,  2]")
+logical_not = _unary("logical_not", _inverted, "whether x, a tensor of bools, is false, elementwise",
     "[True, False]", "[False,  True]")
-bitwise_invert = _unary("bitwise_invert", _inverted, "x with every bit inverted, elementwise; `~` of tensors",
+bitwise_invert = _unary("bitwise_invert",
+    lambda x: elementwise("BitwiseNot", x) if x.type.dtype in INTEGER else _inverted(x),
+    "x with every bit inverted, elementwise; `~` of tensors",
     "[0, 5]", "[-1, -6]")
 
 add = _of_two("add", "Add", "the sum", "[1, 2], [3, 4]", "[4, 6]")
@@ -185,7 +193,7 @@ pow = _of_two("pow", "Pow", "x1 to the power of x2", "[2.0, 3.0], 2.0", "[4., 9.
 maximum = _of_two("maximum", "Max", "the larger one", "[1, 5], [3, 4]", "[3, 5]")
 minimum = _of_two("minimum", "Min", "the smaller one", "[1, 5], [3, 4]", "[1, 4]")
 equal = _compared("equal", "Equal", "both are equal", "[1, 2], [1, 3]", "[ True, False]")
-not_equal = _binary("not_equal", lambda x1, x2: inverted(equal(x1, x2)), f"whether both differ, {_BROADCAST}",
+not_equal = _binary("not_equal", lambda x1, x2: _inverted(equal(x1, x2)), f"whether both differ, {_BROADCAST}",
     "[1, 2], [1, 3]", "[False,  True]")
 less = _compared("less", "Less", "x1 < x2", "[1, 2], [1, 3]", "[False,  True]")
 less_equal = _compared("less_equal", "LessOrEqual", "x1 <= x2", "[1, 2], [1, 3]", "[ True,  True]")

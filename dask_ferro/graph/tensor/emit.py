@@ -83,17 +83,21 @@ def build(
         raise ConfigError(f"build: {both[0]!r} names an input and an output; rename the output")
     # The names that the caller relies on are reserved before all others.
     writer = _Writer(arguments, {**named, **(names or {})})
+    opsets = {"": OPSET}
     for step in order:
         writer.write(step)
+        if isinstance(step, Node):
+            opsets[step.domain] = max(step.opset, opsets.get(step.domain, 1))
     ends = [writer.end(label, tensor) for label, tensor in named.items()]
     entries = [writer.values[source.number, 0] for source in arguments]
-    opsets = _opsets(order)
+    imports = [onnx.helper.make_opsetid("", opsets[""])]
+    earliest = _DEVICES_IR if writer.configurations else _EARLIEST_IR
     graph = ir.Graph(
         entries, ends, nodes=writer.nodes, initializers=writer.weights, opset_imports=opsets, name=name
     )
     made = ir.Model(
         graph,
-        ir_version=_ir_version(opsets[""], bool(writer.configurations)),
+        ir_version=max(earliest, int(onnx.helper.find_min_ir_version_for(imports))),
         producer_name="dask_ferro",
         device_configurations=tuple(writer.configurations.values()),
     )
@@ -143,16 +147,12 @@ def save_onnx(
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
         raise ConfigError(f"save_onnx: {os.fspath(path)!r}: folder {folder!r} does not exist; make it first")
-    write(_model_of(outputs, inputs), os.fspath(path))
-
-
-def _model_of(outputs: Outputs | HasModel | ir.Model, inputs: Sequence[Tensor]) -> ir.Model:
     model = outputs if isinstance(outputs, ir.Model) else getattr(outputs, "model", None)
     if not isinstance(model, ir.Model):
-        return to_model(outputs, inputs)  # type: ignore[arg-type]  # no model: outputs, or refused by `build`
-    if inputs:
+        model = to_model(outputs, inputs)  # type: ignore[arg-type]  # no model: outputs, or refused by `build`
+    elif inputs:
         raise ConfigError("save_onnx: a model has its inputs already; give `inputs` with tensors alone")
-    return model
+    write(model, os.fspath(path))
 
 
 def _named_outputs(outputs: Outputs) -> dict[str, Tensor]:
@@ -204,34 +204,6 @@ def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | TensorSource]) -
     return list(found.values())
 
 
-def _opsets(order: Iterable[Node | TensorSource]) -> dict[str, int]:
-    opsets = {"": OPSET}
-    for step in order:
-        if isinstance(step, Node):
-            opsets[step.domain] = max(step.opset, opsets.get(step.domain, 1))
-    return opsets
-
-
-def _ir_version(opset: int, has_devices: bool) -> int:
-    imports = [onnx.helper.make_opsetid("", opset)]
-    earliest = _DEVICES_IR if has_devices else _EARLIEST_IR
-    return max(earliest, int(onnx.helper.find_min_ir_version_for(imports)))
-
-
-def _turned_back(step: Node, inputs: Sequence[ir.Value | None]) -> list[ir.Value] | None:
-    """Return the value whose transpose a node transposes back, which would be computed and kept; None: it does not.
-
-    The gradient of `x @ w.mT` transposes what the product reads.
-    """
-    kind = ("", "Transpose")
-    maker = inputs[0].producer() if (step.domain, step.op_type) == kind and inputs[0] is not None else None
-    if maker is None or (maker.domain, maker.op_type) != kind or "perm" not in maker.attributes:
-        return None
-    perm = maker.attributes["perm"].as_ints()
-    is_back = [perm[axis] for axis in step.attribute("perm", ())] == [*range(len(perm))]
-    return [value for value in maker.inputs if value is not None] if is_back else None
-
-
 class _Writer:
     """The values and nodes of one model that are written so far."""
 
@@ -262,7 +234,7 @@ class _Writer:
             return
         inputs = [None if x is None else self.values[x.key] for x in step.inputs]
         key = _node_key(step, inputs)
-        outputs = _turned_back(step, inputs) or (self._written.get(key) if key is not None else None)
+        outputs = self._written.get(key) if key is not None else None
         if outputs is None:
             outputs = self._node(step, inputs)
             self._written[key or step.number] = outputs

@@ -22,7 +22,7 @@ from dask_ferro.graph.ir.inference import Dim, ValueType
 from dask_ferro.graph.ir.nodes import bodies, uses
 from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.graph.tensor.dims import written
-from dask_ferro.graph.tensor.imported.mixed_precision import WIDE, Operator, narrowed
+from dask_ferro.graph.tensor.imported.mixed_precision import WIDE, narrowed
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
 from dask_ferro.graph.tensor.tensor import Node, Tensor, argument, asarray
 
@@ -296,8 +296,7 @@ def _outputs(
     if half is not None:
         wanted = [None if v is None else types.get(str(v.name)) for v in node.inputs]
         with regions.written_in(region):
-            operator = Operator(domain, node.op_type, opset)
-            inputs, results = narrowed(operator, inputs, wanted, results, half)
+            inputs, results = narrowed((domain, node.op_type, opset), inputs, wanted, results, half)
     made = Node(
         node.op_type,
         inputs,

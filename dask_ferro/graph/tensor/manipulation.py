@@ -33,6 +33,7 @@ from dask_ferro.graph.tensor.origin import TensorType
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import (
     DTypeLike,
+    Node,
     Tensor,
     TensorLike,
     asarray,
@@ -191,6 +192,16 @@ def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
         )
     if order == list(range(tensor.ndim)):
         return tensor
+    # The gradient of `x @ w.mT` transposes back what the product reads, which would be computed and kept.
+    made = tensor.origin
+    if (
+        isinstance(made, Node)
+        and (made.domain, made.op_type) == ("", "Transpose")
+        and made.inputs[0] is not None
+    ):
+        before = made.attribute("perm")
+        if before is not None and [before[i] for i in order] == list(range(tensor.ndim)):
+            return made.inputs[0]
     return emit("Transpose", [tensor], tuple(tensor.shape[i] for i in order), perm=order)
 
 

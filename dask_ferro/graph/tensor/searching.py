@@ -15,15 +15,7 @@ from dask_ferro.graph.tensor.manipulation import concat, expand_dims, reshape, s
 from dask_ferro.graph.tensor.origin import TensorType
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import Axis, reduce
-from dask_ferro.graph.tensor.tensor import (
-    Tensor,
-    TensorLike,
-    asarray,
-    cast,
-    emit_all,
-    numbers,
-    promoted,
-)
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit_all, numbers, promoted
 
 _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 
@@ -148,13 +140,10 @@ def diff(
     if not isinstance(n, int) or n < 0:
         raise ConfigError(f"diff: n: got {n!r}, wanted a whole number from 0 on")
     for _ in range(n):
-        tensor = sliced(tensor, {at: slice(1, None)}) - _before_last(tensor, at)
+        # A dimension of size 0 has no last element, and its differences are none.
+        before_last = tensor if tensor.shape[at] == 0 else sliced(tensor, {at: slice(None, -1)})
+        tensor = sliced(tensor, {at: slice(1, None)}) - before_last
     return tensor
-
-
-def _before_last(x: Tensor, axis: int) -> Tensor:
-    # A dimension of size 0 has no last element, and its differences are none.
-    return x if x.shape[axis] == 0 else sliced(x, {axis: slice(None, -1)})
 
 
 __all__ = ["all", "any", "argsort", "count_nonzero", "diff", "isin", "searchsorted", "sort"]

@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import regions
-from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, UNSIGNED, since, takes
+from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, since, takes
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, checked_dim, is_static, sizes, written
 from dask_ferro.graph.tensor.dtypes import DTypeLike as DTypeLike
@@ -50,20 +50,8 @@ def evaluated_by(function: Callable[..., Any]) -> None:
 _OF_BOOLS = frozenset({"Equal", "And", "Or", "Xor"})
 
 
-def _operator(op_type: str, **rules: Any) -> tuple[_Method, _Method]:
-    """Return the methods of a binary operator, for a tensor on its left and on its right."""
-
-    def left(self: Tensor, other: TensorLike) -> Tensor:
-        return binary(op_type, self, other, **rules)
-
-    def right(self: Tensor, other: TensorLike) -> Tensor:
-        return binary(op_type, other, self, **rules)
-
-    return left, right
-
-
-def _by_name(name: str) -> tuple[_Method, _Method]:
-    """Return the methods of a binary operator that is a function of the namespace."""
+def _operator(name: str) -> tuple[_Method, _Method]:
+    """Return the methods of a binary function of the namespace, for a tensor on its left and on its right."""
 
     def left(self: Tensor, other: TensorLike) -> Tensor:
         return getattr(self.__array_namespace__(), name)(self, other)  # type: ignore[no-any-return]
@@ -72,6 +60,11 @@ def _by_name(name: str) -> tuple[_Method, _Method]:
         return getattr(self.__array_namespace__(), name)(other, self)  # type: ignore[no-any-return]
 
     return left, right
+
+
+def _unary(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the method of a function of one tensor of the namespace."""
+    return lambda self: getattr(self.__array_namespace__(), name)(self)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -175,50 +168,35 @@ class Tensor:
     __bool__ = __int__ = __float__ = __index__ = __complex__ = _no_value
     __iter__ = __array__ = __len__ = _no_value
 
-    # Arithmetic
+    # Operators
 
-    __add__, __radd__ = _operator("Add")
-    __sub__, __rsub__ = _operator("Sub")
-    __mul__, __rmul__ = _operator("Mul")
-    __truediv__, __rtruediv__ = _operator("Div", floats=True)
-    __pow__, __rpow__ = _operator("Pow")
-
-    def __neg__(self) -> Tensor:
-        return negated(self)
+    __add__, __radd__ = _operator("add")
+    __sub__, __rsub__ = _operator("subtract")
+    __mul__, __rmul__ = _operator("multiply")
+    __truediv__, __rtruediv__ = _operator("divide")
+    __pow__, __rpow__ = _operator("pow")
+    __matmul__, __rmatmul__ = _operator("matmul")
+    __floordiv__, __rfloordiv__ = _operator("floor_divide")
+    __mod__, __rmod__ = _operator("remainder")
+    __eq__, _ = _operator("equal")  # type: ignore[assignment]
+    __ne__, _ = _operator("not_equal")  # type: ignore[assignment]
+    __lt__, __gt__ = _operator("less")
+    __le__, __ge__ = _operator("less_equal")
+    __and__, __rand__ = _operator("bitwise_and")
+    __or__, __ror__ = _operator("bitwise_or")
+    __xor__, __rxor__ = _operator("bitwise_xor")
+    __lshift__, __rlshift__ = _operator("bitwise_left_shift")
+    __rshift__, __rrshift__ = _operator("bitwise_right_shift")
+    __neg__, __abs__, __invert__ = map(_unary, ("negative", "abs", "bitwise_invert"))
 
     def __pos__(self) -> Tensor:
         return self
-
-    def __abs__(self) -> Tensor:
-        return elementwise("Abs", numbers(self, "Abs"))
-
-    __matmul__, __rmatmul__ = _by_name("matmul")
-    __floordiv__, __rfloordiv__ = _by_name("floor_divide")
-    __mod__, __rmod__ = _by_name("remainder")
 
     def __divmod__(self, other: TensorLike) -> tuple[Tensor, Tensor]:
         return self // other, self % other
 
     def __rdivmod__(self, other: TensorLike) -> tuple[Tensor, Tensor]:
         return self.__rfloordiv__(other), self.__rmod__(other)
-
-    # Comparison and logic
-
-    __eq__, _ = _operator("Equal", result=ir.DataType.BOOL)  # type: ignore[assignment]
-
-    def __ne__(self, other: TensorLike) -> Tensor:  # type: ignore[override]
-        return inverted(self == other)
-
-    __lt__, __gt__ = _operator("Less", result=ir.DataType.BOOL)
-    __le__, __ge__ = _operator("LessOrEqual", result=ir.DataType.BOOL)
-    __and__, __rand__ = _by_name("bitwise_and")
-    __or__, __ror__ = _by_name("bitwise_or")
-    __xor__, __rxor__ = _by_name("bitwise_xor")
-    __lshift__, __rlshift__ = _by_name("bitwise_left_shift")
-    __rshift__, __rrshift__ = _by_name("bitwise_right_shift")
-
-    def __invert__(self) -> Tensor:
-        return self.__array_namespace__().bitwise_invert(self)  # type: ignore[no-any-return]
 
     # Layout and sums
 
@@ -432,20 +410,6 @@ def floating(x: TensorLike, where: str) -> Tensor:
 def stopped(x: Tensor) -> Tensor:
     """Return `x` behind an Identity through which no gradient passes."""
     return Tensor(Node("Identity", (x,), (x.type,), {}, is_stop=True), 0, x.type)
-
-
-def negated(x: Tensor) -> Tensor:
-    """Return -x, elementwise, of numbers that have a sign."""
-    if numbers(x, "Neg").type.dtype in UNSIGNED:
-        raise ConfigError(f"Neg: takes numbers that have a sign, got {x!r}; use astype")
-    return elementwise("Neg", x)
-
-
-def inverted(x: Tensor) -> Tensor:
-    """Return whether x, of bools, is false, elementwise."""
-    if x.type.dtype != ir.DataType.BOOL:
-        raise ConfigError(f"Not: takes bool, got {x!r}; compare first")
-    return elementwise("Not", x)
 
 
 def promoted(where: str, *values: TensorLike) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ Tasks that the scheduler has already are inputs, and so are their own inputs, wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -321,33 +321,27 @@ def _kinds(
         task = graph[key]
         if task.is_coro:
             found[i] = ALONE
-        if has_barrier and task.block_fusion:
+        if not has_barrier:
+            continue
+        read = [source for dep in task.dependencies for source in _aliased(dep, graph)]
+        if task.block_fusion:
             found[i] = ALONE
-            for dep in task.dependencies:
-                _leave_alone(dep, graph, number, found)
-        elif has_barrier and any(_is_barrier(dep, graph) for dep in task.dependencies):
+            for source in read:
+                if source in number:
+                    found[number[source]] = ALONE
+        elif any(graph[source].block_fusion for source in read):
             found[i] = ALONE
     return found
 
 
-def _leave_alone(key: Key, graph: Graph, number: Mapping[Key, int], kinds: list[int]) -> None:
-    """Let a task be by itself, and what it is an alias of."""
-    while key in number:
-        kinds[number[key]] = ALONE
+def _aliased(key: Key, graph: Graph) -> Iterator[Key]:
+    """Yield the key of a task of the graph, and those that it is an alias of."""
+    while key in graph:
+        yield key
         task = graph[key]
         if not isinstance(task, Alias):
             return
         key = task.target
-
-
-def _is_barrier(key: Key, graph: Graph) -> bool:
-    """Return whether Dask forbids to fuse a task, or what it is an alias of."""
-    while key in graph:
-        task = graph[key]
-        if not isinstance(task, Alias):
-            return bool(task.block_fusion)
-        key = task.target
-    return False
 
 
 def _by_annotations(order: list[Key], annotations: Annotations, locations: list[_Location]) -> list[int]:

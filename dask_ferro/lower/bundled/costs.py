@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import inf, isfinite, nan
+from math import isfinite, nan
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -154,14 +154,8 @@ class Costs:
 
 
 def measured_of(record: Mapping[str, Any]) -> MeasuredTasks | None:
-    """Return a measurement from its record in a file or a message, or None if it is none."""
+    """Return a measurement from its record in a file or a message, or None if it is one of another release."""
     try:
-        prefix, group, tasks, seconds, nbytes = (record[name] for name in MeasuredTasks._fields)
-    except KeyError:
+        return MeasuredTasks(**record)
+    except TypeError:
         return None
-    numbers = all(isinstance(n, int | float) and not isinstance(n, bool) for n in (tasks, seconds, nbytes))
-    if not (isinstance(prefix, str) and isinstance(group, str) and numbers):
-        return None
-    if not 0 < tasks < inf:
-        return None
-    return MeasuredTasks(prefix, group, int(tasks), float(seconds), float(nbytes))

@@ -13,7 +13,7 @@ from typing import Any
 
 from dask.typing import Key
 
-from dask_ferro.lower.bundled.choice import Annotations, CostFacts, Graph, needed
+from dask_ferro.lower.bundled.choice import Annotations, CostFacts, needed
 from dask_ferro.lower.bundled.rewrite import Rewritten, reused, rewritten
 from dask_ferro.lower.upstream import Boxed, Expr, LLGExpr, MarkedExpr, convert_legacy_graph
 
@@ -47,13 +47,9 @@ def _written(
         logger.exception(
             "dask_ferro: a graph of %d tasks could not be bundled, and runs as it is", len(graph)
         )
-    if kept is None:
-        kept = _culled(graph, keys) if isinstance(expr, LLGExpr) else graph
-    return Rewritten(kept, annotations)
-
-
-def _culled(graph: Graph, keys: Collection[Key]) -> dict[Key, Any]:
-    return {key: graph[key] for key in needed(graph, keys, lambda key: None).order}
+    if kept is None and isinstance(expr, LLGExpr):
+        kept = {key: graph[key] for key in needed(graph, keys, lambda key: None).order}
+    return Rewritten(graph if kept is None else kept, annotations)
 
 
 class BundledGraph:

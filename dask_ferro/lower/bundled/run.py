@@ -2,24 +2,27 @@
 
 A value is dropped as soon as no task of the bundle reads it any more, unless it is an output.  An error is the task's
 own, with a note that names the task.  Each task is timed (0.6 us), and many a result is sized, for the bundles of the
-next run.  Durations are seconds, sizes bytes.
+next run: the scheduler gets a message every 0.2 s at most, for all bundles of a process.  Durations are seconds, sizes
+bytes.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import isfinite, nan
-from time import perf_counter
+from statistics import fmean
+from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
 from dask.typing import Key
+from distributed import get_worker
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.lower.bundled import report
-from dask_ferro.lower.bundled.costs import MeasuredTasks, names_of
+from dask_ferro.lower.bundled.costs import MeasuredTasks, merged, names_of
 from dask_ferro.lower.bundled.upstream import rejoin_after_secede
 from dask_ferro.lower.upstream import GraphNode
 
@@ -28,6 +31,10 @@ logger = logging.getLogger(__name__)
 # Of the seconds of a bundle's tasks, what may be spent on the bytes of their results: 1 us for an array, 0.1 ms for a
 # table with text.
 _SIZING = 0.05
+# The topic of Dask's events under which measurements are sent; seconds between two messages, and groups in one.
+TOPIC = "ferro-task-costs"
+_EVERY = 0.2
+_GROUPS = 256
 
 
 class Read(NamedTuple):
@@ -133,11 +140,45 @@ class _Timer:
     def tell(self) -> None:
         """Tell the scheduler, now and then, and the hook.  The results are there: nothing may fail for this."""
         try:
-            report.add(tallied(self._runs))
+            worker = None
+            # The caller's own thread, where Dask's local schedulers compute, has none.
+            with suppress(ValueError):
+                worker = get_worker()
+            if worker is not None and (measured := _pending.taken(tallied(self._runs))):
+                worker.log_event(TOPIC, [one._asdict() for one in measured])
             if _listener is not None:
                 _listener(self._runs)
         except Exception:
             logger.warning("dask_ferro: the times of a bundle's tasks are lost", exc_info=True)
+
+
+class _Pending:
+    """What was measured since the last message."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._measured: dict[tuple[str, str], MeasuredTasks] = {}
+        self._sent = -_EVERY
+
+    def taken(self, measured: Iterable[MeasuredTasks]) -> list[MeasuredTasks]:
+        """Add measurements; return all that are to be sent now, none if the last message is too recent."""
+        with self._lock:
+            for one in measured:
+                name = one.prefix, one.group
+                before = self._measured.get(name)
+                if before is not None:
+                    one = merged(before, one)
+                if before is not None or len(self._measured) < _GROUPS:
+                    self._measured[name] = one
+            now = monotonic()
+            if now - self._sent < _EVERY:
+                return []
+            self._sent = now
+            found, self._measured = list(self._measured.values()), {}
+            return found
+
+
+_pending = _Pending()
 
 
 def pick(results: tuple[object, ...], place: int) -> object:
@@ -160,13 +201,9 @@ def tallied(runs: list[InnerRun]) -> list[MeasuredTasks]:
     found: dict[tuple[str, str], list[InnerRun]] = {}
     for run in runs:
         found.setdefault(names_of(run.key), []).append(run)
-    return [MeasuredTasks(*names, len(some), _seconds(some), _nbytes(some)) for names, some in found.items()]
-
-
-def _seconds(runs: list[InnerRun]) -> float:
-    return sum(run.stop - run.start for run in runs)
-
-
-def _nbytes(runs: list[InnerRun]) -> float:
-    sized = [run.nbytes for run in runs if isfinite(run.nbytes)]
-    return sum(sized) / len(sized) if sized else nan
+    tallies = []
+    for names, of_group in found.items():
+        sized = [run.nbytes for run in of_group if isfinite(run.nbytes)]
+        seconds = sum(run.stop - run.start for run in of_group)
+        tallies.append(MeasuredTasks(*names, len(of_group), seconds, fmean(sized) if sized else nan))
+    return tallies

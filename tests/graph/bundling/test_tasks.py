@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.graph.bundling.makespan import DASK, Overheads, as_sent, scheduled
+from dask_ferro.graph.bundling.makespan import DASK, as_sent, scheduled
 from dask_ferro.graph.bundling.partition import Bundles, Dag, partitioned
 from dask_ferro.graph.bundling.tasks import ALONE, EQUAL, TaskDag, bundle_tasks
 
@@ -93,20 +93,6 @@ def test_a_guess_that_may_be_wrong_makes_no_long_bundles(factor: float, bundles:
 def test_no_bundle_holds_more_than_it_may(share: float) -> None:
     work = TaskDag(wide(51, MS), [0] * 52, [share] * 52)
     assert max(map(len, bundle_tasks(work, workers=1))) * share <= 1
-
-
-@pytest.mark.parametrize(
-    ("seconds", "workers", "overheads"),
-    [
-        pytest.param([MS, float("nan")], 1, DASK, id="seconds that are no number"),
-        pytest.param([MS, -1.0], 1, DASK, id="negative seconds"),
-        pytest.param([MS, MS], 0, DASK, id="no worker"),
-        pytest.param([MS, MS], 1, replace(DASK, task_s=0.0), id="tasks without overhead"),
-    ],
-)
-def test_what_has_no_answer_is_refused(seconds: list[float], workers: int, overheads: Overheads) -> None:
-    with pytest.raises(ValueError, match="wanted"):
-        bundle_tasks(plain(Dag(seconds, [(0, 1, 8.0)])), workers=workers, overheads=overheads)
 
 
 @settings(max_examples=300)

@@ -11,22 +11,7 @@ import math
 from collections.abc import Callable
 
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule, summed_to
-from dask_ferro.graph.tensor.namespace import abs as absolute
-from dask_ferro.graph.tensor.namespace import (
-    clip,
-    cos,
-    cosh,
-    exp,
-    log,
-    minimum,
-    reciprocal,
-    sign,
-    sin,
-    sinh,
-    sqrt,
-    tanh,
-    where,
-)
+from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of, elementwise, widened
 
 # tanh of 0.8 (x + 0.04 x^3) is 1 to the last bit of a double long before it.
@@ -41,7 +26,7 @@ def _times(derivative: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
 
 def _only_where(condition: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
     """Return the row of a function that is the identity where the condition holds, and constant elsewhere."""
-    return (lambda call: where(condition(call.x, call), call.g, 0.0),)
+    return (lambda call: xp.where(condition(call.x, call), call.g, 0.0),)
 
 
 def _broadcast(rule: Rule) -> Rule:
@@ -69,19 +54,14 @@ def _power_base(call: GradientRequest) -> Tensor:
     if known is not None and known.ndim == 0 and known != 0:
         return call.g * float(known) * (base if known == 2 else base ** float(known - 1))
     # At exponent 0 the slope is 0, while base ** -1 may be infinite.
-    return where(exponent == 0, 0.0, call.g * exponent * base ** (exponent - 1))
+    return xp.where(exponent == 0, 0.0, call.g * exponent * base ** (exponent - 1))
 
 
 def _power_exponent(call: GradientRequest) -> Tensor:
     base = call.input(0)
     # The value is 0 there already, so any finite logarithm gives the right gradient of 0.
-    logs = log(where(base == 0, 1.0, base))
+    logs = xp.log(xp.where(base == 0, 1.0, base))
     return cast(call.g * call.y * logs, call.x.type.dtype)
-
-
-def _quotient(call: GradientRequest) -> Tensor:
-    """Return the integer quotient q of Mod(a, b) = a - q b."""
-    return (call.input(0) - call.y) / call.input(1)
 
 
 def _share(call: GradientRequest) -> Tensor:
@@ -95,20 +75,20 @@ def _share(call: GradientRequest) -> Tensor:
 
 def _clip_input(call: GradientRequest) -> Tensor:
     g, low, high = call.g, call.maybe(1), call.maybe(2)
-    g = g if low is None else where(call.x < low, 0.0, g)
-    return g if high is None else where(call.x > high, 0.0, g)
+    g = g if low is None else xp.where(call.x < low, 0.0, g)
+    return g if high is None else xp.where(call.x > high, 0.0, g)
 
 
 def _clip_low(call: GradientRequest) -> Tensor:
     x, high = call.input(0), call.maybe(2)
     # On a bound the gradient belongs to the input, as in `clip`.
     below = x < call.x
-    return where(below if high is None else below & (call.x < high), call.g, 0.0)
+    return xp.where(below if high is None else below & (call.x < high), call.g, 0.0)
 
 
 def _clip_high(call: GradientRequest) -> Tensor:
     x, low = call.input(0), call.maybe(1)
-    return where(x > call.x if low is None else (x > call.x) | (low > call.x), call.g, 0.0)
+    return xp.where(x > call.x if low is None else (x > call.x) | (low > call.x), call.g, 0.0)
 
 
 # Activations
@@ -117,11 +97,11 @@ def _clip_high(call: GradientRequest) -> Tensor:
 def _gelu(x: Tensor, call: GradientRequest) -> Tensor:
     if call.get("approximate", "none") == "tanh":
         # Beyond it the slope is 0 or 1, and x^3 may be infinite.
-        x = clip(x, -_GELU_FLAT, _GELU_FLAT)
+        x = xp.clip(x, -_GELU_FLAT, _GELU_FLAT)
         c = math.sqrt(2 / math.pi)
-        t = tanh(c * (x + 0.044715 * x * x * x))
+        t = xp.tanh(c * (x + 0.044715 * x * x * x))
         return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x)
-    density = exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    density = xp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     return 0.5 * (1 + elementwise("Erf", x * math.sqrt(0.5))) + x * density
 
 
@@ -132,41 +112,19 @@ def _swish(x: Tensor, call: GradientRequest) -> Tensor:
 
 
 def _mish(x: Tensor, call: GradientRequest) -> Tensor:
-    t = tanh(elementwise("Softplus", x))
+    t = xp.tanh(elementwise("Softplus", x))
     return t + x * _sigmoid(x) * (1 - t * t)
 
 
 def _selu(x: Tensor, call: GradientRequest) -> Tensor:
     alpha, gamma = call.get("alpha", _SELU_ALPHA), call.get("gamma", _SELU_GAMMA)
-    return where(x > 0, gamma, call.y + gamma * alpha)
+    return xp.where(x > 0, gamma, call.y + gamma * alpha)
 
 
 def _hard_sigmoid(call: GradientRequest) -> Tensor:
     alpha: float = call.get("alpha", 0.2)
     line = alpha * call.x + call.get("beta", 0.5)
-    return where((line > 0) & (line < 1), call.g * alpha, 0.0)
-
-
-def _hard_swish(x: Tensor, call: GradientRequest) -> Tensor:
-    return where(x <= -3, 0.0, where(x >= 3, 1.0, x / 3 + 0.5))
-
-
-def _swiglu_gate(call: GradientRequest) -> Tensor:
-    return call.g * call.input(1) * _swish(call.x, call)
-
-
-def _swiglu_value(call: GradientRequest) -> Tensor:
-    gate = call.input(0)
-    return call.g * gate * _sigmoid(call.get("alpha", 1.0) * gate)
-
-
-def _shrink(x: Tensor, call: GradientRequest) -> Tensor:
-    bound: float = call.get("lambd", 0.5)
-    return absolute(x) > bound
-
-
-def _celu(x: Tensor, call: GradientRequest) -> Tensor:
-    return where(x > 0, 1.0, exp(minimum(x, 0.0) / call.get("alpha", 1.0)))
+    return xp.where((line > 0) & (line < 1), call.g * alpha, 0.0)
 
 
 TABLE: dict[str, Row] = {
@@ -174,7 +132,8 @@ TABLE: dict[str, Row] = {
     "Sub": (_broadcast(lambda c: c.g), _broadcast(lambda c: -c.g)),
     "Mul": (_broadcast(lambda c: c.g * c.input(1)), _broadcast(lambda c: c.g * c.input(0))),
     "Div": (_broadcast(lambda c: c.g / c.input(1)), _broadcast(lambda c: -c.g * c.y / c.x)),
-    "Mod": (_broadcast(lambda c: c.g), _broadcast(lambda c: -c.g * _quotient(c))),
+    # Mod(a, b) is a - q b, of the integer quotient q.
+    "Mod": (_broadcast(lambda c: c.g), _broadcast(lambda c: -c.g * ((c.input(0) - c.y) / c.input(1)))),
     "Pow": (_broadcast(_power_base), _broadcast(_power_exponent)),
     "Sum": (_broadcast(lambda c: c.g),),
     "Mean": (_broadcast(lambda c: c.g / len(c.node.inputs)),),
@@ -182,48 +141,51 @@ TABLE: dict[str, Row] = {
     "Min": (_broadcast(_share),),
     "Where": (
         None,
-        _broadcast(lambda c: where(c.input(0), c.g, 0.0)),
-        _broadcast(lambda c: where(c.input(0), 0.0, c.g)),
+        _broadcast(lambda c: xp.where(c.input(0), c.g, 0.0)),
+        _broadcast(lambda c: xp.where(c.input(0), 0.0, c.g)),
     ),
     "Clip": (_clip_input, _broadcast(_clip_low), _broadcast(_clip_high)),
     "Neg": (lambda c: -c.g,),
-    "Abs": _times(lambda x, c: sign(x)),
+    "Abs": _times(lambda x, c: xp.sign(x)),
     "Reciprocal": _times(lambda x, c: -c.y * c.y),
     "Sqrt": _times(lambda x, c: 0.5 / c.y),
     "Exp": _times(lambda x, c: c.y),
-    "Log": _times(lambda x, c: reciprocal(x)),
-    "Erf": _times(lambda x, c: 2 / math.sqrt(math.pi) * exp(-x * x)),
-    "Sin": _times(lambda x, c: cos(x)),
-    "Cos": _times(lambda x, c: -sin(x)),
+    "Log": _times(lambda x, c: xp.reciprocal(x)),
+    "Erf": _times(lambda x, c: 2 / math.sqrt(math.pi) * xp.exp(-x * x)),
+    "Sin": _times(lambda x, c: xp.cos(x)),
+    "Cos": _times(lambda x, c: -xp.sin(x)),
     "Tan": _times(lambda x, c: 1 + c.y * c.y),
-    "Asin": _times(lambda x, c: reciprocal(sqrt(1 - x * x))),
-    "Acos": _times(lambda x, c: -reciprocal(sqrt(1 - x * x))),
-    "Atan": _times(lambda x, c: reciprocal(1 + x * x)),
-    "Sinh": _times(lambda x, c: cosh(x)),
-    "Cosh": _times(lambda x, c: sinh(x)),
+    "Asin": _times(lambda x, c: xp.reciprocal(xp.sqrt(1 - x * x))),
+    "Acos": _times(lambda x, c: -xp.reciprocal(xp.sqrt(1 - x * x))),
+    "Atan": _times(lambda x, c: xp.reciprocal(1 + x * x)),
+    "Sinh": _times(lambda x, c: xp.cosh(x)),
+    "Cosh": _times(lambda x, c: xp.sinh(x)),
     "Tanh": _times(lambda x, c: 1 - c.y * c.y),
-    "Asinh": _times(lambda x, c: reciprocal(sqrt(x * x + 1))),
-    "Acosh": _times(lambda x, c: reciprocal(sqrt(x * x - 1))),
-    "Atanh": _times(lambda x, c: reciprocal(1 - x * x)),
+    "Asinh": _times(lambda x, c: xp.reciprocal(xp.sqrt(x * x + 1))),
+    "Acosh": _times(lambda x, c: xp.reciprocal(xp.sqrt(x * x - 1))),
+    "Atanh": _times(lambda x, c: xp.reciprocal(1 - x * x)),
     # As PyTorch's, it passes at NaN.
-    "Relu": (lambda c: where(c.x <= 0, 0.0, c.g),),
+    "Relu": (lambda c: xp.where(c.x <= 0, 0.0, c.g),),
     "ThresholdedRelu": _only_where(lambda x, c: x > c.get("alpha", 1.0)),
-    "Shrink": _only_where(_shrink),
-    "LeakyRelu": (lambda c: where(c.x > 0, c.g, c.g * c.get("alpha", 0.01)),),
+    "Shrink": _only_where(lambda x, c: xp.abs(x) > c.get("lambd", 0.5)),
+    "LeakyRelu": (lambda c: xp.where(c.x > 0, c.g, c.g * c.get("alpha", 0.01)),),
     "PRelu": (
-        lambda c: where(c.x > 0, c.g, c.g * c.input(1)),
-        _broadcast(lambda c: where(c.input(0) > 0, 0.0, c.g * c.input(0))),
+        lambda c: xp.where(c.x > 0, c.g, c.g * c.input(1)),
+        _broadcast(lambda c: xp.where(c.input(0) > 0, 0.0, c.g * c.input(0))),
     ),
-    "Elu": _times(lambda x, c: where(x > 0, 1.0, c.y + c.get("alpha", 1.0))),
-    "Celu": _times(_celu),
+    "Elu": _times(lambda x, c: xp.where(x > 0, 1.0, c.y + c.get("alpha", 1.0))),
+    "Celu": _times(lambda x, c: xp.where(x > 0, 1.0, xp.exp(xp.minimum(x, 0.0) / c.get("alpha", 1.0)))),
     "Selu": _times(_selu),
     "Sigmoid": _times(lambda x, c: c.y * (1 - c.y)),
     "Softplus": _times(lambda x, c: _sigmoid(x)),
-    "Softsign": _times(lambda x, c: reciprocal((1 + absolute(x)) ** 2)),
+    "Softsign": _times(lambda x, c: xp.reciprocal((1 + xp.abs(x)) ** 2)),
     "HardSigmoid": (_hard_sigmoid,),
-    "HardSwish": _times(_hard_swish),
+    "HardSwish": _times(lambda x, c: xp.where(x <= -3, 0.0, xp.where(x >= 3, 1.0, x / 3 + 0.5))),
     "Mish": _times(_mish),
     "Swish": _times(_swish),
-    "SwiGLU": (_swiglu_gate, _swiglu_value),
+    "SwiGLU": (
+        lambda c: c.g * c.input(1) * _swish(c.x, c),
+        lambda c: c.g * c.input(0) * _sigmoid(c.get("alpha", 1.0) * c.input(0)),
+    ),
     "Gelu": _times(lambda x, c: cast(_gelu(widened(x), c), x.type.dtype)),
 }

@@ -9,51 +9,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-import onnx_ir as ir
-
 from dask_ferro.graph.autodiff.rule import GradientRequest
-from dask_ferro.graph.autodiff.rules import recurrent, resampling
+from dask_ferro.graph.autodiff.rules.recurrent import recurrent
 from dask_ferro.graph.autodiff.rules.reductions import standardized
+from dask_ferro.graph.autodiff.rules.resampling import grid_sample
+from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import is_static, sizes
 from dask_ferro.graph.tensor.manipulation import ints, reshape_like, sliced
-from dask_ferro.graph.tensor.namespace import abs as absolute
-from dask_ferro.graph.tensor.namespace import (
-    concat,
-    expand_dims,
-    mean,
-    permute_dims,
-    reshape,
-    sqrt,
-    sum,
-    take,
-    tanh,
-    var,
-    where,
-)
-from dask_ferro.graph.tensor.nn import causal, silu, softmax_of_seen
+from dask_ferro.graph.tensor.nn import silu
+from dask_ferro.graph.tensor.nn.attention import attention_of, rotated
+from dask_ferro.graph.tensor.nn.normalization import per_channel
 from dask_ferro.graph.tensor.statistical import reduce, root
-from dask_ferro.graph.tensor.tensor import Tensor, cast, elementwise, emit, widened
+from dask_ferro.graph.tensor.tensor import Tensor, cast, emit, widened
 
 Expansion = Callable[[GradientRequest], tuple[Tensor, ...]]
-
-
-def _per_channel(values: Tensor, x: Tensor) -> Tensor:
-    """Return a vector by channel in a shape that broadcasts."""
-    return reshape(values, (-1,) + (1,) * (x.ndim - 2)) if x.ndim > 2 else values
 
 
 def _batch(call: GradientRequest) -> tuple[Tensor, ...]:
     x, scale, bias, center, variance = (call.input(i) for i in range(5))
     epsilon = call.get("epsilon", 1e-5)
     if not call.get("training_mode", 0):
-        factor = scale / sqrt(variance + epsilon)
-        return ((x - _per_channel(center, x)) * _per_channel(factor, x) + _per_channel(bias, x),)
+        factor = scale / xp.sqrt(variance + epsilon)
+        return ((x - per_channel(center, x)) * per_channel(factor, x) + per_channel(bias, x),)
     # In training, and with the statistics of the batch: those of ONNX are not corrected for their number.
     axes = (0, *range(2, x.ndim))
     z, _ = standardized(x, axes, epsilon)
-    y = cast(z * _per_channel(widened(scale), x) + _per_channel(widened(bias), x), x.type.dtype)
+    y = cast(z * per_channel(widened(scale), x) + per_channel(widened(bias), x), x.type.dtype)
     momentum: float = call.get("momentum", 0.9)
-    own = mean(widened(x), axis=axes), var(widened(x), axis=axes)
+    own = xp.mean(widened(x), axis=axes), xp.var(widened(x), axis=axes)
     running = (
         cast(widened(old) * momentum + widened(new) * (1 - momentum), old.type.dtype)
         for old, new in zip((center, variance), own, strict=True)
@@ -65,7 +48,7 @@ def _instance(call: GradientRequest) -> Tensor:
     x = call.input(0)
     wide, _ = standardized(x, tuple(range(2, x.ndim)), call.get("epsilon", 1e-5))
     z = cast(wide, x.type.dtype)
-    return z * _per_channel(call.input(1), x) + _per_channel(call.input(2), x)
+    return z * per_channel(call.input(1), x) + per_channel(call.input(2), x)
 
 
 def _group(call: GradientRequest) -> Tensor:
@@ -77,27 +60,27 @@ def _group(call: GradientRequest) -> Tensor:
     parts = emit("Reshape", [x, ints([0, groups, -1])], (x.shape[0], groups, each))
     wide, _ = standardized(parts, (2,), call.get("epsilon", 1e-5))
     z = reshape_like(cast(wide, x.type.dtype), x)
-    return z * _per_channel(call.input(1), x) + _per_channel(call.input(2), x)
+    return z * per_channel(call.input(1), x) + per_channel(call.input(2), x)
 
 
 def _rms(call: GradientRequest) -> Tensor:
     x, scale = widened(call.input(0)), call.input(1)
     axes = tuple(range(call.get("axis", -1) % x.ndim, x.ndim))
-    z = x / sqrt(mean(x * x, axis=axes, keepdims=True) + call.get("epsilon", 1e-5))
+    z = x / xp.sqrt(xp.mean(x * x, axis=axes, keepdims=True) + call.get("epsilon", 1e-5))
     return cast(z, scale.type.dtype) * scale
 
 
 def _mean_variance(call: GradientRequest) -> Tensor:
     x, axes = call.input(0), tuple(call.get("axes") or (0, 2, 3))
-    centred = x - mean(x, axis=axes, keepdims=True)
-    return centred / (root(mean(centred * centred, axis=axes, keepdims=True)) + 1e-9)
+    centred = x - xp.mean(x, axis=axes, keepdims=True)
+    return centred / (root(xp.mean(centred * centred, axis=axes, keepdims=True)) + 1e-9)
 
 
 def _lp(call: GradientRequest) -> Tensor:
     x, axis, p = call.input(0), int(call.get("axis", -1)), int(call.get("p", 2))
     norm = reduce("ReduceL1" if p == 1 else "ReduceL2", x, axis, keepdims=True)
     # The inner `where` keeps 0 / 0 out of the branch that is not taken, whose gradient would be NaN.
-    return where(norm == 0, 0.0, x / where(norm == 0, 1.0, norm))
+    return xp.where(norm == 0, 0.0, x / xp.where(norm == 0, 1.0, norm))
 
 
 def _across_channels(call: GradientRequest) -> Tensor:
@@ -128,14 +111,14 @@ def _over_space(call: GradientRequest) -> tuple[int, ...]:
 
 def _global_lp(call: GradientRequest) -> Tensor:
     p = int(call.get("p", 2))
-    powers = sum(absolute(call.input(0)) ** p, axis=_over_space(call), keepdims=True)
+    powers = xp.sum(xp.abs(call.input(0)) ** p, axis=_over_space(call), keepdims=True)
     return root(powers, p)
 
 
 def _lp_pool(call: GradientRequest) -> Tensor:
     p, kernel = int(call.get("p", 2)), call.get("kernel_shape")
     window = {name: call.get(name) for name in ("kernel_shape", "strides", "pads", "dilations", "auto_pad")}
-    average = emit("AveragePool", [absolute(call.input(0)) ** p], call.y.shape, count_include_pad=1,
+    average = emit("AveragePool", [xp.abs(call.input(0)) ** p], call.y.shape, count_include_pad=1,
                    ceil_mode=call.get("ceil_mode", 0), **window)  # fmt: skip
     return root(average * float(math.prod(kernel)), p)
 
@@ -149,14 +132,14 @@ def _causal(call: GradientRequest) -> tuple[Tensor, ...]:
     earlier, length = count - 1, x.shape[2]
     longer = length + earlier if isinstance(length, int) else None
     pads = ints([0, 0, earlier, 0, 0, 0])
-    seen = emit("Pad", [x, pads], (*x.shape[:2], longer)) if past is None else concat([past, x], axis=2)
-    wide, taps = widened(seen), permute_dims(widened(weight), (1, 0, 2))
+    seen = emit("Pad", [x, pads], (*x.shape[:2], longer)) if past is None else xp.concat([past, x], axis=2)
+    wide, taps = widened(seen), xp.permute_dims(widened(weight), (1, 0, 2))
     # Ends are counted from behind, as the length of the input may not be known.
     windows = [sliced(wide, {2: slice(i, i - earlier or None)}) for i in range(count)]
     y = windows[0] * sliced(taps, {2: slice(0, 1)})
     for i in range(1, count):
         y = y + windows[i] * sliced(taps, {2: slice(i, i + 1)})
-    y = y if bias is None else y + expand_dims(widened(bias), axis=1)
+    y = y if bias is None else y + xp.expand_dims(widened(bias), axis=1)
     y = y if call.get("activation", "none") == "none" else silu(y)
     return cast(y, x.type.dtype), sliced(seen, {2: slice(-earlier, None) if earlier else slice(0, 0)})
 
@@ -171,14 +154,14 @@ def _with_heads(x: Tensor, heads: int) -> Tensor:
     width = x.shape[2]
     size = width // heads if isinstance(width, int) else None
     parts = emit("Reshape", [x, ints([0, 0, heads, -1])], (x.shape[0], x.shape[1], heads, size))
-    return permute_dims(parts, (0, 2, 1, 3))
+    return xp.permute_dims(parts, (0, 2, 1, 3))
 
 
 def _without_heads(x: Tensor, like: Tensor) -> Tensor:
     """Return the inverse of `_with_heads`, for a tensor of the form of `like`."""
     if like.ndim == 4:
         return x
-    turned = permute_dims(x, (0, 2, 1, 3))
+    turned = xp.permute_dims(x, (0, 2, 1, 3))
     batch, length, heads, size = turned.shape
     width = heads * size if isinstance(heads, int) and isinstance(size, int) else None
     return emit("Reshape", [turned, ints([0, 0, -1])], (batch, length, width))
@@ -186,29 +169,22 @@ def _without_heads(x: Tensor, like: Tensor) -> Tensor:
 
 def _rotary(call: GradientRequest) -> Tensor:
     x, cosines, sines, places = call.input(0), call.input(1), call.input(2), call.maybe(3)
-    turned = permute_dims(_with_heads(x, int(call.get("num_heads", 0))), (0, 2, 1, 3))
+    turned = xp.permute_dims(_with_heads(x, int(call.get("num_heads", 0))), (0, 2, 1, 3))
     if places is not None:
-        cosines, sines = take(cosines, places, axis=0), take(sines, places, axis=0)
-    cosines, sines = expand_dims(cosines, axis=2), expand_dims(sines, axis=2)
+        cosines, sines = xp.take(cosines, places, axis=0), xp.take(sines, places, axis=0)
+    cosines, sines = xp.expand_dims(cosines, axis=2), xp.expand_dims(sines, axis=2)
     size = int(call.get("rotary_embedding_dim", 0)) or turned.shape[3]
     if not isinstance(size, int):
         raise call.unsupported(f"the size of a head of {x!r} is not known; give it")
-    cuts = (slice(0, size, 2), slice(1, size, 2))
-    if not call.get("interleaved", 0):
-        cuts = (slice(0, size // 2), slice(size // 2, size))
-    a, b = (sliced(turned, {3: cut}) for cut in cuts)
-    pair = [cosines * a - sines * b, sines * a + cosines * b]
-    if call.get("interleaved", 0):
-        woven = concat([expand_dims(part, axis=4) for part in pair], axis=4)
-        rotated = emit("Reshape", [woven, ints([0, 0, 0, -1])], (*woven.shape[:3], size))
-    else:
-        rotated = concat(pair, axis=3)
-    whole = concat([rotated, sliced(turned, {3: slice(size, None)})], axis=3)
-    return reshape_like(whole if x.ndim == 3 else permute_dims(whole, (0, 2, 1, 3)), x)
+    first = rotated(turned[..., :size], cosines, sines, bool(call.get("interleaved", 0)))
+    whole = xp.concat([first, turned[..., size:]], axis=3)
+    return reshape_like(whole if x.ndim == 3 else xp.permute_dims(whole, (0, 2, 1, 3)), x)
 
 
 def _attention(call: GradientRequest) -> Tensor:
-    _refuse_caches(call)
+    windows = [call.get(name, -1) for name in ("left_window_size", "right_window_size")]
+    if any(call.maybe(i) is not None for i in (4, 5, 6)) or any(window >= 0 for window in windows):
+        raise call.unsupported("it has a cache of keys, or a window; write it with `nn.attention`")
     q = _with_heads(call.input(0), int(call.get("q_num_heads", 0)))
     k, v = (_with_heads(call.input(i), int(call.get("kv_num_heads", 0))) for i in (1, 2))
     heads, shared, size = q.shape[1], k.shape[1], q.shape[3]
@@ -217,38 +193,16 @@ def _attention(call: GradientRequest) -> Tensor:
     if heads != shared:
         # Grouped queries: each key head serves several query heads, so it is repeated.
         owners = ints([head // (heads // shared) for head in range(heads)])
-        k, v = take(k, owners, axis=1), take(v, owners, axis=1)
+        k, v = xp.take(k, owners, axis=1), xp.take(v, owners, axis=1)
     scores = (q @ k.mT) * (call.get("scale") or 1 / math.sqrt(size))
     cap = call.get("softcap", 0.0)
-    scores = cap * tanh(scores / cap) if cap else scores
-    masked = _masked(scores, call)
-    # Only a mask can hide all keys of a query; without one a plain softmax is enough.
-    if call.maybe(3) is None:
-        return _without_heads(elementwise("Softmax", masked, axis=-1) @ v, call.input(0))
-    return _without_heads(softmax_of_seen(masked) @ v, call.input(0))
-
-
-def _refuse_caches(call: GradientRequest) -> None:
-    windows = [call.get(name, -1) for name in ("left_window_size", "right_window_size")]
-    if any(call.maybe(i) is not None for i in (4, 5, 6)) or any(window >= 0 for window in windows):
-        raise call.unsupported("it has a cache of keys, or a window; write it with `nn.attention`")
-
-
-def _masked(scores: Tensor, call: GradientRequest) -> Tensor:
-    mask = call.maybe(3)
-    if mask is not None:
-        is_bool = mask.type.dtype == ir.DataType.BOOL
-        scores = where(mask, scores, float("-inf")) if is_bool else scores + mask
-    return causal(scores) if call.get("is_causal", 0) else scores
+    scores = cap * xp.tanh(scores / cap) if cap else scores
+    attended = attention_of(scores, v, call.maybe(3), bool(call.get("is_causal", 0)))
+    return _without_heads(attended, call.input(0))
 
 
 def _one(expansion: Callable[[GradientRequest], Tensor]) -> Expansion:
     return lambda call: (expansion(call),)
-
-
-def _extreme_over_space(call: GradientRequest) -> Tensor:
-    shape = call.y.shape
-    return emit("ReduceMax", [call.input(0), ints(_over_space(call))], shape, keepdims=1)
 
 
 EXPANSIONS: Mapping[str, Expansion] = {
@@ -259,15 +213,13 @@ EXPANSIONS: Mapping[str, Expansion] = {
     "MeanVarianceNormalization": _one(_mean_variance),
     "LpNormalization": _one(_lp),
     "LRN": _one(_across_channels),
-    "GlobalAveragePool": _one(lambda c: mean(c.input(0), axis=_over_space(c), keepdims=True)),
-    "GlobalMaxPool": _one(_extreme_over_space),
+    "GlobalAveragePool": _one(lambda c: xp.mean(c.input(0), axis=_over_space(c), keepdims=True)),
+    "GlobalMaxPool": _one(lambda c: xp.max(c.input(0), axis=_over_space(c), keepdims=True)),
     "GlobalLpPool": _one(_global_lp),
     "LpPool": _one(_lp_pool),
     "CausalConvWithState": _causal,
     "RotaryEmbedding": _one(_rotary),
     "Attention": _one(_attention),
-    "GridSample": resampling.grid_sample,
-    "RNN": recurrent.rnn,
-    "GRU": recurrent.gru,
-    "LSTM": recurrent.lstm,
+    "GridSample": grid_sample,
+    **dict.fromkeys(("RNN", "GRU", "LSTM"), recurrent),
 }

@@ -42,9 +42,10 @@ def _gathered(call: GradientRequest) -> Tensor:
     return scattered(call.x, call.get("axis", 0) % call.x.ndim, call.input(1), call.g)
 
 
-def _gathered_elements(call: GradientRequest) -> Tensor:
-    inputs = [zeros_like(call.x), call.input(1), call.g]
-    return emit("ScatterElements", inputs, call.x.shape, axis=call.get("axis", 0), reduction="add")
+def _added(call: GradientRequest, places: Tensor, axis: int) -> Tensor:
+    """Return zeros like the input with g added at places along an axis."""
+    inputs = [zeros_like(call.x), places, call.g]
+    return emit("ScatterElements", inputs, call.x.shape, axis=axis, reduction="add")
 
 
 def _gathered_nd(call: GradientRequest) -> Tensor:
@@ -80,21 +81,11 @@ def _places(condition: Tensor) -> Tensor:
 def _one_hot_values(call: GradientRequest) -> Tensor:
     """Return the gradient of the two values of a OneHot: the sums of g where off and on were written."""
     ends = cast(ints([0, 1]), call.x.type.dtype)
-    hot = emit(
-        "OneHot",
-        [call.input(0), call.input(1), ends],
-        call.y.shape,
-        call.x.type.dtype,
-        axis=call.get("axis", -1),
-    )
+    inputs = [call.input(0), call.input(1), ends]
+    hot = emit("OneHot", inputs, call.y.shape, call.x.type.dtype, axis=call.get("axis", -1))
     # Values of a OneHot are [off, on], and each was written in many places.
     on = (call.g * hot).sum()
     return concat([expand_dims(call.g.sum() - on, axis=0), expand_dims(on, axis=0)])
-
-
-def _top(call: GradientRequest) -> Tensor:
-    inputs = [zeros_like(call.x), call.output(1), call.g]
-    return emit("ScatterElements", inputs, call.x.shape, axis=call.get("axis", -1), reduction="add")
 
 
 # Scatters: g belongs to the updates where they were written, and to the data elsewhere.
@@ -174,12 +165,12 @@ def _cache_update(call: GradientRequest) -> Tensor:
 
 TABLE: dict[str, Row] = {
     "Gather": (_gathered, None),
-    "GatherElements": (_gathered_elements, None),
+    "GatherElements": (lambda c: _added(c, c.input(1), c.get("axis", 0)), None),
     "GatherND": (_gathered_nd, None),
     "Compress": (_compressed, None),
     "OneHot": (None, None, _one_hot_values),
     "ScatterElements": (_scatter_data, None, _scatter_updates),
     "ScatterND": (_scatter_data, None, _scatter_updates),
     "TensorScatter": (_cache, _cache_update, None),
-    "TopK": (_top, None),
+    "TopK": (lambda c: _added(c, c.output(1), c.get("axis", -1)), None),
 }

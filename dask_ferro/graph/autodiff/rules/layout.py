@@ -5,22 +5,17 @@ What was read twice is added up.  Elements that were not read get zeros.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
 
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, summed_to
 from dask_ferro.graph.autodiff.rules.indexing import scattered
-from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.tensor.dims import cut_size, is_static, sizes
-from dask_ferro.graph.tensor.manipulation import ints, positions, reshape_like, size_of
+from dask_ferro.graph.tensor.dims import is_static, sizes
+from dask_ferro.graph.tensor.manipulation import ints, positions, reshape_like, size_of, sliced
 from dask_ferro.graph.tensor.namespace import concat, permute_dims, reshape, take, zeros_like
 from dask_ferro.graph.tensor.origin import TensorType
 from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of, emit, emit_all
-
-# Start, end and step of a slice.
-_Cut = tuple[int, int, int]
 
 
 def _reshaped(call: GradientRequest) -> Tensor:
@@ -39,17 +34,13 @@ def _tiled(call: GradientRequest) -> Tensor:
     # ONNX takes a 0 in a Reshape as "copy this dimension", not as a size of 0.
     if 0 in dims:
         return zeros_like(call.x)
-    folded = emit("Reshape", [call.g, _pattern(dims, call)], tuple(dims))
-    axes = ints(range(0, 2 * len(repeats), 2))
-    return emit("ReduceSum", [folded, axes], call.x.shape, keepdims=0)
-
-
-def _pattern(dims: Sequence[Dim], call: GradientRequest) -> Tensor:
-    """Return a shape for Reshape, in which one dimension may be unknown."""
     unknown = sum(not isinstance(dim, int) for dim in dims)
     if unknown > 1:
         raise call.unsupported(f"{unknown} dimensions of {call.x!r} are not known, and at most one may be")
-    return ints([dim if isinstance(dim, int) else -1 for dim in dims])
+    pattern = ints([dim if isinstance(dim, int) else -1 for dim in dims])
+    folded = emit("Reshape", [call.g, pattern], tuple(dims))
+    axes = ints(range(0, 2 * len(repeats), 2))
+    return emit("ReduceSum", [folded, axes], call.x.shape, keepdims=0)
 
 
 # Join and cut
@@ -80,49 +71,38 @@ def _sliced(call: GradientRequest) -> Tensor:
     assert ends is not None
     axes = call.constant(3, "axes") or tuple(range(len(starts)))
     steps = call.constant(4, "steps") or (1,) * len(starts)
-    cuts = {a % call.x.ndim: (i, j, k) for a, i, j, k in zip(axes, starts, ends, steps, strict=True)}
+    cuts = {a % call.x.ndim: slice(i, j, k) for a, i, j, k in zip(axes, starts, ends, steps, strict=True)}
     pads = _slice_pads(call.x, cuts)
     # One Pad is cheaper than a scatter, and needs no indices.
     if pads is not None:
         return emit("Pad", [call.g, ints(pads)], call.x.shape)
-    if len(cuts) == 1:
-        ((axis, cut),) = cuts.items()
-        return scattered(call.x, axis, _cut_positions(call.x, axis, cut), call.g)
-    return _uncut(call.x, list(cuts.items()), call.g)
+    places = {}
+    for axis, cut in cuts.items():
+        dim, every = call.x.shape[axis], positions(call.x, axis)
+        places[axis] = ints(range(dim)[cut]) if isinstance(dim, int) else sliced(every, {0: cut})
+    return _read_back(call.x, places, call.g)
 
 
-def _uncut(x: Tensor, cuts: list[tuple[int, _Cut]], g: Tensor) -> Tensor:
-    """Return zeros like `x` with g where the slices are, axis after axis, the last cut first."""
-    steps = [x]
-    for axis, cut in cuts[:-1]:
-        steps.append(_cut(steps[-1], axis, cut))
-    for before, (axis, cut) in zip(reversed(steps), reversed(cuts), strict=True):
-        g = scattered(before, axis, _cut_positions(before, axis, cut), g)
-    return g
-
-
-def _cut(x: Tensor, axis: int, cut: _Cut) -> Tensor:
-    start, end, step = cut
-    shape = tuple(cut_size(dim, slice(*cut)) if i == axis else dim for i, dim in enumerate(x.shape))
-    return emit("Slice", [x, ints([start]), ints([end]), ints([axis]), ints([step])], shape)
-
-
-def _slice_pads(x: Tensor, cuts: dict[int, _Cut]) -> list[int] | None:
+def _slice_pads(x: Tensor, cuts: dict[int, slice]) -> list[int] | None:
     """Return the zeros before and after g on every axis, if steps are 1 and the sizes known."""
     before, after = [0] * x.ndim, [0] * x.ndim
-    for axis, (start, end, step) in cuts.items():
+    for axis, cut in cuts.items():
         dim = x.shape[axis]
-        if step != 1 or not isinstance(dim, int):
+        if cut.step != 1 or not isinstance(dim, int):
             return None
-        first, last, _ = slice(start, end).indices(dim)
+        first, last, _ = cut.indices(dim)
         before[axis], after[axis] = first, dim - max(first, last)
     return before + after
 
 
-def _cut_positions(x: Tensor, axis: int, cut: _Cut) -> Tensor:
-    """Return the positions of an axis that a slice takes."""
-    dim = x.shape[axis]
-    return ints(range(dim)[slice(*cut)]) if isinstance(dim, int) else _cut(positions(x, axis), 0, cut)
+def _read_back(x: Tensor, places: dict[int, Tensor], g: Tensor) -> Tensor:
+    """Return zeros like `x` with g added at the places that were read along each axis, one axis after the other."""
+    steps = [x]
+    for axis, at in places.items():
+        steps.append(take(steps[-1], at, axis=axis))
+    for read, axis in zip(reversed(steps[:-1]), reversed(places), strict=True):
+        g = scattered(read, axis, places[axis], g)
+    return g
 
 
 def _padded(call: GradientRequest) -> Tensor:
@@ -141,19 +121,15 @@ def _unrepeated(call: GradientRequest) -> Tensor:
     axes = [axis % call.x.ndim for axis in call.constant(3, "axes") or range(call.x.ndim)]
     widths = zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True)
     moved = {axis: (before, after) for axis, before, after in widths if before or after}
-    steps, places = [call.x], []
+    places = {}
     for axis, (before, after) in moved.items():
         dim = call.x.shape[axis]
         if not isinstance(dim, int):
             raise call.unsupported(f"dimension {axis} of {call.x!r} is not known; give its size")
         left = np.arange(dim)[max(-before, 0) : dim + min(after, 0)]
         copied = np.pad(left, (max(before, 0), max(after, 0)), mode=call.get("mode"))
-        places.append(ints(copied.tolist()))
-        steps.append(take(steps[-1], places[-1], axis=axis))
-    g = call.g
-    for read, axis, at in zip(reversed(steps[:-1]), reversed(moved), reversed(places), strict=True):
-        g = scattered(read, axis, at, g)
-    return g
+        places[axis] = ints(copied.tolist())
+    return _read_back(call.x, places, call.g)
 
 
 def _pad_value(call: GradientRequest) -> Tensor:

@@ -78,10 +78,6 @@ def _gemm_right(call: GradientRequest) -> Tensor:
     return _scaled(product.mT if call.get("transB", 0) else product, call.get("alpha", 1.0))
 
 
-def _gemm_bias(call: GradientRequest) -> Tensor:
-    return _scaled(summed_to(call.g, call.x), call.get("beta", 1.0))
-
-
 def _scaled(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else x * factor
 
@@ -158,11 +154,6 @@ class _SlidingWindow(NamedTuple):
     before: tuple[int, ...]
     after: tuple[int, ...]
 
-    @property
-    def pads(self) -> list[int]:
-        """As ONNX writes them."""
-        return [*self.before, *self.after]
-
     def reach(self, axis: int) -> int:
         """Return the extent of a window along an axis."""
         return self.dilations[axis] * (self.kernel[axis] - 1) + 1
@@ -211,10 +202,10 @@ def _conv_transpose_window(call: GradientRequest) -> _SlidingWindow:
 
 
 def _transposed_conv(
-    g: Tensor, w: Tensor, x: Tensor, window: _SlidingWindow, group: int, call: GradientRequest
+    call: GradientRequest, g: Tensor, w: Tensor, shape: Shape, window: _SlidingWindow
 ) -> Tensor:
-    """Return the gradient of a convolution's input: `g` spread over the shape of `x`."""
-    space, counts = _space(x, call), _space(g, call)
+    """Return the gradient of a convolution's input, which has a shape: `g` spread over it."""
+    space, counts = sizes(shape[2:]), _space(g, call)
     extra = [
         n + before + after - (count - 1) * stride - window.reach(i)
         for i, (n, count, stride, before, after) in enumerate(
@@ -227,36 +218,28 @@ def _transposed_conv(
     return emit(
         "ConvTranspose",
         [g, w],
-        x.shape,
+        shape,
         strides=list(window.strides),
         dilations=list(window.dilations),
         pads=[*window.before, *after],
         output_padding=[max(e, 0) for e in extra],
-        group=group,
+        group=call.get("group", 1),
     )
 
 
-def _conv(x: Tensor, w: Tensor, window: _SlidingWindow, group: int, call: GradientRequest) -> Tensor:
+def _conv(call: GradientRequest, x: Tensor, w: Tensor, window: _SlidingWindow) -> Tensor:
     """Return a convolution of `x` by `w`, in the window's steps."""
-    space = [
-        window_size(*axis, "Conv")
-        for axis in zip(
-            _space(x, call),
-            _space(w, call),
-            window.strides,
-            zip(window.before, window.after, strict=True),
-            window.dilations,
-            strict=True,
-        )
-    ]
+    pads = zip(window.before, window.after, strict=True)
+    axes = zip(_space(x, call), _space(w, call), window.strides, pads, window.dilations, strict=True)
+    space = [window_size(*axis, "Conv") for axis in axes]
     return emit(
         "Conv",
         [x, w],
         (x.shape[0], w.shape[0], *space),
         strides=list(window.strides),
         dilations=list(window.dilations),
-        pads=window.pads,
-        group=group,
+        pads=[*window.before, *window.after],
+        group=call.get("group", 1),
     )
 
 
@@ -266,19 +249,18 @@ def _cut_to(x: Tensor, space: Sequence[Dim]) -> Tensor:
     return sliced(x, cuts)
 
 
-def _weight_of(
-    x: Tensor, g: Tensor, w: Tensor, window: _SlidingWindow, group: int, call: GradientRequest
-) -> Tensor:
+def _weight_of(call: GradientRequest, x: Tensor, g: Tensor, window: _SlidingWindow) -> Tensor:
     """Return the gradient of a convolution's weight: `x` convolved by `g`, batch and channel exchanged."""
     # In the gradient of a weight the output positions are the taps: strides become dilations, and back.
     swapped = window._replace(strides=window.dilations, dilations=window.strides)
     kernel = permute_dims(g, [1, 0, *range(2, g.ndim)])
-    product = _conv(_channels_first(x, group, call), kernel, swapped, group, call)
-    return permute_dims(_cut_to(product, window.kernel), [1, 0, *range(2, w.ndim)])
+    product = _conv(call, _channels_first(call, x), kernel, swapped)
+    return permute_dims(_cut_to(product, window.kernel), [1, 0, *range(2, g.ndim)])
 
 
-def _channels_first(x: Tensor, group: int, call: GradientRequest) -> Tensor:
+def _channels_first(call: GradientRequest, x: Tensor) -> Tensor:
     """Return (N, group * C, ...) as (C, group * N, ...)."""
+    group: int = call.get("group", 1)
     if group == 1:
         return permute_dims(x, [1, 0, *range(2, x.ndim)])
     (batch, channels), space = x.shape[:2], _space(x, call)
@@ -291,28 +273,8 @@ def _channels_first(x: Tensor, group: int, call: GradientRequest) -> Tensor:
     return emit("Reshape", [turned, ints([each, -1, *space])], (each, rows, *space))
 
 
-def _conv_input(call: GradientRequest) -> Tensor:
-    return _transposed_conv(call.g, call.input(1), call.x, _conv_window(call), call.get("group", 1), call)
-
-
-def _conv_weight(call: GradientRequest) -> Tensor:
-    return _weight_of(call.input(0), call.g, call.x, _conv_window(call), call.get("group", 1), call)
-
-
 def _per_channel(call: GradientRequest) -> Tensor:
-    axes = [0, *range(2, call.g.ndim)]
-    return call.g.sum(axis=axes)
-
-
-def _conv_transpose_input(call: GradientRequest) -> Tensor:
-    window = _conv_transpose_window(call)
-    read = _conv(call.g, call.input(1), window, call.get("group", 1), call)
-    return _cut_to(read, call.x.shape[2:])
-
-
-def _conv_transpose_weight(call: GradientRequest) -> Tensor:
-    window = _conv_transpose_window(call)
-    return _weight_of(call.g, call.input(0), call.x, window, call.get("group", 1), call)
+    return call.g.sum(axis=[0, *range(2, call.g.ndim)])
 
 
 # ---- pooling -----------------------------------------------------------------------------------------------
@@ -350,8 +312,7 @@ def _average_pool(call: GradientRequest) -> Tensor:
     planes = math.prod(sizes(outer)) if is_static(outer) else None
     single = emit("Reshape", [shared, ints([-1, 1, *counts])], (planes, 1, *counts))
     ones = asarray(np.ones((1, 1, *window.kernel), call.g.dtype))
-    like = Tensor(call.x.origin, call.x.index, call.x.type._replace(shape=(planes, 1, *space)))
-    return reshape_like(_transposed_conv(single, ones, like, window, 1, call), call.x)
+    return reshape_like(_transposed_conv(call, single, ones, (planes, 1, *space), window), call.x)
 
 
 def _counts(
@@ -370,10 +331,18 @@ def _counts(
 
 TABLE: dict[str, Row] = {
     "MatMul": (_left_factor, _right_factor),
-    "Gemm": (_gemm_left, _gemm_right, _gemm_bias),
+    "Gemm": (_gemm_left, _gemm_right, lambda c: _scaled(summed_to(c.g, c.x), c.get("beta", 1.0))),
     "Einsum": (_einsum,),
-    "Conv": (_conv_input, _conv_weight, _per_channel),
-    "ConvTranspose": (_conv_transpose_input, _conv_transpose_weight, _per_channel),
+    "Conv": (
+        lambda c: _transposed_conv(c, c.g, c.input(1), c.x.shape, _conv_window(c)),
+        lambda c: _weight_of(c, c.input(0), c.g, _conv_window(c)),
+        _per_channel,
+    ),
+    "ConvTranspose": (
+        lambda c: _cut_to(_conv(c, c.g, c.input(1), _conv_transpose_window(c)), c.x.shape[2:]),
+        lambda c: _weight_of(c, c.g, c.input(0), _conv_transpose_window(c)),
+        _per_channel,
+    ),
     "MaxPool": (_max_pool,),
     "AveragePool": (_average_pool,),
 }

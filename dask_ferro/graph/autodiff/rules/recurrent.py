@@ -86,27 +86,22 @@ def _hidden(r: _CellParameters, gates: int) -> int:
     return columns // gates
 
 
-def rnn(call: GradientRequest) -> tuple[Tensor, ...]:
-    """Return the outputs of an RNN node."""
-    return _recurrent(call, _rnn_step, 1, ("Tanh",))
+# By operator: a step of its cell, the number of its states, and its usual activations.
+_CELLS: Mapping[str, tuple[Cell, int, tuple[str, ...]]] = {
+    "RNN": (_rnn_step, 1, ("Tanh",)),
+    "GRU": (_gru_step, 1, ("Sigmoid", "Tanh")),
+    "LSTM": (_lstm_step, 2, ("Sigmoid", "Tanh", "Tanh")),
+}
 
 
-def gru(call: GradientRequest) -> tuple[Tensor, ...]:
-    """Return the outputs of a GRU node."""
-    return _recurrent(call, _gru_step, 1, ("Sigmoid", "Tanh"))
-
-
-def lstm(call: GradientRequest) -> tuple[Tensor, ...]:
-    """Return the outputs of an LSTM node."""
-    return _recurrent(call, _lstm_step, 2, ("Sigmoid", "Tanh", "Tanh"))
-
-
-def _recurrent(call: GradientRequest, cell: Cell, states: int, usual: tuple[str, ...]) -> tuple[Tensor, ...]:
+def recurrent(call: GradientRequest) -> tuple[Tensor, ...]:
+    """Return the outputs of an RNN, GRU or LSTM node."""
+    cell, states, usual = _CELLS[call.node.op_type]
     _refuse(call)
     batch_first = bool(call.get("layout", 0))
     x = _turned(call.input(0), batch_first)
     reverses = _DIRECTIONS[str(call.get("direction", "forward"))]
-    named = [_text(name) for name in call.get("activations") or usual * len(reverses)]
+    named: Sequence[str] = call.get("activations") or usual * len(reverses)
     _check_activations(call, named, len(usual) * len(reverses))
     runs, ends = [], []
     for d, reverse in enumerate(reverses):
@@ -127,10 +122,6 @@ def _refuse(call: GradientRequest) -> None:
             "it has lengths of single samples, clipping, or an unknown number of steps; declare the length of the"
             " sequence, and leave the others out"
         )
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
 
 
 def _check_activations(call: GradientRequest, names: Sequence[str], wanted: int) -> None:

@@ -29,10 +29,6 @@ def _sum(call: GradientRequest) -> Tensor:
     return broadcast_like(kept(call, call.g), call.x) if reduced_axes(call) else call.g
 
 
-def _mean(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
-    return shared_over(g, call.x, reduced_axes(call))
-
-
 def _extreme(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
     # Equality is exact here: a maximum is one of its elements, never rounded.
     hits = cast(call.x == y, g.type.dtype)
@@ -48,19 +44,6 @@ def _product(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
     zeros = reduce("ReduceSum", cast(zero, g.type.dtype), axes, keepdims=True)
     alone = where(zero & (zeros == 1), others, 0.0)
     return g * where(zeros == 0, others / filled, alone)
-
-
-def _norm(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
-    """Return the gradient of the Euclidean norm, which is 0 at 0."""
-    return where(y == 0, 0.0, g * call.x / where(y == 0, 1.0, y))
-
-
-def _log_sum(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
-    return g / exp(y)
-
-
-def _log_sum_exp(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
-    return g * exp(call.x - y)
 
 
 def _cumulative_sum(call: GradientRequest) -> Tensor:
@@ -145,24 +128,25 @@ def _layer_input(call: GradientRequest) -> Tensor:
     return cast(moved, call.x.type.dtype)
 
 
-def _layer_scale(call: GradientRequest) -> Tensor:
-    return cast(summed_to(widened(call.g) * _layer_parts(call)[1], call.x), call.x.type.dtype)
-
-
 TABLE: dict[str, Row] = {
     "ReduceSum": (_sum, None),
-    "ReduceMean": _back(_mean),
+    "ReduceMean": _back(lambda c, g, y: shared_over(g, c.x, reduced_axes(c))),
     "ReduceMax": _back(_extreme),
     "ReduceMin": _back(_extreme),
     "ReduceProd": _back(_product),
     "ReduceL1": _back(lambda c, g, y: g * sign(c.x)),
-    "ReduceL2": _back(_norm),
+    # It is 0 at 0.
+    "ReduceL2": _back(lambda c, g, y: where(y == 0, 0.0, g * c.x / where(y == 0, 1.0, y))),
     "ReduceSumSquare": _back(lambda c, g, y: 2.0 * g * c.x),
-    "ReduceLogSum": _back(_log_sum),
-    "ReduceLogSumExp": _back(_log_sum_exp),
+    "ReduceLogSum": _back(lambda c, g, y: g / exp(y)),
+    "ReduceLogSumExp": _back(lambda c, g, y: g * exp(c.x - y)),
     "CumSum": (_cumulative_sum, None),
     "CumProd": (_cumulative_product, None),
     "Softmax": (_softmax,),
     "LogSoftmax": (_log_softmax,),
-    "LayerNormalization": (_layer_input, _layer_scale, lambda c: summed_to(c.g, c.x)),
+    "LayerNormalization": (
+        _layer_input,
+        lambda c: cast(summed_to(widened(c.g) * _layer_parts(c)[1], c.x), c.x.type.dtype),
+        lambda c: summed_to(c.g, c.x),
+    ),
 }

@@ -13,20 +13,9 @@ import numpy as np
 
 from dask_ferro.graph.autodiff.known_values import by_size, known_value
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row
+from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import sizes
 from dask_ferro.graph.tensor.manipulation import broadcast_like, reshape_like
-from dask_ferro.graph.tensor.namespace import abs as absolute
-from dask_ferro.graph.tensor.namespace import (
-    astype,
-    clip,
-    expand_dims,
-    floor,
-    moveaxis,
-    remainder,
-    take_along_axis,
-    where,
-)
-from dask_ferro.graph.tensor.namespace import round as nearest
 from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, emit, widened
 
 # Coordinates and weights of one axis.
@@ -51,15 +40,9 @@ _ROUNDED: Mapping[str, Callable[[_Floats], _Floats]] = {
 
 
 def _resized(call: GradientRequest) -> Tensor:
-    modes = {name: str(_text(call.get(name, usual))) for name, usual in (
-        ("mode", "nearest"), ("coordinate_transformation_mode", "half_pixel"), ("keep_aspect_ratio_policy", "stretch"),
-    )}  # fmt: skip
-    coordinates = modes["coordinate_transformation_mode"]
-    if (
-        call.get("antialias", 0)
-        or coordinates not in _COORDINATES
-        or modes["keep_aspect_ratio_policy"] != "stretch"
-    ):
+    coordinates = call.get("coordinate_transformation_mode", "half_pixel")
+    is_stretched = call.get("keep_aspect_ratio_policy", "stretch") == "stretch"
+    if call.get("antialias", 0) or coordinates not in _COORDINATES or not is_stretched:
         raise call.unsupported(
             f"it is antialiased, keeps an aspect ratio, or has coordinates {coordinates!r}"
         )
@@ -72,10 +55,10 @@ def _resized(call: GradientRequest) -> Tensor:
         if not isinstance(n, int) or not isinstance(m, int):
             raise call.unsupported(f"sizes of {call.x!r} or {call.y!r} are not known; give them")
         scale = scales[axis] or (m / n if n else 1.0)
-        weights = _weights(call, modes["mode"], _COORDINATES[coordinates], n, m, scale)
+        weights = _weights(call, _COORDINATES[coordinates], n, m, scale)
         if n != m or not np.array_equal(weights, np.eye(n)):
             matrix = asarray(weights.astype(g.dtype))
-            g = moveaxis(moveaxis(g, axis, -1) @ matrix, -1, axis)
+            g = xp.moveaxis(xp.moveaxis(g, axis, -1) @ matrix, -1, axis)
     return cast(g, call.x.type.dtype)
 
 
@@ -88,10 +71,6 @@ def _keeps(call: GradientRequest, axis: int) -> bool:
     found = by_size(sizes_given) if sizes_given is not None else {}
     place = axes.index(axis)
     return bool(found) and all(v[place] == (n if isinstance(n, int) else size) for size, v in found.items())
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _scales(call: GradientRequest) -> list[float | None]:
@@ -111,7 +90,6 @@ def _scales(call: GradientRequest) -> list[float | None]:
 
 def _weights(
     call: GradientRequest,
-    mode: str,
     coordinates: Callable[[_Floats, int, int, float], _Floats],
     n: int,
     m: int,
@@ -119,10 +97,10 @@ def _weights(
 ) -> _Floats:
     """Return the matrix (m, n) of a resize along one axis."""
     # In float32, as engines compute coordinates: a tie of the nearest neighbours is broken alike.
-    at = coordinates(np.arange(m, dtype=np.float32), n, m, scale)
+    at, mode = coordinates(np.arange(m, dtype=np.float32), n, m, scale), call.get("mode", "nearest")
     if mode == "nearest":
-        rounding = _text(call.get("nearest_mode", "round_prefer_floor"))
-        return _placed([(_ROUNDED[rounding](at), np.ones(m))], n)
+        rounding = _ROUNDED[call.get("nearest_mode", "round_prefer_floor")]
+        return _placed([(rounding(at), np.ones(m))], n)
     first = np.floor(at)
     part = (at - first).astype(np.float64)
     if mode == "linear":
@@ -156,7 +134,7 @@ def _placed(taps: Sequence[tuple[_Floats, _Floats]], n: int) -> _Floats:
 def grid_sample(call: GradientRequest) -> tuple[Tensor, ...]:
     """Return a GridSample of images (4-D) as reads of the nearest or the four surrounding pixels."""
     x, grid = call.input(0), widened(call.input(1))
-    mode = {"bilinear": "linear"}.get(found := _text(call.get("mode", "linear")), found)
+    mode = call.get("mode", "linear").replace("bilinear", "linear")
     height, width = x.shape[-2:]
     if (
         mode not in ("linear", "nearest")
@@ -164,19 +142,19 @@ def grid_sample(call: GradientRequest) -> tuple[Tensor, ...]:
         or not (isinstance(height, int) and isinstance(width, int))
     ):
         raise call.unsupported(f"its mode is {mode!r}, it is of volumes, or the size of {x!r} is not known")
-    padding = _text(call.get("padding_mode", "zeros"))
+    padding = call.get("padding_mode", "zeros")
     corners = bool(call.get("align_corners", 0))
     # The last dimension of a grid is (x, y), from -1 to 1.
     column = _padded(_unnormalized(grid[..., 0], width, corners), width, padding, corners)
     row = _padded(_unnormalized(grid[..., 1], height, corners), height, padding, corners)
     if mode == "nearest":
-        return (_read(x, nearest(row), nearest(column), call.y),)
-    top, left = floor(row), floor(column)
+        return (_read(x, xp.round(row), xp.round(column), call.y),)
+    top, left = xp.floor(row), xp.floor(column)
     down, right = row - top, column - left
     total: Tensor | None = None
     for i, weight_i in ((top, 1 - down), (top + 1, down)):
         for j, weight_j in ((left, 1 - right), (left + 1, right)):
-            weight = cast(expand_dims(weight_i * weight_j, axis=1), x.type.dtype)
+            weight = cast(xp.expand_dims(weight_i * weight_j, axis=1), x.type.dtype)
             part = _read(x, i, j, call.y) * weight
             total = part if total is None else total + part
     assert total is not None
@@ -195,22 +173,22 @@ def _padded(at: Tensor, size: int, padding: str, corners: bool) -> Tensor:
     if padding == "reflection":
         low, span = (0.0, float(size - 1)) if corners else (-0.5, float(size))
         # Back and forth: the distance from the start, modulo twice the span.
-        there = remainder(absolute(at - low), 2 * span) if span else at * 0.0
-        at = where(there > span, 2 * span - there, there) + low
-    return clip(at, 0.0, float(size - 1))
+        there = xp.remainder(xp.abs(at - low), 2 * span) if span else at * 0.0
+        at = xp.where(there > span, 2 * span - there, there) + low
+    return xp.clip(at, 0.0, float(size - 1))
 
 
 def _read(x: Tensor, row: Tensor, column: Tensor, like: Tensor) -> Tensor:
     """Return the pixels at whole positions (batch, rows, columns) of every channel; zeros outside."""
     height, width = sizes(x.shape[-2:])
     inside = (row >= 0) & (row <= height - 1) & (column >= 0) & (column <= width - 1)
-    place = where(inside, row * float(width) + column, 0.0)
-    channels = astype(expand_dims(place, axis=1), np.int64)
+    place = xp.where(inside, row * float(width) + column, 0.0)
+    channels = xp.astype(xp.expand_dims(place, axis=1), np.int64)
     picks = broadcast_like(channels, like)
     flat = emit("Reshape", [x, asarray(np.array([0, 0, -1], np.int64))], (*x.shape[:2], height * width))
     indices = emit("Reshape", [picks, asarray(np.array([0, 0, -1], np.int64))], (*like.shape[:2], None))
-    found = reshape_like(take_along_axis(flat, indices, axis=2), like)
-    return where(expand_dims(inside, axis=1), found, 0.0)
+    found = reshape_like(xp.take_along_axis(flat, indices, axis=2), like)
+    return xp.where(xp.expand_dims(inside, axis=1), found, 0.0)
 
 
 TABLE: dict[str, Row] = {"Resize": (_resized, None, None, None)}

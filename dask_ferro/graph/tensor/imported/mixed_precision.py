@@ -11,7 +11,7 @@ Source: Micikevicius et al., "Mixed precision training" (2018), section 3.3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -34,21 +34,19 @@ _FOLLOWERS = frozenset({
 Types: TypeAlias = Sequence[TensorType | None]
 
 
-class Operator(NamedTuple):
-    """An operator of ONNX: its domain, name and operator set."""
-
-    domain: str
-    name: str
-    opset: int
-
-
 def narrowed(
-    operator: Operator, inputs: Sequence[Tensor | None], wanted: Types, results: Types, half: ir.DataType
+    operator: tuple[str, str, int],
+    inputs: Sequence[Tensor | None],
+    wanted: Types,
+    results: Types,
+    half: ir.DataType,
 ) -> tuple[tuple[Tensor | None, ...], tuple[TensorType | None, ...]]:
     """Return the inputs of a node behind casts, and the types of its outputs, in a model of mixed precision.
 
     Parameters
     ----------
+    operator : tuple
+        Its domain, its name and the operator set.
     inputs : sequence of Tensor or None
         Some of them in half precision where the model has a wider dtype.
     wanted, results : sequence of TensorType or None
@@ -59,9 +57,9 @@ def narrowed(
     floats = [
         x for x, t in zip(inputs, wanted, strict=True) if x is not None and t is not None and t.dtype in WIDE
     ]
-    is_narrow = bool(floats) and _is_narrow(operator.name, floats, half)
+    is_narrow = bool(floats) and _is_narrow(operator[1], floats, half)
     to = [half if t is not None and is_narrow and t.dtype in WIDE else t and t.dtype for t in wanted]
-    if is_narrow and not takes(operator.domain, operator.name, operator.opset, to):
+    if is_narrow and not takes(*operator, to):
         is_narrow, to = False, [t and t.dtype for t in wanted]
     given = tuple(x if x is None or d is None else cast(x, d) for x, d in zip(inputs, to, strict=True))
     if not is_narrow:

@@ -180,7 +180,7 @@ class TensorModel:
             A node or an input that tensors cannot express.
         """
         given, entries = params or {}, self._inputs(inputs)
-        types = {name: _type_of(value) for name, value in given.items()}
+        types = {name: asarray(value).type for name, value in given.items()}
         half = self._half(types, entries)
         if problems := self._wrong(types, half):
             raise ConfigError(f"model {self.name!r}: params: {'; '.join(problems)}")
@@ -291,7 +291,7 @@ class TensorModel:
         """
         # Everything is checked before the first byte is written.
         values = {name: _value(name, value) for name, value in (params or {}).items()}
-        if problems := self._wrong({name: _type_of(value) for name, value in values.items()}):
+        if problems := self._wrong({name: asarray(value).type for name, value in values.items()}):
             raise ConfigError(f"save: model {self.name!r}: {'; '.join(problems)}")
         original = self.loaded.original
         assert original is not None
@@ -356,12 +356,6 @@ def _value(name: str, value: Value) -> npt.NDArray[np.generic]:
             f"save: {name!r}: got {value!r}, which has no value yet; compute it, or gather the step's params"
         )
     return found
-
-
-def _type_of(value: Value) -> TensorType:
-    if isinstance(value, Tensor):
-        return value.type
-    return asarray(value).type
 
 
 def _listed(types: Mapping[str, TensorType]) -> str:

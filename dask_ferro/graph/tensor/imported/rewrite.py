@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -28,21 +28,6 @@ _DATA_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_da
                 "external_data", "data_location")  # fmt: skip
 
 Values = Mapping[str, npt.NDArray[np.generic]]
-
-
-class DataSpan(NamedTuple):
-    """A part of the file beside the model."""
-
-    offset: int
-    length: int
-
-
-class _DataFile(NamedTuple):
-    """The file beside the model, and the new places of data by the text of its old ones, and the text of new ones."""
-
-    name: str
-    file: BinaryIO
-    places: dict[str, DataSpan]
 
 
 def rewrite(
@@ -73,7 +58,7 @@ def rewrite(
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as part:
         beside = f"{name}.data"
         with open(os.path.join(part, beside), "wb") as file:
-            _fill(proto, original, values, _DataFile(beside, file, {}))
+            _fill(proto, original, values, beside, file)
             is_used = file.tell() > 0
         with open(os.path.join(part, name), "wb") as file:
             file.write(proto.SerializeToString(deterministic=True))
@@ -91,40 +76,43 @@ def _cut(proto: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto]) -> None
     proto.graph.value_info.extend(declared)
 
 
-def _fill(proto: onnx.ModelProto, original: Original, values: Values, data: _DataFile) -> None:
+def _fill(proto: onnx.ModelProto, original: Original, values: Values, beside: str, file: BinaryIO) -> None:
     """Write all data that the messages refer to, and the new values, each where its tensor's data was."""
-    for tensor in proto.graph.initializer:
-        if (new := values.get(tensor.name)) is not None:
-            _store(tensor, ir.Tensor(new).tobytes(), data)
-        elif tensor.data_location == onnx.TensorProto.EXTERNAL:
-            _move(tensor, original, data)
-    own = [tensor for tensor in proto.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
-    # The graph's own come first, and refer to the new file by now.
-    for tensor in external_tensors(proto)[len(own) :]:
-        _move(tensor, original, data)
+    own = list(proto.graph.initializer)
+    # The graph's own come first.
+    inner = external_tensors(proto)[sum(map(_is_external, own)) :]
+    # By the text of a reference, its offset and length: tensors of one place share one place in the new file too.
+    places: dict[str, tuple[int, int]] = {}
+    for tensor, new in [
+        *((tensor, values.get(tensor.name)) for tensor in own),
+        *((tensor, None) for tensor in inner),
+    ]:
+        is_external = _is_external(tensor)
+        if new is None and not is_external:
+            continue
+        place = reference(tensor) if new is None else ""
+        content = (
+            b"" if place in places else _data(original, tensor) if new is None else ir.Tensor(new).tobytes()
+        )
+        for field in _DATA_FIELDS:
+            tensor.ClearField(field)
+        if not is_external:
+            tensor.raw_data = content
+            continue
+        if (span := places.get(place)) is None:
+            if len(content) >= _PAGE:
+                file.write(bytes(-file.tell() % _PAGE))
+            span = file.tell(), len(content)
+            file.write(content)
+        if new is None:
+            places[place] = span
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in zip(("location", "offset", "length"), (beside, *span), strict=True):
+            tensor.external_data.add(key=key, value=str(value))
 
 
-def _move(tensor: onnx.TensorProto, original: Original, data: _DataFile) -> None:
-    """Write a tensor's data anew; tensors of one place in a file share one place in the new file too."""
-    place = reference(tensor)
-    if place in data.places:
-        _refer(tensor, data, data.places[place])
-    elif (written := _store(tensor, _data(original, tensor), data)) is not None:
-        data.places[place] = written
-
-
-def _store(tensor: onnx.TensorProto, content: bytes, data: _DataFile) -> DataSpan | None:
-    """Write a tensor's data where it was, in the model's file or beside it; return its new place beside it."""
-    if tensor.data_location != onnx.TensorProto.EXTERNAL:
-        _clear(tensor)
-        tensor.raw_data = content
-        return None
-    if len(content) >= _PAGE:
-        data.file.write(bytes(-data.file.tell() % _PAGE))
-    place = DataSpan(data.file.tell(), len(content))
-    data.file.write(content)
-    _refer(tensor, data, place)
-    return place
+def _is_external(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
 def _data(original: Original, tensor: onnx.TensorProto) -> bytes:
@@ -132,15 +120,3 @@ def _data(original: Original, tensor: onnx.TensorProto) -> bytes:
         return original.data(tensor)
     except external_data.Problem as problem:
         raise ConfigError(f"save: weight {tensor.name!r}: {problem}") from problem
-
-
-def _clear(tensor: onnx.TensorProto) -> None:
-    for field in _DATA_FIELDS:
-        tensor.ClearField(field)
-
-
-def _refer(tensor: onnx.TensorProto, data: _DataFile, place: DataSpan) -> None:
-    _clear(tensor)
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", data.name), ("offset", place.offset), ("length", place.length)):
-        tensor.external_data.add(key=key, value=str(value))

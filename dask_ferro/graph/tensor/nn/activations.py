@@ -7,14 +7,7 @@ from typing import Any
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import (
-    Tensor,
-    TensorLike,
-    cast,
-    elementwise,
-    floating,
-    widened,
-)
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, elementwise, floating, widened
 
 _GELU_SINCE = 20
 

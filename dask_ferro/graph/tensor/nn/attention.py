@@ -61,18 +61,19 @@ def attention(
     if scale is None and not isinstance(size, int):
         raise ConfigError(f"attention: the size of {queries!r} is not known; give a scale")
     factor = 1 / math.sqrt(size) if scale is None and isinstance(size, int) else scale
-    scores = _masked((queries @ keys.mT) * factor, mask)
+    return attention_of((queries @ keys.mT) * factor, values, mask, is_causal)
+
+
+def attention_of(scores: Tensor, values: Tensor, mask: TensorLike | None, is_causal: bool) -> Tensor:
+    """Return the attention of scaled scores (..., queries, keys)."""
+    if mask is not None:
+        given = asarray(mask)
+        is_bool = given.type.dtype == ir.DataType.BOOL
+        scores = xp.where(given, scores, float("-inf")) if is_bool else scores + given
     seen = causal(scores) if is_causal else scores
     # A causal mask leaves every query the first key, so only the caller's mask can hide all keys.
     weights = softmax(seen, axis=-1) if mask is None else softmax_of_seen(seen)
     return weights @ values
-
-
-def _masked(scores: Tensor, mask: TensorLike | None) -> Tensor:
-    if mask is None:
-        return scores
-    given = asarray(mask)
-    return xp.where(given, scores, float("-inf")) if given.type.dtype == ir.DataType.BOOL else scores + given
 
 
 def _check_rank(x: Tensor, where: str) -> None:
@@ -141,11 +142,13 @@ def rotary_embedding(
     frequencies = np.asarray(base ** (-np.arange(0, size, 2) / size))
     angles = xp.expand_dims(cast(at, ir.DataType.DOUBLE), axis=-1) * frequencies
     cosines, sines = (cast(turn(angles), wide.type.dtype) for turn in (xp.cos, xp.sin))
-    if interleaved:
-        first, second = wide[..., 0::2], wide[..., 1::2]
-    else:
-        first, second = wide[..., : size // 2], wide[..., size // 2 :]
+    return cast(rotated(wide, cosines, sines, interleaved), tensor.type.dtype)
+
+
+def rotated(x: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool) -> Tensor:
+    """Return each pair of features, the last dimension of `x`, turned by an angle."""
+    half = x.shape[-1] // 2  # type: ignore[operator]  # a known size
+    pairs = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(None, half), slice(half, None))
+    first, second = (x[..., cut] for cut in pairs)
     turned = first * cosines - second * sines, first * sines + second * cosines
-    if not interleaved:
-        return cast(xp.concat(turned, axis=-1), tensor.type.dtype)
-    return cast(reshape_like(xp.stack(turned, axis=-1), wide), tensor.type.dtype)
+    return reshape_like(xp.stack(turned, axis=-1), x) if interleaved else xp.concat(turned, axis=-1)

@@ -9,16 +9,7 @@ from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import alike, axis_of, broadcast, written
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import count_over, reduce
-from dask_ferro.graph.tensor.tensor import (
-    Tensor,
-    TensorLike,
-    asarray,
-    cast,
-    emit,
-    promoted,
-    stopped,
-    widened,
-)
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit, promoted, stopped, widened
 
 # The operator set that has RMSNormalization.
 _RMS_SINCE = 23
@@ -165,7 +156,7 @@ def batch_norm_training(
     centre = reduce("ReduceMean", data, axes, keepdims=True)
     centred = data - centre
     spread = reduce("ReduceMean", centred * centred, axes, keepdims=True)
-    y = centred * (_wide(gain, data) / xp.sqrt(spread + epsilon)) + _wide(shift, data)
+    y = centred * (per_channel(gain, data) / xp.sqrt(spread + epsilon)) + per_channel(shift, data)
     count = count_over(data, axes, data.type.dtype)
     # One value has no variance: the running one stays.
     unbiased = xp.where(count > 1.0, xp.squeeze(spread, axes) * count / (count - 1), old_variance)
@@ -188,6 +179,6 @@ def _channels(given: list[TensorLike], where: str) -> tuple[Tensor, ...]:
     return parts
 
 
-def _wide(values: Tensor, x: Tensor) -> Tensor:
-    """Return one value a channel in a shape that broadcasts."""
+def per_channel(values: Tensor, x: Tensor) -> Tensor:
+    """Return a vector by channel in a shape that broadcasts to (batch, channels, ...)."""
     return xp.expand_dims(values, axis=list(range(1, x.ndim - 1))) if x.ndim > 2 else values
