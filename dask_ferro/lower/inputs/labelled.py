@@ -19,8 +19,6 @@ from itertools import chain
 from math import nan
 from typing import Any, NamedTuple
 
-from dask.base import is_dask_collection
-
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, shape_of
 
@@ -117,8 +115,7 @@ class LabelledInputs(NamedTuple):
 
     def _batch_dims(self, sig: Signature) -> dict[Hashable, int]:
         """Return the dimensions that the inputs have as their batch, with their sizes."""
-        carrying = {s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries}
-        return {one.dims[0]: one.shape[0] for name, one in self.labelled.items() if name in carrying}
+        return {one.dims[0]: one.shape[0] for name, one in self.labelled.items() if name in sig.carried}
 
     def _dims_of(self, sig: Signature, symbol: object) -> dict[Hashable, int]:
         """Return the dimensions that inputs have for an axis of this name in the model, with their sizes."""
@@ -156,9 +153,7 @@ def _has_batch(sig: Signature, place: int, *, cut: bool) -> bool:
     return is_open and sig.gives[place] and (not shape or shape[0] in (sig.batch, None))
 
 
-def read_labelled(
-    given: Any, sig: Signature, dims: object, title: str, *, at_once: bool = False
-) -> tuple[Any, LabelledInputs | None]:
+def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple[Any, LabelledInputs | None]:
     """Return the inputs of a call as arrays, and their labels; as given, and None, where none is of xarray.
 
     Parameters
@@ -170,16 +165,12 @@ def read_labelled(
         The batch dimension; or all dimensions in the order of the model's axes.
     title : str
         For errors.
-    at_once : bool
-        Whether the results are computed at once, so that arrays in memory stay so.
 
     Raises
     ------
     ConfigError
         Variables that are missing, dimensions that do not fit the axes, coordinates that differ between inputs.
     """
-    if dims is not None and any(spec.name == "dims" for spec in sig.inputs):
-        raise ConfigError(f"{title}: 'dims' is an input and an argument; pass inputs as a dict by name")
     xr = sys.modules.get("xarray")
     named = None if xr is None else _named(given, sig, xr, title)
     if xr is None or named is None:
@@ -206,14 +197,8 @@ def read_labelled(
     if problems:
         raise ConfigError(f"{title}: {'; '.join(problems)}")
     _check_aligned(xr, labelled, title)
-    # Only chunks tell the rows of a model of batch 1, which runs row by row.
-    chunked = bool(sig.fixed_rows) and not at_once
-    arrays = {**named, **{name: _data(one, chunked) for name, one in labelled.items()}}
+    arrays = {**named, **{name: one.data for name, one in labelled.items()}}
     return arrays, LabelledInputs(labelled, title, given if isinstance(given, xr.Dataset) else None)
-
-
-def _data(array: Any, chunked: bool) -> Any:
-    return array.chunk().data if chunked and not is_dask_collection(array) else array.data
 
 
 def _named(given: Any, sig: Signature, xr: Any, title: str) -> Mapping[str, Any] | None:
@@ -283,19 +268,11 @@ def _clashes(sig: Signature, labelled: Mapping[str, Any]) -> Iterator[str]:
 
 def _check_aligned(xr: Any, labelled: Mapping[str, Any], title: str) -> None:
     """Raise `ConfigError` where inputs have one dimension with different sizes or coordinates."""
-    sizes: dict[Hashable, tuple[int, str]] = {}
-    for name, one in labelled.items():
-        for dim, size in one.sizes.items():
-            known = sizes.setdefault(dim, (size, name))
-            if known[0] != size:
-                raise ConfigError(
-                    f"{title}: dimension {dim!r} has {size} in input {name!r} and {known[0]} in {known[1]!r}; select"
-                    " the same part of both, xr.align(a, b, join='inner'), or rename one"
-                )
     try:
         xr.align(*labelled.values(), join="exact", copy=False)
     except ValueError as error:
+        sizes = ", ".join(f"{name}: {dict(one.sizes)}" for name, one in labelled.items())
         raise ConfigError(
-            f"{title}: inputs have different coordinates, and rows would be put together that are not"
-            f" ({str(error).partition(chr(10))[0]}); align them first, xr.align(a, b, join='inner')"
+            f"{title}: inputs have different coordinates or sizes ({sizes}), and rows would be put together that are"
+            f" not ({str(error).partition(chr(10))[0]}); align them first, xr.align(a, b, join='inner'), or rename one"
         ) from error
