@@ -312,8 +312,11 @@ def fixed_batch(spec: ValueSpec) -> str:
 
 def comes_later(value: Any) -> bool:
     """Whether `value` is a future or a Dask collection, such as a delayed value."""
-    if is_dask_collection(value):
-        return True
+    return is_dask_collection(value) or is_future(value)
+
+
+def is_future(value: Any) -> bool:
+    """Whether `value` is a distributed future; asks without importing distributed."""
     # Another thread may be importing it.
     return isinstance(value, getattr(sys.modules.get("distributed"), "Future", ()))
 

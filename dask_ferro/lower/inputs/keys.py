@@ -16,7 +16,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.layer import KeySeries, KeysOrValue, Literal
-from dask_ferro.lower.signature import is_dask_array
+from dask_ferro.lower.signature import is_dask_array, is_future
 
 # Bytes of a task's own description: an input that adds no more to each task does not change a graph's size much.
 _TASK_BYTES = 1024
@@ -49,11 +49,10 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Fee
     token : str
         Of the value.
     """
-    if is_future(value):
-        series = KeySeries(one=value.key)
-        return Feed(series, {value.key: {value.key: value}}, {value.key: set()}, value.key)
     if is_dask_collection(value):
         return _collection(name, value, chunks)
+    if not isinstance(value, np.ndarray) and is_future(value):
+        return Feed(KeySeries(one=value.key), {value.key: {value.key: value}}, {value.key: set()}, value.key)
     # One row serves every chunk.
     cut = None if chunks is None or len(value) == 1 else tuple(chunks)
     count = len(cut or "1")
@@ -65,17 +64,6 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Fee
     rest = tuple((size,) for size in value.shape[1:])
     lazy = da.from_array(value, ((len(value),) if cut is None else cut, *rest), name=label)
     return _collection(name, lazy, cut)
-
-
-def is_future(value: Any) -> bool:
-    """Whether `value` is a distributed future; asks without importing distributed."""
-    import sys
-
-    if "distributed" not in sys.modules:
-        return False
-    from distributed import Future
-
-    return isinstance(value, Future)
 
 
 def _collection(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:

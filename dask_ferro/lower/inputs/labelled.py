@@ -14,7 +14,7 @@ xarray is never imported here: a caller that passes its arrays has done so.
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from itertools import chain
 from math import nan
 from typing import Any, NamedTuple
@@ -43,7 +43,9 @@ class LabelledInputs(NamedTuple):
     dataset: Any = None
 
     def results(self, sig: Signature, arrays: Mapping[str, Any], *, cut: bool) -> Any:
-        """Return a model's outputs with dimensions and coordinates.
+        """Return a model's outputs with dimensions and coordinates: a DataArray of one, a Dataset of several.
+
+        Attributes are as xarray's option ``keep_attrs`` says.
 
         Parameters
         ----------
@@ -53,11 +55,6 @@ class LabelledInputs(NamedTuple):
             The outputs by name, numpy's or dask's.
         cut : bool
             Whether each output is known to carry the batch, because it is made chunk by chunk.
-
-        Returns
-        -------
-        DataArray of one output, Dataset of several
-            Attributes as xarray's option ``keep_attrs`` says.
 
         Raises
         ------
@@ -156,15 +153,7 @@ def _has_batch(sig: Signature, place: int, *, cut: bool) -> bool:
 def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple[Any, LabelledInputs | None]:
     """Return the inputs of a call as arrays, and their labels; as given, and None, where none is of xarray.
 
-    Parameters
-    ----------
-    given : object
-        The inputs of a call.
-    sig : Signature
-    dims : str or sequence of str, optional
-        The batch dimension; or all dimensions in the order of the model's axes.
-    title : str
-        For errors.
+    `dims` is the batch dimension, or all dimensions in the order of the model's axes.
 
     Raises
     ------
@@ -193,7 +182,12 @@ def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple
     known = set(chain.from_iterable(one.dims for one in labelled.values()))
     unknown = [d for d in order or () if d not in known]
     problems += [f"dims= names {d!r}, and the inputs have {sorted(map(str, known))}" for d in unknown]
-    problems += _clashes(sig, labelled) if len(sig.outputs) > 1 else []
+    clashes = _names_of(labelled).intersection(s.name for s in sig.outputs) if len(sig.outputs) > 1 else ()
+    problems += [
+        f"output {name!r} has the name of a coordinate or dimension of the inputs, and both would be in one Dataset:"
+        f" rename that, x.rename({{{name!r}: ...}})"
+        for name in clashes
+    ]
     if problems:
         raise ConfigError(f"{title}: {'; '.join(problems)}")
     _check_aligned(xr, labelled, title)
@@ -253,17 +247,6 @@ def _misfits(spec: ValueSpec, sizes: Sequence[int]) -> bool:
     """Return whether fixed sizes behind the batch axis are others."""
     pairs = list(zip(spec.shape or (), sizes, strict=True))[1:]
     return any(isinstance(wanted, int) and wanted != size for wanted, size in pairs)
-
-
-def _clashes(sig: Signature, labelled: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the outputs that have the name of a coordinate or a dimension of the Dataset that they would be in."""
-    taken = _names_of(labelled)
-    for spec in sig.outputs:
-        if spec.name in taken:
-            yield (
-                f"output {spec.name!r} has the name of a coordinate or dimension of the inputs, and both would be in"
-                f" one Dataset: rename that, x.rename({{{spec.name!r}: ...}})"
-            )
 
 
 def _check_aligned(xr: Any, labelled: Mapping[str, Any], title: str) -> None:

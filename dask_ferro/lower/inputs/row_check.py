@@ -107,7 +107,9 @@ def _tried(
     try:
         whole = _by_name(opened, run(rows))
     except Exception:  # noqa: BLE001 - engines raise many kinds: this is no model for made-up rows
-        return _unfit(opened)
+        others = ", ".join(repr(s.name) for s in sig.inputs if s.name not in sig.carried and may_carry(s))
+        unfit = f"other rows do not go with all of {others}, so name the inputs that are cut with batched="
+        return unfit if others else None
     try:
         parts = [_by_name(opened, run(piece)) for piece in _pieces(rows, sig.carried)]
     except Exception:  # noqa: BLE001 - any failure is reported
@@ -121,17 +123,6 @@ def _pieces(rows: Mapping[str, Any], carried: Sequence[str]) -> Iterator[Mapping
     """Yield the inputs of each piece: the rows of those that carry the batch, the others whole."""
     for stop, size in zip(np.cumsum(_PIECES), _PIECES, strict=True):
         yield {**rows, **{name: rows[name][stop - size : stop] for name in carried}}
-
-
-def _unfit(opened: PreparedModel) -> str | None:
-    """Return the problem that made-up rows revealed by failing: inputs that have to be cut too; None if none."""
-    sig = opened.signature
-    whole = ", ".join(repr(s.name) for s in sig.inputs if s.name not in sig.carried and may_carry(s))
-    return (
-        f"other rows do not go with all of {whole}, so name the inputs that are cut with batched="
-        if whole
-        else None
-    )
 
 
 def _rows(spec: ValueSpec, given: Any, rows: int | None) -> Any:

@@ -53,14 +53,7 @@ class TableForm(NamedTuple):
     sig: Signature
 
     def table(self, results: Mapping[str, Any], title: str) -> Any:
-        """Return the results as a table.
-
-        Parameters
-        ----------
-        results : mapping of str to array
-            A model's outputs by name.
-        title : str
-            For an error.
+        """Return a model's outputs by name as a table.
 
         Raises
         ------
@@ -134,15 +127,7 @@ def refuse_duplicates(names: Sequence[str], what: str) -> None:
 
 
 def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
-    """Return a table, or a mapping with columns of one, as a model's inputs; None of anything else.
-
-    Parameters
-    ----------
-    given : object
-        The inputs of a call.
-    sig : Signature
-    title : str
-        For errors.
+    """Return the inputs of a call that are a table, or a mapping with columns of one; None of anything else.
 
     Raises
     ------
@@ -162,7 +147,9 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
     arrays = {}
     specs = {spec.name: spec for spec in sig.inputs}
     by_position: Sequence[str] = ()
-    for name, columns in columns_for(sig, frame.columns, title, vectors_of(frame)).items():
+    kinds = (nw.List, nw.Array, nw.Object)
+    vectors = [name for name, kind in frame.schema.items() if isinstance(kind, kinds)]
+    for name, columns in columns_for(sig, frame.columns, title, vectors).items():
         arrays[name] = _input(frame, columns, specs[name], problems)
         is_ordered = isinstance(columns, list) and len(columns) > 1 and not specs[name].columns
         by_position = columns if is_ordered and not tells_positions(columns) else by_position
@@ -171,12 +158,6 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
     index = given.index if frame.implementation.is_pandas_like() else None
     form = TableForm(frame.implementation, len(frame), index, sig)
     return TableInputs(arrays, form, by_position)
-
-
-def vectors_of(frame: nw.DataFrame) -> frozenset[str]:
-    """Return the names of the columns whose items may be lists or arrays."""
-    kinds = (nw.List, nw.Array, nw.Object)
-    return frozenset(name for name, kind in frame.schema.items() if isinstance(kind, kinds))
 
 
 def columns_for(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
-from dask.base import DaskMethodsMixin, is_dask_collection
+from dask.base import DaskMethodsMixin
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
@@ -25,7 +25,6 @@ from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.batching import batched as with_batched
-from dask_ferro.lower.inputs.keys import is_future
 from dask_ferro.lower.inputs.labelled import LabelledInputs, read_labelled
 from dask_ferro.lower.inputs.partitions import partitioned
 from dask_ferro.lower.inputs.row_check import check_rows
@@ -36,7 +35,7 @@ from dask_ferro.lower.portable import portable
 from dask_ferro.lower.prepared.opening import open_model, reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.store import is_temporary
-from dask_ferro.lower.signature import ValueSpec, synthetic
+from dask_ferro.lower.signature import ValueSpec, comes_later, synthetic
 from dask_ferro.lower.worker.models import ModelRef
 
 Names = Collection[str] | None
@@ -282,10 +281,7 @@ class ModelGraph(DaskMethodsMixin):
         inputs = given if table is None else table.arrays
         cut = batched if batched is not None else defaults.batched
         bound = bind(opened, inputs, batch=batch, batched=cut, granularity=defaults.granularity)
-        lazy = (
-            [n for n, a in bound.arrays.items() if is_future(a) or is_dask_collection(a)] if at_once else ()
-        )
-        if lazy:
+        if at_once and (lazy := [name for name, array in bound.arrays.items() if comes_later(array)]):
             raise ConfigError(f"{title}: predict computes at once, and {lazy} is lazy: call model(x) instead")
         _check_chunks(bound)
         return bound, labels, None if table is None else table.form

@@ -26,7 +26,7 @@ from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, part
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.inputs.keys import Feed, is_future, layers_of, token_of
+from dask_ferro.lower.inputs.keys import Feed, layers_of, token_of
 from dask_ferro.lower.inputs.shipping import copy_for, sent, usable_here
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.collection import Arrays
@@ -35,7 +35,7 @@ from dask_ferro.lower.ranks.passing import PartPlace
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import GONE, Memo, ShardedArray, futures_in
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
-from dask_ferro.lower.signature import is_dask_array
+from dask_ferro.lower.signature import is_dask_array, is_future
 from dask_ferro.lower.upstream import TaskRef
 
 # Dask warns of graphs above 10 MB, and moves them through the scheduler at two thirds of a worker's speed.
