@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from dask_ferro.graph.tensor.namespace import *  # noqa: F403
     from dask_ferro.instructions import tape
     from dask_ferro.local.local_cluster import LocalCluster
-    from dask_ferro.lower.model.collection import ModelGraph
-    from dask_ferro.lower.model.from_onnx import from_onnx
+    from dask_ferro.lower.model.collection import ModelGraph, from_onnx
     from dask_ferro.lower.pipeline.parallel import parallel
     from dask_ferro.lower.pipeline.pipeline import pipeline
     from dask_ferro.lower.ranks.sharded import gather
@@ -64,8 +63,7 @@ _MODULES = {
     "graph.ir.regions": ("signal",),
     "graph.tensor.emit": ("save_onnx", "to_model"),
     "instructions": ("tape",),
-    "lower.model.collection": ("ModelGraph",),
-    "lower.model.from_onnx": ("from_onnx",),
+    "lower.model.collection": ("ModelGraph", "from_onnx"),
     "lower.pipeline.parallel": ("parallel",),
     "lower.pipeline.pipeline": ("pipeline",),
     "lower.ranks.sharded": ("gather",),

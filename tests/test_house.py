@@ -58,7 +58,7 @@ def _shipped() -> list[Path]:
             id="the command line loads click alone, for `dask` loads it always"),
         pytest.param("import dask_ferro.graph.model.load", {"numpy", "onnx", "onnx_ir"},
             id="graphs load neither dask nor an engine"),
-        pytest.param("import dask_ferro.lower.model.from_onnx", {"numpy", "onnx", "onnx_ir", "onnxruntime", "dask"},
+        pytest.param("import dask_ferro.lower.model.collection", {"numpy", "onnx", "onnx_ir", "onnxruntime", "dask"},
             id="the collection does without distributed"),
         pytest.param("import dask_ferro.scheduler.preload", {"click", "dask", "distributed", "numpy"},
             id="a scheduler with the plugin loads neither models nor engines"),

@@ -28,8 +28,7 @@ from dask_ferro.graph.bundling.summary import OpRow, bound, over_chunks, per_op
 from dask_ferro.local.array_files import read, save
 from dask_ferro.local.cluster_context import connected, started
 from dask_ferro.local.progress import Progress, followed
-from dask_ferro.lower.model.collection import ModelGraph, opened_of
-from dask_ferro.lower.model.from_onnx import from_onnx
+from dask_ferro.lower.model.collection import ModelGraph, from_onnx, opened_of
 from dask_ferro.lower.model.inventory import slices, spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
 from dask_ferro.observe.tracing import checked, trace
@@ -216,7 +215,7 @@ def trial(
         results = {specs[0].name: measured.result} if len(specs) == 1 else dict(measured.result)
         if request.sink:
             save(request.sink, results)
-        opened, chunks = planned.bound.model, planned.chunks
+        opened, chunks = planned.model, planned.chunks
         sig, ir_model = opened.signature, opened.loaded.model
         rows = row_count(sig, arrays) if request.model else None
         of_chunk = rows if rows is None else min(rows, batch or rows)

@@ -16,29 +16,26 @@ from dask.highlevelgraph import Layer
 
 from dask_ferro.lower.portable import PortableTask, portable
 from dask_ferro.lower.upstream import GraphNode, TaskRef
-from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
-from dask_ferro.lower.worker.chunks import pick, shape_at
-from dask_ferro.lower.worker.task import run_bundle
+from dask_ferro.lower.worker.models import ModelRef
+from dask_ferro.lower.worker.outputs import pick, shape_at
+from dask_ferro.lower.worker.task import BundleRef, run_bundle
 
 # A string or a tuple; Dask allows numbers too, so there is no narrower type.
 Key = Any
 
 
 class KeySeries(NamedTuple):
-    """The keys of all chunks: ``(*head, c, *tail)``, or ``text-c``, or one key for all chunks.
+    """The keys of all chunks: ``(*head, c, *tail)``, or one key for all chunks.
 
     Without a tail (None) the head is the one key: that of a dask array of no axes.
     """
 
     head: tuple[Any, ...] = ()
     tail: tuple[int, ...] | None = ()
-    text: str = ""
     one: Key | None = None
 
     def at(self, chunk: int) -> Key:
         """Return the key of a chunk."""
-        if self.text:
-            return f"{self.text}-{chunk}"
         if self.one is not None:
             return self.one
         return self.head if self.tail is None else (*self.head, chunk, *self.tail)

@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -84,7 +85,12 @@ class Signature:
     carries: tuple[bool, ...]
     gives: tuple[bool, ...]
 
-    @property
+    @cached_property
+    def carried(self) -> tuple[str, ...]:
+        """The names of the inputs that carry the batch."""
+        return tuple(s.name for s, carries in zip(self.inputs, self.carries, strict=True) if carries)
+
+    @cached_property
     def fixed_rows(self) -> int:
         """1 for a model whose batch size is fixed at 1, so that it is run row by row; else 0."""
         return 1 if self.batch == 1 else 0
@@ -92,21 +98,21 @@ class Signature:
     @property
     def held_elsewhere(self) -> str:
         """Text on an axis that has the number of rows by its name and is not cut with them; "" where there is none."""
-        pairs = list(zip(self.inputs, self.carries, strict=True))
-        names = {s.shape[0] for s, carries in pairs if carries and s.shape and isinstance(s.shape[0], str)}
-        for spec, carries in pairs:
+        cut = [s.shape for s in self.inputs if s.name in self.carried and s.shape]
+        names = {shape[0] for shape in cut if isinstance(shape[0], str)}
+        for spec in self.inputs:
             for axis, dim in enumerate(spec.shape or ()):
-                if dim in names and (axis or not carries):
+                if dim in names and (axis or spec.name not in self.carried):
                     return f"axis {axis} of input {spec.name!r} is {dim!r} too, the number of all rows"
         return ""
 
 
 def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
     """Return the signature of a loaded model whose values have `types`."""
-    inputs = tuple(_spec(v, types) for v in model.graph.inputs)
+    inputs = tuple(spec_of(v, types[str(v.name)]) for v in model.graph.inputs)
     if len(inputs) == 1 and (names := model.metadata_props.get(FEATURE_NAMES)):
         inputs = (_with_columns(inputs[0], names),)
-    outputs = tuple(_spec(v, types) for v in model.graph.outputs)
+    outputs = tuple(spec_of(v, types[str(v.name)]) for v in model.graph.outputs)
     ranked = [s for s in inputs if s.shape]
     first = next((s for s in ranked if _is_open(s)), ranked[0] if ranked else None)
     if first is None or first.shape is None:
@@ -144,13 +150,10 @@ def _gives(spec: ValueSpec, batch: Dim) -> bool:
     return not isinstance(batch, int) or spec.shape is None or spec.shape[:1] in ((batch,), (None,))
 
 
-def _spec(value: ir.Value, types: Mapping[str, ValueType]) -> ValueSpec:
-    assert value.name is not None
-    kind, dtype, shape = types[value.name]
-    numpy_dtype = None
-    if dtype is not None and kind == "tensor":
-        numpy_dtype = array_dtype(dtype)
-    return ValueSpec(value.name, numpy_dtype, shape, kind, value.meta.get(ml_types.CLASSES, ()))
+def spec_of(value: ir.Value, its: ValueType) -> ValueSpec:
+    """Return the specification of an input or output of a type."""
+    dtype = array_dtype(its.dtype) if its.dtype is not None and its.kind == "tensor" else None
+    return ValueSpec(str(value.name), dtype, its.shape, its.kind, value.meta.get(ml_types.CLASSES, ()))
 
 
 def _with_columns(spec: ValueSpec, text: str) -> ValueSpec:
@@ -232,7 +235,7 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
                 " a dask array, a delayed value or a future"
             )
             continue
-        if is_masked(given):
+        if isinstance(given, np.ma.MaskedArray) or (is_dask_array(given) and is_masked(given)):
             problems.append(
                 f"input {spec.name!r} is a masked array, which models do not support: fill it with .filled(value)"
             )
@@ -309,10 +312,18 @@ def fixed_batch(spec: ValueSpec) -> str:
 
 def comes_later(value: Any) -> bool:
     """Whether `value` is a future or a Dask collection, such as a delayed value."""
-    if is_dask_collection(value):
-        return True
+    return is_dask_collection(value) or is_future(value)
+
+
+def is_future(value: Any) -> bool:
+    """Whether `value` is a distributed future; asks without importing distributed."""
     # Another thread may be importing it.
     return isinstance(value, getattr(sys.modules.get("distributed"), "Future", ()))
+
+
+def is_dask_array(value: Any) -> bool:
+    """Whether `value` is a dask.array."""
+    return is_dask_collection(value) and isinstance(getattr(value, "chunks", None), tuple)
 
 
 def as_array(spec: ValueSpec, given: Any, title: str) -> Any:
@@ -353,14 +364,24 @@ def _from_python(spec: ValueSpec, given: Any, title: str) -> Any:
         raise ConfigError(
             f"{what} is a {type(given).__name__} that cannot be converted to an array ({error}); wanted {spec}"
         ) from error
-    if spec.dtype is None or found.dtype == spec.dtype:
-        return found
-    if not found.size or holds(spec.dtype, found):
-        return found.astype(spec.dtype)
-    raise ConfigError(
-        f"{what} holds {found.dtype}, which {spec.dtype} cannot represent without loss; pass an array of that dtype:"
-        f" np.asarray(values).astype({spec.dtype.name!r})"
-    )
+    return converted(spec, found, what)
+
+
+def converted(spec: ValueSpec, values: np.ndarray, what: str) -> np.ndarray:
+    """Return values in the input's dtype; raise `ConfigError` where it cannot represent them."""
+    dtype = spec.dtype
+    if dtype is None or values.dtype == dtype:
+        return values
+    if values.size and not holds(dtype, values):
+        raise ConfigError(
+            f"{what} holds {values.dtype}, which cannot be {dtype} without loss, wanted {dtype}: convert it with"
+            f" .astype({dtype.name!r})"
+        )
+    with np.errstate(over="ignore"):
+        cast = values.astype(dtype)
+    if dtype.kind == "f" and np.isinf(cast).sum() > np.isinf(values).sum():
+        raise ConfigError(f"{what} holds numbers that are too large for {dtype}: scale or clip them first")
+    return cast
 
 
 def holds(dtype: np.dtype[Any], found: Any) -> bool:

@@ -20,10 +20,10 @@ from dask_ferro.graph.model.load import load as load_model
 from dask_ferro.graph.tensor.emit import Outputs, build
 from dask_ferro.graph.tensor.imported.model import TensorModel, tensor_model
 from dask_ferro.graph.tensor.tensor import Tensor, evaluated_by
-from dask_ferro.lower.inputs.keys import is_dask_array
-from dask_ferro.lower.limits import limits
-from dask_ferro.lower.model.from_onnx import from_onnx
+from dask_ferro.lower.model.collection import from_onnx
 from dask_ferro.lower.prepared.remote import fetched
+from dask_ferro.lower.signature import is_dask_array
+from dask_ferro.lower.worker.models import limits
 
 __all__ = ["Tensor", "TensorModel", "compute", "load", "to_graph"]
 

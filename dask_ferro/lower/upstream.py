@@ -26,8 +26,8 @@ __all__ = [
 
 
 def is_masked(values: Any) -> bool:
-    """Whether an array is a numpy masked array, or a dask array has masked chunks."""
-    return isinstance(getattr(values, "_meta", values), np.ma.MaskedArray)
+    """Whether a dask array has masked chunks."""
+    return isinstance(values._meta, np.ma.MaskedArray)
 
 
 def infers_meta() -> bool:

@@ -25,8 +25,7 @@ from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.model.bound import checked_batch
-from dask_ferro.lower.model.collection import ModelGraph, defaults_of, opened_of, run_here
-from dask_ferro.lower.model.from_onnx import from_onnx
+from dask_ferro.lower.model.collection import ModelGraph, defaults_of, from_onnx, opened_of, run_here
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.ends import Ends, Reading, check_places, ends_of, journal_folder
 from dask_ferro.stream.formats.images import Preprocess

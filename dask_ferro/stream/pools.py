@@ -299,10 +299,8 @@ def _copy(opened: PreparedModel, client: Any) -> Any:
     feed = copy_for(opened, client)
     if feed is None:
         return None
-    # The content is one layer of one future.
-    (layer,) = feed.layers.values()
-    (future,) = layer.values()
-    return future
+    key = feed.source.at(0)
+    return feed.layers[key][key].future
 
 
 async def beside(run: Callable[[Any], Any], client: Any) -> Any:

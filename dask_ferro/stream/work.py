@@ -19,12 +19,12 @@ from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Plan, ValueSource
 from dask_ferro.graph.ir.nodes import value_bytes
-from dask_ferro.lower.inputs.tables import classes_of, empty_results, read_table, result_columns
+from dask_ferro.lower.inputs.tables import empty_results, read_table, result_columns
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.remote import shown
 from dask_ferro.lower.signature import Signature, check_arrays
-from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
-from dask_ferro.lower.worker.task import run_bundle
+from dask_ferro.lower.worker.models import ModelRef
+from dask_ferro.lower.worker.task import BundleRef, run_bundle
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks, batch_rows
 from dask_ferro.stream.ends import TABLE, Ends
@@ -67,7 +67,7 @@ class TableCall(NamedTuple):
         pa = arrow()
         named = dict(zip(self.outputs, results, strict=True))
         rows = len(results[0]) if table is None else table.num_rows
-        found = result_columns(named, rows, self.title, classes_of(self.sig), self.keep)
+        found = result_columns(self.sig, named, rows, self.title, self.keep)
         # Kept columns never pass through numpy, so that dates and missing values stay as they are.
         kept = [] if table is None else table.select(list(self.keep)).columns
         return pa.table([*kept, *map(pa.array, found.values())], names=[*self.keep, *found])
@@ -85,10 +85,9 @@ class ChunkCall(NamedTuple):
     table: TableCall | None = None
 
     def results(self, inputs: Sequence[Array], copy: Any) -> list[Any]:
-        made: Any = ()
+        made: tuple[Any, ...] = ()
         if self.bundle is not None:
-            made = run_bundle(self.model, self.bundle, *inputs, copy=copy)
-            made = (made,) if len(self.bundle.outputs) == 1 else made
+            made = self.bundle.each(run_bundle(self.model, self.bundle, *inputs, copy=copy))
         return [inputs[index] if bundle == INPUT else made[index] for bundle, index in self.outputs]
 
     def inputs(self, read: Sequence[Any]) -> list[Array]:
@@ -296,7 +295,6 @@ class Work:
             whole.outputs,
             route(self.opened.support, whole.nodes),
             tuple((index, -1) for index in taken),
-            rows=sig.fixed_rows if splits else 0,
             split=tuple(sig.carries[index] for index in taken) if splits else (),
         )
         return ChunkCall(self.opened.ref, bundle, outputs, self._table)
@@ -379,7 +377,7 @@ class Work:
         pa = arrow()
         sig, columns = self.opened.signature, self.ends.columns
         results = {n: v for n, v in (empty_results(sig) or {}).items() if n in self.ends.outputs}
-        found = result_columns(results, 0, self.opened.name, classes_of(sig))
+        found = result_columns(sig, results, 0, self.opened.name)
         texts = {n: pa.array([], pa.string()) for n, v in found.items() if v.dtype.kind == "O"}
         made = pa.table({n: texts.get(n, v) for n, v in found.items()})
         if columns is None:

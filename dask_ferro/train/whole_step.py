@@ -39,8 +39,7 @@ from dask_ferro.lower.ranks.call_outputs import CallOutputs
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
-from dask_ferro.lower.worker.bundle_ref import BundleRef
-from dask_ferro.lower.worker.task import run_bundle
+from dask_ferro.lower.worker.task import BundleRef, run_bundle
 from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS
@@ -161,7 +160,8 @@ class WholeStep(TrainingProgram):
         opened, bundle = self._opened
         given = {name: np.asarray(arrays[name]) for name in bundle.inputs}
         is_long = opened.sized(given, None).seconds > WORTH_THREADS_S
-        return run_bundle(opened.ref, bundle._replace(parallel=is_long), *given.values())  # type: ignore[no-any-return]
+        made = run_bundle(opened.ref, bundle._replace(parallel=is_long), *given.values())
+        return dict(zip(bundle.outputs, bundle.each(made), strict=True))
 
     @cached_property
     def _opened(self) -> tuple[PreparedModel, BundleRef]:
@@ -170,7 +170,7 @@ class WholeStep(TrainingProgram):
         outputs = tuple(spec.name for spec in opened.signature.outputs)
         picks = tuple((i, -1) for i in range(len(inputs)))
         engines = route(opened.support, range(len(opened.support)))
-        return opened, BundleRef(inputs, outputs, engines, picks, by_name=True)
+        return opened, BundleRef(inputs, outputs, engines, picks)
 
     def ranks(self, rows: int) -> Ranks:
         """Return the step as a graph of ranks, for batches of a number of rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dask_ferro.lower.absent import absence
+from dask_ferro.lower.portable import absence
 
 
 def test_an_error_that_is_its_own_cause_ends() -> None:

@@ -48,8 +48,8 @@ def noted(journal):
 
 # A model that another process made may not sleep, but for this.
 SLEEPS = """from functools import partial
-from dask_ferro.lower import limits
-limits.Limits = partial(limits.Limits, sleep_seconds=1.0)
+from dask_ferro.lower.worker import models
+models.Limits = partial(models.Limits, sleep_seconds=1.0)
 """
 
 

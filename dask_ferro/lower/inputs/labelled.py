@@ -14,12 +14,10 @@ xarray is never imported here: a caller that passes its arrays has done so.
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from itertools import chain
 from math import nan
 from typing import Any, NamedTuple
-
-from dask.base import is_dask_collection
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, shape_of
@@ -45,7 +43,9 @@ class LabelledInputs(NamedTuple):
     dataset: Any = None
 
     def results(self, sig: Signature, arrays: Mapping[str, Any], *, cut: bool) -> Any:
-        """Return a model's outputs with dimensions and coordinates.
+        """Return a model's outputs with dimensions and coordinates: a DataArray of one, a Dataset of several.
+
+        Attributes are as xarray's option ``keep_attrs`` says.
 
         Parameters
         ----------
@@ -55,11 +55,6 @@ class LabelledInputs(NamedTuple):
             The outputs by name, numpy's or dask's.
         cut : bool
             Whether each output is known to carry the batch, because it is made chunk by chunk.
-
-        Returns
-        -------
-        DataArray of one output, Dataset of several
-            Attributes as xarray's option ``keep_attrs`` says.
 
         Raises
         ------
@@ -117,8 +112,7 @@ class LabelledInputs(NamedTuple):
 
     def _batch_dims(self, sig: Signature) -> dict[Hashable, int]:
         """Return the dimensions that the inputs have as their batch, with their sizes."""
-        carrying = {s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries}
-        return {one.dims[0]: one.shape[0] for name, one in self.labelled.items() if name in carrying}
+        return {one.dims[0]: one.shape[0] for name, one in self.labelled.items() if name in sig.carried}
 
     def _dims_of(self, sig: Signature, symbol: object) -> dict[Hashable, int]:
         """Return the dimensions that inputs have for an axis of this name in the model, with their sizes."""
@@ -156,30 +150,16 @@ def _has_batch(sig: Signature, place: int, *, cut: bool) -> bool:
     return is_open and sig.gives[place] and (not shape or shape[0] in (sig.batch, None))
 
 
-def read_labelled(
-    given: Any, sig: Signature, dims: object, title: str, *, at_once: bool = False
-) -> tuple[Any, LabelledInputs | None]:
+def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple[Any, LabelledInputs | None]:
     """Return the inputs of a call as arrays, and their labels; as given, and None, where none is of xarray.
 
-    Parameters
-    ----------
-    given : object
-        The inputs of a call.
-    sig : Signature
-    dims : str or sequence of str, optional
-        The batch dimension; or all dimensions in the order of the model's axes.
-    title : str
-        For errors.
-    at_once : bool
-        Whether the results are computed at once, so that arrays in memory stay so.
+    `dims` is the batch dimension, or all dimensions in the order of the model's axes.
 
     Raises
     ------
     ConfigError
         Variables that are missing, dimensions that do not fit the axes, coordinates that differ between inputs.
     """
-    if dims is not None and any(spec.name == "dims" for spec in sig.inputs):
-        raise ConfigError(f"{title}: 'dims' is an input and an argument; pass inputs as a dict by name")
     xr = sys.modules.get("xarray")
     named = None if xr is None else _named(given, sig, xr, title)
     if xr is None or named is None:
@@ -202,18 +182,17 @@ def read_labelled(
     known = set(chain.from_iterable(one.dims for one in labelled.values()))
     unknown = [d for d in order or () if d not in known]
     problems += [f"dims= names {d!r}, and the inputs have {sorted(map(str, known))}" for d in unknown]
-    problems += _clashes(sig, labelled) if len(sig.outputs) > 1 else []
+    clashes = _names_of(labelled).intersection(s.name for s in sig.outputs) if len(sig.outputs) > 1 else ()
+    problems += [
+        f"output {name!r} has the name of a coordinate or dimension of the inputs, and both would be in one Dataset:"
+        f" rename that, x.rename({{{name!r}: ...}})"
+        for name in clashes
+    ]
     if problems:
         raise ConfigError(f"{title}: {'; '.join(problems)}")
     _check_aligned(xr, labelled, title)
-    # Only chunks tell the rows of a model of batch 1, which runs row by row.
-    chunked = bool(sig.fixed_rows) and not at_once
-    arrays = {**named, **{name: _data(one, chunked) for name, one in labelled.items()}}
+    arrays = {**named, **{name: one.data for name, one in labelled.items()}}
     return arrays, LabelledInputs(labelled, title, given if isinstance(given, xr.Dataset) else None)
-
-
-def _data(array: Any, chunked: bool) -> Any:
-    return array.chunk().data if chunked and not is_dask_collection(array) else array.data
 
 
 def _named(given: Any, sig: Signature, xr: Any, title: str) -> Mapping[str, Any] | None:
@@ -270,32 +249,13 @@ def _misfits(spec: ValueSpec, sizes: Sequence[int]) -> bool:
     return any(isinstance(wanted, int) and wanted != size for wanted, size in pairs)
 
 
-def _clashes(sig: Signature, labelled: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the outputs that have the name of a coordinate or a dimension of the Dataset that they would be in."""
-    taken = _names_of(labelled)
-    for spec in sig.outputs:
-        if spec.name in taken:
-            yield (
-                f"output {spec.name!r} has the name of a coordinate or dimension of the inputs, and both would be in"
-                f" one Dataset: rename that, x.rename({{{spec.name!r}: ...}})"
-            )
-
-
 def _check_aligned(xr: Any, labelled: Mapping[str, Any], title: str) -> None:
     """Raise `ConfigError` where inputs have one dimension with different sizes or coordinates."""
-    sizes: dict[Hashable, tuple[int, str]] = {}
-    for name, one in labelled.items():
-        for dim, size in one.sizes.items():
-            known = sizes.setdefault(dim, (size, name))
-            if known[0] != size:
-                raise ConfigError(
-                    f"{title}: dimension {dim!r} has {size} in input {name!r} and {known[0]} in {known[1]!r}; select"
-                    " the same part of both, xr.align(a, b, join='inner'), or rename one"
-                )
     try:
         xr.align(*labelled.values(), join="exact", copy=False)
     except ValueError as error:
+        sizes = ", ".join(f"{name}: {dict(one.sizes)}" for name, one in labelled.items())
         raise ConfigError(
-            f"{title}: inputs have different coordinates, and rows would be put together that are not"
-            f" ({str(error).partition(chr(10))[0]}); align them first, xr.align(a, b, join='inner')"
+            f"{title}: inputs have different coordinates or sizes ({sizes}), and rows would be put together that are"
+            f" not ({str(error).partition(chr(10))[0]}); align them first, xr.align(a, b, join='inner'), or rename one"
         ) from error

@@ -2,52 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import narwhals as nw
-from dask.base import is_dask_collection, tokenize
+from dask.base import tokenize
 from dask.delayed import delayed
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.tables import TableForm, classes_of, empty_results, read_table
+from dask_ferro.lower.inputs.tables import TableForm, empty_results, read_table
 from dask_ferro.lower.signature import Signature
-
-
-def is_dask_table(value: object) -> bool:
-    """Return whether a value is a data frame of dask.dataframe."""
-    if not type(value).__module__.startswith("dask.dataframe") or not is_dask_collection(value):
-        return False
-    return isinstance(value, sys.modules["dask.dataframe"].DataFrame)
-
 
 # A data frame of dask.dataframe or pandas, which have no types.
 Frame = Any
 
 
-def partitioned(
-    model: Any,
-    table: Frame,
-    sig: Signature,
-    options: Mapping[str, object],
-    title: str,
-    try_rows: Callable[[Frame], None],
-) -> Frame:
+def partitioned(model: Any, table: Frame, sig: Signature, options: Mapping[str, object], title: str) -> Frame:
     """Return a model over the partitions of a dask.dataframe, as a dask.dataframe with the same divisions.
 
     Parameters
     ----------
     model : ModelGraph
-    table : dask.dataframe.DataFrame
-    sig : Signature
     options : mapping of str to object
         Arguments of the call, by name; one that is not None is refused, as partitions are the batches.
-    title : str
-        For errors.
-    try_rows : callable
-        Raises or warns where a model's rows, made of a small table, depend on each other.
 
     Raises
     ------
@@ -65,27 +42,28 @@ def partitioned(
     # Two rows, so that they can be cut; the first one twice, as others of the sample have missing values.
     empty = make_meta(table)
     sample = meta_nonempty(empty).iloc[[0, 0]]
-    read_table(sample, sig, title)
     if table.npartitions > 1:
-        try_rows(sample)
+        # It refuses a model whose rows depend on each other, or warns.
+        model.planned(sample, batch=1)
+    else:
+        read_table(sample, sig, title)
     meta = _no_results(model, empty, sample, sig, title)
     # One value for all tasks: a model that is no file is sent with its weights.
     key = f"ferro-partition-{tokenize(model.digest, tuple(model.outputs), model.name)}"
     predict = delayed(model.predict, name=key, traverse=False)
-    return table.map_partitions(partial(results_of, meta), predict, meta=meta)
+    return table.map_partitions(predicted, predict, meta=meta)
 
 
-def results_of(empty: Frame, part: Frame, predict: Callable[[Frame], Frame]) -> Frame:
-    """Return the results of a partition, with its index."""
-    # Some engines compute nothing of no rows, and dask.dataframe has empty partitions.
-    return predict(part) if len(part) else empty.set_axis(part.index, axis=0)
+def predicted(part: Frame, predict: Callable[[Frame], Frame]) -> Frame:
+    """Return the results of a partition."""
+    return predict(part)
 
 
 def _no_results(model: Any, empty: Frame, sample: Frame, sig: Signature, title: str) -> Frame:
     """Return the results of no rows: as the model declares them, else of a sample."""
     results = empty_results(sig)
     if results is not None:
-        return TableForm(nw.Implementation.PANDAS, 0, empty.index, classes_of(sig)).table(results, title)
+        return TableForm(nw.Implementation.PANDAS, 0, empty.index, sig).table(results, title)
     try:
         return model.predict(sample).iloc[:0].set_axis(empty.index, axis=0)
     except Exception as error:

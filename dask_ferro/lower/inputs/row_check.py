@@ -97,8 +97,8 @@ def _tried(
     sig, total = opened.signature, sum(_PIECES)
     # Rows are made up, as those of the caller may be large, or not there yet.
     rows = {
-        spec.name: _rows(spec, arrays[spec.name], total if carries else None)
-        for spec, carries in zip(sig.inputs, sig.carries, strict=True)
+        spec.name: _rows(spec, arrays[spec.name], total if spec.name in sig.carried else None)
+        for spec in sig.inputs
     }
     if any(value is None for value in rows.values()):
         return None
@@ -107,10 +107,11 @@ def _tried(
     try:
         whole = _by_name(opened, run(rows))
     except Exception:  # noqa: BLE001 - engines raise many kinds: this is no model for made-up rows
-        return _unfit(opened)
-    carried = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
+        others = ", ".join(repr(s.name) for s in sig.inputs if s.name not in sig.carried and may_carry(s))
+        unfit = f"other rows do not go with all of {others}, so name the inputs that are cut with batched="
+        return unfit if others else None
     try:
-        parts = [_by_name(opened, run(piece)) for piece in _pieces(rows, carried)]
+        parts = [_by_name(opened, run(piece)) for piece in _pieces(rows, sig.carried)]
     except Exception:  # noqa: BLE001 - any failure is reported
         return f"{total} rows run at once, and one of them alone does not"
     wanted = [name for name in whole if outputs is None or name in outputs]
@@ -122,16 +123,6 @@ def _pieces(rows: Mapping[str, Any], carried: Sequence[str]) -> Iterator[Mapping
     """Yield the inputs of each piece: the rows of those that carry the batch, the others whole."""
     for stop, size in zip(np.cumsum(_PIECES), _PIECES, strict=True):
         yield {**rows, **{name: rows[name][stop - size : stop] for name in carried}}
-
-
-def _unfit(opened: PreparedModel) -> str | None:
-    """Return the problem that made-up rows revealed by failing: inputs that have to be cut too; None if none."""
-    sig = opened.signature
-    whole = [s for s, carries in zip(sig.inputs, sig.carries, strict=True) if not carries and may_carry(s)]
-    if not whole:
-        return None
-    listed = ", ".join(repr(s.name) for s in whole)
-    return f"other rows do not go with all of {listed}, so name the inputs that are cut with batched="
 
 
 def _rows(spec: ValueSpec, given: Any, rows: int | None) -> Any:

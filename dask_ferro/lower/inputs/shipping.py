@@ -1,7 +1,7 @@
-"""Copies of a model for workers that cannot see its path: sent to the workers once, never in the graph.
+"""What a client sends straight to its workers: parts of arrays, and copies of a model whose path they cannot see.
 
-Whether they see it is asked once for each model and client.  A worker that joins later and does not see the
-path says so with a `ConfigError`.
+A copy is sent to the workers once, and is never in the graph.  Whether they see the path is asked once for each model
+and client.  A worker that joins later and does not see the path says so with a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import onnx_ir as ir
@@ -19,13 +20,106 @@ import onnx_ir as ir
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.digest import of_bytes, of_outputs
-from dask_ferro.lower.absent import absence
-from dask_ferro.lower.inputs.keys import Feed, sent
+from dask_ferro.lower.inputs.keys import Feed
+from dask_ferro.lower.layer import Key, KeySeries
+from dask_ferro.lower.portable import absence
 from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.upstream import Alias, DataNode
 
 logger = logging.getLogger(__name__)
 # By client, as the workers of another cluster may see other paths.
 _asked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
+# A release travels with the client's next batch of messages, 10 ms later at the most; data sent under the same key
+# in between would be released with it.
+_RELEASE_S = 0.05
+_KEYS_KEPT = 1000
+_sent: WeakKeyDictionary[Any, dict[str, ref[Any]]] = WeakKeyDictionary()
+
+
+class Sent(DataNode):
+    """A value that workers and this process hold: pickled, it is an alias of the workers' key.
+
+    Parameters
+    ----------
+    key : str
+    value : object
+        What tasks of this process are handed.
+    future : distributed.Future
+        The future of the data, which stays on the workers while somebody holds the future.
+    """
+
+    __slots__ = ("future",)
+
+    def __init__(self, key: Key, value: Any, future: Any) -> None:
+        super().__init__(key, value)
+        self.future = future
+
+    def copy(self) -> Sent:
+        """Return a copy of the node under the same key."""
+        return Sent(self.key, self.value, self.future)
+
+    @property
+    def block_fusion(self) -> bool:
+        """True: inside a fused task its value would be sent."""
+        return True
+
+    def substitute(self, subs: dict[Any, Any], key: Any = None) -> Any:
+        """Return the node under another key or, inside a fused task, an alias of the workers' key."""
+        if key is not None:
+            return self if key == self.key else Sent(key, self.value, self.future)
+        return Alias(self.key, self.future.key) if self.key in subs else self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As Dask sends a future in a graph: an alias of what the workers hold.
+        return Alias, (self.key, self.future.key)
+
+
+def sent(key: str, value: Any, client: Any, *, workers: Sequence[str] | None = None) -> Feed:
+    """Send a value straight to the workers; its future stands in the graph under its own key.
+
+    The key names the content, so the same value is sent once while somebody holds it.
+
+    Parameters
+    ----------
+    workers : sequence of str, optional
+        Addresses of workers that get it; where one has left, or none is given, any worker may.
+    """
+    known = _sent.setdefault(client, {})
+    future = _held(known.get(key))
+    if future is None:
+        if key in known:
+            _await_releases(known)
+        elif len(known) >= _KEYS_KEPT:
+            del known[next(iter(known))]
+        there = [worker for worker in workers or () if worker in client.nthreads()]
+        future = client.scatter({key: value}, workers=there or None, direct=True)[key]
+        known[key] = ref(future)
+    return Feed(KeySeries(one=key), {key: {key: future}}, {key: set()}, key)
+
+
+def usable_here(feed: Feed, value: Any) -> Feed:
+    """Return a `sent` input with its value, so that a graph of it runs in this process too."""
+    key = feed.top
+    assert key is not None
+    return feed._replace(layers={key: {key: Sent(key, value, feed.layers[key][key])}})
+
+
+def _await_releases(known: dict[str, ref[Any]]) -> None:
+    """Wait until what was released is released on the workers, and forget it: new data may then have its key.
+
+    Once for all of it, because the inputs of a call are mostly released together.
+    """
+    released = [key for key, held in list(known.items()) if _held(held) is None]
+    # Perhaps just now: that message must not overtake the new data.
+    time.sleep(_RELEASE_S)
+    for key in released:
+        known.pop(key, None)
+
+
+def _held(reference: ref[Any] | None) -> Any:
+    """Return the future of data that is still there, else None."""
+    future = None if reference is None else reference()
+    return None if future is None or future.status != "finished" else future
 
 
 def sees(path: str) -> bool:
@@ -49,7 +143,8 @@ def copy_for(opened: PreparedModel, client: Any) -> Feed | None:
             " put it on a file system that all workers share"
         )
     content = _content(opened)
-    return sent(f"ferro-model-{opened.loaded.digest}", [content], client)
+    # This process sees the file, so its own tasks need no copy.
+    return usable_here(sent(f"ferro-model-{opened.loaded.digest}", content, client), None)
 
 
 def _content(opened: PreparedModel) -> np.ndarray[Any, Any]:

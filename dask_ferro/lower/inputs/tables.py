@@ -25,7 +25,7 @@ import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import FEATURE_NAMES, Signature, ValueSpec, holds
+from dask_ferro.lower.signature import FEATURE_NAMES, Signature, ValueSpec, converted
 from dask_ferro.lower.upstream import infers_meta
 from dask_ferro.words import few
 
@@ -44,31 +44,23 @@ class TableForm(NamedTuple):
     rows : int
     index : object
         The table's index where the library has one, else None.
-    classes : mapping of str to sequence
-        The classes of outputs that have a column for each.
+    sig : Signature
     """
 
     implementation: nw.Implementation
     rows: int
-    index: Any = None
-    classes: Mapping[str, Sequence[object]] = {}
+    index: Any
+    sig: Signature
 
     def table(self, results: Mapping[str, Any], title: str) -> Any:
-        """Return the results as a table.
-
-        Parameters
-        ----------
-        results : mapping of str to array
-            A model's outputs by name.
-        title : str
-            For an error.
+        """Return a model's outputs by name as a table.
 
         Raises
         ------
         ConfigError
             An output has no row for each row of the table, or more than two axes.
         """
-        columns = result_columns(results, self.rows, title, self.classes)
+        columns = result_columns(self.sig, results, self.rows, title)
         if not self.rows:
             # One row stands in: the libraries know the type of texts by their values alone.
             columns = {n: np.full(1, "" if v.dtype.kind == "O" else 0, v.dtype) for n, v in columns.items()}
@@ -135,15 +127,7 @@ def refuse_duplicates(names: Sequence[str], what: str) -> None:
 
 
 def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
-    """Return a table, or a mapping with columns of one, as a model's inputs; None of anything else.
-
-    Parameters
-    ----------
-    given : object
-        The inputs of a call.
-    sig : Signature
-    title : str
-        For errors.
+    """Return the inputs of a call that are a table, or a mapping with columns of one; None of anything else.
 
     Raises
     ------
@@ -163,21 +147,17 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
     arrays = {}
     specs = {spec.name: spec for spec in sig.inputs}
     by_position: Sequence[str] = ()
-    for name, columns in columns_for(sig, frame.columns, title, vectors_of(frame)).items():
+    kinds = (nw.List, nw.Array, nw.Object)
+    vectors = [name for name, kind in frame.schema.items() if isinstance(kind, kinds)]
+    for name, columns in columns_for(sig, frame.columns, title, vectors).items():
         arrays[name] = _input(frame, columns, specs[name], problems)
         is_ordered = isinstance(columns, list) and len(columns) > 1 and not specs[name].columns
         by_position = columns if is_ordered and not tells_positions(columns) else by_position
     if problems:
         raise ConfigError(f"{title}: {'; '.join(problems)}")
     index = given.index if frame.implementation.is_pandas_like() else None
-    form = TableForm(frame.implementation, len(frame), index, classes_of(sig))
+    form = TableForm(frame.implementation, len(frame), index, sig)
     return TableInputs(arrays, form, by_position)
-
-
-def vectors_of(frame: nw.DataFrame) -> frozenset[str]:
-    """Return the names of the columns whose items may be lists or arrays."""
-    kinds = (nw.List, nw.Array, nw.Object)
-    return frozenset(name for name, kind in frame.schema.items() if isinstance(kind, kinds))
 
 
 def columns_for(
@@ -337,19 +317,11 @@ def _values(column: nw.Series, spec: ValueSpec, problems: list[str]) -> np.ndarr
         return np.empty(0)
     if is_text:
         return _texts(column, what, problems)
-    values = _numbers(column)
-    if values.dtype == dtype:
-        return values
-    if values.dtype.kind not in "biuf" or (values.size and not holds(dtype, values)):
-        problems.append(
-            f"{what} holds {column.dtype}, wanted {dtype}: convert it with .astype({dtype.name!r})"
-        )
+    try:
+        return converted(spec, _numbers(column), f"{what} ({column.dtype})")
+    except ConfigError as error:
+        problems.append(str(error))
         return np.empty(0)
-    with np.errstate(over="ignore"):
-        cast = values.astype(dtype)
-    if dtype.kind == "f" and np.isinf(cast).sum() > np.isinf(values).sum():
-        problems.append(f"{what} holds numbers that are too large for {dtype}: scale or clip them first")
-    return cast
 
 
 def _numbers(column: nw.Series) -> np.ndarray:
@@ -405,25 +377,9 @@ def _joined(given: Mapping[str, Any], title: str) -> Any:
 
 
 def result_columns(
-    results: Mapping[str, Any],
-    rows: int,
-    title: str,
-    classes: Mapping[str, Sequence[object]],
-    taken: Collection[str] = (),
+    sig: Signature, results: Mapping[str, Any], rows: int, title: str, taken: Collection[str] = ()
 ) -> dict[str, np.ndarray]:
-    """Return a model's outputs as columns by name.
-
-    Parameters
-    ----------
-    results : mapping of str to array
-    rows : int
-        Those of the table.
-    title : str
-        For errors.
-    classes : mapping of str to sequence
-        See `classes_of`.
-    taken : collection of str
-        Names of columns that are there already.
+    """Return a model's outputs, for a table of `rows` rows that has the columns `taken` already, as columns by name.
 
     Raises
     ------
@@ -431,32 +387,21 @@ def result_columns(
         Two columns have one name, or an output has no row for each row of the table.
     """
     columns: dict[str, np.ndarray] = {}
+    classes = {spec.name: spec.classes for spec in sig.outputs}
     for name, value in results.items():
-        found = columns_of(name, value, rows, title, classes.get(name, ()))
-        if clashes := [column for column in found if column in columns or column in taken]:
+        made = _columns_of(name, value, rows, title, classes.get(name, ()))
+        if clashes := [column for column in made if column in columns or column in taken]:
             raise ConfigError(
                 f"{title}: output {name!r} gives columns {clashes}, which are there already; choose other outputs"
                 " (outputs=), or rename the columns of the table"
             )
-        columns |= found
+        columns |= made
     return columns
 
 
-def classes_of(sig: Signature) -> dict[str, Sequence[object]]:
-    """Return the classes of the outputs that have a column for each."""
-    return {spec.name: spec.classes for spec in sig.outputs if spec.classes}
-
-
-def columns_of(
-    name: str, value: Any, rows: int, title: str, classes: Sequence[object] = ()
+def _columns_of(
+    name: str, value: Any, rows: int, title: str, classes: Sequence[object]
 ) -> dict[str, np.ndarray]:
-    """Return an output as columns by name.
-
-    Raises
-    ------
-    ConfigError
-        It has no row for each of `rows`, or more than two axes.
-    """
     shape = np.shape(value)
     if isinstance(value, list) or len(shape) not in (1, 2) or shape[0] != rows:
         got = "a list" if isinstance(value, list) else f"shape {shape}"
@@ -480,7 +425,7 @@ def empty_results(sig: Signature) -> dict[str, np.ndarray] | None:
 
 def check_columns(sig: Signature, taken: Collection[str], title: str) -> None:
     """Raise `ConfigError` where declared outputs give two columns of one name, or one that is in `taken`."""
-    result_columns(dict(_declared_results(sig)), 0, title, classes_of(sig), taken)
+    result_columns(sig, dict(_declared_results(sig)), 0, title, taken)
 
 
 def _declared_results(sig: Signature) -> Iterator[tuple[str, np.ndarray]]:

@@ -1,26 +1,25 @@
-"""`bind`: a model on inputs that fit it, as a value: which inputs are cut, and the rows of each chunk."""
+"""`bind`: a model on inputs that fit it, as a value: which inputs are cut, the rows of each chunk, and its bundles."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
-from dask_ferro.lower.inputs.batching import batched as with_batched
-from dask_ferro.lower.inputs.keys import is_dask_array, rechunked, row_chunks, whole_rest
+from dask_ferro.lower.inputs.batching import cut
 from dask_ferro.lower.prepared.opening import with_defaults_replaced
-from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import Signature, as_array, by_name, check_arrays, shape_of, synthetic
+from dask_ferro.lower.prepared.prepared import PreparedModel, SizedModel
+from dask_ferro.lower.signature import Signature, as_array, by_name, check_arrays, is_dask_array, shape_of
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class BoundModel:
     """A model on its inputs, before it is lowered to a Dask graph.
 
-    Attributes
+    Parameters
     ----------
     model : PreparedModel
         With the inputs of this call that carry the batch.
@@ -28,17 +27,54 @@ class BoundModel:
         Checked inputs by name.
     rows : tuple of int or None
         Rows of each chunk, nan where dask does not know them; None: inputs are taken whole.
-    has_dask_rows : bool
-        Whether an input that is cut is a dask array.
     granularity : Granularity
         As the caller asked.
+
+    Attributes
+    ----------
+    chunks : int
+    has_dask_rows : bool
+        Whether an input that is cut is a dask array.
+    splits : bool
+        Whether a task runs the model's fixed batch size slice by slice.
     """
 
-    model: PreparedModel
-    arrays: Mapping[str, Any]
-    rows: tuple[int, ...] | None
-    has_dask_rows: bool
-    granularity: Granularity
+    def __init__(
+        self,
+        model: PreparedModel,
+        arrays: Mapping[str, Any],
+        rows: tuple[int, ...] | None,
+        granularity: Granularity,
+    ) -> None:
+        self.model, self.arrays, self.rows, self.granularity = model, arrays, rows, granularity
+        self.chunks = 1 if rows is None else len(rows)
+        fixed, carried = model.signature.fixed_rows, [arrays[name] for name in model.signature.carried]
+        self.has_dask_rows = any(map(is_dask_array, carried))
+        lengths = rows or tuple(len(array) for array in carried if shape_of(array))
+        self.splits = bool(fixed) and any(n != fixed for n in lengths)
+        # Dask's unknown sizes are nan.
+        self._largest_chunk = max((n for n in rows or () if n == n), default=None)
+
+    @cached_property
+    def sized(self) -> SizedModel:
+        """Types and costs of the largest chunk."""
+        return self.model.sized(self.arrays, self._largest_chunk)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The bundles of one chunk, and where the outputs come from.
+
+        A model that is run slice by slice is one bundle: its values do not leave the slice.  So is one of chunks whose
+        sizes are not known: the task that gives the outputs has to see their rows.
+        """
+        has_unknown_rows = any(n != n for n in self.rows or ())
+        granularity = "model" if self.splits or has_unknown_rows else self.granularity
+        return self.model.plan(self.arrays, self._largest_chunk, max(1, self.chunks), granularity)
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """The bundles of one chunk."""
+        return self.plan.bundles
 
 
 def given_inputs(
@@ -65,11 +101,10 @@ def bind(
     batched: Collection[str] | None,
     granularity: Granularity,
 ) -> BoundModel:
-    """Return a model on its inputs.
+    """Return a model on its inputs: an array, a mapping of arrays by name, or a tuple of them.
 
     Parameters
     ----------
-    given : array, mapping of str to array, or tuple of arrays
     batch : int or None
         Rows of a chunk.
     batched : collection of str or None
@@ -80,47 +115,14 @@ def bind(
     ConfigError
         Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
     """
-    model = with_defaults_replaced(model, given)
+    names = frozenset(given if isinstance(given, Mapping) else ()) - {s.name for s in model.signature.inputs}
+    if names:
+        model = with_defaults_replaced(model, names)
     sig, title = model.signature, f"model {model.name!r}"
     named = by_name(sig, given, title)
     arrays = {spec.name: as_array(spec, named[spec.name], title) for spec in sig.inputs}
     check_arrays(sig, arrays, title)
-    is_cut = batch is not None or any(map(is_dask_array, arrays.values()))
-    # Which inputs carry the batch has to be known before chunks are made or looked at.
-    model = with_batched(model, arrays, batched, is_cut=is_cut)
-    sig = model.signature
-    if batch is not None:
-        arrays |= {
-            spec.name: rechunked(spec.name, arrays[spec.name], batch)
-            for spec, carries in zip(sig.inputs, sig.carries, strict=True)
-            if carries and is_dask_array(arrays[spec.name])
-        }
-    # A task takes whole rows: axes behind the batch become one chunk each.
-    if _has_dask_rows(sig, arrays):
-        arrays = {n: whole_rest(a) if is_dask_array(a) else a for n, a in arrays.items()}
-    return bind_checked(model, arrays, batch, granularity)
-
-
-def bind_synthetic(
-    model: PreparedModel,
-    *,
-    batch: int | None,
-    batched: Collection[str] | None,
-    granularity: Granularity,
-) -> BoundModel:
-    """Return a model on seeded synthetic inputs."""
-    if batched is not None:
-        model = with_batched(model, {}, batched, is_cut=True)
-    return bind_checked(model, synthetic(model.signature, batch), batch, granularity)
-
-
-def bind_checked(
-    model: PreparedModel, arrays: Mapping[str, Any], batch: int | None, granularity: Granularity
-) -> BoundModel:
-    """Return a model on inputs that are known to fit it."""
-    sig = model.signature
-    rows = row_chunks(sig, arrays, batch)
-    return BoundModel(model, arrays, rows, _has_dask_rows(sig, arrays), granularity)
+    return BoundModel(*cut(model, arrays, batched, batch), granularity)
 
 
 def checked_batch(batch: Any, title: str) -> int | None:
@@ -131,7 +133,3 @@ def checked_batch(batch: Any, title: str) -> int | None:
     if isinstance(batch, bool) or not hasattr(batch, "__index__") or batch < 1:
         raise ConfigError(f"{title}: batch={batch!r}, wanted a number of rows of at least 1, or None")
     return operator.index(batch)
-
-
-def _has_dask_rows(sig: Signature, arrays: Mapping[str, Any]) -> bool:
-    return any(c and is_dask_array(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True))

@@ -6,6 +6,7 @@ any process.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -14,43 +15,114 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dask.base import DaskMethodsMixin, is_dask_collection
+import onnx
+import onnx_ir as ir
+from dask.base import DaskMethodsMixin
 
+from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.client import live_client
-from dask_ferro.lower.inputs import partitions
-from dask_ferro.lower.inputs.keys import is_future
+from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.labelled import LabelledInputs, read_labelled
+from dask_ferro.lower.inputs.partitions import partitioned
 from dask_ferro.lower.inputs.row_check import check_rows
-from dask_ferro.lower.inputs.tables import empty_results, table_of
-from dask_ferro.lower.model.bound import (
-    BoundModel,
-    bind,
-    bind_checked,
-    bind_synthetic,
-    checked_batch,
-    given_inputs,
-)
-from dask_ferro.lower.model.bundles import BundlePlan, plan_bundles
+from dask_ferro.lower.inputs.tables import TableForm, table_of
+from dask_ferro.lower.model.bound import BoundModel, bind, checked_batch, given_inputs
 from dask_ferro.lower.model.render import Fact, as_text, facts
 from dask_ferro.lower.portable import portable
-from dask_ferro.lower.prepared.opening import reopened
+from dask_ferro.lower.prepared.opening import open_model, reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.store import is_temporary
-from dask_ferro.lower.signature import ValueSpec
-from dask_ferro.lower.worker.bundle_ref import ModelRef
+from dask_ferro.lower.signature import ValueSpec, comes_later, synthetic
+from dask_ferro.lower.worker.models import ModelRef
 
 Names = Collection[str] | None
+_GRANULARITIES = ("auto", "op", "model")
+
+
+def from_onnx(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model,
+    inputs: Any = None,
+    *,
+    batch: int | None = None,
+    batched: Collection[str] | None = None,
+    granularity: Granularity = "auto",
+    outputs: str | Collection[str] | None = None,
+) -> Any:
+    """Return an ONNX model as a function that gives dask arrays.
+
+    Parameters
+    ----------
+    model : path, address, bytes, bytearray, memoryview, onnx.ModelProto or onnx_ir.Model
+        The model.  An address (``https://``, ``s3://``, whatever fsspec reads) is read once, here; weights in further
+        files need a path.  Workers read a path themselves if they can access it; weights are never part of the graph.
+        A graph computes with the file as it is now, or raises an error that names the changed file: a model of up to
+        ``ferro.limits.mapped-above`` bytes is read into memory; the weights of a larger one are mapped from its files,
+        which are checked for changes before and after each use.
+    inputs : array, dict of arrays by name, tuple of arrays, optional
+        numpy arrays, dask arrays (chunked along the batch axis), delayed values or futures, and what else a call takes.
+        Without inputs the result is a function of them; computing it directly uses seeded synthetic inputs and warns.
+    batch : int, optional
+        Rows per task, along axis 0 of the inputs; dask arrays are rechunked to it.  Rows that are cut into chunks,
+        by `batch` or by a dask array, must not depend on each other: a model that certainly combines rows is refused;
+        one that may combine them is tested on a few rows, with a warning.  Each task checks that its outputs have
+        as many rows as its chunk.
+    batched : str or collection of str, optional
+        The inputs that are cut along axis 0, where their axes 0 have different names or none and the model does not
+        determine it.
+    granularity : "auto", "op", "model" or float
+        Which nodes run as one task: as few bundles as keep the workers busy ("auto"), one node each ("op"), all
+        nodes ("model"), or bundles of about that many seconds (a float).
+    outputs : str or collection of str, optional
+        The outputs of the model to compute, in this order; by default all.  What only other outputs need (nodes,
+        weights, inputs) is left out of the model: it is neither checked nor computed.
+
+    Returns
+    -------
+    ModelGraph
+        A function of inputs, and a Dask collection on seeded ones; with `inputs`, what its call gives: a dask.array, or
+        a mapping of several by name.
+
+    Raises
+    ------
+    ModelError
+        The file is unreadable, inconsistent or unsafe; all problems are reported at once.
+    UnsupportedOp
+        No engine computes some node.
+    ConfigError
+        Inputs or arguments do not fit, or `outputs` names something else than outputs of the model.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> model = ff.from_onnx("examples/models/digits_mlp.onnx")  # doctest: +SKIP
+    >>> model(images, batch=256).compute()                       # doctest: +SKIP
+    >>> ff.from_onnx("classifier.onnx", outputs="label")         # doctest: +SKIP
+    """
+    config.check()
+    wanted = _checked_granularity(granularity)
+    made = ModelGraph(open_model(model, outputs=outputs), CallDefaults(batch, batched, wanted))
+    return made if inputs is None else made(inputs)
 
 
 class CallDefaults(NamedTuple):
     """Batch size, inputs that are cut, and granularity of calls that name none."""
 
     batch: int | None = None
-    batched: Collection[str] | None = None
+    batched: Names = None
     granularity: Granularity = "auto"
+
+
+def _checked_granularity(granularity: Any) -> Granularity:
+    if granularity in _GRANULARITIES:
+        return granularity  # type: ignore[no-any-return]
+    if isinstance(granularity, (int, float)) and not isinstance(granularity, bool) and granularity > 0:
+        return float(granularity)
+    raise ConfigError(
+        f"granularity={granularity!r}: wanted 'auto', 'op', 'model', or seconds per bundle (above 0)"
+    )
 
 
 class ModelGraph(DaskMethodsMixin):
@@ -111,7 +183,7 @@ class ModelGraph(DaskMethodsMixin):
     @property
     def plan(self) -> Plan:
         """The plan on inputs of its own: bundles, where outputs come from, projected makespan of one chunk."""
-        return plan_bundles(self._synthetic).plan
+        return self._synthetic.plan
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -172,52 +244,53 @@ class ModelGraph(DaskMethodsMixin):
         from dask_ferro.lower.model.outputs import outputs_of
 
         options = {"batch": batch, "batched": batched, "dims": dims}
-        given = given_inputs(self._opened.signature, args, named, options, self._title)
-        if partitions.is_dask_table(given):
-            return self._over_partitions(given, options)
-        bound, labels = self._bound(given, **options)
-        found = outputs_of(plan_bundles(bound), live_client())
-        if labels is None:
-            return found
-        arrays = found if len(self.outputs) > 1 else dict.fromkeys(self.outputs, found)
-        return labels.results(bound.model.signature, arrays, cut=bound.rows is not None)
+        given = self._given(args, named, options)
+        if type(given).__module__.startswith("dask.dataframe") and getattr(given, "ndim", 0) == 2:
+            return partitioned(self, given, self._opened.signature, options, self._title)
+        bound, labels, _ = self._bound(given, **options)
+        made = outputs_of(bound, live_client())
+        return made if labels is None else self._labelled(bound, labels, made)
 
     def planned(
         self, /, *args: Any, batch: int | None = None, batched: Names = None, dims: Any = None, **named: Any
-    ) -> BundlePlan:
-        """Return the bundles and the number of chunks of a call, whose arguments these are."""
+    ) -> BoundModel:
+        """Return a call, whose arguments these are, before it is a graph: its bundles and the number of its chunks."""
         options = {"batch": batch, "batched": batched, "dims": dims}
-        given = given_inputs(self._opened.signature, args, named, options, self._title)
-        return plan_bundles(self._bound(given, **options)[0])
+        return self._bound(self._given(args, named, options), **options)[0]
 
     @property
     def _title(self) -> str:
         return f"model {self.name!r}"
 
+    def _given(self, args: tuple[object, ...], named: dict[str, object], options: dict[str, object]) -> Any:
+        return given_inputs(self._opened.signature, args, named, options, self._title)
+
     def _bound(
-        self, given: Any, batch: int | None, batched: Names, dims: Any
-    ) -> tuple[BoundModel, LabelledInputs | None]:
-        """Return the model on the inputs of a call, and the labels of these."""
-        defaults = self._defaults
-        batch = checked_batch(batch if batch is not None else defaults.batch, self._title)
-        given, labels = read_labelled(given, self._opened.signature, dims, self._title)
-        table = table_of(self._opened, given)
+        self, given: Any, batch: int | None, batched: Names, dims: Any, *, at_once: bool = False
+    ) -> tuple[BoundModel, LabelledInputs | None, TableForm | None]:
+        """Return the model on the inputs of a call, with what their results need to be labelled or a table.
+
+        `at_once`: the call computes its results in this process.
+        """
+        opened, defaults, title = self._opened, self._defaults, self._title
+        if at_once:
+            defaults = defaults._replace(batch=None, granularity="model")
+        batch = checked_batch(batch if batch is not None else defaults.batch, title)
+        given, labels = read_labelled(given, opened.signature, dims, title)
+        table = table_of(opened, given)
         inputs = given if table is None else table.arrays
         cut = batched if batched is not None else defaults.batched
-        bound = bind(self._opened, inputs, batch=batch, batched=cut, granularity=defaults.granularity)
+        bound = bind(opened, inputs, batch=batch, batched=cut, granularity=defaults.granularity)
+        if at_once and (lazy := [name for name, array in bound.arrays.items() if comes_later(array)]):
+            raise ConfigError(f"{title}: predict computes at once, and {lazy} is lazy: call model(x) instead")
         _check_chunks(bound)
-        return bound, labels
+        return bound, labels, None if table is None else table.form
 
-    def _over_partitions(self, table: Any, options: Mapping[str, Any]) -> Any:
-        """Return the model over the partitions of a dask.dataframe."""
+    def _labelled(self, bound: BoundModel, labels: LabelledInputs, results: Any) -> Any:
+        return labels.results(bound.model.signature, self._by_name(results), cut=bound.rows is not None)
 
-        def try_rows(sample: Any) -> None:
-            inputs = table_of(self._opened, sample)
-            assert inputs is not None
-            settings = self._defaults._replace(batch=1)._asdict()
-            _check_chunks(bind(self._opened, inputs.arrays, **settings))
-
-        return partitions.partitioned(self, table, self._opened.signature, options, self._title, try_rows)
+    def _by_name(self, results: Any) -> Any:
+        return results if len(self.outputs) > 1 else dict.fromkeys(self.outputs, results)
 
     def predict(
         self, /, *args: Any, batch: int | None = None, batched: Names = None, dims: Any = None, **named: Any
@@ -254,24 +327,12 @@ class ModelGraph(DaskMethodsMixin):
         """
         from dask_ferro.lower.model.outputs import values_of
 
-        sig, title = self._opened.signature, self._title
         options = {"batch": batch, "batched": batched, "dims": dims}
-        given = given_inputs(sig, args, named, options, title)
-        given, labels = read_labelled(given, sig, dims, title, at_once=True)
-        table = table_of(self._opened, given)
-        if table is not None and not table.form.rows and (declared := empty_results(sig)) is not None:
-            return table.form.table(declared, title)
-        given = given if table is None else table.arrays
-        batch, cut = checked_batch(batch, title), batched if batched is not None else self._defaults.batched
-        bound = bind(self._opened, given, batch=batch, batched=cut, granularity="model")
-        if lazy := [n for n, a in bound.arrays.items() if is_future(a) or is_dask_collection(a)]:
-            raise ConfigError(f"{title}: predict computes at once, and {lazy} is lazy: call model(x) instead")
-        _check_chunks(bound)
-        results = values_of(plan_bundles(bound))
-        arrays = results if len(self.outputs) > 1 else dict.fromkeys(self.outputs, results)
+        bound, labels, form = self._bound(self._given(args, named, options), **options, at_once=True)
+        results = values_of(bound)
         if labels is not None:
-            return labels.results(bound.model.signature, arrays, cut=bound.rows is not None)
-        return results if table is None else table.form.table(arrays, title)
+            return self._labelled(bound, labels, results)
+        return results if form is None else form.table(self._by_name(results), self._title)
 
     def __reduce__(self) -> tuple[Any, ...]:
         ref, loaded = self._opened.ref, self._opened.loaded
@@ -284,7 +345,11 @@ class ModelGraph(DaskMethodsMixin):
 
     @cached_property
     def _synthetic(self) -> BoundModel:
-        bound = bind_synthetic(self._opened, **self._defaults._asdict())
+        opened, defaults = self._opened, self._defaults
+        if defaults.batched is not None:
+            opened = with_batched(opened, {}, defaults.batched, is_cut=True)
+        inputs = synthetic(opened.signature, defaults.batch)
+        bound = bind(opened, inputs, **defaults._asdict())
         _check_chunks(bound)
         return bound
 
@@ -299,7 +364,7 @@ class ModelGraph(DaskMethodsMixin):
                 UserWarning,
                 stacklevel=4,
             )
-        return outputs_of(plan_bundles(self._synthetic), live_client())
+        return outputs_of(self._synthetic, live_client())
 
     def __dask_graph__(self) -> Any:
         return self._own.__dask_graph__()
@@ -359,4 +424,4 @@ def run_here(model: PreparedModel, arrays: Mapping[str, Any]) -> Any:
     """Return the outputs of a model for all rows of `arrays` at once, computed in this process."""
     from dask_ferro.lower.model.outputs import values_of
 
-    return values_of(plan_bundles(bind_checked(model, arrays, None, "model")))
+    return values_of(BoundModel(model, arrays, None, "model"))

@@ -23,8 +23,8 @@ from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.graph.bundling.summary import Bound, OpRow, bound, per_op
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.model.load import Loaded, load
-from dask_ferro.lower.limits import limits
 from dask_ferro.lower.signature import Signature, ValueSpec, signature
+from dask_ferro.lower.worker.models import limits
 
 
 @dataclass(frozen=True)
@@ -71,33 +71,23 @@ class Inventory:
     def as_dict(self) -> dict[str, Any]:
         """Return the inventory in JSON's types."""
         made = self.plan
+        own = {k: v for k, v in vars(self).items() if k not in ("name", "engines", "able", "plan", "bound")}
         return {
             "model": self.name,
-            "digest": self.digest,
-            "opset": self.opset,
-            "weight_bytes": self.weight_bytes,
-            "mapped": list(self.mapped),
+            **own,
             "inputs": [spec_as_dict(s) for s in self.inputs],
             "outputs": [spec_as_dict(s) for s in self.outputs],
-            "rows": self.rows,
             "ops": [
-                {**row._asdict(), "engines": dict(self.engines[row.op]), "able": dict(self.able[row.op])}
+                {**row._asdict(), "engines": self.engines[row.op], "able": self.able[row.op]}
                 for row in self.ops
             ],
             "bundles": [
-                {
-                    "nodes": len(b.nodes),
-                    "ops": dict(b.ops),
-                    "flops": b.flops,
-                    "bytes": b.bytes,
-                    "seconds": b.seconds,
-                }
+                {"nodes": len(b.nodes), **{k: getattr(b, k) for k in ("ops", "flops", "bytes", "seconds")}}
                 for b in (made.bundles if made else ())
             ],
             "projected_seconds": made.makespan if made else None,
             "work_seconds": self.bound.work,
             "critical_path_seconds": self.bound.path,
-            "problems": list(self.problems),
         }
 
 

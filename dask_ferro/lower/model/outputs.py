@@ -20,16 +20,12 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.layer import Key, KeySeries, PickLayer
-from dask_ferro.lower.model.bundles import BundlePlan
+from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.model.lowering import Lowered, lower
 from dask_ferro.lower.portable import PortableCall, PortableTask
 from dask_ferro.lower.signature import Dim, shape_of
 from dask_ferro.lower.upstream import List, TaskRef
-from dask_ferro.lower.worker.chunks import joined
-from dask_ferro.lower.worker.outputs import together_by_name
-
-# Names of the outputs, where each lies (`Lowered.places`), and the model's name.
-Assembly = tuple[tuple[str, ...], tuple[tuple[int, int], ...], str]
+from dask_ferro.lower.worker.outputs import joined, together_by_name
 
 
 class Outputs(Mapping[str, Any], DaskMethodsMixin):
@@ -43,7 +39,7 @@ class Outputs(Mapping[str, Any], DaskMethodsMixin):
     __dask_scheduler__ = staticmethod(da.Array.__dask_scheduler__)
 
     def __init__(self, made: Lowered) -> None:
-        self._arrays = {name: _output(made, i) for i, name in enumerate(_names(made))}
+        self._arrays = {name: _output(made, i) for i, name in enumerate(made.places)}
         self._made = made
 
     def __getitem__(self, name: str) -> Any:
@@ -83,7 +79,7 @@ class Outputs(Mapping[str, Any], DaskMethodsMixin):
         return "ferro-outputs", self._made.token
 
     def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
-        return PortableCall(assemble, _assembly(self._made)), ()
+        return PortableCall(assemble, (self._made.places, self._made.bound.model.name)), ()
 
     def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
         return self._persisted, ()
@@ -96,7 +92,7 @@ class Outputs(Mapping[str, Any], DaskMethodsMixin):
         return Outputs(replace(self._made, graph=held, layer_name=name))
 
 
-def outputs_of(planned: BundlePlan, client: Any) -> Any:
+def outputs_of(bound: BoundModel, client: Any) -> Any:
     """Return the output of a model on its inputs, a dask array or a delayed value; `Outputs` of several.
 
     Raises
@@ -104,25 +100,23 @@ def outputs_of(planned: BundlePlan, client: Any) -> Any:
     ConfigError
         An output that has no row for each row, of rows that are cut.
     """
-    made = lower(planned, client, are_arrays=True)
-    return _output(made, 0) if len(made.sources) == 1 else Outputs(made)
+    made = lower(bound, client, are_arrays=True)
+    return _output(made, 0) if len(bound.plan.outputs) == 1 else Outputs(made)
 
 
-def values_of(planned: BundlePlan) -> Any:
+def values_of(bound: BoundModel) -> Any:
     """Return the value of a model on its inputs, or a dict of several by name, computed in this process."""
-    made = lower(planned, None, are_arrays=False)
-    values = assemble(dask.get(made.graph, made.keys), *_assembly(made))  # type: ignore[attr-defined, arg-type]
-    return values if len(made.sources) > 1 else values[_names(made)[0]]
+    made = lower(bound, None, are_arrays=False)
+    values = assemble(dask.get(made.graph, made.keys), made.places, bound.model.name)  # type: ignore[attr-defined, arg-type]
+    return values if len(values) > 1 else next(iter(values.values()))
 
 
 # ---- an output as a collection ------------------------------------------------------------------------------
 
 
 def _output(made: Lowered, index: int) -> Any:
-    planned = made.planned
-    bound, several = planned.bound, planned.chunks > 1
-    sig = bound.model.signature
-    spec, shape = sig.outputs[index], planned.sized.types[sig.outputs[index].name].shape
+    bound, sig = made.bound, made.bound.model.signature
+    spec, shape = sig.outputs[index], bound.sized.types[sig.outputs[index].name].shape
     if spec.dtype is None or shape is None:
         return _delayed(made, index)
     if bound.rows is not None and not (shape and (sig.fixed_rows or _may_have(shape[0], bound.rows))):
@@ -133,18 +127,17 @@ def _output(made: Lowered, index: int) -> Any:
     sizes: list[tuple[float, ...]] = [(d if isinstance(d, int) else np.nan,) for d in shape]
     if bound.rows is not None:
         sizes[0] = bound.rows
-    elif planned.splits and sizes:
-        sizes[0] = (_rows(planned),)
-    source = made.series[made.sources[index].bundle]
-    is_open = several and not all(isinstance(d, int) for d in shape[1:])
+    elif bound.splits and sizes:
+        sizes[0] = (_rows(bound),)
+    source, place = made.source(index)
+    is_open = bound.chunks > 1 and not all(isinstance(d, int) for d in shape[1:])
     name: str = source.head[0]
     top: Layer | None = None
-    if made.has_several(index) or is_open or not shape:
+    if place is not None or is_open or not shape:
         name = f"ferro-output-{made.token}-{index}"
-        place = made.sources[index].place if made.has_several(index) else None
         series = KeySeries((name,), (0,) * (len(shape) - 1) if shape else None)
         wanted = (bound.model.name, spec.name) if is_open else None
-        top = PickLayer(series, source, place, planned.chunks, wanted)
+        top = PickLayer(series, source, place, bound.chunks, wanted)
     elif name not in made.graph.layers:
         # A dask array is named after a layer: here an empty one, over the layer that has its keys.
         top = MaterializedLayer({})
@@ -153,10 +146,9 @@ def _output(made: Lowered, index: int) -> Any:
 
 def _delayed(made: Lowered, index: int) -> Delayed:
     """Return an output as one delayed value, joined from its chunks."""
-    source, model = made.series[made.sources[index].bundle], made.planned.bound.model
-    place = made.sources[index].place if made.has_several(index) else None
+    (source, place), model = made.source(index), made.bound.model
     name = f"ferro-output-{made.token}-{index}"
-    parts = List(*(TaskRef(source.at(chunk)) for chunk in range(made.planned.chunks)))
+    parts = List(*(TaskRef(source.at(chunk)) for chunk in range(made.bound.chunks)))
     task = PortableTask(name, joined, parts, place, model.name, model.signature.outputs[index].name)
     return Delayed(name, _over(made, name, MaterializedLayer({name: task})))
 
@@ -177,10 +169,9 @@ def _may_have(size: Dim, rows: Sequence[float]) -> bool:
     return not isinstance(size, int) or len(known) < len(rows) or size == max(known, default=size)
 
 
-def _rows(planned: BundlePlan) -> float:
+def _rows(bound: BoundModel) -> float:
     """Return the rows of a model of batch 1 that is run row by row; nan: not known."""
-    sig, arrays = planned.bound.model.signature, planned.bound.arrays
-    shapes = [shape_of(arrays[s.name]) for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
+    shapes = [shape_of(bound.arrays[name]) for name in bound.model.signature.carried]
     # An input of one row is repeated for every row.
     return next((shape[0] for shape in shapes if shape and shape[0] != 1), np.nan)
 
@@ -188,26 +179,10 @@ def _rows(planned: BundlePlan) -> float:
 # ---- chunks put together ------------------------------------------------------------------------------------
 
 
-def _names(made: Lowered) -> tuple[str, ...]:
-    return tuple(spec.name for spec in made.planned.bound.model.signature.outputs)
-
-
-def _assembly(made: Lowered) -> Assembly:
-    return _names(made), made.places, made.planned.bound.model.name
-
-
 def assemble(
-    results: Sequence[Sequence[Any]], names: Sequence[str], places: Sequence[tuple[int, int]], model: str
+    results: Sequence[Sequence[Any]], places: Mapping[str, tuple[int, int | None]], model: str
 ) -> dict[str, Any]:
-    """Return outputs by name.
-
-    Parameters
-    ----------
-    results : sequence of sequences
-        The values of `Lowered.keys`: of each bundle that holds outputs, those of its chunks.
-    """
-    found = {
-        name: joined(results[series], None if place < 0 else place, model, name)
-        for name, (series, place) in zip(names, places, strict=True)
-    }
-    return together_by_name(found)
+    """Return outputs by name, of the values of `Lowered.keys` and where each lies in them (`Lowered.places`)."""
+    return together_by_name(
+        {name: joined(results[series], place, model, name) for name, (series, place) in places.items()}
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from dask_ferro.engines.selection import route
 from dask_ferro.graph.bundling.plan import Bundle
@@ -43,14 +44,6 @@ def _weights(opened: PreparedModel) -> str:
     return f"{size(opened.loaded.weight_bytes)}, {parameters:,} parameters in {len(tensors):,} tensors"
 
 
-def engines_of(opened: PreparedModel, bundle: Bundle) -> Counter[str]:
-    """Return how many nodes of a bundle each engine computes, as they are routed ahead of time."""
-    counts: Counter[str] = Counter()
-    for engine, nodes in route(opened.support, bundle.nodes):
-        counts[engine] += nodes
-    return counts
-
-
 def _planned(opened: PreparedModel, planned: Callable[[], Sequence[Bundle]]) -> list[Fact]:
     """Return the facts of the plan; of a model that cannot be planned yet a reason, as a repr must not raise."""
     try:
@@ -59,12 +52,12 @@ def _planned(opened: PreparedModel, planned: Callable[[], Sequence[Bundle]]) -> 
         return [("bundles", "known once it has its inputs")]
     flops, moved = sum(b.flops for b in bundles), sum(b.bytes for b in bundles)
     engines: Counter[str] = Counter()
-    for bundle in bundles:
-        engines += engines_of(opened, bundle)
-    told = ", ".join(f"{nodes:,} by {engine}" for engine, nodes in engines.most_common())
+    for engine, nodes in chain.from_iterable(route(opened.support, bundle.nodes) for bundle in bundles):
+        engines[engine] += nodes
+    listed = ", ".join(f"{nodes:,} by {engine}" for engine, nodes in engines.most_common())
     return [
         ("bundles", f"{len(bundles)}"),
-        ("engines", told),
+        ("engines", listed),
         ("projected", f"{count(flops, 'FLOP')}, {size(moved)} moved, a chunk"),
     ]
 

@@ -28,10 +28,10 @@ from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
-from dask_ferro.lower.limits import limits
 from dask_ferro.lower.pipeline.batch import form_of
 from dask_ferro.lower.pipeline.parts import parts_of
 from dask_ferro.lower.pipeline.staged import Pipeline
+from dask_ferro.lower.worker.models import limits
 
 
 def pipeline(

@@ -31,7 +31,6 @@ from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.redistribute import Layout
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.client import live_client
-from dask_ferro.lower.inputs.keys import is_dask_array
 from dask_ferro.lower.pipeline.batch import Batches
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.run import ForwardRun, PipelineRun, StepFacts
@@ -53,6 +52,7 @@ from dask_ferro.lower.ranks.spmd_inputs import (
 )
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
 from dask_ferro.lower.ranks.stage_workers import StageHomes
+from dask_ferro.lower.signature import is_dask_array
 from dask_ferro.lower.upstream import TaskRef
 
 

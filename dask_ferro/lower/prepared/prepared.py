@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from dask_ferro.engines.selection import Support
 from dask_ferro.graph.batch_independence import dependence
@@ -17,14 +17,15 @@ from dask_ferro.graph.model.load import Loaded
 from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.client import slots
 from dask_ferro.lower.signature import Signature, shape_of, with_batch
-from dask_ferro.lower.worker.bundle_ref import ModelRef
+from dask_ferro.lower.worker.models import ModelRef
 
 # Seconds below which a model is one bundle on any cluster: two tasks and a hop cost more than half of that.
 _WORTH_CUTTING_S = 0.02
 # Rows are followed in batches of so many: a prime is hardly the size of something else, and never both are.
 _FOLLOWED_ROWS = (251, 509)
-# Plans kept for each model: one per combination of input shapes, and users have few.
-_PLANS_KEPT = 64
+# What is kept for each model: a few for each combination of the inputs' shapes, of which users have few.
+_KEPT = 256
+_T = TypeVar("_T")
 
 
 class SizedModel(NamedTuple):
@@ -33,15 +34,6 @@ class SizedModel(NamedTuple):
     types: Mapping[str, ValueType]
     cost: ModelCost
     seconds: float
-
-
-@dataclass(frozen=True)
-class _ByShape:
-    """Types, costs, plans and row dependence by the shapes of the inputs, kept for further calls."""
-
-    sized: dict[Hashable, SizedModel] = field(default_factory=dict)
-    plans: dict[Hashable, Plan] = field(default_factory=dict)
-    dependence: dict[Hashable, dict[str, Finding]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,30 +58,32 @@ class PreparedModel:
     inference: Inference
     signature: Signature
     support: Sequence[Support]
-    _by_shape: _ByShape = field(default_factory=_ByShape)
+    # Types, costs, plans and row dependence by the shapes of the inputs, for further calls.
+    _by_shape: dict[Hashable, Any] = field(default_factory=dict)
     _views: dict[tuple[bool, ...], PreparedModel] = field(default_factory=dict)
 
     def sized(self, arrays: Mapping[str, Any], rows: int | None) -> SizedModel:
         """Return types and seconds when the inputs have the shapes of `arrays`, with `rows` rows."""
-        key = (_shapes(arrays), rows)
-        if key not in self._by_shape.sized:
+
+        def make() -> SizedModel:
             types = self.types(arrays, rows)
             if self._is_declared_fixed:
                 types |= self._inferred_outputs(arrays, rows)
             cost = model_cost(self.loaded.model, types)
-            _bounded(self._by_shape.sized)[key] = SizedModel(types, cost, sum(cost.seconds))
-        return self._by_shape.sized[key]
+            return SizedModel(types, cost, sum(cost.seconds))
+
+        return self._kept(("sized", _shapes(arrays), rows), make)
 
     def types(
         self, arrays: Mapping[str, Any], rows: int | None, *, trusts_declared: bool = True
     ) -> dict[str, ValueType]:
         """Return the value types when the inputs have the shapes of `arrays`, with `rows` on the batch axis."""
         sig, shapes = self.signature, dict[str, Sequence[int]]()
-        for spec, carries in zip(sig.inputs, sig.carries, strict=True):
+        for spec in sig.inputs:
             shape = shape_of(arrays.get(spec.name))
             if shape is None or spec.kind != "tensor":
                 continue
-            if carries:
+            if spec.name in sig.carried:
                 shape = (sig.fixed_rows or rows or shape[0], *shape[1:])
             # Dask's unknown sizes are nan.
             if all(d == d for d in shape):
@@ -120,19 +114,19 @@ class PreparedModel:
             return {}
         if held := sig.held_elsewhere:
             return {s.name: Finding(True, held) for s in sig.outputs}
-        carriers = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
-        shapes = {name: shape_of(a) for name, a in arrays.items()}
-        # Without the rows: the answer is the same for any number of them.
-        key = tuple((n, s[1:] if s and n in carriers else s) for n, s in shapes.items())
-        if key not in self._by_shape.dependence:
+
+        def make() -> Mapping[str, Finding]:
             found: dict[str, Finding] = {}
             for rows in _FOLLOWED_ROWS:
                 types = self.types(arrays, rows, trusts_declared=False)
-                for name, one in dependence(self.loaded.model, types, carriers, rows).items():
+                for name, one in dependence(self.loaded.model, types, sig.carried, rows).items():
                     if name not in found or (one.sure and not found[name].sure):
                         found[name] = one
-            _bounded(self._by_shape.dependence)[key] = found
-        return self._by_shape.dependence[key]
+            return found
+
+        # Without the rows: the answer is the same for any number of them.
+        shapes = ((n, s[1:] if s and n in sig.carried else s) for n, s in _shapes(arrays))
+        return self._kept(("dependence", *shapes), make)
 
     def with_batch(self, names: Collection[str]) -> PreparedModel:
         """Return this model with the batch on axis 0 of these inputs."""
@@ -140,7 +134,7 @@ class PreparedModel:
         if sig.carries == self.signature.carries:
             return self
         if sig.carries not in self._views:
-            self._views[sig.carries] = replace(self, signature=sig, _by_shape=_ByShape())
+            self._views[sig.carries] = replace(self, signature=sig, _by_shape={})
         return self._views[sig.carries]
 
     def plan(
@@ -155,19 +149,23 @@ class PreparedModel:
         shared = granularity == "auto" and sized.seconds > _WORTH_CUTTING_S
         # The number of workers is asked for only where cutting may pay: a cluster answers after a round trip.
         workers = max(1, ceil(slots() / chunks)) if shared else 1
-        key = (_shapes(arrays), rows, granularity, workers)
-        if key not in self._by_shape.plans:
-            _bounded(self._by_shape.plans)[key] = plan(
+        return self._kept(
+            ("plan", _shapes(arrays), rows, granularity, workers),
+            lambda: plan(
                 self.loaded.model, sized.types, granularity=granularity, workers=workers, cost=sized.cost
-            )
-        return self._by_shape.plans[key]
+            ),
+        )
+
+    def _kept(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """Return what is kept by a key, which `make` returns the first time."""
+        kept = self._by_shape
+        if key not in kept:
+            made = make()
+            if len(kept) >= _KEPT:
+                del kept[next(iter(kept))]
+            kept[key] = made
+        return kept[key]  # type: ignore[no-any-return]
 
 
-def _shapes(arrays: Mapping[str, Any]) -> Hashable:
-    return tuple(shape_of(a) for a in arrays.values())
-
-
-def _bounded(kept: dict[Hashable, Any]) -> dict[Hashable, Any]:
-    if len(kept) >= _PLANS_KEPT:
-        del kept[next(iter(kept))]
-    return kept
+def _shapes(arrays: Mapping[str, Any]) -> tuple[tuple[str, tuple[Any, ...] | None], ...]:
+    return tuple((name, shape_of(array)) for name, array in arrays.items())

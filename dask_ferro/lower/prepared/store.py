@@ -17,7 +17,6 @@ from hashlib import blake2b
 from pathlib import Path
 
 from dask_ferro import config, portable
-from dask_ferro.lower.worker.bundle_ref import ModelRef
 
 _PREFIX = "dask-ferro-"
 _LOCK = "lock"
@@ -35,12 +34,6 @@ def spool(content: bytes) -> str:
             file.write(content)
         os.replace(part, path)
     return str(path)
-
-
-def reference(path: str, digest: str, outputs: tuple[str, ...] = ()) -> ModelRef:
-    """Return the name under which tasks find the model that lies at `path` now, with the outputs selected of it."""
-    status = os.stat(path)
-    return ModelRef(path, digest, status.st_size, status.st_mtime_ns, outputs)
 
 
 def is_temporary(path: str) -> bool:

@@ -27,7 +27,8 @@ from distributed.scheduler import TaskState
 from dask_ferro.graph.sharding.parts import Port, holders
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.inputs.keys import Feed, sent
+from dask_ferro.lower.inputs.keys import Feed
+from dask_ferro.lower.inputs.shipping import sent
 from dask_ferro.lower.layer import KeySeries
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.sharded import GONE, CallTasks, Made, Memo, ShardedArray, Written
@@ -215,4 +216,4 @@ def _feed(key: str, copy: Any, client: Client) -> Feed:
     if isinstance(copy, Future):
         name = str(copy.key)
         return Feed(KeySeries(one=name), {name: {name: copy}}, {name: set()}, name)
-    return sent(f"{key}-again", [copy], client)
+    return sent(f"{key}-again", copy, client)

@@ -21,7 +21,7 @@ from dask_ferro.graph.sharding.parts import Port, Spmd, holders
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import client_name, client_of, written_for
-from dask_ferro.lower.inputs.keys import Sent
+from dask_ferro.lower.inputs.shipping import Sent
 from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Lookup

@@ -34,8 +34,7 @@ from dask_ferro.graph.parallel.apply import Applied
 from dask_ferro.graph.sharding.parts import Spmd, holders_of
 from dask_ferro.graph.sharding.segments import Cut, is_collective
 from dask_ferro.lower.client import live_client
-from dask_ferro.lower.limits import limits
-from dask_ferro.lower.prepared.store import reference, spool
+from dask_ferro.lower.prepared.store import spool
 from dask_ferro.lower.ranks import checkpoint
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes, Lookup, homes
@@ -54,8 +53,7 @@ from dask_ferro.lower.ranks.spmd_inputs import (
 from dask_ferro.lower.ranks.spmd_tasks import RankCall, source
 from dask_ferro.lower.ranks.stage_workers import placed, watch_over
 from dask_ferro.lower.upstream import TaskRef
-from dask_ferro.lower.worker.bundle_ref import ModelRef
-from dask_ferro.lower.worker.task import remember
+from dask_ferro.lower.worker.models import ModelRef, limits, remember
 
 # The annotation in which the scheduler plugin finds a task's requirements (`scheduler.annotations`).
 _FERRO = "ferro"
@@ -117,11 +115,10 @@ class Ranks:
         self._complete = False  # whether all workers that it names were connected before
         # Shared by calls: steps of a training follow each other in less time than a worker takes to join.
         self._there = Lookup(self._homes)
-        self._opened = _SpmdFile(loaded, reference(path, loaded.digest))
+        self._opened = _SpmdFile(loaded, remember(loaded, path))
         each = _seconds(loaded.model)
         self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact, packed=self._packed)
         self.sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
-        remember(self._opened.ref, loaded)
 
     @classmethod
     def of(

@@ -26,16 +26,8 @@ from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, part
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.inputs.keys import (
-    Feed,
-    is_dask_array,
-    is_future,
-    layers_of,
-    sent,
-    token_of,
-    usable_here,
-)
-from dask_ferro.lower.inputs.shipping import copy_for
+from dask_ferro.lower.inputs.keys import Feed, layers_of, token_of
+from dask_ferro.lower.inputs.shipping import copy_for, sent, usable_here
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
@@ -43,6 +35,7 @@ from dask_ferro.lower.ranks.passing import PartPlace
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import GONE, Memo, ShardedArray, futures_in
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
+from dask_ferro.lower.signature import is_dask_array, is_future
 from dask_ferro.lower.upstream import TaskRef
 
 # Dask warns of graphs above 10 MB, and moves them through the scheduler at two thirds of a worker's speed.
@@ -98,7 +91,6 @@ def content_of(opened: PreparedModel, client: Client | None) -> tuple[dict[str, 
     copy = copy_for(opened, client)
     if copy is None:
         return {}, []
-    copy = usable_here(copy, [None])  # in this process the model is read from its path
     return {"copy": TaskRef(copy.source.at(0))}, [Below(copy.layers, copy.dependencies, copy.top)]
 
 
@@ -259,7 +251,7 @@ def feed(
                 continue
             to = [homes.of(rank, call.reader(name))] if homes.by_name else None
             label = f"spmd-sent-{told[port.name]}-{mesh}-{name}"
-            one = usable_here(sent(label, [parts[name]], client, workers=to), [parts[name]])
+            one = usable_here(sent(label, parts[name], client, workers=to), parts[name])
             call.places[name] = PartPlace(one.source.at(0))
             feeds.append(Below(one.layers, one.dependencies, one.top))
     return feeds

@@ -36,7 +36,7 @@ from dask_ferro.lower.ranks.passing import (
     sent_values,
 )
 from dask_ferro.lower.upstream import Task, TaskRef
-from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
+from dask_ferro.lower.worker.models import ModelRef
 from dask_ferro.lower.worker.segment_run import (
     Chance,
     Reading,
@@ -45,7 +45,7 @@ from dask_ferro.lower.worker.segment_run import (
     run_segment,
     taken,
 )
-from dask_ferro.lower.worker.task import run_bundle
+from dask_ferro.lower.worker.task import BundleRef, run_bundle
 from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.trace import About
 

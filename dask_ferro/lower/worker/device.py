@@ -1,4 +1,4 @@
-"""The device that this process computes on, and bundles compiled for it.
+"""The device that this process computes on.
 
 A worker whose device class is "gpu" (declared, or found by CuPy) runs bundles there; so does any other process that
 declares it.  Without a device, or with ``ferro.worker.device: cpu``, the cost is one check per task.
@@ -13,17 +13,12 @@ import logging
 import threading
 from typing import Any
 
-import onnx_ir as ir
-
 from dask_ferro import config
 from dask_ferro.engines.device import residency
 from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.device_executable import compile_on_device
-from dask_ferro.engines.executable import Executable
 from dask_ferro.engines.onnxruntime.device_session import place_of, works
 from dask_ferro.engines.onnxruntime.support import HOST
-from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.lower.worker.threads import this_worker
 
 logger = logging.getLogger(__name__)
@@ -64,29 +59,6 @@ def residency_of(device: Device) -> Residency:
         weights=config.value("device.weights-bytes"),
         # A worker's values never change; in a process shared with the caller, the caller may write to an input.
         keeps_inputs=worker is not None and not str(worker.address).startswith("inproc"),
-    )
-
-
-def compiled(
-    model: ir.Model,
-    bundle: BundleRef,
-    residency: Residency,
-    provider: str | None,
-    *,
-    threads: int,
-    prepack: bool,
-) -> Executable:
-    """Return a bundle compiled for the device of `residency`, which ONNX Runtime's provider may compute."""
-    return compile_on_device(
-        model,
-        bundle.inputs,
-        bundle.outputs,
-        residency,
-        down=bundle.down,
-        provider=provider,
-        threads=threads,
-        prepack=prepack,
-        exact=bundle.exact,
     )
 
 

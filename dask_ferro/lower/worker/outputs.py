@@ -1,18 +1,25 @@
-"""Results of a task with several outputs, whose small arrays are sent as few.
+"""Results of tasks: they share no memory, small arrays are sent as few, and chunks become one array.
 
 Dask sends a tuple or a dict array by array: a header, a frame and a copy of the array's type each, at both ends and
 once more at the scheduler.  Of 1,280 arrays of 1 kB, sending and receiving takes 57 ms so, 29 if the tuple is pickled
-whole, and 5 if arrays of one dtype and shape are stacked first.  Arrays over `LARGE` are not copied.
+whole, and 5 if arrays of one dtype and shape are stacked first.  Arrays over `LARGE` are not copied.  Results that are
+not numpy arrays are left to Dask's serializers (for a device's memory, for one).
 
-Results that are not numpy arrays are left to Dask's serializers (for a device's memory, for one).
+The array table returns views (Identity, Reshape, Slice, Expand), and a model may return an input or a weight as it is.
+In this process a caller's array is the task's own argument, so that writing to a result would change the input, and
+the results of the next call.  Results that may share memory are copied: memory bounds are compared, which takes a
+fraction of a microsecond, and interleaved views count as sharing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from dask_ferro.errors import ConfigError
 
 # Bytes: above this, a copy costs more than a frame of its own, and large arrays are few.
 LARGE = 64 * 1024
@@ -33,7 +40,7 @@ class NamedOutputs(dict[str, Any]):
     """The results of a task, by name; unpickled, they are a plain dict."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _named, (list(self), stacked(list(self.values())))
+        return _named, (list(self), Outputs(self.values()))
 
 
 def together(results: Sequence[Any]) -> tuple[Any, ...]:
@@ -56,8 +63,8 @@ def _outputs(stacks: Sequence[Stack]) -> Outputs:
     return Outputs(unstacked(stacks))
 
 
-def _named(names: list[str], stacks: Sequence[Stack]) -> dict[str, Any]:
-    return dict(zip(names, unstacked(stacks), strict=True))
+def _named(names: list[str], values: Outputs) -> dict[str, Any]:
+    return dict(zip(names, values, strict=True))
 
 
 def stacked(arrays: Sequence[np.ndarray]) -> list[Stack]:
@@ -80,3 +87,79 @@ def unstacked(stacks: Sequence[Stack]) -> list[np.ndarray]:
     """Return the arrays that `stacked` took."""
     found = {i: stack if len(at) == 1 else stack[k, ...] for at, stack in stacks for k, i in enumerate(at)}
     return [found[i] for i in range(len(found))]
+
+
+def unshared(results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the results, copied where they may share memory with an input, a weight or an earlier result.
+
+    Parameters
+    ----------
+    results : sequence of array, or of lists of arrays
+    inputs : sequence
+        The values that they were computed from.
+    """
+    taken = list(_arrays(inputs))
+    return tuple([_own(result, taken) for result in results])
+
+
+def _own(result: Any, taken: list[np.ndarray]) -> Any:
+    if isinstance(result, list):
+        return [_own(item, taken) for item in result]
+    if type(result) is not np.ndarray:
+        return result
+    # A weight is read-only, and so is a view in which one element appears in several places.
+    shared = not result.flags.writeable
+    if not shared:
+        for other in taken:
+            if np.may_share_memory(result, other):
+                shared = True
+                break
+    mine = result.copy() if shared else result
+    taken.append(mine)
+    return mine
+
+
+def _arrays(values: Sequence[Any]) -> Iterator[np.ndarray]:
+    for value in values:
+        if isinstance(value, np.ndarray):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _arrays(value)
+
+
+def joined(values: Sequence[Any], place: int | None, model: str, output: str) -> Any:
+    """Return the chunks of one output as one array, or list: of each value the item at a place, or the value."""
+    parts = list(values) if place is None else [value[place] for value in values]
+    if len(parts) == 1:
+        return parts[0]
+    # A sequence has no array to concatenate: ZipMap gives a list of dicts, one a row.
+    if all(isinstance(part, list) for part in parts):
+        return list(chain.from_iterable(parts))
+    for before, after in pairwise(parts):
+        check_alike(after, np.shape(before), model, output)
+    return np.concatenate(parts, axis=0)
+
+
+def check_alike(part: Any, shape: Sequence[int], model: str, output: str) -> None:
+    """Raise `ConfigError` where a chunk differs from the shape of another in more than its rows."""
+    got = np.shape(part)
+    if got[1:] != tuple(shape[1:]):
+        raise ConfigError(
+            f"model {model!r}: output {output!r} has shape {tuple(shape)} of a chunk and {got} of another, wanted the"
+            f" same but for axis 0, {tuple(shape[1:])}: its other axes depend on which rows are computed together, so"
+            " it is not to be cut; run it on all rows at once (no batch=, dask arrays of one chunk along axis 0,"
+            " without empty chunks)"
+        )
+
+
+def pick(value: Any, place: int | None, shape: Sequence[int] | None = None, *names: str) -> Any:
+    """Return one output of a chunk; where a shape is given, that of the first chunk, it has to agree with it."""
+    found = value if place is None else value[place]
+    if shape is not None:
+        check_alike(found, shape, *names)
+    return found
+
+
+def shape_at(value: Any, place: int | None) -> tuple[int, ...]:
+    """Return the shape of one output of a chunk."""
+    return np.shape(pick(value, place))

@@ -19,8 +19,8 @@ import numpy as np
 from dask.sizeof import sizeof
 
 from dask_ferro.graph.ir.dtypes import HALF_NAMES
-from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
-from dask_ferro.lower.worker.task import run_bundle
+from dask_ferro.lower.worker.models import ModelRef
+from dask_ferro.lower.worker.task import BundleRef, run_bundle
 
 # Arrays of this process or of a device.
 Terms: TypeAlias = tuple[Any, ...]
@@ -177,7 +177,7 @@ def run_segment(
     release(reading, arguments)
     if segment.readers is None:
         return found
-    return SegmentValues(_each(segment.bundle, found), segment.sent, segment.readers)
+    return SegmentValues(segment.bundle.each(found), segment.sent, segment.readers)
 
 
 def taken(model: ModelRef, reading: Reading, *arguments: Any, copy: Any = None) -> Terms:
@@ -251,8 +251,8 @@ def picked(model: ModelRef, reading: Reading, arguments: Sequence[Any], copy: An
     def ensure(position: int, wanted: Iterable[int]) -> None:
         if position in again and any(found[position][i] is None for i in wanted):
             chance = again[position]
-            found[position] = _each(
-                chance.bundle, run_bundle(model, chance.bundle, *values(chance.picks), copy=copy)
+            found[position] = chance.bundle.each(
+                run_bundle(model, chance.bundle, *values(chance.picks), copy=copy)
             )
         elif position in combined and found[position] is None:
             call, ref, at, names, terms = combined[position]
@@ -267,8 +267,3 @@ def picked(model: ModelRef, reading: Reading, arguments: Sequence[Any], copy: An
     for chance in reading.chances:
         ensure(chance.position, chance.wanted)
     return values(reading.picks)
-
-
-def _each(bundle: BundleRef, results: Any) -> Terms:
-    """Return the results of `run_bundle` as a tuple, also where there is only one."""
-    return results if len(bundle.outputs) > 1 else (results,)

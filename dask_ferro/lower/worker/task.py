@@ -3,16 +3,22 @@
 A task holds names only: the model (path and content digest), the bundle (the names of its inputs and outputs) and the
 engines.  The process loads the model from its path, or from a copy that is sent as a Dask value where it cannot see
 the path; it keeps the opened model and the compiled bundle for the next task.
+
+ONNX Runtime ends the process on a GRU without rows, and refuses some operators.  So a bundle on arrays without
+elements, such as a chunk of no rows, runs on one and on three made-up rows in their place: an axis that is three times
+as long then is the axis of the rows, and has none.
+
+    x [0, 5, 3] --GRU--> y: [1, 5, 4] of one row, [3, 5, 4] of three, so it is [0, 5, 4]
+
+A result that has elements all the same (a mean over the rows, or their number) is left to the engines, with the arrays
+as they are.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -20,33 +26,72 @@ import onnx_ir as ir
 from dask_ferro import config
 from dask_ferro.engines.cache import Cache
 from dask_ferro.engines.device.residency import Residency
+from dask_ferro.engines.device_executable import compile_on_device
 from dask_ferro.engines.executable import Executable, compile_bundle, nodes_between
 from dask_ferro.engines.onnxruntime.host_memory import Returns
+from dask_ferro.engines.selection import Engine
 from dask_ferro.engines.time_limit import within
-from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+from dask_ferro.errors import ModelError, UnsupportedOp
 from dask_ferro.graph.ir.inference import ValueType, infer
-from dask_ferro.graph.model.load import Loaded, load
 from dask_ferro.lower.annotations import Told, told
-from dask_ferro.lower.limits import limits
 from dask_ferro.lower.worker import device
-from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
-from dask_ferro.lower.worker.late import BundleInputs, Expectations, arrived
-from dask_ferro.lower.worker.no_rows import reads_nothing, run_on_nothing
-from dask_ferro.lower.worker.output_check import Shapes, check_outputs
-from dask_ferro.lower.worker.outputs import together, together_by_name
+from dask_ferro.lower.worker.checks import LateInputs, OutputCheck, Shapes, check_outputs
+from dask_ferro.lower.worker.models import MODELS_KEPT, ModelRef, open_model
+from dask_ferro.lower.worker.outputs import together, unshared
 from dask_ferro.lower.worker.threads import intra_op_threads
-from dask_ferro.lower.worker.unshared import unshared
 
-# The number of opened models kept: each holds its weights, or maps large ones (ferro.limits.mapped-above).
-_MODELS_KEPT = 8
+# The number of bundles whose inputs a process knows: names, and a tuple each.
+_INPUTS_KEPT = 4096
+# Rows that are made up where there are none: three, not two, as an axis that is halved and padded has one element for
+# one row, two for two, and one for none.
+_MADE_UP_ROWS = (1, 3)
 
-
-_expectations = Expectations()
 Compute = Callable[..., tuple[Any, ...]]
 # Wraps an Executable; its second argument returns the regions and placements of the nodes.
 Listener = Callable[[Any, Callable[[], Told]], Compute]
 # The hook that wraps each bundle that runs in this process, to see its ops; None: none is installed.
 _listener: Listener | None = None
+# What is known of the inputs of bundles, by the model, their names, and which are cut row by row.
+_late: dict[tuple[str, tuple[str, ...], tuple[bool, ...]], LateInputs] = {}
+
+
+class BundleRef(NamedTuple):
+    """A reference to a bundle, and how to run it.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of str
+        The names of the values that it reads and makes.
+    engines : tuple of (engine, count)
+        Runs of nodes in topological order.
+    picks : tuple of (position, index)
+        For each input, the argument of the task that it is (or, where index >= 0, the item of that argument).
+    split : tuple of bool
+        Which inputs carry the batch, for a model of batch 1 that runs row by row over a longer batch; (): the bundle
+        runs on any batch at once.
+    parallel : bool
+        Whether it is long enough for a session to have threads of its own.
+    down : tuple of int
+        Positions of the outputs that are the model's own: a device copies them to the host.
+    exact : bool
+        Whether its bits must not depend on where the model was cut.
+    check : OutputCheck or None
+        What the results have to be that are outputs of the model.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    engines: tuple[tuple[Engine, int], ...]
+    picks: tuple[tuple[int, int], ...]
+    split: tuple[bool, ...] = ()
+    parallel: bool = True
+    down: tuple[int, ...] = ()
+    exact: bool = False
+    check: OutputCheck | None = None
+
+    def each(self, results: Any) -> tuple[Any, ...]:
+        """Return what `run_bundle` returns as a tuple, also where there is only one output."""
+        return results if len(self.outputs) > 1 else (results,)
 
 
 def listen(listener: Listener | None) -> None:
@@ -58,7 +103,7 @@ def listen(listener: Listener | None) -> None:
 def run_bundle(
     model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = None, rows: int | None = None
 ) -> Any:
-    """Return the bundle's output, or a tuple or dict of several.
+    """Return the bundle's output, or a tuple of several.
 
     Parameters
     ----------
@@ -79,10 +124,9 @@ def run_bundle(
         As the engine raises them, with the model's path.
     """
     residency = device.current()
-    arrays = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
-    for position, value in enumerate(arrays):
-        if type(value) is not np.ndarray:
-            arrays[position] = _array(value)
+    picked = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
+    # Engines take a numpy scalar (a sum, `x[()]`) as an array without axes.
+    arrays = [np.asarray(value) if isinstance(value, np.generic) else value for value in picked]
     if residency is None:
         arrays = _arrived(model, bundle, arrays, copy)
     try:
@@ -101,53 +145,43 @@ def run_bundle(
         check_outputs(
             bundle.check, results, by_name, rows, lambda s: _inferred(open_model(model, copy).model, s)
         )
-    return _shown(bundle, results if residency is not None else unshared(results, arrays))
+    if residency is None:
+        results = unshared(results, arrays)
+    return results[0] if len(results) == 1 else together(results)
 
 
 def _results(
     model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any, residency: Residency | None
 ) -> tuple[Any, ...]:
     """Compute the bundle's outputs on the host, or on the device of this process."""
-    executable = (
-        _executable(model, bundle, copy) if residency is None else _placed(model, bundle, copy, residency)
-    )
-    if residency is None and reads_nothing(arrays) and not bundle.rows:
-        return run_on_nothing(executable, arrays)
+    executable = _executable(model, bundle, copy, residency)
+    if residency is None and _reads_nothing(arrays) and not bundle.split:
+        return _run_on_nothing(executable, arrays)
     run: Compute = executable
     if _listener is not None:
-        run = _listener(executable, lambda: _told(model, bundle, copy))
-    return _by_rows(run, arrays, bundle) if bundle.rows else run(*arrays)
-
-
-def _shown(bundle: BundleRef, results: Sequence[Any]) -> Any:
-    """Return the results as the task's value: one array, or several together."""
-    if bundle.by_name:
-        return together_by_name(dict(zip(bundle.outputs, results, strict=True)))
-    return results[0] if len(results) == 1 else together(results)
+        run = _listener(
+            executable,
+            lambda: told(nodes_between(open_model(model, copy).model, bundle.inputs, bundle.outputs)),
+        )
+    return _by_rows(run, arrays, bundle) if bundle.split else run(*arrays)
 
 
 def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -> list[Any]:
     """Return the arrays; those of the model's own inputs are checked against its declarations."""
-    inputs = BundleInputs(model.digest, bundle.inputs, bundle.split if bundle.rows else ())
-    expected = _expectations.known(inputs)
-    if expected is None:
-        expected = _expectations.learn(inputs, open_model(model, copy).model)
-    return arrived(expected, arrays, model.path)
+    key = (model.digest, bundle.inputs, bundle.split)
+    inputs = _late.get(key)
+    if inputs is None:
+        if len(_late) >= _INPUTS_KEPT:
+            # All at once: bundles that still run are looked up again with their next task.
+            _late.clear()
+        inputs = _late.setdefault(key, LateInputs(open_model(model, copy).model, bundle.inputs, bundle.split))
+    return inputs.checked(arrays, model.path)
 
 
-def _array(value: Any) -> Any:
-    """Return `value`, or for a numpy scalar (a sum, `x[()]`) a 0-d array, since engines take no scalars."""
-    return np.asarray(value) if isinstance(value, np.generic) else value
-
-
-@lru_cache(maxsize=_MODELS_KEPT)
+@lru_cache(maxsize=MODELS_KEPT)
 def _inferred(model: ir.Model, shapes: Shapes) -> Mapping[str, ValueType]:
     """Return the types of a model's values for shapes of its inputs; declared shapes do not count."""
     return infer(model, shapes={n: s for n, s in shapes if s is not None}, trusts_declared=False)
-
-
-def _told(model: ModelRef, bundle: BundleRef, copy: Any) -> Told:
-    return told(nodes_between(open_model(model, copy).model, bundle.inputs, bundle.outputs))
 
 
 def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str:
@@ -179,131 +213,68 @@ def _row(arrays: Sequence[Any], carried: Sequence[bool], row: int) -> list[Any]:
     return [a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)]
 
 
+def _reads_nothing(arrays: Iterable[Any]) -> bool:
+    """Return whether one of the arrays has no elements."""
+    for value in arrays:  # noqa: SIM110 - runs for each task: `any` takes three times as long
+        if type(value) is np.ndarray and value.size == 0:
+            return True
+    return False
+
+
+def _run_on_nothing(run: Compute, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what a bundle computes from arrays some of which have no elements."""
+    try:
+        one, three = (run(*[_filled(value, rows) for value in arrays]) for rows in _MADE_UP_ROWS)
+    except Exception:  # noqa: BLE001 - made-up rows may not fit sizes that come from other bundles
+        return run(*arrays)
+    made = tuple(map(_without_rows, one, three))
+    return run(*arrays) if any(value is None for value in made) else made
+
+
+def _filled(value: Any, rows: int) -> Any:
+    """Return an array with made-up rows along its axes without elements; every other value as it is."""
+    if type(value) is not np.ndarray or value.size:
+        return value
+    filler = "a" if value.dtype.hasobject else 0
+    return np.full([size or rows for size in value.shape], filler, value.dtype)
+
+
+def _without_rows(one: Any, three: Any) -> Any:
+    """Return a result of no rows by those of one and three; None if it has elements, or may have."""
+    if isinstance(one, list):
+        return [] if (len(one), len(three)) == _MADE_UP_ROWS else None
+    if type(one) is not np.ndarray or one.ndim != three.ndim:
+        return None
+    sizes = [0 if longer == 3 * size else size for size, longer in zip(one.shape, three.shape, strict=True)]
+    changed = any(size and size != longer for size, longer in zip(sizes, three.shape, strict=True))
+    return None if changed or 0 not in sizes else np.empty(sizes, one.dtype)
+
+
 @cache
 def _executables() -> Cache[Any]:
     return Cache(config.value("cache.bytes"), Returns())
 
 
-def _current(key: Hashable, build: Callable[[], Any]) -> Any:
-    """Return the executable of `key`, built again where a file that it maps was touched; changed content raises."""
-    found = _executables().get(key, build)
+def _executable(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency | None) -> Executable:
+    """Return the compiled bundle, built again where a file that it maps was touched; changed content raises."""
+    threads = intra_op_threads() if bundle.parallel else 1
+    prepack = config.value("onnxruntime.prepack")
+    provider = None if residency is None else device.session_provider(residency.device)
+
+    def build() -> Executable:
+        model, names = open_model(ref, copy).model, (bundle.inputs, bundle.outputs)
+        settings: dict[str, Any] = {"threads": threads, "prepack": prepack, "exact": bundle.exact}
+        if residency is None:
+            return compile_bundle(model, *names, bundle.engines, **settings)
+        return compile_on_device(model, *names, residency, down=bundle.down, provider=provider, **settings)
+
+    # Everything that a compiled bundle depends on: after a change of settings another one is compiled.
+    key = (
+        *(ref.digest, bundle.inputs, bundle.outputs, bundle.engines, bundle.exact, threads, prepack),
+        *(() if residency is None else (residency, provider, bundle.down)),
+    )
+    found: Executable = _executables().get(key, build)
     if not found.is_current():
         _executables().drop(key)
         found = _executables().get(key, build)
     return found
-
-
-def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
-    threads = intra_op_threads() if bundle.parallel else 1
-    prepack = config.value("onnxruntime.prepack")
-    # Everything that a compiled bundle depends on: after a change of settings another one is compiled.
-    key = (ref.digest, bundle.inputs, bundle.outputs, bundle.engines, bundle.exact, threads, prepack)
-
-    def build() -> Executable:
-        model = open_model(ref, copy).model
-        return compile_bundle(
-            model,
-            bundle.inputs,
-            bundle.outputs,
-            bundle.engines,
-            threads=threads,
-            prepack=prepack,
-            exact=bundle.exact,
-        )
-
-    return _current(key, build)  # type: ignore[no-any-return]
-
-
-def _placed(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency) -> Executable:
-    """Return the bundle compiled for this process's device, cached beside those for the host."""
-    provider = device.session_provider(residency.device)
-    threads = intra_op_threads() if bundle.parallel else 1
-    prepack = config.value("onnxruntime.prepack")
-    key = (
-        *(ref.digest, bundle.inputs, bundle.outputs, bundle.down),
-        *(residency, provider, bundle.exact, threads, prepack),
-    )
-
-    def build() -> Executable:
-        return device.compiled(
-            open_model(ref, copy).model, bundle, residency, provider, threads=threads, prepack=prepack
-        )
-
-    return _current(key, build)  # type: ignore[no-any-return]
-
-
-_lock = threading.Lock()
-_turns: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
-
-
-def turn(key: Hashable) -> Any:
-    """Return the lock of a key: what two threads ask for at a time is made once, and other things meanwhile."""
-    with _lock:
-        return _turns.setdefault(key, threading.Lock())
-
-
-class _OpenModels:
-    """The models that this process has opened, newest last."""
-
-    def __init__(self) -> None:
-        self._kept: dict[ModelRef, Loaded] = {}
-
-    def get(self, ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
-        """Return the open model of `ref`, which `build` opens the first time and where a mapped file has changed."""
-        with turn(ref):
-            kept = self._kept.get(ref)
-            if kept is None or not kept.files.are_unchanged():
-                self._kept.pop(ref, None)
-                kept = self._kept[ref] = build()
-                for oldest in list(self._kept)[:-_MODELS_KEPT]:
-                    self._kept.pop(oldest, None)
-            return kept
-
-
-_models = _OpenModels()
-
-
-def remember(ref: ModelRef, loaded: Loaded) -> None:
-    """Register an opened model, so that tasks of this process do not load it again."""
-    _models.get(ref, lambda: loaded)
-
-
-def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
-    """Return the model that `ref` names, opened once per process.
-
-    Raises
-    ------
-    ConfigError
-        The file is missing, or is no longer the file that the graph was built from.
-    """
-    return _models.get(ref, lambda: _open(ref, copy))
-
-
-def _open(ref: ModelRef, copy: Any) -> Loaded:
-    is_there = os.path.exists(ref.path)
-    if not is_there and copy is not None:
-        # The client checked the model when it built the graph, so the limits are those of models made here.
-        content = np.ascontiguousarray(copy).tobytes()
-        return load(content, limits=limits(ours=True), outputs=ref.outputs or None)
-    if not is_there:
-        raise ConfigError(
-            f"model file {ref.path!r}: this process cannot see it; put it on a file system that all workers share, or"
-            " pass the model's bytes to ff.from_onnx, which travel with it; or call the model while the client is"
-            " connected, so that a copy is sent"
-        )
-    try:
-        loaded = load(ref.path, limits=limits(ours=True), outputs=ref.outputs or None)
-    except (ModelError, ConfigError) as error:
-        if isinstance(error, ConfigError) and not ref.outputs:
-            raise
-        # The client loaded it, with these outputs, so the file has changed since.
-        reason = error.problems[0] if isinstance(error, ModelError) and error.problems else error
-        raise ConfigError(
-            f"model file {ref.path!r} changed after it was opened, and cannot be loaded any more: {reason}"
-        ) from error
-    if loaded.digest != ref.digest:
-        raise ConfigError(
-            f"model file {ref.path!r} changed after it was opened (digest {loaded.digest[:12]}, wanted"
-            f" {ref.digest[:12]}); open it again with ff.from_onnx"
-        )
-    return loaded

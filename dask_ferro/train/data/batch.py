@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.keys import is_dask_array
+from dask_ferro.lower.signature import is_dask_array
 
 Batch: TypeAlias = dict[str, Any]
 V = TypeVar("V")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.keys import is_dask_array
+from dask_ferro.lower.signature import is_dask_array
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.train.data.batch import Batch, Named, form_of, named, rows_of
 from dask_ferro.train.data.order import Take, batch_count, batches

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 import dask_ferro as ff
 from dask_ferro.graph.model.load import load
-from dask_ferro.lower.worker import task
+from dask_ferro.lower.worker import models
 from tests.each import each
 from tests.graphs import close, diamond, diamond_reference, written
 
@@ -101,7 +101,7 @@ def test_selections_have_keys_of_their_own_and_share_no_session(path):
 
 def test_a_pickled_selection_tells_a_file_that_has_no_such_output_any_more(path, monkeypatch):
     sent = pickle.dumps(ff.from_onnx(path, outputs="b1"))
-    monkeypatch.setattr(task, "_models", task._OpenModels())  # as in another process
+    monkeypatch.setattr(models, "_models", models._OpenModels())  # as in another process
     onnx.save(diamond(1), path)
     with pytest.raises(
         ff.ConfigError, match=r"changed after it was opened, and cannot be loaded any more: .*'b1'"

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.lower.worker import task
+from dask_ferro.lower.worker import models
 from tests.each import every
 from tests.graphs import close, diamond, mlp, mlp_reference
 from tests.waiting import result
@@ -73,7 +73,7 @@ def test_a_model_from_a_file_travels_as_its_path(path):
 
 def test_a_file_that_is_gone_or_another_one_is_told(path, tmp_path, monkeypatch):
     sent = pickle.dumps(ff.from_onnx(path))
-    monkeypatch.setattr(task, "_models", task._OpenModels())
+    monkeypatch.setattr(models, "_models", models._OpenModels())
     onnx.save(diamond(), path)
     with pytest.raises(ff.ConfigError, match="changed after it was opened"):
         pickle.loads(sent)

@@ -16,7 +16,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.inputs.keys import Sent
+from dask_ferro.lower.inputs.shipping import Sent
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.ranks import rank_assignment, spmd_inputs
 from dask_ferro.lower.ranks.sharded import GONE

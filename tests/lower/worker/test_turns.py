@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-from dask_ferro.lower.worker.task import _OpenModels
+from dask_ferro.lower.worker.models import _OpenModels
 
 
 def test_two_models_are_opened_at_the_same_time():

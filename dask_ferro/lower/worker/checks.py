@@ -1,4 +1,8 @@
-"""The check of the shapes that a task computes.
+"""The checks of a task: of the inputs that arrive in it, and of the shapes that it computes.
+
+A call checks inputs that have a shape and a dtype when it is made.  A delayed value or a future has neither before it
+is computed, and a chunk of a dask array may differ from what its array declares; an engine would read big-endian bytes
+as other numbers, drop a mask, or broadcast.  So each task checks the model's own inputs again, by the rules of a call.
 
 An output of a chunk has as many rows as the chunk's inputs, and a dask array has the shape that it was made with.  In a
 call on all rows at once an output may have any shape; where shape inference knows it, another one is an engine's fault,
@@ -11,13 +15,73 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import onnx_ir as ir
+
 from dask_ferro.errors import ConfigError, ModelError
-from dask_ferro.graph.ir.inference import ValueType
+from dask_ferro.graph.ir.inference import ValueType, declared_type
+from dask_ferro.lower.signature import Signature, as_array, check_arrays, spec_of
 
 # Shapes of a model's inputs, by name; None: not known.
 Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...] | None], ...]
 # Sizes of an output; None: any size, or any rank.
 Sizes: TypeAlias = tuple[int | None, ...] | None
+
+
+class LateInputs:
+    """The model's own inputs among those of a bundle, and the dtypes and shapes that fitted last.
+
+    Chunks of a batch are nearly all alike, and whether an array fits is a matter of its dtype and shape alone: such a
+    task takes two comparisons for each input.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+    names : sequence of str
+        The bundle's inputs; those that other bundles compute are not checked.
+    free_rows : sequence of bool
+        Which of them may have any number of rows, though the model declares one; (): none.
+    """
+
+    def __init__(self, model: ir.Model, names: Sequence[str], free_rows: Sequence[bool]) -> None:
+        declared = {str(v.name): spec_of(v, declared_type(v)) for v in model.graph.inputs}
+        self._places = [place for place, name in enumerate(names) if name in declared]
+        specs = tuple(declared[names[place]] for place in self._places)
+        carries = tuple(bool(free_rows) and free_rows[place] for place in self._places)
+        self._signature = Signature(specs, (), 1 if any(carries) else None, carries, ())
+        self._fitted: list[tuple[np.dtype[Any], tuple[int, ...]]] | None = None
+
+    def checked(self, values: list[Any], model: str) -> list[Any]:
+        """Return a task's values, of which the model's inputs are arrays that fit what it declares.
+
+        Raises
+        ------
+        ConfigError
+            A dtype (byte order included), a rank, a size or a kind of value that does not fit; it lists all of them.
+        """
+        if self._are_as_before(values):
+            return values
+        title, specs = f"model {model!r}", self._signature.inputs
+        arrays = {
+            spec.name: as_array(spec, values[place], title)
+            for spec, place in zip(specs, self._places, strict=True)
+        }
+        check_arrays(self._signature, arrays, f"{title}, when the task ran")
+        for place, array in zip(self._places, arrays.values(), strict=True):
+            values[place] = array
+        # Each text is looked at, as one may be missing, and each item of a sequence.
+        if all(type(a) is np.ndarray and a.dtype != object for a in arrays.values()):
+            self._fitted = [(array.dtype, array.shape) for array in arrays.values()]
+        return values
+
+    def _are_as_before(self, values: Sequence[Any]) -> bool:
+        if self._fitted is None:
+            return False
+        for place, (dtype, shape) in zip(self._places, self._fitted, strict=True):
+            value = values[place]
+            if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
+                return False
+        return True
 
 
 class OutputCheck(NamedTuple):

@@ -1,0 +1,127 @@
+"""Models as tasks find them: a reference that travels, and the models that this process has open."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from dask_ferro import config
+from dask_ferro.errors import ConfigError, ModelError
+from dask_ferro.graph.model.load import Limits, Loaded, load
+
+# The number of opened models kept: each holds its weights, or maps large ones (ferro.limits.mapped-above).
+MODELS_KEPT = 8
+
+
+class ModelRef(NamedTuple):
+    """A reference to a model: its file's path, and the file's digest, size and mtime when the graph was built.
+
+    `outputs` are those selected, and part of the digest; (): all.
+    """
+
+    path: str
+    digest: str
+    size: int
+    mtime_ns: int
+    outputs: tuple[str, ...] = ()
+
+
+def reference(path: str, digest: str, outputs: tuple[str, ...] = ()) -> ModelRef:
+    """Return the name under which tasks find the model that lies at `path` now, with the outputs selected of it."""
+    status = os.stat(path)
+    return ModelRef(path, digest, status.st_size, status.st_mtime_ns, outputs)
+
+
+def limits(*, ours: bool = False) -> Limits:
+    """Return the limits for a model that is to be loaded, as `ferro.limits.*` configures them.
+
+    `ours`: it was made by this package, or was accepted when the graph was built, so that it may sleep.
+    """
+    configured = Limits(
+        value_bytes=config.value("limits.value-bytes"), mapped_above=config.value("limits.mapped-above")
+    )
+    return configured.of_ours() if ours else configured
+
+
+_lock = threading.Lock()
+_turns: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
+
+
+def turn(key: Hashable) -> Any:
+    """Return the lock of a key: what two threads ask for at a time is made once, and other things meanwhile."""
+    with _lock:
+        return _turns.setdefault(key, threading.Lock())
+
+
+class _OpenModels:
+    """The models that this process has opened, newest last."""
+
+    def __init__(self) -> None:
+        self._kept: dict[ModelRef, Loaded] = {}
+
+    def get(self, ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
+        """Return the open model of `ref`, which `build` opens the first time and where a mapped file has changed."""
+        with turn(ref):
+            kept = self._kept.get(ref)
+            if kept is None or not kept.files.are_unchanged():
+                self._kept.pop(ref, None)
+                kept = self._kept[ref] = build()
+                for oldest in list(self._kept)[:-MODELS_KEPT]:
+                    self._kept.pop(oldest, None)
+            return kept
+
+
+_models = _OpenModels()
+
+
+def remember(loaded: Loaded, path: str) -> ModelRef:
+    """Return the reference of an opened model that lies at `path`; tasks of this process do not load it again."""
+    ref = reference(path, loaded.digest, loaded.outputs)
+    _models.get(ref, lambda: loaded)
+    return ref
+
+
+def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
+    """Return the model that `ref` names, opened once per process.
+
+    Raises
+    ------
+    ConfigError
+        The file is missing, or is no longer the file that the graph was built from.
+    """
+    return _models.get(ref, lambda: _open(ref, copy))
+
+
+def _open(ref: ModelRef, copy: Any) -> Loaded:
+    is_there = os.path.exists(ref.path)
+    if not is_there and copy is not None:
+        # The client checked the model when it built the graph, so the limits are those of models made here.
+        content = np.ascontiguousarray(copy).tobytes()
+        return load(content, limits=limits(ours=True), outputs=ref.outputs or None)
+    if not is_there:
+        raise ConfigError(
+            f"model file {ref.path!r}: this process cannot see it; put it on a file system that all workers share, or"
+            " pass the model's bytes to ff.from_onnx, which travel with it; or call the model while the client is"
+            " connected, so that a copy is sent"
+        )
+    try:
+        loaded = load(ref.path, limits=limits(ours=True), outputs=ref.outputs or None)
+    except (ModelError, ConfigError) as error:
+        if isinstance(error, ConfigError) and not ref.outputs:
+            raise
+        # The client loaded it, with these outputs, so the file has changed since.
+        reason = error.problems[0] if isinstance(error, ModelError) and error.problems else error
+        raise ConfigError(
+            f"model file {ref.path!r} changed after it was opened, and cannot be loaded any more: {reason}"
+        ) from error
+    if loaded.digest != ref.digest:
+        raise ConfigError(
+            f"model file {ref.path!r} changed after it was opened (digest {loaded.digest[:12]}, wanted"
+            f" {ref.digest[:12]}); open it again with ff.from_onnx"
+        )
+    return loaded
