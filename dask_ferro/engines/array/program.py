@@ -24,12 +24,11 @@ import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines import Array, Namespace, OpHook
 from dask_ferro.engines.array.host_ops import mark, read_on_host
 from dask_ferro.engines.array.kernel import Fn
 from dask_ferro.engines.array.unit import Unit, member_op, units_of
 from dask_ferro.engines.device.oom import ran_out
-from dask_ferro.engines.hooks import OpHook
 from dask_ferro.errors import ConfigError
 
 # Measured: code, closure and names of a node, rounded up.
