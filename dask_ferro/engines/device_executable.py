@@ -16,7 +16,6 @@ import onnx_ir as ir
 from dask_ferro.engines import Array, array
 from dask_ferro.engines.array.host_ops import SMALL_BYTES
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.device_selection import device_route
 from dask_ferro.engines.executable import (
     EngineStep,
     Executable,
@@ -29,7 +28,7 @@ from dask_ferro.engines.executable import (
     stamp,
 )
 from dask_ferro.engines.onnxruntime.device_session import DeviceSessionRun
-from dask_ferro.engines.selection import Engine
+from dask_ferro.engines.selection import Engine, device_route
 from dask_ferro.engines.subgraph import weights_of
 
 
