@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, array
-from dask_ferro.engines.array.host_ops import SMALL_BYTES
+from dask_ferro.engines.array.unit import SMALL_BYTES
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.executable import (
     EngineStep,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import NEWEST, Fn, Kernel, Op, listed, only, widened
 from dask_ferro.engines.array.ops.layout import padded
-from dask_ferro.engines.array.product import product
+from dask_ferro.engines.array.ops.linear import product
 from dask_ferro.engines.array.window import KernelWindow, Placement, only_pads, place, taps, window_of
 from dask_ferro.graph.ir.dtypes import FLOAT
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, listed
 from dask_ferro.engines.array.ops.activation import sigmoid
-from dask_ferro.engines.array.product import product
+from dask_ferro.engines.array.ops.linear import product
 from dask_ferro.graph.ir.dtypes import FLOAT, D
 from dask_ferro.graph.ir.nodes import attribute_of
 
