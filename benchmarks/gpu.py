@@ -46,9 +46,9 @@ import dask_ferro as ff  # noqa: E402
 from dask_ferro.engines.device.device import CupyDevice, cupy_devices  # noqa: E402
 from dask_ferro.engines.device.residency import Residency  # noqa: E402
 from dask_ferro.engines.device_executable import compile_on_device  # noqa: E402
-from dask_ferro.engines.device_selection import device_route  # noqa: E402
 from dask_ferro.engines.executable import Executable  # noqa: E402
 from dask_ferro.engines.onnxruntime.device_session import CUDA, as_value, place_of, works  # noqa: E402
+from dask_ferro.engines.selection import device_route  # noqa: E402
 from dask_ferro.graph.model.load import load  # noqa: E402
 from dask_ferro.lower.worker import device as computing  # noqa: E402
 from dask_ferro.testing.emulated_device import StandIn  # noqa: E402

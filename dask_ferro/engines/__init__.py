@@ -6,6 +6,7 @@ The engines are `onnxruntime` (a whole run of nodes as one session), `array` (no
 the arguments) and `reference` (the onnx package's own operators).
 """
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -14,3 +15,9 @@ from typing import Any, TypeAlias
 Array: TypeAlias = Any
 # The array API's functions for one kind of array: `array_api_compat.numpy`, `array_api_compat.cupy`.
 Namespace: TypeAlias = ModuleType
+
+# Takes arrays; returns an array, or a tuple of arrays.
+Kernel: TypeAlias = Callable[..., Array]
+# A hook around operators: takes an engine, an operator's type, a node's name, and the function that computes them, or a
+# session of several operators; returns the function to call in its place.
+OpHook: TypeAlias = Callable[[str, str, str, Kernel], Kernel]

@@ -42,9 +42,6 @@ class Cache(Generic[T]):
         self._lock = threading.Lock()
         self._building: dict[Hashable, threading.Lock] = {}
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def __contains__(self, key: Hashable) -> bool:
         return key in self._kept
 
@@ -81,13 +78,6 @@ class Cache(Generic[T]):
         """Drop the least recently used objects until at most `limit` bytes are kept."""
         with self._lock:
             dropped = self._trim(limit)
-        self._tell(dropped)
-
-    def clear(self) -> None:
-        """Drop all objects."""
-        with self._lock:
-            dropped, self.nbytes = self.nbytes, 0
-            self._kept.clear()
         self._tell(dropped)
 
     def _tell(self, nbytes: int) -> None:

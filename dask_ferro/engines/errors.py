@@ -12,13 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import onnx_ir as ir
 
-from dask_ferro.engines import Array
 from dask_ferro.engines.device.oom import ran_out
-from dask_ferro.engines.hooks import OpHook
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.words import few
 
@@ -40,56 +37,6 @@ _NO_MEMORY = re.compile(r"bad_alloc|[Ff]ailed to allocate memory|bad allocation"
 _WRONG_ARRAYS = re.compile(
     r"Unexpected input data type|Invalid rank for input|Got invalid dimensions for input"
 )
-
-
-class Run(Protocol):
-    """A compiled run of nodes on one engine."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the run holds."""
-
-    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        """Compute the outputs."""
-
-    def watched(self, watch: OpHook) -> Run:
-        """Return the same run with its operators wrapped by `watch`."""
-
-
-class Explained:
-    """A run that translates its engine's exceptions (`explained`).
-
-    Parameters
-    ----------
-    run : Run
-    engine : str
-        A key of `NAMES`.
-    nodes : str
-        Text from `labels`.
-    """
-
-    def __init__(self, run: Run, engine: str, nodes: str) -> None:
-        self._run = run
-        self._engine = engine
-        self._nodes = nodes
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the run holds."""
-        return self._run.nbytes
-
-    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        try:
-            return self._run(*arrays)
-        except Exception as error:
-            told = explained(error, self._engine, self._nodes, "run")
-            if told is not error:
-                raise told from error
-            raise  # from itself it would lose its own cause
-
-    def watched(self, watch: OpHook) -> Explained:
-        """Return the same run with its operators wrapped by `watch`."""
-        return Explained(self._run.watched(watch), self._engine, self._nodes)
 
 
 @contextmanager

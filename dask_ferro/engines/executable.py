@@ -2,29 +2,28 @@
 
 A bundle is identified by its input and output values; its nodes are found by walking back from its outputs to its
 inputs, so the identifier is short for any number of nodes.  The nodes run in topological order as runs of one engine
-each (`selection`), and a value store passes values from one run to the next:
+each (`selection`), and their values are passed on by name:
 
-    arrays -> ValueStore -> run of an engine -> ValueStore -> run of an engine -> ... -> results
+    arrays -> run of an engine -> values -> run of an engine -> values -> ... -> results
 
-`HostSpace` keeps the values on the host; `device_executable.DeviceSpace` keeps them on a device.
+`Executable` keeps the values on the host; `device_executable.DeviceExecutable` keeps them on a device.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from itertools import chain
-from operator import is_
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import onnx_ir as ir
 from array_api_compat import array_namespace
 
-from dask_ferro.engines import Array, array
-from dask_ferro.engines.errors import Explained, Run, labels, loading
-from dask_ferro.engines.hooks import OpHook, Watched
+from dask_ferro.engines import Array, Kernel, OpHook, array
+from dask_ferro.engines.errors import explained, labels, loading
 from dask_ferro.engines.onnxruntime.session import SessionRun
 from dask_ferro.engines.onnxruntime.support import NEWEST_OPSET, schema_of
 from dask_ferro.engines.reference import ReferenceRun
@@ -44,6 +43,19 @@ class Check(Protocol):
 
 
 CHECK = "ferro.check"
+# Weights that a run takes as arguments, by name.
+Weights: TypeAlias = tuple[tuple[str, ir.TensorProtocol], ...]
+
+
+class Run(Protocol):
+    """A compiled run of nodes on one engine."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the run holds."""
+
+    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
+        """Compute the outputs."""
 
 
 class EngineStep(NamedTuple):
@@ -51,7 +63,13 @@ class EngineStep(NamedTuple):
 
     Attributes
     ----------
-    run : Run
+    run : callable
+    nbytes : int
+        Bytes that the run holds.
+    engine : str
+    node_count : int
+    labels : str
+        Its nodes, as errors name them.
     reads, writes : tuple of str
         Value names, in the order of the run's arguments and results.
     on_device : frozenset of str
@@ -60,68 +78,34 @@ class EngineStep(NamedTuple):
         Further arguments, after `reads`: weights that stay on the device while there is room.
     """
 
-    run: Run
+    run: Kernel
+    nbytes: int
+    engine: Engine
+    node_count: int
+    labels: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     on_device: frozenset[str] = frozenset()
-    weights: tuple[tuple[str, ir.TensorProtocol], ...] = ()
+    weights: Weights = ()
 
+    def __call__(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """Return the results; an engine's exception becomes an error that names the nodes."""
+        try:
+            results: tuple[Array, ...] = self.run(*arrays)
+            return results
+        except Exception as error:
+            translated = explained(error, self.engine, self.labels, "run")
+            if translated is not error:
+                raise translated from error
+            raise  # from itself it would lose its own cause
 
-class ValueStore:
-    """The values of one call by name, on the host."""
-
-    def __init__(self, given: Mapping[str, Array]) -> None:
-        self.made = dict(given)
-
-    def arguments(self, step: EngineStep) -> list[Array]:
-        """Return the arguments of a step's run."""
-        return [self.made[name] for name in step.reads]
-
-    def put(self, step: EngineStep, results: Sequence[Array]) -> None:
-        """Add a step's results."""
-        self.made.update(zip(step.writes, results, strict=True))
-
-
-class BundleSteps(NamedTuple):
-    """The steps of a bundle in order, the names of its inputs and outputs, and the outputs that are weights."""
-
-    steps: tuple[EngineStep, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    given: Mapping[str, np.ndarray]
-
-    def values(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """Return the values that are known before the first step."""
-        return {**self.given, **dict(zip(self.inputs, arrays, strict=True))}
-
-    def fill(self, store: ValueStore) -> None:
-        """Run each step on a store."""
-        for step in self.steps:
-            store.put(step, step.run(*store.arguments(step)))
-
-
-class MemorySpace(Protocol):
-    """The memory of a bundle's values while it runs."""
-
-    def compute(self, bundle: BundleSteps, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Return a bundle's outputs."""
-
-
-class HostSpace:
-    """The host's memory."""
-
-    def compute(self, bundle: BundleSteps, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Return a bundle's outputs."""
-        if (
-            len(bundle.steps) == 1
-        ):  # the usual case: one engine, which takes and returns arrays in the bundle's order
-            return bundle.steps[0].run(*arrays)
-        store = ValueStore(bundle.values(arrays))
-        bundle.fill(store)
-        return tuple(store.made[name] for name in bundle.outputs)
-
-
-HOST_SPACE = HostSpace()
+    def watched(self, watch: OpHook) -> EngineStep:
+        """Return the same step with its operators wrapped by `watch`; only the array table's are seen one by one."""
+        if isinstance(self.run, (ArrayRun, array.BoundProgram)):
+            return self._replace(run=self.run.watched(watch))
+        return self._replace(
+            run=watch(self.engine.removesuffix("-device"), f"{self.node_count} nodes", "", self.run)
+        )
 
 
 class Executable:
@@ -129,20 +113,24 @@ class Executable:
 
     Parameters
     ----------
-    bundle : BundleSteps
-    space : MemorySpace
-        The memory that its steps were compiled for.
-    check : Check, optional
-        A check of the files from which weights are mapped.
+    model : onnx_ir.Model
+        The files from which its weights are mapped are checked.
+    steps : sequence of EngineStep
+    inputs, outputs : sequence of str
+        Value names.
     """
 
     def __init__(
-        self, bundle: BundleSteps, space: MemorySpace = HOST_SPACE, check: Check | None = None
+        self, model: ir.Model, steps: Sequence[EngineStep], inputs: Sequence[str], outputs: Sequence[str]
     ) -> None:
-        self._bundle = bundle
-        self._space = space
-        self._check = check
-        self.nbytes = sum(step.run.nbytes for step in bundle.steps)
+        self._check = checked(model)
+        self._steps = tuple(steps)
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        # Outputs that are weights.
+        weights = ((name, model.graph.initializers.get(name)) for name in outputs)
+        given = {name: value.const_value for name, value in weights if value is not None}
+        self._given = {name: tensor.numpy() for name, tensor in given.items() if tensor is not None}
+        self.nbytes = sum(step.nbytes for step in steps)
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Return the outputs; a file of mapped weights that changes meanwhile is an error.
@@ -150,12 +138,9 @@ class Executable:
         A result that is a view of a mapped file is copied, because the caller may keep it until after the file changes.
         """
         if self._check is None:
-            return self._space.compute(self._bundle, arrays)
+            return self._computed(arrays)
         self._check()
-        made = self._space.compute(self._bundle, arrays)
-        kept = tuple(map(_off_file, made))
-        # The results of a device are a tuple of a special class, which marks them as on the device.
-        results = made if all(map(is_, kept, made)) else kept
+        results = tuple(map(_off_file, self._computed(arrays)))
         # Checked again, because a file that changed while the engines read it makes the results wrong.
         self._check()
         return results
@@ -169,8 +154,22 @@ class Executable:
 
         On a device, an op's seconds are those of queueing it.
         """
-        steps = tuple(step._replace(run=step.run.watched(watch)) for step in self._bundle.steps)
-        return Executable(self._bundle._replace(steps=steps), self._space, self._check)
+        watched = copy(self)
+        watched._steps = tuple(step.watched(watch) for step in self._steps)
+        return watched
+
+    def _computed(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        # The usual case: one engine, which takes and returns arrays in the bundle's order.
+        if len(self._steps) == 1:
+            return self._steps[0](arrays)
+        values = self._values(arrays)
+        for step in self._steps:
+            values.update(zip(step.writes, step([values[name] for name in step.reads]), strict=True))
+        return tuple(values[name] for name in self._outputs)
+
+    def _values(self, arrays: Sequence[Array]) -> dict[str, Array]:
+        """Return the values that are known before the first step."""
+        return {**self._given, **dict(zip(self._inputs, arrays, strict=True))}
 
 
 def _off_file(value: Array) -> Array:
@@ -181,62 +180,26 @@ def _off_file(value: Array) -> Array:
 
 
 class ArrayRun:
-    """A run of nodes on the array table, bound to the namespace of its arguments (numpy, CuPy)."""
+    """A program of the array table, bound to the namespace of its arguments (numpy, CuPy)."""
 
-    def __init__(
-        self,
-        nodes: Sequence[ir.Node],
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        opset: int,
-        weights: Mapping[str, ir.TensorProtocol],
-    ) -> None:
-        self._program = array.compile(nodes, inputs, outputs, opset=opset, weights=weights)
+    def __init__(self, program: array.Program, watch: OpHook | None = None) -> None:
+        self._program, self._watch = program, watch
         self._bound: dict[type, array.BoundProgram] = {}
-        self.nbytes = self._program.nbytes
+        self.nbytes = program.nbytes
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Compute the outputs."""
-        return self._bound_to(arrays)(*arrays)
-
-    def _bound_to(self, arrays: Sequence[Array]) -> array.BoundProgram:
         kind = type(arrays[0]) if arrays else np.ndarray
+        # Looked up by type, because `array_namespace` takes longer than a small operator.
         bound = self._bound.get(kind)
         if bound is None:
-            # Looked up by type, because `array_namespace` takes longer than a small operator.
-            xp = array_namespace(*arrays) if arrays else numpy_namespace
-            bound = self._bound[kind] = self._program.bind(xp)
-        return bound
+            bound = self._program.bind(array_namespace(*arrays) if arrays else numpy_namespace)
+            bound = self._bound[kind] = bound if self._watch is None else bound.watched(self._watch)
+        return bound(*arrays)
 
-    def watched(self, watch: OpHook) -> Run:
-        """Return the same run, on the same weights, with its ops handed to `watch`."""
-        kept: dict[array.BoundProgram, array.BoundProgram] = {}
-
-        def run(*arrays: Array) -> tuple[Array, ...]:
-            bound = self._bound_to(arrays)
-            if bound not in kept:
-                kept[bound] = bound.watched(watch)
-            return kept[bound](*arrays)
-
-        return Watched(run)
-
-
-class SessionSettings(NamedTuple):
-    """Settings of ONNX Runtime's sessions in a bundle.
-
-    Attributes
-    ----------
-    threads : int
-        Intra-op threads.
-    prepack : bool
-        Whether sessions may keep rearranged copies of weights.
-    exact : bool
-        Whether the bits of results must not depend on where the model is cut.
-    """
-
-    threads: int = 1
-    prepack: bool = True
-    exact: bool = False
+    def watched(self, watch: OpHook) -> ArrayRun:
+        """Return the same run with its ops handed to `watch`."""
+        return ArrayRun(self._program, watch)
 
 
 def compile_bundle(
@@ -259,35 +222,21 @@ def compile_bundle(
         Value names.
     engines : sequence of (engine, count)
         Runs of nodes in topological order, from `selection`.
-    threads, prepack, exact
-        As in `SessionSettings`.
+    threads : int
+        Intra-op threads of ONNX Runtime's sessions.
+    prepack : bool
+        Whether sessions may keep rearranged copies of weights.
+    exact : bool
+        Whether the bits of results must not depend on where the model is cut.
     """
-    settings = SessionSettings(threads, prepack, exact)
     nodes = planned_nodes(model, inputs, outputs, engines)
     if len(engines) == 1:
-        # In the bundle's order: a call needs no store.
+        # In the bundle's order: a call passes no values by name.
         parts = [NodeRun(engines[0][0], model, nodes, tuple(inputs), tuple(outputs))]
     else:
         parts = node_runs(model, nodes, outputs, engines)
-    steps = [EngineStep(build_run(part, settings), part.reads, part.writes) for part in parts]
-    return assembled(model, steps, inputs, outputs, HOST_SPACE)
-
-
-def assembled(
-    model: ir.Model,
-    steps: Sequence[EngineStep],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    space: MemorySpace,
-) -> Executable:
-    """Return compiled steps as an executable, once the files of mapped weights are checked to be unchanged."""
-    check = checked(model)
-    given = {}
-    for name in outputs:
-        weight = model.graph.initializers.get(name)
-        if weight is not None and weight.const_value is not None:
-            given[name] = weight.const_value.numpy()
-    return Executable(BundleSteps(tuple(steps), tuple(inputs), tuple(outputs), given), space, check)
+    steps = [host_step(part, threads, prepack, exact) for part in parts]
+    return Executable(model, steps, inputs, outputs)
 
 
 def checked(model: ir.Model) -> Check | None:
@@ -306,6 +255,12 @@ class NodeRun(NamedTuple):
     nodes: Sequence[ir.Node]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+
+    def step(self, run: Run, on_device: frozenset[str] = frozenset(), weights: Weights = ()) -> EngineStep:
+        """Return the step of these nodes, compiled as `run`."""
+        engine, _, nodes, reads, writes = self
+        named = labels(nodes)
+        return EngineStep(run, run.nbytes, engine, len(nodes), named, reads, writes, on_device, weights)
 
 
 def planned_nodes(
@@ -344,22 +299,22 @@ def node_runs(
     return runs
 
 
-def build_run(part: NodeRun, settings: SessionSettings) -> Run:
-    """Return the compiled run of an engine."""
-    model, nodes, reads, writes = part.model, part.nodes, part.reads, part.writes
-    threads, prepack, exact = settings
+def host_step(part: NodeRun, threads: int, prepack: bool, exact: bool) -> EngineStep:
+    """Return nodes compiled for their engine on the host."""
+    _, model, nodes, reads, writes = part
     opset = opset_of(model)
-    build: dict[Engine, Callable[[], Run]] = {
-        "onnxruntime": lambda: SessionRun(
-            model, nodes, reads, writes, stamp(nodes, opset), threads=threads, prepack=prepack, exact=exact
-        ),
-        "array": lambda: ArrayRun(nodes, reads, writes, opset, weights_of(model, nodes)),
-        "reference": lambda: ReferenceRun(model, nodes, reads, writes, opset),
-    }
-    named = labels(nodes)
-    with loading(part.engine, named):
-        run = build[part.engine]()
-    return Explained(run, part.engine, named)
+    with loading(part.engine, labels(nodes)):
+        if part.engine == "onnxruntime":
+            version = stamp(nodes, opset)
+            return part.step(
+                SessionRun(
+                    model, nodes, reads, writes, version, threads=threads, prepack=prepack, exact=exact
+                )
+            )
+        if part.engine == "array":
+            weights = weights_of(model, nodes)
+            return part.step(ArrayRun(array.compile(nodes, reads, writes, opset=opset, weights=weights)))
+        return part.step(ReferenceRun(model, nodes, reads, writes, opset))
 
 
 def opset_of(model: ir.Model) -> int:

@@ -20,7 +20,6 @@ import onnx_ir as ir
 
 from dask_ferro.engines import Array
 from dask_ferro.engines.array.ops.elementwise import DIVIDED_BY_ZERO
-from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.subgraph import extract, weights_of
 from dask_ferro.engines.time_limit import stopped_by
 
@@ -122,7 +121,6 @@ class ReferenceRun:
         # Mapped from their file where they are external; as part of the model they would be copied.
         self._weights = {name: tensor.numpy() for name, tensor in weights_of(model, nodes).items()}
         self._inputs = tuple(inputs)
-        self._nodes = len(nodes)
         self.nbytes = len(piece.proto.SerializeToString())
 
     def __call__(self, *arrays: Array) -> Array:
@@ -133,10 +131,6 @@ class ReferenceRun:
             results = stopped_by(None, lambda: self._evaluator.run(None, feeds))
         # The reference operators return numpy scalars for 0-d results, and texts of numpy's own.
         return tuple(_array(r) for r in results)
-
-    def watched(self, watch: OpHook) -> Watched:
-        """Return the same run, which is one operator for `watch`: the evaluator's loop has no hooks."""
-        return Watched(watch("reference", f"{self._nodes} nodes", "", self))
 
 
 def _array(result: Array) -> Array:

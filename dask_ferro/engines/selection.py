@@ -8,12 +8,17 @@ on where a model is cut.  No engine is tried and no exception is caught: a node 
 before anything runs.
 
 A value that has no elements inside a run is the engine's affair.
+
+On a device, a run of nodes that ONNX Runtime has kernels for is one session if it has an operator of which the array
+table makes several calls (a norm, a softmax, attention, pooling), a convolution, or many nodes.  A run of few products
+and elementwise operators stays with the array table, which computes it by the same libraries without a session's start
+and without its copy of the weights.  A node that neither has goes to an engine on the host, by copies.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
 from math import prod
 from typing import Literal, NamedTuple
@@ -22,12 +27,13 @@ import onnx_ir as ir
 
 from dask_ferro.engines import array
 from dask_ferro.engines.onnxruntime.known_defects import differs_between_engines, wrong_in_reference
-from dask_ferro.engines.onnxruntime.support import onnxruntime_supports, schema_of
+from dask_ferro.engines.onnxruntime.support import has_kernel, onnxruntime_supports, schema_of
 from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
+from dask_ferro.graph.ir.dtypes import NAMES
 from dask_ferro.graph.ir.nodes import attribute_of, bodies, input_of
 
-# "onnxruntime-device" is a session on the device of the values; `device_selection` chooses it.
+# "onnxruntime-device" is a session on the device of the values; `device_route` chooses it.
 Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
 
 # Up to this many nodes numpy is faster than a session (adding 1,000 floats takes 0.14 of its time).
@@ -35,6 +41,16 @@ _TINY_NODES = 3
 _TINY_BYTES = 64 * 1024
 # Patterns of words that exporters write; to RE2 they are the same.
 _ASCII_WORDS = ("[a-zA-Z0-9_]+", r"\w+")
+
+# The array table makes 3 to 24 calls of each, and unrolls convolutions: 8 us a call, and a pass over memory each.
+_SESSIONS = frozenset(
+    {"Conv", "ConvTranspose", "Attention", "GRU", "LSTM", "RNN", "Softmax", "LogSoftmax", "AveragePool", "MaxPool"}
+    | {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
+    | {"GlobalAveragePool", "GlobalMaxPool", "LRN"}
+)  # fmt: skip
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum"})
+# A node in a session takes 4 us less than a call, and the session's start 160 us (`benchmarks/gpu.py`, H100).
+_MANY = 40
 
 
 class Support(NamedTuple):
@@ -165,3 +181,57 @@ def first_engines(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[
     """
     picked = [rows[i].engines[0] for i in nodes]
     return tuple((engine, len(list(run))) for engine, run in groupby(picked))
+
+
+def device_engines(
+    node: ir.Node, opsets: dict[str, int], provider: str | None, held: frozenset[str]
+) -> tuple[Engine, ...]:
+    """Return the engines that compute `node` correctly for a bundle on a device; host engines only if it has no other.
+
+    A node that the device supports stays there even where the host would be faster.  Whether a small bundle should run
+    on a device at all is the scheduler's decision, which depends on the tasks before and after it.
+
+    Parameters
+    ----------
+    provider : str or None
+        ONNX Runtime's provider on the device; None without a working one.
+    held : frozenset of str
+        Names of the dtypes that the device supports.
+    """
+    able = engines_for(node, opsets)
+    there: list[Engine] = []
+    if _lies_on_device(node, held):
+        if "array" in able:
+            there.append("array")
+        if provider is not None and "onnxruntime" in able and has_kernel(node, opsets, provider):
+            there.append("onnxruntime-device")
+    # The host is the last choice, because values are copied to it and back.
+    return tuple(there) or tuple(engine for engine in able if engine != "array")
+
+
+def _lies_on_device(node: ir.Node, held: frozenset[str]) -> bool:
+    """Return whether all values of a node that have known types are tensors of dtypes that the device supports."""
+    values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.type is not None]
+    return all(isinstance(v.type, ir.TensorType) and NAMES.get(v.type.dtype) in held for v in values)
+
+
+def device_route(
+    nodes: Sequence[ir.Node], opsets: dict[str, int], provider: str | None, held: frozenset[str]
+) -> tuple[tuple[Engine, int], ...]:
+    """Return the engines of a bundle as runs (engine, number of nodes), for nodes in topological order.
+
+    The parameters are those of `device_engines`.
+    """
+    able = [(node, device_engines(node, opsets, provider, held)) for node in nodes]
+    picked: list[Engine] = []
+    for has_session, group in groupby(able, lambda pair: "onnxruntime-device" in pair[1]):
+        run = list(group)
+        is_session = has_session and _gains([node for node, _ in run])
+        picked += ["onnxruntime-device" if is_session else engines[0] for _, engines in run]
+    return tuple((engine, len(list(run))) for engine, run in groupby(picked))
+
+
+def _gains(nodes: Iterable[ir.Node]) -> bool:
+    """Return whether a session makes up for its start."""
+    others = [node.op_type for node in nodes if node.op_type not in _PRODUCTS]
+    return len(others) >= _MANY or not _SESSIONS.isdisjoint(others)

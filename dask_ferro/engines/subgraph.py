@@ -100,7 +100,10 @@ def extract(
         folder = _common_folder(weights.values())
         shared = {name: tensor.numpy() for name, tensor in weights.items() if shares and _may_share(tensor)}
         graph.initializer.extend(
-            _tensor(name, tensor, folder) if name not in shared else _named(name, tensor)
+            # The session is passed the data of a shared weight under its name.
+            _external(name, tensor, "in-memory", 0, tensor.nbytes)
+            if name in shared
+            else _tensor(name, tensor, folder)
             for name, tensor in weights.items()
         )
     proto = onnx.ModelProto(ir_version=min(model.ir_version, _IR_VERSION), graph=graph)
@@ -135,11 +138,6 @@ def _may_share(tensor: ir.TensorProtocol) -> bool:
     array = tensor.numpy()
     is_plain = tensor.dtype in SESSION and array.dtype.isnative and array.flags.c_contiguous
     return is_plain and ir.DataType.from_numpy(array.dtype) == tensor.dtype
-
-
-def _named(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
-    """Return a weight without its data, which the session is passed under its name."""
-    return _external(name, tensor, "in-memory", 0, tensor.nbytes)
 
 
 def _external(

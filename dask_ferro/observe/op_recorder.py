@@ -22,8 +22,8 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.metrics import time
 
+from dask_ferro.engines import Kernel
 from dask_ferro.engines.executable import Executable
-from dask_ferro.engines.hooks import Kernel
 from dask_ferro.lower.annotations import Told
 from dask_ferro.lower.bundled import run as bundled
 from dask_ferro.lower.bundled.costs import names_of

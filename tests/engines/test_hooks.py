@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from dask_ferro.engines import Kernel
 from dask_ferro.engines.executable import Executable, compile_bundle
-from dask_ferro.engines.hooks import Kernel
 from dask_ferro.errors import ModelError
 from tests.graphs import mlp
 

@@ -8,7 +8,7 @@ beyond the kernels (a loop over slots costs 0.05 to 0.27), and compiling 1,280 n
 The source contains only generated names (v0, w1, k2), never text from a model.  The line number in the traceback
 tells the node of a failing call, so successful calls have no overhead for it.
 
-For a device, `host_ops` keeps shape computations on the host: there a weight w1 has a twin h1, a numpy array, and a
+For a device, `unit` keeps shape computations on the host: there a weight w1 has a twin h1, a numpy array, and a
 value computed on the host is uploaded where a kernel reads it: up(v3).
 """
 
@@ -24,12 +24,10 @@ import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.host_ops import mark, read_on_host
+from dask_ferro.engines import Array, Namespace, OpHook
 from dask_ferro.engines.array.kernel import Fn
-from dask_ferro.engines.array.unit import Unit, member_op, units_of
+from dask_ferro.engines.array.unit import Unit, mark, member_op, read_on_host, units_of
 from dask_ferro.engines.device.oom import ran_out
-from dask_ferro.engines.hooks import OpHook
 from dask_ferro.errors import ConfigError
 
 # Measured: code, closure and names of a node, rounded up.

@@ -29,7 +29,6 @@ import onnxruntime as ort
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.device.device import Device, Memory
-from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.onnxruntime.host_memory import shrinking, smallest_model
 from dask_ferro.engines.onnxruntime.session import kept_apart, session_options
 from dask_ferro.engines.onnxruntime.support import HOST
@@ -143,7 +142,6 @@ class DeviceSessionRun:
             raise ConfigError(f"ONNX Runtime's {self._place.provider} does not work here; see docs/gpu.md")
         self._content = piece.proto.SerializeToString()
         self._settings = piece.folder, threads, False
-        self._nodes = len(nodes)
         self._apart = kept_apart(nodes, exact=exact)
         self._inputs = {value.name: _dims(value) for value in piece.proto.graph.input}
         self._outputs = {value.name: _dims(value) for value in piece.proto.graph.output}
@@ -179,10 +177,6 @@ class DeviceSessionRun:
         if len(made) < len(results):
             self._device.synchronize()
         return results
-
-    def watched(self, watch: OpHook) -> Watched:
-        """Return the same run, which is one operator for `watch`: ONNX Runtime has no hooks."""
-        return Watched(watch("onnxruntime", f"{self._nodes} nodes", "", self))
 
     def _for_keeping(self) -> Held:
         return Held(self._built(), self._weights)

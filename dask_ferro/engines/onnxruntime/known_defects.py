@@ -81,25 +81,10 @@ def _of(*dtypes: ir.DataType) -> Callable[[ir.Node, int], bool]:
 
 def _known(node: ir.Node, position: int) -> np.ndarray | None:
     """Return the value of an input that is a weight of a reasonable size; else None."""
-    value = input_of(node, position)
-    tensor = None if value is None else value.const_value
-    if tensor is None and value is not None:
-        tensor = _constant(value.producer())
-    return tensor.numpy() if tensor is not None and tensor.nbytes <= _LOOKED_AT_BYTES else None
-
-
-def _constant(node: ir.Node | None) -> ir.TensorProtocol | None:
-    """Return the value of a Constant node."""
     # Constants of the main graph have become weights; in bodies they are still nodes.
-    if node is None or node.op_type != "Constant" or node.domain != "":
-        return None
-    given = (node.attributes.get(name) for name in ("value", "value_int", "value_ints"))
-    found = next(filter(None, given), None)
-    if found is None or found.is_ref():
-        return None
-    if found.type == ir.AttributeType.TENSOR:
-        return found.as_tensor()
-    return ir.tensor(found.value, dtype=D.INT64)
+    value = input_of(node, position)
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return tensor.numpy() if tensor is not None and tensor.nbytes <= _LOOKED_AT_BYTES else None
 
 
 def _may_trap(node: ir.Node, opset: int) -> bool:
@@ -287,11 +272,6 @@ UNLIKE: tuple[Wrong, ...] = (
         ("MaxPool", "GlobalMaxPool"), _always, "NaN in a window: ONNX Runtime skips it, the table does not"
     ),
     Wrong("LRN", _always, "NaN, inf: ONNX Runtime's running sum keeps them for the following channels"),
-    *_each(
-        _RECURRENT, _always, "NaN in the input: ONNX Runtime clips its activations, which makes it a number"
-    ),
-    Wrong("QuantizeLinear", _always, "NaN: the smallest integer, or 0"),
-    Wrong("DynamicQuantizeLinear", _always, "NaN: other scales"),
     *_each(("Cast", "CastLike"), _always, "floats beyond the integers: undefined in ONNX"),
 )
 

@@ -17,7 +17,6 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from dask_ferro.engines import Array
-from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.onnxruntime.faster_nodes import faster
 from dask_ferro.engines.onnxruntime.host_memory import share_arena
 from dask_ferro.engines.onnxruntime.support import HOST, RAISED_ALONE
@@ -71,7 +70,6 @@ class SessionRun:
         self._content = piece.proto.SerializeToString()
         # The session reads these arrays in place, so they have to live as long.
         self._shared = piece.shared
-        self._nodes = len(nodes)
         self._apart = kept_apart(nodes, exact=exact)
         weights = {name: tensor.nbytes for name, tensor in piece.weights.items()}
         self._session = self._built(session_options(piece.folder, threads, prepack))
@@ -91,10 +89,6 @@ class SessionRun:
         return stopped_by(
             lambda: setattr(options, "terminate", True), lambda: tuple(run(self._outputs, feeds, options))
         )
-
-    def watched(self, watch: OpHook) -> Watched:
-        """Return the same run, which is one operator for `watch`: ONNX Runtime has no hooks."""
-        return Watched(watch("onnxruntime", f"{self._nodes} nodes", "", self))
 
     def _built(self, options: ort.SessionOptions) -> ort.InferenceSession:
         share_arena(options)

@@ -65,12 +65,9 @@ def type_name(kind: ir.TypeProtocol | None) -> str | None:
     """
     if isinstance(kind, ir.TensorType):
         return f"tensor({kind.dtype.name.lower()})"
-    if isinstance(kind, ir.SequenceType):
+    if isinstance(kind, (ir.SequenceType, ir.OptionalType)):
         inner = type_name(kind.elem_type)
-        return None if inner is None else f"seq({inner})"
-    if isinstance(kind, ir.OptionalType):
-        inner = type_name(kind.elem_type)
-        return None if inner is None else f"optional({inner})"
+        return inner and f"{'seq' if isinstance(kind, ir.SequenceType) else 'optional'}({inner})"
     return None
 
 

@@ -22,6 +22,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import ml_types, propagation
 from dask_ferro.graph.ir.fold import folded
 from dask_ferro.graph.ir.inference_limits import DIMS, growth
+from dask_ferro.graph.ir.propagation import types_of
 from dask_ferro.graph.ir.strip_weights import TYPE_PROTO, lean_model
 
 Dim = int | str | None
@@ -128,7 +129,7 @@ class Inference:
         for info in [*proto.graph.input, *proto.graph.value_info, *proto.graph.output] if bound else ():
             _bind(info, bound)
         found, _ = _completed(proto, self._growth_of(proto))
-        inferred = _value_types(found.graph)
+        inferred = value_types(found.graph)
         declared = self._inputs_alone if stale else self._declared
         return {
             name: _merge(inferred.get(name, UNKNOWN), _substitute(t, bound)) for name, t in declared.items()
@@ -183,14 +184,6 @@ def name_rows(graph: onnx.GraphProto) -> None:
         if old and dim.dim_param == old:
             dim.dim_param = new
     first[0].dim_param = new
-
-
-def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    """Return the types of declared values and of initializers, by name."""
-    found = {info.name: info.type for info in [*graph.input, *graph.value_info, *graph.output]}
-    for tensor in graph.initializer:
-        found[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-    return found
 
 
 def infer_model(proto: onnx.ModelProto, bounds: int | None = None) -> onnx.ModelProto:
@@ -320,7 +313,7 @@ def _corrected(proto: onnx.ModelProto, alone: onnx.ModelProto) -> onnx.ModelProt
 # Types, from ONNX's messages and from the graph's values.
 
 
-def _value_types(graph: onnx.GraphProto) -> dict[str, ValueType]:
+def value_types(graph: onnx.GraphProto) -> dict[str, ValueType]:
     """Return the types of `graph` by name; equal ones are converted once."""
     seen: dict[bytes, ValueType] = {}
     found = {}

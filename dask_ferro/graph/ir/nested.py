@@ -18,9 +18,8 @@ from dask_ferro.graph.ir.inference import (
     UNKNOWN,
     ValueType,
     declared_type,
-    from_type,
     infer_model,
-    types_of,
+    value_types,
     values,
 )
 from dask_ferro.graph.ir.nodes import Operands, Types, bodies, reads, type_of
@@ -58,7 +57,7 @@ def _inside(
     captured = {value.name for value in read}
     for name in sorted(name for name in captured - own if name and name in known):
         _declare(proto.graph.input.add(name=name), known[name])
-    inferred = {name: from_type(type_) for name, type_ in types_of(infer_model(proto).graph).items()}
+    inferred = value_types(infer_model(proto).graph)
     # A declared type stays where inference finds no shape: it may be of a domain that inference does not know.
     found = {value.name: declared_type(value) for value in values(body) if value.name}
     return found | {name: inferred[name] for name in found if _tells(inferred.get(name))}

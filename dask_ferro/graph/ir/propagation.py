@@ -21,7 +21,7 @@ import onnx
 from onnx import defs, shape_inference
 
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS
-from dask_ferro.graph.ir.messages import bodies
+from dask_ferro.graph.ir.messages import all_nodes, bodies
 
 # Most elements that one inference may store: 200 MB.
 ELEMENTS = 500_000
@@ -51,38 +51,48 @@ def infer(proto: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
         Whatever ONNX's inference raises.
     """
     found = shape_inference.infer_shapes(proto, **options)
-    if not _may_follow(found.graph, {}):
+    if not any(_may_give_a_shape(node, types) for node, types in _nodes(found.graph)):
         return found
     for _ in range(_ROUNDS):
-        met, open_before = _met(found.graph, {})
-        if met > ELEMENTS:
+        lengths = _lengths(found.graph)
+        if sum(filter(None, lengths)) > ELEMENTS:
             return found
-        if not open_before:
+        if None not in lengths:
             return shape_inference.infer_shapes(proto, data_prop=True, **options)
-        cut = onnx.ModelProto()
-        cut.CopyFrom(proto)
-        _cut(cut.graph, cut.graph, found.graph, {})
-        found = _mended(shape_inference.infer_shapes(cut, data_prop=True, **options), proto)
-        if _met(found.graph, {})[1] == open_before:
+        cut = shape_inference.infer_shapes(_cut(proto, found), data_prop=True, **options)
+        found = _mended(cut, proto)
+        if _lengths(found.graph).count(None) == lengths.count(None):
             return found
     return found
 
 
-def _may_follow(graph: onnx.GraphProto, outer: Types) -> bool:
+def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
+    """Return the types of declared values and of initializers, by name."""
+    found = {info.name: info.type for info in [*graph.input, *graph.value_info, *graph.output]}
+    for tensor in graph.initializer:
+        found[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    return found
+
+
+def _nodes(graph: onnx.GraphProto, outer: Types | None = None) -> Iterator[tuple[onnx.NodeProto, Types]]:
+    """Yield the nodes of a graph and of its bodies, as `all_nodes` does, each with the types of visible values."""
+    types = {**(outer or {}), **types_of(graph)}
+    for node in graph.node:
+        yield node, types
+        for body in bodies(node):
+            yield from _nodes(body, types)
+
+
+def _propagates(node: onnx.NodeProto) -> bool:
+    return not node.domain and node.op_type in _propagating()
+
+
+def _may_give_a_shape(node: onnx.NodeProto, types: Types) -> bool:
     """Return whether a node's output may be the value of a shape: a vector or a single number, of integers.
 
     Propagation follows such values alone; without one its result is that of plain inference.
     """
-    types: Types | None = None
-    for node in graph.node:
-        follows, inner = _propagates(node), bodies(node)
-        if types is None and (follows or inner):
-            types = _known(graph, outer)
-        if follows and any(_may_be_a_shape(types.get(name)) for name in node.output if name and types):
-            return True
-        if any(_may_follow(body, types or {}) for body in inner):
-            return True
-    return False
+    return _propagates(node) and any(_may_be_a_shape(types.get(name)) for name in node.output if name)
 
 
 def _may_be_a_shape(type_: onnx.TypeProto | None) -> bool:
@@ -92,36 +102,18 @@ def _may_be_a_shape(type_: onnx.TypeProto | None) -> bool:
     return tensor.elem_type not in _FLOATS and (not tensor.HasField("shape") or len(tensor.shape.dim) < 2)
 
 
-def _known(graph: onnx.GraphProto, outer: Types) -> dict[str, onnx.TypeProto]:
-    """Return the types of the values that are visible in a graph, its own before those around it."""
-    types = dict(outer)
-    types.update((i.name, i.type) for i in [*graph.input, *graph.value_info, *graph.output])
-    for tensor in graph.initializer:
-        types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-    return types
+def _stores(node: onnx.NodeProto) -> bool:
+    """Return whether propagation stores the elements of a node's operands."""
+    return _propagates(node) and node.op_type not in ("Shape", "Size")
 
 
-def _met(graph: onnx.GraphProto, outer: Types) -> tuple[int, int]:
-    """Return the number of elements that propagation would store, and of operands of unknown length."""
-    types = _known(graph, outer)
-    elements = unknown = 0
-    for node in graph.node:
-        if _propagates(node) and node.op_type not in ("Shape", "Size"):
-            lengths = [_length(types.get(name)) for name in [*node.input, *node.output] if name]
-            elements += sum(length for length in lengths if length is not None)
-            unknown += lengths.count(None)
-        for body in bodies(node):
-            more, open_ = _met(body, types)
-            elements, unknown = elements + more, unknown + open_
-    return elements, unknown
-
-
-def _propagates(node: onnx.NodeProto) -> bool:
-    return not node.domain and node.op_type in _propagating()
+def _lengths(graph: onnx.GraphProto) -> list[int | None]:
+    """Return the entries that propagation would make for each operand; None for one of unknown length."""
+    each = ((node, types) for node, types in _nodes(graph) if _stores(node))
+    return [_length(types.get(n)) for node, types in each for n in (*node.input, *node.output) if n]
 
 
 def _length(type_: onnx.TypeProto | None) -> int | None:
-    """Return the entries that propagation makes for a value; None while its length is unknown."""
     if type_ is None or not type_.HasField("tensor_type"):
         # Not a tensor, or of a domain unknown to inference: there is no data to propagate.
         return 0
@@ -134,30 +126,23 @@ def _length(type_: onnx.TypeProto | None) -> int | None:
     return max(int(dim.dim_value), 0) if dim.HasField("dim_value") else None
 
 
-def _cut(graph: onnx.GraphProto, main: onnx.GraphProto, found: onnx.GraphProto, outer: Types) -> None:
-    """Replace operands of unknown length by new inputs of the main graph, of the same type."""
-    types = _known(found, outer)
-    for node, inferred in zip(graph.node, found.node, strict=True):
-        follows = _propagates(node) and node.op_type not in ("Shape", "Size")
-        for i, name in enumerate(node.input if follows else ()):
+def _cut(proto: onnx.ModelProto, found: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy in which operands of unknown length are new inputs of the main graph, of the same type."""
+    cut = onnx.ModelProto()
+    cut.CopyFrom(proto)
+    inputs = cut.graph.input
+    for node, (_, types) in zip(all_nodes(cut.graph.node), _nodes(found.graph), strict=True):
+        for i, name in enumerate(node.input if _stores(node) else ()):
             type_ = types.get(name)
             if name and type_ is not None and _length(type_) is None:
-                node.input[i] = f"{_CUT}{len(main.input)}"
-                main.input.add(name=node.input[i]).type.CopyFrom(type_)
-        for body, its in zip(bodies(node), bodies(inferred), strict=True):
-            _cut(body, main, its, types)
+                node.input[i] = f"{_CUT}{len(inputs)}"
+                inputs.add(name=node.input[i]).type.CopyFrom(type_)
+    return cut
 
 
 def _mended(found: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.ModelProto:
     """Restore the inputs and operands of `proto` in `found`, which was inferred from a cut graph."""
     del found.graph.input[len(proto.graph.input) :]
-    for node, original in _pairs(found.graph, proto.graph):
+    for node, original in zip(all_nodes(found.graph.node), all_nodes(proto.graph.node), strict=True):
         node.input[:] = original.input
     return found
-
-
-def _pairs(graph: onnx.GraphProto, other: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    for node, original in zip(graph.node, other.node, strict=True):
-        yield node, original
-        for body, its in zip(bodies(node), bodies(original), strict=True):
-            yield from _pairs(body, its)

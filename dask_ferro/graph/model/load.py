@@ -348,9 +348,9 @@ def _type_bodies(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
     """Set the dtypes of values inside bodies; their shapes may change from trip to trip."""
     for node, its in zip(graph, inferred.node, strict=True):
         for body, typed in zip(bodies_of(node), bodies(its), strict=False):
-            types = inference.types_of(typed)
+            types = inference.value_types(typed)
             for value in inference.values(body):
-                told = inference.from_type(types[value.name]) if value.name in types else inference.UNKNOWN
-                if told.kind == "tensor" and told.dtype and value.type is None and value.const_value is None:
-                    value.type = ir.TensorType(told.dtype)
+                kind, dtype, _ = types.get(value.name or "", inference.UNKNOWN)
+                if kind == "tensor" and dtype and value.type is None and value.const_value is None:
+                    value.type = ir.TensorType(dtype)
             _type_bodies(body, typed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import graphlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, MutableSequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
 
 import numpy as np
@@ -154,7 +154,10 @@ def _plain_sparse(graph: onnx.GraphProto) -> None:
             kept.append(node)
     if sparse:
         scattered = chain.from_iterable(_scattered(name, held, graph) for name, held in sparse.items())
-        _replace(graph.node, [*scattered, *kept])
+        # Messages of a repeated field are gone when they are taken out of it, so they are copied first.
+        copies = onnx.GraphProto(node=[*scattered, *kept])
+        del graph.node[:]
+        graph.node.extend(copies.node)
         graph.ClearField("sparse_initializer")
 
 
@@ -175,14 +178,6 @@ def _scattered(name: str, sparse: onnx.SparseTensorProto, graph: onnx.GraphProto
         onnx.helper.make_node("ConstantOfShape", [shape], [zeros], name=zeros, value=zero),
         onnx.helper.make_node("ScatterND", [zeros, indices, values], [name], name=f"{name}:dense"),
     ]
-
-
-def _replace(field: MutableSequence[onnx.NodeProto], kept: Iterable[onnx.NodeProto]) -> None:
-    """Replace the messages of a repeated field by `kept`, some of its own."""
-    # Messages of a repeated field are gone when they are taken out of it, so they are copied first.
-    copies = onnx.GraphProto(node=kept)
-    del field[:]
-    field.extend(copies.node)
 
 
 def _lift_constants(graph: ir.Graph) -> None:

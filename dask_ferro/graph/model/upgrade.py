@@ -74,9 +74,8 @@ def _ranks(model: ir.Model) -> dict[str, int] | None:
             node.op_type = "Identity"
             del node.input[1:]
             node.ClearField("attribute")
-    types = inference.types_of(inference.infer_model(bare).graph)
-    shapes = {name: inference.from_type(type_).shape for name, type_ in types.items()}
-    ranks = {name: len(shape) for name, shape in shapes.items() if shape is not None}
+    types = inference.value_types(inference.infer_model(bare).graph)
+    ranks = {name: len(type_.shape) for name, type_ in types.items() if type_.shape is not None}
     needed = [value.name for node in model.graph if _aligns(node) for value in node.inputs[:2] if value]
     return ranks if all(name in ranks for name in needed) else None
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx import inliner
 
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
-from dask_ferro.graph.ir.inference import ValueType, from_type, infer_model, types_of
+from dask_ferro.graph.ir.inference import ValueType, infer_model, value_types
 from dask_ferro.graph.ir.nodes import Types, type_of
 from dask_ferro.graph.ops.labels import TypedNode
 
@@ -70,7 +70,7 @@ def _body(serialized: bytes, types: tuple[ValueType, ...], opset: int) -> Body |
     if any(n.op_type == node.op_type or any(a.HasField("g") for a in n.attribute) for n in inner):
         return None
     typed = infer_model(model)
-    known = {name: from_type(type_) for name, type_ in types_of(typed.graph).items()}
+    known = value_types(typed.graph)
     made = chain.from_iterable(n.output for n in inner)
     if not all(name in known and _is_sized(known[name]) for name in made if name):
         return None

@@ -15,7 +15,6 @@ from onnx import TensorProto, helper
 from dask_ferro.engines.device.device import CupyDevice, cupy_devices
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.device_executable import compile_on_device
-from dask_ferro.engines.device_selection import device_engines, device_route
 from dask_ferro.engines.executable import Executable
 from dask_ferro.engines.onnxruntime.device_session import (
     CUDA,
@@ -28,6 +27,7 @@ from dask_ferro.engines.onnxruntime.device_session import (
     sizes_of,
     works,
 )
+from dask_ferro.engines.selection import device_engines, device_route
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.load import load
 from dask_ferro.testing.emulated_device import StandIn

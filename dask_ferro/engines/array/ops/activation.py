@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, axis_shape, only
-from dask_ferro.engines.array.special import erf
+from dask_ferro.engines.array.ops.elementwise import erf
 from dask_ferro.graph.ir.dtypes import FLOAT, NUMERIC
 
 # The standard's defaults, to the last digit of its text.

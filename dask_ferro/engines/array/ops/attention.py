@@ -14,7 +14,7 @@ import onnx_ir as ir
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import Fn, Kernel, Op, dtype, listed
 from dask_ferro.engines.array.ops.layout import padded
-from dask_ferro.engines.array.product import product
+from dask_ferro.engines.array.ops.linear import product
 from dask_ferro.graph.ir.dtypes import BOOL, FLOAT, INDEX, WIDE, D
 from dask_ferro.graph.ir.nodes import attribute_of
 

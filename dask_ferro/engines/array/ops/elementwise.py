@@ -16,19 +16,24 @@ strings have rules of their own, and are left to other engines.
 from __future__ import annotations
 
 import functools
+import importlib
+import math
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, dtype, dtypes, only
-from dask_ferro.engines.array.special import erf
 from dask_ferro.graph.ir.dtypes import ANY, BOOL, FLOAT, INTEGER, NUMERIC, SIGNED
 
 # The error of an integer divided by 0, on each engine that checks for it itself.
 DIVIDED_BY_ZERO = (
     "an integer is divided by 0, which ONNX leaves undefined; keep zeros out of the divisor, or divide floats"
 )
+# The error function, which the array API and numpy lack.  SciPy's is not used: a result must not depend on the optional
+# packages of a worker.
+_ERF = np.frompyfunc(math.erf, 1, 1)
 # Clip's default bounds before opset 11.
 _FLOAT32_MAX = 3.4028234e38
 
@@ -203,6 +208,18 @@ def _clipped(xp: Namespace, x: Array, low: Array, high: Array) -> Array:
 
 def _same(names: dict[str, str], *dtypes: frozenset[ir.DataType]) -> dict[str, Kernel]:
     return {op: Kernel(_named(name), dtypes) for op, name in names.items()}
+
+
+def erf(xp: Namespace) -> Fn:
+    """Return the error function on arrays of `xp`: CuPy's kernel, or the C library's function for each element."""
+    if xp.__name__.rpartition(".")[2] == "cupy":
+        fn: Fn = importlib.import_module("cupyx.scipy.special").erf
+        # CuPy's function returns float32 for float16, unlike ONNX.
+        half = xp.float16
+        return lambda x: xp.astype(fn(xp.astype(x, xp.float32)), half) if x.dtype == half else fn(x)
+    if isinstance(xp.empty(0), np.ndarray):
+        return lambda x: np.asarray(_ERF(x), x.dtype)
+    return lambda x: xp.from_dlpack(np.asarray(_ERF(values := np.from_dlpack(x)), values.dtype))
 
 
 def _cast(xp: Namespace, op: Op) -> Fn:
