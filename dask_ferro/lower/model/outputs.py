@@ -64,7 +64,8 @@ class Outputs(Mapping[str, Any], DaskMethodsMixin):
         return self._arrays.items()
 
     def __repr__(self) -> str:
-        return f"Outputs({self._arrays!r})"
+        lines = "".join(f"  {name}: {value!r}\n" for name, value in self.items())
+        return f"Outputs(\n{lines})"
 
     def __dask_graph__(self) -> HighLevelGraph:
         return self._made.graph
