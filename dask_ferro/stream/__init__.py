@@ -38,7 +38,6 @@ from dask_ferro.stream.window import ChunkFailed, drive
 from dask_ferro.stream.work import (
     StreamJob,
     Work,
-    as_they_are,
     check_outputs,
     check_sources,
     default_batch,
@@ -210,13 +209,14 @@ def run(
     >>> ff.run("risk.onnx", "s3://bucket/in/*.parquet", "s3://bucket/out.parquet", keep=["id"])  # doctest: +SKIP
     >>> ff.run("squeezenet.onnx", "images/*.jpg", "scores.parquet", preprocess="imagenet")  # doctest: +SKIP
     """
-    csv = CsvOptions(separator, encoding, *(() if null_values is None else (tuple(null_values),)))
-    reading = Reading(
-        input, output, keep, columns, preprocess, unreadable, csv._replace(types=dict(types or {}))
-    )
+    csv = CsvOptions(separator, encoding, types=tuple(sorted((types or {}).items())))
+    csv = csv if null_values is None else csv._replace(null_values=tuple(null_values))
+    keep = (keep,) if isinstance(keep, str) else keep
+    kept = None if keep is None else tuple(dict.fromkeys(keep))
+    reading = Reading(input, output, kept, columns, preprocess, unreadable, csv)
     started = partial(_run, model, source, sink, reading, batch, progress, batched, overwrite)
-    found = client if client is not None else current_client()
-    return beside(started, found) if found is not None and found.asynchronous else started(found)
+    client = client if client is not None else current_client()
+    return beside(started, client) if client is not None and client.asynchronous else started(client)
 
 
 def _run(
@@ -235,7 +235,8 @@ def _run(
     opened, title = opened_of(graph), f"model {graph.name!r}"
     ends = ends_of(opened.signature, source, sink, reading, title, client)
     journal = Journal(journal_folder(sink, ends.places))
-    opened = with_batched(opened, as_they_are(ends.sources), batched, is_cut=True)
+    shapes = standins(opened.signature, ends.sources)
+    opened = with_batched(opened, shapes, batched, is_cut=True)
     check_places(ends.paths, ends.places.values(), journal.folder)
     rows = check_sources(opened.signature, ends.sources, title)
     check_outputs(opened, ends.sources, ends.outputs, title)
