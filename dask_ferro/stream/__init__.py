@@ -37,7 +37,6 @@ from dask_ferro.stream.window import ChunkFailed, drive
 from dask_ferro.stream.work import (
     StreamJob,
     Work,
-    as_they_are,
     check_outputs,
     check_sources,
     default_batch,
@@ -209,13 +208,14 @@ def run(
     >>> ff.run("risk.onnx", "s3://bucket/in/*.parquet", "s3://bucket/out.parquet", keep=["id"])  # doctest: +SKIP
     >>> ff.run("squeezenet.onnx", "images/*.jpg", "scores.parquet", preprocess="imagenet")  # doctest: +SKIP
     """
-    csv = CsvOptions(separator, encoding, *(() if null_values is None else (tuple(null_values),)))
-    reading = Reading(
-        input, output, keep, columns, preprocess, unreadable, csv._replace(types=dict(types or {}))
-    )
+    csv = CsvOptions(separator, encoding, types=tuple(sorted((types or {}).items())))
+    csv = csv if null_values is None else csv._replace(null_values=tuple(null_values))
+    keep = (keep,) if isinstance(keep, str) else keep
+    kept = None if keep is None else tuple(dict.fromkeys(keep))
+    reading = Reading(input, output, kept, columns, preprocess, unreadable, csv)
     started = partial(_run, model, source, sink, reading, batch, progress, batched, overwrite)
-    found = client if client is not None else current_client()
-    return beside(started, found) if found is not None and found.asynchronous else started(found)
+    client = client if client is not None else current_client()
+    return beside(started, client) if client is not None and client.asynchronous else started(client)
 
 
 def _run(
@@ -230,16 +230,17 @@ def _run(
     client: Any,
 ) -> Summary:
     graph = model if isinstance(model, ModelGraph) else from_onnx(model)
-    batch, batched = _chosen(graph, batch, batched)
-    opened, title = opened_of(graph), f"model {graph.name!r}"
+    opened, title, defaults = opened_of(graph), f"model {graph.name!r}", defaults_of(graph)
+    batch = checked_batch(batch if batch is not None else defaults.batch, title)
     ends = ends_of(opened.signature, source, sink, reading, title, client)
     journal = Journal(journal_folder(sink, ends.places))
-    opened = with_batched(opened, as_they_are(ends.sources), batched, is_cut=True)
+    shapes = standins(opened.signature, ends.sources)
+    opened = with_batched(opened, shapes, batched if batched is not None else defaults.batched, is_cut=True)
     check_places(ends.paths, ends.places.values(), journal.folder)
     rows = check_sources(opened.signature, ends.sources, title)
     check_outputs(opened, ends.sources, ends.outputs, title)
     with held([place.path for place in ends.places.values()]) as holds, pool_for(client) as pool:
-        before = None if overwrite else journal.before(ends.places)
+        before = None if overwrite else journal.header()
         if batch is None:
             batch = before.batch if before else default_batch(opened, ends, rows, pool.slots)
         # Clipped to the rows of the source, because numpy accepts no shape of 10**30.
@@ -261,26 +262,15 @@ def _run(
     return Summary(rows - len(header.skipped), left, computed, len(start.done), seconds, header.skipped)
 
 
-def _chosen(
-    graph: ModelGraph, batch: int | None, batched: Collection[str] | None
-) -> tuple[int | None, Collection[str] | None]:
-    defaults = defaults_of(graph)
-    batch = checked_batch(batch if batch is not None else defaults.batch, f"model {graph.name!r}")
-    return batch, batched if batched is not None else defaults.batched
-
-
 def _begin(work: Work, before: Header | None, journal: Journal, pool: AnyPool) -> Start:
     header = work.header(journal.folder)
     if before is None:
-        layouts = work.known_layouts()
-        if layouts is None:
-            layouts = work.layouts(pool.first_row(work.opened, work.call, work.feeds()))
-        with _writable(work.ends):
-            return journal.anew(header, layouts)
-    journal.check_same(before, header)
-    layouts = work.layouts([before.outputs[n][2:4] for n in work.ends.places])
+        layouts = work.known_layouts() or work.layouts(pool.first_row(work.opened, work.call, work.feeds()))
+    else:
+        journal.check_same(before, header)
+        layouts = work.layouts([before.outputs[n][2:4] for n in work.ends.places])
     with _writable(work.ends):
-        return journal.again(before, layouts)
+        return journal.anew(header, layouts) if before is None else journal.again(before, layouts)
 
 
 @contextmanager
@@ -327,25 +317,18 @@ def _check_read(start: Start, job: StreamJob, work: Work, pool: AnyPool) -> None
 def _fly(
     job: StreamJob, pool: AnyPool, start: Start, ends: Ends, journal: Journal, progress: bool | None
 ) -> tuple[int, float]:
-    """Compute the chunks that are not done; return how many there were, and the seconds."""
+    """Compute the chunks that are not done; return how many there were, and the seconds.
+
+    Errors tell the failed rows, the number of done chunks, and how to resume.
+    """
     chunks = job.chunks
     left = [number for number in range(chunks.count) if number not in start.done]
     rows = sum(map(chunks.length, left))
     begin = time.perf_counter()
-    with (
-        _resumable(job, start, ends, journal),
-        bar("rows", chunks.rows, chunks.rows - rows, progress) as advance,
-    ):
-        for number in drive(left, pool):
-            advance(chunks.length(number))
-    return len(left), time.perf_counter() - begin
-
-
-@contextmanager
-def _resumable(job: StreamJob, start: Start, ends: Ends, journal: Journal) -> Iterator[None]:
-    """Raise errors of chunks with the failed rows, the number of done chunks, and how to resume."""
     try:
-        yield
+        with bar(chunks.rows, chunks.rows - rows, progress) as advance:
+            for number in drive(left, pool):
+                advance(chunks.length(number))
     except ChunkFailed as failed:
         first, stop_row = job.chunks.span(failed.number)
         others = f" ({failed.others} other chunks failed too)" if failed.others else ""
@@ -364,6 +347,7 @@ def _resumable(job: StreamJob, start: Start, ends: Ends, journal: Journal) -> It
         remedy = _CORRECT if isinstance(stop, _LASTING) else "call ff.run as before to resume"
         stop.add_note(f"{_kept(job)}; {remedy}")
         raise
+    return len(left), time.perf_counter() - begin
 
 
 def _kept(job: StreamJob) -> str:

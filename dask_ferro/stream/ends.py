@@ -25,22 +25,15 @@ from dask_ferro.lower.inputs.tables import check_columns, columns_for, read_tabl
 from dask_ferro.lower.prepared.remote import OBJECT_STORES, is_address, kind_of, without_secrets
 from dask_ferro.lower.signature import Signature, ValueSpec
 from dask_ferro.stream import files
-from dask_ferro.stream.formats import RowSource, TableSource
+from dask_ferro.stream.formats import pa
 from dask_ferro.stream.formats.arrays import ZARR_MARKS, is_group, open_array, open_npy, open_zarr
-from dask_ferro.stream.formats.images import (
-    PATH,
-    ImageSource,
-    Preprocess,
-    identity,
-    is_image_path,
-    open_images,
-)
+from dask_ferro.stream.formats.images import PATH, ImageSource, Preprocess, identity, open_images
 from dask_ferro.stream.formats.images import SUFFIXES as IMAGES
 from dask_ferro.stream.formats.tables import (
     PARQUET,
     CsvOptions,
     CsvTable,
-    arrow,
+    TableSource,
     columns_source,
     holds_numbers,
     is_frame,
@@ -53,7 +46,9 @@ from dask_ferro.stream.journal import SUFFIX, SinkPath
 from dask_ferro.stream.sinks import KINDS
 
 _WANTED = ".npy, .zarr or .parquet"
+_KINDS = KINDS | dict.fromkeys(IMAGES, "images")
 _CSV = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zst", ".tsv")
+_IN_FOLDERS = {"images": IMAGES, "parquet": PARQUET}
 TABLE = "table"
 
 
@@ -65,17 +60,12 @@ class InputRows(NamedTuple):
     dtype: np.dtype[Any]
 
 
-@dataclass(frozen=True)
-class Columns:
-    """A source that is a table: the columns of each input, and those that are kept."""
+class Columns(NamedTuple):
+    """A source that is a table: the columns that go to the inputs, in the inputs' order, and those that are kept."""
 
     table: TableSource | ImageSource
-    mapped: Mapping[str, Sequence[str] | str]
+    features: tuple[str, ...]
     keep: tuple[str, ...]
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        return tuple(chain.from_iterable([c] if isinstance(c, str) else c for c in self.mapped.values()))
 
 
 @dataclass(frozen=True)
@@ -103,46 +93,43 @@ class Ends:
         """What is read, by name: the table, or the source of each input."""
         return {TABLE: self.columns.table} if self.columns else dict(self.sources)
 
-    def fingerprints(self) -> dict[str, str]:
-        return {name: source.fingerprint() for name, source in self.read.items()}
 
-
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """The caller's options for what is read and kept; see `ff.run`."""
 
     input: str | None
     output: str | None
-    keep: str | Sequence[str] | None
+    keep: tuple[str, ...] | None
     columns: Sequence[str] | None
     preprocess: str | Preprocess | None
     unreadable: str
     csv: CsvOptions
-
-    @property
-    def kept(self) -> tuple[str, ...] | None:
-        if self.keep is None:
-            return None
-        return (self.keep,) if isinstance(self.keep, str) else tuple(dict.fromkeys(self.keep))
 
 
 def ends_of(sig: Signature, source: Any, sink: Any, reading: Reading, title: str, client: Any) -> Ends:
     """Return the sources and sinks of a run."""
     if reading.unreadable not in ("raise", "skip"):
         raise ConfigError(f"{title}: unreadable={reading.unreadable!r}, wanted 'raise' or 'skip'")
-    if reading.csv != CsvOptions() and not _is_csv(source):
+    place = _located(source)
+    kind = None if place is None else place.kind
+    if reading.csv != CsvOptions() and kind != "csv":
         raise ConfigError(
             f"{title}: separator=, encoding=, null_values= and types= are for a source that is CSV"
         )
-    if is_image_path(source):
+    if place is not None and kind == "images":
+        if len(sig.inputs) > 1:
+            names = ", ".join(spec.name for spec in sig.inputs)
+            raise ConfigError(
+                f"{title}: {place.path!r} is of images, which go to one input, and it has {names}"
+            )
         return _image_ends(sig, source, sink, reading, title)
     if reading.preprocess is not None or reading.unreadable == "skip":
         raise ConfigError(
             f"{title}: preprocess= and unreadable= are for images, and the source is none: wanted a folder or a"
             f" pattern of {', '.join(IMAGES)}"
         )
-    if _is_table_run(sig, source, sink, reading):
-        return _table_ends(sig, source, sink, reading, title, client)
+    if (table := _table_of(sig, source, place, sink, reading, title, client)) is not None:
+        return _table_ends(sig, table, [place.whole] if place else [], sink, reading, title)
     if reading.keep is not None or reading.columns is not None:
         raise ConfigError(
             f"{title}: keep= and columns= are for a source that is a table, read as one: leave out input= and output=,"
@@ -150,36 +137,56 @@ def ends_of(sig: Signature, source: Any, sink: Any, reading: Reading, title: str
         )
     given = named_sources([s.name for s in sig.inputs], source, reading.input)
     outputs, places = _places(sig, sink, reading, from_table=False)
-    sources = {spec.name: open_source(given[spec.name], spec) for spec in sig.inputs}
-    return Ends(sources, outputs, places, paths_of(given.values()))
+    located = {name: _located(source) or source for name, source in given.items()}
+    sources = {spec.name: open_source(located[spec.name], spec) for spec in sig.inputs}
+    wholes = [place.whole for place in located.values() if isinstance(place, SourcePath)]
+    return Ends(sources, outputs, places, wholes)
 
 
-def _is_table_run(sig: Signature, source: Any, sink: Any, reading: Reading) -> bool:
+def _table_of(
+    sig: Signature,
+    source: Any,
+    place: SourcePath | None,
+    sink: Any,
+    reading: Reading,
+    title: str,
+    client: Any,
+) -> TableSource | None:
+    """Return the table whose columns go to the inputs, or None where arrays are read."""
     if reading.input is not None:
-        return False
-    if reading.keep is not None or reading.columns is not None or _is_csv(source) or is_frame(source):
-        return True
-    if reading.output is not None or not (
-        is_table_path(source) and _kind_of_sink(sink) in ("parquet", "csv")
-    ):
-        return False
-    if _is_csv(sink) or len(sig.inputs) > 1 or len(sig.outputs) > 1:
-        return True
+        return None
+    if is_frame(source):
+        return open_frame(source, client)
+    is_wanted = reading.keep is not None or reading.columns is not None
+    if place is None or place.inner or place.kind not in ("csv", "parquet"):
+        if not is_wanted:
+            return None
+        given = f"a {type(source).__name__}" if place is None else repr(place.path)
+        raise ConfigError(
+            f"{title}: keep= and columns= need a table as source, and {given} is none: wanted a frame, a path ending in"
+            " .parquet or .csv, or a folder of parquet files"
+        )
+    to = _kind_of_sink(sink)
+    with readable(place.path):
+        if place.kind == "csv":
+            return open_csv(place.path, reading.csv)
+        if not is_wanted and (reading.output is not None or to not in ("parquet", "csv")):
+            return None
+        table = open_parquet(place.path)
     has_text = any(spec.dtype == np.dtype(object) for spec in (*sig.inputs, *sig.outputs))
-    return has_text or not _is_array(os.fspath(source), sig.inputs[0])
+    if is_wanted or to == "csv" or has_text or len(sig.inputs) > 1 or len(sig.outputs) > 1:
+        return table
+    return None if _is_array(table.schema, sig.inputs[0]) else table
 
 
-def _is_array(path: str, spec: ValueSpec) -> bool:
+def _is_array(schema: Any, spec: ValueSpec) -> bool:
     """Return whether a parquet table is read as one array of the input's dtype: one column, or all of one type."""
-    with readable(path):
-        schema = open_parquet(files.resolved(path)).schema
     if spec.name in set(schema.names):
         return True
     kinds = set(schema.types)
     if len(kinds) != 1:
         return False
     (kind,) = kinds
-    pa = arrow()
     # Lists, and types that are no numbers, have errors of their own there.
     if not pa.types.is_primitive(kind) or not holds_numbers(kind):
         return True
@@ -189,62 +196,47 @@ def _is_array(path: str, spec: ValueSpec) -> bool:
 # ---- tables -------------------------------------------------------------------------------------------------
 
 
-def _table_ends(sig: Signature, source: Any, sink: Any, reading: Reading, title: str, client: Any) -> Ends:
-    table = _open_table(source, reading.csv, title, client)
-    kept, names = reading.kept or (), table.schema.names
+def _table_ends(
+    sig: Signature, table: TableSource, paths: list[str], sink: Any, reading: Reading, title: str
+) -> Ends:
+    kept, names = reading.keep or (), table.schema.names
     there = set(names)
     if unknown := [name for name in kept if name not in there]:
         raise ConfigError(
             f"{title}: keep={unknown} are no columns of {table.label!r}; it has {', '.join(names[:20])}"
         )
     mapped = _mapped(sig, table, kept, reading.columns, title)
-    columns = Columns(table, mapped, kept)
-    dtypes: dict[str, np.dtype[Any]] = {}
-    for spec in sig.inputs:
-        found = mapped[spec.name]
-        if spec.dtype is not None:
-            dtypes |= dict.fromkeys([found] if isinstance(found, str) else found, spec.dtype)
+    features = tuple(chain.from_iterable(mapped.values()))
     # Other columns are never read: tables are often wide.
-    table = table.select(tuple(dict.fromkeys((*kept, *columns.features))))
+    table = table.select(tuple(dict.fromkeys((*kept, *features))))
+    settings: dict[str, Any] = {"keep": list(kept), "columns": list(features)}
     if isinstance(table, CsvTable):
-        table = table.typed(dtypes, kept)
-    # The types of the columns are checked; their values are known in the chunks alone.
-    read_table(table.select(tuple(dict.fromkeys(columns.features))).schema.empty_table(), sig, title)
-    outputs, places = _places(sig, sink, reading, from_table=True)
-    sources = {spec.name: _input_rows(table, spec, mapped[spec.name]) for spec in sig.inputs}
-    settings: dict[str, Any] = {"keep": list(kept), "columns": _as_stated(columns.features)}
-    if isinstance(table, CsvTable):
+        dtypes = {s.name: s.dtype for s in sig.inputs if s.dtype is not None}
+        table = table.typed({c: dtypes[n] for n in dtypes for c in mapped[n]}, kept)
         settings |= {"csv": [str(part) for part in reading.csv[:3]], "types": dict(reading.csv.types)}
-    columns = Columns(table, mapped, kept)
-    ends = Ends(sources, outputs, places, paths_of([source]), columns, settings)
-    _check_table(sig, ends, kept if reading.keep is not None else None, title)
+    # The types of the columns are checked; their values are known in the chunks alone.
+    read_table(table.select(tuple(dict.fromkeys(features))).schema.empty_table(), sig, title)
+    outputs, places = _places(sig, sink, reading, from_table=True)
+    sources = {spec.name: _input_rows(table.rows, spec, len(mapped[spec.name])) for spec in sig.inputs}
+    ends = Ends(sources, outputs, places, paths, Columns(table, features, kept), settings)
+    _check_table(sig, ends, kept, reading, title)
     return ends
 
 
-def _check_table(sig: Signature, ends: Ends, kept: Sequence[str] | None, title: str) -> None:
+def _check_table(sig: Signature, ends: Ends, kept: Sequence[str], reading: Reading, title: str) -> None:
     if ends.is_table:
-        check_columns(sig, kept or (), title)
-    elif kept is not None:
+        check_columns(sig, kept, title)
+    elif reading.keep is not None:
         sinks = ", ".join(repr(place.path) for place in ends.places.values())
         raise ConfigError(
             f"{title}: keep= writes a table, and {sinks} is none: wanted a path ending in .parquet or .csv"
         )
 
 
-def _as_stated(columns: Sequence[str]) -> list[str]:
-    """Return columns for a record, of many the first and the last and how many there are."""
-    from dask.base import tokenize
-
-    return (
-        list(columns)
-        if len(columns) <= 64
-        else [columns[0], columns[-1], str(len(columns)), tokenize(*columns)]
-    )
-
-
 def _mapped(
     sig: Signature, table: TableSource, kept: Sequence[str], columns: Sequence[str] | None, title: str
-) -> dict[str, Sequence[str] | str]:
+) -> dict[str, list[str]]:
+    """Return the columns that go to each input."""
     names, there = table.schema.names, set(table.schema.names)
     vectors = frozenset(f.name for f in table.schema if is_list(f.type))
     if columns is not None:
@@ -263,40 +255,21 @@ def _mapped(
     # is an index of pandas.
     left = set(kept) | set(getattr(table, "index", ()))
     by_position = takes_matrix(sig) and not sig.inputs[0].columns
-    return columns_for(sig, [n for n in names if n not in left] if by_position else names, title, vectors)
+    mapped = columns_for(sig, [n for n in names if n not in left] if by_position else names, title, vectors)
+    return {name: [c] if isinstance(c, str) else list(c) for name, c in mapped.items()}
 
 
-def _input_rows(table: TableSource, spec: ValueSpec, columns: Sequence[str] | str) -> InputRows:
-    wide = 1 if isinstance(columns, str) else len(columns)
+def _input_rows(rows: int, spec: ValueSpec, wide: int) -> InputRows:
     rest = () if spec.shape is None and wide == 1 else (spec.shape or (None, None))[1:]
     sizes = tuple(d if isinstance(d, int) else wide for d in rest)
     # Only the size of a row counts, where the model declares no dtype.
-    return InputRows(table.rows, sizes, np.dtype(np.float32) if spec.dtype is None else spec.dtype)
-
-
-def _open_table(source: Any, options: CsvOptions, title: str, client: Any) -> TableSource:
-    if is_frame(source):
-        return open_frame(source, client)
-    if not is_table_path(source):
-        given = repr(files.resolved(os.fspath(source))) if _is_path(source) else f"a {type(source).__name__}"
-        raise ConfigError(
-            f"{title}: keep= and columns= need a table as source, and {given} is none: wanted a frame, a path ending in"
-            " .parquet or .csv, or a folder of parquet files"
-        )
-    path = files.resolved(os.fspath(source))
-    _check_there(path)
-    with readable(path):
-        return open_csv(path, options) if _is_csv(path) else open_parquet(path)
+    return InputRows(rows, sizes, np.dtype(np.float32) if spec.dtype is None else spec.dtype)
 
 
 def _image_ends(sig: Signature, source: Any, sink: Any, reading: Reading, title: str) -> Ends:
     name = next(iter(named_sources([s.name for s in sig.inputs], source, reading.input)))
-    if len(sig.inputs) > 1:
-        raise ConfigError(
-            f"{title}: images go to one input, and it has {', '.join(s.name for s in sig.inputs)}"
-        )
     images = open_images(os.fspath(source), reading.preprocess, sig.inputs[0], reading.unreadable == "skip")
-    kept = (PATH,) if reading.kept is None else reading.kept
+    kept = (PATH,) if reading.keep is None else reading.keep
     if set(kept) - {PATH}:
         raise ConfigError(f"{title}: keep={list(kept)}, and of images there is {PATH!r} alone")
     outputs, places = _places(sig, sink, reading, from_table=True)
@@ -306,8 +279,8 @@ def _image_ends(sig: Signature, source: Any, sink: Any, reading: Reading, title:
         "unreadable": reading.unreadable,
     }
     paths = sorted({files.resolved(os.path.dirname(file)) for file in images.files})
-    ends = Ends({name: images}, outputs, places, paths, Columns(images, {name: ()}, kept), settings)
-    _check_table(sig, ends, kept if ends.is_table or reading.keep is not None else None, title)
+    ends = Ends({name: images}, outputs, places, paths, Columns(images, (), kept), settings)
+    _check_table(sig, ends, kept, reading, title)
     if images.skips and not ends.is_table:
         raise ConfigError(
             f"{title}: unreadable='skip' needs a table as sink: a path ending in .parquet or .csv"
@@ -322,22 +295,50 @@ def _is_path(value: Any) -> bool:
     return isinstance(value, (str, os.PathLike))
 
 
-def _is_csv(path: Any) -> bool:
-    return _is_path(path) and files.bare(os.fspath(path)).rstrip("/").lower().endswith(_CSV)
+def _suffix_kind(path: str) -> str | None:
+    if files.bare(path).rstrip("/").lower().endswith(_CSV):
+        return "csv"
+    return _KINDS.get(files.suffix_of(path))
 
 
-def is_table_path(path: Any) -> bool:
-    """Return whether a value is the path of a whole table: parquet, a folder or a pattern of it, or CSV."""
-    if not _is_path(path):
-        return False
-    text = os.fspath(path)
-    if _is_csv(text):
-        return True
-    kind = KINDS.get(files.suffix_of(text))
-    if kind is None and text and "\0" not in text:
-        with readable(text, "path"):
-            kind = _kind_by_content(text)
-    return kind == "parquet"
+class SourcePath(NamedTuple):
+    """The path of a source: its kind, the real path of a file, a folder or a pattern, and what is named in it."""
+
+    kind: str | None
+    path: str
+    inner: str
+
+    @property
+    def whole(self) -> str:
+        """The file or the folder, of a pattern that which has all of its files."""
+        return files.resolved(files.folder_of(self.path)) if files.is_pattern(self.path) else self.path
+
+
+def _located(source: Any) -> SourcePath | None:
+    """Return what the path of a source names, or None of what is no path.
+
+    Its last component may be the name of an array in a zarr group, or of a column of a parquet table.
+    """
+    if not _is_path(source):
+        return None
+    path = _fit(os.fspath(source), "source")
+    trail = path.rstrip("/")
+    above, last = os.path.split(trail)
+    is_listed = is_address(path) or files.is_pattern(trail)
+    if is_address(path):
+        # By the names alone, since to ask takes a round trip.
+        is_inner = _suffix_kind(trail) is None and _suffix_kind(above) is not None
+    else:
+        is_inner = not is_listed and not os.path.exists(trail)
+    holder = above if is_inner else trail
+    kind = _suffix_kind(holder)
+    if (is_inner and kind not in ("zarr", "parquet")) or not (is_listed or os.path.exists(holder)):
+        raise ConfigError(f"source {path!r} does not exist")
+    if not (is_listed or os.path.isfile(holder) or os.path.isdir(holder)):
+        raise ConfigError(f"source {path!r} is neither a file nor a folder")
+    with readable(path):
+        holder = files.resolved(holder)
+        return SourcePath(kind or _kind_by_content(holder), holder, last if is_inner else "")
 
 
 def named_sources(names: Sequence[str], source: Any, input: str | None) -> dict[str, Any]:
@@ -363,18 +364,18 @@ def named_sources(names: Sequence[str], source: Any, input: str | None) -> dict[
 
 def _holds_several(source: Any) -> bool:
     """Whether a source may have an array for each input, by name."""
-    if not _is_path(source):
+    place = _located(source)
+    if place is None:
         return False
-    path = os.fspath(source)
-    kind = _kind_of_source(path)
-    with readable(path):
-        return kind == "parquet" or (kind == "zarr" and is_group(files.resolved(path)))
+    with readable(place.path):
+        return place.kind == "parquet" or (place.kind == "zarr" and is_group(place.path))
 
 
-def open_source(source: Any, spec: ValueSpec) -> RowSource:
+def open_source(source: Any, spec: ValueSpec) -> Any:
     """Return the rows for a model input: of a path, or an array of numpy or Dask."""
-    if _is_path(source):
-        return _open_path(os.fspath(source), spec.name, None if spec.shape is None else len(spec.shape))
+    place = source if isinstance(source, SourcePath) else _located(source)
+    if place is not None:
+        return _open_path(place, spec.name, None if spec.shape is None else len(spec.shape))
     what = f"source of {spec.name!r}"
     if isinstance(source, np.ndarray) or (is_dask_collection(source) and hasattr(source, "rechunk")):
         return open_array(source, what)
@@ -383,19 +384,16 @@ def open_source(source: Any, spec: ValueSpec) -> RowSource:
     )
 
 
-def _open_path(path: str, name: str, axes: int | None) -> RowSource:
-    kind = _kind_of_source(path)
-    column = None
-    if kind == "parquet" and (holder := _holder(path)) != path.rstrip("/"):
-        # In t.parquet/column the last component is a column.
-        path, column = holder, os.path.basename(path.rstrip("/"))
-    real = files.resolved(path)
+def _open_path(place: SourcePath, name: str, axes: int | None) -> Any:
+    kind, path, inner = place
     with readable(path):
         if kind == "npy":
-            return open_npy(real)
+            return open_npy(path)
         if kind == "zarr":
-            return open_zarr(real, name)
-        return columns_source(open_parquet(real), column, name, axes)
+            return open_zarr(files.joined(path, inner) if inner else path, name)
+        if kind == "parquet":
+            return columns_source(open_parquet(path), inner or None, name, axes)
+    raise ConfigError(f"source {path!r}: unknown format; wanted {_WANTED}, or a folder of parquet files")
 
 
 @contextmanager
@@ -409,47 +407,12 @@ def readable(path: str, what: str = "source") -> Iterator[None]:
         ) from error
 
 
-def _kind_of_source(path: str) -> str:
-    """Return the format of a path, which may continue to an array of a zarr group or a column of a parquet table."""
-    path = _fit(path, "source")
-    holder = _holder(path)
-    _check_there(path)
-    with readable(path):
-        kind = KINDS.get(files.suffix_of(holder)) or _kind_by_content(holder)
-    if kind in (None, "csv"):
-        raise ConfigError(f"source {path!r}: unknown format; wanted {_WANTED}, or a folder of parquet files")
-    return str(kind)
-
-
-def _check_there(path: str) -> None:
-    """Raise `ConfigError` for a path that does not exist; of an address this is found when it is read."""
-    trail, holder = path.rstrip("/"), _holder(path)
-    if is_address(path) or files.is_pattern(holder):
-        return
-    if not os.path.exists(holder) or (holder != trail and not KINDS.get(files.suffix_of(holder))):
-        raise ConfigError(f"source {path!r} does not exist")
-    if not (os.path.isfile(holder) or os.path.isdir(holder)):
-        raise ConfigError(f"source {path!r} is neither a file nor a folder")
-
-
-def _holder(path: str) -> str:
-    """Return the path of the file or folder of a source, of which the last component may name an array or a column."""
-    trail = path.rstrip("/")
-    above = os.path.dirname(trail)
-    if is_address(path):
-        # Told by the names alone, since to ask takes a round trip.
-        is_inside = not KINDS.get(files.suffix_of(trail)) and bool(KINDS.get(files.suffix_of(above)))
-        return files.resolved(above if is_inside else trail)
-    return trail if os.path.exists(trail) or files.is_pattern(trail) else above
-
-
 def _kind_by_content(path: str) -> str | None:
-    path = files.resolved(path)
     if files.is_pattern(path) or not files.is_folder(path):
         return None
     if any(mark in files.names_in(path) for mark in ZARR_MARKS):
         return "zarr"
-    return "parquet" if files.files_of(path, PARQUET) else None
+    return next((k for k, suffixes in _IN_FOLDERS.items() if files.files_of(path, suffixes)), None)
 
 
 def _fit(path: str, what: str) -> str:
@@ -458,12 +421,6 @@ def _fit(path: str, what: str) -> str:
     if not path or "\0" in path:
         raise ConfigError(f"{what} {path!r} is no path; wanted one ending in {_WANTED}, or a folder")
     return files.resolved(path) if is_address(path) else path
-
-
-def paths_of(sources: Iterable[Any]) -> list[str]:
-    """Return the real paths of opened sources: of an array of a group, or a column of a table, that of the whole."""
-    found = [os.fspath(source) for source in sources if _is_path(source)]
-    return [files.resolved(files.folder_of(p) if files.is_pattern(p) else _holder(p)) for p in found]
 
 
 # ---- sinks --------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def is_pattern(path: str) -> bool:
 def folder_of(pattern: str) -> str:
     """Return the folder that a pattern is in: what is before its first star, up to a slash."""
     folder, slash, _ = pattern[: pattern.index("*")].rpartition("/")
-    return folder or slash or "."
+    return folder or slash
 
 
 def location_of(path: str) -> tuple[type | None, str]:
@@ -187,45 +187,40 @@ def find(folder: str) -> dict[str, Mapping[str, Any]]:
         return {}
 
 
-def files_of(path: str, suffixes: Sequence[str], skipped: str = "._") -> list[str]:
+def files_of(path: str, suffixes: Sequence[str]) -> list[str]:
     """Return the files that a path names, in Dask's order (2 before 10): a file, a pattern, or all below a folder.
 
-    In a folder, names with one of the suffixes count, without those that begin with one of `skipped`, which writers
-    leave for themselves; so do the names of folders in it.
+    In a folder, names with one of the suffixes count, without those that begin with "." or "_", which writers leave
+    for themselves; so do the names of folders in it.
     """
     if is_pattern(path):
         folder = folder_of(path)
         with errors_of(path):
             system, there = _at(path)
-            root = _at(folder)[1]
             if not is_address(path):
-                there = glob.escape(folder) + path[len(folder) :] if folder != "." else path
-            found = [joined(folder, _below(root, name)) for name in system.glob(there)]
-        return sorted(found if folder != "." else map(os.path.relpath, found), key=natural_sort_key)
+                there = glob.escape(folder) + path[len(folder) :]
+            root = _at(folder)[1]
+            return sorted((joined(folder, _below(root, n)) for n in system.glob(there)), key=natural_sort_key)
     if not is_folder(path):
         return [path]
     names = (
         name
         for name in find(path)
-        if name.lower().endswith(tuple(suffixes)) and not any(part[0] in skipped for part in name.split("/"))
+        if name.lower().endswith(tuple(suffixes)) and not any(part[0] in "._" for part in name.split("/"))
     )
     return sorted((joined(path, name) for name in names), key=natural_sort_key)
 
 
 def _below(folder: str, name: str) -> str:
-    return name[len(folder.rstrip("/")) :].strip("/") if folder != "." else os.path.relpath(name)
+    return name[len(folder.rstrip("/")) :].strip("/")
 
 
 def stamp(path: str) -> Stamp:
-    """Return the stamp of a file; of a folder, one of all that is in it, which stays the same when it is moved."""
-    if is_address(path) and not is_web(path) and is_folder(path):
-        return summary({n: _stamp(info) for n, info in find(path).items() if n not in MARKS})
+    """Return the stamp of a file."""
     if is_address(path):
         with errors_of(path):
             system, there = _at(path)
             return _stamp(system.info(there))
-    if os.path.isdir(path) and not os.path.islink(path):
-        return summary({name: _moved_stamp(joined(path, name)) for name in _tree(path)})
     found = os.stat(path)
     return Stamp(
         found.st_size, f"changed at {found.st_mtime_ns} ns, inode {found.st_ino} of {found.st_ctime_ns} ns"
@@ -246,11 +241,16 @@ def _moved_stamp(path: str) -> Stamp:
 
 
 def output_stamp(path: str) -> str:
-    """Return the stamp of an output, which stays the same when it is moved; "" where there is none."""
+    """Return the stamp of a file or of all in a folder, which stays the same when it is moved; "" of nothing."""
     if not exists(path):
         return ""
-    is_file = not is_address(path) and not (os.path.isdir(path) and not os.path.islink(path))
-    return str(_moved_stamp(path) if is_file else stamp(path))
+    if is_address(path) and is_folder(path):
+        return str(summary({n: _stamp(info) for n, info in find(path).items() if n not in MARKS}))
+    if is_address(path):
+        return str(stamp(path))
+    if os.path.isdir(path) and not os.path.islink(path):
+        return str(summary({name: _moved_stamp(joined(path, name)) for name in _tree(path)}))
+    return str(_moved_stamp(path))
 
 
 def _stamp(info: Mapping[str, Any]) -> Stamp:

@@ -78,20 +78,16 @@ class Header:
 
 def differences(was: Header, now: Header) -> list[str]:
     """Return the differences between the work of two runs; dtypes and shapes follow from the rest."""
-    found = []
-    if was.model != now.model:
-        found.append(f"the model (was {was.model[:12]}, is {now.model[:12]})")
-    pairs: dict[str, Any] = {
-        f"source of {n!r}": (was.sources.get(n), now.sources.get(n)) for n in {**was.sources, **now.sources}
-    }
-    pairs |= {"rows": (was.rows, now.rows), "batch": (was.batch, now.batch)}
-    pairs |= {n: (was.settings.get(n), now.settings.get(n)) for n in {**was.settings, **now.settings}}
-    sinks = [{n: f"{o.sink} ({o.kind})" for n, o in header.outputs.items()} for header in (was, now)]
-    pairs |= {f"sink of {n!r}": (sinks[0].get(n), sinks[1].get(n)) for n in {**sinks[0], **sinks[1]}}
-    found += [
-        f"{what} (was {_short(old)}, is {_short(new)})" for what, (old, new) in pairs.items() if old != new
-    ]
-    return found
+    old, new = _work_of(was), _work_of(now)
+    pairs = {what: (old.get(what), new.get(what)) for what in old | new}
+    return [f"{what} (was {_short(a)}, is {_short(b)})" for what, (a, b) in pairs.items() if a != b]
+
+
+def _work_of(header: Header) -> dict[str, Any]:
+    sources = {f"source of {name!r}": source for name, source in header.sources.items()}
+    sinks = {f"sink of {name!r}": f"{o.sink} ({o.kind})" for name, o in header.outputs.items()}
+    sizes = {"rows": header.rows, "batch": header.batch}
+    return {"the model": header.model, **sources, **sizes, **header.settings, **sinks}
 
 
 def _short(value: Any) -> str:
@@ -171,16 +167,6 @@ class Journal:
         return bool(output.made) and files.output_stamp(self.path_of(output)) == output.made
 
     # ---- the beginning of a run ---------------------------------------------------------------------------
-
-    def before(self, places: Mapping[str, SinkPath]) -> Header | None:
-        found = self.header()
-        taken = [place.path for place in places.values() if files.exists(place.path)]
-        if found is None and taken:
-            raise ConfigError(
-                f"sink {taken[0]!r} exists and was not begun by ff.run (there is no {self.folder!r}); choose another"
-                " path, or remove it yourself"
-            )
-        return found
 
     def check_same(self, was: Header, now: Header) -> None:
         if found := differences(was, now):
@@ -354,17 +340,16 @@ class AddressLock:
         try:
             files.put_new(self.path, content)
         except FileExistsError:
-            found = self._found() or {}
-            is_dead = found.get("host") == socket.gethostname() and not _is_alive(found.get("pid", 0))
-            if not is_dead:
-                error = refused(self.sink, found or None)
+            holder = self._holder()
+            if holder.get("host") != socket.gethostname() or _is_alive(holder.get("pid", 0)):
+                error = refused(self.sink, holder or None)
                 raise ConfigError(f"{error}; if that process has ended, remove {self.path!r}") from None
             files.put(self.path, content)
             self.check()
 
     def check(self) -> None:
         """Raise `ConfigError` if the object was removed or replaced."""
-        if (self._found() or {}).get("token") != self.token:
+        if self._holder().get("token") != self.token:
             raise ConfigError(
                 f"sink {self.sink!r}: its lock {self.path!r} was removed or replaced while it was written; nothing of"
                 " another run was touched"
@@ -374,17 +359,16 @@ class AddressLock:
         """Remove the object if it is still this process'."""
         # A store that is gone keeps it, and the next run on this host finds that its process ended.
         with suppress(OSError):
-            if (self._found() or {}).get("token") == self.token:
+            if self._holder().get("token") == self.token:
                 files.remove(self.path)
 
-    def _found(self) -> dict[str, Any] | None:
+    def _holder(self) -> dict[str, Any]:
+        """Return what the object says of the process that has it; nothing where there is none."""
         try:
-            found = json.loads(files.read(self.path))
-        except FileNotFoundError:
-            return None
-        except ValueError:
+            holder = json.loads(files.read(self.path))
+        except (FileNotFoundError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return holder if isinstance(holder, dict) else {}
 
 
 def _is_alive(pid: int) -> bool:

@@ -15,6 +15,7 @@ from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from typing import Any
 from uuid import uuid4
 
@@ -28,13 +29,13 @@ from dask_ferro.lower.inputs.shipping import ask_workers, copy_for
 from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.remote import is_address
-from dask_ferro.stream.formats.tables import SentRows, forget
+from dask_ferro.stream.formats.tables import forget
 from dask_ferro.stream.window import LOOK_S, Lost
 from dask_ferro.stream.work import ChunkCall, RowFeed, StreamJob, first_row, run_chunk, unseen
 
 # In flight: two chunks per thread, and some for the round trip of a result to the client and a task back.
 _PER_SLOT, _SPARE = 2, 2
-# Seconds without any worker until a warning; the next one comes after twice the time, and so on.
+# Seconds without any worker until a warning.
 _NO_WORKERS = 5.0
 # The cluster's size, which may change, is queried at most at this interval.
 _SIZE_KNOWN_S = 5.0
@@ -54,8 +55,8 @@ class ThreadPool:
         self._feeds: Sequence[RowFeed]
 
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
-        given = [_here(feed.at(0)) for feed in feeds]
-        return self._executor.submit(first_row, call, [f.carries for f in feeds], None, *given).result()
+        pieces = [feed.at(0) for feed in feeds]
+        return self._executor.submit(first_row, call, [f.carries for f in feeds], None, *pieces).result()
 
     def begin(
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
@@ -66,12 +67,11 @@ class ThreadPool:
         return _PER_SLOT * self.slots
 
     def submit(self, number: int, attempt: int) -> ThreadFuture[None]:
-        return self._executor.submit(
-            run_chunk, self._job, number, None, *(_here(feed.at(number)) for feed in self._feeds)
-        )
+        pieces = [feed.at(number) for feed in self._feeds]
+        return self._executor.submit(run_chunk, self._job, number, None, *pieces)
 
     def send(self, function: Callable[..., Any], pieces: Sequence[Any]) -> ThreadFuture[Any]:
-        return self._executor.submit(function, *map(_here, pieces))
+        return self._executor.submit(function, *pieces)
 
     def error(self, future: ThreadFuture[None]) -> BaseException | None:
         return future.exception()
@@ -89,21 +89,6 @@ class ThreadPool:
         self.cancel()
 
 
-class _Delayed:
-    """A delayed value as a piece, for this process."""
-
-    def __init__(self, value: Delayed) -> None:
-        self._value = value
-
-    def read(self) -> Any:
-        # The caller is a thread of a pool already, and a second pool would share its cores.
-        return self._value.compute(scheduler="synchronous")  # type: ignore[no-untyped-call]
-
-
-def _here(piece: Any) -> Any:
-    return _Delayed(piece) if isinstance(piece, Delayed) else piece
-
-
 class ClientPool:
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -116,7 +101,6 @@ class ClientPool:
         self._feeds: Sequence[RowFeed]
         self._name = ""
         self._alone_since: float | None = None
-        self._told_after = _NO_WORKERS
 
     @property
     def slots(self) -> int:
@@ -144,12 +128,9 @@ class ClientPool:
 
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
         self._await_worker()
-        copy = _copy(opened, self._client)
-        given = [self._sent(feed.at(0)) for feed in feeds]
-        carries = [feed.carries for feed in feeds]
-        return self._result(
-            self._submit(f"stream-first-{uuid4().hex}", partial(first_row, call, carries), copy, *given)
-        )
+        function = partial(first_row, call, [feed.carries for feed in feeds])
+        pieces = [_copy(opened, self._client), *(feed.at(0) for feed in feeds)]
+        return self._result(self.send(function, pieces))
 
     def begin(
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
@@ -208,9 +189,9 @@ class ClientPool:
     def _sent(self, piece: Any) -> Any:
         if isinstance(piece, Delayed):
             return self._client.compute(piece)
-        if isinstance(piece, (np.ndarray, SentRows)) and piece.nbytes > EMBED_BYTES:
-            return self._scattered(piece)
-        return piece
+        # A slice of a table would be pickled with all of the table that it is of; scattered, it has its own rows.
+        is_small = isinstance(piece, np.ndarray) and piece.nbytes <= EMBED_BYTES
+        return self._scattered(piece) if hasattr(piece, "nbytes") and not is_small else piece
 
     def _scattered(self, rows: Any) -> Any:
         """Send rows directly to a worker; to another worker if the first one dies meanwhile."""
@@ -246,13 +227,13 @@ class ClientPool:
         """Warn when there has been no worker for a while; raise when the client was closed, as no chunk would end."""
         self._check_open()
         if self._client.status != "running" or self._threads():
-            self._alone_since, self._told_after = None, _NO_WORKERS
+            self._alone_since = None
             return
         now = time.monotonic()
         self._alone_since = now if self._alone_since is None else self._alone_since
-        if now - self._alone_since >= self._told_after:
-            # Doubled each time, because a cluster may wait in a queue for hours.
-            self._told_after = 2 * (now - self._alone_since)
+        if now - self._alone_since >= _NO_WORKERS:
+            # Once, because a cluster may wait in a queue for hours.
+            self._alone_since = inf
             logger.warning(
                 "the cluster at %s has no workers; ff.run waits for one, and then continues",
                 self._client.scheduler.address,

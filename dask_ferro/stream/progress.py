@@ -21,23 +21,23 @@ class _RowRate(ProgressColumn):
 
 
 @contextmanager
-def bar(title: str, rows: int, done: int, wanted: bool | None) -> Iterator[Callable[[int], None]]:
+def bar(rows: int, done: int, is_shown: bool | None) -> Iterator[Callable[[int], None]]:
     """Show a progress bar of `rows`, of which an earlier run has `done`; yield the function that adds rows to it."""
     in_cell = is_notebook()
-    if not (in_cell or sys.stderr.isatty() if wanted is None else wanted):
+    if not (in_cell or sys.stderr.isatty() if is_shown is None else is_shown):
         yield lambda more: None
         return
     if in_cell:
-        yield _in_cell(title, rows, done)
+        yield _in_cell(rows, done)
         return
     counts = TextColumn("{task.completed:,.0f} / {task.total:,.0f} rows")
-    columns = (TextColumn("{task.description}"), BarColumn(), counts, _RowRate(), TimeRemainingColumn())
+    columns = (TextColumn("rows"), BarColumn(), counts, _RowRate(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr, markup=False)) as shown:
-        task = shown.add_task(title, total=rows, completed=done)
+        task = shown.add_task("rows", total=rows, completed=done)
         yield lambda more: shown.advance(task, more)
 
 
-def _in_cell(title: str, rows: int, done: int) -> Callable[[int], None]:
+def _in_cell(rows: int, done: int) -> Callable[[int], None]:
     """Show a line in the current cell; return the function that adds rows to it.
 
     Rich has a display for notebooks, but only with ipywidgets; its lines would be an output each.
@@ -51,7 +51,7 @@ def _in_cell(title: str, rows: int, done: int) -> Callable[[int], None]:
         rate = (done - before) / seconds if seconds else 0.0
         left = f"{(rows - done) / rate:,.0f} s left" if rate else "- left"
         end = f"in {seconds:,.1f} s" if done >= rows else left
-        line.show(f"{title} {done:,} / {rows:,} rows  {rate:,.0f} rows/s  {end}", last=done >= rows)
+        line.show(f"rows {done:,} / {rows:,} rows  {rate:,.0f} rows/s  {end}", last=done >= rows)
 
     advance(0)
     return advance

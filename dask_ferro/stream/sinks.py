@@ -23,9 +23,9 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.prepared.remote import is_address
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats import Array
-from dask_ferro.stream.formats.arrays import read_header, zarr_package, zarr_store
-from dask_ferro.stream.formats.tables import PARQUET, arrow
+from dask_ferro.stream.formats import Array, pa, zarr
+from dask_ferro.stream.formats.arrays import read_header, zarr_store
+from dask_ferro.stream.formats.tables import PARQUET
 
 # Parts are joined in blocks of this size.
 _BLOCK = 1 << 24
@@ -71,7 +71,7 @@ class Sink:
         # A chunk of a run has zarr chunks of its own, so no two tasks write one file; zarr has no chunks of length 0.
         chunks = (max(1, self.layout.chunks.batch), *(max(1, d) for d in self.layout.row_shape))
         with files.errors_of(self.folder):
-            zarr_package().create_array(
+            zarr.create_array(
                 zarr_store(self.folder, read_only=False),
                 shape=self.layout.shape,
                 chunks=chunks,
@@ -83,7 +83,7 @@ class Sink:
         if self.kind == "zarr":
             span = slice(*self.layout.chunks.span(number))
             with files.errors_of(self.folder):
-                zarr_package().open_array(zarr_store(self.folder, read_only=False), mode="r+")[span] = rows
+                zarr.open_array(zarr_store(self.folder, read_only=False), mode="r+")[span] = rows
             if not files.exists(
                 files.joined(self.folder, "c", *[str(number), *"0" * len(self.layout.row_shape)])
             ):
@@ -160,7 +160,6 @@ def _npy(rows: Array, number: int, sink: Sink) -> Any:
 
 def _parquet(rows: Array, number: int, sink: Sink) -> Any:
     """Return the file of an array: a column of lists, of lists of lists and so on."""
-    pa = arrow()
     column = pa.array(np.ascontiguousarray(rows).reshape(-1))
     for size in reversed(rows.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, size)
@@ -168,14 +167,12 @@ def _parquet(rows: Array, number: int, sink: Sink) -> Any:
 
 
 def _table(rows: Any, number: int, sink: Sink) -> Any:
-    pa = arrow()
     content = pa.BufferOutputStream()
     pa.parquet.write_table(rows, content)
     return content.getvalue()
 
 
 def _csv(rows: Any, number: int, sink: Sink) -> Any:
-    pa = arrow()
     content = pa.BufferOutputStream()
     if number and not rows.num_rows:
         return b""
@@ -193,9 +190,9 @@ _CONTENT = {"npy": _npy, "parquet": _parquet, "table": _table, "csv": _csv}
 def check_kind(kind: str, path: str, dtype: np.dtype[Any]) -> None:
     """Raise `ConfigError` where the package of a format is missing, or it does not hold a dtype."""
     if kind == "zarr":
-        zarr_package()
+        zarr.load()
     elif kind != "npy":
-        arrow()
+        pa.load()
         if dtype.kind == "c":
             raise ConfigError(
                 f"sink {path!r}: {os.path.splitext(path)[1]} has no complex numbers; use .npy or .zarr"

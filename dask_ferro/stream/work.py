@@ -28,9 +28,9 @@ from dask_ferro.lower.worker.task import BundleRef, run_bundle
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks, batch_rows
 from dask_ferro.stream.ends import TABLE, Ends
-from dask_ferro.stream.formats import Array, numeric, rows_of
-from dask_ferro.stream.formats.images import PATH, ImageRows
-from dask_ferro.stream.formats.tables import SentRows, Table, arrow, digest_of
+from dask_ferro.stream.formats import Array, numeric, pa, rows_of
+from dask_ferro.stream.formats.images import ImageRows
+from dask_ferro.stream.formats.tables import Table, digest_of
 from dask_ferro.stream.journal import Header, Output
 from dask_ferro.stream.sinks import Layout, Sink, check_kind
 
@@ -63,14 +63,13 @@ class TableCall(NamedTuple):
         assert found is not None
         return [found.arrays[spec.name] for spec in self.sig.inputs]
 
-    def written(self, table: Table | None, results: Sequence[Any]) -> Table:
-        pa = arrow()
-        named = dict(zip(self.outputs, results, strict=True))
-        rows = len(results[0]) if table is None else table.num_rows
-        found = result_columns(self.sig, named, rows, self.title, self.keep)
+    def written(self, table: Any, results: Mapping[str, Any], rows: int) -> Table:
+        """Return results as columns of a table, after those that are kept."""
+        made = result_columns(self.sig, results, rows, self.title, self.keep)
         # Kept columns never pass through numpy, so that dates and missing values stay as they are.
-        kept = [] if table is None else table.select(list(self.keep)).columns
-        return pa.table([*kept, *map(pa.array, found.values())], names=[*self.keep, *found])
+        kept = table.select(list(self.keep)).columns if self.keep else []
+        values = [pa.array(v, pa.string() if v.dtype.kind == "O" else None) for v in made.values()]
+        return pa.table([*kept, *values], names=[*self.keep, *made])
 
 
 class ChunkCall(NamedTuple):
@@ -106,20 +105,15 @@ class StreamJob(NamedTuple):
     named: tuple[int, ...] = ()
 
 
-def _read(pieces: Sequence[Any]) -> list[Any]:
-    found = [rows_of(piece) for piece in pieces]
-    return [rows.table if isinstance(rows, SentRows) else rows for rows in found]
-
-
 def digests(*pieces: Any) -> list[str]:
-    return [digest_of(rows) for rows in _read(pieces)]
+    return [digest_of(rows_of(piece)) for piece in pieces]
 
 
 def first_row(
     call: ChunkCall, carries: Sequence[bool], copy: Any, *pieces: Any
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Return dtype and row shape of each output, from running the model on the first row of its batched inputs."""
-    inputs = call.inputs(_read(pieces))
+    inputs = call.inputs(list(map(rows_of, pieces)))
     if call.table is None or not call.table.reads:
         inputs = [rows[:1] if carried else rows for rows, carried in zip(inputs, carries, strict=True)]
     return [(value.dtype.str, value.shape[1:]) for value in map(np.asarray, call.results(inputs, copy))]
@@ -131,7 +125,7 @@ def run_chunk(job: StreamJob, number: int, copy: Any, *pieces: Any) -> None:
     `copy` is the model file's content, for workers that cannot read its path; `pieces` are the rows of each model
     input, or what reads them, and one for a table.
     """
-    read = _read(pieces)
+    read = list(map(rows_of, pieces))
     skipped = getattr(read[0], "skipped", ())
     note = {"skipped": skipped, "read": [digest_of(read[index]) for index in job.named]}
     values = job.call.results(job.call.inputs(read), copy)
@@ -140,7 +134,8 @@ def run_chunk(job: StreamJob, number: int, copy: Any, *pieces: Any) -> None:
         files.put(files.joined(job.parts, f"{_NOTE}{number}"), json.dumps(note).encode())
     table = job.call.table
     if table is not None and table.writes:
-        values = [table.written(read[0] if table.reads else None, values)]
+        named = dict(zip(table.outputs, values, strict=True))
+        values = [table.written(read[0], named, read[0].num_rows if table.reads else len(values[0]))]
     for sink, value in zip(job.sinks, values, strict=True):
         if sink.layout.schema is None:
             _check(value, sink.layout, job.chunks.length(number) - len(skipped), job.call.model.path)
@@ -192,23 +187,26 @@ class RowFeed(NamedTuple):
         return self.piece(number if self.carries else 0)
 
 
-def standins(sig: Signature, sources: Mapping[str, Any], rows: int) -> dict[str, Array]:
-    """Return arrays of the shapes and dtypes of the inputs with `rows` rows, which take no memory."""
-    pairs = zip(sig.inputs, sig.carries, strict=True)
-    return {s.name: _standin(sources[s.name], rows if carries else None) for s, carries in pairs}
+def standins(sig: Signature, sources: Mapping[str, Any], rows: int | None = None) -> dict[str, Array]:
+    """Return arrays of the shapes and dtypes of the inputs, which take no memory.
+
+    Inputs that carry the batch have `rows` rows, where they are given; others have those of their source.
+    """
+    pairs = ((sources[s.name], s.name, carries) for s, carries in zip(sig.inputs, sig.carries, strict=True))
+    return {
+        # Broadcast from one number.
+        name: np.broadcast_to(
+            np.array("" if source.dtype == np.dtype(object) else 0, source.dtype),
+            (source.rows if rows is None or not carries else rows, *source.row_shape),
+        )
+        for source, name, carries in pairs
+    }
 
 
-def as_they_are(sources: Mapping[str, Any]) -> dict[str, Array]:
-    """Return arrays of the shapes and dtypes of the sources, which take no memory."""
-    return {name: _standin(source) for name, source in sources.items()}
-
-
-def _standin(source: Any, rows: int | None = None) -> Array:
-    # Broadcast from one number, which takes no memory for any shape.
-    return np.broadcast_to(
-        np.array("" if source.dtype == np.dtype(object) else 0, source.dtype),
-        (source.rows if rows is None else rows, *source.row_shape),
-    )
+def _sampled(opened: PreparedModel, sources: Mapping[str, Any]) -> tuple[int, Any]:
+    """Return a number of rows, and the model's types and costs for it."""
+    rows = opened.signature.fixed_rows or _SAMPLE_ROWS
+    return rows, opened.sized(standins(opened.signature, sources, rows), rows)
 
 
 def check_sources(sig: Signature, sources: Mapping[str, Any], title: str) -> int:
@@ -234,11 +232,10 @@ def check_outputs(
 ) -> None:
     """Raise `ConfigError` for outputs that are known not to have a row for each row of the inputs."""
     sig = opened.signature
-    sample = sig.fixed_rows or _SAMPLE_ROWS
-    types = opened.sized(standins(sig, sources, sample), sample).types
+    sample, sized = _sampled(opened, sources)
     problems = []
     for spec in (spec for spec in sig.outputs if spec.name in names):
-        shape = types[spec.name].shape
+        shape = sized.types[spec.name].shape
         if spec.kind != "tensor":
             problems.append(f"output {spec.name!r} is a {spec.kind}, wanted a tensor")
         elif shape is not None and (not shape or (isinstance(shape[0], int) and shape[0] != sample)):
@@ -251,8 +248,7 @@ def check_outputs(
 
 def default_batch(opened: PreparedModel, ends: Ends, rows: int, slots: int) -> int:
     sig = opened.signature
-    sample = sig.fixed_rows or _SAMPLE_ROWS
-    sized = opened.sized(standins(sig, ends.sources, sample), sample)
+    sample, sized = _sampled(opened, ends.sources)
     weights = opened.loaded.model.graph.initializers
     largest = max((value_bytes(t) for name, t in sized.types.items() if name not in weights), default=0)
     carried = {s.name for s, c in zip(sig.inputs, sig.carries, strict=True) if c}
@@ -341,8 +337,9 @@ class Work:
         sig = self.opened.signature
         batched = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
         settings = {"batched": batched, "outputs": self.ends.outputs, **self.ends.settings}
+        sources = {name: source.fingerprint() for name, source in self.ends.read.items()}
         rows, batch = self.chunks.rows, self.chunks.batch
-        return Header(self.opened.loaded.digest, self.ends.fingerprints(), rows, batch, settings, outputs)
+        return Header(self.opened.loaded.digest, sources, rows, batch, settings, outputs)
 
     def known_layouts(self) -> list[Layout] | None:
         """Return the outputs' layouts from the model's types, or None when these are incomplete."""
@@ -351,18 +348,15 @@ class Work:
         sig, batch = self.opened.signature, self.chunks.batch
         types = self.opened.sized(standins(sig, self.ends.sources, batch), batch).types
         dtypes = {spec.name: spec.dtype for spec in sig.outputs}
-        shapes = [types[name].shape for name in self.ends.outputs]
-        rests = [shape[1:] if shape else (None,) for shape in shapes]
-        if any(dtypes[name] is None for name in self.ends.outputs) or any(
-            not isinstance(d, int) for rest in rests for d in rest
-        ):
+        known = [(dtypes[name], (types[name].shape or (0, None))[1:]) for name in self.ends.outputs]
+        if any(dtype is None or not all(isinstance(d, int) for d in rest) for dtype, rest in known):
             return None
-        return self.layouts([(dtypes[n], rest) for n, rest in zip(self.ends.outputs, rests, strict=True)])
+        return self.layouts(known)
 
     def layouts(self, found: Sequence[tuple[Any, Any]]) -> list[Layout]:
         """Return the outputs' layouts from dtype and row shape of each."""
-        if self.ends.is_table:
-            return [Layout(TABLE, self.chunks, np.dtype(object), (), self._empty().schema)]
+        if self._table is not None and self._table.writes:
+            return [Layout(TABLE, self.chunks, np.dtype(object), (), self._empty(self._table).schema)]
         made = [
             Layout(name, self.chunks, numeric(np.dtype(dtype), f"output {name!r}"), tuple(shape))
             for name, (dtype, shape) in zip(self.ends.outputs, found, strict=True)
@@ -372,19 +366,11 @@ class Work:
             check_kind(place.kind, place.path, layout.dtype)
         return made
 
-    def _empty(self) -> Table:
+    def _empty(self, call: TableCall) -> Table:
         """Return the table of results for no rows, as far as the model declares its outputs."""
-        pa = arrow()
-        sig, columns = self.opened.signature, self.ends.columns
-        results = {n: v for n, v in (empty_results(sig) or {}).items() if n in self.ends.outputs}
-        found = result_columns(sig, results, 0, self.opened.name)
-        texts = {n: pa.array([], pa.string()) for n, v in found.items() if v.dtype.kind == "O"}
-        made = pa.table({n: texts.get(n, v) for n, v in found.items()})
-        if columns is None:
-            return made
-        known = {f.name: f.type for f in getattr(columns.table, "schema", ())} or {PATH: pa.string()}
-        kept = {name: pa.array([], known[name]) for name in columns.keep}
-        return pa.table({**kept, **dict(zip(made.column_names, made.columns, strict=True))})
+        results = {n: v for n, v in (empty_results(call.sig) or {}).items() if n in call.outputs}
+        columns = self.ends.columns
+        return call.written(columns and columns.table.schema.empty_table(), results, 0)
 
 
 def _relative(path: str, above: str) -> str:

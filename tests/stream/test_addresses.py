@@ -294,7 +294,7 @@ def test_what_ff_run_did_not_write_is_kept(store: str, data: Path) -> None:
     sink = f"{store}/out.parquet"
     files.put(f"{sink}/part-000000.parquet", b"theirs")
     for options in ({}, {"overwrite": True}):
-        with pytest.raises(ff.ConfigError, match=r"not begun by ff.run|not, or not only, an output"):
+        with pytest.raises(ff.ConfigError, match="not, or not only, an output"):
             run(str(data / "x.npy"), sink, **options)
     assert objects(sink) == {"part-000000.parquet": b"theirs"}
 

@@ -103,6 +103,20 @@ def test_from_anything_to_anything(client, tmp_path, source, sink):
     close(read(tmp_path / f"y.{sink}"), mlp_reference(WIDE))
 
 
+@pytest.mark.parametrize("library", ["pandas", "dask"])
+def test_rows_of_frames_are_sent_with_their_chunks(client, tmp_path, library):
+    """Also those that are few: a slice of a frame is sent without the rest of it."""
+    import dask.dataframe as dd
+    import pandas as pd
+
+    frame = pd.DataFrame(X).add_prefix("c").assign(id=[f"row {k}" for k in range(len(X))])
+    given = frame if library == "pandas" else dd.from_pandas(frame, npartitions=7)
+    assert ff.run(mlp(), given, tmp_path / "y.parquet", keep="id", batch=40).chunks_computed == 15
+    read = pd.read_parquet(tmp_path / "y.parquet")
+    assert read["id"].tolist() == frame["id"].tolist()
+    close(read.drop(columns="id").to_numpy(), mlp_reference(X))
+
+
 def test_nothing_is_left_on_the_cluster(client, tmp_path):
     ff.run(mlp(), WIDE, tmp_path / "y.npy", batch=5000)
     until(lambda: not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)), "no tasks")

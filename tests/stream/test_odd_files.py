@@ -113,6 +113,7 @@ def mixed(folder: Path) -> tuple[Any, Any, dict[str, Any]]:
 READ: dict[str, Case] = {
     # ---- CSV
     "ids with zeros before them": read_csv(lines("1,0000001", "2,0000020"), dtype={"k": str}),
+    "numbers for the model with zeros before them": read_csv(lines("007,a", "010,b")),
     "ids of twenty digits": read_csv(lines("1,11898508762506083287", "2,14160410518916347259")),
     "ids of twenty digits among short ones": read_csv(lines("1,7", "2,14160410518916347259"), dtype={"k": str}),
     "floats as they are": read_csv(lines("1,0.1", "2,1e300", "3,-0.0")),
@@ -174,6 +175,7 @@ READ: dict[str, Case] = {
     "keys of text": read_parquet(
         column(["a"]), column(["b"]), names=("city=Gen%C3%A8ve/0.parquet", "city=St. Gallen/0.parquet")
     ),
+    "a key with a space": read_parquet(column(["a"]), column(["b"]), names=("a%20b=1/0.parquet", "a%20b=2/0.parquet")),
     "folders in folders": read_parquet(column(["a"]), column(["b"]), names=("a/0.parquet", "b/c/0.parquet")),
     "files of the writer's own": read_parquet(column(["a"]), column(["z"]), names=("0.parquet", "_tmp/1.parquet")),
     "zstd and dictionaries": read_parquet(column(["a", "b", "a"]), compression="zstd", use_dictionary=True),

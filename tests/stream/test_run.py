@@ -234,12 +234,11 @@ def test_a_changed_source():
 
 def test_a_sink_that_was_there():
     np.save("y.npy", X)
-    with pytest.raises(ff.ConfigError, match=r"exists and was not begun by ff\.run"):
-        ff.run(mlp(), "x.npy", "y.npy")
-    with pytest.raises(
-        ff.ConfigError, match=r"is not, or not only, an output of ff\.run: no record names it"
-    ):
-        ff.run(mlp(), "x.npy", "y.npy", overwrite=True)
+    for overwrite in (False, True):
+        with pytest.raises(
+            ff.ConfigError, match=r"is not, or not only, an output of ff\.run: no record names it"
+        ):
+            ff.run(mlp(), "x.npy", "y.npy", overwrite=overwrite)
     np.testing.assert_array_equal(np.load("y.npy"), X)
 
 

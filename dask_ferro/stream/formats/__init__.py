@@ -1,26 +1,39 @@
 """Formats of sources: arrays, tables and images, each opened by a function and read by the rows of a chunk in a worker.
 
 A source is opened in the client, which reads headers only.  It has `rows`, `grain` (rows of its own chunks, 1
-without), `row_seconds` (what reading a row costs), `fingerprint()`, and `pieces(chunks)`: a function from a chunk's
-number to what `read` makes rows of, in a worker.  An array has `row_shape` and `dtype` as well,
-a table `label`, `schema` and `select(columns)`; `is_cut` tells that a part of its own chunk is read at little cost, and
-`is_named` that its fingerprint stays the same when its rows change.
+without), `row_seconds` (what reading a row costs), `fingerprint()`, and `part(start, stop)`: these rows, or what `read`
+makes them of in a worker.  An array has `row_shape` and `dtype` as well, a table `label`, `schema` and
+`select(columns)`; `is_cut` tells that a part of its own chunk is read at little cost, and `is_named` that its
+fingerprint stays the same when its rows change.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 import numpy as np
+from dask.delayed import Delayed
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.stream.chunks import Chunks
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-# A table and an array: what they have is said above.
-TableSource: TypeAlias = Any
-RowSource: TypeAlias = Any
+class Source:
+    """What all sources have in common; see above."""
+
+    def part(self, start: int, stop: int) -> Any:
+        """Return some rows, or what `read` makes them of."""
+        raise NotImplementedError
+
+    def pieces(self, chunks: Chunks) -> Callable[[int], Any]:
+        """Return what gives the rows of a chunk by its number."""
+        return lambda number: self.part(*chunks.span(number))
 
 
 def numeric(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
@@ -32,15 +45,41 @@ def numeric(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
     )
 
 
-def missing_extra(package: str, error: ImportError) -> ConfigError:
-    return ConfigError(f"{package} is not installed ({error}); install it with: pip install 'dask-ferro[io]'")
+class Extra:
+    """A package that is imported where it is used, as it is an extra; `ConfigError` where it is not installed."""
+
+    def __init__(self, package: str, *modules: str) -> None:
+        self._package, self._modules = package, modules
+
+    def __getattr__(self, name: str) -> Any:
+        module = sys.modules.get(self._package)
+        return getattr(module if hasattr(module, name) else self.load(), name)
+
+    def load(self) -> ModuleType:
+        """Return the package, with its modules that are used."""
+        try:
+            for module in self._modules:
+                import_module(f"{self._package}.{module}")
+            return import_module(self._package)
+        except ImportError as error:
+            raise ConfigError(
+                f"{self._package} is not installed ({error}); install it with: pip install 'dask-ferro[io]'"
+            ) from error
+
+
+pa: Any = Extra("pyarrow", "compute", "csv", "dataset", "parquet")
+zarr: Any = Extra("zarr")
+pillow: Any = Extra("PIL", "Image", "ImageOps")
 
 
 def rows_of(piece: Any) -> Any:
     """Return the rows of a piece, which may be the rows themselves; a mask, which no sink has, is refused."""
-    found = piece.read() if hasattr(piece, "read") else piece
-    if isinstance(found, np.ma.MaskedArray):
+    if isinstance(piece, Delayed):
+        # The caller is a thread of a pool already, and a second pool would share its cores.
+        piece = piece.compute(scheduler="synchronous")  # type: ignore[no-untyped-call]
+    rows = piece.read() if hasattr(piece, "read") else piece
+    if isinstance(rows, np.ma.MaskedArray):
         raise ConfigError(
             "its rows are a masked array, and models have no masks: fill it with .filled(value)"
         )
-    return found
+    return rows

@@ -24,7 +24,7 @@ from dask_ferro.lower.prepared.remote import is_address, shown
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.files import Stamp, check_unchanged
-from dask_ferro.stream.formats import Array, missing_extra, numeric
+from dask_ferro.stream.formats import Array, Source, numeric, zarr
 
 # Files that mark a folder as zarr's, in its formats 3 and 2.
 ZARR_MARKS = ("zarr.json", ".zarray", ".zgroup")
@@ -33,7 +33,7 @@ _PACKED = ("scale_factor", "add_offset", "_FillValue", "missing_value")
 
 
 @dataclass(frozen=True)
-class MemorySource:
+class MemorySource(Source):
     """An array of numpy, or a mapping of a file, in this process."""
 
     row_seconds: ClassVar[float] = 0.0
@@ -55,8 +55,8 @@ class MemorySource:
     def fingerprint(self) -> str:
         return f"array {tokenize(self.array)}"
 
-    def pieces(self, chunks: Chunks) -> Callable[[int], Any]:
-        return lambda n: np.ascontiguousarray(self.array[slice(*chunks.span(n))], self.dtype)
+    def part(self, start: int, stop: int) -> Any:
+        return np.ascontiguousarray(self.array[start:stop], self.dtype)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def open_array(array: Any, what: str) -> MemorySource:
 
 
 @dataclass(frozen=True)
-class _StoredSource:
+class _StoredSource(Source):
     """An array that workers read from where it is stored."""
 
     row_seconds: ClassVar[float] = 0.0
@@ -116,8 +116,8 @@ class _StoredSource:
     def row_shape(self) -> tuple[int, ...]:
         return self.shape[1:]
 
-    def pieces(self, chunks: Chunks) -> Callable[[int], StoredPiece]:
-        return lambda number: StoredPiece(self, *chunks.span(number))
+    def part(self, start: int, stop: int) -> StoredPiece:
+        return StoredPiece(self, start, stop)
 
 
 @dataclass(frozen=True)
@@ -213,16 +213,6 @@ def open_npy(path: str) -> NpySource:
 # ---- zarr ---------------------------------------------------------------------------------------------------
 
 
-def zarr_package() -> Any:
-    """Return zarr; raises `ConfigError` where it is not installed."""
-    try:
-        # Imported on use: it is an extra.
-        import zarr
-    except ImportError as error:
-        raise missing_extra("zarr", error) from error
-    return zarr
-
-
 def zarr_store(path: str, read_only: bool = True) -> Any:
     return _object_store(path, read_only) if is_address(path) else path
 
@@ -257,12 +247,11 @@ class ZarrSource(_StoredSource):
 
     def rows_between(self, start: int, stop: int) -> Any:
         with files.errors_of(self.path):
-            return zarr_package().open_array(zarr_store(self.path), mode="r")[start:stop]
+            return zarr.open_array(zarr_store(self.path), mode="r")[start:stop]
 
 
 def open_zarr(path: str, name: str) -> ZarrSource:
     """Return the zarr array at a path; in a group, the array `name`, or its only array."""
-    zarr = zarr_package()
     try:
         with files.errors_of(path):
             found = zarr.open(zarr_store(path), mode="r")
@@ -288,9 +277,9 @@ def _refuse_packed(path: str, attributes: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for values that xarray unpacks or masks as it reads them, and zarr does not."""
     # xarray writes NaN as the fill value of floats; some encode it in base64 ("AAAAAAAA+H8=" and "AADAfw==").
     plain = ("NaN", "AAAAAAAA+H8=", "AADAfw==")
-    packed = [
-        n for n in _PACKED if n in attributes and not _is_nan(attributes[n]) and attributes[n] not in plain
-    ]
+    values = {name: attributes[name] for name in _PACKED if name in attributes}
+    # NaN itself differs from itself.
+    packed = [name for name, value in values.items() if value == value and value not in plain]
     if packed:
         raise ConfigError(
             f"source {path!r} has {', '.join(packed)}, by which xarray unpacks or masks its values and zarr does not:"
@@ -298,12 +287,7 @@ def _refuse_packed(path: str, attributes: Mapping[str, Any]) -> None:
         )
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and value != value
-
-
 def is_group(path: str) -> bool:
-    zarr = zarr_package()
     try:
         with files.errors_of(path):
             return isinstance(zarr.open(zarr_store(path), mode="r"), zarr.Group)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar
 
 import numpy as np
 import xxhash
@@ -20,10 +21,9 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.prepared.remote import is_address, shown
 from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream import files
-from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.files import Stamp, check_unchanged
-from dask_ferro.stream.formats import Array, missing_extra, numeric
-from dask_ferro.stream.formats.tables import PARQUET, Table, arrow
+from dask_ferro.stream.formats import Array, Source, numeric, pa, pillow
+from dask_ferro.stream.formats.tables import Table
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 PATH = "path"
@@ -41,20 +41,17 @@ def imagenet(image: Any, side: int = _SIDE) -> Array:
     The shorter side is resized to 8/7 of `side`, and the middle of it normalized by mean and deviation, with the
     roundings of torchvision's Resize and CenterCrop.
     """
-    import PIL.Image
-    import PIL.ImageOps
-
     if image.mode[0] in "IF":
         raise ValueError(
             f"it has mode {image.mode}, of more than 8 bits a channel: scale it by a function of your own"
         )
-    image = PIL.ImageOps.exif_transpose(image)
+    image = pillow.ImageOps.exif_transpose(image)
     # Resize truncates the longer side, and CenterCrop rounds half to even.
     shorter = max(side, round(side * _RESIZED / _SIDE))
     width, height = (
         shorter if size == min(image.size) else int(shorter * size / min(image.size)) for size in image.size
     )
-    image = image.convert("RGB").resize((width, height), PIL.Image.Resampling.BILINEAR)
+    image = image.convert("RGB").resize((width, height), pillow.Image.Resampling.BILINEAR)
     left, top = round((width - side) / 2), round((height - side) / 2)
     values = np.asarray(image.crop((left, top, left + side, top + side)), np.float32) / 255
     normal = (values - _MEAN) / _DEVIATION
@@ -62,7 +59,7 @@ def imagenet(image: Any, side: int = _SIDE) -> Array:
 
 
 @dataclass(frozen=True)
-class ImageSource:
+class ImageSource(Source):
     """The images of some files, each made an array by `preprocess`; `skips` the files that cannot be read."""
 
     grain: ClassVar[int] = 1
@@ -81,15 +78,15 @@ class ImageSource:
     def rows(self) -> int:
         return len(self.files)
 
+    @property
+    def schema(self) -> Any:
+        return pa.schema([(PATH, pa.string())])
+
     def fingerprint(self) -> str:
         return f"{shown(self.label)}, {files.summary(files.stamps(self.files))}"
 
-    def pieces(self, chunks: Chunks) -> Callable[[int], ImageSource]:
-        def piece(number: int) -> ImageSource:
-            span = slice(*chunks.span(number))
-            return replace(self, files=self.files[span], opened=self.opened[span])
-
-        return piece
+    def part(self, start: int, stop: int) -> ImageSource:
+        return replace(self, files=self.files[start:stop], opened=self.opened[start:stop])
 
     def read(self) -> ImageRows:
         """Return the images; raises `OSError` when a file changed since it was opened."""
@@ -113,8 +110,8 @@ class ImageSource:
                 )
             found[len(read)] = made
             read.append(shown(file))
-        pa = arrow()
-        return ImageRows(pa.table({PATH: pa.array(read, pa.string())}), found[: len(read)], tuple(skipped))
+        paths = pa.table({PATH: read}, self.schema)
+        return ImageRows(paths, found[: len(read)], tuple(skipped))
 
 
 @dataclass(frozen=True)
@@ -131,23 +128,6 @@ class ImageRows:
 
     def select(self, columns: Sequence[str]) -> Table:
         return self.paths.select(list(columns))
-
-
-def is_image_path(path: object) -> TypeGuard[str | os.PathLike[str]]:
-    """Return whether a value is a pattern for paths of images, one image, or a folder with images."""
-    if not isinstance(path, (str, os.PathLike)):
-        return False
-    text = os.fspath(path)
-    if files.suffix_of(text) in SUFFIXES:
-        return True
-    # Not looked for where the name tells that it is something else: a zarr array has a file for each chunk.
-    suffix = files.suffix_of(text)
-    if not text or "\0" in text or suffix in (".zarr", *PARQUET) or (is_address(text) and suffix):
-        return False
-    try:
-        return files.is_folder(files.resolved(text)) and bool(files.files_of(files.resolved(text), SUFFIXES))
-    except OSError as error:
-        raise ConfigError(f"path {text!r} cannot be read: {error.strerror or error}") from error
 
 
 def open_images(path: str, preprocess: str | Preprocess | None, spec: ValueSpec, skips: bool) -> ImageSource:
@@ -181,15 +161,11 @@ def _first(paths: Sequence[str], function: Preprocess) -> Array:
 
 def read_image(file: str, preprocess: Preprocess) -> Array:
     """Return the image of a file as an array; raises `ConfigError` with its path where that fails."""
-    try:
-        # Imported on use: it is an extra.
-        import PIL.Image
-    except ImportError as error:
-        raise missing_extra("Pillow", error) from error
+    open_image = pillow.Image.open
     try:
         # From the store, an image is read at once: its decoder reads small pieces.
         content = io.BytesIO(files.read(file)) if is_address(file) else file
-        with PIL.Image.open(content) as image:
+        with open_image(content) as image:
             return np.asarray(preprocess(image))
     except Exception as error:
         raise ConfigError(
@@ -227,46 +203,39 @@ def identity(function: Any) -> str:
 def _describe(value: Any, parts: list[str], seen: dict[int, Any]) -> None:
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         parts.append(repr(value))
-        return
-    if id(value) in seen:
+    elif id(value) in seen:
         parts.append("again")
-        return
-    seen[id(value)] = value
-    kind = type(value)
-    parts.append(f"{kind.__module__}.{kind.__qualname__}")
-    inner: Sequence[Any]
-    if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        inner = (
-            value.__module__,
-            value.__qualname__,
-            value.__code__,
-            value.__defaults__,
-            value.__kwdefaults__,
-            cells,
-        )
-    elif isinstance(value, CodeType):
-        inner = (value.co_code, value.co_names, value.co_consts)
-    elif isinstance(value, (set, frozenset)):
-        # Sets have another order in each process.
-        inner = sorted(map(repr, value))
-    elif isinstance(value, dict):
-        inner = [item for pair in value.items() for item in pair]
-    elif isinstance(value, (tuple, list)):
-        inner = value
-    elif isinstance(value, MethodType):
-        inner = (value.__func__, value.__self__)
-    elif isinstance(value, (type, ModuleType, BuiltinFunctionType)):
-        inner = (getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__))
-    elif isinstance(value, np.ndarray) and value.dtype != object:
-        inner = (value.dtype.str, value.shape, value.tobytes())
     else:
-        # The method of a class that is written in the program changes with it.
-        call = kind.__dict__.get("__call__")
-        try:
-            inner = (call, *value.__reduce_ex__(2))
-        except TypeError:
-            # Locks and sessions, which have no state that could be written down.
-            inner = (call,)
-    for one in inner:
-        _describe(one, parts, seen)
+        seen[id(value)] = value
+        parts.append(f"{type(value).__module__}.{type(value).__qualname__}")
+        for inner in _state(value):
+            _describe(inner, parts, seen)
+
+
+def _state(value: Any) -> Iterable[Any]:
+    """Return what tells a value from others of its class."""
+    match value:
+        case FunctionType():
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            names = (value.__module__, value.__qualname__)
+            return (*names, value.__code__, value.__defaults__, value.__kwdefaults__, cells)
+        case CodeType():
+            return (value.co_code, value.co_names, value.co_consts)
+        case set() | frozenset():
+            # Sets have another order in each process.
+            return sorted(map(repr, value))
+        case dict():
+            return chain.from_iterable(value.items())
+        case tuple() | list():
+            return value
+        case MethodType():
+            return (value.__func__, value.__self__)
+        case type() | ModuleType() | BuiltinFunctionType():
+            return (getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__))
+    # The method of a class that is written in the program changes with it.
+    call = type(value).__dict__.get("__call__")
+    try:
+        return (call, *value.__reduce_ex__(2))
+    except TypeError:
+        # Locks and sessions, which have no state that could be written down.
+        return (call,)

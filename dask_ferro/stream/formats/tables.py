@@ -10,16 +10,15 @@ frames                             of pandas, polars (a lazy one is collected), 
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate
+from functools import cached_property, lru_cache
+from itertools import accumulate, groupby, islice
 from threading import Lock
-from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import unquote
 
 import narwhals as nw
@@ -32,9 +31,8 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs.tables import refuse_duplicates
 from dask_ferro.lower.prepared.remote import is_address, shown
 from dask_ferro.stream import files
-from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.files import Stamp, check_unchanged
-from dask_ferro.stream.formats import Array, TableSource, missing_extra, numeric
+from dask_ferro.stream.formats import Array, Source, numeric, pa
 
 # pyarrow has no types.
 Table = Any
@@ -57,172 +55,119 @@ _MISSING = (
 _LONG_NUMBER = r"^[+-]?\d{16,}$"
 
 
-def arrow() -> ModuleType:
-    """Return pyarrow, with its modules for files; raises `ConfigError` where it is not installed."""
-    try:
-        # Imported on use: it is an extra.
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.csv
-        import pyarrow.dataset
-        import pyarrow.parquet
-    except ImportError as error:
-        raise missing_extra("pyarrow", error) from error
-    return pyarrow
+@lru_cache(maxsize=2)
+def _latest(decode: Callable[..., Table], *of_what: Any) -> Table:
+    return decode(*of_what)
 
 
-class _Latest:
-    """The latest two values that were decoded in this process, each once however many threads need it."""
-
-    def __init__(self) -> None:
-        self._lock, self._kept = Lock(), dict[object, Future[Any]]()
-
-    def get(self, key: object, decode: Callable[[], Any]) -> Any:
-        with self._lock:
-            found = self._kept.pop(key, None)
-            future = Future[Any]() if found is None or (found.done() and found.exception()) else found
-            self._kept[key] = future
-            while len(self._kept) > 2:
-                del self._kept[next(iter(self._kept))]
-        if future is not found:
-            try:
-                future.set_result(decode())
-            except BaseException as error:
-                future.set_exception(error)
-                raise
-        return future.result()
-
-    def clear(self) -> None:
-        with self._lock:
-            self._kept.clear()
+_decoding = Lock()
 
 
-_latest = _Latest()
+def _decoded_once(decode: Callable[..., Table], *of_what: Any) -> Table:
+    """Return what a function decodes, which this process keeps until it has decoded two others."""
+    # Threads that need the same rows wait for the one that decodes them, with all of pyarrow's threads.
+    with _decoding:
+        return _latest(decode, *of_what)
 
 
 def forget() -> None:
     """Release what this process decoded; called at the end of a run."""
-    _latest.clear()
-
-
-# ---- parquet ------------------------------------------------------------------------------------------------
-
-
-class ParquetFile(NamedTuple):
-    """A file of a table: rows of its row groups, its stamp, and the keys of its folders as pyarrow's expression."""
-
-    path: str
-    groups: tuple[int, ...]
-    opened: Stamp
-    keys: Any
-
-
-class GroupRange(NamedTuple):
-    """Rows `skip` to `skip + take` of some row groups of a file; `is_part`: of one that others read as well."""
-
-    file: ParquetFile
-    groups: tuple[int, ...]
-    skip: int
-    take: int
-    is_part: bool
+    _latest.cache_clear()
 
 
 @dataclass(frozen=True)
-class ParquetTable:
-    """Columns of parquet files, which form one table."""
+class TableSource(Source):
+    """Columns of a table, of which `schema` has names and types."""
 
-    is_cut: ClassVar[bool] = True
     label: str
-    files: tuple[ParquetFile, ...]
     schema: Schema
-    index: tuple[str, ...] = ()
-
-    @cached_property
-    def _groups(self) -> list[tuple[ParquetFile, int]]:
-        return [(file, number) for file in self.files for number in range(len(file.groups))]
-
-    @cached_property
-    def _stops(self) -> list[int]:
-        return list(accumulate(rows for file in self.files for rows in file.groups))
-
-    @property
-    def rows(self) -> int:
-        return self._stops[-1] if self._stops else 0
-
-    @property
-    def grain(self) -> int:
-        """The longest row group if all but the last are as long, else 1."""
-        lengths = [rows for file in self.files for rows in file.groups]
-        even = lengths and len(set(lengths[:-1])) <= 1 and lengths[-1] <= lengths[0]
-        return max(1, lengths[0]) if even else 1
+    rows: int
 
     @property
     def row_seconds(self) -> float:
         return _VALUE_S * len(self.schema)
 
-    def select(self, columns: Sequence[str]) -> ParquetTable:
-        pa = arrow()
+    def select(self, columns: Sequence[str]) -> Self:
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
-    def fingerprint(self) -> str:
-        paths = [file.path for file in self.files]
-        return f"{shown(self.label)}, {files.summary(files.stamps(paths))}"
 
-    def pieces(self, chunks: Chunks) -> Callable[[int], ParquetPiece]:
-        return lambda number: ParquetPiece(tuple(self._ranges(*chunks.span(number))), self.schema)
+def _within(stops: Sequence[int], start: int, stop: int) -> tuple[slice, int]:
+    """Return which groups of rows some rows are in, by the groups' ends, and how many rows are before them."""
+    first = bisect_right(stops, start)
+    return slice(first, bisect_left(stops, stop) + 1), start - (stops[first - 1] if first else 0)
 
-    def _ranges(self, start: int, stop: int) -> Iterator[GroupRange]:
-        at, number = start, bisect_right(self._stops, start)
-        while at < stop:
-            file, first = self._groups[number]
-            begin = self._stops[number] - file.groups[first]
-            last = first
-            # Whole row groups of a file are read together.
-            while (
-                at == begin
-                and last + 1 < len(file.groups)
-                and self._stops[number] + file.groups[last + 1] <= stop
-            ):
-                last, number = last + 1, number + 1
-            end = min(stop, self._stops[number])
-            is_part = at > begin or end < self._stops[number]
-            if end > at:
-                yield GroupRange(file, tuple(range(first, last + 1)), at - begin, end - at, is_part)
-            at, number = end, number + 1
+
+# ---- parquet ------------------------------------------------------------------------------------------------
+
+
+class RowGroup(NamedTuple):
+    """A row group of a file, with the file's stamp and its folders below the source, such as "year=2026/month=1"."""
+
+    path: str
+    opened: Stamp
+    folders: str
+    number: int
+    rows: int
 
 
 @dataclass(frozen=True)
-class ParquetPiece:
-    """Row ranges of parquet files."""
+class ParquetTable(TableSource):
+    """Columns of parquet files, which form one table: `rows` after the first `skip` of its row groups."""
 
-    ranges: tuple[GroupRange, ...]
-    schema: Schema
+    is_cut: ClassVar[bool] = True
+    groups: tuple[RowGroup, ...]
+    skip: int = 0
+    index: tuple[str, ...] = ()
+
+    @cached_property
+    def _stops(self) -> list[int]:
+        return list(accumulate(group.rows for group in self.groups))
+
+    @property
+    def grain(self) -> int:
+        """The longest row group if all but the last are as long, else 1."""
+        lengths = [group.rows for group in self.groups]
+        even = lengths and len(set(lengths[:-1])) <= 1 and lengths[-1] <= lengths[0]
+        return max(1, lengths[0]) if even else 1
+
+    def fingerprint(self) -> str:
+        paths = list(dict.fromkeys(group.path for group in self.groups))
+        return f"{shown(self.label)}, {files.summary(files.stamps(paths))}"
+
+    def part(self, start: int, stop: int) -> ParquetTable:
+        span, skip = _within(self._stops, start, stop)
+        return replace(self, groups=self.groups[span], rows=stop - start, skip=skip)
 
     def read(self) -> Table:
         """Return the rows; raises `OSError` when a file changed since it was opened."""
-        pa = arrow()
-        found = [self._read(part) for part in self.ranges]
-        return pa.concat_tables([self.schema.empty_table(), *found]).unify_dictionaries()
-
-    def _read(self, part: GroupRange) -> Table:
-        if part.is_part:
-            key = (part.file.path, part.file.opened, part.groups, tuple(self.schema.names))
-            table = _latest.get(key, lambda: self._decoded(part))
-        else:
-            table = self._decoded(part)
-        check_unchanged(part.file.path, part.file.opened)
-        return table.slice(part.skip, part.take)
-
-    def _decoded(self, part: GroupRange) -> Table:
-        pa = arrow()
-        with _arrow_file(part.file.path) as (file, system):
-            fragment = pa.dataset.ParquetFileFormat().make_fragment(
-                file, system, partition_expression=part.file.keys, row_groups=list(part.groups)
+        last = len(self.groups) - 1
+        cut = {0} if self.skip else set()
+        cut |= {last} if self.skip + self.rows < sum(group.rows for group in self.groups) else set()
+        tables = [self.schema.empty_table()]
+        # Whole row groups of a file are read together, and one of which other parts have rows is kept.
+        numbered = groupby(range(last + 1), lambda k: (self.groups[k].path, k if k in cut else None))
+        for (path, number), run in numbered:
+            groups = tuple(self.groups[k] for k in run)
+            is_whole = number is None
+            tables.append(
+                _decoded(groups, self.schema) if is_whole else _decoded_once(_decoded, groups, self.schema)
             )
-            try:
-                return fragment.to_table(schema=self.schema, columns=self.schema.names)
-            except (pa.ArrowException, NotImplementedError) as error:
-                raise ConfigError(f"source {part.file.path!r} cannot be read: {error}") from error
+            check_unchanged(path, groups[0].opened)
+        return pa.concat_tables(tables).slice(self.skip, self.rows).unify_dictionaries()
+
+
+def _decoded(groups: tuple[RowGroup, ...], schema: Schema) -> Table:
+    """Return row groups of one file, with the keys of its folders as columns."""
+    first = groups[0]
+    keys = pa.dataset.partitioning(schema, flavor="hive").parse(f"{first.folders}/")
+    with _arrow_file(first.path) as (file, system):
+        fragment = pa.dataset.ParquetFileFormat().make_fragment(
+            file, system, partition_expression=keys, row_groups=[group.number for group in groups]
+        )
+        try:
+            return fragment.to_table(schema=schema, columns=schema.names)
+        except (pa.ArrowException, NotImplementedError) as error:
+            raise ConfigError(f"source {first.path!r} cannot be read: {error}") from error
 
 
 @contextmanager
@@ -239,67 +184,63 @@ def _arrow_file(path: str) -> Iterator[tuple[Any, Any]]:
 
 def open_parquet(path: str) -> ParquetTable:
     """Return a parquet file, the files of a folder with their keys, or those of a pattern, as a table."""
-    pa = arrow()
-    found = files.files_of(path, PARQUET)
-    if not found:
+    paths = files.files_of(path, PARQUET)
+    if not paths:
         raise ConfigError(
             f"source {path!r}: no file matches"
             if files.is_pattern(path)
             else f"source {path!r} is a folder without parquet files"
         )
-    opened = files.stamps(found)
+    opened = files.stamps(paths)
     try:
         # Threads, since a footer at an address takes a round trip or two.
         with ThreadPoolExecutor(files.READERS, thread_name_prefix="ferro-stream-open") as threads:
-            metas = list(threads.map(_footer, found))
+            metas = list(threads.map(_footer, paths))
     except pa.ArrowException as error:
         raise ConfigError(f"source {path!r} is not parquet: {error}") from error
-    keys = [_keys(file, path) for file in found]
+    top = (files.folder_of(path) if files.is_pattern(path) else path).rstrip("/")
+    folders = [os.path.dirname(file[len(top) :]).strip("/") for file in paths]
     schemas = [meta.schema.to_arrow_schema() for meta in metas]
     refuse_duplicates(schemas[0].names, f"source {path!r}")
-    schema = _unified(path, found, schemas, keys)
-    lengths = [tuple(m.row_group(g).num_rows for g in range(m.num_row_groups)) for m in metas]
-    made = tuple(
-        ParquetFile(file, groups, opened[file], _expression(key, schema))
-        for file, groups, key in zip(found, lengths, keys, strict=True)
+    groups = tuple(
+        RowGroup(file, opened[file], folder, number, meta.row_group(number).num_rows)
+        for file, folder, meta in zip(paths, folders, metas, strict=True)
+        for number in range(meta.num_row_groups)
     )
-    return ParquetTable(path, made, schema, _index_of(schemas[0]))
+    index = (schemas[0].pandas_metadata or {}).get("index_columns", ())
+    return ParquetTable(
+        path,
+        _unified(path, paths, schemas, list(map(_keys, folders))),
+        sum(group.rows for group in groups),
+        groups,
+        index=tuple(name for name in index if isinstance(name, str)),
+    )
 
 
 def _footer(file: str) -> Any:
     with _arrow_file(file) as (opened, system):
-        return arrow().parquet.read_metadata(opened, filesystem=system)
+        return pa.parquet.read_metadata(opened, filesystem=system)
 
 
-def _keys(file: str, above: str) -> dict[str, str | None]:
-    """Return the keys of a file's folders below the source, as Hive writes them."""
-    top = files.folder_of(above) if files.is_pattern(above) else above
-    folder = os.path.dirname(file[len(top.rstrip("/")) :]).strip("/")
-    if "=" not in folder:
-        return {}
-    parts = [part.partition("=") for part in folder.split("/") if "=" in part]
+def _keys(folders: str) -> dict[str, str | None]:
+    """Return the keys of folders, as Hive writes them."""
+    parts = [part.partition("=") for part in folders.split("/") if "=" in part]
     missing = "__HIVE_DEFAULT_PARTITION__"
-    return {key: None if value == missing else unquote(value) for key, _, value in parts}
+    return {unquote(key): None if value == missing else unquote(value) for key, _, value in parts}
 
 
 def _unified(
-    path: str, found: Sequence[str], schemas: Sequence[Schema], keys: Sequence[Mapping[str, str | None]]
+    path: str, paths: Sequence[str], schemas: Sequence[Schema], keys: Sequence[Mapping[str, str | None]]
 ) -> Schema:
     """Return a schema that holds the values of all files, and of their folders."""
-    pa = arrow()
     names = [name for name in schemas[0].names if not name.startswith(_INDEX)]
     plain = []
-    for file, schema in zip(found, schemas, strict=True):
+    for file, schema in zip(paths, schemas, strict=True):
         fields = {field.name: field for field in schema}
         if missing := [name for name in names if name not in fields]:
-            raise ConfigError(f"source {file!r} has no column {missing}, which {found[0]!r} has")
-        plain.append(pa.schema([_widened(fields[name]) for name in names]))
-    try:
-        unified = pa.unify_schemas(list(dict.fromkeys(plain)), promote_options="permissive").remove_metadata()
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ConfigError(
-            f"source {path!r}: its files have different types: {error}; write them with one type a column"
-        ) from error
+            raise ConfigError(f"source {file!r} has no column {missing}, which {paths[0]!r} has")
+        plain.append(pa.schema([fields[name] for name in names]))
+    unified = _one_schema(plain, f"source {path!r}: its files")
     there = set(names)
     for key in dict.fromkeys(name for one in keys for name in one):
         if key in there:
@@ -309,9 +250,19 @@ def _unified(
     return unified
 
 
+def _one_schema(schemas: Sequence[Schema], what: str) -> Schema:
+    """Return a schema that holds the values of all tables."""
+    plain = dict.fromkeys(pa.schema(map(_widened, schema)) for schema in schemas)
+    try:
+        return pa.unify_schemas(list(plain), promote_options="permissive").remove_metadata()
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ConfigError(
+            f"{what} have different types: {error}; write them with one type a column"
+        ) from error
+
+
 def _widened(field: Any) -> Any:
     """Return a field without pandas' metadata; categories get the one width of index that all files fit."""
-    pa = arrow()
     kind = field.type
     if pa.types.is_dictionary(kind):
         kind = pa.dictionary(pa.int32(), kind.value_type, kind.ordered)
@@ -319,44 +270,25 @@ def _widened(field: Any) -> Any:
 
 
 def _key_type(values: Sequence[str | None]) -> Any:
-    pa = arrow()
     whole = all(
         value is None or (value.lstrip("-").isdigit() and str(int(value)) == value) for value in values
     )
     return pa.int64() if whole and any(value is not None for value in values) else pa.string()
 
 
-def _expression(keys: Mapping[str, str | None], schema: Schema) -> Any:
-    pa = arrow()
-    found = None
-    for name, value in keys.items():
-        kind = schema.field(name).type
-        typed = value if value is None or pa.types.is_string(kind) else int(value)
-        one = (
-            pa.dataset.field(name).is_null()
-            if typed is None
-            else pa.dataset.field(name) == pa.scalar(typed, kind)
-        )
-        found = one if found is None else found & one
-    return found
-
-
-def _index_of(schema: Schema) -> tuple[str, ...]:
-    found = (schema.pandas_metadata or {}).get("index_columns", ())
-    return tuple(name for name in found if isinstance(name, str))
-
-
 # ---- columns as an array ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class ColumnsSource:
+class ColumnsSource(Source):
     """Columns of a parquet table as one array: a column of numbers or lists, or columns of numbers side by side."""
 
     is_cut: ClassVar[bool] = True
     table: ParquetTable
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    # The number of its first row, for errors.
+    start: int = 0
 
     @property
     def rows(self) -> int:
@@ -373,28 +305,14 @@ class ColumnsSource:
     def fingerprint(self) -> str:
         return f"{self.table.fingerprint()}, {len(self.table.schema)} columns from {self.table.schema.names[0]!r}"
 
-    def pieces(self, chunks: Chunks) -> Callable[[int], ColumnsPiece]:
-        piece = self.table.pieces(chunks)
-        return lambda number: ColumnsPiece(
-            piece(number),
-            self.row_shape,
-            self.dtype,
-            f"rows from {chunks.span(number)[0]} of {self.table.label!r}",
-        )
-
-
-@dataclass(frozen=True)
-class ColumnsPiece:
-    table: ParquetPiece
-    row_shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    where: str
+    def part(self, start: int, stop: int) -> ColumnsSource:
+        return replace(self, table=self.table.part(start, stop), start=start)
 
     def read(self) -> Array:
         table = self.table.read()
         sizes = self.row_shape if table.num_columns == 1 else ()
         values = [
-            _flat(c, sizes, f"column {n!r} in {self.where}")
+            _flat(c, sizes, f"column {n!r} in rows from {self.start} of {self.table.label!r}")
             for n, c in zip(table.column_names, table.columns, strict=True)
         ]
         joined = values[0] if len(values) == 1 else np.stack(values, axis=1)
@@ -403,7 +321,6 @@ class ColumnsPiece:
 
 def _flat(column: Any, sizes: tuple[int, ...], what: str) -> Array:
     """Return a column's numbers as a flat array; `sizes` are the lengths of its lists, outermost first."""
-    pa = arrow()
     compute = pa.compute
     column = pa.concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks()
     for size in sizes if is_list(column.type) else ():
@@ -423,7 +340,6 @@ def _refuse_nulls(column: Any, what: str) -> None:
 
 
 def is_list(kind: Any) -> bool:
-    pa = arrow()
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -435,7 +351,6 @@ def _leaf(kind: Any) -> Any:
 
 def holds_numbers(kind: Any) -> bool:
     """Return whether a type of pyarrow is one of numbers, or of lists of them."""
-    pa = arrow()
     leaf = _leaf(kind)
     return bool(pa.types.is_primitive(leaf) and not pa.types.is_temporal(leaf))
 
@@ -470,7 +385,6 @@ def columns_source(table: ParquetTable, column: str | None, name: str, axes: int
 
 def _list_sizes(table: ParquetTable, kind: Any) -> tuple[int, ...]:
     """Return the lengths of the lists, from the type where it declares them, else from the first row."""
-    pa = arrow()
     shape: list[int] = []
     while pa.types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
@@ -482,7 +396,7 @@ def _list_sizes(table: ParquetTable, kind: Any) -> tuple[int, ...]:
         raise ConfigError(
             f"source {table.label!r} has no rows, so the length of the lists in {table.schema.names[0]!r} is unknown"
         )
-    return np.shape(table.pieces(Chunks(table.rows, 1))(0).read().column(0)[0].as_py())
+    return np.shape(table.part(0, 1).read().column(0)[0].as_py())
 
 
 # ---- CSV ----------------------------------------------------------------------------------------------------
@@ -494,14 +408,12 @@ class CsvOptions(NamedTuple):
     separator: str = ","
     encoding: str = "utf-8"
     null_values: tuple[str, ...] = _MISSING
-    types: Mapping[str, str] = {}
+    types: tuple[tuple[str, str], ...] = ()
 
     def parsing(self) -> dict[str, Any]:
-        pa = arrow()
         return {"parse_options": pa.csv.ParseOptions(delimiter=self.separator, newlines_in_values=True)}
 
     def converting(self, columns: Sequence[str] | None = None, types: Mapping[str, Any] | None = None) -> Any:
-        pa = arrow()
         return pa.csv.ConvertOptions(
             null_values=list(self.null_values), strings_can_be_null=True, column_types=types,
             include_columns=None if columns is None else list(columns),
@@ -515,22 +427,22 @@ class CsvOptions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CsvTable:
+class CsvTable(TableSource):
     """Columns of a CSV file with a header.
 
     `marks` are where every 1024th row begins, in bytes, and the end; of a file that is decoded as a whole there are
-    none.  `exact` are columns of numbers that are kept, of which the texts have to be those of the numbers.
+    none.  A part has its own two marks, with `held` rows between them, of which its own follow the first `skip`.
+    `exact` are columns of numbers that are kept, of which the texts have to be those of the numbers.
     """
 
     is_cut: ClassVar[bool] = True
-    label: str
-    rows: int
-    marks: tuple[int, ...]
     names: tuple[str, ...]
-    schema: Schema
     options: CsvOptions
     opened: Stamp
+    marks: tuple[int, ...] = ()
     exact: tuple[str, ...] = ()
+    held: int = 0
+    skip: int = 0
 
     @property
     def grain(self) -> int:
@@ -540,137 +452,121 @@ class CsvTable:
     def row_seconds(self) -> float:
         return 2 * _VALUE_S * len(self.names)
 
-    def select(self, columns: Sequence[str]) -> CsvTable:
-        pa = arrow()
-        return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
-
     def typed(self, features: Mapping[str, np.dtype[Any]], keep: Sequence[str]) -> CsvTable:
         """Return the table with the types that a model and the caller want of its columns."""
-        pa = arrow()
-        kept = set(keep)
-        exact = tuple(
-            f.name
-            for f in self.schema
-            if f.name in kept
-            and f.name not in self.options.types
-            and (pa.types.is_integer(f.type) or pa.types.is_floating(f.type))
-        )
+        chosen, kept = dict(self.options.types), set(keep)
+        texts = {name for name, dtype in features.items() if dtype == np.dtype(object)}
+        free = kept - texts - set(chosen)
+        numbers = [field.name for field in self.schema if field.name in free and _is_number(field.type)]
+        exact = self._kept_by_numbers(numbers)
+        lost = set(numbers) - set(exact)
         fields = []
-        for name, found in ((field.name, field.type) for field in self.schema):
-            dtype = None if name in self.options.types or name in kept else features.get(name)
-            if dtype is not None and dtype.kind in "biuf" and pa.types.is_string(found):
+        for name, kind in ((field.name, field.type) for field in self.schema):
+            dtype = None if name in chosen or name in kept else features.get(name)
+            if dtype is not None and dtype.kind in "biuf" and pa.types.is_string(kind):
                 raise _misread(self.label, f"column {name!r} has texts, and the model takes {dtype}")
-            if features.get(name) == np.dtype(object) and name not in self.options.types:
-                found = pa.string()
-            elif (
+            if (
                 dtype is not None
                 and dtype.kind == "f"
-                and (pa.types.is_integer(found) or pa.types.is_null(found))
+                and (pa.types.is_integer(kind) or pa.types.is_null(kind))
             ):
                 # Whole numbers may have fractions further on.
-                found = pa.float64()
-            elif pa.types.is_null(found):
-                found = pa.string()
-            fields.append(pa.field(name, found))
-        text = {name for name, dtype in features.items() if dtype == np.dtype(object)}
-        return replace(
-            self, schema=pa.schema(fields), exact=tuple(name for name in exact if name not in text)
-        )
+                kind = pa.float64()
+            elif pa.types.is_null(kind) or (name in texts and name not in chosen) or name in lost:
+                kind = pa.string()
+            fields.append(pa.field(name, kind))
+        return replace(self, schema=pa.schema(fields), exact=exact)
+
+    def _kept_by_numbers(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns whose first texts numbers keep, as they do not keep 0000001 and twenty digits."""
+        if not names:
+            return ()
+        kept = []
+        try:
+            texts = dict.fromkeys(names, pa.string())
+            with _reader(self.label, self.options, _CSV_FIRST, types=texts) as reader:
+                # A file without rows has no first batch.
+                for batch in islice(reader, 1):
+                    for name in names:
+                        with suppress(pa.ArrowInvalid):
+                            _exact(batch.column(name), self.schema.field(name).type, name)
+                            kept.append(name)
+        except pa.ArrowInvalid as error:
+            raise _misread(self.label, str(error)) from error
+        return tuple(kept)
 
     def fingerprint(self) -> str:
         return f"{shown(self.label)}, {files.stamp(self.label)}"
 
-    def pieces(self, chunks: Chunks) -> Callable[[int], CsvPiece]:
-        return lambda number: CsvPiece(self._at(*chunks.span(number)), self._shared)
-
-    @cached_property
-    def _shared(self) -> CsvTable:
-        # The marks of a long file stay in the client.
-        return replace(self, marks=())
-
-    def _at(self, start: int, stop: int) -> CsvRange:
+    def part(self, start: int, stop: int) -> CsvTable:
         if not self.marks:
-            return CsvRange(None, self.rows, start, stop - start)
+            return replace(self, rows=stop - start, held=self.rows, skip=start)
         low, high = start // _CSV_GRAIN, -(-stop // _CSV_GRAIN)
-        held = min(self.rows, high * _CSV_GRAIN) - low * _CSV_GRAIN
-        return CsvRange((self.marks[low], self.marks[high]), held, start - low * _CSV_GRAIN, stop - start)
-
-
-class CsvRange(NamedTuple):
-    """A range of bytes (None: all) with `held` rows, of which `take` are wanted after `skip`."""
-
-    extent: tuple[int, int] | None
-    held: int
-    skip: int
-    take: int
-
-
-@dataclass(frozen=True)
-class CsvPiece:
-    range: CsvRange
-    table: CsvTable
+        first, held = low * _CSV_GRAIN, min(self.rows, high * _CSV_GRAIN) - low * _CSV_GRAIN
+        marks = (self.marks[low], self.marks[high])
+        return replace(self, rows=stop - start, marks=marks, held=held, skip=start - first)
 
     def read(self) -> Table:
         """Return the rows; raises `OSError` when the file changed since it was opened."""
-        table, extent = self.table, self.range.extent
-        if extent is None:
-            key = (
-                table.label,
-                table.opened,
-                table.options.encoding,
-                table.options.separator,
-                str(table.schema),
-            )
-            found = _latest.get(key, lambda: self._parsed(_whole(table.label)))
+        if self.marks:
+            first, stop = self.marks
+            table = self.parsed(files.read(self.label, first, stop, self.opened.size))
         else:
-            found = self._parsed(files.read(table.label, *extent, table.opened.size))
-        check_unchanged(table.label, table.opened)
-        if found.num_rows != self.range.held:
+            # The same for all parts.
+            table = _decoded_once(_whole_csv, replace(self, rows=self.held, skip=0))
+        check_unchanged(self.label, self.opened)
+        if table.num_rows != self.held:
             raise ConfigError(
-                f"source {table.label!r}: {found.num_rows} rows where {self.range.held} records are, in bytes {extent}:"
-                " a quote inside of a value splits it otherwise than pandas does; write it as parquet"
+                f"source {self.label!r}: {table.num_rows} rows where {self.held} records are, in bytes {self.marks}: a"
+                " quote inside of a value splits it otherwise than pandas does; write it as parquet"
             )
-        return found.slice(self.range.skip, self.range.take)
+        return table.slice(self.skip, self.rows)
 
-    def _parsed(self, content: bytes) -> Table:
-        pa = arrow()
-        table = self.table
-        if not self.range.held:
-            return table.schema.empty_table()
-        kinds = {f.name: pa.string() if f.name in table.exact else f.type for f in table.schema}
+    def parsed(self, content: bytes) -> Table:
+        """Return the rows of some bytes: lines, or a whole file with its header."""
+        if not self.held:
+            return self.schema.empty_table()
+        kinds = {f.name: pa.string() if f.name in self.exact else f.type for f in self.schema}
         reading = pa.csv.ReadOptions(
-            column_names=table.names,
-            skip_rows=0 if self.range.extent else 1,
-            encoding=table.options.encoding,
+            column_names=self.names,
+            skip_rows=0 if self.marks else 1,
+            encoding=self.options.encoding,
             # One block, since a record must not be longer than a block.
             block_size=max(1 << 20, len(content) + 1),
         )
-        options = table.options
         try:
-            found = pa.csv.read_csv(
+            table = pa.csv.read_csv(
                 pa.BufferReader(content),
                 reading,
-                **options.parsing(),
-                convert_options=options.converting(table.schema.names, kinds),
+                **self.options.parsing(),
+                convert_options=self.options.converting(self.schema.names, kinds),
             )
-            for name in table.exact:
-                number = _exact(found.column(name), table.schema.field(name).type, name)
-                found = found.set_column(found.column_names.index(name), name, number)
+            for name in self.exact:
+                number = _exact(table.column(name), self.schema.field(name).type, name)
+                table = table.set_column(table.column_names.index(name), name, number)
         except (pa.ArrowException, UnicodeError) as error:
-            raise _misread(table.label, str(error)) from error
-        return found.cast(table.schema)
+            raise _misread(self.label, str(error)) from error
+        return table.cast(self.schema)
+
+
+def _whole_csv(table: CsvTable) -> Table:
+    with files.opened(table.label, "infer") as file:
+        return table.parsed(file.read())
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _exact(texts: Any, kind: Any, name: str) -> Any:
     """Return the numbers of some texts; raises pyarrow's error where a number does not keep its text."""
-    pa = arrow()
     compute = pa.compute
     numbers = texts.cast(kind)
     if pa.types.is_integer(kind):
         wrong = compute.not_equal(numbers.cast(pa.string()), texts)
     else:
         wrong = compute.match_substring_regex(texts, _LONG_NUMBER)
-    if (lost := texts.filter(compute.fill_null(wrong, False))).length():
+    if len(lost := texts.filter(compute.fill_null(wrong, False))):
         raise pa.ArrowInvalid(f"column {name!r} has {lost[0].as_py()!r}, which {kind} does not keep as it is")
     return numbers
 
@@ -689,21 +585,31 @@ def _misread(path: str, said: str) -> ConfigError:
     return ConfigError(f"source {path!r}: {said}; {remedy}")
 
 
-def _whole(path: str) -> bytes:
+@contextmanager
+def _reader(
+    path: str, options: CsvOptions, block: int, columns: Any = None, types: Any = None
+) -> Iterator[Any]:
+    """Have the batches of a CSV file, decoded from its beginning."""
+    reading = pa.csv.ReadOptions(block_size=block, encoding=options.encoding)
     with files.opened(path, "infer") as file:
-        content: bytes = file.read()
-    return content
+        converting = options.converting(columns, types)
+        with pa.csv.open_csv(file, reading, **options.parsing(), convert_options=converting) as reader:
+            yield reader
 
 
 def open_csv(path: str, options: CsvOptions) -> CsvTable:
     """Return a CSV file with a header as a table; all of it is read once, to find its rows."""
-    pa = arrow()
     try:
-        is_cut = options.is_cut and files.suffix_of(path) in (".csv", ".tsv")
         opened = files.stamp(path)
-        schema, texts = _first_rows(path, options)
+        with _reader(path, options, _CSV_FIRST) as reader:
+            schema = reader.schema
         refuse_duplicates(schema.names, f"source {path!r}")
-        marks, rows = _marks(path) if is_cut else ((), _counted(path, options, schema.names))
+        if options.is_cut and files.suffix_of(path) in (".csv", ".tsv"):
+            marks, rows = _marks(path)
+        else:
+            name = schema.names[0]
+            with _reader(path, options, _CSV_BLOCK, [name], {name: pa.string()}) as reader:
+                marks, rows = (), sum(batch.num_rows for batch in reader)
     except (pa.ArrowException, UnicodeError, LookupError) as error:
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
             raise _misread(path, str(error)) from error
@@ -712,78 +618,26 @@ def open_csv(path: str, options: CsvOptions) -> CsvTable:
     check_unchanged(path, opened)
     if len(schema) == 1 and (other := [c for c in ";\t|" if c in schema.names[0] and c != options.separator]):
         raise ConfigError(f"source {path!r} has one column, {schema.names[0]!r}: pass separator={other[0]!r}")
-    fields = []
-    for field in schema:
-        kind = field.type
-        if field.name in options.types:
-            kind = _type_of(options.types[field.name])
-        elif pa.types.is_binary(kind):
-            raise _misread(path, f"column {field.name!r} has bytes that are no UTF8")
-        elif (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not _keeps(
-            texts.column(field.name), kind
-        ):
-            # Such as 0000001, or a number of twenty digits.
-            kind = pa.string()
-        fields.append(pa.field(field.name, kind))
-    if unknown := sorted(set(options.types) - set(schema.names)):
+    chosen = {name: _type_of(kind) for name, kind in options.types}
+    if unknown := sorted(set(chosen) - set(schema.names)):
         raise ConfigError(
             f"types={unknown} are no columns of {path!r}; it has {', '.join(schema.names[:20])}"
         )
-    return CsvTable(path, rows, marks, tuple(schema.names), pa.schema(fields), options, opened)
+    fields = [pa.field(field.name, chosen.get(field.name, field.type)) for field in schema]
+    if damaged := [
+        field.name for field in fields if pa.types.is_binary(field.type) and field.name not in chosen
+    ]:
+        raise _misread(path, f"column {damaged[0]!r} has bytes that are no UTF8")
+    return CsvTable(path, pa.schema(fields), rows, tuple(schema.names), options, opened, marks)
 
 
 def _type_of(name: str) -> Any:
-    pa = arrow()
     try:
         return pa.string() if name in ("str", "object", "category") else pa.type_for_alias(str(name))
     except ValueError:
         raise ConfigError(
             f"types: {name!r} is no type; wanted one of pyarrow's, such as 'string' or 'float64'"
         ) from None
-
-
-def _first_rows(path: str, options: CsvOptions) -> tuple[Schema, Table]:
-    pa = arrow()
-    reading = pa.csv.ReadOptions(block_size=_CSV_FIRST, encoding=options.encoding)
-
-    def first(types: Mapping[str, Any] | None) -> tuple[Schema, Table]:
-        with (
-            files.opened(path, "infer") as file,
-            pa.csv.open_csv(
-                file, reading, **options.parsing(), convert_options=options.converting(types=types)
-            ) as reader,
-        ):
-            first_batch = next(iter(reader), None)
-            batches = [] if first_batch is None else [first_batch]
-            return reader.schema, pa.Table.from_batches(batches, reader.schema)
-
-    schema, _ = first(None)
-    texts = dict.fromkeys(schema.names, pa.string())
-    try:
-        return schema, first(texts)[1]
-    except pa.ArrowInvalid as error:
-        raise _misread(path, str(error)) from error
-
-
-def _keeps(texts: Any, kind: Any) -> bool:
-    pa = arrow()
-    try:
-        _exact(texts, kind, "")
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _counted(path: str, options: CsvOptions, names: Sequence[str]) -> int:
-    """Return the rows of a file that is decoded from its beginning."""
-    pa = arrow()
-    converting = options.converting(names[:1], {names[0]: pa.string()})
-    reading = pa.csv.ReadOptions(block_size=_CSV_BLOCK, encoding=options.encoding)
-    with (
-        files.opened(path, "infer") as file,
-        pa.csv.open_csv(file, reading, **options.parsing(), convert_options=converting) as reader,
-    ):
-        return sum(batch.num_rows for batch in reader)
 
 
 def _marks(path: str) -> tuple[tuple[int, ...], int]:
@@ -831,119 +685,60 @@ def _marks(path: str) -> tuple[tuple[int, ...], int]:
 
 
 @dataclass(frozen=True)
-class FrameTable:
+class FrameTable(TableSource):
     """A table in this process, of whatever library."""
 
     is_cut: ClassVar[bool] = True
     grain: ClassVar[int] = 1
-    label: str
     table: Table
 
-    @property
-    def rows(self) -> int:
-        return int(self.table.num_rows)
+    def fingerprint(self) -> str:
+        return f"{self.label}, digest {digest_of(self.part(0, self.rows))}"
+
+    def part(self, start: int, stop: int) -> Table:
+        return self.table.select(self.schema.names).slice(start, stop - start)
+
+
+@dataclass(frozen=True)
+class DaskTable(TableSource):
+    """A frame of dask.dataframe, which its name identifies, with the rows of its partitions."""
+
+    is_named: ClassVar[bool] = True
+    partitions: tuple[Any, ...]
+    lengths: tuple[int, ...]
+
+    @cached_property
+    def _stops(self) -> list[int]:
+        return list(accumulate(self.lengths))
 
     @property
-    def row_seconds(self) -> float:
-        return _VALUE_S * self.table.num_columns
-
-    @property
-    def schema(self) -> Schema:
-        return self.table.schema
-
-    def select(self, columns: Sequence[str]) -> FrameTable:
-        return replace(self, table=self.table.select(list(columns)))
+    def grain(self) -> int:
+        return max(1, *self.lengths)
 
     def fingerprint(self) -> str:
-        return f"{self.label}, digest {digest_of(self.table)}"
+        return self.label
 
-    def pieces(self, chunks: Chunks) -> Callable[[int], SentRows]:
-        return lambda number: SentRows(self.table.slice(chunks.span(number)[0], chunks.length(number)))
+    def part(self, start: int, stop: int) -> Delayed:
+        span, skip = _within(self._stops, start, stop)
+        rows: Delayed = delayed(_rows_of_parts, pure=False)(
+            skip, stop - start, self.schema, *self.partitions[span]
+        )
+        return rows
+
+
+def _rows_of_parts(skip: int, take: int, schema: Schema, *parts: Any) -> Table:
+    tables = [as_arrow(part, "a partition").select(schema.names).cast(schema) for part in parts]
+    return pa.concat_tables(tables).slice(skip, take)
 
 
 def digest_of(rows: Any) -> str:
     """Return a digest of the content of an array or a table: 128 bits, at memory speed."""
     if isinstance(rows, np.ndarray):
         return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
-    return xxhash.xxh3_128_hexdigest(_stream_of(rows.combine_chunks()))
-
-
-def _stream_of(table: Table) -> Any:
-    """Return a table in the form in which it is sent."""
-    pa = arrow()
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
-@dataclass(frozen=True)
-class SentRows:
-    """Rows of a table in this process, of which these alone are sent."""
-
-    table: Table
-
-    def read(self) -> Table:
-        return self.table
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.table.nbytes)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A slice is pickled with all of the table that it is of, and a stream has its own rows.
-        return _received, (_stream_of(self.table),)
-
-
-def _received(content: Any) -> SentRows:
-    pa = arrow()
-    return SentRows(pa.ipc.open_stream(content).read_all())
-
-
-@dataclass(frozen=True)
-class DaskTable:
-    """A frame of dask.dataframe, which its name identifies, with the rows of its partitions."""
-
-    is_named: ClassVar[bool] = True
-    label: str
-    partitions: tuple[Any, ...]
-    lengths: tuple[int, ...]
-    schema: Schema
-    row_seconds: float = 0.0
-
-    @property
-    def rows(self) -> int:
-        return sum(self.lengths)
-
-    @property
-    def grain(self) -> int:
-        return max(1, *self.lengths)
-
-    def select(self, columns: Sequence[str]) -> DaskTable:
-        pa = arrow()
-        return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
-
-    def fingerprint(self) -> str:
-        return self.label
-
-    def pieces(self, chunks: Chunks) -> Callable[[int], Delayed]:
-        stops = list(accumulate(self.lengths))
-
-        def piece(number: int) -> Delayed:
-            start, stop = chunks.span(number)
-            first, last = bisect_right(stops, start), bisect_right(stops, stop - 1)
-            skip = start - (stops[first - 1] if first else 0)
-            parts = list(self.partitions[first : last + 1])
-            found: Delayed = delayed(_rows_of_parts, pure=False)(skip, stop - start, self.schema, *parts)
-            return found
-
-        return piece
-
-
-def _rows_of_parts(skip: int, take: int, schema: Schema, *parts: Any) -> SentRows:
-    pa = arrow()
-    tables = [as_arrow(part, "a partition").select(schema.names).cast(schema) for part in parts]
-    return SentRows(pa.concat_tables(tables).slice(skip, take))
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows.combine_chunks())
+    return xxhash.xxh3_128_hexdigest(sink.getvalue())
 
 
 def _facts(part: Any) -> tuple[int, Schema]:
@@ -960,7 +755,6 @@ def is_frame(value: Any) -> bool:
 
 def as_arrow(frame: Any, what: str) -> Table:
     """Return a frame as a table of pyarrow, without an index; raises `ConfigError` where it has values of no type."""
-    pa = arrow()
     if hasattr(frame, "set_axis"):
         # Labels of pandas may be numbers; an index is no column.
         frame = frame.set_axis([str(name) for name in frame.columns], axis=1).reset_index(drop=True)
@@ -980,17 +774,12 @@ def open_frame(frame: Any, client: Any) -> TableSource:
     """Return a frame as a table; of dask.dataframe, the partitions are computed once for their rows and types."""
     what = f"a {type(frame).__module__.partition('.')[0]} {type(frame).__name__}"
     if not is_dask_collection(frame):
-        return FrameTable(what, as_arrow(frame, what))
+        table = as_arrow(frame, what)
+        return FrameTable(what, table.schema, table.num_rows, table)
     import dask
 
-    pa = arrow()
     parts = frame.to_delayed()
     found = dask.compute(*(delayed(_facts)(p) for p in parts), scheduler=client)  # type: ignore[attr-defined]
     lengths, schemas = zip(*found, strict=True)
-    try:
-        schema = pa.unify_schemas(
-            [pa.schema(map(_widened, s)) for s in schemas], promote_options="permissive"
-        )
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ConfigError(f"{what}: its partitions have different types: {error}") from error
-    return DaskTable(f"{what} {frame._name}", tuple(parts), lengths, schema)
+    schema = _one_schema(schemas, f"{what}: its partitions")
+    return DaskTable(f"{what} {frame._name}", schema, sum(lengths), tuple(parts), lengths)
