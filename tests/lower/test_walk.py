@@ -17,36 +17,37 @@ ROOT = Path(__file__).parents[2]
 # signature, keys, layer), and what is built and then called (a task's executable and its session).
 AGAIN = {
     "graph/ir/nodes.py": 12,
-    "graph/ir/dtypes.py": 2,
     "graph/ir/messages.py": 7,
-    "graph/ir/inference_limits.py": 2,
-    "graph/ir/strip_weights.py": 2,
     "lower/signature.py": 6,
-    "graph/ir/inference.py": 4,
-    "graph/model/source_files.py": 4,
     "config.py": 4,
-    "engines/onnxruntime/host_memory.py": 3,
+    "graph/model/source_files.py": 4,
+    "graph/ir/inference.py": 4,
     "lower/worker/models.py": 3,  # a task looks at its inputs first, and then compiles
-    "lower/worker/task.py": 2,
     "options.py": 3,
-    "graph/bundling/partition.py": 2,
+    "graph/bundling/partition.py": 3,
+    "engines/onnxruntime/host_memory.py": 3,
     "graph/model/guards.py": 2,
     "graph/model/functions.py": 2,
-    "graph/ops/table.py": 2,
-    "engines/errors.py": 3,
-    "engines/executable.py": 2,
-    "engines/onnxruntime/known_defects.py": 2,
-    "engines/onnxruntime/session.py": 2,
+    "graph/ir/inference_limits.py": 2,
+    "graph/ir/strip_weights.py": 2,
     "engines/selection.py": 2,
-    "engines/time_limit.py": 2,
-    "lower/layer.py": 2,
+    "engines/onnxruntime/known_defects.py": 2,
+    "graph/ir/dtypes.py": 2,
     "lower/model/bound.py": 2,  # planned when it is lowered
+    "graph/ops/table.py": 2,
+    "graph/bundling/makespan.py": 2,
+    "lower/layer.py": 2,
+    "lower/worker/task.py": 2,
+    "engines/time_limit.py": 2,
+    "engines/executable.py": 2,
+    "engines/errors.py": 2,
+    "engines/onnxruntime/session.py": 2,
 }
 # Files, entries and calls of the whole walk.
 # A session's nodes are looked at for faster ones in a file of its own.
 # Tables and labelled arrays are asked for in two files, and what a call selects is taken from the file.
 # What a task computed is compared with what was expected of it.
-MOST = {"graph/": (33, 63, 94), "engines/": (14, 23, 32), "lower/": (20, 30, 49), "all": (72, 126, 185)}
+MOST = {"graph/": (33, 65, 96), "engines/": (14, 22, 29), "lower/": (20, 30, 49), "all": (72, 127, 184)}
 
 
 @pytest.fixture(scope="module")
