@@ -22,6 +22,8 @@ from dask_ferro.engines.array.ops import (
     linear,
     normalization,
     pooling,
+    quantize,
+    recurrent,
     reductions,
 )
 from dask_ferro.graph.ir.domain import OWN_DOMAIN, STANDARD_DOMAINS
@@ -37,6 +39,8 @@ KERNELS: Mapping[str, Kernel] = {
     **convolution.TABLE,
     **pooling.TABLE,
     **attention.TABLE,
+    **recurrent.TABLE,
+    **quantize.TABLE,
 }
 
 

@@ -272,6 +272,11 @@ UNLIKE: tuple[Wrong, ...] = (
         ("MaxPool", "GlobalMaxPool"), _always, "NaN in a window: ONNX Runtime skips it, the table does not"
     ),
     Wrong("LRN", _always, "NaN, inf: ONNX Runtime's running sum keeps them for the following channels"),
+    *_each(
+        _RECURRENT, _always, "NaN in the input: ONNX Runtime clips its activations, which makes it a number"
+    ),
+    Wrong("QuantizeLinear", _always, "NaN: the smallest integer, or 0"),
+    Wrong("DynamicQuantizeLinear", _always, "NaN: other scales"),
     *_each(("Cast", "CastLike"), _always, "floats beyond the integers: undefined in ONNX"),
 )
 

@@ -394,6 +394,8 @@ def _shapes() -> Iterator[Case]:
     for mode in ("DCR", "CRD"):
         yield case(f"DepthToSpace {mode}", [deep], {"blocksize": 2, "mode": mode})
     yield case("SpaceToDepth", [floats(1, 2, 4, 6)], {"blocksize": 2})
+    yield case("CenterCropPad", [floats(5, 4), vector(3, 7)], weights=(1,))
+    yield case("CenterCropPad on an axis", [floats(5, 4), vector(8)], {"axes": [0]})
     yield case("Identity", [x])
     yield case("Dropout infers", [x])
     yield case(
@@ -425,6 +427,13 @@ def _indexing() -> Iterator[Case]:
         updates = floats(*where.shape)
         yield case(f"ScatterElements {reduction}", [x, where, updates], how)
     yield case("ScatterElements along 1", [x, vector([3], [0]), floats(2, 1)], {"axis": 1})
+    cache, update = floats(2, 2, 4, 3), floats(2, 2, 2, 3)
+    for mode, starts in (("linear", vector(2, 0)), ("circular", vector(3, 1))):
+        yield case(f"TensorScatter {mode}", [cache, update, starts], {"mode": mode})
+    yield case("TensorScatter from the start", [cache[0], update[0]])
+    yield case("TensorScatter along the last", [integers(2, 3), integers(2, 1), vector(2, 0)], {"axis": -1})
+    yield case("TensorScatter of booleans", [cache > 0, update > 0, vector(1, 2)])
+    yield case("TensorScatter of one that is full", [cache, cache * 2], {"axis": 1})
     for axis in (-1, 0, 1):
         indices, depth, values = hot = [vector(0, -1, 7, 2), scalar(3), vector(5, 9, dtype=F)]
         rows = [_one_hot(indices, depth, values, axis)]
@@ -545,6 +554,17 @@ def _convolutions() -> Iterator[Case]:
         first = channel // 2 * 2
         full[0, first : first + 2, i + k] += x[0, channel, i] * w[channel, :, k]
     yield case("ConvTranspose groups", [x, w], {"group": 2}, expected=[full])
+    x, w, bias, past = floats(2, 3, 5), floats(3, 1, 3), floats(3), floats(2, 3, 2)
+    for activation in ("none", "silu", "swish"):
+        yield _causal(activation, [x, w, bias, past], activation)
+    yield _causal("of zeros before", [x, w])
+    yield _causal("of one tap", [x, floats(3, 1, 1)])
+    yield _causal("shorter than its kernel", [x[:, :, :1], w, None, past])
+    yield _causal("in float16", [v.astype(H) for v in (x, w, bias, past)], "silu")
+
+
+def _causal(name: str, inputs: list[Any], activation: str = "none") -> Case:
+    return case(f"CausalConvWithState {name}", inputs, {"activation": activation}, opset=27, outputs=2)
 
 
 def _pools() -> Iterator[Case]:
@@ -601,6 +621,53 @@ def _attentions() -> Iterator[Case]:
     yield case("RotaryEmbedding of a part", part, {"num_heads": 4, "rotary_embedding_dim": 4})
 
 
+def _recurrences() -> Iterator[Case]:
+    steps, batch, size, hidden = 4, 2, 3, 5
+    for (op, gates, states), direction in itertools.product(
+        (("RNN", 1, 1), ("GRU", 3, 1), ("LSTM", 4, 2)), ("forward", "reverse", "bidirectional")
+    ):
+        ways = 2 if direction == "bidirectional" else 1
+        n = gates * hidden
+        inputs = [
+            floats(steps, batch, size),
+            floats(ways, n, size),
+            floats(ways, n, hidden),
+            floats(ways, 2 * n),
+            None,
+        ]
+        inputs += [floats(ways, batch, hidden)] * states
+        attributes = {"hidden_size": hidden, "direction": direction}
+        yield case(f"{op} {direction}", inputs, attributes, outputs=1 + states)
+    w = [floats(1, 3 * hidden, size), floats(1, 3 * hidden, hidden)]
+    linear = {"hidden_size": hidden, "linear_before_reset": 1}
+    yield case(
+        "GRU with the linear step first", [floats(steps, batch, size), *w, floats(1, 6 * hidden)], linear
+    )
+    yield case(
+        "GRU with the batch first",
+        [floats(batch, steps, size), *w],
+        {"hidden_size": hidden, "layout": 1},
+        outputs=2,
+    )
+
+
+def _quantizations() -> Iterator[Case]:
+    x = floats(2, 3, 4, low=-40, high=40)
+    for dtype in (np.uint8, np.int8, np.int16):
+        scales, zeros = floats(3, low=0.1, high=0.5), integers(3, dtype=dtype, low=0)
+        name = np.dtype(dtype).name
+        yield case(f"QuantizeLinear to {name}", [x, scalar(0.25, F), scalar(3, dtype)])
+        yield case(f"QuantizeLinear to {name} by axis", [x, scales, zeros], {"axis": 1})
+        values = integers(2, 3, 4, dtype=dtype, low=-99, high=99)
+        yield case(f"DequantizeLinear of {name}", [values, scales, zeros], {"axis": -2})
+    yield case("QuantizeLinear without a zero", [x, scalar(0.5, F)])
+    yield case("DequantizeLinear of int32", [integers(4, dtype=I), scalar(0.5, F)])
+    yield case("DynamicQuantizeLinear", [x], outputs=3)
+    a, b = integers(2, 3, dtype=np.uint8, low=0), integers(3, 4, dtype=np.int8)
+    yield case("MatMulInteger", [a, b, scalar(2, np.uint8), scalar(-1, np.int8)])
+    yield case("MatMulInteger without zeros", [a, b])
+
+
 CASES: tuple[Case, ...] = tuple(
     itertools.chain(
         _elementwise(),
@@ -616,6 +683,8 @@ CASES: tuple[Case, ...] = tuple(
         _convolutions(),
         _pools(),
         _attentions(),
+        _recurrences(),
+        _quantizations(),
     )
 )
 # The positions of each operator's rows.

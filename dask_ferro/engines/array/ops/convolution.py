@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Fn, Kernel, Op, widened
+from dask_ferro.engines.array.kernel import NEWEST, Fn, Kernel, Op, listed, only, widened
 from dask_ferro.engines.array.ops.layout import padded
 from dask_ferro.engines.array.ops.linear import product
 from dask_ferro.engines.array.window import KernelWindow, Placement, only_pads, place, taps, window_of
@@ -138,7 +138,31 @@ def _transposed_pads(
     return pads
 
 
+def _causal(xp: Namespace, op: Op) -> Fn:
+    """Return the kernel of a causal convolution per channel, and of the state for the next call."""
+    activated = op.get("activation", "none") != "none"
+    widen = widened(xp)
+
+    def fn(
+        x: Array, weight: Array, bias: Array | None = None, past: Array | None = None
+    ) -> tuple[Array, Array]:
+        length, earlier = x.shape[2], weight.shape[2] - 1
+        before = xp.zeros((*x.shape[:2], earlier), dtype=x.dtype) if past is None else past
+        seen = xp.concat([before, x], axis=2)
+        wide, taps = widen(seen), widen(weight)
+        # One tap at a time: kernels have 3 or 4 taps, and windows would copy the input as many times.
+        y = sum(taps[:, 0, i, None] * wide[:, :, i : i + length] for i in range(earlier + 1))
+        y = y if bias is None else y + xp.expand_dims(widen(bias), axis=1)
+        y = y / (1.0 + xp.exp(-y)) if activated else y
+        return xp.astype(y, x.dtype, copy=False), seen[:, :, length:]
+
+    return listed(op, fn)
+
+
 TABLE: dict[str, Kernel] = {
     "Conv": Kernel(_conv, (FLOAT,), when=only_pads),
+    "CausalConvWithState": Kernel(
+        _causal, (FLOAT,), range(27, NEWEST + 1), only("activation", ("none", "silu", "swish"), "none")
+    ),
     "ConvTranspose": Kernel(_conv_transpose, (FLOAT,), when=only_pads),
 }

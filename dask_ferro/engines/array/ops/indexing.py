@@ -13,7 +13,18 @@ from __future__ import annotations
 import math
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, axis_shape, from_front, late, listed, only
+from dask_ferro.engines.array.kernel import (
+    NEWEST,
+    Fn,
+    Kernel,
+    Op,
+    along,
+    axis_shape,
+    from_front,
+    late,
+    listed,
+    only,
+)
 from dask_ferro.graph.ir.dtypes import ANY, BOOL, INDEX, INTEGER, NUMERIC, WIDE
 
 _AT = {"add": "add", "max": "maximum", "min": "minimum"}
@@ -141,6 +152,24 @@ def _scatter_elements(xp: Namespace, op: Op) -> Fn:
     return fn
 
 
+def _tensor_scatter(xp: Namespace, op: Op) -> Fn:
+    axis, circular = op.get("axis", -2), op.get("mode", "linear") == "circular"
+
+    def fn(cache: Array, update: Array, starts: Array | None = None) -> Array:
+        front = from_front(axis, cache.ndim)
+        at = [
+            xp.reshape(xp.arange(n), axis_shape(i, front + 1))
+            for i, n in enumerate(update.shape[: front + 1])
+        ]
+        if starts is not None:
+            at[front] = at[front] + xp.reshape(starts, (-1,) + (1,) * front)
+        if circular:
+            at[front] = at[front] % cache.shape[front]
+        return _scatter(xp, cache, tuple(at), update, "none")
+
+    return fn
+
+
 _known_reduction = only("reduction", ("none", *_AT), "none")
 
 
@@ -218,6 +247,7 @@ TABLE: dict[str, Kernel] = {
     "GatherND": Kernel(_gather_nd, (ANY, WIDE)),
     "ScatterND": Kernel(_scatter_nd, (NUMERIC, WIDE, NUMERIC), when=_known_reduction),
     "ScatterElements": Kernel(_scatter_elements, (NUMERIC, INDEX, NUMERIC), when=_known_reduction),
+    "TensorScatter": Kernel(_tensor_scatter, (ANY, ANY, WIDE), range(24, NEWEST + 1)),
     "OneHot": Kernel(_one_hot, (NUMERIC, NUMERIC, ANY), reads=(1,)),
     "Trilu": Kernel(_trilu, (ANY, WIDE), reads=(1,)),
     "TopK": Kernel(_top_k, (NUMERIC, INTEGER), reads=(1,)),

@@ -233,6 +233,24 @@ def _space_to_depth(xp: Namespace, op: Op) -> Fn:
     return fn
 
 
+def _center_crop_pad(xp: Namespace, op: Op) -> Fn:
+    axes = op.get("axes")
+
+    def make(shape: Ints) -> Fn:
+        def fn(x: Array, _: Array) -> Array:
+            widths = [(0, 0)] * x.ndim
+            for axis, size in zip(axes or range(x.ndim), shape, strict=False):
+                extra = size - x.shape[axis]
+                # The larger half of an odd number is at the end, for padding and for cropping.
+                before = extra // 2 if extra > 0 else -(-extra // 2)
+                widths[axis] = (before, extra - before)
+            return padded(xp, x, widths)
+
+        return fn
+
+    return late(op, make, 1)
+
+
 _VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
 
 
@@ -316,6 +334,7 @@ TABLE: dict[str, Kernel] = {
     "Pad": Kernel(_pad, (ANY, WIDE, ANY, INDEX), when=only("mode", _PAD_MODES, "constant"), reads=(1, 3)),
     "DepthToSpace": Kernel(_depth_to_space, (ANY,)),
     "SpaceToDepth": Kernel(_space_to_depth, (ANY,)),
+    "CenterCropPad": Kernel(_center_crop_pad, (ANY, INDEX), reads=(1,)),
     "Constant": Kernel(_constant, (ANY,), when=_plain_constant),
     "ConstantOfShape": Kernel(_constant_of_shape, (WIDE,), when=_plain_value, reads=(0,)),
     "Range": Kernel(_range, (frozenset({D.FLOAT, D.DOUBLE, D.INT16, D.INT32, D.INT64}),)),
