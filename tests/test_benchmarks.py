@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dask_ferro.engines.device.residency import DeviceArray, Residency
-from dask_ferro.engines.executable import Executable
+from dask_ferro.engines.device_executable import DeviceExecutable
 from dask_ferro.testing.emulated_device import StandIn
 from tests.each import every
 from tests.on_slurm.conftest import slurm  # noqa: F401 - a fixture
@@ -313,7 +313,7 @@ def test_the_gpu_benchmark_measures_bundles_as_workers_run_them(measure):
     residency = Residency(device)
     value = device.to_device(np.ones((1, 4, 16), np.float32))
     chain = gpu.compiled(residency, networks.transformer(16, 4, 2), "array")
-    assert type(chain) is Executable
+    assert type(chain) is DeviceExecutable
     (result,) = chain(value)
     assert type(result) is DeviceArray
     ran = []

@@ -374,8 +374,8 @@ def converted(spec: ValueSpec, values: np.ndarray, what: str) -> np.ndarray:
         return values
     if values.size and not holds(dtype, values):
         raise ConfigError(
-            f"{what} holds {values.dtype}, which cannot be {dtype} without loss, wanted {dtype}: convert it with"
-            f" .astype({dtype.name!r})"
+            f"{what} holds {values.dtype}, which {dtype} cannot represent without loss, wanted {dtype}: convert it"
+            f" with .astype({dtype.name!r})"
         )
     with np.errstate(over="ignore"):
         cast = values.astype(dtype)

@@ -255,7 +255,7 @@ def test_a_task_that_runs_again_computes_what_it_had_taken_out(reference, name, 
 def test_a_value_that_another_thread_takes_out_is_still_read(monkeypatch):
     """A task that runs again is no reader any more: the last one may take a value out between its look and its pick."""
     made = SegmentValues((np.ones(3), None), (), {0: 1})
-    bundle = SimpleNamespace(outputs=("again",))
+    bundle = SimpleNamespace(each=lambda results: (results,))
 
     def computed(model, bundle, *arguments, copy):
         made.read(0, 0)
