@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -113,7 +114,8 @@ def pressed(press: Callable[[str], None]) -> Iterator[None]:
     def read() -> None:
         # The bytes of one key arrive together.
         if not (typed := os.read(stdin, 1024)):
-            loop.remove_reader(stdin)
+            # The terminal is gone; after `nohup` no signal tells it.
+            sys.exit(128 + signal.SIGHUP)
         for key in _KEY.findall(typed.decode(errors="replace")):
             press(key)
 

@@ -18,12 +18,12 @@ from dask_ferro.trace import About
 from dask_ferro.words import at_most
 
 # Region and placement of each node, by the node's name.
-Told = Mapping[str, tuple[str, str]]
+NodeLabels = Mapping[str, tuple[str, str]]
 # Regions and placements listed at most: the size of a task must not grow with its nodes.
 _LISTED = 3
 
 
-def told(nodes: Iterable[ir.Node]) -> Told:
+def node_labels(nodes: Iterable[ir.Node]) -> NodeLabels:
     """Return the region and placement by name of the nodes that have either."""
     found = {node.name or "": (str(region_of(node)), _placement(node)) for node in nodes}
     return {name: both for name, both in found.items() if any(both)}

@@ -24,7 +24,7 @@ from distributed.metrics import time
 
 from dask_ferro.engines import Kernel
 from dask_ferro.engines.executable import Executable
-from dask_ferro.lower.annotations import Told
+from dask_ferro.lower.annotations import NodeLabels
 from dask_ferro.lower.bundled import run as bundled
 from dask_ferro.lower.bundled.costs import names_of
 from dask_ferro.lower.worker import task
@@ -45,7 +45,7 @@ class _BundleRun(NamedTuple):
     worker: str
     key: Key
     zero: float
-    regions: Told
+    regions: NodeLabels
 
 
 class _Op(NamedTuple):
@@ -66,7 +66,7 @@ class Tape:
     def __init__(self, length: int = LENGTH) -> None:
         self._length = length
         self._rings: dict[_Holder, Ring[_Op]] = {}
-        self._watched: WeakKeyDictionary[Executable, tuple[Executable, Told]] = WeakKeyDictionary()
+        self._watched: WeakKeyDictionary[Executable, tuple[Executable, NodeLabels]] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self._thread = threading.local()
 
@@ -89,7 +89,7 @@ class Tape:
     # -- what a bundle runs through ------------------------------------------------------------------------
 
     def listened(
-        self, executable: Executable, regions_of: Callable[[], Told]
+        self, executable: Executable, regions_of: Callable[[], NodeLabels]
     ) -> Callable[..., tuple[Any, ...]]:
         """Return a bundle whose ops are recorded for the current task of this thread; unchanged if there is none.
 

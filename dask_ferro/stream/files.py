@@ -24,10 +24,10 @@ from dask.utils import natural_sort_key
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.prepared.remote import (
     Address,
+    error_text,
     is_address,
     kind_of,
     missing_package,
-    told,
     web_failure,
     without_secrets,
 )
@@ -139,7 +139,7 @@ def errors_of(path: str) -> Iterator[None]:
         raise
     except Exception as error:  # noqa: BLE001 - each file system has errors of its own
         # Not with its cause, which may name the whole address.
-        raise OSError(errno.EIO, told(error, path), shown) from None
+        raise OSError(errno.EIO, error_text(error, path), shown) from None
 
 
 # ---- looking ----------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.observe.top import look, where
 from dask_ferro.views.terminal import console
 from tests.programs import ran
-from tests.waiting import BOUND_S, until
+from tests.waiting import BOUND_S, ended, until
 
 COMMAND = [sys.executable, "-m", "dask", "ferro", "top"]
 
@@ -302,6 +302,9 @@ def test_once_prints_a_table_or_json_and_finds_the_scheduler_in_every_way(tmp_pa
 
 # ---- in a terminal -----------------------------------------------------------------------------------------
 
+_IN_ORDER, _REVERSED = (
+    re.compile(rf"^{first} +idle.*^{last} +idle", re.MULTILINE | re.DOTALL) for first, last in ("01", "10")
+)
 _STYLE = re.compile("\x1b\\[[0-9;?]*[A-Za-z]")
 
 
@@ -391,10 +394,10 @@ def test_it_shows_workers_and_survives_the_clusters_absence(terminal):
         )
         terminal.shows("2 workers, 2 threads")
         assert "1049h" in terminal.raw
-        assert re.search(r"^0 +idle.*^1 +idle", terminal.frame(), re.MULTILINE | re.DOTALL)
+        terminal.until(lambda: _IN_ORDER.search(terminal.frame()), "both workers, in order")
         terminal.press("r/id\r")
         terminal.shows("s sort: worker reversed  r reverse  / filter: id")
-        assert re.search(r"^1 +idle.*^0 +idle", terminal.frame(), re.MULTILINE | re.DOTALL)
+        terminal.until(lambda: _REVERSED.search(terminal.frame()), "both workers, reversed")
     terminal.shows("no answer from the scheduler for")
     assert "2 workers" in terminal.frame()
     with cluster(port=int(address.rpartition(":")[2])):
@@ -421,3 +424,18 @@ def test_it_can_be_stopped_and_goes_on_in_a_shell_and_ends_by_signals(terminal):
     terminal.shows("no answer from the scheduler for")
     terminal.press("q")
     assert terminal.status() == (0, True)
+
+
+@pytest.mark.cluster
+def test_it_ends_when_its_terminal_is_gone_though_no_signal_tells_it():
+    """Under `nohup`: it polled the scheduler for ever."""
+    master, slave = pty.openpty()
+    shell = [sys.executable, "-c", "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
+             "os.execvp(sys.argv[1], sys.argv[1:])", *COMMAND, "--scheduler", "tcp://127.0.0.1:9"]  # fmt: skip
+    top = subprocess.Popen(shell, stdin=slave, stdout=slave, stderr=subprocess.DEVNULL)
+    os.close(slave)
+    try:
+        until(lambda: b"1049h" in os.read(master, 65536), "the screen")
+    finally:
+        os.close(master)
+    assert ended(top, "top") != 0

@@ -20,7 +20,7 @@ import pytest
 import zarr
 
 import dask_ferro as ff
-from dask_ferro.lower.prepared.remote import told, web_failure, without_secrets
+from dask_ferro.lower.prepared.remote import error_text, web_failure, without_secrets
 from dask_ferro.stream import files
 from dask_ferro.stream.ends import check_places
 from dask_ferro.stream.journal import AddressLock, SinkPath, held
@@ -533,7 +533,7 @@ TEXTS = [
 
 @pytest.mark.parametrize(("address", "text", "wanted"), TEXTS)
 def test_an_error_is_told_without_secrets(address: str, text: str, wanted: str) -> None:
-    assert told(OSError(text), address) == f"OSError: {wanted}"
+    assert error_text(OSError(text), address) == f"OSError: {wanted}"
 
 
 @pytest.mark.parametrize(

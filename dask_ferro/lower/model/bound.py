@@ -77,7 +77,7 @@ class BoundModel:
         return self.plan.bundles
 
 
-def given_inputs(
+def inputs_by_name(
     sig: Signature, args: tuple[object, ...], named: dict[str, object], options: dict[str, object], title: str
 ) -> Any:
     """Return the inputs of a call as `bind` takes them; raises `ConfigError` where they and options are mixed up."""

@@ -29,7 +29,7 @@ from dask_ferro.lower.inputs.labelled import LabelledInputs, read_labelled
 from dask_ferro.lower.inputs.partitions import partitioned
 from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.inputs.tables import TableForm, table_of
-from dask_ferro.lower.model.bound import BoundModel, bind, checked_batch, given_inputs
+from dask_ferro.lower.model.bound import BoundModel, bind, checked_batch, inputs_by_name
 from dask_ferro.lower.model.render import Fact, as_text, facts
 from dask_ferro.lower.portable import portable
 from dask_ferro.lower.prepared.opening import open_model, reopened
@@ -263,7 +263,7 @@ class ModelGraph(DaskMethodsMixin):
         return f"model {self.name!r}"
 
     def _given(self, args: tuple[object, ...], named: dict[str, object], options: dict[str, object]) -> Any:
-        return given_inputs(self._opened.signature, args, named, options, self._title)
+        return inputs_by_name(self._opened.signature, args, named, options, self._title)
 
     def _bound(
         self, given: Any, batch: int | None, batched: Names, dims: Any, *, at_once: bool = False

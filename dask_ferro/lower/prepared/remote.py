@@ -93,12 +93,12 @@ def shown(path: str) -> str:
     return without_secrets(path) if is_address(path) else path
 
 
-def told(error: BaseException, address: str) -> str:
+def error_text(error: BaseException, address: str) -> str:
     """Return the type and text of an error, without the secrets of an address.
 
-    >>> told(OSError("GET https://host/x?key=%2F1"), "https://host/x?key=/1")
+    >>> error_text(OSError("GET https://host/x?key=%2F1"), "https://host/x?key=/1")
     'OSError: GET https://host/x'
-    >>> told(ValueError('no bucket "me:word@data"'), "s3://me:word@data/x")
+    >>> error_text(ValueError('no bucket "me:word@data"'), "s3://me:word@data/x")
     'ValueError: no bucket "data"'
     """
     text = str(error).replace(address, without_secrets(address))
@@ -136,7 +136,7 @@ def web_failure(error: BaseException, address: str) -> str | None:
         return None
     if status is not None:
         return f"its server answers with status {status} ({getattr(error, 'message', '') or 'no reason'})"
-    return f"it cannot be reached: {told(error, address)}"
+    return f"it cannot be reached: {error_text(error, address)}"
 
 
 def missing_package(what: str, address: str, error: ImportError) -> ConfigError:
@@ -171,10 +171,10 @@ def fetched(address: str) -> bytes:
         raise missing_package("model", address, error) from error
     except ValueError as error:
         raise ConfigError(
-            f"model {shown!r}: {told(error, address)}; wanted a path, or an address that fsspec knows"
+            f"model {shown!r}: {error_text(error, address)}; wanted a path, or an address that fsspec knows"
         ) from error
     except Exception as error:  # noqa: BLE001 - each file system has errors of its own
         # Not with its cause, which may name the whole address.
         failure = web_failure(error, address) if kind_of(address) in _WEB else None
-        raise ModelError(f"model {shown!r} cannot be read: {failure or told(error, address)}") from None
+        raise ModelError(f"model {shown!r} cannot be read: {failure or error_text(error, address)}") from None
     return content

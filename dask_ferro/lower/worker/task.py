@@ -33,7 +33,7 @@ from dask_ferro.engines.selection import Engine
 from dask_ferro.engines.time_limit import within
 from dask_ferro.errors import ModelError, UnsupportedOp
 from dask_ferro.graph.ir.inference import ValueType, infer
-from dask_ferro.lower.annotations import Told, told
+from dask_ferro.lower.annotations import NodeLabels, node_labels
 from dask_ferro.lower.worker import device
 from dask_ferro.lower.worker.checks import LateInputs, OutputCheck, Shapes, check_outputs
 from dask_ferro.lower.worker.models import MODELS_KEPT, ModelRef, open_model
@@ -48,7 +48,7 @@ _MADE_UP_ROWS = (1, 3)
 
 Compute = Callable[..., tuple[Any, ...]]
 # Wraps an Executable; its second argument returns the regions and placements of the nodes.
-Listener = Callable[[Any, Callable[[], Told]], Compute]
+Listener = Callable[[Any, Callable[[], NodeLabels]], Compute]
 # The hook that wraps each bundle that runs in this process, to see its ops; None: none is installed.
 _listener: Listener | None = None
 # What is known of the inputs of bundles, by the model, their names, and which are cut row by row.
@@ -161,7 +161,7 @@ def _results(
     if _listener is not None:
         run = _listener(
             executable,
-            lambda: told(nodes_between(open_model(model, copy).model, bundle.inputs, bundle.outputs)),
+            lambda: node_labels(nodes_between(open_model(model, copy).model, bundle.inputs, bundle.outputs)),
         )
     return _by_rows(run, arrays, bundle) if bundle.split else run(*arrays)
 
