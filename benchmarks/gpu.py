@@ -43,7 +43,8 @@ from distributed import Client  # noqa: E402
 from gpu_checks import ALONE, COPIES, DASK, RESIDENT  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.engines.device.device import CupyDevice, cupy_devices  # noqa: E402
+from dask_ferro.engines.device.device import CupyDevice  # noqa: E402
+from dask_ferro.engines.device.memory import cupy_devices  # noqa: E402
 from dask_ferro.engines.device.residency import Residency  # noqa: E402
 from dask_ferro.engines.device_executable import compile_on_device  # noqa: E402
 from dask_ferro.engines.executable import Executable  # noqa: E402

@@ -62,6 +62,8 @@ def _shipped() -> list[Path]:
             id="the collection does without distributed"),
         pytest.param("import dask_ferro.scheduler.preload", {"click", "dask", "distributed", "numpy"},
             id="a scheduler with the plugin loads neither models nor engines"),
+        pytest.param("import dask_ferro.scheduler.worker_plugin, dask_ferro.scheduler.calibration",
+            {"click", "dask", "distributed", "numpy"}, id="nor does a worker that joins, while others have tasks"),
     ],
 )  # fmt: skip
 def test_imports_are_lean(statement, allowed):

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_ferro import config
-from dask_ferro.engines.device.device import cupy_devices
-from dask_ferro.engines.device.memory import account
+from dask_ferro.engines.device.memory import account, cupy_devices
 from dask_ferro.policy.estimates import Speed
 
-# Seconds of repetitions of one kernel.
-_BUDGET = 0.05
+# Seconds of repetitions of one kernel: ten times as many give the same figures, and take time from a worker's tasks.
+_BUDGET = 0.005
 
 
 def detected() -> str:
@@ -86,7 +85,7 @@ def _cupy() -> Any:
 
 
 def measured(device: str) -> Speed:
-    """Measure the best of some matrix products and copies; 0.15 s, 64 MiB."""
+    """Measure the best of some matrix products and copies; 20 ms, 64 MiB."""
     if device == "gpu":
         xp = _cupy()
         side, length, wait = 4096, 64 * 2**20, xp.cuda.Device().synchronize

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_ferro.engines.device.device import Memory, Traffic
-from dask_ferro.graph.ir.dtypes import NAMES
+from dask_ferro.engines.device.device import DTYPES, Memory, Traffic
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
 _COMPARING = "lt le gt ge eq ne"
@@ -187,7 +186,7 @@ class StandIn:
         self.traffic = Traffic()
         self.streams: set[int] = set()  # one for each thread that ran something
         self._strict_type = type(array_api_strict.empty(0))
-        self.dtypes = frozenset(NAMES.values()) - {"float16"}  # which its namespace lacks
+        self.dtypes = DTYPES - {"float16"}  # which its namespace lacks
         self._total = total
         # Reentrant: garbage collection may release another array while this one is being counted.
         self._lock = threading.RLock()

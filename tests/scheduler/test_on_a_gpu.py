@@ -21,7 +21,8 @@ from distributed.deploy.spec import SpecCluster
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
+from dask_ferro.engines.device.device import CupyDevice, Device
+from dask_ferro.engines.device.memory import cupy_devices
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.lower.worker import device as devices
 from dask_ferro.scheduler.worker_plugin import METRIC

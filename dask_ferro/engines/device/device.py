@@ -20,7 +20,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from importlib.util import find_spec
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -29,8 +28,10 @@ from numpy.typing import DTypeLike
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.device.memory import account
-from dask_ferro.graph.ir.dtypes import NAMES
 
+# Names of the dtypes of the array table, as in `graph.ir.dtypes.ANY`.  They are numpy's here, since that module imports
+# ONNX, which takes 0.25 s: a worker whose device is measured or declared has no model yet, and others have tasks.
+DTYPES = frozenset(np.dtype(code).name for code in np.typecodes["AllInteger"] + "?efdFD")
 # CuPy reads this variable at its first product of float32 matrices.
 _TF32 = "CUPY_TF32"
 # A download of at least 256 KiB goes to page-locked memory, which a GPU writes several times as fast; at most 2 GiB of
@@ -158,8 +159,7 @@ class CupyDevice:
         fast on Ampere and later, with errors of 1e-3 instead of 1e-6.  CuPy reads the setting at its first product.
     """
 
-    # The dtypes that the array table supports.
-    dtypes = frozenset(NAMES.values())
+    dtypes = DTYPES
 
     def __init__(self, ordinal: int = 0, *, tf32: bool = False) -> None:
         # CuPy reads the setting at its first product, for the whole process.
@@ -249,16 +249,3 @@ class CupyDevice:
             with self._device:
                 self._thread.stream = self._cupy.cuda.Stream(non_blocking=True)
         return self._thread.stream
-
-
-def cupy_devices() -> int:
-    """Return the number of devices that CuPy finds; 0 without CuPy or a driver."""
-    if find_spec("cupy") is None:
-        return 0
-    # Imported on use, because the import takes a second.
-    import cupy
-
-    try:
-        return int(cupy.cuda.runtime.getDeviceCount())
-    except cupy.cuda.runtime.CUDARuntimeError:
-        return 0

@@ -1,10 +1,11 @@
-"""The GPU memory that is available to a process, from the driver and CuPy's pool.  Sizes are bytes.
+"""The GPUs that a process has and their memory, from the driver and CuPy's pool.  Sizes are bytes.
 
 The driver counts a whole pool as used, also its unused blocks; of a pool of RMM's that is all that is known.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from types import ModuleType
 from typing import NamedTuple
 
@@ -49,3 +50,16 @@ def account(cupy: ModuleType) -> ProcessMemory:
     free, total = cupy.cuda.runtime.memGetInfo()
     pool = cupy.get_default_memory_pool()
     return ProcessMemory(total, total - free, pool.used_bytes(), pool.free_bytes())
+
+
+def cupy_devices() -> int:
+    """Return the number of devices that CuPy finds; 0 without CuPy or a driver."""
+    if find_spec("cupy") is None:
+        return 0
+    # Imported on use, because the import takes a second.
+    import cupy
+
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return 0

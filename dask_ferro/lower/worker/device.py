@@ -15,7 +15,8 @@ from typing import Any
 
 from dask_ferro import config
 from dask_ferro.engines.device import residency
-from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
+from dask_ferro.engines.device.device import CupyDevice, Device
+from dask_ferro.engines.device.memory import cupy_devices
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.onnxruntime.device_session import place_of, works
 from dask_ferro.engines.onnxruntime.support import HOST

@@ -16,7 +16,8 @@ import onnx.backend.test.loader
 import onnx_ir as ir
 import pytest
 
-from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
+from dask_ferro.engines.device.device import CupyDevice, Device
+from dask_ferro.engines.device.memory import cupy_devices
 from dask_ferro.testing.emulated_device import StandIn
 from tests.engines.array.cases import bound, compiled, supported
 

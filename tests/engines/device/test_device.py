@@ -16,7 +16,8 @@ import pytest
 from onnx import helper, parser
 
 from dask_ferro.engines import array
-from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
+from dask_ferro.engines.device.device import CupyDevice, Device
+from dask_ferro.engines.device.memory import cupy_devices
 from dask_ferro.testing.emulated_device import OutOfMemory, StandIn
 from tests.each import each, every
 from tests.engines.array.cases import BY_OP, CASES, Case, compiled, expected, id_of

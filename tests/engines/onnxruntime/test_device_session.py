@@ -12,7 +12,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from dask_ferro.engines.device.device import CupyDevice, cupy_devices
+from dask_ferro.engines.device.device import CupyDevice
+from dask_ferro.engines.device.memory import cupy_devices
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.device_executable import compile_on_device
 from dask_ferro.engines.executable import Executable

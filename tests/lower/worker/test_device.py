@@ -19,7 +19,8 @@ from dask.sizeof import sizeof
 
 import dask_ferro as ff
 from dask_ferro.engines.device import residency as residents
-from dask_ferro.engines.device.device import CupyDevice, cupy_devices
+from dask_ferro.engines.device.device import CupyDevice
+from dask_ferro.engines.device.memory import cupy_devices
 from dask_ferro.engines.device.residency import DeviceArray, Residency
 from dask_ferro.lower.worker import device as devices
 from dask_ferro.testing.emulated_device import StandIn
