@@ -423,6 +423,11 @@ STEALING = (
     ),
     steal("pause", 0.0, "A paused worker is projected to stay paused for 1 s."),
     swap_steal(
+        "tasks about to start may move",
+        "A task that starts within its worker's threshold stays.",
+        (N + "Informed._best", lambda old: lambda self, *facts: old(self, *facts[:-1], 0.0)),
+    ),
+    swap_steal(
         "no task unlocks",
         "A worker whose task unlocks others steals only when it has none.",
         (L + "_seen", _seen_without(unlocks=False)),

@@ -7,6 +7,8 @@ Rules of every policy:
 - only queued tasks move, never running ones; the last to start moves first, the cheapest among those.
 
 Rules of `Informed`, which uses projections:
+- a task stays that is projected to start within its worker's threshold, unless that worker is paused and starts
+  nothing: a request takes as long to be answered, and is refused by then;
 - a task moves when it is projected to finish earlier by a margin.  A task that is shorter than its move moves when it
   is projected to wait for several times the cost of the move.  So no task waits beside an idle worker for more than a
   small multiple of its move's cost, and tasks with a shorter wait stay;
@@ -176,10 +178,12 @@ class Informed(Policy):
         starving.sort(key=lambda w: (w.starts_in, w.address))
         moves: list[Move] = []
         for thief in starving:
-            moves += self._feed(thief.address, snapshot, tentative)
+            moves += self._feed(thief.address, snapshot, state, tentative)
         return tuple(moves)
 
-    def _feed(self, address: Address, snapshot: Snapshot, tentative: Tentative) -> list[Move]:
+    def _feed(
+        self, address: Address, snapshot: Snapshot, state: StealingState, tentative: Tentative
+    ) -> list[Move]:
         """Return the moves to one thief, taken from the fullest victim first."""
         p = self.parameters
         moves: list[Move] = []
@@ -190,7 +194,7 @@ class Informed(Policy):
                 thief, victim = tentative.worker(address), tentative.worker(first.address)
                 if thief.busy >= thief.nthreads and thief.starts_in >= p.reach:
                     return moves
-                found = self._best(thief, victim, tentative)
+                found = self._best(thief, victim, tentative, threshold_of(state, victim.address, p))
                 if found is None:
                     break
                 task, gain, transfer = found
@@ -199,9 +203,15 @@ class Informed(Policy):
         return moves
 
     def _best(
-        self, thief: Worker, victim: Worker, tentative: Tentative
+        self, thief: Worker, victim: Worker, tentative: Tentative, soon: float
     ) -> tuple[TaskFacts, float, float] | None:
-        """Return the best task to steal from the end of the victim's queue, its gain and its transfer seconds."""
+        """Return the best task to steal from the end of the victim's queue, its gain and its transfer seconds.
+
+        Parameters
+        ----------
+        soon : float
+            A task that starts within so many seconds stays.
+        """
         best: tuple[tuple[float, int], TaskFacts, float, float] | None = None
         tried = 0
         for place, task in enumerate(tentative.queue(victim.address)):
@@ -215,7 +225,7 @@ class Informed(Policy):
             # An overdue one is expected to wait as long again, whatever was projected; but a device that is much faster
             # keeps tasks that it will soon start.
             waits = max(waits, task.blocked, task.overdue if thief.device == victim.device else 0.0)
-            if self._stays(task, thief, victim, waits, 0.0):
+            if (victim.accepts and waits < soon) or self._stays(task, thief, victim, waits, 0.0):
                 # It would stay even if its transfer took no time.
                 continue
             tried += 1

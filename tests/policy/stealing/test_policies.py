@@ -217,7 +217,7 @@ def test_at_most_so_many_tasks_are_weighed_for_a_move() -> None:
         pytest.param([stand("a", *many(4), running=0.05), stand("b", running=0.009), stand("c")], ("t0", "a", "c"), 3,
             id="for the first to run dry first"),
         pytest.param([stand("a", *many(4), running=0.0), *(stand(t) for t in "bcdefg")], ("t0", "a", "b"), 3,
-            id="and leave a victim its last, for many thieves together"),
+            id="and leave a victim its threshold, for many thieves together"),
         pytest.param([stand("a", *many(30, 0.5), running=0.5), stand("b", nthreads=4)], ("t0", "a", "b"), 4,
             id="one for each thread of a thief"),
         pytest.param([stand("a", task("t", 0.001), accepts=False), stand("b")], ("t", "a", "b"), 1,
@@ -238,6 +238,12 @@ def test_a_thief_with_a_lower_threshold_waits_for_longer() -> None:
     stands = [stand("a", *many(9), running=0.1), stand("b", running=0.02)]
     assert moves(INFORMED, *stands) == []
     assert moves(INFORMED, *stands, state=StealingState(thresholds={"b": 0.05})) != []
+
+
+def test_a_victim_with_a_higher_threshold_keeps_more() -> None:
+    stands = [stand("a", *many(3), running=0.05), stand("b")]
+    assert moves(INFORMED, *stands) != []
+    assert moves(INFORMED, *stands, state=StealingState(thresholds={"a": 0.19})) == []
 
 
 # -- the threshold -----------------------------------------------------------------------------------------

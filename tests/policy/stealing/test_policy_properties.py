@@ -382,6 +382,19 @@ def test_every_informed_move_gains(stands: list[Stand], state: StealingState) ->
         assert move.cost >= 0.0
 
 
+@properties
+@given(stands=stands(), state=states())
+def test_no_victim_is_left_under_its_threshold(stands: list[Stand], state: StealingState) -> None:
+    shown = snapshot(stands)
+    moved = POLICIES[0].step(shown, state)
+    for address in {move.victim for move in moved}:
+        victim = shown.workers[address]
+        seconds = {t.key: t.seconds for t in shown.queues[address]}
+        given_away = sum(seconds[move.key] for move in moved if move.victim == address)
+        left = victim.starts_in - given_away * victim.slowness / victim.nthreads
+        assert not victim.accepts or left >= threshold_of(state, address, PARAMETERS) - 1e-9
+
+
 @st.composite
 def alike(draw: st.DrawFn) -> list[Stand]:
     """Up to six workers of equal queues."""
