@@ -16,7 +16,8 @@ Waits of jobs are drawn only where a queue is uncertain: other elastic runs diff
 makespan, job-hours   off over on: the geometric mean over seeds.
 moves                 confirmed steals, on to off.
 lost                  results computed again, and MB that a device was short of: the mean off less the mean on.
-changes nothing       "nothing": no figure changes by 2 % on any workload; "moves only"; "better off": what changes is
+changes nothing       "nothing": no figure changes by 2 % on any workload, and what is seen elsewhere without the rule;
+                      "moves only"; "better off": what changes is
                       an improvement; a figure that gets worse: empty.  A change is one of more than 2 % and of more
                       than three standard errors over the seeds.
 
@@ -207,7 +208,8 @@ def _cells(rule: Rule, changes: Mapping[str, Mapping[str, Change]]) -> list[str]
     short = cells.pop("MB short")
     if short:
         cells["lost"] = "; ".join(filter(None, (cells["lost"], f"MB {short}")))
-    return [rule.name, rule.says, *cells.values(), verdict(changes)]
+    what = verdict(changes)
+    return [rule.name, rule.says, *cells.values(), f"nothing; {rule.held}" if what == "nothing" else what]
 
 
 # ---- all of it ---------------------------------------------------------------------------------------------

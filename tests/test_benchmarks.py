@@ -279,6 +279,16 @@ def test_every_rule_of_the_policies_can_be_switched_off(tmp_path):
     assert lines[0] == "| off | the rule | makespan | job-hours | moves | lost | changes nothing by 2 % |"
     assert sum(line.startswith("| **") for line in lines) == 6
     assert len(lines) == 2 + 6 + len(rules)
+    kept = json.loads((BENCHMARKS / "results" / "ablation.json").read_text())["rules"]
+    assert kept.keys() == rules.keys()
+    assert {name for name, rule in kept.items() if rule["verdict"] == "nothing"} == _held()
+
+
+def _held():
+    """Return the rules that say what is seen without them where no simulated figure changes."""
+    statement = "import ablation_rules, json; print(json.dumps(list(ablation_rules.HELD)))"
+    done = ran([sys.executable, "-c", statement], check=True, env=FORKED | {"PYTHONPATH": str(BENCHMARKS)})
+    return set(json.loads(done.stdout))
 
 
 @pytest.mark.cluster

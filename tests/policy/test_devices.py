@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dask_ferro.policy.candidates import Candidates
 from dask_ferro.policy.estimates import Durations, Estimate, ResultSizes, Speed
 from dask_ferro.policy.facts import Replica, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
@@ -379,3 +380,13 @@ def test_the_soonest_are_those_of_each_class_that_have_room(many: int) -> None:
     made.assign(0.0, "x", "g1", "t", 0)
     assert [w.address for w in made.soonest(0.0, 1)] == ["d", "g0"]
     assert [w.address for w in made.soonest(0.0, 2, room=500)] == ["d", "g2", "g3"]
+
+
+def test_a_device_with_room_is_weighed_behind_many_without() -> None:
+    full = {f"g{n}": 1000 for n in range(PLACEMENT.candidates + 1)}
+    made = book(full, **full, roomy=1000)
+    made.assign(0.0, "x", "roomy", "t", 0)
+    weighed = Candidates(made, free_links(), PLACEMENT, is_open=lambda address: True)
+    ready = task("y", 0.01, device="gpu", nbytes=500)
+    found = weighed.candidates(ready, {}, 0, priority=1, now=0.0)
+    assert where(weighed.choose(ready, found, fresh=0.0)) == "roomy"
