@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -22,6 +22,23 @@ from dask_ferro.policy.estimates import Speed
 _BUDGET = 0.005
 
 
+class GpuMemory(TypedDict):
+    """The memory of a process' GPU in bytes.
+
+    `device` is the name in the environment, the same for all processes of a host that share one.  `used` and `total`
+    refer to the whole device; `own` is allocated in this process; `live` is `used` without free blocks in this
+    process's pools, and so is unavailable to any allocation; `evictable` is freed on demand, since it can be uploaded
+    again.
+    """
+
+    device: str
+    used: int
+    total: int
+    own: int
+    live: int
+    evictable: int
+
+
 def detected() -> str:
     """Return the device class of this process: as configured, or else "gpu" if CuPy finds one."""
     device = config.value("worker.device")
@@ -30,7 +47,7 @@ def detected() -> str:
     return "gpu" if cupy_devices() else "cpu"
 
 
-def memory() -> dict[str, Any] | None:
+def memory() -> GpuMemory | None:
     """Return the memory of this process' GPU; None if its driver does not report it."""
     cupy = _cupy()
     try:

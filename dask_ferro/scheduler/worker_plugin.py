@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from itertools import takewhile
-from types import ModuleType
 from typing import NotRequired, Protocol, TypedDict, cast
 
 from distributed import Worker
@@ -23,7 +22,8 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import SENDS, Speed
-from dask_ferro.scheduler import upstream_worker
+from dask_ferro.scheduler import calibration, upstream_worker
+from dask_ferro.scheduler.calibration import GpuMemory
 
 logger = logging.getLogger(__name__)
 
@@ -68,23 +68,6 @@ class FerroWorker(WorkerPlugin):
         if isinstance(report, Report):
             report.close()
             upstream_worker.put_sends(worker, report.stock_sends)
-
-
-class GpuMemory(TypedDict):
-    """The memory of a process' GPU in bytes.
-
-    `device` is the name in the environment, the same for all processes of a host that share one.  `used` and `total`
-    refer to the whole device; `own` is allocated in this process; `live` is `used` without free blocks in this
-    process's pools, and so is unavailable to any allocation; `evictable` is freed on demand, since it can be uploaded
-    again.
-    """
-
-    device: str
-    used: int
-    total: int
-    own: int
-    live: int
-    evictable: int
 
 
 class GpuFacts(GpuMemory):
@@ -161,7 +144,7 @@ class Report:
 
     def _gpu(self, worker: Worker) -> GpuFacts | None:
         """Return the current figures of the worker's GPU."""
-        memory = _calibration().memory() if self._declared is None else self._declared.memory(worker)
+        memory = calibration.memory() if self._declared is None else self._declared.memory(worker)
         return None if memory is None else {**memory, "model": self._model}
 
     def measure(self, worker: Worker) -> None:
@@ -179,7 +162,6 @@ class Report:
             self._model = self._declared.model
             return
         try:
-            calibration = await asyncio.to_thread(_calibration)
             self._device = await asyncio.to_thread(calibration.detected)
             while self._device == "cpu":
                 await asyncio.sleep(_LOOKS)
@@ -204,13 +186,6 @@ class Report:
             self._received[link] = transfers + 1, total, seconds + entry["stop"] - entry["start"]
         # Dask's own "duration" is at least a millisecond, longer than most small transfers.
         return [(e["who"], int(e["total"]), e["stop"] - e["start"]) for e in reversed(new[:_SAMPLES])]
-
-
-def _calibration() -> ModuleType:
-    """Import the measurements where a worker takes them: a scheduler loads this module too, and no engines."""
-    from dask_ferro.scheduler import calibration
-
-    return calibration
 
 
 def _host(address: str | None) -> str:

@@ -207,10 +207,7 @@ class Informed(Policy):
     ) -> tuple[TaskFacts, float, float] | None:
         """Return the best task to steal from the end of the victim's queue, its gain and its transfer seconds.
 
-        Parameters
-        ----------
-        soon : float
-            A task that starts within so many seconds stays.
+        A task that starts within `soon` seconds stays.
         """
         best: tuple[tuple[float, int], TaskFacts, float, float] | None = None
         tried = 0
