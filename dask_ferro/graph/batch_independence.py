@@ -36,7 +36,9 @@ from dask_ferro.graph.ops.table import facts_of
 _BY_THEIR_NUMBER = "computes with their number"
 
 
-def dependence(model: ir.Model, types: Types, carriers: Collection[str], rows: int) -> dict[str, Finding]:
+def dependence(
+    model: ir.Model, types: Types, others: Types, carriers: Collection[str], rows: int
+) -> dict[str, Finding]:
     """Return the reason for each output whose rows may depend on each other; independent outputs are left out.
 
     Parameters
@@ -45,12 +47,14 @@ def dependence(model: ir.Model, types: Types, carriers: Collection[str], rows: i
         In a topological order.
     types : mapping of str to ValueType
         From `inference.infer` without declared types, which may be wrong; with as many known sizes as possible.
+    others : mapping of str to ValueType
+        The same at another number of rows.
     carriers : collection of str
         The inputs with the rows along axis 0.
     rows : int
         The number of rows in `types`: a prime that is not the size of any other dimension.
     """
-    walk = _RowWalk(types, model.opset_imports.get("", 0) or 0, rows)
+    walk = _RowWalk(types, others, model.opset_imports.get("", 0) or 0, rows)
     for value in model.graph.inputs:
         walk.states[value] = Rows(0) if value.name in carriers else FREE
     for node in model.graph:
@@ -62,8 +66,8 @@ def dependence(model: ir.Model, types: Types, carriers: Collection[str], rows: i
 class _RowWalk:
     """The states of the values of a graph, derived node by node."""
 
-    def __init__(self, types: Types, opset: int, rows: int) -> None:
-        self.types, self.opset, self.rows = types, opset, rows
+    def __init__(self, types: Types, others: Types, opset: int, rows: int) -> None:
+        self.types, self.others, self.opset, self.rows = types, others, opset, rows
         self.states: dict[ir.Value, State] = {}
         # The last node's object is reused, since it caches whether the shapes are known.
         self._last: TypedNode | None = None
@@ -158,22 +162,33 @@ class _RowWalk:
         count, site, facts = len(node.outputs), self._site(node), facts_of(node)
         if facts.combines:
             return (self._sure(node, facts.combines),) * count
-        misplaced = _misplaced(site, states)
-        if misplaced is not False:
-            return (self._told(node, Finding(misplaced is True, _BY_THEIR_NUMBER)),) * count
+        sizes = [s.depends for s in states if isinstance(s, Counts)]
+        # The meaning of operands in other domains is not known, so no finding is reported for them.
+        if sizes and facts.takes_sizes != "in shapes" and node.domain in STANDARD_DOMAINS:
+            is_sure = facts.takes_sizes == "as numbers" and any(each is not None for each in sizes)
+            return (self._told(node, Finding(is_sure, _BY_THEIR_NUMBER)),) * count
         made = facts.row_states(site, states, self.rows) if facts.row_states is not None else None
-        if made is not None:
-            return (self._told(node, made),) * count
-        rule = facts.labels(site) if facts.labels is not None and site.is_known() else None
-        if rule is None:
-            return (self._told(node, UNKNOWN_TO_KEEP),) * count
-        return self._by_rule(node, states, rule)
+        rule = facts.labels(site) if made is None and facts.labels is not None and site.is_known() else None
+        if rule is not None:
+            found = self._by_rule(node, states, rule)
+        else:
+            found = (self._told(node, UNKNOWN_TO_KEEP if made is None else made),) * count
+        if sizes and any(map(self._has_more_by_number, node.outputs, found)):
+            return (self._sure(node, _BY_THEIR_NUMBER),) * count
+        return found
+
+    def _has_more_by_number(self, value: ir.Value, state: State) -> bool:
+        """Return whether the number of rows is in the length of another axis than that of the rows."""
+        shape, other = (type_of(value, types).shape for types in (self.types, self.others))
+        if not isinstance(state, Rows) or shape is None or other is None:
+            return False
+        return any(a != b for dim, (a, b) in enumerate(zip(shape, other, strict=False)) if dim != state.dim)
 
     def _by_rule(self, node: ir.Node, states: Sequence[State], rule: Rule) -> Sequence[State]:
         count = len(node.outputs)
         labels: dict[tuple[str, int], None] = {}
         for i, state in enumerate(states):
-            # `_misplaced` has excluded all counts but the size of the rows' axis.
+            # Counts are lengths here, which the shape of the result tells.
             if isinstance(state, (Free, Counts)) or i in rule.ignored:
                 continue
             assert isinstance(state, Rows)
@@ -223,20 +238,6 @@ class _RowWalk:
 def _label(node: ir.Node) -> str:
     name = node.name or (node.outputs[0].name if node.outputs else "")
     return f"{name!r} ({node.op_type})"
-
-
-def _misplaced(o: TypedNode, states: Sequence[State]) -> bool | None:
-    """Return whether a node uses the number of rows other than as the size of their axis; None: not known."""
-    # The meaning of operands in other domains is not known, so no finding is reported for them.
-    if o.node.domain not in STANDARD_DOMAINS:
-        return False
-    misplaces = facts_of(o.node).misplaces or _no_operand_is_a_size
-    found = [misplaces(o, i, s.depends, states[0]) for i, s in enumerate(states) if isinstance(s, Counts)]
-    return True if True in found else None if None in found else False
-
-
-def _no_operand_is_a_size(o: TypedNode, position: int, depends: Depends, data: State) -> bool | None:
-    return None if depends is None else True
 
 
 def _draws(o: TypedNode) -> bool:

@@ -32,7 +32,6 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.model.own_models import made_here
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import Outputs, to_model
 from dask_ferro.graph.tensor.tensor import Node, Tensor, argument, asarray
@@ -217,7 +216,7 @@ def build(name: str, **params: int | float) -> onnx.ModelProto:
     """
     workload = _lookup(name)
     outputs = workload.make(**_checked(name, workload.defaults, params))
-    return made_here(ir.to_proto(to_model(outputs, name=name)))
+    return ir.to_proto(to_model(outputs, name=name))
 
 
 def lower_bound(name: str, workers: int, **params: int | float) -> float:

@@ -56,7 +56,6 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> TensorModel
     >>> scores = model(images, params=params)  # doctest: +SKIP
     >>> loss, grads = ff.value_and_grad(ff.nn.mse(scores, wanted), params)  # doctest: +SKIP
     """
-    bounds = limits()
     name = "model"
     if isinstance(model, str) and "://" in model:
         name, model = PurePosixPath(model.partition("?")[0]).stem, fetched(model)
@@ -64,8 +63,7 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> TensorModel
         name = PurePath(model).stem
     elif isinstance(model, onnx.ModelProto):
         name = model.graph.name or name
-    loaded = load_model(model, limits=bounds, keeps_original=True)
-    return tensor_model(loaded, name, longest=bounds.sleep_seconds)
+    return tensor_model(load_model(model, limits=limits(), keeps_original=True), name)
 
 
 def to_graph(outputs: Outputs, inputs: Mapping[str, Any] | None = None) -> Any:

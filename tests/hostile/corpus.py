@@ -192,7 +192,7 @@ def _control() -> Iterator[tuple[str, bytes]]:
 def _odd_opsets() -> Iterator[tuple[str, bytes]]:
     for opset in (-1, 0, 1, 5, 7, 10, 12, 22, defs.onnx_opset_version(), 1 << 40):
         yield f"opset {opset}", model(helper.make_node("Softmax", ["x"], ["y"], "n"), opset=opset)
-    for seconds in (float("nan"), float("inf"), -1.0, 1e9, 5.0):
+    for seconds in (float("nan"), float("inf"), -1.0, 1e9):
         node = helper.make_node("Sleep", ["x"], ["y"], "n", domain="ai.dask_ferro", seconds=seconds)
         made = onnx.ModelProto.FromString(model(node))
         made.opset_import.add(domain="ai.dask_ferro", version=1)

@@ -20,7 +20,6 @@ import pytest
 import zarr
 
 import dask_ferro as ff
-from dask_ferro.graph.model.own_models import made_here
 from dask_ferro.stream.pools import ClientPool
 from tests.graphs import close, mlp, mlp_reference, written
 from tests.programs import ran
@@ -38,7 +37,7 @@ WIDE = np.random.default_rng(2).standard_normal((40_000, 6), dtype=np.float32)
 def slow(seconds=0.05):
     """Return y = max(x, 0) that takes its time, whatever the rows, and no CPU."""
     nodes = f"z = ai.dask_ferro.Sleep <seconds = {seconds}> (x) y = Relu (z)"
-    return made_here(written(f"(float[N,6] x) => (float[N,6] y) {{ {nodes} }}", name="slow"))
+    return written(f"(float[N,6] x) => (float[N,6] y) {{ {nodes} }}", name="slow")
 
 
 def noted(journal):
@@ -46,16 +45,9 @@ def noted(journal):
     return Counter(done_in(journal))
 
 
-# A model that another process made may not sleep, but for this.
-SLEEPS = """from functools import partial
-from dask_ferro.lower.worker import models
-models.Limits = partial(models.Limits, sleep_seconds=1.0)
-"""
-
-
 def write_script(tmp_path, body, **values):
     """Write a Python script, with some values for it."""
-    head = f"import numpy as np, distributed, dask_ferro as ff\n{SLEEPS}"
+    head = "import numpy as np, distributed, dask_ferro as ff\n"
     named = "".join(f"{name} = {value!r}\n" for name, value in values.items())
     body = textwrap.indent(textwrap.dedent(body), "    ")
     (tmp_path / "script.py").write_text(f"{head}{named}if __name__ == '__main__':\n{body}")

@@ -95,9 +95,7 @@ class Quotient:
 
 def finest(dag: Dag, kinds: Ints | None = None, shares: Floats | None = None) -> Quotient:
     """Return one piece for each node, but one for nodes that must not be cut apart."""
-    n, rows = len(dag.seconds), _rows(dag)
-    label = _contracted(n, rows, dag.glued) if len(dag.glued) else np.arange(n)
-    return _labelled(dag, label, rows, kinds, shares)
+    return _labelled(dag, _contracted(len(dag.seconds), dag.glued), _rows(dag), kinds, shares)
 
 
 def _labelled(
@@ -183,52 +181,10 @@ def _quotient(
     )
 
 
-def _contracted(n: int, rows: Rows, glued: Sequence[tuple[int, int]]) -> Ints:
-    """Label nodes so that glued ones agree, in a topological order.
-
-    What lies on a cycle of the contracted graph, or between two cycles, and is connected becomes one piece: in this
-    way no cycle is left.
-    """
-    label = _united(list(range(n)), glued)
-    ahead = _ordered(label, rows)
-    behind = _ordered(label, (rows[0], rows[2], rows[1], rows[3]))
-    cyclic = set(label).difference(ahead, behind)
-    pairs = zip(rows[1].tolist(), rows[2].tolist(), strict=True)
-    label = _united(label, [(u, v) for u, v in pairs if label[u] in cyclic and label[v] in cyclic])
-    rank = {piece: i for i, piece in enumerate(_ordered(label, rows))}
-    return np.asarray([rank[piece] for piece in label], np.int64)
-
-
-def _united(label: list[int], pairs: Sequence[tuple[int, int]]) -> list[int]:
-    """Return labels, which are nodes, so that those of each pair agree."""
-    root = list(label)
-
-    def find(v: int) -> int:
-        while root[v] != v:
-            # Path halving keeps each look-up short, whatever the order of the pairs.
-            root[v] = root[root[v]]
-            v = root[v]
-        return v
-
-    for a, b in pairs:
-        low, high = sorted((find(a), find(b)))
-        root[high] = low
-    return [find(v) for v in range(len(root))]
-
-
-def _ordered(label: list[int], rows: Rows) -> list[int]:
-    """Return labels, each after all that it waits for; those that wait for a cycle are left out."""
-    targets: dict[int, list[int]] = {piece: [] for piece in label}
-    waits = dict.fromkeys(label, 0)
-    for u, v in zip(rows[1].tolist(), rows[2].tolist(), strict=True):
-        if label[u] != label[v]:
-            targets[label[u]].append(label[v])
-            waits[label[v]] += 1
-    ready = [piece for piece, count in waits.items() if not count]
-    # `ready` grows while it is read: a queue.
-    for piece in ready:
-        for target in targets[piece]:
-            waits[target] -= 1
-            if not waits[target]:
-                ready.append(target)
-    return ready
+def _contracted(n: int, glued: Sequence[tuple[int, int]]) -> Ints:
+    """Label nodes so that glued ones agree: a pair takes all that lies between the two, so no cycle arises."""
+    begins = np.zeros(n + 1, np.int64)
+    for src, dst in glued:
+        begins[src + 1] += 1
+        begins[dst + 1] -= 1
+    return np.cumsum(np.cumsum(begins[:n]) == 0) - 1

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from math import ceil
 from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.graph.bundling.makespan import Overheads, longest_path, project
+from dask_ferro.graph.bundling.makespan import DASK, Overheads, longest_path
 from dask_ferro.graph.bundling.partition import Dag, finest
-from dask_ferro.graph.bundling.plan import MODEL_INPUT, Plan
+from dask_ferro.graph.bundling.plan import Plan
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, costs, seconds
 from dask_ferro.graph.ir.inference import ValueType
-
-# Bundles that are scheduled one by one for a projection (0.2 s); the chunks left are added at full use.
-_SCHEDULED = 20_000
 
 
 class OpRow(NamedTuple):
@@ -59,9 +57,9 @@ def bound(dag: Dag) -> Bound:
 
 
 def over_chunks(
-    plan: Plan, chunks: int, *, workers: int, slices: int = 1, overheads: Overheads | None = None
+    plan: Plan, chunks: int, *, workers: int, slices: int = 1, overheads: Overheads = DASK
 ) -> float:
-    """Return the projected makespan of a plan that runs once for every chunk.
+    """Return the projected makespan of a plan that runs once for every chunk: of one, or of all where workers are busy.
 
     Parameters
     ----------
@@ -74,21 +72,8 @@ def over_chunks(
     slices : int
         How often a bundle runs inside its task (a fixed batch size smaller than the chunk).
     overheads : Overheads, optional
-        What a task and a hop cost.
+        What a task costs.
     """
-    overheads = overheads or Overheads()
-    size = len(plan.bundles)
-    copies = min(chunks, max(workers, _SCHEDULED // max(1, size)))
-    edges: list[tuple[int, int]] = []
-    for number, piece in enumerate(plan.bundles):
-        sources = [source.bundle for source in dict.fromkeys(piece.sources)]
-        edges += [(source, number) for source in sources if source != MODEL_INPUT]
-    edges.sort(key=lambda edge: (edge[1], edge[0]))
-    copied: list[tuple[int, int, float]] = []
-    for copy in range(copies):
-        copied += [(source + copy * size, target + copy * size, 0.0) for source, target in edges]
-    dag = Dag(seconds=[piece.seconds * slices for piece in plan.bundles] * copies, edges=copied)
-    singles = [(i,) for i in range(size * copies)]
-    makespan = project(dag, singles, workers=workers, overheads=overheads)
-    full = sum(piece.seconds * slices for piece in plan.bundles) + size * overheads.task_s
-    return makespan + (chunks - copies) * full / workers
+    size = max(1, len(plan.bundles))
+    work = slices * sum(piece.seconds for piece in plan.bundles) + size * overheads.task_s
+    return max(slices * plan.makespan, ceil(chunks * size / workers) * work / size)

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.ir.nested import with_bodies
 from dask_ferro.graph.ir.nodes import Operands, Types, bodies, sizes, type_of, value_bytes
 from dask_ferro.graph.ops.lookup import flops
 from dask_ferro.graph.ops.table import facts_of
@@ -84,10 +83,9 @@ class ModelCost(NamedTuple):
 
 def model_cost(model: ir.Model, types: Types, profile: DeviceProfile | None = None) -> ModelCost:
     """Return costs and seconds of the nodes of a model, on the CPU or on a device of `profile`."""
-    known = with_bodies(model, types)
-    each = tuple(node_cost(node, known) for node in model.graph)
+    each = tuple(node_cost(node, types) for node in model.graph)
     of = profile or CPU
-    times = (seconds(n, cost, of, types=known) for n, cost in zip(model.graph, each, strict=True))
+    times = (seconds(n, cost, of, types=types) for n, cost in zip(model.graph, each, strict=True))
     return ModelCost(each, tuple(times))
 
 

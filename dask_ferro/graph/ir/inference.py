@@ -22,6 +22,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import ml_types, propagation
 from dask_ferro.graph.ir.fold import folded
 from dask_ferro.graph.ir.inference_limits import DIMS, growth
+from dask_ferro.graph.ir.messages import all_nodes, bodies
 from dask_ferro.graph.ir.propagation import types_of
 from dask_ferro.graph.ir.strip_weights import TYPE_PROTO, lean_model
 
@@ -31,8 +32,6 @@ _INVENTED = re.compile(r"unk__\d+")
 _ROWS = "batch"
 # None for a number that onnx_ir does not know; `ir.DataType(number)` would raise.
 _DTYPES = {dtype.value: dtype for dtype in ir.DataType if dtype is not ir.DataType.UNDEFINED}
-# Bounds that are kept for each model, one for the lengths of its vectors.
-_GROWTHS_KEPT = 64
 
 
 class ValueType(NamedTuple):
@@ -58,7 +57,9 @@ def infer(
     shapes: Mapping[str, Sequence[int]] | None = None,
     trusts_declared: bool = True,
 ) -> dict[str, ValueType]:
-    """Return the type of every value of the main graph by its name: inputs, initializers and node outputs.
+    """Return the type of every value by its name: inputs, initializers and node outputs, those of bodies too.
+
+    The shapes that a Loop carries around may change from trip to trip, so they are known where the body declares them.
 
     Parameters
     ----------
@@ -89,22 +90,17 @@ class Inference:
     ----------
     model : onnx_ir.Model
         Not to be changed from now on.
-    is_inferred : bool
-        Whether its types were inferred from those of its inputs alone (`TypedModel`).  Where each size is then
-        a number or a symbol of an input, the sizes of the symbols give all types, and nothing is inferred again.
     """
 
-    def __init__(self, model: ir.Model, *, is_inferred: bool = False) -> None:
+    def __init__(self, model: ir.Model) -> None:
         self._model = model
-        self._declared = {value.name: declared_type(value) for value in values(model.graph) if value.name}
+        every = chain.from_iterable(map(values, model.graphs()))
+        self._declared = {value.name: declared_type(value) for value in every if value.name}
         self._is_complete = all(
             t.kind != "unknown" and (t.kind != "tensor" or t.shape is not None)
             for t in self._declared.values()
         )
-        # None: the types at other sizes are not these with the symbols replaced.
-        self._symbols = self._closed_symbols() if is_inferred else None
         self._bare: dict[bool, onnx.ModelProto] = {}
-        self._growth: dict[tuple[tuple[int, int], ...], int] = {}
 
     def types(
         self,
@@ -117,8 +113,6 @@ class Inference:
         bound, contradicted = _bindings(self._model.graph, dims or {}, shapes or {})
         if self._is_complete and not bound and not shapes and trusts_declared:
             return dict(self._declared)
-        if self._symbols is not None and self._symbols <= bound.keys() and not contradicted:
-            return {name: _substitute(type_, bound) for name, type_ in self._declared.items()}
         stale = contradicted or not trusts_declared
         proto = onnx.ModelProto()
         proto.CopyFrom(self._without_weights(keep_declared=not stale))
@@ -128,40 +122,26 @@ class Inference:
                 _set_shape(info, (shapes or {})[info.name])
         for info in [*proto.graph.input, *proto.graph.value_info, *proto.graph.output] if bound else ():
             _bind(info, bound)
-        found, _ = _completed(proto, self._growth_of(proto))
+        found, _ = _completed(proto)
         inferred = value_types(found.graph)
         declared = self._inputs_alone if stale else self._declared
         return {
             name: _merge(inferred.get(name, UNKNOWN), _substitute(t, bound)) for name, t in declared.items()
         }
 
-    def _closed_symbols(self) -> frozenset[Dim] | None:
-        """Return the symbols of all shapes; None if a value is no tensor, or a size is no symbol of an input."""
-        shapes = [t.shape if t.kind == "tensor" else None for t in self._declared.values()]
-        inputs = [self._declared[value.name or ""].shape or () for value in self._model.graph.inputs]
-        sizes = frozenset(chain.from_iterable((None,) if shape is None else shape for shape in shapes))
-        symbols = frozenset(size for size in sizes if not isinstance(size, int))
-        return symbols if symbols <= frozenset(chain.from_iterable(inputs)) - {None} else None
-
     def _without_weights(self, *, keep_declared: bool) -> onnx.ModelProto:
         if keep_declared not in self._bare:
             self._bare[keep_declared] = folded(lean_model(self._model, keep_declared=keep_declared))
         return self._bare[keep_declared]
 
-    def _growth_of(self, proto: onnx.ModelProto) -> int:
-        """Return the bounds of one inference, cached by the inputs' ranks and the lengths of vectors."""
-        shapes = [info.type.tensor_type.shape.dim for info in proto.graph.input]
-        key = tuple((len(shape), shape[0].dim_value if len(shape) == 1 else 0) for shape in shapes)
-        if key not in self._growth:
-            if len(self._growth) >= _GROWTHS_KEPT:
-                self._growth.clear()
-            self._growth[key] = growth(proto.graph)
-        return self._growth[key]
-
     @cached_property
     def _inputs_alone(self) -> dict[str, ValueType]:
         """The declared types, without the shapes of node outputs."""
-        kept = {value.name for value in self._model.graph.inputs} | set(self._model.graph.initializers)
+        graphs = list(self._model.graphs())
+        kept = {
+            value.name
+            for value in chain(self._model.graph.inputs, *(g.initializers.values() for g in graphs))
+        }
         return {n: t if n in kept else t._replace(shape=None) for n, t in self._declared.items()}
 
 
@@ -186,70 +166,23 @@ def name_rows(graph: onnx.GraphProto) -> None:
     first[0].dim_param = new
 
 
-def infer_model(proto: onnx.ModelProto, bounds: int | None = None) -> onnx.ModelProto:
-    """Return `proto`, which holds no large tensors, with inferred types in `value_info`.
-
-    `bounds` are those of `proto`, where they are known already.
-    """
-    return _checked(proto, bounds)[0]
-
-
-def _checked(proto: onnx.ModelProto, bounds: int | None) -> tuple[onnx.ModelProto, Exception | None]:
-    """Return what `infer_model` does, and the error of strict inference."""
-    constant = folded(proto)
-    # Folding makes lengths known, and the bounds smaller; most models have nothing to fold.
-    known = bounds if constant is proto else None
-    return _completed(constant, known or growth(constant.graph))
-
-
 class TypedModel(NamedTuple):
-    """A model with inferred types in `value_info`; types of the main graph's values by name.
-
-    `is_inferred` tells that the types of the inputs gave all others, and nothing that the model declares differs:
-    at other sizes its types are these with the symbols replaced.  `error` is that of strict inference.
-    """
+    """A model with inferred types in `value_info`, types of all values by name, and the error of strict inference."""
 
     proto: onnx.ModelProto
     types: Mapping[str, onnx.TypeProto]
-    is_inferred: bool
-    error: Exception | None = None
+    error: Exception | None
 
 
-# Operators whose sizes inference tells at numbers alone.  Shape computes them, and no symbol tells those; ONNX takes a
-# symbol for a number in an Einsum (for 1, where 1 broadcasts with it) and in an Attention (for 0).
-_BY_SIZE = frozenset({"Shape", "Einsum", "Attention"})
+def typed(proto: onnx.ModelProto) -> TypedModel:
+    """Return a model without large tensors with its types."""
+    found, error = _completed(folded(proto))
+    return TypedModel(found, all_types(found.graph), error)
 
 
-def typed(proto: onnx.ModelProto, bounds: int) -> TypedModel:
-    """Return a model, as `infer_model` takes it, with its types; `bounds` are those of `proto`.
-
-    What it declares of other values than inputs is left out at first, and counts where inference finds anything else.
-    """
-    # With such an operator inference would run twice in vain.
-    if not any(node.op_type in _BY_SIZE for node in proto.graph.node):
-        alone, error = _checked(_undeclared(proto), bounds)
-        types, declared = types_of(alone.graph), [*proto.graph.output, *proto.graph.value_info]
-        if error is None and all(_tells(types.get(info.name), info.type) for info in declared):
-            return TypedModel(alone, types, True)
-    found, error = _checked(proto, bounds)
-    return TypedModel(found, types_of(found.graph), False, error)
-
-
-def _tells(inferred: onnx.TypeProto | None, declared: onnx.TypeProto) -> bool:
-    """Return whether an inferred type says at least as much as the declared one."""
-    if inferred is None or not inferred.HasField("tensor_type") or not declared.HasField("tensor_type"):
-        return False
-    found, said = inferred.tensor_type, declared.tensor_type
-    if declared.denotation or found.elem_type != said.elem_type or not found.HasField("shape"):
-        return False
-    wanted, unknown = said.shape.dim, onnx.TensorShapeProto.Dimension()
-    fits = all(size in (unknown, got) for got, size in zip(found.shape.dim, wanted, strict=False))
-    return not said.HasField("shape") or (fits and len(wanted) == len(found.shape.dim))
-
-
-def _completed(proto: onnx.ModelProto, grown: int) -> tuple[onnx.ModelProto, Exception | None]:
+def _completed(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Exception | None]:
     """Return a folded model with inferred types; `ml_types` adds those that ONNX's inference leaves out."""
-    found, error = _inferred(proto, grown)
+    found, error = _inferred(proto)
     if not any(map(ml_types.is_left_out, proto.graph.node)):
         return found, error
     for _ in range(ml_types.ROUNDS):
@@ -257,12 +190,12 @@ def _completed(proto: onnx.ModelProto, grown: int) -> tuple[onnx.ModelProto, Exc
         known.CopyFrom(found)
         if not ml_types.add_types(known.graph):
             break
-        found, error = _inferred(known, grown)
+        found, error = _inferred(known)
     return found, error
 
 
-def _inferred(proto: onnx.ModelProto, grown: int) -> tuple[onnx.ModelProto, Exception | None]:
-    if grown > DIMS:
+def _inferred(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Exception | None]:
+    if growth(proto.graph) > DIMS:
         return proto, None
     first: Exception | None = None
     try:
@@ -313,11 +246,17 @@ def _corrected(proto: onnx.ModelProto, alone: onnx.ModelProto) -> onnx.ModelProt
 # Types, from ONNX's messages and from the graph's values.
 
 
+def all_types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
+    """Return the types of the values of `graph` and of its bodies, by name."""
+    graphs = [graph, *chain.from_iterable(map(bodies, all_nodes(graph.node)))]
+    return dict(chain.from_iterable(types_of(each).items() for each in graphs))
+
+
 def value_types(graph: onnx.GraphProto) -> dict[str, ValueType]:
-    """Return the types of `graph` by name; equal ones are converted once."""
+    """Return the types of `graph` and of its bodies by name; equal ones are converted once."""
     seen: dict[bytes, ValueType] = {}
     found = {}
-    for name, type_ in types_of(graph).items():
+    for name, type_ in all_types(graph).items():
         content = type_.SerializeToString()
         if content not in seen:
             seen[content] = from_type(type_)

@@ -36,13 +36,11 @@ def lean_model(model: ir.Model, *, keep_declared: bool, keep_inner: bool = False
     proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
     for domain, version in model.opset_imports.items():
         proto.opset_import.add(domain=domain, version=version or 1)
-    _lean_graph(model.graph, proto.graph, keep_declared)
-    if keep_inner:
-        _declare_inner(model.graph, proto.graph)
+    _lean_graph(model.graph, proto.graph, keep_declared, keep_inner)
     return proto
 
 
-def _lean_graph(graph: ir.Graph, proto: onnx.GraphProto, shaped: bool) -> None:
+def _lean_graph(graph: ir.Graph, proto: onnx.GraphProto, shaped: bool, inner: bool = False) -> None:
     proto.name = graph.name or "graph"
     for value in graph.inputs:
         proto.input.append(_lean_info(value, shaped=True))
@@ -51,30 +49,15 @@ def _lean_graph(graph: ir.Graph, proto: onnx.GraphProto, shaped: bool) -> None:
             proto.initializer.append(_lean_tensor(value.const_value, name))
     for node in graph:
         _lean_node(node, proto.node.add(), shaped)
-    _declare(graph, proto, shaped)
-
-
-def _declare(graph: ir.Graph, proto: onnx.GraphProto, shaped: bool) -> None:
-    """Declare the graph's outputs, and the outputs of nodes of other domains, which inference does not know."""
+    # Inference does not know the operators of other domains.
     for node in graph:
-        if node.domain not in ("", OWN_DOMAIN):
+        if inner or node.domain not in ("", OWN_DOMAIN):
             proto.value_info.extend(
                 _lean_info(value, shaped)
                 for value in node.outputs
                 if value.name and value.type is not None and not value.is_graph_output()
             )
     proto.output.extend(_lean_info(value, shaped) for value in graph.outputs)
-
-
-def _declare_inner(graph: ir.Graph, proto: onnx.GraphProto) -> None:
-    """Declare the outputs of the nodes that inference knows."""
-    for node in graph:
-        if node.domain in ("", OWN_DOMAIN):
-            proto.value_info.extend(
-                _lean_info(value, True)
-                for value in node.outputs
-                if value.name and value.type is not None and not value.is_graph_output()
-            )
 
 
 def holds_map(type_: onnx.TypeProto) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable
 
 import onnx
 import onnx_ir as ir
@@ -20,7 +19,7 @@ SHOWN, LINE = 40, 600
 _NODE = re.compile(r"Name: (.*?) +OpType: (\w*)", re.DOTALL)
 _UNREGISTERED = re.compile(r"No Op registered for (\S+) with")
 # What inference says of types; of shapes it knows less than engines do (1 that broadcasts in an Einsum).
-_WRONG_TYPES = re.compile(r"TypeInferenceError|typestr|elem type|data type")
+_WRONG_TYPES = re.compile(r"TypeInferenceError|typestr|elem type|data type|inconsistent type")
 _INFERENCE = re.compile(r"\(op_type:([^,)]*)(?:, node name: ([^)]*))?\):? *")
 _PREFIX = re.compile(r"\[\w*InferenceError\] *|Inference error\(s\): *")
 _NUMBER = re.compile(r"\((\d+)\)")
@@ -105,37 +104,6 @@ def _explained(words: str, headline: str) -> ModelError | UnsupportedOp:
         return ModelError(headline, [f"{where}{words}; export the model again, for an opset that has it"])
     remedy = next((r for said, r in _REMEDIES.items() if said in words), "export the model again")
     return ModelError(headline, shown([f"{where}{words}; {remedy}"]))
-
-
-@cache
-def _letters(domain: str, op: str, opset: int) -> tuple[str | None, ...]:
-    """Return the type variable of each operand that has to agree with others; the last one's is that of all further."""
-    try:
-        schema = defs.get_schema(op, opset, domain)
-    except defs.SchemaError:
-        return (None,)
-    known = {constraint.type_param_str for constraint in schema.type_constraints}
-    found = [p.type_str if p.type_str in known and p.is_homogeneous else None for p in schema.inputs]
-    return tuple(found) or (None,)
-
-
-def disagreements(model: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> Iterator[str]:
-    """Yield the operands of one node that should be of one dtype and are not, which ONNX's own check lets pass."""
-    opsets = {entry.domain: entry.version for entry in model.opset_import}
-    for node in model.graph.node:
-        letters = _letters(node.domain, node.op_type, opsets.get(node.domain, 1))
-        agreed: dict[str, tuple[str, int]] = {}
-        for i, name in enumerate(node.input):
-            letter = letters[min(i, len(letters) - 1)]
-            dtype = types[name].tensor_type.elem_type if name in types else 0
-            if letter is None or not dtype:
-                continue
-            other, first = agreed.setdefault(letter, (name, dtype))
-            if first != dtype:
-                yield (
-                    f"node {node.name!r} ({node.op_type}): its inputs {other!r} and {name!r} are {_DTYPES.get(first)} "
-                    f"and {_DTYPES.get(dtype)}, and must be of one type; put a Cast before one"
-                )
 
 
 def type_problem(error: Exception) -> str | None:

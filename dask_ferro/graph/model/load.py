@@ -21,17 +21,15 @@ from onnx import TensorProto
 
 from dask_ferro.errors import ModelError
 from dask_ferro.graph.ir import inference, inference_limits, ml_types, strip_weights
-from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import TypedModel
-from dask_ferro.graph.ir.messages import bodies
-from dask_ferro.graph.ir.nodes import bodies as bodies_of
+from dask_ferro.graph.ir.strip_weights import TYPE_PROTO
 from dask_ferro.graph.model import digest, external_data, guards, self_contained
-from dask_ferro.graph.model.check import check, disagreements, raise_any, type_problem
+from dask_ferro.graph.model.check import check, raise_any, type_problem
 from dask_ferro.graph.model.external_data import FilePart, Original, reference
 from dask_ferro.graph.model.guards import Limits
 from dask_ferro.graph.model.normalize import in_form, maps_to_arrays, normalized
 from dask_ferro.graph.model.outputs import select
-from dask_ferro.graph.model.own_models import accepted, is_accepted, is_ours
+from dask_ferro.graph.model.self_contained import CHECKED
 from dask_ferro.graph.model.source import CHANGED, Source, SourceBytes, opened, parse
 from dask_ferro.graph.model.source_files import CHECK, FileTensor, SourceFiles, seen
 
@@ -65,8 +63,6 @@ class Loaded:
         The files that weights are mapped from, none for a model in memory; calling it checks them.
     content : bytes or None
         The model file as it was read, where it is in memory and all of the model.
-    is_inferred : bool
-        Whether its types were inferred from those of its inputs alone, and all that the file declares is so.
     outputs : tuple of str
         The selected outputs in their order; (): all, as in the file.
     original : Original or None
@@ -80,7 +76,6 @@ class Loaded:
     opset: int
     files: SourceFiles = field(default_factory=SourceFiles)
     content: bytes | None = None
-    is_inferred: bool = False
     outputs: tuple[str, ...] = ()
     original: Original | None = None
 
@@ -130,7 +125,7 @@ def load(
 def load_own(model: ir.Model, limits: Limits | None = None) -> Loaded:
     """Return a model that this process made, as `load` returns its file; its types are inferred, nothing is checked.
 
-    A model without the mark of those (`own_models`), or with weights in files, is loaded as its file would be.
+    A model without the mark of those (`CHECKED`), or with weights in files, is loaded as its file would be.
 
     Parameters
     ----------
@@ -146,28 +141,28 @@ def load_own(model: ir.Model, limits: Limits | None = None) -> Loaded:
     """
     content = self_contained.content(model)
     weights = [value.const_value for value in model.graph.initializers.values()]
-    if not is_accepted(model) or any(isinstance(tensor, ir.ExternalTensor) for tensor in weights):
-        return load(content, limits=(limits or Limits()).of_ours())
+    if CHECKED not in model.meta or any(isinstance(tensor, ir.ExternalTensor) for tensor in weights):
+        return load(content, limits=limits)
     own = in_form(model.clone())
     lean = strip_weights.lean_model(own, keep_declared=True, keep_inner=True)
     inference.name_rows(lean.graph)
-    typed = inference.typed(lean, inference_limits.growth(lean.graph))
-    _set_types(own, typed)
+    typed = inference.typed(lean)
+    _set_types(own, typed.types)
+    own.meta[CHECKED] = True
     return Loaded(
-        model=accepted(own),
+        model=own,
         digest=digest.of_bytes(content),
         path=None,
         weight_bytes=self_contained.weight_bytes(own),
         opset=own.opset_imports[""],
         content=content,
-        is_inferred=typed.is_inferred,
     )
 
 
 def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keeps_original: bool) -> Loaded:
     proto = parse(file.content, headline)
     outputs = select(proto, wanted, file.name)
-    problems = list(guards.problems(proto, _limits(proto, file, limits)))
+    problems = list(guards.problems(proto, limits))
     parts = _located(proto, file, problems)
     raise_any(headline, problems)
     held = _held(file, parts.values(), limits.mapped_above)
@@ -184,7 +179,7 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     lean = strip_weights.lean_model(model, keep_declared=True, keep_inner=True)
     check(model, lean, headline)
     typed = _typed(lean, limits, classes, headline)
-    _set_types(model, typed)
+    _set_types(model, typed.types)
     for value in model.graph.outputs:
         if labels := classes.get(value.name or ""):
             value.meta[ml_types.CLASSES] = labels
@@ -192,8 +187,9 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
         model.meta[CHECK] = files
         if not files.are_unchanged():
             raise ModelError(headline, [CHANGED])
+    model.meta[CHECKED] = True
     return Loaded(
-        model=accepted(model),
+        model=model,
         digest=digest.of_outputs(digest.of_model(file.content, [*parts.values()], held), outputs),
         # Beside a link may lie the links to external data.
         path=file.named if parts else file.path,
@@ -201,16 +197,9 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
         opset=model.opset_imports[""],
         files=files,
         content=file.content if isinstance(file.content, bytes) and not parts else None,
-        is_inferred=typed.is_inferred,
         outputs=outputs,
         original=original,
     )
-
-
-def _limits(proto: onnx.ModelProto, file: SourceBytes, limits: Limits) -> Limits:
-    # The digest of the whole file is computed only for models with Sleep nodes.
-    sleeps = any(node.domain == OWN_DOMAIN for node in proto.graph.node)
-    return limits.of_ours() if sleeps and is_ours(memoryview(file.content)) else limits
 
 
 # External data by the text of its reference, and what of it is in memory.
@@ -315,42 +304,30 @@ def _typed(
     lean: onnx.ModelProto, limits: Limits, classes: Mapping[str, Sequence[str | int]], headline: str
 ) -> TypedModel:
     """Return the types of a model in normal form; raise an error with all problems."""
-    bounds = inference_limits.growth(lean.graph)
-    raise_any(headline, inference_limits.problems(bounds))
+    raise_any(headline, inference_limits.problems(inference_limits.growth(lean.graph)))
     inference.name_rows(lean.graph)
-    typed = inference.typed(lean, bounds)
+    typed = inference.typed(lean)
     problem = typed.error and type_problem(typed.error)
     problems = [problem] if problem else []
     problems += guards.size_problems(typed.proto.graph, limits.value_bytes)
-    problems += disagreements(typed.proto, typed.types)
     raise_any(headline, chain(problems, guards.class_problems(typed.types, classes)))
     return typed
 
 
-def _set_types(model: ir.Model, typed: TypedModel) -> None:
-    for value in inference.values(model.graph):
-        type_ = typed.types.get(value.name or "")
-        if type_ is not None and value.const_value is None and strip_weights.TYPE_PROTO not in value.meta:
-            _set_type(value, type_)
-    _type_bodies(model.graph, typed.proto.graph)
+def _set_types(model: ir.Model, types: Mapping[str, onnx.TypeProto]) -> None:
+    for graph in model.graphs():
+        for value in inference.values(graph):
+            type_ = types.get(value.name or "")
+            # In a body, what is declared stays.
+            is_open = graph is model.graph or value.type is None
+            if type_ is not None and is_open and value.const_value is None and TYPE_PROTO not in value.meta:
+                _set_type(value, type_)
 
 
 def _set_type(value: ir.Value, type_: onnx.TypeProto) -> None:
     if strip_weights.holds_map(type_):
-        value.meta[strip_weights.TYPE_PROTO] = type_.SerializeToString()
+        value.meta[TYPE_PROTO] = type_.SerializeToString()
         value.type = value.shape = None
     else:
         value.type = ir.serde.deserialize_type_proto_for_type(type_)
         value.shape = ir.serde.deserialize_type_proto_for_shape(type_)
-
-
-def _type_bodies(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
-    """Set the dtypes of values inside bodies; their shapes may change from trip to trip."""
-    for node, its in zip(graph, inferred.node, strict=True):
-        for body, typed in zip(bodies_of(node), bodies(its), strict=False):
-            types = inference.value_types(typed)
-            for value in inference.values(body):
-                kind, dtype, _ = types.get(value.name or "", inference.UNKNOWN)
-                if kind == "tensor" and dtype and value.type is None and value.const_value is None:
-                    value.type = ir.TensorType(dtype)
-            _type_bodies(body, typed)

@@ -13,8 +13,7 @@ from itertools import chain
 import onnx
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.messages import all_nodes, uses
-from dask_ferro.graph.model import functions
+from dask_ferro.graph.ir.messages import uses
 from dask_ferro.words import few
 
 # A message names the first outputs of a model that has thousands.
@@ -113,7 +112,6 @@ def _reduce(proto: onnx.ModelProto, names: tuple[str, ...]) -> None:
     for field in _FIELDS:
         graph.ClearField(field)
     graph.MergeFrom(rest)
-    _drop_functions(proto)
 
 
 def _needed(graph: onnx.GraphProto, names: Iterable[str]) -> tuple[set[int], set[str]]:
@@ -138,18 +136,3 @@ def _needed(graph: onnx.GraphProto, names: Iterable[str]) -> tuple[set[int], set
     for i in kept:
         needed.update(graph.node[i].output)
     return kept, needed
-
-
-def _drop_functions(proto: onnx.ModelProto) -> None:
-    """Remove the functions that no node calls any more."""
-    bodies = {functions.key(function): function.node for function in proto.functions}
-    called: set[functions.Key] = set()
-    left = [functions.call(node) for node in all_nodes(proto.graph.node)]
-    while left:
-        key = left.pop()
-        if key in bodies and key not in called:
-            called.add(key)
-            left += [functions.call(node) for node in all_nodes(bodies[key])]
-    for i in reversed(range(len(proto.functions))):
-        if functions.key(proto.functions[i]) not in called:
-            del proto.functions[i]

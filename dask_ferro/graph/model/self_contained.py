@@ -14,6 +14,8 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 
+# Key in `onnx_ir.Model.meta` of a model that this process made or checked; no file can set it.
+CHECKED = "ferro.checked"
 # A protobuf message ends at 2 GiB; beyond half of it weights go beside the file.
 INLINE_BYTES = 1 << 30
 _MESSAGE_BYTES = 2**31 - 1

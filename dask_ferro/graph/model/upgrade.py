@@ -74,7 +74,7 @@ def _ranks(model: ir.Model) -> dict[str, int] | None:
             node.op_type = "Identity"
             del node.input[1:]
             node.ClearField("attribute")
-    types = inference.value_types(inference.infer_model(bare).graph)
+    types = inference.value_types(inference.typed(bare).proto.graph)
     ranks = {name: len(type_.shape) for name, type_ in types.items() if type_.shape is not None}
     needed = [value.name for node in model.graph if _aligns(node) for value in node.inputs[:2] if value]
     return ranks if all(name in ranks for name in needed) else None

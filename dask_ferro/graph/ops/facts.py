@@ -33,8 +33,6 @@ Flops: TypeAlias = Callable[[Operands], float]
 RowStates: TypeAlias = Callable[[TypedNode, Sequence[State], int], "State | None"]
 # Given the elements of the inputs that the number of rows is in, and that number.
 SizeStates: TypeAlias = Callable[[TypedNode, Sequence[Depends], int], State]
-# Given position and elements of an input that is made of sizes, and the state of the first input.
-Misplaces: TypeAlias = Callable[[TypedNode, int, Depends, State], "bool | None"]
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,9 @@ class OpFacts:
         Where the rows lie after the node, if labels cannot say it.
     combines : str
         How a node combines rows, whatever the shapes; empty: it may not.
-    misplaces : callable, optional
-        Whether a node takes the number of rows, an element of an operand, for something else than the length of the
-        rows' axis; None, from the callable: not known.  By default it does.
+    takes_sizes : str
+        How a node takes an operand that is made of sizes beside the rows: as any number, which combines them; as
+        lengths, so that the shape of the result tells; or perhaps as one of them.
     sizes : callable, optional
         The state of a result that is made of sizes alone.
     draws : str
@@ -73,7 +71,7 @@ class OpFacts:
     in_parts: bool = False
     row_states: RowStates | None = None
     combines: str = ""
-    misplaces: Misplaces | None = None
+    takes_sizes: Literal["as numbers", "in shapes", "perhaps"] = "as numbers"
     sizes: SizeStates | None = None
     draws: Literal["never", "always", "in training"] = "never"
 

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import onnx
 import onnx_ir as ir
 from onnx import inliner
+from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
-from dask_ferro.graph.ir.inference import ValueType, infer_model, value_types
+from dask_ferro.graph.ir.inference import ValueType, typed, value_types
 from dask_ferro.graph.ir.nodes import Types, type_of
 from dask_ferro.graph.ops.labels import TypedNode
 
@@ -69,12 +70,14 @@ def _body(serialized: bytes, types: tuple[ValueType, ...], opset: int) -> Body |
     inner = model.graph.node
     if any(n.op_type == node.op_type or any(a.HasField("g") for a in n.attribute) for n in inner):
         return None
-    typed = infer_model(model)
-    known = value_types(typed.graph)
+    inferred = typed(model).proto
+    known = value_types(inferred.graph)
     made = chain.from_iterable(n.output for n in inner)
     if not all(name in known and _is_sized(known[name]) for name in made if name):
         return None
-    return Body(ir.from_proto(typed).graph, known)
+    held = ir.from_proto(inferred)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(held)
+    return Body(held.graph, known)
 
 
 def _declared(name: str, type_: ValueType) -> onnx.ValueInfoProto:
@@ -105,59 +108,30 @@ def written_out(model: ir.Model, types: Types, chosen: Collection[ir.Node]) -> t
     for place in places:
         body = _body_of(TypedNode(nodes[place], types, opset))
         assert body is not None
-        found |= _BodyWriter(copy.graph, nodes[place], body).written()
+        found |= _write(copy.graph, nodes[place], body)
     return copy, found
 
 
-class _BodyWriter:
-    """A node's body in the graph of the node."""
-
-    def __init__(self, graph: ir.Graph, node: ir.Node, body: Body) -> None:
-        self.graph, self.node, self.body = graph, node, body
-        self.stem = node.name or node.outputs[0].name or node.op_type
-        self.values: dict[str, ir.Value] = {}
-        self.types: dict[str, ValueType] = {}
-        for position, value in enumerate(node.inputs):
-            if value is not None:
-                self.values[f"i{position}"] = value
-
-    def written(self) -> dict[str, ValueType]:
-        """Replace the node; return the types of the values that are new."""
-        nodes = [made for inner in self.body.graph if (made := self._made(inner)) is not None]
-        asked = [(k, value) for k, value in enumerate(self.node.outputs) if value.name]
-        ir.convenience.replace_nodes_and_values(
-            self.graph,
-            self.node,
-            [self.node],
-            nodes,
-            [value for _, value in asked],
-            [self.values[f"o{k}"] for k, _ in asked],
-        )
-        return self.types
-
-    def _made(self, inner: ir.Node) -> ir.Node | None:
-        """Return a node of the body in the graph; None for a constant, which becomes an initializer."""
-        outputs = [self._value(value) for value in inner.outputs]
-        if inner.op_type == "Constant":
-            outputs[0].const_value = ir.convenience.get_const_tensor(inner.outputs[0])
-            self.graph.register_initializer(outputs[0])
-            return None
-        return ir.Node(
-            inner.domain,
-            inner.op_type,
-            [None if value is None else self.values[value.name or ""] for value in inner.inputs],
-            inner.attributes.values(),
-            outputs=outputs,
-            name=f"{self.stem}/{inner.outputs[0].name}",
-            metadata_props=dict(self.node.metadata_props),
-            device_configurations=self.node.device_configurations,
-        )
-
-    def _value(self, value: ir.Value) -> ir.Value:
-        name = value.name or ""
-        type_ = self.body.types[name]
-        held = ir.TensorType(type_.dtype) if type_.dtype is not None else None
-        made = ir.Value(name=f"{self.stem}/{name}", type=held, shape=ir.Shape(type_.shape or ()))
-        self.values[name] = made
-        self.types[made.name or ""] = type_
-        return made
+def _write(graph: ir.Graph, node: ir.Node, body: Body) -> dict[str, ValueType]:
+    """Replace a node of a graph by its body; return the types of the values that are new."""
+    stem, inner = node.name or node.outputs[0].name or node.op_type, body.graph.clone()
+    nodes, ends, constants = list(inner), list(inner.outputs), list(inner.initializers.values())
+    for entry, value in zip(inner.inputs, [v for v in node.inputs if v is not None and v.name], strict=True):
+        entry.replace_all_uses_with(value)
+    inner.outputs.clear()
+    inner.initializers.clear()
+    inner.remove(nodes)
+    types = {}
+    for value in chain(constants, *(made.outputs for made in nodes)):
+        type_ = body.types[value.name or ""]
+        value.name = f"{stem}/{value.name}"
+        types[value.name] = type_
+    for made in nodes:
+        made.name = made.outputs[0].name
+        made.metadata_props.update(node.metadata_props)
+        made.device_configurations = node.device_configurations
+    for value in constants:
+        graph.register_initializer(value)
+    asked = [value for value in node.outputs if value.name]
+    ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, asked, ends)
+    return types

@@ -29,7 +29,6 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, read_plan, together
 from dask_ferro.graph.parallel.node_values import (
     Placed,
@@ -208,7 +207,7 @@ def _placed_before(model: ir.Model) -> Applied:
 def model_of(graph: Any) -> ir.Model:
     """Return the model of a graph in any form that `apply` takes."""
     if isinstance(graph, ir.Model):
-        return check_accepted(graph)
+        return graph
     if isinstance(graph, Built):
         return graph.model
     if isinstance(graph, str | bytes | os.PathLike | onnx.ModelProto):

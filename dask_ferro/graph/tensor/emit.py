@@ -19,8 +19,7 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import regions
-from dask_ferro.graph.model.own_models import accepted
-from dask_ferro.graph.model.self_contained import write
+from dask_ferro.graph.model.self_contained import CHECKED, write
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
 from dask_ferro.graph.tensor.tensor import Node, Tensor
 
@@ -106,7 +105,8 @@ def build(
         data = source.data if source.tensor is None else source.tensor.numpy()
         if data is not None:
             bound[str(entry.name)] = data
-    return Built(accepted(made), bound)
+    made.meta[CHECKED] = True
+    return Built(made, bound)
 
 
 def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tensors") -> ir.Model:

@@ -20,7 +20,6 @@ from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.ir import inference, regions, strip_weights
 from dask_ferro.graph.ir.inference import Dim, ValueType
 from dask_ferro.graph.ir.nodes import bodies, uses
-from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.graph.tensor.dims import written
 from dask_ferro.graph.tensor.imported.mixed_precision import WIDE, narrowed
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
@@ -62,9 +61,7 @@ class Readable(NamedTuple):
         return [str(v.name) for v in graph.inputs if v.name not in graph.initializers]
 
 
-def from_model(
-    model: ir.Model, inputs: Mapping[str, Tensor] | None = None, *, longest: float = 0.0
-) -> Imported:
+def from_model(model: ir.Model, inputs: Mapping[str, Tensor] | None = None) -> Imported:
     """Return the model's inputs, weights and outputs as tensors.
 
     Parameters
@@ -73,24 +70,20 @@ def from_model(
         As returned by `graph.model.load`: sorted, every node named. Not changed.
     inputs : mapping of str to Tensor, optional
         Tensors in place of the model's inputs, by name; all other inputs become arguments.
-    longest : float, optional
-        The seconds that an `ai.dask_ferro.Sleep` may take, in a model that `graph.model.load` has not checked.
 
     Raises
     ------
     ConfigError
         An input that the model does not have, or a tensor of another dtype or shape.
-    ModelError
-        A Sleep in a model from another source.
     UnsupportedOp
         A value that is not a tensor of known rank, control flow, or an opset that ONNX's converter cannot raise.
     """
-    return recorded(read(model, longest=longest), inputs)
+    return recorded(read(model), inputs)
 
 
-def read(model: ir.Model, *, longest: float = 0.0) -> Readable:
+def read(model: ir.Model) -> Readable:
     """Return a model in the form that `recorded` takes; parameters and errors are those of `from_model`."""
-    raised = _raised(check_accepted(model, longest))
+    raised = _raised(model)
     return Readable(model, raised, inference.infer(raised))
 
 

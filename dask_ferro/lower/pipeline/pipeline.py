@@ -203,9 +203,7 @@ def _outputs(graph: Any, params: Tree | None) -> dict[str, Tensor]:
         return _loss_and_metrics(graph)
     if isinstance(graph, Mapping):
         return dict(graph)
-    bounds = limits()
-    model = graph if isinstance(graph, ir.Model) else load(graph, limits=bounds).model
-    return from_model(model, longest=bounds.sleep_seconds).outputs
+    return from_model(graph if isinstance(graph, ir.Model) else load(graph, limits=limits()).model).outputs
 
 
 def _loss_and_metrics(graph: object) -> dict[str, Tensor]:

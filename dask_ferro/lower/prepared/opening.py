@@ -15,7 +15,6 @@ from dask_ferro.engines.selection import check, support
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Inference
 from dask_ferro.graph.model.load import Loaded, load, load_own
-from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.remote import fetched, is_address
 from dask_ferro.lower.prepared.store import spool
@@ -55,7 +54,7 @@ def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
         assert loaded.path is not None
         return _prepared(loaded, loaded.path, Path(source).stem)
     if isinstance(source, ir.Model):
-        loaded = load_own(check_accepted(source), bounds)
+        loaded = load_own(source, bounds)
         return _prepared(loaded, spool(loaded.content or b""), loaded.model.graph.name or "model")
     # Loaded first, so that a model that is refused is never written to the store.
     loaded = load(source, limits=bounds, outputs=outputs)
@@ -67,7 +66,7 @@ def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
     if len(content) <= bounds.mapped_above and loaded.content == content:
         loaded = replace(loaded, path=os.path.realpath(path))
     else:
-        loaded = load(path, limits=bounds.of_ours(), outputs=loaded.outputs or None)
+        loaded = load(path, limits=bounds, outputs=loaded.outputs or None)
     return _prepared(loaded, path, loaded.model.graph.name or "model")
 
 
@@ -132,7 +131,7 @@ def reopened(ref: ModelRef, content: bytes | None) -> PreparedModel:
 
 def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:
     """Return a loaded model with its signature and engines, known to the tasks of this process too."""
-    inference = Inference(loaded.model, is_inferred=loaded.is_inferred)
+    inference = Inference(loaded.model)
     found = support(loaded.model)
     check(f"cannot run model {name!r}", found)
     return PreparedModel(

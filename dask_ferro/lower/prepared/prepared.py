@@ -117,9 +117,9 @@ class PreparedModel:
 
         def make() -> Mapping[str, Finding]:
             found: dict[str, Finding] = {}
-            for rows in _FOLLOWED_ROWS:
-                types = self.types(arrays, rows, trusts_declared=False)
-                for name, one in dependence(self.loaded.model, types, sig.carried, rows).items():
+            probes = [(rows, self.types(arrays, rows, trusts_declared=False)) for rows in _FOLLOWED_ROWS]
+            for (rows, types), (_, others) in zip(probes, reversed(probes), strict=True):
+                for name, one in dependence(self.loaded.model, types, others, sig.carried, rows).items():
                     if name not in found or (one.sure and not found[name].sure):
                         found[name] = one
             return found

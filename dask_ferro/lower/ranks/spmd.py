@@ -29,7 +29,7 @@ from dask_ferro.engines.selection import check, support
 from dask_ferro.graph.cost.roofline import CPU, costs, seconds
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import Loaded, load_own
-from dask_ferro.graph.model.own_models import accepted
+from dask_ferro.graph.model.self_contained import CHECKED
 from dask_ferro.graph.parallel.apply import Applied
 from dask_ferro.graph.sharding.parts import Spmd, holders_of
 from dask_ferro.graph.sharding.segments import Cut, is_collective
@@ -105,7 +105,8 @@ class Ranks:
         packed: Collection[str] = (),
     ) -> None:
         # What it was made of has been checked.
-        loaded = load_own(accepted(spmd.model), limits())
+        spmd.model.meta[CHECKED] = True
+        loaded = load_own(spmd.model, limits())
         path = spool(loaded.content or b"")
         rows = support(loaded.model)
         nodes = zip(rows, loaded.model.graph, strict=True)

@@ -37,15 +37,11 @@ def reference(path: str, digest: str, outputs: tuple[str, ...] = ()) -> ModelRef
     return ModelRef(path, digest, status.st_size, status.st_mtime_ns, outputs)
 
 
-def limits(*, ours: bool = False) -> Limits:
-    """Return the limits for a model that is to be loaded, as `ferro.limits.*` configures them.
-
-    `ours`: it was made by this package, or was accepted when the graph was built, so that it may sleep.
-    """
-    configured = Limits(
+def limits() -> Limits:
+    """Return the limits for a model that is to be loaded, as `ferro.limits.*` configures them."""
+    return Limits(
         value_bytes=config.value("limits.value-bytes"), mapped_above=config.value("limits.mapped-above")
     )
-    return configured.of_ours() if ours else configured
 
 
 _lock = threading.Lock()
@@ -100,9 +96,8 @@ def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
 def _open(ref: ModelRef, copy: Any) -> Loaded:
     is_there = os.path.exists(ref.path)
     if not is_there and copy is not None:
-        # The client checked the model when it built the graph, so the limits are those of models made here.
         content = np.ascontiguousarray(copy).tobytes()
-        return load(content, limits=limits(ours=True), outputs=ref.outputs or None)
+        return load(content, limits=limits(), outputs=ref.outputs or None)
     if not is_there:
         raise ConfigError(
             f"model file {ref.path!r}: this process cannot see it; put it on a file system that all workers share, or"
@@ -110,7 +105,7 @@ def _open(ref: ModelRef, copy: Any) -> Loaded:
             " connected, so that a copy is sent"
         )
     try:
-        loaded = load(ref.path, limits=limits(ours=True), outputs=ref.outputs or None)
+        loaded = load(ref.path, limits=limits(), outputs=ref.outputs or None)
     except (ModelError, ConfigError) as error:
         if isinstance(error, ConfigError) and not ref.outputs:
             raise

@@ -16,7 +16,6 @@ from distributed import KilledWorker
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.graph.model.own_models import made_here
 from tests.clusters import running
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model
 from tests.programs import ran
@@ -157,7 +156,7 @@ def test_a_large_input_outlives_workers_and_restarts(own_client):
 
 def test_a_model_whose_workers_die_is_named_at_the_client():
     node = helper.make_node("Sleep", ["x"], ["y"], domain="ai.dask_ferro", seconds=60.0)
-    call = ff.from_onnx(made_here(model([node], {"x": ["N"]}, {"y": ["N"]})))
+    call = ff.from_onnx(model([node], {"x": ["N"]}, {"y": ["N"]}))
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}), running(1) as client:
         (pid,) = client.run(os.getpid).values()
 

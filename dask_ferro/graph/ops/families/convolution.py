@@ -14,8 +14,8 @@ from dask_ferro.graph.ops.facts import (
     OpFacts,
     no_flops,
     per_input,
+    rows_of,
 )
-from dask_ferro.graph.ops.families.layout import lengths
 from dask_ferro.graph.ops.labels import Dims, Labels, Rule, TypedNode, first_dimension, names, without
 from dask_ferro.graph.ops.states import Finding, Rows, State
 
@@ -115,14 +115,6 @@ def _resized_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
     return state
 
 
-def _scaled_axes(o: TypedNode, count: int) -> Sequence[int]:
-    given = tuple(o.attribute("axes", ())) or tuple(range(count))
-    return tuple(axis % o.rank() for axis in given)
-
-
-# Scales and sizes; up to opset 10, and for Upsample, scales alone.
-_LENGTHS = lengths(lambda o: (2, 3) if len(o.node.inputs) > 2 else (1,), _scaled_axes)
-
 TABLE: Mapping[str, OpFacts] = {
     "Conv": OpFacts(conv_flops(1, 2), labels=_conv(("m", "c"))),
     "ConvTranspose": OpFacts(_conv_transpose, labels=_conv(("c", "m"))),
@@ -139,8 +131,7 @@ TABLE: Mapping[str, OpFacts] = {
     "MaxRoiPool": OpFacts(per_input(1)),
     "RoiAlign": OpFacts(_roi_align),
     "Col2Im": OpFacts(per_input(1), labels=first_dimension(0)),
-    "Resize": OpFacts(_taps, row_states=_resized_rows, misplaces=_LENGTHS),
-    "Upsample": OpFacts(_taps, row_states=_resized_rows, misplaces=_LENGTHS),
+    **rows_of("Resize Upsample", OpFacts(_taps, row_states=_resized_rows, takes_sizes="in shapes")),
     "GridSample": OpFacts(_taps, labels=first_dimension(0, 1)),
     "AffineGrid": OpFacts(_affine_grid),
 }

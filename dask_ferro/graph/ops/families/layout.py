@@ -5,7 +5,7 @@ None of them computes, so most let a Partial value through, whatever its reducti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -13,7 +13,6 @@ from dask_ferro.graph.ir.nodes import type_of
 from dask_ferro.graph.ops.facts import (
     BY_NUMBER,
     UNKNOWN_TO_KEEP,
-    Misplaces,
     OpFacts,
     keeps_sizes,
     no_flops,
@@ -226,49 +225,6 @@ def _cuts(o: TypedNode) -> list[tuple[int, ...] | None]:
     return [o.constant(1), o.constant(2), axes, o.constant(4) if o.has(4) else (1,) * count]
 
 
-# Rows of a batch: operands that spell sizes, where the number of rows may stand.
-
-
-def lengths(
-    positions: Callable[[TypedNode], Sequence[int]],
-    axes_of: Callable[[TypedNode, int], Sequence[int] | None],
-) -> Misplaces:
-    """Return whether elements of the operands at `positions` are lengths of, or ends along, another axis.
-
-    Parameters
-    ----------
-    positions : callable
-        Of the node.
-    axes_of : callable
-        Of the node and the number of elements: the axes that these are about; None: not known.
-    """
-
-    def misplaces(o: TypedNode, position: int, depends: Depends, data: State) -> bool | None:
-        if depends is None:
-            return None
-        if not isinstance(data, Rows) or position not in positions(o):
-            return True
-        axes = axes_of(o, len(depends)) if o.rank() else None
-        if axes is None or len(axes) != len(depends):
-            return None
-        return any(theirs and axis != data.dim for axis, theirs in zip(axes, depends, strict=True))
-
-    return misplaces
-
-
-def _aligned_axes(o: TypedNode, count: int) -> Sequence[int]:
-    """Aligned from the back; axes that the stretched operand lacks lie before its axis 0."""
-    return range(o.rank() - count, o.rank())
-
-
-def _unknown_length(o: TypedNode, position: int, depends: Depends, data: State) -> None:
-    return None
-
-
-def _spelled_shape(o: TypedNode, position: int, depends: Depends, data: State) -> bool:
-    return False  # followed by the shapes before and after
-
-
 # Sizes.
 
 
@@ -310,22 +266,20 @@ def _sliced_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State
 _RESHAPE = OpFacts(no_flops, "none", labels=_reshaped, row_states=_reshaped_rows, sizes=keeps_sizes)
 
 TABLE: Mapping[str, OpFacts] = {
-    "Reshape": replace(_RESHAPE, misplaces=_spelled_shape),
+    "Reshape": replace(_RESHAPE, takes_sizes="in shapes"),
     **rows_of("Flatten Squeeze Unsqueeze", _RESHAPE),
     "Transpose": OpFacts(no_flops, labels=_transposed),
-    "Expand": OpFacts(
-        no_flops, labels=_expanded, misplaces=lengths(lambda o: (1,), _aligned_axes), sizes=_stretched
-    ),
+    "Expand": OpFacts(no_flops, labels=_expanded, takes_sizes="in shapes", sizes=_stretched),
     **rows_of("DepthToSpace SpaceToDepth", OpFacts(no_flops, labels=_blocks)),
     "Trilu": OpFacts(no_flops, labels=_stack),
     "Concat": OpFacts(no_flops, labels=_joined, row_states=_joined_rows, sizes=_joined_sizes),
-    "Split": OpFacts(no_flops, labels=_divided, misplaces=_unknown_length),
+    "Split": OpFacts(no_flops, labels=_divided, takes_sizes="perhaps"),
     "Slice": OpFacts(
         no_flops,
         "picked",
         labels=_sliced,
         row_states=_sliced_rows,
-        misplaces=_unknown_length,
+        takes_sizes="perhaps",
         sizes=_sliced_sizes,
     ),
     "Pad": OpFacts(no_flops, labels=_padded),

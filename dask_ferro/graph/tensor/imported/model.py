@@ -311,11 +311,11 @@ class TensorModel:
         return [_info(name, self.readable.types[name]) for name in self.ends]
 
 
-def tensor_model(loaded: Loaded, name: str, *, longest: float = 0.0) -> TensorModel:
+def tensor_model(loaded: Loaded, name: str) -> TensorModel:
     """Return a loaded model, with its original, as a function of tensors; errors are those of `from_model`."""
     original = loaded.original
     assert original is not None
-    readable = read(loaded.model, longest=longest)
+    readable = read(loaded.model)
     graph = readable.model.graph
     types = {}
     for tensor in original.proto.graph.initializer:
