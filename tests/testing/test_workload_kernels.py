@@ -5,11 +5,11 @@ from __future__ import annotations
 import distributed
 import numpy as np
 import pytest
+from emulated import workload_kernels
 from simulated.generators import build
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
-from dask_ferro.testing import workload_kernels
 from tests.clusters import running
 from tests.waiting import finished
 
