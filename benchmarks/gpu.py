@@ -40,11 +40,12 @@ import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 from dask.core import flatten  # noqa: E402
 from distributed import Client  # noqa: E402
+from emulated.device import StandIn  # noqa: E402
+from emulated.workload_kernels import await_forgotten  # noqa: E402
 from gpu_checks import ALONE, COPIES, DASK, RESIDENT  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.engines.device.device import CupyDevice  # noqa: E402
-from dask_ferro.engines.device.memory import cupy_devices  # noqa: E402
+from dask_ferro.engines.device.device import CupyDevice, cupy_devices  # noqa: E402
 from dask_ferro.engines.device.residency import Residency  # noqa: E402
 from dask_ferro.engines.device_executable import compile_on_device  # noqa: E402
 from dask_ferro.engines.executable import Executable  # noqa: E402
@@ -52,8 +53,6 @@ from dask_ferro.engines.onnxruntime.device_session import CUDA, as_value, place_
 from dask_ferro.engines.selection import device_route  # noqa: E402
 from dask_ferro.graph.model.load import load  # noqa: E402
 from dask_ferro.lower.worker import device as computing  # noqa: E402
-from dask_ferro.testing.emulated_device import StandIn  # noqa: E402
-from dask_ferro.testing.workload_kernels import await_forgotten  # noqa: E402
 
 SEED = 0
 PARTS = ("products", "calls", "networks")

@@ -31,13 +31,12 @@ import networks  # noqa: E402
 import onnx  # noqa: E402
 from distributed import Client, Nanny, Scheduler, futures_of, wait  # noqa: E402
 from distributed.deploy.spec import SpecCluster  # noqa: E402
+from emulated.workload_kernels import await_forgotten  # noqa: E402
 from gpu_checks import card_name  # noqa: E402
 from onnx import helper  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.engines.device.device import CupyDevice  # noqa: E402
-from dask_ferro.engines.device.memory import cupy_devices  # noqa: E402
-from dask_ferro.testing.workload_kernels import await_forgotten  # noqa: E402
+from dask_ferro.engines.device.device import CupyDevice, cupy_devices  # noqa: E402
 
 FERRO, STOCK, OFF, ALONE = "ferro", "stock", "stock, stealing off", "GPU alone"
 Note = Callable[[str], None]

@@ -29,6 +29,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 import measure  # noqa: E402
 from distributed import Client, Nanny, Scheduler  # noqa: E402
 from distributed.deploy.spec import SpecCluster  # noqa: E402
+from emulated import declared as declared_device  # noqa: E402
+from emulated import workload_kernels  # noqa: E402
 from simulated import clusters  # noqa: E402
 from simulated.contenders import simulate  # noqa: E402
 from simulated.heft import heft  # noqa: E402
@@ -38,7 +40,6 @@ import dask_ferro as ff  # noqa: E402
 from dask_ferro.policy.estimates import Link  # noqa: E402
 from dask_ferro.simulate.cluster import VirtualCluster  # noqa: E402
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph  # noqa: E402
-from dask_ferro.testing import declared_device, workload_kernels  # noqa: E402
 
 PARTS = ("mixed", "simulated", "paper")
 CONTENDERS = ("stock", "ferro")

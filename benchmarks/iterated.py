@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, wait
+from emulated import workload_kernels
 from simulated.tiled_linalg import cholesky, gemm
 
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph
-from dask_ferro.testing import workload_kernels
 
 
 class Tiles(NamedTuple):

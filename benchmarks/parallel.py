@@ -28,13 +28,13 @@ import measure  # noqa: E402
 import numpy as np  # noqa: E402
 import parallel_sharding as sharding  # noqa: E402
 from distributed import Client, get_task_stream  # noqa: E402
+from emulated.sleeping import sleeping  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan  # noqa: E402
 from dask_ferro.graph.pipeline.named import NAMES, known  # noqa: E402
 from dask_ferro.lower.pipeline.parts import parts_of  # noqa: E402
 from dask_ferro.lower.pipeline.staged import Pipeline  # noqa: E402
-from dask_ferro.testing.sleeping import sleeping  # noqa: E402
 
 SEED = 0
 STAGES = 4

@@ -38,6 +38,7 @@ import dask  # noqa: E402
 import dask.order  # noqa: E402
 import measure  # noqa: E402
 from distributed import Client  # noqa: E402
+from emulated import workload_kernels  # noqa: E402
 from simulated.contenders import simulate  # noqa: E402
 from simulated.generators import NAMES, build  # noqa: E402
 
@@ -50,7 +51,6 @@ from dask_ferro.policy.stealing.policies import named  # noqa: E402
 from dask_ferro.policy.worker_load import Entry, WorkerLoad  # noqa: E402
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker  # noqa: E402
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec  # noqa: E402
-from dask_ferro.testing import workload_kernels  # noqa: E402
 
 WORKERS = 8
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from emulated.device import StandIn
 
 from dask_ferro.engines.device.residency import DeviceArray, Residency
 from dask_ferro.engines.device_executable import DeviceExecutable
-from dask_ferro.testing.emulated_device import StandIn
 from tests.each import every
 from tests.on_slurm.conftest import slurm  # noqa: F401 - a fixture
 from tests.programs import FORKED, ran

@@ -1,20 +1,18 @@
-"""`ff.bundled`: cheap tasks of a client's graphs run several at a time, in a block, for one collection, or always."""
+"""`ff.bundled`: cheap tasks of a client's graphs run several at a time, in a block or always."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import overload
 from weakref import WeakSet
 
-from dask.base import DaskMethodsMixin, is_dask_collection
-from dask.typing import DaskCollection, Key
+from dask.typing import Key
 from distributed import Client, Scheduler
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.bundled.expression import BundledGraph, Marked, is_marked, marked_expr
+from dask_ferro.lower.bundled.expression import BundledGraph
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.upstream import Expr
 from dask_ferro.scheduler import upstream_client
@@ -25,22 +23,11 @@ from dask_ferro.scheduler.plugin import part_of, put_on, take_off
 _BLOCKS: ContextVar[tuple[Client, ...]] = ContextVar("dask_ferro_bundled", default=())
 # Clients whose graphs can be bundled.
 _enabled_clients: WeakSet[Client] = WeakSet()
-# Attributes of a collection that Dask's functions use, beside its methods.
-_OF_COLLECTIONS = ("dask", "__dask_optimize__", "__dask_scheduler__", "__dask_layers__")
 
 
-@overload
-def bundled(*, client: Client | None = None) -> AbstractContextManager[None]: ...
-
-
-@overload
-def bundled(collection: DaskCollection, *, client: Client | None = None) -> Bundled: ...
-
-
-def bundled(
-    collection: DaskCollection | None = None, *, client: Client | None = None
-) -> AbstractContextManager[None] | Bundled:
-    """Run cheap tasks of a graph several at a time, as one task of Dask's: a bundle.
+@contextmanager
+def bundled(*, client: Client | None = None) -> Iterator[None]:
+    """Run cheap tasks of a client's graphs several at a time, as one task of Dask's (a bundle), in a block.
 
     A task costs some 2 ms of CPU beside its own work, so that tasks of a millisecond take three times as long as they
     need.  The scheduler chooses which tasks share a bundle, by the measured seconds of earlier tasks of the same
@@ -53,44 +40,25 @@ def bundled(
     priority of half a step more.  A graph whose results would take over a quarter of the workers' memory in all is
     left as it is.
 
+    Graphs that threads started inside the block submit are not bundled.
+
     Parameters
     ----------
-    collection : Dask collection, optional
-        Return it as a collection whose graph is bundled when it is computed or persisted, with all that is computed
-        in the same call.  Without one, return a context manager: graphs that the client submits inside are bundled,
-        but not those that threads started inside submit.
     client : distributed.Client, optional
         Default: the current client.  All graphs of a client are bundled after ``ff.install(client, bundles=True)``.
 
     Raises
     ------
     ConfigError
-        If `collection` is no Dask collection; if a block has no client, or an asynchronous one before
-        ``await ff.install(client, bundles=False)``; if dask_ferro cannot be imported on the scheduler.
+        There is no client, or an asynchronous one before ``await ff.install(client, bundles=False)``; dask_ferro cannot
+        be imported on the scheduler.
 
     Examples
     --------
     >>> x = da.random.random((4000, 4000), chunks=100)   # doctest: +SKIP
-    >>> ff.bundled(x.sum()).compute()                     # doctest: +SKIP
     >>> with ff.bundled():                                # doctest: +SKIP
     ...     (x + x.T).mean().compute()
     """
-    if collection is None:
-        return _block(client)
-    if not is_dask_collection(collection):
-        raise ConfigError(
-            f"ff.bundled: got {type(collection).__name__}, wanted a Dask collection (an array, a dataframe, a bag, a"
-            " delayed value), or nothing, for a block: with ff.bundled(): ..."
-        )
-    client = current_client() if client is None else client
-    # Without a cluster, tasks cost nearly nothing: the collection is computed as it is.
-    if client is not None:
-        _enabled(client)
-    return Bundled(collection)
-
-
-@contextmanager
-def _block(client: Client | None) -> Iterator[None]:
     client = current_client() if client is None else client
     if client is None:
         raise ConfigError("ff.bundled: there is no client; create one first: client = distributed.Client()")
@@ -103,7 +71,7 @@ def _block(client: Client | None) -> Iterator[None]:
 
 
 def _enabled(client: Client) -> None:
-    """Let the graphs of a client be bundled where a block or a collection asks for it, if they are not yet."""
+    """Let the graphs of a client be bundled where a block asks for it, if they are not yet."""
     if not isinstance(client, Client):
         raise ConfigError(f"ff.bundled: got client={client!r}, wanted a distributed.Client")
     if client in _enabled_clients:
@@ -117,7 +85,7 @@ def _enabled(client: Client) -> None:
 
 
 async def enable(client: Client, *, always: bool) -> None:
-    """Let the graphs of a client be bundled: each one, or those of a block or a collection.
+    """Let the graphs of a client be bundled: each one, or those of a block.
 
     Raises
     ------
@@ -158,52 +126,7 @@ async def _left(*, client: str, dask_scheduler: Scheduler) -> None:
 
 def _rewriting(client: Client, scheduler: str, always: bool) -> upstream_client.Wrapping:
     def rewritten(expr: Expr, keys: Collection[Key], common: Mapping[str, object]) -> BundledGraph:
-        is_bundled = always or client in _BLOCKS.get() or is_marked(expr)
+        is_bundled = always or client in _BLOCKS.get()
         return BundledGraph(expr, keys, scheduler, is_bundled, common)
 
     return rewritten
-
-
-class Bundled(DaskMethodsMixin):  # type: ignore[misc]
-    """A Dask collection whose graph is bundled when it is computed or persisted; see `bundled`.
-
-    It is a collection for Dask's functions, and for nothing else: it comes last, around a finished expression.
-
-    Attributes
-    ----------
-    collection : Dask collection
-        The collection itself.
-    """
-
-    def __init__(self, collection: DaskCollection) -> None:
-        self.collection = collection
-
-    def __repr__(self) -> str:
-        return f"ff.bundled({self.collection!r})"
-
-    def __getattr__(self, name: str) -> object:
-        # Of an expression of Dask, `expr`; of other collections `dask`, and whatever else they have for Dask.
-        if name == "expr" and isinstance(inner := getattr(self.collection, "expr", None), Expr):
-            return marked_expr(inner)
-        if name in _OF_COLLECTIONS:
-            return getattr(self.collection, name)
-        raise AttributeError(
-            f"ff.bundled(...) has no attribute {name!r}: it only computes; use the collection itself for {name!r},"
-            " and ff.bundled last"
-        )
-
-    def __dask_graph__(self) -> object:
-        return self.collection.__dask_graph__()
-
-    def __dask_keys__(self) -> object:
-        return self.collection.__dask_keys__()
-
-    def __dask_postcompute__(self) -> object:
-        function, arguments = self.collection.__dask_postcompute__()
-        return Marked(function), arguments
-
-    def __dask_postpersist__(self) -> object:
-        return self.collection.__dask_postpersist__()
-
-    def __dask_tokenize__(self) -> object:
-        return self.collection

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from dask_ferro import config
-from dask_ferro.engines.device.memory import account, cupy_devices
+from dask_ferro.engines.device.device import cupy_devices, cupy_memory
 from dask_ferro.policy.estimates import Speed
 
 # Seconds of repetitions of one kernel: ten times as many give the same figures, and take time from a worker's tasks.
@@ -51,7 +51,7 @@ def memory() -> GpuMemory | None:
     """Return the memory of this process' GPU; None if its driver does not report it."""
     cupy = _cupy()
     try:
-        found = account(cupy)
+        found = cupy_memory(cupy)
     except cupy.cuda.runtime.CUDARuntimeError:
         return None
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from distributed import Client, Event, LocalCluster, Worker
 from distributed.deploy import Cluster
+from emulated import workload_kernels
 from simulated.tiled_linalg import iterated_cholesky
 
 import dask_ferro as ff
@@ -20,7 +21,6 @@ from dask_ferro.elastic.providers import SpecPools
 from dask_ferro.elastic.site_jobs import SiteJob
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph
-from dask_ferro.testing import workload_kernels
 from tests.clusters import running
 from tests.waiting import BOUND_S, finished, opened, until, until_async
 

@@ -28,7 +28,6 @@ CALLS = {
     "predict of blocks": lambda client: client.compute(
         LAZY.map_blocks(MODEL.predict, dtype="f4", chunks=(5, 3))
     ),
-    "a bundled collection": lambda client: client.compute(ff.bundled(LAZY + 1)),
 }
 
 

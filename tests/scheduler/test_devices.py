@@ -16,6 +16,8 @@ import pytest
 from distributed import Client, Future, Scheduler, Worker
 from distributed.protocol import deserialize, serialize
 from distributed.scheduler import NoValidWorkerError
+from emulated import declared as declared_device
+from emulated.declared import DeclaredDevice, MemoryBlock, OutOfMemory, compute
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,8 +29,6 @@ from dask_ferro.scheduler import calibration
 from dask_ferro.scheduler.annotations import NOTHING, Prefer, Require, Wish, estimate_of, wish_of
 from dask_ferro.scheduler.stealing import Stealing
 from dask_ferro.scheduler.worker_plugin import METRIC
-from dask_ferro.testing import declared_device
-from dask_ferro.testing.declared_device import DeclaredDevice, MemoryBlock, OutOfMemory, compute
 from tests import clusters
 from tests.waiting import until_async
 

@@ -13,6 +13,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from distributed import Worker
+from emulated.declared import DeclaredDevice, compute
+from emulated.device import StandIn
 
 from dask_ferro.engines.device import residency
 from dask_ferro.engines.device.residency import Residency
@@ -20,8 +22,6 @@ from dask_ferro.lower.worker import device as devices
 from dask_ferro.scheduler import calibration
 from dask_ferro.scheduler.annotations import Require
 from dask_ferro.scheduler.worker_plugin import METRIC
-from dask_ferro.testing.declared_device import DeclaredDevice, compute
-from dask_ferro.testing.emulated_device import StandIn
 from tests.fake_gpu import GB, FakeCupy
 from tests.scheduler.test_devices import CPU, MB, Site, on_site, site
 from tests.waiting import until_async

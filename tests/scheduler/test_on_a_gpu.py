@@ -18,15 +18,15 @@ import onnx
 import pytest
 from distributed import Client, Nanny, Scheduler, Worker
 from distributed.deploy.spec import SpecCluster
+from emulated.device import StandIn
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.engines.device.device import CupyDevice, Device
-from dask_ferro.engines.device.memory import cupy_devices
+from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.lower.worker import device as devices
 from dask_ferro.scheduler.worker_plugin import METRIC
-from dask_ferro.testing.emulated_device import StandIn
+from tests.device_counts import counts as counts_here
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not cupy_devices(), reason="needs CuPy and a GPU that it sees")]
 KINDS = ["stand-in", pytest.param("cupy", marks=gpu)]
@@ -178,10 +178,6 @@ def _start(kind: str, room: int, dask_worker: Worker) -> None:
     devices.use(CupyDevice())
 
 
-def _counts() -> Any:
-    return devices.counts()
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_computes_on_its_device_and_tells_of_it(kind: str) -> None:
@@ -194,7 +190,7 @@ def test_a_worker_computes_on_its_device_and_tells_of_it(kind: str) -> None:
         with dask.annotate(workers=[here], allow_other_workers=False):
             result = client.compute(got, workers=[here], allow_other_workers=False).result(timeout=60)
         np.testing.assert_allclose(result, reference(model, x), rtol=2e-3, atol=1e-3)
-        counts = client.run(_counts, workers=[here])[here]
+        counts = client.run(counts_here, workers=[here])[here]
         assert (
             counts["up_bytes"] == x.nbytes + side * side * 4
         )  # the weight once, for all bundles and threads
@@ -230,6 +226,6 @@ def test_forty_blocks_that_lie_on_a_host_pass_through_a_device_of_a_few(kind: st
         for x, y in zip(inputs, results, strict=True):
             np.testing.assert_allclose(y, reference(chain(side), x), rtol=2e-3, atol=1e-3)
         here = address(client, "device")
-        counts = client.run(_counts, workers=[here])[here]
+        counts = client.run(counts_here, workers=[here])[here]
         assert counts["ups"] > 0
         assert counts["live"] <= counts["total"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import distributed
 import numpy as np
 import pytest
+from emulated import workload_kernels
 from simulated.generators import build
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
-from dask_ferro.testing import workload_kernels
 from tests.clusters import running
 from tests.waiting import finished
 
@@ -104,6 +104,7 @@ def test_estimates_travel_as_annotations(inside):
     assert found["c"] == {"ferro": {"seconds": 1.5}}
     for future in held:
         future.release()
+    workload_kernels.await_forgotten(inside, [("a", 0), ("b", 0), ("c", 0)])
 
 
 def test_an_error_in_a_task_is_raised_and_the_tasks_are_released(inside):

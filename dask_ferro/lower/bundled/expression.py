@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from dask.typing import Key
 
 from dask_ferro.lower.bundled.choice import Annotations, CostFacts, needed
 from dask_ferro.lower.bundled.rewrite import Rewritten, reused, rewritten
-from dask_ferro.lower.upstream import Boxed, Expr, LLGExpr, MarkedExpr, convert_legacy_graph
+from dask_ferro.lower.upstream import Expr, LLGExpr, convert_legacy_graph
 
 # Returns what a scheduler of this process knows, by its identifier; None: it has nothing to tell.
 CostFactsOf = Callable[[str], CostFacts | None]
@@ -94,45 +94,3 @@ class BundledGraph:
     @cached_property
     def _made(self) -> Rewritten:
         return _written(*self._arguments)
-
-
-class Marked:
-    """A function by which Dask makes a collection's value, and the mark that the collection's graph is to be bundled.
-
-    Dask passes it on unchanged with the collection's graph, whatever else is computed in the same call.
-    """
-
-    def __init__(self, function: Callable[..., object]) -> None:
-        self.function = function
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        return self.function(*args, **kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        # Dask looks for the function of delayed values, which need no task that makes their value.
-        return self.function == (other.function if isinstance(other, Marked) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.function)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The mark is read in the client; a worker without dask_ferro may be the one that makes the value.
-        return partial, (self.function,)
-
-
-def is_marked(expr: Expr) -> bool:
-    """Return whether an expression has a collection in it that is to be bundled."""
-    return any(
-        isinstance(one, MarkedExpr) or _has_mark(getattr(one, "postcompute", None)) for one in expr.walk()
-    )
-
-
-def _has_mark(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_has_mark, value))
-    return isinstance(value, Marked)
-
-
-def marked_expr(expr: Expr) -> MarkedExpr:
-    """Return an expression of Dask with the mark that its graph is to be bundled."""
-    return MarkedExpr(Boxed(expr.optimize()))

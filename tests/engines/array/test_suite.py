@@ -15,10 +15,9 @@ import onnx
 import onnx.backend.test.loader
 import onnx_ir as ir
 import pytest
+from emulated.device import StandIn
 
-from dask_ferro.engines.device.device import CupyDevice, Device
-from dask_ferro.engines.device.memory import cupy_devices
-from dask_ferro.testing.emulated_device import StandIn
+from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
 from tests.engines.array.cases import bound, compiled, supported
 
 LACKING = 40  # of float16, which array_api_strict has not

@@ -7,8 +7,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
-
-from dask_ferro.testing.emulated_device import StandIn, StandInArray, _owner
+from emulated.device import StandIn, StandInArray, _owner
 
 
 class Late(StandIn):

@@ -12,6 +12,7 @@ import distributed
 import numpy as np
 import pytest
 from distributed import futures_of, get_task_stream
+from emulated.sleeping import sleeping
 
 import dask_ferro as ff
 from dask_ferro.graph.pipeline.action import Action
@@ -22,7 +23,6 @@ from dask_ferro.lower.client import written_for
 from dask_ferro.lower.pipeline.parts import parts_of
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.staged import Pipeline
-from dask_ferro.testing.sleeping import sleeping
 from tests.clusters import running
 from tests.graph.pipeline.nets import mlp, tied
 from tests.lower.pipeline.runs import M, equal, keeps, leaves, same, trained

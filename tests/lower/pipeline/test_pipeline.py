@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 from dask.callbacks import Callback
 from dask.sizeof import sizeof
+from emulated.sleeping import sleeping
 from hypothesis import given, settings
 
 import dask_ferro as ff
@@ -23,7 +24,6 @@ from dask_ferro.lower.pipeline.parts import parts_of
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.worker.segment_run import SegmentValues
-from dask_ferro.testing.sleeping import sleeping
 from tests.each import every
 from tests.graph.pipeline.nets import mlp, tied, transformer, without_pipeline
 from tests.graph.pipeline.schedules import feasible

@@ -94,7 +94,7 @@ def _operator(name: str) -> Callable[..., Any]:
 
 def _reading(name: str) -> Callable[[StandInArray], object]:
     def method(self: StandInArray) -> object:
-        self._device.traffic.read()
+        self._device.traffic.add(reads=1)
         return getattr(self._inner, name)()
 
     method.__name__ = name
@@ -156,7 +156,7 @@ class _Namespace:
                 np.ndarray,
                 # An array that a kernel makes itself is a transfer too.
             ):
-                self._device.traffic.up(arguments[0].nbytes)
+                self._device.traffic.add(ups=1, up_bytes=arguments[0].nbytes)
             result = found(*map(_unwrapped, arguments), **{k: _unwrapped(v) for k, v in options.items()})
             return self._device.wrapped(result)
 
@@ -199,7 +199,7 @@ class StandIn:
 
     def to_host(self, array: StandInArray) -> np.ndarray[Any, Any]:
         """Return a copy on the host."""
-        self.traffic.down(array.nbytes)
+        self.traffic.add(downs=1, down_bytes=array.nbytes)
         return np.array(array._inner)
 
     def allocation(self, array: StandInArray) -> int:
@@ -209,8 +209,7 @@ class StandIn:
     def memory(self) -> Memory:
         """Return the memory as it is now."""
         with self._lock:
-            free = self._total - self._live_bytes
-            return Memory(self._total, free, self._live_bytes, free)
+            return Memory(self._total, self._live_bytes, self._live_bytes)
 
     def release(self) -> None:
         """Do nothing: the device caches no free blocks."""

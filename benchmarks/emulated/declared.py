@@ -23,7 +23,7 @@ from dask_ferro.policy.estimates import Link, Speed
 from dask_ferro.scheduler import upstream_worker
 from dask_ferro.scheduler.calibration import GpuMemory
 from dask_ferro.scheduler.worker_plugin import DEVICE
-from dask_ferro.testing.emulated_device import OutOfMemory
+from emulated.device import OutOfMemory
 
 # The speed of the reference worker: one core running numpy.
 CORE = Speed(1e11, 1e10)

@@ -20,7 +20,7 @@ from distributed import Client, Future, get_worker, wait
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.upstream import List, Task, TaskRef
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
-from dask_ferro.testing import declared_device
+from emulated import declared as declared_device
 
 # The factor by which a task takes longer on the slow worker, as in the straggler test of coiled/benchmarks.
 SLOWER = 10.0

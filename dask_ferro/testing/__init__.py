@@ -1,6 +1,0 @@
-"""Emulated devices and workload kernels for tests and benchmarks; no other part of the package imports them.
-
-They are in the package because the worker and scheduler processes of a test import them by name.  Production code gets
-a device passed to it: `lower.worker.device.use` takes any `engines.device.device.Device`, and a worker reports to the
-scheduler what its plugin `scheduler.worker_plugin.DEVICE`, if it has one, measures.
-"""
