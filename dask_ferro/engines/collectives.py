@@ -8,8 +8,9 @@ communicate.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from math import prod
-from typing import NamedTuple
+from operator import add
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -17,13 +18,6 @@ from array_api_compat import array_namespace
 from dask_ferro.engines import Array
 from dask_ferro.graph.ir.dtypes import HALF_NAMES
 from dask_ferro.graph.ir.nodes import extent
-
-
-class Sum(NamedTuple):
-    """A sum of terms in the precision of the addition, and the dtype of the result."""
-
-    total: Array
-    dtype: object
 
 
 def reduced(terms: Sequence[Array], reduction: str = "sum") -> Array:
@@ -44,40 +38,17 @@ def reduced(terms: Sequence[Array], reduction: str = "sum") -> Array:
     >>> reduced([np.array([1.0, 2.0]), np.array([3.0, 6.0])], "mean").tolist()
     [2.0, 4.0]
     """
-    if reduction in ("sum", "mean"):
-        return finished(added(terms), len(terms) if reduction == "mean" else None)
-    xp = array_namespace(*terms)
-    total = terms[0]
-    for term in terms[1:]:
-        total = xp.maximum(total, term) if reduction == "max" else xp.minimum(total, term)
-    return xp.asarray(total)
-
-
-def added(terms: Sequence[Array]) -> Sum:
-    """Return the sum of terms (arrays or earlier sums), added from the first to the last."""
-    sums = [term if isinstance(term, Sum) else _wide(term) for term in terms]
-    # In the given order, because the order of additions decides the last bits.
-    total = sums[0].total
+    xp, dtype = array_namespace(*terms), terms[0].dtype
+    if reduction in ("max", "min"):
+        return xp.asarray(reduce(xp.maximum if reduction == "max" else xp.minimum, terms))
+    # Half precision would round every sum to 8 or 11 bits.
+    is_half = str(dtype) in HALF_NAMES
+    wide = (xp.astype(term, xp.float32) if is_half else term for term in terms)
     # Infinite sums are results, as in engines: a loss scale is found by them (`ff.fit`).
     with np.errstate(all="ignore"):
-        for term in sums[1:]:
-            total = total + term.total
-    return Sum(total, sums[0].dtype)
-
-
-def finished(found: Sum, terms: int | None = None) -> Array:
-    """Return a sum as an array of its dtype; with a number of terms their mean, which is a float for integers."""
-    xp = array_namespace(found.total)
-    with np.errstate(all="ignore"):
-        total = xp.asarray(found.total if terms is None else found.total / terms)
-        # Rounded once here, not after each addition.
-        return xp.astype(total, found.dtype) if str(found.dtype) in HALF_NAMES else total
-
-
-def _wide(term: Array) -> Sum:
-    # In float32, because half precision would round every sum to 8 or 11 bits.
-    xp = array_namespace(term)
-    return Sum(xp.astype(term, xp.float32) if str(term.dtype) in HALF_NAMES else term, term.dtype)
+        total = reduce(add, wide)
+        total = xp.asarray(total / len(terms) if reduction == "mean" else total)
+        return xp.astype(total, dtype) if is_half else total
 
 
 def joined(pieces: Sequence[Array], axis: int) -> Array:

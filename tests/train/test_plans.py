@@ -171,8 +171,7 @@ def test_a_checkpoint_goes_on_by_another_plan(tmp_path):
     options = {"data": data(32), "epochs": 1}
     wanted, _ = ran(**options)
     told = []
-    # Six ranks divide neither rows nor the weights of the last layer.
-    for plan in (PLANS["tensor"], {**FSDP, "mesh": {"data": 2, "fsdp": 3}}, PLANS["pipeline"], None):
+    for plan in (PLANS["tensor"], FSDP, PLANS["pipeline"], None):
         told += ran(plan=plan, checkpoint=tmp_path, steps=1, **options)[0]
     assert [row[:4] for row in told] == [row[:4] for row in wanted]
     np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)
@@ -181,23 +180,16 @@ def test_a_checkpoint_goes_on_by_another_plan(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"plan": FSDP, "data": data(19)},
-            "(?s)batches: one has 3 rows: .*too short for a part on each of 4 ranks.*; choose batch_size by the plan",
-        ),
         ({"micro_batches": 4, "data": data(18)}, "one has 2 rows, fewer than the 4 micro-batches"),
         (
-            {"plan": PLANS["data"], "micro_batches": 2, "data": data(19)},
-            "one has 3 rows: .*wanted 2 rows, one for each rank .*, or more for each of the 2 micro-batches",
+            {"plan": {**FSDP, "mesh": {"data": 2, "fsdp": 3}}},
+            "'last.weight' as R,S.0.: its dimension 0 is 8, which 3 ranks do not divide",
         ),
-        ({"plan": FSDP, "batch_size": 3}, "its dimension 0 is 3, too short for a part on each of 4 ranks"),
         ({"plan": {"third": {"stage": 0}}}, "the graph has no such region"),
     ],
     ids=[
-        "a last batch that ranks cannot share",
         "one of fewer rows than micro-batches",
-        "one of fewer rows than ranks in unequal micro-batches",
-        "no batch fits",
+        "a weight that ranks do not divide",
         "another region",
     ],
 )
@@ -231,6 +223,10 @@ def test_a_pattern_for_inputs_of_the_batch_is_none_for_the_optimizers_state(spli
         pytest.param({"plan": FSDP, "batch_size": 7}, [7, 7, 6], id="seven and six over two axes"),
         pytest.param({"plan": FSDP, "data": data(24), "batch_size": 14, "micro_batches": 2}, [14, 10],
             id="seven and five in two micro-batches"),
+        pytest.param({"plan": FSDP, "data": data(19)}, [8, 8, 3], id="three rows on four ranks"),
+        pytest.param({"plan": FSDP, "batch_size": 3, "data": data(9)}, [3, 3, 3], id="never a row for each rank"),
+        pytest.param({"plan": PLANS["data"], "micro_batches": 2, "data": data(19)}, [8, 8, 3],
+            id="one and two in two micro-batches"),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("error")

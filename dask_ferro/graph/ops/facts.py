@@ -49,9 +49,6 @@ class OpFacts:
     labels : callable, optional
         Which dimensions can be split over ranks, and along which the rows of a batch stay apart: along all others they
         are combined.  None: each rank computes the node whole.
-    in_parts : bool
-        Whether the standard's body is computed in place of the node where ranks have the first input split along a
-        dimension without label: its nodes have labels for it.
     row_states : callable, optional
         Where the rows lie after the node, if labels cannot say it.
     combines : str
@@ -68,7 +65,6 @@ class OpFacts:
     flops: Flops | None = None
     touches: Literal["all", "none", "type", "picked"] = "all"
     labels: Labels | None = None
-    in_parts: bool = False
     row_states: RowStates | None = None
     combines: str = ""
     takes_sizes: Literal["as numbers", "in shapes", "perhaps"] = "as numbers"

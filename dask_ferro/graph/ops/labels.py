@@ -26,28 +26,6 @@ REDUCTIONS = ("sum", "mean", "max", "min")
 Dims: TypeAlias = tuple[str | None, ...]
 
 
-class Pick(NamedTuple):
-    """A dimension of the first input along which a node's second input, integers, picks elements or adds to them.
-
-    It has no label: a rank that has a range of it picks, or adds, for the indices in that range alone (`ops.picks`).
-
-    Attributes
-    ----------
-    dim : int
-    behind : int
-        The dimensions of what an index picks, or of the updates, behind those of the indices.
-    in_tuples : bool
-        Whether each index is a tuple of one number, along the last dimension of the indices.
-    updates : int or None
-        The input that is added at the indices; None: they pick, and ranks' results are terms of a sum.
-    """
-
-    dim: int
-    behind: int = 0
-    in_tuples: bool = False
-    updates: int | None = None
-
-
 class Rule(NamedTuple):
     """The labels of one node, and the conditions of splitting one.
 
@@ -71,10 +49,6 @@ class Rule(NamedTuple):
         Inputs of which nothing but the dtype is read, so that it does not matter how they lie.
     rounds : bool
         Whether terms of the result are each rounded, so that their sum is not as exact as the rounded sum.
-    pick : Pick or None
-        A dimension without a label that ranks may split all the same, by index.
-    repeats : tuple of int
-        Dimensions without a label along which the output repeats its operands: any part of it is made at once.
     """
 
     inputs: tuple[Dims, ...]
@@ -87,8 +61,6 @@ class Rule(NamedTuple):
     shape: int | None = None
     ignored: tuple[int, ...] = ()
     rounds: bool = False
-    pick: Pick | None = None
-    repeats: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,14 +88,6 @@ class TypedNode(Operands):
         value = self._input(0)
         dtype = None if value is None else type_of(value, self.types).dtype
         return dtype is not None and dtype.is_floating_point()
-
-    def has_numbers(self) -> bool:
-        """Return whether the first input holds floats or whole numbers, of a byte at least, which add up."""
-        value = self._input(0)
-        dtype = None if value is None else type_of(value, self.types).dtype
-        if dtype is None or not (dtype.is_floating_point() or dtype.is_integer()):
-            return False
-        return dtype.bitwidth >= (16 if dtype.is_floating_point() else 8)
 
     def has_texts(self) -> bool:
         """Return whether an operand or a result holds texts."""

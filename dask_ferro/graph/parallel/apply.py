@@ -9,9 +9,9 @@ key.  Backward nodes belong to the region of their forward nodes, or to the one 
 `shard` is an input or output of the region's nodes, also one behind a cast: by its name, its last part, or a pattern.
 `sequence` splits activations of the region (`parallel.sequence`).
 
-A plan changes no node, and adds those that a region with `remat` computes again (`parallel.remat`).  Stage, device,
-workers and placements are written into a copy as ONNX's own device configurations, which a file keeps, and a graph with
-them needs no plan.  Workers are numbers here, not addresses.
+A plan changes no node, and adds those that a region with `remat` computes again (`parallel.remat`).  Stage, device and
+workers are written into the metadata of a copy's nodes, and the plan's text into that of the copy: a file keeps it, and
+needs no other plan.  Workers are numbers here, not addresses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, read_plan, together
+from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, parse_plan, read_plan, together
 from dask_ferro.graph.parallel.node_values import (
     Placed,
     from_front,
@@ -40,12 +40,11 @@ from dask_ferro.graph.parallel.node_values import (
     sources,
     split_dims,
     split_or_whole,
-    whole_if_short,
+    with_rows,
 )
 from dask_ferro.graph.parallel.remat import draws, rematerialized, units_of
 from dask_ferro.graph.parallel.sequence import mark, misfits, with_sequences
-from dask_ferro.graph.sharding.device_configurations import Placements, configure, placements_in
-from dask_ferro.graph.sharding.node_placement import NodePlacement
+from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement, place
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.placements import WHOLE, Shard
 from dask_ferro.graph.sharding.plan import Sharding
@@ -56,6 +55,8 @@ from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.tensor import Tensor
 
 DATA, TENSOR = "data", "tensor"
+# The key of a model's metadata with the text of its plan.
+PLAN = "dask_ferro.plan"
 
 _ONE = Mesh({TENSOR: 1})
 _NOTHING = RegionPlan()
@@ -68,7 +69,7 @@ class Applied:
     Attributes
     ----------
     model : onnx_ir.Model
-        The graph itself without a plan, otherwise a copy with device configurations; weights are shared.
+        The graph itself without a plan, otherwise a copy with the plan in its metadata; weights are shared.
     plan : PlanFile or None
         None if there is none, or it is disabled.
     mesh : Mesh
@@ -77,8 +78,6 @@ class Applied:
         The values that the plan places.
     regions : mapping of str to RegionPlan
         The plan's settings of each node, by its name.
-    if_long : frozenset of str
-        The values in `given` that are whole instead if they have fewer elements than ranks, once sizes are known.
     optimizer_state : mapping of str to int
         The dimension that each axis splits of the optimizer's state, as `state_layouts` takes it.
     """
@@ -88,7 +87,6 @@ class Applied:
     mesh: Mesh = _ONE
     given: Mapping[str, Placed] = field(default_factory=dict)
     regions: Mapping[str, RegionPlan] = field(default_factory=dict)
-    if_long: frozenset[str] = frozenset()
     optimizer_state: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -102,15 +100,6 @@ class Applied:
         """The number of each rank's worker, if the plan names workers and all regions agree."""
         named = {region.workers for region in self.regions.values() if region.workers is not None}
         return named.pop() if len(named) == 1 else None
-
-    @property
-    def stages(self) -> dict[int, tuple[str, ...]]:
-        """The names of the nodes of each stage; nodes without a stage are left out."""
-        found: dict[int, list[str]] = {}
-        for name, region in self.regions.items():
-            if region.stage is not None:
-                found.setdefault(region.stage, []).append(name)
-        return {stage: tuple(found[stage]) for stage in sorted(found)}
 
     def shard(
         self,
@@ -142,7 +131,7 @@ class Applied:
         if wrong := sorted(set((follow or {}).values()) - known):
             raise ConfigError(f"follow: the graph has no input {wrong}; it has {sorted(map(str, known))}")
         types = sized(self.model, dims)
-        given = whole_if_short(self.given, self.if_long, types, self.mesh)
+        given = with_rows(self.given, self.model, types, self.mesh)
         placed = {end: given.get(start, {}) for end, start in (follow or {}).items()}
         placed |= outputs or {}
         return propagate(self.model, types, self.mesh, given, outputs=placed, terms=terms)
@@ -166,15 +155,13 @@ def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFil
     ----------
     graph : Tensor, outputs of `build`, Built, onnx_ir.Model, onnx.ModelProto, bytes or path
     plan : path, mapping, PlanFile or None
-        As described in `parallel.config`.  It replaces the placements in the graph, such as those of a file that
-        `ff.save_onnx` wrote; without a plan, these are used.
+        As described in `parallel.config`.  It replaces the graph's own plan, which a file that `ff.save_onnx` wrote may
+        have; without a plan, that one is applied.
 
     Raises
     ------
     ConfigError
         Regions and values that the graph does not have, and settings that conflict; with line and key.
-    ModelError
-        Without a plan: the graph's own placements fit no mesh.
 
     Examples
     --------
@@ -185,23 +172,15 @@ def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFil
     ((Shard(dim=1),),)
     """
     model = model_of(graph)
-    if plan is None:
-        return _placed_before(model)
-    found = plan if isinstance(plan, PlanFile) else read_plan(plan)
-    return _Applying(model, found).applied() if found.enabled else _placed_before(model)
-
-
-def _placed_before(model: ir.Model) -> Applied:
-    """Return a graph with its own placements."""
-    found = placements_in(model)
-    mesh = found.mesh or _ONE
-    regions = {
-        node.name or "": RegionPlan(
-            region_of(node).path, workers=placed.workers, stage=placed.stage, device=placed.device
-        )
-        for node, placed in found.nodes.items()
-    }
-    return Applied(model, None, mesh, with_sequences(model, found.values, mesh), regions)
+    found = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
+    if (found is None or not found.enabled) and (text := model.metadata_props.get(PLAN)) is not None:
+        found = parse_plan(f"of {model.graph.name!r}", text)
+    if found is not None and found.enabled:
+        return _Applying(model, found).applied()
+    for node in model.graph:
+        # A file may have any placement in its metadata.
+        place(node, UNPLACED)
+    return Applied(model)
 
 
 def model_of(graph: Any) -> ir.Model:
@@ -226,21 +205,17 @@ class _Applying:
         self.problems: dict[str, None] = {}
         self.by_name = {region.name: region for region in plan.regions}
         self.mesh = self._mesh()
-        # Once for each key of the plan, not for each node: a region may have thousands.
-        self.places = self._places()
 
     def applied(self) -> Applied:
         regions = self._regions()
         given = self._placements(self._inputs(), self._values(regions))
-        split = self._all_split(regions, given)
-        given = {**given, **split}
+        given |= self._all_split(regions, given)
         state = self._optimizer_state()
         self._check_workers()
         self._check_stages(regions)
         self._check_remat(regions)
-        splits = {asked: split for asked, (_, split) in self.places.items()}
-        for asked, problem in misfits(regions, splits, self.mesh):
-            self._wrong(asked.line, self.places[id(asked)][0], problem)
+        for asked, problem in misfits(regions, self._placed, self.mesh):
+            self._wrong(asked.line, asked.key, problem)
         if self.problems:
             raise self.plan.refusal(list(self.problems))
         by_node = {node.name or "": region for node, region in regions.items()}
@@ -250,13 +225,15 @@ class _Applying:
         for node in copy.graph:
             # A plan replaces the placements in the graph.
             sequence = placed.get(node, _NOTHING).sequence
-            mark(node, {} if sequence is None else self.places[id(sequence)][1])
+            mark(node, {} if sequence is None else self._placed(sequence))
         placed |= self._repeated(copy, placed)
         by_node |= {node.name or "": found for node, found in placed.items()}
-        nodes = {node: NodePlacement(r.stage, r.device, r.workers) for node, r in placed.items()}
-        configure(copy, Placements(self.mesh, given, nodes))
+        for node in copy.graph:
+            region = placed.get(node, _NOTHING)
+            place(node, NodePlacement(region.stage, region.device, region.workers))
+        copy.metadata_props[PLAN] = self.plan.text
         given = with_sequences(copy, given, self.mesh)
-        return Applied(copy, self.plan, self.mesh, given, by_node, frozenset(split), state)
+        return Applied(copy, self.plan, self.mesh, given, by_node, state)
 
     def _repeated(self, model: ir.Model, placed: Mapping[ir.Node, RegionPlan]) -> dict[ir.Node, RegionPlan]:
         """Add the nodes that regions with `remat` compute again to the model, and return their settings."""
@@ -342,10 +319,8 @@ class _Applying:
             if not names:
                 # A number has no dimension to split.
                 others = [v.name or "" for v in graph.inputs if v.shape is None or len(v.shape)] or [*known]
-                self._wrong(
-                    asked.line, f"inputs.{pattern}", f"no such input; the graph has {', '.join(others)}"
-                )
-            placed = self._placed(asked, f"inputs.{pattern}", DATA)
+                self._wrong(asked.line, asked.key, f"no such input; the graph has {', '.join(others)}")
+            placed = self._placed(asked, DATA)
             found.update((name, from_front(placed, known[name])) for name in names)
         return found
 
@@ -358,29 +333,30 @@ class _Applying:
                         f"{name!r} is placed as {shown(inputs[name])}, and by a region's `shard` as"
                         f" {shown(values[name])}; keep one of them"
                     )
-                    self._wrong(asked.line, f"inputs.{pattern}", problem)
+                    self._wrong(asked.line, asked.key, problem)
         return {**inputs, **values}
 
     def _values(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, Placed]:
         """Return the placements that regions give to values."""
         found: dict[str, Placed] = {}
-        used: set[tuple[str, int]] = set()
+        used: set[str] = set()
         for node, region in regions.items():
             for key, asked in region.shard.items():
-                where, placed = self.places[id(asked)]
                 for value in named(node, key):
-                    used.add((key, asked.line))
-                    name, own = value.name or "", from_front(placed, value)
+                    used.add(asked.key)
+                    name, own = value.name or "", from_front(self._placed(asked), value)
                     if found.setdefault(name, own) != own:
-                        self._wrong(asked.line, where, f"{name!r} is placed differently by another region")
+                        self._wrong(
+                            asked.line, asked.key, f"{name!r} is placed differently by another region"
+                        )
         for region in self.plan.regions:
             mine = [node for node, r in regions.items() if region.shard.items() <= r.shard.items()]
-            for key, asked in region.shard.items():
-                if (key, asked.line) not in used:
+            for asked in region.shard.values():
+                if asked.key not in used:
                     there = sorted({v.name or "" for v in chain.from_iterable(map(sources, mine))})
                     listed = ", ".join(map(repr, there[:6]))
                     problem = f"no such value in the region; its weights and inputs are {listed or 'none'}"
-                    self._wrong(asked.line, f"{region.name}.shard.{key}", problem)
+                    self._wrong(asked.line, asked.key, problem)
         return found
 
     def _all_split(
@@ -388,11 +364,14 @@ class _Applying:
     ) -> dict[str, Placed]:
         """Return the placements of weights and graph inputs by their regions' `split_all`, without those given."""
         found: dict[str, Placed] = {}
+        axes = list(self.mesh.axes)
+        one = f"name one of {', '.join(axes)} {TENSOR!r}"
+        remedy = f"{one}, or split values by name, as in {{weight: {{{axes[0]}: 0}}}}"
         for node, region in regions.items():
             asked = region.split_all
             if asked is None:
                 continue
-            key, split = self.places[id(asked)]
+            split = self._placed(asked, remedy=remedy)
             for value in sources(node):
                 # Scalars are constants of the expression.
                 if value.name in given or value.shape is None or not len(value.shape):
@@ -400,32 +379,15 @@ class _Applying:
                 placed = split_or_whole(split, value, self.mesh)
                 if found.setdefault(value.name or "", placed) != placed:
                     problem = f"{value.name!r} is placed differently by another region; name it in `inputs`"
-                    self._wrong(asked.line, key, problem)
+                    self._wrong(asked.line, asked.key, problem)
         return found
 
     def _optimizer_state(self) -> dict[str, int]:
         asked = self.plan.optimizer_state
-        placed = {} if asked is None else self._placed(asked, "optimizer_state", DATA)
+        placed = {} if asked is None else self._placed(asked, DATA)
         return split_dims(placed)
 
-    def _places(self) -> dict[int, tuple[str, Placed]]:
-        """Return the key and the placement of each split that a region asks for, by its identity."""
-        found = {}
-        for region in self.plan.regions:
-            for key, asked in region.shard.items():
-                where = f"{region.name}.shard.{key}"
-                found[id(asked)] = where, self._placed(asked, where, TENSOR)
-            if (asked_all := region.split_all) is not None:
-                where, axes = f"{region.name}.shard", list(self.mesh.axes)
-                one = f"name one of {', '.join(axes)} {TENSOR!r}"
-                remedy = f"{one}, or split values by name, as in {{weight: {{{axes[0]}: 0}}}}"
-                found[id(asked_all)] = where, self._placed(asked_all, where, TENSOR, remedy)
-            if (sequence := region.sequence) is not None:
-                where = f"{region.name}.sequence"
-                found[id(sequence)] = where, self._placed(sequence, where, TENSOR)
-        return found
-
-    def _placed(self, asked: Asked, key: str, axis: str, remedy: str = "") -> Placed:
+    def _placed(self, asked: Asked, axis: str = TENSOR, *, remedy: str = "") -> Placed:
         """Return a placement for each named axis of the mesh; a bare dimension is split along `axis`."""
         axes = list(self.mesh.axes)
         if asked.split is None:
@@ -433,11 +395,11 @@ class _Applying:
         if not isinstance(asked.split, int):
             for name in asked.split:
                 if name not in axes:
-                    self._wrong(asked.line, key, f"no axis {name!r}; the mesh has {', '.join(axes)}")
+                    self._wrong(asked.line, asked.key, f"no axis {name!r}; the mesh has {', '.join(axes)}")
             return {name: Shard(dim) for name, dim in asked.split.items() if name in axes}
         if axis not in axes and len(axes) > 1:
             wanted = remedy or f"name one of {', '.join(axes)}, as in {{{axes[0]}: 0}}"
-            self._wrong(asked.line, key, f"which axis? {wanted}")
+            self._wrong(asked.line, asked.key, f"which axis? {wanted}")
         return {axis if axis in axes else axes[0]: Shard(asked.split)}
 
     def _check_workers(self) -> None:

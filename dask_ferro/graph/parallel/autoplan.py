@@ -27,9 +27,9 @@ from dask_ferro.errors import ConfigError, UnsupportedOp, is_count
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile
 from dask_ferro.graph.ir.nodes import Types, type_of
 from dask_ferro.graph.parallel.apply import DATA, TENSOR
-from dask_ferro.graph.parallel.node_values import divides, sized, split_dims
+from dask_ferro.graph.parallel.node_values import sized, split_dims
 from dask_ferro.graph.parallel.step_bytes import StepBytes, StepGraph, step_bytes, step_graph
-from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan
+from dask_ferro.graph.sharding.given import divides
 from dask_ferro.graph.sharding.megatron import pairs_of
 from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.plan import Compute, LayoutChange, Sharding
@@ -282,14 +282,12 @@ class _Look:
         self.step, self.types, self.carriers, self.pairs = step, types, carriers, pairs
         self.link, self.profile = link, profile
         self.batch = min(carriers.values(), default=1)
-        self.trains = step.trains
 
     def shard(self, data: int, tensor: int) -> Sharding | None:
         """Return the graph sharded over data x tensor ranks; None if an axis has nothing to split."""
         mesh = Mesh({DATA: data, TENSOR: tensor})
         inputs = {name: {DATA: Shard(0)} for name in self.carriers}
         shapes = {name: self.types[name].shape or () for name in self.pairs}
-        # Only equal parts are proposed: of unequal ones the longest decides, and a mean over them is gathered.
         fits = {n: dim for n, dim in self.pairs.items() if divides(tensor, shapes[n][dim])}
         if (data > 1 and (not inputs or self.batch % data)) or (tensor > 1 and not fits):
             return None
@@ -318,13 +316,11 @@ class _Look:
         exchanging = sharding.bytes / self.link.bandwidth + 2 * longest * self.link.latency
         # Without tensor parallelism only gradients need collectives, once per step; with it, every micro-batch does.
         hops = _HOP * longest * (micro / stages if tensor > 1 else 1)
-        # A backward pass costs about as much as two forward passes.
-        phases = 3 if self.trains else 1
-        one = (computing + exchanging) / stages / micro / phases
-        each = StageSeconds(one, one, one) if self.trains else StageSeconds(one, 0.0, 0.0)
-        sends = 0.0 if stages == 1 else (micro + stages - 1) * (2 if self.trains else 1) * _HOP
-        total = makespan("1f1b", stages, micro, each) + hops + sends
         busy = (computing + exchanging) / stages
+        # 1F1B fills and drains the pipeline once: as long as the other stages take for a micro-batch.
+        actions = micro + stages - 1
+        sends = 0.0 if stages == 1 else actions * (2 if self.step.trains else 1) * _HOP
+        total = actions * busy / micro + hops + sends
         return Proposal(
             data,
             tensor,

@@ -15,7 +15,7 @@
     layer2:                             # GT's form: all weights and inputs of the region
       shard: {axis: 0, workers: [0, 1], replicated: false}
 
-In GT's form a value without that dimension, or with fewer elements there than ranks, is whole on every rank; its
+In GT's form a value without that dimension, or with one that the ranks do not divide, is whole on every rank; its
 `compile` is accepted and changes nothing, since every region is compiled.
 
 Problems are reported together, at most ten of them, each with file, line and key.  `apply` checks a plan against a
@@ -25,6 +25,7 @@ graph: its regions, values and dimensions.
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from typing import Any, NamedTuple, TypeAlias
 import yaml
 
 from dask_ferro.errors import ConfigError, did_you_mean
-from dask_ferro.words import at_most, short
+from dask_ferro.words import at_most
 
 # A dimension split along the default axis, dimensions by axis, or None: whole on every rank.
 Split: TypeAlias = int | Mapping[str, int] | None
@@ -49,10 +50,11 @@ WHOLE = "whole"
 
 
 class Asked(NamedTuple):
-    """The split of a value, and its line in the plan."""
+    """The split of a value, and its line and key in the plan."""
 
     split: Split
     line: int
+    key: str
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class PlanFile:
     ----------
     source : str
         For messages.
+    text : str
+        The YAML.
     regions : tuple of RegionPlan
     inputs : mapping of str to Asked
     mesh : mapping of str to int, or None
@@ -93,6 +97,7 @@ class PlanFile:
     """
 
     source: str
+    text: str
     regions: tuple[RegionPlan, ...] = ()
     inputs: Mapping[str, Asked] = field(default_factory=lambda: MappingProxyType({}))
     mesh: Mapping[str, int] | None = None
@@ -142,7 +147,11 @@ def read_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> PlanFile:
     ConfigError
         A file that cannot be read, or the wrong keys in it, each with its line.
     """
-    name, text = _text(source)
+    return parse_plan(*_text(source))
+
+
+def parse_plan(name: str, text: str) -> PlanFile:
+    """Return the plan of a YAML text, as `read_plan` does; `name` is for messages."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -154,7 +163,7 @@ def read_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> PlanFile:
     # PyYAML parses recursively, and a hostile file may nest deeper than the stack.
     except RecursionError:
         raise ConfigError(f"plan {name}: it is nested too deeply; the file is damaged") from None
-    return _Reader(name).plan(root)
+    return _Reader(name, text).plan(root)
 
 
 def _text(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, str]:
@@ -170,8 +179,8 @@ def _text(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, str]
 class _Reader:
     """A reader of YAML nodes, which collects all problems."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, text: str) -> None:
+        self.source, self.text = source, text
         self.problems: list[str] = []
 
     def plan(self, root: Any) -> PlanFile:
@@ -179,6 +188,7 @@ class _Reader:
         enabled, mesh, inputs, state = (found.pop(name, None) for name in RESERVED)
         plan = PlanFile(
             self.source,
+            self.text,
             tuple(self._region(name, node, _lines(root)[name]) for name, node in found.items()),
             {} if inputs is None else self._splits(inputs, "inputs"),
             None if mesh is None else self._mesh(mesh),
@@ -230,13 +240,15 @@ class _Reader:
         whole = "replicated" in told and self._scalar(told["replicated"], f"{key}.replicated", _flag)
         axis = self._scalar(told["axis"], f"{key}.axis", _gt_axis) if "axis" in told else 0
         lines = {**region.lines, "workers": line if where is None else where.start_mark.line + 1}
-        return replace(region, split_all=Asked(None if whole else axis, line), workers=workers, lines=lines)
+        return replace(
+            region, split_all=Asked(None if whole else axis, line, key), workers=workers, lines=lines
+        )
 
     def _splits(self, node: Any, key: str) -> dict[str, Asked]:
         return {name: self._asked(value, f"{key}.{name}") for name, value in self._items(node, key)}
 
     def _asked(self, node: yaml.Node, key: str) -> Asked:
-        return Asked(self._split(node, key), node.start_mark.line + 1)
+        return Asked(self._split(node, key), node.start_mark.line + 1, key)
 
     def _split(self, node: Any, key: str) -> Split:
         if isinstance(node, yaml.MappingNode):
@@ -284,7 +296,7 @@ class _Reader:
             self._wrong(node.start_mark.line + 1, key, f"cannot be read ({told})")
             return None
         if wanted := check(value):
-            self._wrong(node.start_mark.line + 1, key, f"got {short(repr(value))}, wanted {wanted}")
+            self._wrong(node.start_mark.line + 1, key, f"got {reprlib.repr(value)}, wanted {wanted}")
             return None
         return value
 

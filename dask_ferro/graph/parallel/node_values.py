@@ -1,4 +1,4 @@
-"""The values that a plan places at a node: found by name, with dimensions from the front and a part for each rank.
+"""The values that a plan places at a node: found by name, with dimensions from the front, in equal parts.
 
 A weight or input that is read through casts (half precision casts parameters outside of all regions) is the weight or
 input itself: it is what is placed, and its cast follows.
@@ -6,13 +6,14 @@ input itself: it is what is placed, and its cast follows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.inference import ValueType, infer
+from dask_ferro.graph.sharding.given import divides
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
 
@@ -57,9 +58,9 @@ def from_front(placed: Placed, value: ir.Value) -> dict[str, Placement]:
 
 
 def split_or_whole(placed: Placed, value: ir.Value, mesh: Mesh) -> dict[str, Placement]:
-    """Return a placement of a value; whole if it lacks a dimension, or has one with fewer elements than ranks.
+    """Return a placement of a value; whole if it lacks a dimension, or has one that the ranks do not divide.
 
-    An open size counts as long enough: `whole_if_short` decides once it is known.
+    An open size counts as divided: `with_rows` decides once it is known.
     """
     own = from_front(placed, value)
     return own if _has_parts(own, value.shape, mesh) else dict.fromkeys(own, WHOLE)
@@ -78,34 +79,29 @@ def ranks_along(placed: Placed, mesh: Mesh) -> dict[int, int]:
     return found
 
 
-def whole_if_short(
-    given: Mapping[str, Placed], names: Collection[str], types: Mapping[str, ValueType], mesh: Mesh
+def with_rows(
+    given: Mapping[str, Placed], model: ir.Model, types: Mapping[str, ValueType], mesh: Mesh
 ) -> dict[str, Placed]:
-    """Return placements; a value among `names` with fewer elements than ranks, now that its size is known, is whole."""
-    return {
-        name: dict.fromkeys(placed, WHOLE)
-        if name in names and name in types and not _has_parts(placed, types[name].shape, mesh)
-        else placed
-        for name, placed in given.items()
-    }
+    """Return placements for known sizes: an input whose open size, such as its rows, ranks do not divide is whole."""
+    found = dict(given)
+    for value in model.graph.inputs:
+        placed, shape = given.get(value.name or "", {}), types[value.name or ""].shape
+        dims = [
+            dim for dim in ranks_along(placed, mesh) if value.shape is not None and dim < len(value.shape)
+        ]
+        is_open = any(not isinstance(value.shape[dim], int) for dim in dims if value.shape is not None)
+        if is_open and not _has_parts(placed, shape, mesh):
+            found[value.name or ""] = dict.fromkeys(placed, WHOLE)
+    return found
 
 
 def _has_parts(placed: Placed, shape: ir.Shape | Sequence[Size] | None, mesh: Mesh) -> bool:
-    """Return whether a shape is known, has the dimensions that are split, and a part of each for every rank."""
+    """Return whether a shape is known, has the dimensions that are split, and ranks divide those of known size."""
     split = ranks_along(placed, mesh).items()
     return shape is not None and all(
-        0 <= dim < len(shape) and not is_short(shape[dim], ranks) for dim, ranks in split
+        0 <= dim < len(shape) and (not isinstance(shape[dim], int) or divides(ranks, shape[dim]))
+        for dim, ranks in split
     )
-
-
-def is_short(size: Size, ranks: int) -> bool:
-    """Return whether a size is known and less than a number of ranks."""
-    return isinstance(size, int) and size < ranks
-
-
-def divides(ranks: int, size: Size) -> bool:
-    """Return whether a size is known, and ranks have equal parts of it."""
-    return isinstance(size, int) and size >= ranks and size % ranks == 0
 
 
 def lies_alike(a: Placed, b: Placed) -> bool:

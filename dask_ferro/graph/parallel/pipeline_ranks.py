@@ -92,7 +92,7 @@ def row_ranks(model: Staged, plan: PlanFile, names: Iterable[str], rows: int) ->
     names : iterable of str
         The inputs that carry the batch.
     rows : int
-        Of a micro-batch, at least: with fewer rows than ranks, an input that need not be split is whole.
+        Of a micro-batch, at least: fewer rows than ranks are whole on each.
 
     Raises
     ------
@@ -100,14 +100,9 @@ def row_ranks(model: Staged, plan: PlanFile, names: Iterable[str], rows: int) ->
         As `apply`.
     """
     applied = apply(model.model, plan)
-    optional = [name for name in names if name in applied.if_long]
-    ranks = lcm(*(_row_ranks(applied, name) for name in names if name not in applied.if_long))
-    most = lcm(ranks, *(_row_ranks(applied, name) for name in optional))
-    return most if most <= rows else ranks
-
-
-def _row_ranks(applied: Applied, name: str) -> int:
-    return ranks_along(applied.given.get(name, {}), applied.mesh).get(0, 1)
+    each = (ranks_along(applied.given.get(name, {}), applied.mesh).get(0, 1) for name in names)
+    ranks = lcm(*each)
+    return ranks if ranks <= rows else 1
 
 
 def sharded(

@@ -11,12 +11,13 @@ weights and graph inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from dask_ferro.graph.parallel.config import Asked, RegionPlan
-from dask_ferro.graph.parallel.node_values import Placed, is_short, ranks_along, split_dims
+from dask_ferro.graph.parallel.node_values import Placed, ranks_along, split_dims
+from dask_ferro.graph.sharding.given import divides
 from dask_ferro.graph.sharding.node_placement import SEQUENCE, sequence_of
 from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
@@ -53,26 +54,25 @@ def sequence_values(node: ir.Node, split: Placed) -> Iterator[ir.Value]:
 
 
 def misfits(
-    regions: Mapping[ir.Node, RegionPlan], places: Mapping[int, Placed], mesh: Mesh
+    regions: Mapping[ir.Node, RegionPlan], placed: Callable[[Asked], Placed], mesh: Mesh
 ) -> Iterator[tuple[Asked, str]]:
     """Yield the splits of sequences that the values of their regions cannot have, each with the reason.
 
     Parameters
     ----------
     regions : mapping of onnx_ir.Node to RegionPlan
-    places : mapping of int to (axis to Placement)
-        The placement of each split, by its identity.
+    placed : callable
+        Returns the placement of a split.
     mesh : Mesh
     """
-    found: dict[int, tuple[Asked, dict[ir.Value, None]]] = {}
+    found: dict[str, tuple[Asked, dict[ir.Value, None]]] = {}
     for node, region in regions.items():
         if (asked := region.sequence) is not None:
-            values = found.setdefault(id(asked), (asked, {}))[1]
-            values.update(dict.fromkeys(sequence_values(node, places[id(asked)])))
+            values = found.setdefault(asked.key, (asked, {}))[1]
+            values.update(dict.fromkeys(sequence_values(node, placed(asked))))
     for asked, values in found.values():
-        placed = places[id(asked)]
-        for dim, ranks in ranks_along(placed, mesh).items():
-            axes = [axis for axis, split in split_dims(placed).items() if split == dim]
+        for dim, ranks in ranks_along(placed(asked), mesh).items():
+            axes = [axis for axis, split in split_dims(placed(asked)).items() if split == dim]
             problem = _misfit(values, dim, axes, ranks)
             yield from [(asked, problem)] if problem else []
 
@@ -84,11 +84,11 @@ def _misfit(values: Iterable[ir.Value], dim: int, axes: Sequence[str], ranks: in
     sizes = [value.shape[dim] for value in values if value.shape is not None]
     if not sizes:
         return f"no float value of the region has a dimension {dim} with features behind it"
-    short = next((size for size in sizes if is_short(size, ranks)), None)
-    if short is None:
+    uneven = next((size for size in sizes if isinstance(size, int) and not divides(ranks, size)), None)
+    if uneven is None:
         return ""
     split = " and ".join(map(repr, axes))
-    return f"its values have {short} in dimension {dim}, fewer than the {ranks} ranks of {split}; pad it"
+    return f"its values have {uneven} in dimension {dim}, which the {ranks} ranks of {split} do not divide; pad it"
 
 
 def _is_float(value: ir.Value) -> bool:

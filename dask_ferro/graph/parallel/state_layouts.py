@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.parallel.node_values import divides
+from dask_ferro.graph.sharding.given import divides
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh
 

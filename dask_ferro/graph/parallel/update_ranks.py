@@ -69,51 +69,6 @@ def sharded_update(
     outputs = {after(name): (starts | state)[name] for name in (*step.params, *step.state)}
     spmd = lower(propagate(model, sized(model), mesh, given, outputs=outputs, starts=starts))
     fill_chunks(spmd.model, last)
-    return _in_stages(spmd, stage_of)
-
-
-def reduced_gradients(
-    lying: Mapping[str, str],
-    chunk_of: Mapping[str, int],
-    lies: Spmd,
-    stage_of: Mapping[int, int] | Sequence[int],
-) -> Spmd | None:
-    """Return the graph of all ranks that reduces gradients to the layouts of their parameters; None if all have them.
-
-    Parameters
-    ----------
-    lying : mapping of str to str
-        The parameter of each gradient.
-    chunk_of, lies, stage_of
-        As `sharded_update` takes them.
-    """
-    ports = {port.name: port for port in (*lies.inputs, *lies.outputs)}
-    late = {grad: param for grad, param in lying.items() if ports[grad].layout != ports[param].layout}
-    if not late:
-        return None
-    dtypes = {value.name: value.dtype for value in lies.model.graph.outputs}
-    ends = [
-        ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(ports[name].shape or ()))
-        for name in late
-        if (dtype := dtypes[ports[name].parts[0]]) is not None
-    ]
-    graph = ir.Graph(ends, ends, nodes=[], opset_imports=lies.model.opset_imports, name="reduced")
-    model = ir.Model(graph, ir_version=lies.model.ir_version)
-    starts = {grad: ports[grad].layout for grad in late}
-    given = {grad: ports[param].layout for grad, param in late.items()}
-    spmd = lower(propagate(model, sized(model), lies.mesh, given, outputs=given, starts=starts))
-    homes: dict[str, int] = {}
-    for port in spmd.inputs:
-        homes |= dict.fromkeys(port.parts, chunk_of[port.name])
-    for node in spmd.model.graph:
-        home = next(homes[v.name or ""] for v in node.inputs if v is not None)
-        node.metadata_props[CHUNK] = str(home)
-        homes.update(dict.fromkeys((v.name or "" for v in node.outputs), home))
-    return _in_stages(spmd, stage_of)
-
-
-def _in_stages(spmd: Spmd, stage_of: Mapping[int, int] | Sequence[int]) -> Spmd:
-    """Write the stage of its chunk into each node of a graph of ranks, and return the graph."""
     for node in spmd.model.graph:
         node.metadata_props[STAGE] = str(stage_of[int(node.metadata_props[CHUNK])])
     return spmd

@@ -137,8 +137,13 @@ def _unsplit(dim: int, shape: Sequence[int | str | None] | None, ranks: int) -> 
         yield f"its shape is {shape}, so there is no dimension {dim}"
     elif not isinstance(shape[dim], int):
         yield f"its dimension {dim} is {shape[dim]!r}; give it a size, as in dims={{{shape[dim]!r}: {8 * ranks}}}"
-    elif int(shape[dim] or 0) < ranks:
-        yield f"its dimension {dim} is {shape[dim]}, too short for a part on each of {ranks} ranks; leave it whole"
+    elif not divides(ranks, shape[dim]):
+        yield f"its dimension {dim} is {shape[dim]}, which {ranks} ranks do not divide; pad it, or leave it whole"
+
+
+def divides(ranks: int, size: object) -> bool:
+    """Return whether a size is known, and ranks have equal parts of it."""
+    return isinstance(size, int) and size >= ranks and size % ranks == 0
 
 
 def _plain(placement: Placement, rank: int, size: int) -> Placement:

@@ -4,23 +4,18 @@
 
 The weight of a product is split by rows if its left operand depends on split columns, and by columns otherwise (Shoeybi
 and others, arXiv:1909.08053).  Columns without rows after them stay whole, since their result would have to be
-gathered; but those of a head before a log-softmax end there, if it has more classes than features: a vocabulary, whose
-table may be the head.  A vector that is added to columns is split with them.  Only forward nodes are considered;
-backward nodes follow by propagation.  Whether ranks divide a dimension, and the cost of a split, is decided elsewhere.
+gathered.  A vector that is added to columns is split with them.  Only forward nodes are considered; backward nodes
+follow by propagation.  Whether ranks divide a dimension, and the cost of a split, is decided elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.ir.nodes import Types, type_of
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
-
-# Nodes that are computed where the classes lie (`propagate`).
-_CLASSIFIERS = ("LogSoftmax", "SoftmaxCrossEntropyLoss")
 
 
 def pairs_of(model: ir.Model, types: Types) -> dict[str, int]:
@@ -29,7 +24,6 @@ def pairs_of(model: ir.Model, types: Types) -> dict[str, int]:
     split: dict[str, int] = {}
     biases: dict[str, frozenset[str]] = {}
     paired: set[str] = set()
-    heads: set[str] = set()
     # For each value the column-parallel weights that it depends on.
     came: dict[ir.Value, frozenset[str]] = {}
     for node in model.graph:
@@ -38,10 +32,7 @@ def pairs_of(model: ir.Model, types: Types) -> dict[str, int]:
         origin = frozenset[str]().union(*(came.get(v, frozenset()) for v in node.inputs if v is not None))
         # A matrix product's weight is its second factor.
         weight, is_turned = _weight(node, types) if node.op_type in ("MatMul", "Gemm") else (None, False)
-        if node.op_type in _CLASSIFIERS:
-            heads |= origin
-            origin = frozenset()
-        elif weight is None:
+        if weight is None:
             biases.update(dict.fromkeys(_vectors(node, types) if origin else (), origin))
         elif origin:
             split[weight] = int(is_turned)
@@ -52,11 +43,6 @@ def pairs_of(model: ir.Model, types: Types) -> dict[str, int]:
             origin = frozenset({weight})
             biases.update(dict.fromkeys(_vectors(node, types), origin))
         came.update(dict.fromkeys(node.outputs, origin))
-    # Scores that are an output too would be gathered for it.
-    read = frozenset[str]().union(*(came.get(v, frozenset()) for v in model.graph.outputs))
-    sources = (*model.graph.inputs, *model.graph.initializers.values())
-    shapes = {value.name: type_of(value, types).shape or () for value in sources}
-    paired |= {name for name in heads - read if _is_wide(shapes[name], columns[name])}
     split.update({name: dim for name, dim in columns.items() if name in paired})
     return split | {name: 0 for name, origin in biases.items() if origin <= paired}
 
@@ -69,12 +55,6 @@ def _weight(node: ir.Node, types: Types) -> tuple[str | None, bool]:
     if maker is not None and maker.op_type == "Transpose":
         factor, is_turned = maker.inputs[0], not is_turned
     return next(iter(_sources([factor], types, rank=2)), None), is_turned
-
-
-def _is_wide(shape: Sequence[Dim], dim: int) -> bool:
-    """Return whether a matrix is longer along a dimension than along the other."""
-    size, other = shape[dim], shape[1 - dim]
-    return isinstance(size, int) and isinstance(other, int) and size > other
 
 
 def _vectors(node: ir.Node, types: Types) -> list[str]:

@@ -1,9 +1,8 @@
 """The stage, the device class and the workers that a plan gives a node.
 
-In a graph of ranks' nodes they are node metadata; in a whole graph they are ONNX's own device configurations
-(`device_configurations`).  A node without a placement takes that of its last placed predecessor, or else that of its
-first reader: the loss joins the last stage, and an optimizer's step joins its gradient.  Workers are numbers here, not
-addresses.
+They are node metadata, which a plan writes.  A node without a placement takes that of its last placed predecessor, or
+else that of its first reader: the loss joins the last stage, and an optimizer's step joins its gradient.  Workers are
+numbers here, not addresses.
 """
 
 from __future__ import annotations
@@ -55,14 +54,15 @@ class NodePlacement(NamedTuple):
 UNPLACED = NodePlacement()
 
 
-def placement_of(node: ir.Node) -> NodePlacement:
-    """Return the placement in a node's metadata.
+def place(node: ir.Node, placement: NodePlacement) -> None:
+    """Write a placement into a node's metadata, in place of an earlier one."""
+    for key in (STAGE, DEVICE, WORKERS, ACTION):
+        node.metadata_props.pop(key, None)
+    node.metadata_props.update(placement.metadata())
 
-    Raises
-    ------
-    ValueError
-        A stage or a worker that is not a number.
-    """
+
+def placement_of(node: ir.Node) -> NodePlacement:
+    """Return the placement in a node's metadata."""
     told = node.metadata_props
     stage, workers = told.get(STAGE), told.get(WORKERS)
     return NodePlacement(

@@ -40,12 +40,13 @@ def part(shape: Sequence[Dim], layout: Layout, mesh: Mesh, rank: int) -> tuple[s
     return tuple(index)
 
 
-def local_shape(shape: Sequence[Dim], layout: Layout, mesh: Mesh, rank: int) -> tuple[Dim, ...]:
-    """Return the shape of a rank's part."""
-    index = part(shape, layout, mesh, rank)
-    return tuple(
-        size if cut.stop is None else cut.stop - cut.start for size, cut in zip(shape, index, strict=True)
-    )
+def local_shape(shape: Sequence[Dim], layout: Layout, mesh: Mesh) -> tuple[Dim, ...]:
+    """Return the shape of a rank's part, which all ranks have in common."""
+    sizes = list(shape)
+    for placement, ranks in zip(layout, mesh.sizes, strict=True):
+        if isinstance(placement, Shard) and isinstance(size := sizes[placement.dim], int):
+            sizes[placement.dim] = size // ranks
+    return tuple(sizes)
 
 
 def holders(layout: Layout, mesh: Mesh) -> tuple[int, ...]:

@@ -28,8 +28,8 @@ class Replicate:
 class Shard:
     """Rank i of the axis has the i-th part along dimension `dim`, counted from the front.
 
-    Where the ranks do not divide a dimension, the first parts have one element more, as `numpy.array_split` has it.
-    Where several axes of a mesh split one dimension, each splits the parts of the axes before it.
+    The number of ranks divides the dimension.  Where several axes of a mesh split one dimension, each splits the parts
+    of the axes before it.
 
     Examples
     --------

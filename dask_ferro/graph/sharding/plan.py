@@ -35,14 +35,13 @@ class Compute(NamedTuple):
 
 
 class LayoutChange(NamedTuple):
-    """A redistribution of a value for `reader` (the name of a node, or "" for the caller)."""
+    """A redistribution of a value."""
 
     value: ir.Value
     source: Layout
     target: Layout
     steps: tuple[LayoutStep, ...]
     price: Price
-    reader: str
 
 
 class Folded(NamedTuple):
@@ -105,7 +104,7 @@ class Sharding:
         return tuple(made)
 
     def part_bytes(self, value: ir.Value, layout: Layout) -> float:
-        """Return the bytes of a value on a rank: of unequal parts, the mean."""
+        """Return the bytes of a value on a rank."""
         return value_bytes(type_of(value, self.types)) / shards(layout, self.mesh)
 
     @property
@@ -135,25 +134,6 @@ def needed(reads: Mapping[ir.Node, Sequence[ir.Value | None]], outputs: Iterable
             wanted.update(reads[node])
             found.append(node)
     return found[::-1]
-
-
-def read_entries(entries: Sequence[Entry], ends: Iterable[tuple[ir.Value, Layout]]) -> tuple[Entry, ...]:
-    """Return entries without those of nodes that several entries have and whose results nothing reads."""
-    used: set[tuple[ir.Value | None, Layout | None]] = set(ends)
-    times: Counter[ir.Node] = Counter()
-    for entry in entries:
-        if isinstance(entry, Compute):
-            times[entry.node] += 1
-            used.update(zip(entry.node.inputs, entry.inputs, strict=True))
-        elif isinstance(entry, LayoutChange):
-            used.add((entry.value, entry.source))
-    return tuple(
-        entry
-        for entry in entries
-        if not isinstance(entry, Compute)
-        or times[entry.node] == 1
-        or not used.isdisjoint(zip(entry.node.outputs, entry.outputs, strict=True))
-    )
 
 
 def _line(entry: Entry) -> str:

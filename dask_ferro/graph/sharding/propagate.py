@@ -4,21 +4,15 @@ The caller places some values, mostly inputs and weights; `propagate` walks the 
 along each axis of the mesh, one strategy of the placement table:
 
 1. a strategy has to use at least one operand in its current layout, give a result in the layout that it is given, or
-   be whole: nothing is split without a request, and into unequal parts only as an operand is; axes are taken in the
-   order of the mesh, and a later one may split the parts of earlier ones again;
+   be whole: nothing is split without a request; axes are taken in the order of the mesh, and a later one may split the
+   parts of earlier ones again;
 2. strategies without communication come first, except those whose Partial result is larger than the Partial they read;
 3. then the least projected seconds: of moving the operands, of the node itself, and of the all-reduce that a Partial
    result will need; the first in the table breaks ties.
 
-A Partial is passed on to a single reader; with several readers the first one's all-reduce serves all, unless linear
-nodes bring the terms together again in one value that is no larger (`TermReaders`), where one all-reduce is enough.
-Graph outputs are never Partial unless asked for.  The shards of a sequence parallel region (`node_placement.SEQUENCE`)
+A Partial is passed on to a single reader; with several readers the first one's all-reduce serves all.  Graph outputs
+are never Partial unless asked for.  The shards of a sequence parallel region (`node_placement.SEQUENCE`)
 are read by its own nodes alone; all others read them whole.
-
-A node picks by index from a split dimension, each rank in its own range (`ops.picks`), and its gradient adds into
-zeros in the same ranges.  A value that is repeated, such as these zeros, is made in parts where parts are read.  A
-softmax or a loss along a split dimension is written out as the standard's body, whose reductions exchange a number for
-each row; any other is one node.
 
 Nothing is computed here, and weights are not read; the sizes of split dimensions have to be known.  Durations are
 seconds, sizes bytes, both projected.
@@ -26,6 +20,7 @@ seconds, sizes bytes, both projected.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
@@ -38,8 +33,6 @@ from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, node_cost, second
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.lookup import rule
-from dask_ferro.graph.ops.table import facts_of
-from dask_ferro.graph.ops.written_out import has_body, written_out
 from dask_ferro.graph.sharding.given import Placed, layouts, refuse, unnamed_axes
 from dask_ferro.graph.sharding.node_placement import sequence_of
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
@@ -50,7 +43,6 @@ from dask_ferro.graph.sharding.plan import (
     LayoutChange,
     Sharding,
     needed,
-    read_entries,
 )
 from dask_ferro.graph.sharding.redistribute import (
     FREE,
@@ -63,14 +55,7 @@ from dask_ferro.graph.sharding.redistribute import (
     text,
     total,
 )
-from dask_ferro.graph.sharding.strategies import (
-    SUMS,
-    Strategy,
-    TermReaders,
-    sequence_shards,
-    strategies,
-    taken,
-)
+from dask_ferro.graph.sharding.strategies import Strategy, sequence_shards, strategies, taken
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
 __all__ = ["Mesh", "Partial", "Placed", "Replicate", "Shard", "Sharding", "propagate"]
@@ -130,27 +115,19 @@ def propagate(
     wanted = layouts(model, types, mesh, given, "given")
     wanted_out = layouts(model, types, mesh, outputs or {}, "outputs")
     wanted_in = layouts(model, types, mesh, starts or {}, "starts")
-    while True:
-        walk = _Propagation(model, types, mesh, wanted, unnamed_axes(mesh, given), link, profile)
-        walk.leave(terms, wanted_out)
-        walk.begin(wanted_in)
-        for node in walk.nodes:
-            walk.take(node)
-        if not walk.along_split:
-            break
-        # Only now it is known which nodes these are; the others stay one node, which engines compute at once.
-        model, types = written_out(model, types, walk.along_split)
-    graph = model.graph
-    ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in graph.outputs)
-    kept = read_entries(walk.entries, zip(graph.outputs, ends, strict=True))
-    return Sharding(model, types, mesh, walk.start, ends, kept)
+    walk = _Propagation(model, types, mesh, wanted, unnamed_axes(mesh, given), link, profile)
+    walk.leave(terms, wanted_out)
+    walk.begin(wanted_in)
+    for node in walk.nodes:
+        walk.take(node)
+    ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in model.graph.outputs)
+    return Sharding(model, types, mesh, walk.start, ends, tuple(walk.entries))
 
 
 # The walk.
 
-
-def _axes_of(placement: Placement, layout: Layout) -> list[int]:
-    return [axis for axis, other in enumerate(layout) if other == placement]
+# The terms that may be left to the caller, who adds them to others; terms of a maximum cannot be added.
+_SUMS = (Partial("sum"), Partial("mean"))
 
 
 def _has_terms(layout: Layout) -> bool:
@@ -188,14 +165,14 @@ class _Propagation:
         sources = dict.fromkeys((*model.graph.inputs, *model.graph.initializers.values()))
         self.start = {v.name or "": wanted.get(v.name or "", mesh.whole) for v in sources}
         self.forms: dict[ir.Value, list[Layout]] = {v: [self.start[v.name or ""]] for v in sources}
-        self.readers = TermReaders(self.nodes, self.taken, model.graph.outputs, types, self.opset, self.forms)
+        # A graph output counts as a reader of its value.
+        self.readers = Counter[ir.Value | None](model.graph.outputs)
+        for node in self.nodes:
+            self.readers.update(set(self.taken[node]))
+        # The axes along which an output may stay in terms.
+        self.left: dict[ir.Value, frozenset[int]] = {}
         self.entries: list[Entry] = []
         self.shards = sequence_shards(self.nodes, self.taken, wanted, mesh)
-        self.made: dict[ir.Node, Compute] = {}
-        # Nodes that compute along a split dimension, and could do it in parts if they were written out.
-        self.along_split: list[ir.Node] = []
-        # Of each pick: the value that its indices were made of, the size of the split dimension, the axis of the mesh.
-        self.picked: set[tuple[ir.Value | None, int, int]] = set()
 
     def leave(self, terms: Collection[str], wanted: Mapping[str, Layout]) -> None:
         """Leave outputs in terms along the axes on which they are not wanted split, or are wanted in terms."""
@@ -203,7 +180,17 @@ class _Propagation:
             layout = wanted.get(value.name or "", self.mesh.whole)
             left = [isinstance(p, Partial) or (p == WHOLE and value.name in terms) for p in layout]
             if any(left):
-                self.readers.left[value] = frozenset(i for i, is_left in enumerate(left) if is_left)
+                self.left[value] = frozenset(i for i, is_left in enumerate(left) if is_left)
+        # So may a value of which one linear node makes such an output: a gradient that is widened at last.
+        for node in reversed(self.nodes):
+            found, axes = (
+                rule(TypedNode(node, self.types, self.opset)),
+                self.left.get(node.outputs[0], frozenset()),
+            )
+            for group in found.linear if found is not None and axes else ():
+                operand = self.taken[node][group[0]]
+                if len(group) == 1 and operand is not None and self.readers[operand] == 1:
+                    self.left.setdefault(operand, axes)
 
     def begin(self, starts: Mapping[str, Layout]) -> None:
         """Redistribute the graph inputs that come in other layouts than the given ones."""
@@ -211,7 +198,7 @@ class _Propagation:
             if (layout := starts.get(value.name or "")) is not None:
                 given, self.start[value.name or ""] = self.start[value.name or ""], layout
                 self.forms[value] = [layout]
-                self._bring(value, given, "")
+                self._bring(value, given)
                 self.forms[value] = [given]
 
     def take(self, node: ir.Node) -> None:
@@ -219,14 +206,12 @@ class _Propagation:
         if node.op_type in ("Shape", "Size") and self.taken[node] == (None,):
             self._fold(node)
         else:
-            if self._is_along_split(node):
-                self.along_split.append(node)
             self._place(node)
         for value in node.outputs:
             wanted = self.wanted.get(value.name or "")
             if wanted is not None:
                 wanted = self._closed(value, wanted)
-                self._bring(value, wanted, node.name or "")
+                self._bring(value, wanted)
                 # Readers start from the requested layout and not from an earlier one.
                 self.forms[value] = [wanted]
 
@@ -247,10 +232,10 @@ class _Propagation:
             reduced = tuple(WHOLE if isinstance(p, Partial) else p for p in forms[0])
             wanted = complete[-1] if complete else reduced
         if wanted not in forms:
-            left = self.readers.left.get(value, frozenset())
+            left = self.left.get(value, frozenset())
             pairs = enumerate(zip(forms[0], wanted, strict=True))
-            wanted = tuple(p if i in left and w == WHOLE and p in SUMS else w for i, (p, w) in pairs)
-        self._bring(value, wanted, "")
+            wanted = tuple(p if i in left and w == WHOLE and p in _SUMS else w for i, (p, w) in pairs)
+        self._bring(value, wanted)
         return wanted
 
     def _place(self, node: ir.Node) -> None:
@@ -266,17 +251,13 @@ class _Propagation:
         outputs = tuple(zip(*(strategy.outputs for strategy in chosen), strict=True))
         for value, layout in zip(self.taken[node], inputs, strict=True):
             if value is not None and layout is not None:
-                self._bring(value, layout, node.name or "")
+                self._bring(value, layout)
         once: set[tuple[int, int]] = set()
         for axis, strategy in enumerate(chosen):
             once.update((axis, i) for i in strategy.once)
         # Only axes that split a label divide the work: along the others every rank computes the same.
         share = prod(size for size, s in zip(self.mesh.sizes, chosen, strict=True) if s.label)
-        for axis, strategy in enumerate(chosen):
-            if strategy.picks:
-                self.picked.add(self._pick(node, strategy, axis))
-        self.made[node] = Compute(node, inputs, outputs, frozenset(once), self._work(node) / share)
-        self.entries.append(self.made[node])
+        self.entries.append(Compute(node, inputs, outputs, frozenset(once), self._work(node) / share))
         self.forms.update((v, [layout]) for v, layout in zip(node.outputs, outputs, strict=True))
 
     def _fold(self, node: ir.Node) -> None:
@@ -289,13 +270,9 @@ class _Propagation:
         self.forms[node.outputs[0]] = [self.mesh.whole]
         self.entries.append(Folded(node.outputs[0], array))
 
-    def _bring(self, value: ir.Value, target: Layout, reader: str) -> None:
+    def _bring(self, value: ir.Value, target: Layout) -> None:
         forms = self.forms[value]
         if target in forms:
-            return
-        if (part := self._part(value, target)) is not None:
-            self.entries.append(part)
-            forms.append(target)
             return
         nbytes = value_bytes(type_of(value, self.types))
         routes = [(form, steps(form, target)) for form in forms if leads(form, target)]
@@ -306,41 +283,13 @@ class _Propagation:
             )
         priced = [(total(way, form, nbytes, self.mesh, self.link), form, way) for form, way in routes]
         cost, source, way = min(priced, key=lambda one: (one[0].seconds, one[0].bytes))
-        self.entries.append(LayoutChange(value, source, target, way, cost, reader))
+        self.entries.append(LayoutChange(value, source, target, way, cost))
         now = source
         # Later readers may start from the intermediate layouts too.
         for step in way:
             now = step.after(now)
             if now not in forms:
                 forms.append(now)
-
-    def _part(self, value: ir.Value, target: Layout) -> Compute | None:
-        """Return the entry that makes parts of a repeated value at once; None if it has to be made whole first."""
-        node, parts = value.producer(), {Shard(dim) for dim in self._repeats(value)}
-        whole = self.made.get(node) if node is not None and parts else None
-        if whole is None:
-            return None
-        changed = [axis for axis, (a, b) in enumerate(zip(whole.outputs[0], target, strict=True)) if a != b]
-        if not all(whole.outputs[0][axis] == WHOLE and target[axis] in parts for axis in changed):
-            return None
-        share = prod(self.mesh.sizes[axis] for axis in changed)
-        return whole._replace(outputs=(target,), seconds=whole.seconds / share)
-
-    def _repeats(self, value: ir.Value) -> tuple[int, ...]:
-        """Return the dimensions along which a value is repeated."""
-        node = value.producer()
-        found = None if node is None else rule(TypedNode(node, self.types, self.opset))
-        return () if found is None else found.repeats
-
-    def _is_along_split(self, node: ir.Node) -> bool:
-        """Return whether the first operand lies split along a dimension that only a node's body has labels for."""
-        site, first = TypedNode(node, self.types, self.opset), node.inputs[0]
-        if not facts_of(node).in_parts or first is None or not site.is_known():
-            return False
-        found = rule(site)
-        labels = (None,) * site.rank() if found is None else found.inputs[0]
-        unlabelled = {Shard(dim) for dim, label in enumerate(labels) if label is None}
-        return all(unlabelled.intersection(form) for form in self.forms[first]) and has_body(site)
 
     # One axis.
 
@@ -351,7 +300,7 @@ class _Propagation:
         ranked: list[tuple[bool, float, int, Strategy]] = []
         inside = list(self.mesh.axes)[axis] in sequence_of(node)
         for strategy in strategies(site, self.mesh.sizes[axis], self._parts(chosen)):
-            if not (self._is_meant(node, strategy, axis) and self._is_cut_so(strategy, before)):
+            if not self._is_meant(node, strategy, axis):
                 continue
             if not inside and self._reads_shards(node, strategy, axis):
                 continue
@@ -380,12 +329,10 @@ class _Propagation:
         pairs = zip(self.taken[node], strategy.inputs, strict=True)
         parts = [(v, p) for v, p in pairs if v is not None and p != WHOLE]
         lies = [self._lies(value, placement, axis) for value, placement in parts]
-        passed = all(self.readers.pass_on(v, p, axis) for v, p in parts if isinstance(p, Partial))
+        passed = all(self.readers[v] == 1 for v, p in parts if isinstance(p, Partial))
         # Terms that are rounded are added without another rounding only where that is left to the caller.
         made = zip(node.outputs, strategy.outputs, strict=True)
         rounded = strategy.rounds and self._owed(made, axis) > 0
-        if strategy.picks:
-            return self._is_picked(node, axis) and (any(lies) or self._adds_back(node, strategy, axis))
         meant = any(lies) or self._is_given(node, strategy, axis)
         return not parts or (meant and passed and not rounded)
 
@@ -406,42 +353,9 @@ class _Propagation:
             if v is not None
         )
 
-    def _is_picked(self, node: ir.Node, axis: int) -> bool:
-        """Return whether every rank of an axis has all indices: those that it splits belong to rows, as in FSDP."""
-        indices = node.inputs[1]
-        return indices is not None and self._lies(indices, WHOLE, axis)
-
-    def _adds_back(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
-        """Return whether a node adds into a repeated value what was picked from a split dimension: its gradient."""
-        data = node.inputs[0]
-        parts = {Shard(dim) for dim in self._repeats(data)} if data is not None else ()
-        return strategy.inputs[0] in parts and self._pick(node, strategy, axis) in self.picked
-
-    def _pick(self, node: ir.Node, strategy: Strategy, axis: int) -> tuple[ir.Value | None, int, int]:
-        """Return the value that indices were made of, the size of the dimension that they pick along, and the axis."""
-        placement, indices = strategy.inputs[0], node.inputs[1]
-        while indices is not None and (maker := indices.producer()) is not None and _is_view(maker):
-            indices = maker.inputs[0]
-        assert isinstance(placement, Shard)
-        return indices, TypedNode(node, self.types, self.opset).shape(0)[placement.dim], axis
-
     def _lies(self, value: ir.Value, placement: Placement, axis: int) -> bool:
         """Return whether a value has a placement along an axis in one of its layouts."""
         return any(form[axis] == placement for form in self.forms[value])
-
-    def _is_cut_so(self, strategy: Strategy, before: Sequence[_PlacedOperand]) -> bool:
-        """Return whether an operand has the parts of a strategy already, if these are unequal.
-
-        Two operands that different axes split, each into equal parts, are not split by both axes into unequal ones.
-        """
-        if strategy.is_even:
-            return True
-        for one, placement in zip(before, strategy.inputs, strict=True):
-            forms = self.forms[one.value] if one.value is not None and placement != WHOLE else ()
-            wanted = _axes_of(placement, (*one.start, placement))
-            if any(_axes_of(placement, form[: len(one.start) + 1]) == wanted for form in forms):
-                return True
-        return False
 
     def _settled(self, node: ir.Node, chosen: Sequence[Strategy]) -> list[_PlacedOperand]:
         """Return the operands with their placements along the axes chosen so far."""
@@ -488,13 +402,8 @@ class _Propagation:
         return sum(
             price("AllReduce", value_bytes(type_of(v, self.types)), self.mesh.sizes[axis], self.link).seconds
             for v, p in pairs
-            if v is not None and isinstance(p, Partial) and not self.readers.leave(v, p, axis)
+            if v is not None and isinstance(p, Partial) and not (p in _SUMS and axis in self.left.get(v, ()))
         )
 
     def _work(self, node: ir.Node) -> float:
         return seconds(node, node_cost(node, self.types), self.profile, types=self.types)
-
-
-def _is_view(node: ir.Node) -> bool:
-    """Return whether a node changes nothing but the shape or the dtype of its first operand."""
-    return node.op_type == "Cast" or facts_of(node).touches == "none"

@@ -26,9 +26,7 @@ from dask_ferro.graph.ir.nodes import extent, type_of
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.lookup import rule
-from dask_ferro.graph.ops.picks import PickNodes, Range, in_range
-from dask_ferro.graph.sharding.device_configurations import placements_in
-from dask_ferro.graph.sharding.node_placement import CHUNK, UNPLACED
+from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
 from dask_ferro.graph.sharding.placements import PLACEMENT, Shard
 from dask_ferro.graph.sharding.plan import Compute, Folded, LayoutChange, Sharding, needed
@@ -70,12 +68,10 @@ class _RankGraphWriter:
     def __init__(self, plan: Sharding, copied: frozenset[str]) -> None:
         self.plan, self.mesh, self.copied = plan, plan.mesh, copied
         self.opset = plan.model.opset_imports.get("", 0) or 0
-        self.placements = placements_in(plan.model).nodes
         self.nodes: list[ir.Node] = []
         self.weights: list[ir.Value] = []
         self.spelled: dict[str, ir.Value] = {}
         self.forms: dict[tuple[ir.Value, Layout], Pieces] = {}
-        self.written: set[ir.Node] = set()
         graph = plan.model.graph
         self.inputs = [(value, plan.given[value.name or ""]) for value in graph.inputs]
         for value in dict.fromkeys((*graph.inputs, *graph.initializers.values())):
@@ -138,7 +134,7 @@ class _RankGraphWriter:
         if not value.name:
             return ir.Value(name="")
         type_ = type_of(value, self.plan.types)
-        shape = None if type_.shape is None else ir.Shape(local_shape(type_.shape, layout, self.mesh, rank))
+        shape = None if type_.shape is None else ir.Shape(local_shape(type_.shape, layout, self.mesh))
         held = ir.TensorType(type_.dtype) if type_.kind == "tensor" and type_.dtype else value.type
         return ir.Value(name=_name(value, layout, rank), type=held, shape=shape)
 
@@ -174,47 +170,24 @@ class _RankGraphWriter:
         laid = zip(node.outputs, entry.outputs, strict=True)
         outputs = [self._values(value, layout) for value, layout in laid]
         attributes = self._attributes(entry)
-        told = {**node.metadata_props, **self.placements.get(node, UNPLACED).metadata()}
-        told[PLACEMENT] = text(entry.outputs[0]) if entry.outputs else ""
-        name = self._node_name(entry)
+        told = {**node.metadata_props, PLACEMENT: text(entry.outputs[0]) if entry.outputs else ""}
+        name = node.name or node.op_type
         for rank in ranks:
             inputs = [self._input(entry, i, rank) for i in range(len(node.inputs))]
-            own = self._in_range(entry, rank, inputs, [pieces[rank] for pieces in outputs])
-            made = ir.Node(
-                node.domain, node.op_type, own.inputs, attributes, outputs=own.outputs, name=f"{name}@{rank}"
+            made = [pieces[rank] for pieces in outputs]
+            self.nodes.append(
+                ir.Node(
+                    node.domain,
+                    node.op_type,
+                    inputs,
+                    attributes,
+                    outputs=made,
+                    name=f"{name}@{rank}",
+                    metadata_props={**told, RANK: str(rank)},
+                )
             )
-            for each in (*own.before, made, *own.after):
-                each.metadata_props.update({**told, RANK: str(rank)})
-                self.nodes.append(each)
         for value, layout, pieces in zip(node.outputs, entry.outputs, outputs, strict=True):
             self.forms[value, layout] = pieces
-
-    def _node_name(self, entry: Compute) -> str:
-        """Return the name of an entry's nodes without the rank; a node that was written before has its layout in it."""
-        name = entry.node.name or entry.node.op_type
-        is_again = entry.node in self.written
-        self.written.add(entry.node)
-        return f"{name}@{text(entry.outputs[0])}" if is_again else name
-
-    def _in_range(
-        self, entry: Compute, rank: int, inputs: list[ir.Value | None], outputs: list[ir.Value]
-    ) -> PickNodes:
-        """Return a rank's operands and outputs; of a node that picks along a split dimension in the rank's range."""
-        found = rule(TypedNode(entry.node, self.plan.types, self.opset))
-        pick, value, layout = None if found is None else found.pick, entry.node.inputs[0], entry.inputs[0]
-        if pick is None or value is None or layout is None or Shard(pick.dim) not in layout:
-            return PickNodes(inputs, outputs, [], [])
-        shape = self._shape(value)
-        cut, size = part(shape, layout, self.mesh, rank)[pick.dim], shape[pick.dim]
-        assert isinstance(size, int)
-        return in_range(pick, Range(cut.start, cut.stop, size), inputs, outputs, self._number)
-
-    def _number(self, array: Array) -> ir.Value:
-        """Return a constant of a few numbers, which all ranks share."""
-        name = f"number:{array.dtype}:{array.tolist()}"
-        if name not in self.spelled:
-            self.spelled[name] = self._constant(name, array)
-        return self.spelled[name]
 
     def _input(self, entry: Compute, position: int, rank: int) -> ir.Value | None:
         """Return a rank's operand at a position: its part, the shape of its part, or None."""
@@ -223,7 +196,7 @@ class _RankGraphWriter:
             return None
         if layout is None:
             made, lies = entry.node.outputs[0], entry.outputs[0]
-            shape = local_shape(self._shape(made), lies, self.mesh, rank)
+            shape = local_shape(self._shape(made), lies, self.mesh)
             return self._spelled(f"{_name(made, lies, 0)}:shape{list(shape)}", shape)
         at = self.mesh.coordinates(rank)
         # Only the first rank adds a bias to a Partial sum, or it would count once per rank.

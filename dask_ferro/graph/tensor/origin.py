@@ -23,22 +23,6 @@ def next_number() -> int:
     return next(_NUMBERS)
 
 
-class DeviceSpecs(NamedTuple):
-    """An imported node's device configuration, with values by position, so that it can be written again.
-
-    Attributes
-    ----------
-    configuration : onnx_ir.ModelConfiguration
-    stage : int or None
-    specs : tuple of (int, onnx_ir.ShardingSpec)
-        The position of an input, or that of an output from the end (-1 is the last), and its spec without a value.
-    """
-
-    configuration: ir.ModelConfiguration
-    stage: int | None
-    specs: tuple[tuple[int, ir.ShardingSpec], ...]
-
-
 class TensorType(NamedTuple):
     """The dtype and the shape of a tensor, as far as they are known."""
 

@@ -30,7 +30,7 @@ from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, checked_dim, is_static, sizes, written
 from dask_ferro.graph.tensor.dtypes import DTypeLike as DTypeLike
 from dask_ferro.graph.tensor.dtypes import common_dtype, dtype_of
-from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType, next_number
+from dask_ferro.graph.tensor.origin import OPSET, TensorSource, TensorType, next_number
 
 Scalar = bool | int | float
 # Arguments of functions of tensors; dask arrays are array-like too.
@@ -79,7 +79,6 @@ class Node:
     opset: int = OPSET
     name: str | None = None
     region: regions.Region = field(default_factory=regions.current)
-    devices: tuple[DeviceSpecs, ...] = ()
     # Whether it stops gradients, whatever its op; no model has this mark.
     is_stop: bool = False
     number: int = field(default_factory=next_number)

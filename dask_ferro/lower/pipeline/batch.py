@@ -134,17 +134,16 @@ class Batches:
         Raises
         ------
         ConfigError
-            They are fewer than micro-batches, or than the ranks that split them in each.
+            They are fewer than micro-batches.
         """
         m, rows = self.parts.schedule.micro_batches, next(iter(lengths.values()), 0)
-        unit = self._row_ranks(rows // m) if lengths else 1
-        if lengths and rows < m * unit:
-            each = "a row" if unit == 1 else f"{unit} rows, one for each rank that splits them,"
+        if lengths and rows < m:
             raise ConfigError(
-                f"pipeline: got rows {dict(lengths)}, wanted {each} or more for each of the {m} micro-batches; pass"
+                f"pipeline: got rows {dict(lengths)}, wanted a row or more for each of the {m} micro-batches; pass"
                 f" more rows, or take fewer of them; {_NAMED}"
             )
-        return cut_rows(rows, m, unit if rows % m else 1)
+        unit = self._row_ranks(rows // m) if lengths else 1
+        return cut_rows(rows, m, unit)
 
     def _lowering(self, one: Arrays) -> Lowering:
         """Return the schedule as edges and priorities, for arrays like those of one micro-batch."""

@@ -80,7 +80,7 @@ def pipeline(
         Arguments that it reads (a learning rate that changes) are inputs of each call, by name.
     workers : sequence of str or int, optional
         The address or name of each stage's worker, or its number in the order of names; by default the cluster's
-        workers, in the order of addresses.
+        workers, in that order.
     edges : {"window", "chain", "queue"}, optional
         How the order of a schedule is kept; `graph.pipeline.order_edges` describes each form, and chooses one by
         default from the projected seconds of the shortest action.

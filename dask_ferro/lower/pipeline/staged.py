@@ -3,17 +3,17 @@
     pipeline(loss, weights, micro_batches=8, schedule="1f1b", plan="plan.yaml")(batch) --> loss, gradients: in shards
 
 A stage is a group of ranks, sharded by a plan; without a plan it is one rank.  The graph of all ranks runs once for
-each micro-batch.  Gradients are added over micro-batches on each rank, where possible in terms that are reduced once a
-step.  They stay on the workers that made them, and may be inputs of other sharded graphs (`Ranks`).  The optimizer's
-step is such a graph, and runs on the sums; without one, gradients have the layouts of their parameters.  Tasks of
-ranks are restricted to their workers, as those of stages are.
+each micro-batch.  Gradients are added over micro-batches on each rank, stay on the workers that made them, and may be
+inputs of other sharded graphs (`Ranks`).  The optimizer's step is such a graph, and runs on the sums, which are terms
+that it reduces once a step; without one, gradients have the layouts of their parameters.  Tasks of ranks are restricted
+to their workers, as those of stages are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.parallel.config import PlanFile
 from dask_ferro.graph.parallel.pipeline_ranks import plan_workers, row_ranks, sharded, unsharded
-from dask_ferro.graph.parallel.update_ranks import reduced_gradients, sharded_update
+from dask_ferro.graph.parallel.update_ranks import sharded_update
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import ChunkActions, Staged
 from dask_ferro.graph.sharding.parts import Spmd
@@ -36,7 +36,7 @@ from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.run import ForwardRun, PipelineRun, StepFacts
 from dask_ferro.lower.pipeline.step_tasks import StepTasks, lowest_priority
 from dask_ferro.lower.ranks.collection import Arrays
-from dask_ferro.lower.ranks.rank_assignment import Homes, Lookup
+from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
 from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written, call_outputs
 from dask_ferro.lower.ranks.spmd import Ranks, shortened
 from dask_ferro.lower.ranks.spmd_inputs import (
@@ -51,16 +51,12 @@ from dask_ferro.lower.ranks.spmd_inputs import (
     travel_of,
 )
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
-from dask_ferro.lower.ranks.stage_workers import StageHomes
 from dask_ferro.lower.signature import is_dask_array
 from dask_ferro.lower.upstream import TaskRef
 
 
 class _RankGraphs(NamedTuple):
-    """The graphs of all ranks: of loss and gradients, for micro-batches of some size, and of what is done once a step.
-
-    The latter is the optimizer's step or, without one, the reduction of gradients that come in terms.
-    """
+    """The graphs of all ranks: of loss and gradients, for micro-batches of some size, and of the optimizer's step."""
 
     step: Ranks
     end: Ranks | None
@@ -86,8 +82,6 @@ class Pipeline:
         self._batches = Batches(parts, self._row_ranks)
         self._ranks_of_rows: dict[int, int] = {}
         self._made: dict[tuple[int, frozenset[str]], _RankGraphs] = {}
-        self._homes: StageHomes | None = None
-        self._workers = Lookup(self._there)
         numbered = None if plan is None else plan_workers(plan, len(parts.schedule.stages))
         self._wanted = parts.workers if parts.workers is not None else numbered
 
@@ -115,10 +109,7 @@ class Pipeline:
         return self._graphs(rows, self._terms).step
 
     def update_ranks(self, rows: int) -> Ranks | None:
-        """Return the graph of all ranks for the end of a step: the optimizer's, or the reduction of gradients.
-
-        None without an optimizer where all gradients are complete in each micro-batch.
-        """
+        """Return the graph of all ranks for the optimizer's step; None without an optimizer."""
         return self._graphs(rows, self._terms).end
 
     def cut(self, rows: int) -> tuple[int, ...]:
@@ -127,7 +118,7 @@ class Pipeline:
         Raises
         ------
         ConfigError
-            They are fewer than micro-batches, or than the ranks that split them in each.
+            They are fewer than micro-batches.
         """
         return self._batches.cut(dict.fromkeys(sorted(self.parts.batch), rows))
 
@@ -135,7 +126,7 @@ class Pipeline:
     def _terms(self) -> frozenset[str]:
         """The floats that are added over micro-batches and reduced once: loss, gradients and metrics."""
         # A single micro-batch reduces them while its backward still computes.
-        if not self.parts.grads or self.schedule.micro_batches == 1 or self._plan is None:
+        if self.parts.update is None or self.schedule.micro_batches == 1 or self._plan is None:
             return frozenset()
         outputs = self.parts.opened.loaded.model.graph.outputs
         return frozenset(v.name or "" for v in outputs if v.dtype is not None and v.dtype.is_floating_point())
@@ -146,7 +137,7 @@ class Pipeline:
         while True:
             found = {size: self._graphs(size, terms) for size in dict.fromkeys(rows)}
             shared = set.intersection(*(_layouts(graphs.step.spmd) for graphs in found.values()))
-            # Few rows may be whole on every rank, and a complete gradient cannot be added to terms.
+            # Rows that ranks do not divide are whole on each, and a complete gradient cannot be added to terms.
             alike = terms.intersection(name for name, _ in shared)
             if alike == terms:
                 return found
@@ -157,7 +148,7 @@ class Pipeline:
         key = 0 if self._plan is None else rows, terms
         if key not in self._made:
             step = Ranks(self._spmd(rows, terms), exact=True)
-            self._made[key] = _RankGraphs(step, self._end(step, terms))
+            self._made[key] = _RankGraphs(step, self._end(step))
         return self._made[key]
 
     def _spmd(self, rows: int, terms: frozenset[str]) -> Spmd:
@@ -180,21 +171,17 @@ class Pipeline:
             self._ranks_of_rows[rows] = row_ranks(self._model, self._plan, self.parts.batch, rows)
         return self._ranks_of_rows[rows]
 
-    def _end(self, step: Ranks, terms: frozenset[str]) -> Ranks | None:
-        parts = self.parts
-        if parts.update is None and not terms:
+    def _end(self, step: Ranks) -> Ranks | None:
+        update = self.parts.update
+        if update is None:
             return None
         made: dict[str, int] = {}
-        for chunk, piece in enumerate(parts.pieces):
+        for chunk, piece in enumerate(self.parts.pieces):
             made |= dict.fromkeys(piece.results, chunk)
-        if parts.update is None:
-            lying = dict(zip(parts.grads, parts.params, strict=True))
-            graph = reduced_gradients(lying, made, step.spmd, self.schedule.stage_of)
-        else:
-            split = {} if self._plan is None else apply(self._model.model, self._plan).optimizer_state
-            graph = sharded_update(parts.update.graph, made, step.spmd, self.schedule.stage_of, split)
+        split = {} if self._plan is None else apply(self._model.model, self._plan).optimizer_state
+        graph = sharded_update(update.graph, made, step.spmd, self.schedule.stage_of, split)
         # Where the graph is cut depends on stages and ranks; the bits of the parameters must not.
-        return None if graph is None else Ranks(graph, exact=True)
+        return Ranks(graph, exact=True)
 
     def __call__(
         self, inputs: Any = None, *, params: Tree | None = None, state: Tree | None = None, **named: Any
@@ -205,10 +192,10 @@ class Pipeline:
         ----------
         inputs : array or mapping of str to array, optional
             One array where the model has one input; inputs that are bound to values may be left out.
-        params : tree of arrays, futures or ShardedArray, optional
+        params : tree of arrays or ShardedArray, optional
             Values of the parameters, in the form that the pipeline was made with, in place of the constants.
-            A sharded array stays where it is; without a plan so does a future.
-        state : tree of arrays, futures or ShardedArray, optional
+            A sharded array stays where it is.
+        state : tree of arrays or ShardedArray, optional
             The optimizer's state, as the step before returned it; by default the initial state.
         **named
             Inputs by name.
@@ -242,7 +229,7 @@ class Pipeline:
         return PipelineRun(found, self.parts, facts)
 
     def _ended(self, ranks: Ranks, arrays: Arrays, first: int) -> dict[str, ShardedArray]:
-        """Return parameters and state after the step, or reduced gradients, by the names of a graph's outputs."""
+        """Return parameters and state after the step, by the names of a graph's outputs."""
 
         def write(given: Arrays, homes: Homes) -> Written:
             return ranks.written(given, homes, first)
@@ -284,15 +271,17 @@ class Pipeline:
         actions = {key: (action, step.home[key][0]) for key, action in step.action.items()}
         return Written(token, graph, step.keys, actions)
 
-    def _there(self) -> Homes:
-        """Return the workers of all ranks on the current client's cluster, stage by stage."""
+    @cached_property
+    def _workers(self) -> RankWorkers:
+        """The workers of all ranks, stage by stage."""
         ranks = next(iter(self._made.values())).step.spmd.mesh.ranks
-        if self._homes is None:
-            count = ranks * len(self.schedule.stages)
+        count = ranks * len(self.schedule.stages)
+        if self._wanted is not None and len(self._wanted) != count:
             what = "stages" if ranks == 1 else f"ranks, {ranks} a stage"
-            self._homes = StageHomes(self._wanted, count, what)
-        there = self._homes.of(live_client())
-        return Homes({home: home for home in there}, tuple(there), ranks) if there else Homes()
+            raise ConfigError(
+                f"pipeline: workers: got {len(self._wanted)}, wanted one for each of the {count} {what}"
+            )
+        return RankWorkers(self._wanted, ranks)
 
 
 def _layouts(spmd: Spmd) -> set[tuple[str, Layout]]:

@@ -83,7 +83,7 @@ class StepTasks:
 
     def layer(self, homes: Homes) -> MaterializedLayer:
         """Return the tasks as a layer, with workers where there are any."""
-        workers = {key: homes.of(*home) for key, home in self.home.items()} if homes.by_name else {}
+        workers = {key: homes.of(*home) for key, home in self.home.items()} if homes.order else {}
         stage = {key: site.stage or 0 for key, (_, site) in self.home.items()}
         return placed(self.tasks, self._priorities(), stage, workers, self.about)
 

@@ -12,7 +12,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 Graph = Mapping[Any, Any]
-# Arrays of any kind by name: arrays of this process, dask arrays, futures, sharded arrays.
+# Arrays of any kind by name: arrays of this process, dask arrays, sharded arrays.
 Arrays = Mapping[str, Any]
 
 # A graph that is built again has outputs of earlier calls that are not requested.  For those that a scheduler still

@@ -4,13 +4,12 @@ An edge between tasks of two workers is the send: a worker's event loop moves th
 and a task starts when all its inputs are there, so no thread ever waits for the network.
 
     star       every rank reads all terms and sums them itself.  One hop; each rank gets (n - 1) B.
-    tree       terms are summed by groups, then their sums; every rank reads the last.  2 (n - 1) messages of B.
     exchange   each rank sums a share of all terms' elements, and reads the shares of the others.  Each rank gets
                2 (n - 1) / n B, in pieces: while one is summed the next is under way.
 
 An exchange moves what a ring moves, in 2 hops where a ring takes 2 (n - 1): between Dask tasks a hop costs 5 ms, so
-a ring would gain nothing.  Terms are summed by rank (in a tree: by rank in each group), whichever arrives first, and
-the form depends on kind, sizes and number of ranks alone: sums are the same bits from run to run.  Sizes are bytes.
+a ring would gain nothing.  Terms are summed by rank, whichever arrives first, and the form depends on kind, sizes and
+number of ranks alone: sums are the same bits from run to run.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -19,17 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any, Literal, NamedTuple
 
-from dask_ferro.engines.collectives import added, finished, flat_piece, joined, piece, reduced, unflattened
+from dask_ferro.engines.collectives import flat_piece, joined, piece, reduced, unflattened
 from dask_ferro.graph.sharding.segments import Bucket
 
-Form = Literal["star", "tree", "exchange"]
+Form = Literal["star", "exchange"]
 Key = Any
 
 # Bytes that an exchange must save each rank.  It has one hop more than a star and n * n tasks that cut, 10 to 40 ms in
 # all; links between processes of one host move 1 GB/s.
 _WORTH_EXCHANGING = 16 * 2**20
-# The number of terms that one task of a tree sums.
-_FAN_IN = 8
 # The largest piece of a share: a larger share is summed piece by piece.
 _PIECE_BYTES = 16 * 2**20
 
@@ -68,8 +65,7 @@ def form(bucket: Bucket) -> Form:
 
     1. A star for AllGather: its terms are read as they are, and no form moves less.
     2. An exchange, where it saves each rank enough bytes.
-    3. A tree for sums of many terms: a star would have n * n messages.
-    4. A star for all others.
+    3. A star for all others.
     """
     ranks = len(bucket.ranks)
     if bucket.kind == "AllGather":
@@ -77,9 +73,7 @@ def form(bucket: Bucket) -> Form:
     # In an all-reduce each element is sent twice, as a term and as a sum.
     shares = 2 if bucket.kind == "AllReduce" else 1
     saved = (ranks - 1) * bucket.nbytes * (1 - shares / ranks)
-    if saved >= _WORTH_EXCHANGING:
-        return "exchange"
-    return "tree" if bucket.kind == "AllReduce" and ranks > _FAN_IN else "star"
+    return "exchange" if saved >= _WORTH_EXCHANGING else "star"
 
 
 def exchange(
@@ -95,11 +89,11 @@ def exchange(
         The key of each rank's input: an array, or a tuple of arrays.
     wanted : sequence of bool
         Whether a rank's result is read; where it is not, there is no task for it.
-    chosen : "star", "tree" or "exchange", optional
+    chosen : "star" or "exchange", optional
         `form(bucket)` if not given.
     """
-    ways = {"star": _star, "tree": _tree, "exchange": _exchange}
-    steps, results = ways[chosen or form(bucket)](name, bucket, given)
+    written = _exchange if (chosen or form(bucket)) == "exchange" else _star
+    steps, results = written(name, bucket, given)
     ends = {key for key, is_read in zip(results, wanted, strict=True) if is_read}
     others = set(results) - ends
     return [step for step in steps if step.key not in others], results
@@ -116,21 +110,6 @@ def _star(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
         for i, (key, rank) in enumerate(zip(results, bucket.ranks, strict=True))
     ]
     return steps, results
-
-
-def _tree(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
-    ref = Collectives(bucket.kind, bucket.attributes)
-    steps: list[ExchangeTask] = []
-    level = list(zip(given, bucket.ranks, strict=True))
-    while len(level) > 1:
-        groups = [level[i : i + _FAN_IN] for i in range(0, len(level), _FAN_IN)]
-        terms = len(given) if len(groups) == 1 else 0
-        level = []
-        for group in groups:
-            key = name.key("sum", len(steps))
-            steps.append(ExchangeTask(key, group[0][1], grouped, (ref, terms), tuple(k for k, _ in group)))
-            level.append((key, group[0][1]))
-    return steps, (level[0][0],) * len(given)
 
 
 def _exchange(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
@@ -180,22 +159,6 @@ def _at_once(kind: str, how: Mapping[str, Any], index: int, terms: Sequence[Any]
         return reduced(terms, how["reduction"])
     pieces = [_share(kind, how, term, index, len(terms)) for term in terms]
     return _combined(kind, how, pieces)
-
-
-def grouped(ref: Collectives, terms: int, *given: Any) -> tuple[Any, ...]:
-    """Return one group's sum (maximum, minimum) in a tree.
-
-    The last group's sum, of `terms` terms in all, is rounded; earlier ones, where `terms` is 0, are not.
-    """
-    results = []
-    for how, group in _rows(ref, given):
-        if how["reduction"] in ("max", "min"):
-            results.append(reduced(group, str(how["reduction"])))
-            continue
-        total = added(group)
-        count = terms if how["reduction"] == "mean" else None
-        results.append(finished(total, count) if terms else total)
-    return tuple(results)
 
 
 def share(ref: Collectives, index: int, count: int, given: Any) -> tuple[Any, ...]:

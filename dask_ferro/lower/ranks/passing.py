@@ -69,7 +69,7 @@ class BucketReaders(NamedTuple):
 def passing(bucket: Bucket, readers: BucketReaders) -> Passing:
     """Return how a bucket's values pass between tasks.
 
-    1. In a pipeline, in trees and exchanges, and where terms are not made by segments: given.
+    1. In a pipeline, in exchanges, and where terms are not made by segments: given.
     2. Where a value has several readers, which would all sum it, or stays where it is made: direct.
     3. Where the terms of a large bucket are there before its readers can start: direct.
     4. Otherwise: folded.

@@ -7,16 +7,17 @@ before it.  Where there are fewer workers than ranks, or a worker has left since
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
-
-from distributed import Client
+from typing import TYPE_CHECKING, NamedTuple
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
-from dask_ferro.lower.client import client_name
-from dask_ferro.lower.ranks.stage_workers import workers_of
+from dask_ferro.lower.client import live_client
+from dask_ferro.lower.ranks.stage_workers import watch_over, workers_of
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # Seconds for which the workers of ranks are not looked up again: each time is a message to the scheduler, and Dask asks
 # for the graph of each input of a call to see whether it is a collection.
@@ -28,94 +29,85 @@ class Homes(NamedTuple):
 
     Attributes
     ----------
+    order : tuple of str
+        All workers; none without a cluster, or while it has no worker.
     by_name : mapping of str or int to str
-        All workers by address and number; none without a cluster, or while it has no worker.
+        The same by number, name and address.
     wanted : tuple of str or int
         The workers that ranks get in turn where a plan numbers none.
     ranks : int
+        Of a stage.
     """
 
+    order: tuple[str, ...] = ()
     by_name: Mapping[str | int, str] = {}
     wanted: tuple[str | int, ...] = ()
     ranks: int = 1
 
     def of(self, rank: int, site: NodePlacement = UNPLACED) -> str:
         """Return the address of a rank's worker at a site; requires at least one worker."""
-        if site.workers is not None:
-            return self._address(site.workers[rank], rank)
         place = (site.stage or 0) * self.ranks + rank
-        return self._address(self.wanted[place % len(self.wanted)], place)
-
-    def _address(self, name: str | int, place: int) -> str:
-        if name in self.by_name:
-            return self.by_name[name]
-        # Each worker is listed twice, by number and by address.
-        return self.by_name[place % (len(self.by_name) // 2)]
+        name = self.wanted[place % len(self.wanted)] if site.workers is None else site.workers[rank]
+        return self.by_name.get(name) or self.order[place % len(self.order)]
 
 
-def homes(
-    workers: Sequence[str | int] | None,
-    ranks: int,
-    sites: Iterable[NodePlacement],
-    client: Client | None,
-    *,
-    known_before: bool = False,
-) -> Homes:
-    """Return the workers of ranks on a client's cluster.
-
-    Parameters
-    ----------
-    workers : sequence of str or int, optional
-        Address of each rank's worker, or its number; all workers if not given.
-    ranks : int
-    sites : iterable of NodePlacement
-        The placements of all nodes.
-    client : distributed.Client or None
-    known_before : bool
-        Whether all workers were connected before; a missing one then has died, and is no error.
-
-    Raises
-    ------
-    ConfigError
-        A worker that the cluster does not have.
-    """
-    if client is None:
-        return Homes()
-    known = workers_of(client)
-    order = sorted(known, key=lambda a: (isinstance(known[a]["name"], str), known[a]["name"]))
-    by_name: dict[str | int, str] = {**dict(enumerate(order)), **{address: address for address in order}}
-    wanted = tuple(range(len(order))) if workers is None else tuple(workers)
-    numbers = dict.fromkeys(chain.from_iterable(site.workers or () for site in sites))
-    missing = [worker for worker in dict.fromkeys((*wanted, *numbers)) if worker not in by_name]
-    if missing and not known_before:
-        has = f"it has {order}, or 0 to {len(order) - 1}" if order else "it has none"
-        raise ConfigError(
-            f"workers: the cluster has no {missing}; {has}; start more, or number those that are there"
-        )
-    return Homes(by_name, wanted, ranks) if order else Homes()
-
-
-class Lookup:
+class RankWorkers:
     """The workers of ranks on the current client's cluster, as they were a moment ago.
 
     The scheduler gives tasks of workers that left since to others (`stage_workers`).
 
     Parameters
     ----------
-    where : callable
-        Looks them up.
+    wanted : sequence of str or int, optional
+        Address, name or number of each rank's worker, in the order of stages; all workers if not given.
+    ranks : int
+        Of a stage.
+    sites : iterable of NodePlacement, optional
+        The placements of all nodes.
     """
 
-    def __init__(self, where: Callable[[], Homes | None]) -> None:
-        self._where = where
-        self._found: tuple[str | None, float, Homes | None] | None = None
+    def __init__(
+        self, wanted: Sequence[str | int] | None, ranks: int, sites: Iterable[NodePlacement] = ()
+    ) -> None:
+        self._wanted, self._ranks = wanted, ranks
+        self._numbered = tuple(dict.fromkeys(chain.from_iterable(site.workers or () for site in sites)))
+        self._were_there = False
+        self._found: tuple[str | None, float, Homes] | None = None
 
-    def __call__(self) -> Homes | None:
-        client, now = client_name(), time.monotonic()
-        if self._found is None or self._found[0] != client or now - self._found[1] >= LOOKED_UP_S:
-            self._found = client, now, self._where()
+    def __call__(self) -> Homes:
+        """Return the workers.
+
+        Raises
+        ------
+        ConfigError
+            A worker that the cluster does not have, and did not have before: one that died since is no error.
+        """
+        client, now = live_client(), time.monotonic()
+        name = None if client is None else client.id
+        if self._found is None or self._found[0] != name or now - self._found[1] >= LOOKED_UP_S:
+            self._found = name, now, self._homes(client)
         return self._found[2]
 
     def forget(self) -> None:
         """Look them up again next time."""
         self._found = None
+
+    def _homes(self, client: Client | None) -> Homes:
+        if client is None:
+            return Homes()
+        watch_over(client)
+        known = workers_of(client)
+        order = sorted(known, key=lambda a: (isinstance(known[a]["name"], str), known[a]["name"]))
+        by_name: dict[str | int, str] = {known[address]["name"]: address for address in order}
+        # A local cluster's names are numbers too, with gaps where workers were replaced.
+        by_name |= dict(enumerate(order))
+        by_name |= {address: address for address in order}
+        wanted = tuple(range(len(order))) if self._wanted is None else tuple(self._wanted)
+        missing = [name for name in dict.fromkeys((*wanted, *self._numbered)) if name not in by_name]
+        if missing and not self._were_there:
+            has = ", ".join(f"{known[address]['name']!r} at {address}" for address in order)
+            raise ConfigError(
+                f"workers: the cluster has no {missing}; it has {has or 'none'}; start more, or name others"
+            )
+        self._were_there = True
+        return Homes(tuple(order), by_name, wanted, self._ranks) if order else Homes()

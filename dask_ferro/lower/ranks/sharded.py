@@ -24,9 +24,8 @@ from dask_ferro.lower.client import client_name, client_of, written_for
 from dask_ferro.lower.inputs.shipping import Sent
 from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.rank_assignment import Lookup
+from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.retry import retried
-from dask_ferro.lower.upstream import Task, TaskRef
 
 # The status of a future whose data were lost, for good as far as Dask knows.
 GONE = ("cancelled", "lost")
@@ -96,11 +95,11 @@ class CallTasks:
     ----------
     write : callable
         Writes them for the workers that `where` returned.
-    where : Lookup
+    where : RankWorkers
         Of the workers of the ranks; calls of one graph share it.
     """
 
-    def __init__(self, write: Callable[[Any], Written], where: Lookup) -> None:
+    def __init__(self, write: Callable[[Any], Written], where: RankWorkers) -> None:
         self._write, self._where = write, where
         self._made: _Writing | None = None
         self._fixed: Written | None = None
@@ -108,7 +107,7 @@ class CallTasks:
     @classmethod
     def of(cls, made: Written) -> CallTasks:
         """Return tasks that do not depend on the client."""
-        found = cls(lambda there: made, Lookup(lambda: None))
+        found = cls(lambda there: made, RankWorkers(None, 1))
         found._fixed = made
         return found
 
@@ -301,7 +300,7 @@ def call_outputs(
     spmd: Spmd,
     arrays: Arrays,
     write: Callable[[Arrays, Any], Written],
-    where: Lookup,
+    where: RankWorkers,
     calls: int = 1,
 ) -> dict[str, ShardedArray]:
     """Return the outputs of a call on arrays, by name; its tasks are written for the current client.
@@ -314,7 +313,7 @@ def call_outputs(
     write : callable
         Writes the call on such arrays for the current client and the workers that `where` returned; the same keys
         for the same arrays and client.
-    where : Lookup
+    where : RankWorkers
         Of the workers of the ranks; calls of one graph share it.
     calls : int, optional
         The number of calls that it adds to the lineage of its arrays.
@@ -378,11 +377,7 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
             # Results that are there, or under way, need no graph.
             if client is not None and not kwargs and (held := _held(values, client)) is not None:
                 return client.gather([list(map(held.__getitem__, read.keys)) for read in reads])
-            graph = merged(values)
-            if client is not None:
-                tasks, reads[:] = picked(values, reads)
-                graph = _with(graph, tasks)
-            keys = [read.keys for read in reads]
+            graph, keys = merged(values), [read.keys for read in reads]
         return schedule(needed(graph, keys), keys, **kwargs)
 
     def renew() -> None:
@@ -396,61 +391,13 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
 
 
 def _held(values: Sequence[ShardedArray], client: Any) -> dict[Key, Any] | None:
-    """Return the futures of the values' parts, if all are there and hold nothing else; None otherwise."""
+    """Return the futures of the values' parts, if all are there; None otherwise."""
     found: dict[Key, Any] = {}
     for tasks in {id(value.tasks): value.tasks for value in values}.values():
         found |= {future.key: future for future in futures_in(tasks.here().graph) if future.client is client}
     if client.asynchronous or any(future.status in GONE for future in found.values()):
         return None
-    wanted = set(chain.from_iterable(value.keys for value in values))
-    return (
-        found if wanted <= found.keys() and not picked(values, [value.read for value in values])[0] else None
-    )
-
-
-def picked(values: Sequence[ShardedArray], reads: Sequence[Parts]) -> tuple[dict[Key, Task], list[Parts]]:
-    """Return tasks that pick parts from tuples that hold others too, and the reads of their results."""
-    wanted: dict[Key, dict[int, int]] = {}
-    for read in reads:
-        for key, item in zip(read.keys, read.joins.items, strict=True):
-            wanted.setdefault(key, {}).setdefault(item, len(wanted[key]))
-    tasks: dict[Key, Task] = {}
-    names: dict[Key, Key] = {}
-    for key, count in _counts(values).items():
-        if 0 < len(wanted.get(key, ())) < count:
-            names[key] = f"spmd-read-{tokenize(key, list(wanted[key]))}"
-            tasks[names[key]] = Task(names[key], several, tuple(wanted[key]), TaskRef(key))
-    found = []
-    for read in reads:
-        pairs = zip(read.keys, read.joins.items, strict=True)
-        items = tuple(wanted[key][item] if key in names else item for key, item in pairs)
-        found.append(Parts([names.get(key, key) for key in read.keys], read.joins._replace(items=items)))
-    return tasks, found
-
-
-def _counts(values: Sequence[ShardedArray]) -> dict[Key, int]:
-    """Return how many parts each key's tuple is known to hold."""
-    known: dict[Key, set[int]] = {}
-    for tasks in {id(value.tasks): value.tasks for value in values}.values():
-        made = tasks.here()
-        for name, items in made.items.items():
-            for key, item in zip(made.keys[name], items, strict=True):
-                known.setdefault(key, set()).add(item)
-    return {key: len(items) for key, items in known.items()}
-
-
-def several(items: Sequence[int], values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return some items of a tuple."""
-    return tuple(values[item] for item in items)
-
-
-def _with(graph: HighLevelGraph, tasks: Mapping[Key, Task]) -> HighLevelGraph:
-    """Return a graph with tasks that read from it."""
-    if not tasks:
-        return graph
-    name = f"spmd-read-{tokenize(list(tasks))}"
-    needs = {**graph.dependencies, name: set(graph.layers)}
-    return HighLevelGraph({**graph.layers, name: MaterializedLayer(dict(tasks))}, needs)
+    return found if found.keys() >= set(chain.from_iterable(value.keys for value in values)) else None
 
 
 def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:

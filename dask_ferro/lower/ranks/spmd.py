@@ -37,7 +37,7 @@ from dask_ferro.lower.client import live_client
 from dask_ferro.lower.prepared.store import spool
 from dask_ferro.lower.ranks import checkpoint
 from dask_ferro.lower.ranks.collection import Arrays
-from dask_ferro.lower.ranks.rank_assignment import Homes, Lookup, homes
+from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
 from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
 from dask_ferro.lower.ranks.spmd_inputs import (
     Below,
@@ -51,7 +51,7 @@ from dask_ferro.lower.ranks.spmd_inputs import (
     travel_of,
 )
 from dask_ferro.lower.ranks.spmd_tasks import RankCall, source
-from dask_ferro.lower.ranks.stage_workers import placed, watch_over
+from dask_ferro.lower.ranks.stage_workers import placed
 from dask_ferro.lower.upstream import TaskRef
 from dask_ferro.lower.worker.models import ModelRef, limits, remember
 
@@ -111,15 +111,14 @@ class Ranks:
         rows = support(loaded.model)
         nodes = zip(rows, loaded.model.graph, strict=True)
         check("cannot run the sharded graph", [row for row, node in nodes if not is_collective(node)])
-        self.spmd, self.workers = spmd, workers
+        self.spmd = spmd
         self._packed = _own_parts(spmd, packed)
-        self._complete = False  # whether all workers that it names were connected before
-        # Shared by calls: steps of a training follow each other in less time than a worker takes to join.
-        self._there = Lookup(self._homes)
         self._opened = _SpmdFile(loaded, remember(loaded, path))
         each = _seconds(loaded.model)
         self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact, packed=self._packed)
-        self.sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
+        sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
+        # Shared by calls: steps of a training follow each other in less time than a worker takes to join.
+        self._there = RankWorkers(workers, spmd.mesh.ranks, sites)
 
     @classmethod
     def of(
@@ -163,15 +162,6 @@ class Ranks:
         checked(self.spmd, arrays)
         arrays = shortened(arrays, live_client())
         return call_outputs(self.spmd, arrays, self.written, self._there)
-
-    def _homes(self) -> Homes:
-        """Return the workers of the ranks on the current client's cluster."""
-        client, before = live_client(), self._complete
-        there = homes(self.workers, self.spmd.mesh.ranks, self.sites, client, known_before=before)
-        self._complete = before or client is not None
-        if client is not None:
-            watch_over(client)
-        return there
 
     def written(self, arrays: Arrays, there: Homes, first: int = 0) -> Written:
         """Return a call on arrays as tasks.
@@ -239,11 +229,11 @@ def _graph(call: RankCall, there: Homes, below: Sequence[Below]) -> HighLevelGra
     sites = call.site.items()
     # A required device may be on another worker only; the plan's worker is then a preference.
     loose = {key: bool(site.device) for key, site in sites}
-    others: dict[str, Any] = {"allow_other_workers": loose.__getitem__} if there.by_name else {}
+    others: dict[str, Any] = {"allow_other_workers": loose.__getitem__} if there.order else {}
     if any(loose.values()):
         wants = {key: {"require": site.device} if site.device else {} for key, site in sites}
         others[_FERRO] = wants.__getitem__
-    where = {key: there.of(rank, call.site[key]) for key, rank in call.rank.items()} if there.by_name else {}
+    where = {key: there.of(rank, call.site[key]) for key, rank in call.rank.items()} if there.order else {}
     stage = {key: site.stage or 0 for key, site in sites}
     layer = placed(call.tasks, call.priority, stage, where, call.about, **others)
     return stacked(f"spmd-{call.token}", layer, below)

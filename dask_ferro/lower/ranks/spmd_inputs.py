@@ -4,25 +4,24 @@
                         8 MiB; the largest ones beyond that directly to the workers, and again if they die
     a dask array        a chunk is a part: an array with other chunks is rechunked lazily; nothing is gathered
     a sharded array     its parts, on the workers that hold them
-    a future, delayed   of a whole input alone: passed to its readers as it is
 
 The graph defines the parts; the call defines the key that holds each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 from dask.base import is_dask_collection
-from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, part
+from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, local_shape, part
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import current_client
@@ -35,7 +34,7 @@ from dask_ferro.lower.ranks.passing import PartPlace
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import GONE, Memo, ShardedArray, futures_in
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
-from dask_ferro.lower.signature import is_dask_array, is_future
+from dask_ferro.lower.signature import is_dask_array
 from dask_ferro.lower.upstream import TaskRef
 
 # Dask warns of graphs above 10 MB, and moves them through the scheduler at two thirds of a worker's speed.
@@ -107,12 +106,13 @@ def checked(spmd: Spmd, arrays: Arrays) -> None:
     for name, value in arrays.items():
         if isinstance(value, ShardedArray):
             value.check_lies(ports[name], spmd.mesh)
-        elif not _is_passed_on(ports[name], value):
+        else:
             _check_array(name, value, dtypes[ports[name].parts[0]])
 
 
 def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
-    if _is_later(value) or not hasattr(value, "dtype"):
+    # A delayed value has any attribute.
+    if not isinstance(getattr(value, "dtype", None), np.dtype):
         kind = type(value).__name__
         raise ConfigError(f"input {name!r}: got {kind}, wanted an array, or an output of an earlier call")
     if wanted == ir.DataType.STRING and value.dtype.kind in "OUT":
@@ -121,18 +121,6 @@ def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
         raise ConfigError(
             f"input {name!r}: got {value.dtype}, wanted {wanted.numpy()}; convert it with astype"
         )
-
-
-def _is_passed_on(port: Port, value: Any) -> bool:
-    """Whether a value is passed to its readers as it is: a future or delayed value of a whole input."""
-    return len(set(port.parts)) == 1 and _is_later(value)
-
-
-def _is_later(value: Any) -> bool:
-    """Whether a value is a future or a delayed one: dtype and shape are not known yet, so the tasks check them."""
-    if isinstance(value, ShardedArray):
-        return False
-    return is_future(value) or (is_dask_collection(value) and not is_dask_array(value))
 
 
 def tokens(arrays: Arrays) -> dict[str, Any]:
@@ -236,8 +224,6 @@ def feed(
             _keep(call, port, value, kept)
         elif is_dask_array(value):
             feeds.append(_chunks(call, port, value, spmd.mesh))
-        elif _is_passed_on(port, value):
-            feeds.append(_passed_on(call, port, value))
         else:
             rest.append(port)
     feeds += kept.values()
@@ -249,7 +235,7 @@ def feed(
             if port.name not in travel.sent:
                 call.give(name, parts[name], rank, inline=port.name in travel.inline)
                 continue
-            to = [homes.of(rank, call.reader(name))] if homes.by_name else None
+            to = [homes.of(rank, call.reader(name))] if homes.order else None
             label = f"spmd-sent-{told[port.name]}-{mesh}-{name}"
             one = usable_here(sent(label, parts[name], client, workers=to), parts[name])
             call.places[name] = PartPlace(one.source.at(0))
@@ -279,20 +265,6 @@ def _refresh(arrays: Arrays) -> None:
             value.renew(memo)
 
 
-def _passed_on(call: RankCall, port: Port, value: Any) -> Below:
-    """Return the layers of a future, which stays where it is, or of a delayed value."""
-    if is_future(value):
-        key = value.key
-        call.places[port.parts[0]] = PartPlace(key)
-        return Below({key: {key: value}}, {key: set()}, key)
-    graph, top = layers_of(port.name, value)
-    keys = list(flatten(value.__dask_keys__()))
-    if len(keys) != 1:
-        raise ConfigError(f"input {port.name!r}: got a collection of {len(keys)} parts; compute it first")
-    call.places[port.parts[0]] = PartPlace(keys[0])
-    return Below(graph.layers, graph.dependencies, top)
-
-
 def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> Below:
     """Return the layers of a dask array, rechunked so that its chunks are its parts."""
     if port.shape is None or len(port.shape) != value.ndim or any(map(_differs, port.shape, value.shape)):
@@ -304,25 +276,14 @@ def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> Below:
             f"input {port.name!r}: got a dask array, wanted {text(port.layout)}, which is terms of a sum; "
             "compute it first"
         )
-    bounds = [_bounds(value.shape, part(value.shape, port.layout, mesh, rank)) for rank in range(mesh.ranks)]
-    # The different parts along each dimension, in order: its chunks.
-    chunks = [sorted(set(along)) for along in zip(*bounds, strict=True)]
-    wanted = tuple(map(_lengths, chunks))
-    array = value if value.chunks == wanted else value.rechunk(wanted)
-    for name, own in zip(port.parts, bounds, strict=True):
-        at = (spans.index(span) for spans, span in zip(chunks, own, strict=True))
+    chunk: tuple[Any, ...] = local_shape(value.shape, port.layout, mesh)
+    array = value.rechunk(chunk)
+    for rank, name in enumerate(port.parts):
+        index = part(value.shape, port.layout, mesh, rank)
+        at = ((cut.start or 0) // max(1, size) for cut, size in zip(index, chunk, strict=True))
         call.places[name] = PartPlace((array.name, *at))
     graph, top = layers_of(port.name, array)
     return Below(graph.layers, graph.dependencies, top)
-
-
-def _bounds(shape: Sequence[int], index: Sequence[slice]) -> list[tuple[int, int]]:
-    """Return where a part starts and stops along each dimension."""
-    return [cut.indices(size)[:2] for size, cut in zip(shape, index, strict=True)]
-
-
-def _lengths(spans: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    return tuple(stop - start for start, stop in spans)
 
 
 def _differs(wanted: Any, got: Any) -> bool:

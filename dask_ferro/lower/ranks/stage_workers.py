@@ -12,14 +12,13 @@ and Dask's active memory manager drops only those of other workers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from dask.highlevelgraph import MaterializedLayer
 from distributed import SchedulerPlugin
 
-from dask_ferro.errors import ConfigError
 from dask_ferro.lower.replicas import put_rule
 from dask_ferro.lower.stand_in import LACKS
 from dask_ferro.lower.upstream import place_again
@@ -59,33 +58,6 @@ def placed(
         one = {key: [address] for key, address in workers.items()}
         annotations |= {"workers": one.__getitem__, STAGE: stage.__getitem__}
     return MaterializedLayer(tasks, annotations=annotations)
-
-
-class StageHomes:
-    """The worker of each stage, or of each rank of all stages, looked up at each call.
-
-    Workers that the user named are kept while the client is the same: if one dies, the scheduler plugin gives its tasks
-    to another.
-
-    Parameters
-    ----------
-    wanted, stages, what
-        As `stage_workers` takes them.
-    """
-
-    def __init__(self, wanted: Sequence[str | int] | None, stages: int, what: str = "stages") -> None:
-        self._wanted, self._stages, self._what = wanted, stages, what
-        self._found: list[str] = []
-        self._client: str | None = None
-
-    def of(self, client: Client | None) -> list[str]:
-        """Return their addresses; none without a client, or while it has no workers."""
-        if client is None:
-            return []
-        if self._wanted is None or not self._found or client.id != self._client:
-            self._found = stage_workers(client, self._wanted, self._stages, what=self._what)
-            self._client = client.id
-        return self._found
 
 
 class StageWorkers(SchedulerPlugin):
@@ -162,38 +134,3 @@ def watch_over(client: Client) -> None:
     if client not in _has:
         client.register_plugin(StageWorkers())
         _has.add(client)
-
-
-def stage_workers(
-    client: Client, wanted: Sequence[str | int] | None, stages: int, *, what: str = "stages"
-) -> list[str]:
-    """Return the address of each stage's worker; in a cluster with fewer workers, stages share workers.
-
-    Workers are in the order of addresses, so that neighbouring stages are on one host where possible.
-
-    Parameters
-    ----------
-    wanted : sequence of str or int, optional
-        The address or name of each, or its number in the order of names.
-    what : str, optional
-        The noun for the stages in error messages.
-
-    Raises
-    ------
-    ConfigError
-        Another number of workers than stages, or a worker that the cluster does not have.
-    """
-    if wanted is not None and len(wanted) != stages:
-        raise ConfigError(f"pipeline: workers: got {len(wanted)}, wanted one for each of the {stages} {what}")
-    watch_over(client)
-    known = workers_of(client)
-    if wanted is None:
-        there = sorted(known)
-        return [there[stage % len(there)] for stage in range(stages)] if there else []
-    order = sorted(known, key=lambda a: (isinstance(known[a]["name"], str), known[a]["name"]))
-    by_name: dict[str | int, str] = dict(enumerate(order))
-    by_name |= {known[address]["name"]: address for address in order} | {a: a for a in order}
-    if missing := [worker for worker in wanted if worker not in by_name]:
-        has = ", ".join(f"{facts['name']!r} at {address}" for address, facts in sorted(known.items()))
-        raise ConfigError(f"pipeline: workers: the cluster has no {missing}; it has {has or 'none'}")
-    return [by_name[worker] for worker in wanted]

@@ -10,10 +10,8 @@ import pytest
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.parallel.autoplan import plan
-from dask_ferro.graph.sharding.megatron import pairs_of
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import build
@@ -51,30 +49,6 @@ def test_columns_and_rows_take_turns_and_a_bias_goes_with_its_columns():
         "w0": {"tensor": 1}, "b0": {"tensor": 0}, "w1": {"tensor": 0},
         "w2": {"tensor": 1}, "b2": {"tensor": 0}, "w3": {"tensor": 0},
     }  # fmt: skip
-
-
-def classifier(classes: int, *, tied: bool = False, returns: bool = False):
-    """Scores of 8 features by a head with a bias, or by the table of an embedding, and their cross entropy."""
-    table = asarray(np.zeros((classes, 8)), name="table")
-    head, bias = asarray(np.zeros((8, classes)), name="head"), asarray(np.zeros(classes), name="bias")
-    ids, labels = (argument(name, (16,), np.int64) for name in ("ids", "labels"))
-    h = nn.embedding(ids, table)
-    scores = h @ table.T if tied else h @ head + bias
-    outputs = {"loss": nn.cross_entropy(scores, labels)} | ({"scores": scores} if returns else {})
-    return build(outputs, [ids, labels, table, *([] if tied else [head, bias])])
-
-
-@pytest.mark.parametrize(
-    ("built", "wanted"),
-    [
-        pytest.param(classifier(32), {"head": 1, "bias": 0}, id="a head of more classes than features"),
-        pytest.param(classifier(32, tied=True), {"table": 0}, id="a table that is the head"),
-        pytest.param(classifier(4), {}, id="but no narrow head"),
-        pytest.param(classifier(32, returns=True), {}, id="nor one whose scores are an output"),
-    ],
-)
-def test_columns_end_at_a_log_softmax(built, wanted):
-    assert pairs_of(built.model, infer(built.model)) == wanted
 
 
 def test_what_does_not_fit_is_not_proposed():

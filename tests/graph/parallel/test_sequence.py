@@ -113,11 +113,11 @@ MISFITS = [
     ("layer0: {sequence: yes}", "layer0.sequence: got True, wanted a dimension"),
     (
         "layer0:\n  sequence: 1\nmesh: {tensor: 9}",
-        "line 2: .* 8 in dimension 1, fewer than the 9 ranks of 'tensor'",
+        "line 2: .* 8 in dimension 1, which the 9 ranks of 'tensor' do not divide; pad it",
     ),
     (
         "layer0:\n  sequence: {data: 1, tensor: 1}\nmesh: {data: 4, tensor: 3}",
-        "line 2: .* 8 in dimension 1, fewer than the 12 ranks of 'data' and 'tensor'",
+        "line 2: .* 8 in dimension 1, which the 12 ranks of 'data' and 'tensor' do not divide",
     ),
     ("layer0/norm1: {sequences: 1}", "did you mean sequence"),
 ]

@@ -25,7 +25,7 @@ def gt(axis=0, ranks=2):
 
 
 class TestOpenRows:
-    """In GT's form, open rows are split, and whole where they are fewer than the ranks."""
+    """Open rows are split, and whole where the ranks do not divide them."""
 
     @pytest.mark.parametrize("axis", [0, -2])
     @pytest.mark.parametrize(("rows", "ranks"), [(1, 2), (7, 2), (8, 2), (6, 4), (8, 4)])
@@ -37,24 +37,23 @@ class TestOpenRows:
         applied = apply(model, {"l1": gt(axis, ranks)})
         assert applied.given["x"] == {"tensor": Shard(0)}
         sharding = applied.shard(follow={"d_w": "w"}, dims={"N": rows})
-        assert sharding.given["x"] == (Replicate() if rows < ranks else Shard(0),)
+        assert sharding.given["x"] == (Shard(0) if rows % ranks == 0 else Replicate(),)
         rng = np.random.default_rng(0)
         arrays = {"x": rng.standard_normal((rows, 4)), "w": rng.standard_normal((4, 8))}
         spmd = applied.spmd(follow={"d_w": "w"}, dims={"N": rows})
         assert_same(evaluate_sharded(spmd, arrays), evaluate(ir.to_proto(model), arrays))
 
-    def test_rows_that_a_plan_names_need_one_for_each_rank(self):
-        x = argument("x", ("N", 4))
-        with signal("l1"):
-            y = x * 2.0
-        applied = apply(
-            y, {"mesh": {"data": 2}, "inputs": {"x": 0}, "l1": {"shard": {"axis": 0, "replicated": False}}}
-        )
-        assert applied.shard(dims={"N": 7}).given["x"] == (Shard(0),)
-        with pytest.raises(ConfigError, match="dimension 0 is 1, too short for a part on each of 2 ranks"):
-            applied.shard(dims={"N": 1})
+    def test_so_are_rows_that_a_plan_names_and_a_known_size_is_refused(self):
+        x, w = argument("x", ("N", 4)), argument("w", (7, 4))
+        plan = {"mesh": {"data": 2}, "inputs": {"x": 0}}
+        for rows, placed in ((8, Shard(0)), (7, Replicate()), (1, Replicate())):
+            assert apply(x * 2.0, plan).shard(dims={"N": rows}).given["x"] == (placed,)
+        with pytest.raises(
+            ConfigError, match="dimension 0 is 7, which 2 ranks do not divide; pad it, or leave"
+        ):
+            apply(x @ w.T, {"mesh": {"data": 2}, "inputs": {"w": 0}}).shard(dims={"N": 8})
 
-    # 7 rows are micro-batches of 4 and 3, both split; 3 rows are 2 and 1, which is whole.
+    # 7 rows are micro-batches of 4 and 3, which is whole; 3 rows are 2 and 1.
     @pytest.mark.parametrize("rows", [3, 6, 7])
     def test_a_pipeline_takes_any_rows(self, rows):
         net = mlp(2)

@@ -23,7 +23,7 @@ from dask_ferro.graph.sharding.spmd import Spmd, lower
 from dask_ferro.graph.sharding.strategies import Strategy, strategies
 from tests.each import every
 
-from .shard_cases import CASES, Case, Weight, ints
+from .shard_cases import CASES, Case, Weight
 from .shard_run import assert_same, evaluate, joined
 
 
@@ -103,8 +103,7 @@ def feeds_of(spmd: Spmd, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
 @every("case", CASES, ids=str)
 def test_each_strategy_of_a_row_gives_the_same_numbers(case):
     built = Built(case)
-    # 3 ranks divide no size of most cases.
-    for ranks in (2, 3, 4):
+    for ranks in (2, 4):
         for strategy in strategies(built.site, ranks):
             spmd = lower(built.plan(strategy, ranks))
             parts = evaluate(ir.to_proto(spmd.model), feeds_of(spmd, built.feeds))
@@ -148,27 +147,15 @@ def listed(op: str, *shapes: Any, opset: int = 24, **attributes: Any) -> list[st
             ["R, R -> R", "S(0), R -> S(0)", "S(1), S(0) -> S(1)", "P, P -> P", "P(mean), P(mean) -> P(mean)"],
             id="a bias is not added to one of the terms"),
         pytest.param(listed("Relu", (4, 8)), ["R -> R", "S(0) -> S(0)", "S(1) -> S(1)"], id="relu takes no terms"),
-        pytest.param(listed("Relu", (5, 7)), ["R -> R", "S(0) -> S(0)", "S(1) -> S(1)"], id="odd sizes are split"),
-        pytest.param(listed("Relu", (1, 7)), ["R -> R", "S(1) -> S(1)"], id="one element is not split"),
-        pytest.param(listed("Reshape", (5, 4), ints(20))[:2], ["R, R -> R", "P, R -> P"],
-            id="nor odd sizes that become others"),
-        pytest.param(listed("ReduceMean", (5, 8), opset=13, axes=[0], keepdims=0)[:3],
-            ["R -> R", "S(1) -> S(0)", "P -> P"], id="nor those that a mean is taken over"),
+        pytest.param(listed("Relu", (5, 8)), ["R -> R", "S(1) -> S(1)"], id="odd sizes are not split"),
+        pytest.param(listed("Relu", (0, 8)), ["R -> R", "S(1) -> S(1)"], id="nor nothing"),
         pytest.param(listed("Attention", (4, 5, 9), (4, 5, 9), (4, 5, 9), q_num_heads=3, kv_num_heads=3),
             ["R, R, R -> R", "S(0), S(0), S(0) -> S(0)"], id="nor heads"),
         pytest.param(listed("Softmax", (4, 8)), ["R -> R", "S(0) -> S(0)"], id="softmax keeps its axis whole"),
-        pytest.param(listed("Gather", (8, 4), np.array([1]))[:3],
-            ["R, R -> R", "S(1), R -> S(1)", "S(0), R -> P"],
-            id="rows that are picked from a part of a table are terms"),
-        pytest.param(listed("Gather", np.zeros((8, 4), bool), np.array([1]))[:3],
-            ["R, R -> R", "S(1), R -> S(1)", "P, R -> P"],
-            id="but not those of truth values, which do not add up"),
-        pytest.param(listed("ScatterND", (8, 4), np.array([[1]]), (1, 4), reduction="add")[:3],
-            ["R, R, R -> R", "S(1), R, S(1) -> S(1)", "S(0), R, R -> S(0)"],
-            id="rows are added to a part of a table"),
+        pytest.param(listed("Gather", (8, 4), np.array([1]))[:3], ["R, R -> R", "S(1), R -> S(1)", "P, R -> P"],
+            id="a dimension that indices pick along is whole"),
         pytest.param(listed("ScatterND", (8, 4), np.array([[1]]), (1, 4))[:3],
-            ["R, R, R -> R", "S(1), R, S(1) -> S(1)", "P, R, P -> P"],
-            id="but not written over them, since a rank has none to write elsewhere"),
+            ["R, R, R -> R", "S(1), R, S(1) -> S(1)", "P, R, P -> P"], id="or are written along"),
         pytest.param(listed("ReduceMean", (4, 8), opset=13, axes=[0], keepdims=0)[:3],
             ["R -> R", "S(0) -> P(mean)", "S(1) -> S(0)"], id="a mean over shards is a mean of means"),
     ],

@@ -89,19 +89,18 @@ def test_two_axes_split_a_dimension_as_one_axis_of_all_their_ranks(size):
 
 
 @settings(deadline=None)
-@given(st.integers(1, 40), st.lists(st.integers(1, 4), min_size=1, max_size=3))
-def test_parts_are_those_of_array_split_of_the_parts_of_the_axes_before(size, sizes):
+@given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_parts_are_those_of_split_of_the_parts_of_the_axes_before(each, sizes):
     mesh = Mesh({f"a{i}": n for i, n in enumerate(sizes)})
+    size = each * mesh.ranks
     parts = [np.arange(size)]
     for n in sizes:
-        parts = [half for whole in parts for half in np.array_split(whole, n)]
+        parts = [half for whole in parts for half in np.split(whole, n)]
     for rank, wanted in enumerate(parts):
         layout = (S(0),) * len(sizes)
         (cut,) = part((size,), layout, mesh, rank)
         np.testing.assert_array_equal(np.arange(size)[cut], wanted)
-        assert local_shape((size,), layout, mesh, rank) == wanted.shape
-    if size >= mesh.ranks:
-        assert all(map(len, parts))
+        assert local_shape((size,), layout, mesh) == wanted.shape == (each,)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +125,7 @@ def test_any_layout_becomes_any_other(data):
     mesh = data.draw(st.sampled_from(MESHES))
     source = data.draw(layouts(mesh, 3, partial=True))
     target = data.draw(layouts(mesh, 3))
-    shape = tuple(data.draw(st.lists(st.integers(8, 11), min_size=3, max_size=3)))
+    shape = (24, 48, 24)
     model = Net({"x": shape})
     model.end(y=model.op("Identity", "x"))
     x = np.random.default_rng(0).standard_normal(shape)

@@ -264,8 +264,8 @@ MIXING = ["Add", "Sub", "Mul", "MatMul", "Max"]
 
 @st.composite
 def nets(draw: st.DrawFn) -> Net:
-    """Graphs of up to 8 ops on square matrices, which ranks may divide or not."""
-    n = draw(st.sampled_from([8, 9, 11]))
+    """Graphs of up to 8 ops on square matrices, which become shapes that ranks do not divide."""
+    n = 24
     net = Net({"x0": (n, n), "x1": (n, n)}, {"w0": (n, n), "w1": (n, n), "row": (1, n)})
     known = ["x0", "x1", "w0", "w1"]
     for _ in range(draw(st.integers(1, 8))):
@@ -280,7 +280,7 @@ def nets(draw: st.DrawFn) -> Net:
         elif kind == "Bias":
             made = net.op("Add", a, "row")
         elif kind == "Reshape":
-            shape = draw(st.sampled_from([[n * n], [n, n, 1], [4, 2, 8] if n == 8 else [1, n, n]]))
+            shape = draw(st.sampled_from([[n * n], [n, n, 1], [4, 6, 24], [9, 64]]))
             made = net.op("Reshape", net.op("Relu", net.op("Reshape", a, shape)), [n, n])
         else:
             op = "ReduceSum" if kind == "Sum" else "ReduceMean"
@@ -332,7 +332,7 @@ def test_a_weight_that_ranks_share_is_there_once_and_shards_are_views_until_they
         pytest.param({"x": P, "up0": P}, "'up0' as P: only inputs and outputs", id="a weight in terms"),
         pytest.param({"x": Partial("product")}, "no reduction 'product'", id="an unknown reduction"),
         pytest.param(
-            {"x": S(0)}, "is 2, too short for a part on each of 3 ranks", id="shards that are empty"
+            {"x": S(0)}, "is 2, which 3 ranks do not divide; pad it", id="shards that are not equal"
         ),
     ],
 )
@@ -354,12 +354,14 @@ def test_all_wrong_placements_are_told_at_once():
     [
         pytest.param((P, Partial("max")), "terms of max and sum do not mix", id="terms of two reductions"),
         pytest.param(
-            (S(0), S(-2)), "its dimension 0 is 3, too short for a part on each of 4", id="empty parts"
+            (S(0), S(-2)),
+            "its dimension 0 is 6, which 4 ranks do not divide",
+            id="axes that do not divide together",
         ),
     ],
 )
 def test_placements_on_two_axes_that_do_not_mix_are_refused(placed, said):
-    net = mlp(rows=3)
+    net = mlp(rows=6)
     with pytest.raises(ConfigError, match=said):
         propagate(net.model, infer(net.model), Mesh({"a": 2, "b": 2}), {"x": placed})
 

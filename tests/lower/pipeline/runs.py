@@ -103,3 +103,9 @@ def equal(step, wanted):
     for parts, found in ((step.params, params), (step.state, state)):
         for [got], value in zip(leaves(parts), found, strict=True):
             np.testing.assert_array_equal(got, value)
+
+
+def workers_of(client):
+    """The addresses of a cluster's workers, in the order of their names."""
+    known = client.scheduler_info(n_workers=-1)["workers"]
+    return sorted(known, key=lambda address: known[address]["name"])

@@ -28,7 +28,7 @@ from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
 from tests.each import every
 from tests.graph.pipeline.nets import mlp
-from tests.lower.pipeline.runs import M, alike, flat
+from tests.lower.pipeline.runs import M, alike, flat, workers_of
 from tests.waiting import WHOLE_S, until
 
 LAYERS, STAGES = 4, [["layer0", "layer1"], ["layer2", "layer3"]]
@@ -237,7 +237,7 @@ def test_parameters_and_state_stay_on_their_ranks(four, monkeypatch, in_graph):
     first, *_, wanted = steps(step, batches, scheduler="sync")
     monkeypatch.setattr("dask_ferro.lower.ranks.spmd_inputs.IN_GRAPH_BYTES", in_graph)
     alike(four.compute(step(batches[0])).result(timeout=WHOLE_S), first)
-    homes, now = sorted(four.nthreads()), {}
+    homes, now = workers_of(four), {}
     for batch in batches:
         found = step(batch, **now).submit()
         now = {"params": found.params, "state": found.state}

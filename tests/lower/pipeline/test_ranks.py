@@ -58,13 +58,13 @@ def in_stages(plan, stages):
 
 
 def without_stages(net, plan, batch, m=M):
-    """Loss and gradients of the sharded graph: the mean over micro-batches on each rank, then joined or reduced."""
+    """Loss and gradients of the sharded graph: the mean over micro-batches on each rank, then joined."""
     leaves = pytree.leaves(net.params)
     gradients = {f"g{i}": g for i, g in enumerate(grad(net.loss, leaves))}
     model, bound = build({"loss": net.loss, **gradients}, leaves)
     rows = len(batch["x"]) // m
     follow = dict(zip(gradients, bound, strict=True))
-    ranks = Ranks(apply(model, plan).spmd(follow=follow, dims={"N": rows}, terms=["loss", *gradients]))
+    ranks = Ranks(apply(model, plan).spmd(follow=follow, dims={"N": rows}))
     total = {}
     for i in range(m):
         own = {name: array[i * rows : (i + 1) * rows] for name, array in batch.items()}

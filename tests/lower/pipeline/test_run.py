@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster, futures_of, wait
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.optim import SGD, Adam
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.tensor import argument
 from dask_ferro.lower.inputs.shipping import Sent
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.ranks import rank_assignment, spmd_inputs
@@ -240,14 +240,6 @@ def test_text_is_an_input(dtype):
     step = pipeline(model, stages=1, micro_batches=2, schedule="gpipe")
     given = {"x": np.array(list("abcd"), dtype), "z": np.array(list("abxd"), dtype)}
     assert step(given).compute(scheduler="sync").tolist() == [True, True, False, True]
-
-
-def test_parameters_may_be_delayed():
-    x, w = argument("x", ("N", 3), "float64"), asarray(np.eye(3), name="w")
-    step = pipeline(nn.relu(x @ w).sum(), [w], stages=1, micro_batches=2, schedule="gpipe")
-    batch = np.arange(12.0).reshape(4, 3)
-    wanted = step(batch, params=[2 * np.eye(3)]).compute(scheduler="sync")
-    alike(step(batch, params=[dask.delayed(np.eye)(3) * 2]).compute(scheduler="sync"), wanted)
 
 
 def test_a_state_that_was_saved_as_text_goes_on():

@@ -13,7 +13,7 @@ from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.ranks.call_outputs import CallOutputs
-from dask_ferro.lower.ranks.sharded import gather, picked
+from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 
 FOLLOW = {"next w": "w", "next b": "b"}
@@ -90,11 +90,7 @@ def test_the_outputs_of_a_call_are_persisted_together_and_read_one_by_one(client
     out = ranks({"x": np.ones((4, 3), "f4"), **built.bound})
     held = client.persist(CallOutputs(out)).arrays
     for name, wanted in gather(out, scheduler="sync").items():
-        # Of a tuple of several parameters, one is fetched by a task that picks it.
-        reads = [held[name].read]
-        assert len(picked([held[name]], reads)[0]) == (name != "loss")
         np.testing.assert_array_equal(gather({name: held[name]})[name], wanted)
-    assert not picked(list(held.values()), [value.read for value in held.values()])[0]
 
 
 @pytest.mark.cluster

@@ -28,7 +28,6 @@ ONCE = BucketReaders(1)
             "AllReduce", 2, 8 * MIB, ONCE._replace(is_last=True), "folded", id="the last sum is not"
         ),
         pytest.param("AllReduce", 4, 2 * MIB, ONCE, "direct", id="three terms of 2 MiB are large"),
-        pytest.param("AllReduce", 9, KIB, ONCE, "given", id="a tree has its own tasks"),
         pytest.param("AllReduce", 4, 64 * MIB, ONCE, "given", id="an exchange has its own tasks"),
         pytest.param("AllReduce", 2, KIB, ONCE._replace(in_action=True), "given", id="a pipeline's action"),
         pytest.param("AllReduce", 2, KIB, ONCE._replace(in_segments=False), "given", id="a bucket's result"),

@@ -99,16 +99,8 @@ class TestFormsOfAnExchange:
             np.testing.assert_array_equal(mine, wanted)
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean", "max", "min"])
-def test_a_tree_of_20_terms_is_what_a_star_gives(reduction):
-    terms = [RNG.standard_normal(11) for _ in range(20)]
-    star = exchanged("AllReduce", "star", terms, reduction=reduction)[0]
-    for got in exchanged("AllReduce", "tree", terms, reduction=reduction):
-        np.testing.assert_allclose(got, star, rtol=1e-13)
-
-
 @every("dtype", ["float16", "bfloat16"])
-@every("chosen", ["star", "tree", "exchange"])
+@every("chosen", ["star", "exchange"])
 @every("reduction", ["sum", "mean"])
 def test_terms_in_half_precision_are_rounded_once(chosen, dtype, reduction):
     # In either, 1 is lost beside 4096: terms added one by one would give 4096.
@@ -126,7 +118,7 @@ def test_terms_in_half_precision_are_rounded_once(chosen, dtype, reduction):
         pytest.param("AllReduce", 2, 1000, "star", id="two ranks move no less in an exchange"),
         pytest.param("AllReduce", 4, 1, "star", id="a small sum takes one hop"),
         pytest.param("AllReduce", 4, 64, "exchange", id="a large sum is shared out"),
-        pytest.param("AllReduce", 16, 0.1, "tree", id="many small terms are summed by groups"),
+        pytest.param("AllReduce", 16, 0.1, "star", id="so do many small ones"),
         pytest.param("AllGather", 16, 64, "star", id="what is gathered is read as it is"),
         pytest.param("ReduceScatter", 2, 64, "exchange", id="a large sum that is scattered is shared out"),
     ],
@@ -201,14 +193,7 @@ def unsharded(step):
     return step.losses(lambda inputs: from_onnx(ir.to_proto(step.model))(inputs).compute(scheduler="sync"), 5)
 
 
-MESHES = [
-    *({"data": 1}, {"data": 2}, {"tensor": 4}, {"data": 2, "tensor": 2}, {"data": 2, "fsdp": 2}),
-    *(
-        {"data": 3},
-        {"tensor": 3},
-        {"data": 2, "fsdp": 3},
-    ),  # which do not divide 8 rows, 32 columns and 16 rows
-]
+MESHES = [{"data": 1}, {"data": 2}, {"tensor": 4}, {"data": 2, "tensor": 2}, {"data": 2, "fsdp": 2}]
 
 
 @every("axes", MESHES, ids=str)
@@ -316,14 +301,12 @@ class TestDaskArrays:
     @pytest.mark.parametrize(
         ("placed", "mesh", "chunks"),
         [
-            ({"a": S(0)}, {"a": 3}, ((3, 3, 2), (6,))),
-            ({"a": S(1)}, {"a": 4}, ((8,), (2, 2, 1, 1))),
+            ({"a": S(1)}, {"a": 3}, ((8,), (2, 2, 2))),
             ({"a": S(0), "b": S(0)}, {"a": 2, "b": 2}, ((2, 2, 2, 2), (6,))),
-            ({"a": S(0), "b": S(0)}, {"a": 2, "b": 3}, ((2, 1, 1, 2, 1, 1), (6,))),
-            ({"a": S(0), "b": S(1), "c": S(0)}, {"a": 3, "b": 2, "c": 2}, ((2, 1, 2, 1, 1, 1), (3, 3))),
+            ({"a": S(0), "b": S(1), "c": S(0)}, {"a": 2, "b": 2, "c": 2}, ((2, 2, 2, 2), (3, 3))),
         ],
     )
-    def test_parts_of_any_length_are_chunks(self, placed, mesh, chunks):
+    def test_parts_are_chunks(self, placed, mesh, chunks):
         whole = np.arange(48.0).reshape(8, 6)
         ranks = self.split(placed, **mesh)
         for before, is_cut in ((chunks, False), ((8, 6), True)):

@@ -16,8 +16,7 @@ def _numbered(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
 
 def _one_value(o: TypedNode) -> Rule:
     """One value everywhere."""
-    rank = len(o.out_shape())
-    return Rule(((None,),), ((None,) * rank,), shape=0, repeats=tuple(range(rank)))
+    return Rule(((None,),), ((None,) * len(o.out_shape()),), shape=0)
 
 
 TABLE: Mapping[str, OpFacts] = {

@@ -14,13 +14,11 @@ from dask_ferro.graph.ops.facts import (
     per_input,
 )
 from dask_ferro.graph.ops.families.reductions import sorting
-from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Pick, Rule, TypedNode, names, without
+from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, names, without
 from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
 
 # Boxes that a suppression keeps in a class when nothing bounds them, and the FLOPs to intersect two.
 KEPT_BOXES, INTERSECTION = 100, 16.0
-# The operator set of the first Where.
-_WHERE_SINCE = 9
 
 
 def _suppression(o: Operands) -> float:
@@ -36,18 +34,12 @@ def _scatter_flops(o: Operands) -> float:
 # Labels.
 
 
-def _numbers(o: TypedNode, pick: Pick) -> Pick | None:
-    """Return the pick if what ranks pick can be added, and the operator set can mask it; else None."""
-    return pick if o.has_numbers() and o.opset >= _WHERE_SINCE else None
-
-
 def _gathered(o: TypedNode) -> Rule:
     """The dimensions of the data that are not picked from, and those of the indices."""
     axis, dims = o.axis(0), names(o.rank())
     picks: Dims = tuple(f"i{k}" for k in range(o.rank(1)))
     out = (*dims[:axis], *picks, *dims[axis + 1 :])
-    pick = _numbers(o, Pick(axis, behind=o.rank() - axis - 1))
-    return Rule((without(dims, (axis,)), picks), (out,), linear=((0,),), commutes=REDUCTIONS, pick=pick)
+    return Rule((without(dims, (axis,)), picks), (out,), linear=((0,),), commutes=REDUCTIONS)
 
 
 def _gathered_elements(o: TypedNode) -> Rule:
@@ -55,8 +47,7 @@ def _gathered_elements(o: TypedNode) -> Rule:
     # No engine takes indices of another rank, and `strict` would fail in place of one.
     partly = [i for i, (a, b) in enumerate(zip(o.shape(0), o.shape(1), strict=False)) if a != b]
     dims = without(names(o.rank()), (o.axis(0), *partly))
-    pick = _numbers(o, Pick(o.axis(0)))
-    return Rule((dims, dims), (dims,), linear=((0,),), commutes=REDUCTIONS, pick=pick)
+    return Rule((dims, dims), (dims,), linear=((0,),), commutes=REDUCTIONS)
 
 
 def _gathered_by_tuples(o: TypedNode) -> Rule:
@@ -66,12 +57,7 @@ def _gathered_by_tuples(o: TypedNode) -> Rule:
     width = o.shape(1)[-1]
     rest = dims[shared + width :]
     data = (*dims[:shared], *(None,) * width, *rest)
-    pick = _numbers(o, Pick(shared, behind=len(rest), in_tuples=True)) if width == 1 else None
-    return Rule((data, (*dims[:shared], *picks, None)), ((*dims[:shared], *picks, *rest),), pick=pick)
-
-
-def _adds(o: TypedNode) -> bool:
-    return str(o.attribute("reduction", "none")) == "add"
+    return Rule((data, (*dims[:shared], *picks, None)), ((*dims[:shared], *picks, *rest),))
 
 
 def _written(o: TypedNode) -> tuple[tuple[int, ...], ...]:
@@ -81,8 +67,7 @@ def _written(o: TypedNode) -> tuple[tuple[int, ...], ...]:
 
 def _scattered_elements(o: TypedNode) -> Rule:
     dims = _gathered_elements(o).inputs[0]
-    pick = _numbers(o, Pick(o.axis(0), updates=2)) if _adds(o) else None
-    return Rule((dims, dims, dims), (dims,), linear=_written(o), pick=pick)
+    return Rule((dims, dims, dims), (dims,), linear=_written(o))
 
 
 def _scattered_slices(o: TypedNode) -> Rule:
@@ -90,8 +75,7 @@ def _scattered_slices(o: TypedNode) -> Rule:
     picked = o.shape(1)[-1]
     dims = without(names(o.rank()), range(picked))
     updates = (*(None,) * (o.rank(1) - 1), *dims[picked:])
-    pick = Pick(0, behind=o.rank() - 1, in_tuples=True, updates=2) if picked == 1 and _adds(o) else None
-    return Rule((dims, (), updates), (dims,), linear=_written(o), pick=pick and _numbers(o, pick))
+    return Rule((dims, (), updates), (dims,), linear=_written(o))
 
 
 def _cached(o: TypedNode) -> Rule:

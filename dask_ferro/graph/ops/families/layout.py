@@ -81,8 +81,7 @@ def _expanded(o: TypedNode) -> Rule:
     out = o.out_shape()
     made = aligned(o.shape(0), out)
     kept = (None,) * (len(out) - len(made)) + made
-    repeats = tuple(dim for dim, label in enumerate(kept) if label is None)
-    return Rule((made,), (kept,), linear=((0,),), commutes=REDUCTIONS, shape=1, repeats=repeats)
+    return Rule((made,), (kept,), linear=((0,),), commutes=REDUCTIONS, shape=1)
 
 
 def _blocks(o: TypedNode) -> Rule:

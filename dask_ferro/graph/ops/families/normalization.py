@@ -58,8 +58,8 @@ def _group_normalized(o: TypedNode) -> Rule:
 
 # LayerNormalization's body flattens, so of several dimensions before the axis it would let one be split at most.
 TABLE: Mapping[str, OpFacts] = {
-    "Softmax": OpFacts(per_output(SOFTMAX), labels=_softmax, in_parts=True),
-    "LogSoftmax": OpFacts(per_output(SOFTMAX + 1), labels=_softmax, in_parts=True),
+    "Softmax": OpFacts(per_output(SOFTMAX), labels=_softmax),
+    "LogSoftmax": OpFacts(per_output(SOFTMAX + 1), labels=_softmax),
     "Hardmax": OpFacts(per_output(2), labels=_softmax),
     "LpNormalization": OpFacts(per_output(3), labels=beside_axis(-1)),
     "LayerNormalization": OpFacts(per_output(8), labels=_layer_normalized),

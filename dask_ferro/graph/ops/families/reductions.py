@@ -105,7 +105,7 @@ TABLE: Mapping[str, OpFacts] = {
     **rows_of("ArgMax ArgMin", OpFacts(per_input(1), labels=_arg)),
     **rows_of("CumSum CumProd", OpFacts(per_input(1), labels=_cumulative, row_states=_running)),
     "TopK": OpFacts(sorting, labels=beside_axis(-1)),
-    "SoftmaxCrossEntropyLoss": OpFacts(per_input(SOFTMAX + EXP), labels=_loss, in_parts=True),
-    "NegativeLogLikelihoodLoss": OpFacts(per_input(2), labels=_loss, in_parts=True),
+    "SoftmaxCrossEntropyLoss": OpFacts(per_input(SOFTMAX + EXP), labels=_loss),
+    "NegativeLogLikelihoodLoss": OpFacts(per_input(2), labels=_loss),
     "TfIdfVectorizer": OpFacts(per_input(1)),
 }

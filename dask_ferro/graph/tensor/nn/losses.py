@@ -113,16 +113,9 @@ def _picked(found: Tensor, labelled: Tensor, at: int, smoothing: float) -> tuple
     safe = xp.where(valid, labelled, 0)
     picked = xp.squeeze(xp.take_along_axis(found, xp.expand_dims(safe, axis=at), axis=at), at)
     if smoothing:
-        picked = picked * (1 - smoothing) + _mean_of_classes(found, at, smoothing)
+        mean = xp.mean(widened(found), axis=at)
+        picked = picked * (1 - smoothing) + cast(mean * smoothing, found.type.dtype)
     return picked, valid
-
-
-def _mean_of_classes(found: Tensor, at: int, factor: float) -> Tensor:
-    """Return the mean over the classes times a factor, as a sum: ranks that split the classes have terms of it."""
-    classes = found.shape[at]
-    if not isinstance(classes, int) or not classes:
-        return xp.mean(found, axis=at) * factor
-    return cast(xp.sum(widened(found), axis=at) * (factor / classes), found.type.dtype)
 
 
 def _check_labels(labels: Tensor, classes: Dim, ignore_index: int | None) -> None:
