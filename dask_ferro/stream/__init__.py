@@ -28,8 +28,8 @@ from dask_ferro.lower.model.bound import checked_batch
 from dask_ferro.lower.model.collection import ModelGraph, defaults_of, from_onnx, opened_of, run_here
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.ends import Ends, Reading, check_places, ends_of, journal_folder
+from dask_ferro.stream.formats.csv import CsvOptions
 from dask_ferro.stream.formats.images import Preprocess
-from dask_ferro.stream.formats.tables import CsvOptions
 from dask_ferro.stream.journal import Header, Journal, Start, held
 from dask_ferro.stream.pools import AnyPool, beside, pool_for
 from dask_ferro.stream.progress import bar
@@ -37,10 +37,8 @@ from dask_ferro.stream.window import ChunkFailed, drive
 from dask_ferro.stream.work import (
     StreamJob,
     Work,
-    check_outputs,
     check_sources,
     default_batch,
-    digests,
     notes_in,
     standins,
 )
@@ -104,8 +102,6 @@ def run(
     batch: int | None = None,
     client: Any = None,
     progress: bool | None = None,
-    input: str | None = None,
-    output: str | None = None,
     batched: Collection[str] | None = None,
     overwrite: bool = False,
     keep: str | Sequence[str] | None = None,
@@ -133,20 +129,20 @@ def run(
     Parameters
     ----------
     model : path, bytes, onnx.ModelProto or ModelGraph
-        A model whose outputs have a row for each row of its inputs, independent of the other rows.  A model that
-        certainly combines rows is refused; for one that may combine them a warning is given.
-    source : path, array, frame, or mapping of model inputs to paths and arrays
-        An array: of numpy or Dask, a ``.npy`` file, a zarr array (``x.zarr``, ``g.zarr/array``), or columns of numbers
-        of a parquet file, a folder of them or a pattern (``t.parquet``, ``t.parquet/column``, ``in/*.parquet``).  In a
-        zarr group, the array with the name of the input is read; in a parquet table, the column with that name, else
-        all columns side by side.  Or a table, see `keep`: a frame (of pandas, polars, pyarrow or dask.dataframe), CSV
-        with a header (``t.csv``, ``t.csv.gz``), or parquet with columns of several types; folders ``key=value`` are
-        columns.  Or images, see `preprocess`.
+        A model whose outputs have a row for each row of its inputs, independent of the other rows; of several,
+        ``ff.from_onnx(path, outputs=...)`` chooses.  A model that certainly combines rows is refused; for one that may
+        combine them a warning is given.
+    source : path, array, frame, or mapping of model inputs to arrays
+        An array: of numpy or Dask, a ``.npy`` file, or a zarr array (``x.zarr``, ``g.zarr/array``); in a zarr group,
+        the array with the name of the input.  Or a table, whose columns go to the inputs as those of
+        ``model.predict(table)``: a frame (of pandas, polars, pyarrow or dask.dataframe), CSV with a header (``t.csv``,
+        ``t.csv.gz``), or a parquet file, a folder of them or a pattern (``in/*.parquet``), in which folders
+        ``key=value`` are columns, and a column of lists of one length is a matrix.  Or images, see `preprocess`.
     sink : path, or mapping of model outputs to paths
-        Ends in ``.npy``, ``.zarr``, ``.parquet`` (a folder of one file a chunk) or ``.csv`` (one file); without a
-        suffix it is a folder with a ``.npy`` file for each output.  Of a table or of images, ``.parquet`` and ``.csv``
-        are one table of all outputs.  An address is that of an object store (``s3://``, ``gs://``, ``az://``,
-        ``abfs://``, ``memory://``).
+        An array, ``.npy`` or ``.zarr``, has one output; without a suffix it is a folder with a ``.npy`` file for each.
+        A table, ``.parquet`` (a folder of one file a chunk) or ``.csv`` (one file), has all of them as columns, after
+        those of `keep`: ``name``, or ``name_0``, ``name_1`` and so on where rows have several numbers.  An address is
+        that of an object store (``s3://``, ``gs://``, ``az://``, ``abfs://``, ``memory://``).
     batch : int, optional
         Rows of a chunk.  By default, values take at most 32 MiB and a chunk is at least some 50 ms of work; a resumed
         run keeps its number.
@@ -155,8 +151,6 @@ def run(
         this returns: the run has its own thread and client to the same scheduler, and stops when it is cancelled.
     progress : bool, optional
         Whether to show a bar on standard error; by default, if that is a terminal.
-    input, output : str, optional
-        The model's input for `source`; the only output to write.
     batched : str or collection of str, optional
         The inputs whose rows are streamed, where their axes 0 have different names or none, so that the model does
         not tell; the other inputs are passed whole to each chunk.
@@ -165,11 +159,10 @@ def run(
         Nothing else is replaced.
     keep : str or sequence of str, optional
         Columns of a table, of any type, which are written before the results.  A column of a CSV file is kept as text
-        where a number would not keep it, such as ``0000001``.  Given, also as an empty list, `source` is read as a
-        table: its columns go to the model as those of ``model.predict(table)``.
+        where a number would not keep it, such as ``0000001``.
     columns : sequence of str, optional
-        Columns of a table for a model with one input of (rows, columns), in this order.  By default those that the
-        model names, else all that are not kept.
+        Columns of a table for a model with one input of (rows, columns), in this order, or one column of lists.  By
+        default those that the model names, else all that are not kept.
     preprocess : "imagenet" or callable, optional
         For a source of images (``images/*.jpg``, or a folder of them): a function in the worker that takes an image of
         Pillow and returns an array for the model's input, without its rows; "imagenet" resizes, crops and normalizes as
@@ -212,7 +205,7 @@ def run(
     csv = csv if null_values is None else csv._replace(null_values=tuple(null_values))
     keep = (keep,) if isinstance(keep, str) else keep
     kept = None if keep is None else tuple(dict.fromkeys(keep))
-    reading = Reading(input, output, kept, columns, preprocess, unreadable, csv)
+    reading = Reading(kept, columns, preprocess, unreadable, csv)
     started = partial(_run, model, source, sink, reading, batch, progress, batched, overwrite)
     client = client if client is not None else current_client()
     return beside(started, client) if client is not None and client.asynchronous else started(client)
@@ -238,7 +231,6 @@ def _run(
     opened = with_batched(opened, shapes, batched if batched is not None else defaults.batched, is_cut=True)
     check_places(ends.paths, ends.places.values(), journal.folder)
     rows = check_sources(opened.signature, ends.sources, title)
-    check_outputs(opened, ends.sources, ends.outputs, title)
     with held([place.path for place in ends.places.values()]) as holds, pool_for(client) as pool:
         before = None if overwrite else journal.header()
         if batch is None:
@@ -247,13 +239,12 @@ def _run(
         work = Work(opened, ends, Chunks(rows, min(batch, max(1, rows))))
         if rows > work.chunks.batch:
             shapes = standins(opened.signature, ends.sources, rows)
-            check_rows(opened, shapes, partial(run_here, opened), ends.outputs)
+            check_rows(opened, shapes, partial(run_here, opened))
         start = _begin(work, before, journal, pool)
         run = start.header.run
         job = StreamJob(work.call, work.chunks, start.sinks, journal.parts(run), run, work.named)
-        _check_read(start, job, work, pool)
-        if len(start.done) < job.chunks.count:
-            pool.begin(opened, job, work.feeds(), ends.paths)
+        if job.named or len(start.done) < job.chunks.count:
+            pool.begin(opened, job, work.feeds(), [*ends.paths, *journal.seen(start)])
         computed, seconds = _fly(job, pool, start, ends, journal, progress)
         header = start.header
         if not header.is_finished:
@@ -265,10 +256,11 @@ def _run(
 def _begin(work: Work, before: Header | None, journal: Journal, pool: AnyPool) -> Start:
     header = work.header(journal.folder)
     if before is None:
-        layouts = work.known_layouts() or work.layouts(pool.first_row(work.opened, work.call, work.feeds()))
+        rows = work.known_rows()
+        layouts = work.layouts(pool.first_row(work.opened, work.call, work.feeds()) if rows is None else rows)
     else:
         journal.check_same(before, header)
-        layouts = work.layouts([before.outputs[n][2:4] for n in work.ends.places])
+        layouts = work.layouts({name: output[2:4] for name, output in before.outputs.items()})
     with _writable(work.ends):
         return journal.anew(header, layouts) if before is None else journal.again(before, layouts)
 
@@ -286,49 +278,26 @@ def _writable(ends: Ends) -> Iterator[None]:
         ) from error
 
 
-def _check_read(start: Start, job: StreamJob, work: Work, pool: AnyPool) -> None:
-    """Raise `ConfigError` where a done chunk is of other rows than an array or a frame of the same name has now."""
-    if not (job.named and start.done):
-        return
-    noted = start.header.read if start.header.is_finished else notes_in(job.parts)[1]
-    feeds = [work.feeds()[index] for index in job.named]
-    reading = dict[int, Any]()
-
-    def submit(number: int, attempt: int) -> Any:
-        reading[number] = pool.send(digests, [feed.at(number) for feed in feeds])
-        return reading[number]
-
-    try:
-        for number in drive(sorted(start.done), pool, submit):
-            if list(reading.pop(number).result()) != noted.get(str(number)):
-                first, stop = job.chunks.span(number)
-                raise ConfigError(
-                    f"the source changed: rows {first} to {stop - 1} are done, and were computed from other rows than a"
-                    " dask collection of the same name has now. Call ff.run with the earlier one to resume, or pass"
-                    " overwrite=True to start a new run"
-                )
-    except ChunkFailed as failed:
-        raise ConfigError(
-            f"the source of chunk {failed.number}, which is done, cannot be read again to check that it is unchanged:"
-            f" {type(failed.error).__name__}: {failed.error}; repair it, or pass overwrite=True to start a new run"
-        ) from failed.error
-
-
 def _fly(
     job: StreamJob, pool: AnyPool, start: Start, ends: Ends, journal: Journal, progress: bool | None
 ) -> tuple[int, float]:
-    """Compute the chunks that are not done; return how many there were, and the seconds.
+    """Compute the chunks that are not done, and read the others again whose source has but a name.
+
+    Return how many were computed, and the seconds.
 
     Errors tell the failed rows, the number of done chunks, and how to resume.
     """
     chunks = job.chunks
     left = [number for number in range(chunks.count) if number not in start.done]
     rows = sum(map(chunks.length, left))
+    again = sorted(start.done) if job.named else []
+    noted = start.header.read if start.header.is_finished or not again else notes_in(job.parts)[1]
     begin = time.perf_counter()
     try:
         with bar(chunks.rows, chunks.rows - rows, progress) as advance:
-            for number in drive(left, pool):
-                advance(chunks.length(number))
+            known = [(number, noted.get(str(number), [])) for number in again]
+            for number in drive([*known, *((number, None) for number in left)], pool):
+                advance(0 if number in start.done else chunks.length(number))
     except ChunkFailed as failed:
         first, stop_row = job.chunks.span(failed.number)
         others = f" ({failed.others} other chunks failed too)" if failed.others else ""
@@ -341,17 +310,17 @@ def _fly(
         remedy = (
             _CORRECT if isinstance(failed.error, _LASTING) else "call ff.run as before to compute the others"
         )
-        raise kind(f"{what} {_kept(job)}; {remedy}") from failed.error
+        raise kind(f"{what} {_kept(job, start)}; {remedy}") from failed.error
     except BaseException as stop:
         # An interrupt, or the end of the cluster: done chunks stay done.
         remedy = _CORRECT if isinstance(stop, _LASTING) else "call ff.run as before to resume"
-        stop.add_note(f"{_kept(job)}; {remedy}")
+        stop.add_note(f"{_kept(job, start)}; {remedy}")
         raise
     return len(left), time.perf_counter() - begin
 
 
-def _kept(job: StreamJob) -> str:
-    done = frozenset.intersection(*(sink.done() for sink in job.sinks))
+def _kept(job: StreamJob, start: Start) -> str:
+    done = start.done if start.header.is_finished else frozenset.intersection(*(s.done() for s in job.sinks))
     return f"{len(done)} of {job.chunks.count} chunks are done, and in {job.parts!r}"
 
 

@@ -1,10 +1,13 @@
-"""What a run reads and writes, of the caller's arguments: arrays, or a table whose columns go to a model's inputs.
+"""What a run reads and writes, of the caller's arguments.
 
-    arrays    an array for each input --model--> an array for each output, each to its sink
-    table     columns --inputs--> model --outputs--> columns of one table, after those that are kept
-    images    files --preprocess--> the input; their paths are the column that is kept
+    arrays      one for each input                --model--> outputs
+    a table     columns --inputs-->                 model --> outputs, beside columns that are kept
+    images      files --preprocess--> the input     model --> outputs, beside their paths
 
-A table may also go to arrays, and arrays to a table in a `.csv` file.  All of this is done before anything is created.
+    .npy, .zarr          an output as an array
+    .parquet, .csv       outputs as columns of a table, after those that are kept
+
+All of this is done before anything is created.
 """
 
 from __future__ import annotations
@@ -21,39 +24,35 @@ import numpy as np
 from dask.base import is_dask_collection
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.tables import check_columns, columns_for, read_table, takes_matrix
-from dask_ferro.lower.prepared.remote import OBJECT_STORES, is_address, kind_of, without_secrets
-from dask_ferro.lower.signature import Signature, ValueSpec
+from dask_ferro.lower.inputs.tables import (
+    columns_for,
+    empty_results,
+    read_table,
+    result_columns,
+    takes_matrix,
+)
+from dask_ferro.lower.prepared.remote import OBJECT_STORES, is_address, kind_of, shown, without_secrets
+from dask_ferro.lower.signature import Signature
 from dask_ferro.stream import files
-from dask_ferro.stream.formats import pa
+from dask_ferro.stream.formats import rows_of
 from dask_ferro.stream.formats.arrays import ZARR_MARKS, is_group, open_array, open_npy, open_zarr
+from dask_ferro.stream.formats.csv import CsvOptions, CsvTable, open_csv
 from dask_ferro.stream.formats.images import PATH, ImageSource, Preprocess, identity, open_images
 from dask_ferro.stream.formats.images import SUFFIXES as IMAGES
-from dask_ferro.stream.formats.tables import (
-    PARQUET,
-    CsvOptions,
-    CsvTable,
-    TableSource,
-    columns_source,
-    holds_numbers,
-    is_frame,
-    is_list,
-    open_csv,
-    open_frame,
-    open_parquet,
-)
+from dask_ferro.stream.formats.tables import PARQUET, TableSource, is_frame, is_list, open_frame, open_parquet
 from dask_ferro.stream.journal import SUFFIX, SinkPath
 from dask_ferro.stream.sinks import KINDS
 
-_WANTED = ".npy, .zarr or .parquet"
+_ARRAYS = "a path ending in .npy or .zarr, or a numpy or a dask array"
+_TABLES = "a frame, a path ending in .parquet or .csv, or a folder of parquet files"
+_SINKS = "a path ending in .npy, .zarr, .parquet or .csv, or a folder"
 _KINDS = KINDS | dict.fromkeys(IMAGES, "images")
 _CSV = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zst", ".tsv")
 _IN_FOLDERS = {"images": IMAGES, "parquet": PARQUET}
-TABLE = "table"
 
 
 class InputRows(NamedTuple):
-    """The rows of one input of a table: how many, and the shape and dtype that the model declares."""
+    """The rows of one input of a table: how many, and the shape and dtype that they have for the model."""
 
     rows: int
     row_shape: tuple[int, ...]
@@ -72,33 +71,25 @@ class Columns(NamedTuple):
 class Ends:
     """Where the rows of a run come from and go to.
 
-    `sources` are by input, of a table as `InputRows`; `places` are by output, in the model's order, and the only place
-    "table" has all results as columns.  `paths` are the sources' real ones, and `settings` tell runs apart as well.
+    `sources` are by input, of a table as `InputRows`; `places` are where the outputs go, in the model's order.  `paths`
+    are the sources' real ones, and `settings` tell runs apart as well.
     """
 
     sources: Mapping[str, Any]
-    outputs: list[str]
     places: Mapping[str, SinkPath]
     paths: list[str]
     columns: Columns | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def is_table(self) -> bool:
-        """Whether the results are columns of one table."""
-        return list(self.places) == [TABLE] and self.places[TABLE].kind in ("table", "csv")
-
-    @property
     def read(self) -> dict[str, Any]:
         """What is read, by name: the table, or the source of each input."""
-        return {TABLE: self.columns.table} if self.columns else dict(self.sources)
+        return {"table": self.columns.table} if self.columns else dict(self.sources)
 
 
 class Reading(NamedTuple):
     """The caller's options for what is read and kept; see `ff.run`."""
 
-    input: str | None
-    output: str | None
     keep: tuple[str, ...] | None
     columns: Sequence[str] | None
     preprocess: str | Preprocess | None
@@ -108,103 +99,78 @@ class Reading(NamedTuple):
 
 def ends_of(sig: Signature, source: Any, sink: Any, reading: Reading, title: str, client: Any) -> Ends:
     """Return the sources and sinks of a run."""
+    if not sig.inputs:
+        raise ConfigError(f"{title} has no inputs, so there are no rows to stream")
+    place = _located(source)
+    kind = place.kind if place else "frame" if is_frame(source) else "arrays"
+    _check_options(kind, repr(place.path) if place else f"a {type(source).__name__}", reading, title)
+    places = named_places([spec.name for spec in sig.outputs], sink)
+    if kind == "images":
+        ends = _image_ends(sig, source, places, reading, title)
+    elif kind in ("frame", "csv", "parquet"):
+        ends = _table_ends(sig, _open_table(source, place, reading, client), place, places, reading, title)
+    else:
+        given = named_sources([spec.name for spec in sig.inputs], source)
+        located = {name: _located(one) for name, one in given.items()}
+        sources = {name: open_source(located[name] or one, name) for name, one in given.items()}
+        ends = Ends(sources, places, [one.whole for one in located.values() if one])
+    _check_columns(sig, ends, reading, title)
+    return ends
+
+
+def _check_options(kind: str | None, what: str, reading: Reading, title: str) -> None:
+    """Raise `ConfigError` for options that are not for the kind of source."""
     if reading.unreadable not in ("raise", "skip"):
         raise ConfigError(f"{title}: unreadable={reading.unreadable!r}, wanted 'raise' or 'skip'")
-    place = _located(source)
-    kind = None if place is None else place.kind
     if reading.csv != CsvOptions() and kind != "csv":
         raise ConfigError(
             f"{title}: separator=, encoding=, null_values= and types= are for a source that is CSV"
         )
-    if place is not None and kind == "images":
-        if len(sig.inputs) > 1:
-            names = ", ".join(spec.name for spec in sig.inputs)
-            raise ConfigError(
-                f"{title}: {place.path!r} is of images, which go to one input, and it has {names}"
-            )
-        return _image_ends(sig, source, sink, reading, title)
-    if reading.preprocess is not None or reading.unreadable == "skip":
+    if (reading.preprocess is not None or reading.unreadable == "skip") and kind != "images":
         raise ConfigError(
-            f"{title}: preprocess= and unreadable= are for images, and the source is none: wanted a folder or a"
-            f" pattern of {', '.join(IMAGES)}"
+            f"{title}: preprocess= and unreadable= are for images, and {what} is none: wanted a folder or a pattern of"
+            f" {', '.join(IMAGES)}"
         )
-    if (table := _table_of(sig, source, place, sink, reading, title, client)) is not None:
-        return _table_ends(sig, table, [place.whole] if place else [], sink, reading, title)
-    if reading.keep is not None or reading.columns is not None:
+    if not (reading.keep is None and reading.columns is None) and kind in (None, "arrays", "npy", "zarr"):
         raise ConfigError(
-            f"{title}: keep= and columns= are for a source that is a table, read as one: leave out input= and output=,"
-            " or keep= and columns="
+            f"{title}: keep= and columns= need a table as source, and {what} is none: wanted {_TABLES}"
         )
-    given = named_sources([s.name for s in sig.inputs], source, reading.input)
-    outputs, places = _places(sig, sink, reading, from_table=False)
-    located = {name: _located(source) or source for name, source in given.items()}
-    sources = {spec.name: open_source(located[spec.name], spec) for spec in sig.inputs}
-    wholes = [place.whole for place in located.values() if isinstance(place, SourcePath)]
-    return Ends(sources, outputs, places, wholes)
 
 
-def _table_of(
-    sig: Signature,
-    source: Any,
-    place: SourcePath | None,
-    sink: Any,
-    reading: Reading,
-    title: str,
-    client: Any,
-) -> TableSource | None:
-    """Return the table whose columns go to the inputs, or None where arrays are read."""
-    if reading.input is not None:
-        return None
-    if is_frame(source):
+def _check_columns(sig: Signature, ends: Ends, reading: Reading, title: str) -> None:
+    """Raise `ConfigError` where results and kept columns have one name, or no sink has columns."""
+    empty = empty_results(sig)
+    tables = [place for place in ends.places.values() if place.is_table]
+    for place in tables:
+        results = {name: empty[name] for name in place.outputs if name in empty}
+        result_columns(sig, results, 0, title, ends.columns.keep if ends.columns else ())
+    if reading.keep is not None and not tables:
+        sinks = ", ".join(repr(place.path) for place in ends.places.values())
+        raise ConfigError(
+            f"{title}: keep= writes a table, and {sinks} is none: wanted a path ending in .parquet or .csv"
+        )
+
+
+# ---- tables and images --------------------------------------------------------------------------------------
+
+
+def _open_table(source: Any, place: SourcePath | None, reading: Reading, client: Any) -> TableSource:
+    if place is None:
         return open_frame(source, client)
-    is_wanted = reading.keep is not None or reading.columns is not None
-    if place is None or place.inner or place.kind not in ("csv", "parquet"):
-        if not is_wanted:
-            return None
-        given = f"a {type(source).__name__}" if place is None else repr(place.path)
-        raise ConfigError(
-            f"{title}: keep= and columns= need a table as source, and {given} is none: wanted a frame, a path ending in"
-            " .parquet or .csv, or a folder of parquet files"
-        )
-    to = _kind_of_sink(sink)
     with readable(place.path):
-        if place.kind == "csv":
-            return open_csv(place.path, reading.csv)
-        if not is_wanted and (reading.output is not None or to not in ("parquet", "csv")):
-            return None
-        table = open_parquet(place.path)
-    has_text = any(spec.dtype == np.dtype(object) for spec in (*sig.inputs, *sig.outputs))
-    if is_wanted or to == "csv" or has_text or len(sig.inputs) > 1 or len(sig.outputs) > 1:
-        return table
-    return None if _is_array(table.schema, sig.inputs[0]) else table
-
-
-def _is_array(schema: Any, spec: ValueSpec) -> bool:
-    """Return whether a parquet table is read as one array of the input's dtype: one column, or all of one type."""
-    if spec.name in set(schema.names):
-        return True
-    kinds = set(schema.types)
-    if len(kinds) != 1:
-        return False
-    (kind,) = kinds
-    # Lists, and types that are no numbers, have errors of their own there.
-    if not pa.types.is_primitive(kind) or not holds_numbers(kind):
-        return True
-    return spec.dtype is None or np.dtype(kind.to_pandas_dtype()) == spec.dtype
-
-
-# ---- tables -------------------------------------------------------------------------------------------------
+        return open_csv(place.path, reading.csv) if place.kind == "csv" else open_parquet(place.path)
 
 
 def _table_ends(
-    sig: Signature, table: TableSource, paths: list[str], sink: Any, reading: Reading, title: str
+    sig: Signature,
+    table: TableSource,
+    place: SourcePath | None,
+    places: Mapping[str, SinkPath],
+    reading: Reading,
+    title: str,
 ) -> Ends:
-    kept, names = reading.keep or (), table.schema.names
-    there = set(names)
-    if unknown := [name for name in kept if name not in there]:
-        raise ConfigError(
-            f"{title}: keep={unknown} are no columns of {table.label!r}; it has {', '.join(names[:20])}"
-        )
+    kept = reading.keep or ()
+    _check_names("keep", kept, table, title)
     mapped = _mapped(sig, table, kept, reading.columns, title)
     features = tuple(chain.from_iterable(mapped.values()))
     # Other columns are never read: tables are often wide.
@@ -214,22 +180,24 @@ def _table_ends(
         dtypes = {s.name: s.dtype for s in sig.inputs if s.dtype is not None}
         table = table.typed({c: dtypes[n] for n in dtypes for c in mapped[n]}, kept)
         settings |= {"csv": [str(part) for part in reading.csv[:3]], "types": dict(reading.csv.types)}
-    # The types of the columns are checked; their values are known in the chunks alone.
-    read_table(table.select(tuple(dict.fromkeys(features))).schema.empty_table(), sig, title)
-    outputs, places = _places(sig, sink, reading, from_table=True)
-    sources = {spec.name: _input_rows(table.rows, spec, len(mapped[spec.name])) for spec in sig.inputs}
-    ends = Ends(sources, outputs, places, paths, Columns(table, features, kept), settings)
-    _check_table(sig, ends, kept, reading, title)
-    return ends
+    # The types of the columns are checked, and the first lists have the lengths of all; other values are known in the
+    # chunks alone.
+    read = table.select(tuple(dict.fromkeys(features)))
+    has_lists = any(is_list(column.type) for column in read.schema)
+    with readable(table.label):
+        first = rows_of(read.part(0, 1)) if has_lists and table.rows else read.schema.empty_table()
+    found = read_table(first, sig, title)
+    assert found is not None
+    sources = {name: InputRows(table.rows, a.shape[1:], a.dtype) for name, a in found.arrays.items()}
+    columns = Columns(table, features, kept)
+    return Ends(sources, places, [place.whole] if place else [], columns, settings)
 
 
-def _check_table(sig: Signature, ends: Ends, kept: Sequence[str], reading: Reading, title: str) -> None:
-    if ends.is_table:
-        check_columns(sig, kept, title)
-    elif reading.keep is not None:
-        sinks = ", ".join(repr(place.path) for place in ends.places.values())
+def _check_names(option: str, names: Sequence[str], table: TableSource, title: str) -> None:
+    there = table.schema.names
+    if unknown := sorted(set(names) - set(there)):
         raise ConfigError(
-            f"{title}: keep= writes a table, and {sinks} is none: wanted a path ending in .parquet or .csv"
+            f"{title}: {option}={unknown[:8]} are no columns of {table.label!r}; it has {', '.join(there[:20])}"
         )
 
 
@@ -237,55 +205,49 @@ def _mapped(
     sig: Signature, table: TableSource, kept: Sequence[str], columns: Sequence[str] | None, title: str
 ) -> dict[str, list[str]]:
     """Return the columns that go to each input."""
-    names, there = table.schema.names, set(table.schema.names)
     vectors = frozenset(f.name for f in table.schema if is_list(f.type))
     if columns is not None:
         chosen = [columns] if isinstance(columns, str) else list(columns)
-        if not takes_matrix(sig):
+        is_vector = len(sig.inputs) == len(chosen) == 1 and vectors.issuperset(chosen)
+        if not (takes_matrix(sig) or is_vector):
             raise ConfigError(
                 f"{title}: columns= is for a model with one input of (rows, columns); others take a column by each"
                 " input's name"
             )
-        if unknown := [name for name in chosen if name not in there]:
-            raise ConfigError(
-                f"{title}: columns={unknown[:8]} are no columns of {table.label!r}; it has {', '.join(names[:20])}"
-            )
+        _check_names("columns", chosen, table, title)
         return {sig.inputs[0].name: chosen}
     # A column that is kept may be an input by its name as well, but none of a matrix whose columns have no names; nor
     # is an index of pandas.
-    left = set(kept) | set(getattr(table, "index", ()))
-    by_position = takes_matrix(sig) and not sig.inputs[0].columns
-    mapped = columns_for(sig, [n for n in names if n not in left] if by_position else names, title, vectors)
+    left = {*kept, *getattr(table, "index", ())} - {s.name for s in sig.inputs if not takes_matrix(sig)}
+    by_position = len(sig.inputs) == 1 and not sig.inputs[0].columns
+    names = [name for name in table.schema.names if not (by_position and name in left)]
+    mapped = columns_for(sig, names, title, vectors)
     return {name: [c] if isinstance(c, str) else list(c) for name, c in mapped.items()}
 
 
-def _input_rows(rows: int, spec: ValueSpec, wide: int) -> InputRows:
-    rest = () if spec.shape is None and wide == 1 else (spec.shape or (None, None))[1:]
-    sizes = tuple(d if isinstance(d, int) else wide for d in rest)
-    # Only the size of a row counts, where the model declares no dtype.
-    return InputRows(rows, sizes, np.dtype(np.float32) if spec.dtype is None else spec.dtype)
-
-
-def _image_ends(sig: Signature, source: Any, sink: Any, reading: Reading, title: str) -> Ends:
-    name = next(iter(named_sources([s.name for s in sig.inputs], source, reading.input)))
+def _image_ends(
+    sig: Signature, source: Any, places: Mapping[str, SinkPath], reading: Reading, title: str
+) -> Ends:
+    if len(sig.inputs) > 1:
+        names = ", ".join(spec.name for spec in sig.inputs)
+        raise ConfigError(
+            f"{title}: {shown(os.fspath(source))!r} is of images, which go to one input, and it has {names}"
+        )
     images = open_images(os.fspath(source), reading.preprocess, sig.inputs[0], reading.unreadable == "skip")
     kept = (PATH,) if reading.keep is None else reading.keep
     if set(kept) - {PATH}:
         raise ConfigError(f"{title}: keep={list(kept)}, and of images there is {PATH!r} alone")
-    outputs, places = _places(sig, sink, reading, from_table=True)
+    if images.skips and not all(place.is_table for place in places.values()):
+        raise ConfigError(
+            f"{title}: unreadable='skip' needs a table as sink: a path ending in .parquet or .csv"
+        )
     settings = {
         "keep": list(kept),
         "preprocess": identity(images.preprocess),
         "unreadable": reading.unreadable,
     }
     paths = sorted({files.resolved(os.path.dirname(file)) for file in images.files})
-    ends = Ends({name: images}, outputs, places, paths, Columns(images, (), kept), settings)
-    _check_table(sig, ends, kept, reading, title)
-    if images.skips and not ends.is_table:
-        raise ConfigError(
-            f"{title}: unreadable='skip' needs a table as sink: a path ending in .parquet or .csv"
-        )
-    return ends
+    return Ends({sig.inputs[0].name: images}, places, paths, Columns(images, (), kept), settings)
 
 
 # ---- sources ------------------------------------------------------------------------------------------------
@@ -295,18 +257,11 @@ def _is_path(value: Any) -> bool:
     return isinstance(value, (str, os.PathLike))
 
 
-def _suffix_kind(path: str) -> str | None:
-    if files.bare(path).rstrip("/").lower().endswith(_CSV):
-        return "csv"
-    return _KINDS.get(files.suffix_of(path))
-
-
 class SourcePath(NamedTuple):
-    """The path of a source: its kind, the real path of a file, a folder or a pattern, and what is named in it."""
+    """The kind of a source, and the real path of a file, a folder or a pattern."""
 
     kind: str | None
     path: str
-    inner: str
 
     @property
     def whole(self) -> str:
@@ -315,46 +270,46 @@ class SourcePath(NamedTuple):
 
 
 def _located(source: Any) -> SourcePath | None:
-    """Return what the path of a source names, or None of what is no path.
-
-    Its last component may be the name of an array in a zarr group, or of a column of a parquet table.
-    """
+    """Return what the path of a source names, or None of what is no path."""
     if not _is_path(source):
         return None
     path = _fit(os.fspath(source), "source")
-    trail = path.rstrip("/")
-    above, last = os.path.split(trail)
-    is_listed = is_address(path) or files.is_pattern(trail)
-    if is_address(path):
-        # By the names alone, since to ask takes a round trip.
-        is_inner = _suffix_kind(trail) is None and _suffix_kind(above) is not None
-    else:
-        is_inner = not is_listed and not os.path.exists(trail)
-    holder = above if is_inner else trail
-    kind = _suffix_kind(holder)
-    if (is_inner and kind not in ("zarr", "parquet")) or not (is_listed or os.path.exists(holder)):
-        raise ConfigError(f"source {path!r} does not exist")
-    if not (is_listed or os.path.isfile(holder) or os.path.isdir(holder)):
-        raise ConfigError(f"source {path!r} is neither a file nor a folder")
+    if not (is_address(path) or files.is_pattern(path)):
+        if not os.path.exists(path):
+            raise ConfigError(f"source {path!r} does not exist")
+        if not (os.path.isfile(path) or os.path.isdir(path)):
+            raise ConfigError(f"source {path!r} is neither a file nor a folder")
     with readable(path):
-        holder = files.resolved(holder)
-        return SourcePath(kind or _kind_by_content(holder), holder, last if is_inner else "")
+        path = files.resolved(path)
+        return SourcePath(_kind_of(path), path)
 
 
-def named_sources(names: Sequence[str], source: Any, input: str | None) -> dict[str, Any]:
+def _kind_of(path: str) -> str | None:
+    """Return the kind of a source by its name, or by what is in its folder."""
+    if files.bare(path).lower().endswith(_CSV):
+        return "csv"
+    if kind := _KINDS.get(files.suffix_of(path)):
+        return kind
+    if files.suffix_of(os.path.dirname(files.bare(path))) == ".zarr":
+        # An array in a group, of which a web server need not list the files.
+        return "zarr"
+    if files.is_pattern(path) or not files.is_folder(path):
+        return None
+    if any(mark in files.names_in(path) for mark in ZARR_MARKS):
+        return "zarr"
+    return next((k for k, suffixes in _IN_FOLDERS.items() if files.files_of(path, suffixes)), None)
+
+
+def named_sources(names: Sequence[str], source: Any) -> dict[str, Any]:
     """Return the source of each model input."""
-    if not names:
-        raise ConfigError("the model has no inputs, so there are no rows to stream")
     if isinstance(source, Mapping):
-        if input is not None:
-            raise ConfigError("pass either input= or a mapping of inputs to sources, not both")
         given = dict(source)
-    elif input is not None:
-        given = {input: source}
-    elif len(names) == 1 or _holds_several(source):
+    elif len(names) == 1 or _is_zarr_group(source):
         given = dict.fromkeys(names, source)
     else:
-        raise ConfigError(f"the model has inputs {', '.join(names)}; pass a mapping of them to sources")
+        raise ConfigError(
+            f"the model has inputs {', '.join(names)}; pass a mapping of them to sources, or {_TABLES}"
+        )
     problems = [f"unknown input {n!r}" for n in given if n not in names]
     problems += [f"no source for input {n!r}" for n in names if n not in given]
     if problems:
@@ -362,38 +317,34 @@ def named_sources(names: Sequence[str], source: Any, input: str | None) -> dict[
     return {name: given[name] for name in names}
 
 
-def _holds_several(source: Any) -> bool:
-    """Whether a source may have an array for each input, by name."""
+def _is_zarr_group(source: Any) -> bool:
     place = _located(source)
-    if place is None:
+    if place is None or place.kind != "zarr":
         return False
     with readable(place.path):
-        return place.kind == "parquet" or (place.kind == "zarr" and is_group(place.path))
+        return is_group(place.path)
 
 
-def open_source(source: Any, spec: ValueSpec) -> Any:
+def open_source(source: Any, name: str) -> Any:
     """Return the rows for a model input: of a path, or an array of numpy or Dask."""
     place = source if isinstance(source, SourcePath) else _located(source)
     if place is not None:
-        return _open_path(place, spec.name, None if spec.shape is None else len(spec.shape))
-    what = f"source of {spec.name!r}"
+        with readable(place.path):
+            if place.kind == "npy":
+                return open_npy(place.path)
+            if place.kind == "zarr":
+                return open_zarr(place.path, name)
+        if place.kind is None:
+            raise ConfigError(f"source {place.path!r}: unknown format; wanted {_ARRAYS}, or {_TABLES}")
+        raise ConfigError(
+            f"source {place.path!r} is no array, and goes to all inputs: pass it alone, or for input {name!r} {_ARRAYS}"
+        )
+    what = f"source of {name!r}"
     if isinstance(source, np.ndarray) or (is_dask_collection(source) and hasattr(source, "rechunk")):
         return open_array(source, what)
     raise ConfigError(
-        f"{what} is a {type(source).__name__}; wanted a path ending in {_WANTED}, a frame, or a numpy or a dask array"
+        f"{what} is a {type(source).__name__}; wanted {_ARRAYS}; or as the only source {_TABLES}"
     )
-
-
-def _open_path(place: SourcePath, name: str, axes: int | None) -> Any:
-    kind, path, inner = place
-    with readable(path):
-        if kind == "npy":
-            return open_npy(path)
-        if kind == "zarr":
-            return open_zarr(files.joined(path, inner) if inner else path, name)
-        if kind == "parquet":
-            return columns_source(open_parquet(path), inner or None, name, axes)
-    raise ConfigError(f"source {path!r}: unknown format; wanted {_WANTED}, or a folder of parquet files")
 
 
 @contextmanager
@@ -402,63 +353,34 @@ def readable(path: str, what: str = "source") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            f"{what} {without_secrets(path) if is_address(path) else path!r} cannot be read: {error.strerror or error}"
-        ) from error
-
-
-def _kind_by_content(path: str) -> str | None:
-    if files.is_pattern(path) or not files.is_folder(path):
-        return None
-    if any(mark in files.names_in(path) for mark in ZARR_MARKS):
-        return "zarr"
-    return next((k for k, suffixes in _IN_FOLDERS.items() if files.files_of(path, suffixes)), None)
+        raise ConfigError(f"{what} {shown(path)!r} cannot be read: {error.strerror or error}") from error
 
 
 def _fit(path: str, what: str) -> str:
     """Return a path, with the scheme of an address in small letters."""
     # An empty path is the working directory, and a null byte truncates a path.
     if not path or "\0" in path:
-        raise ConfigError(f"{what} {path!r} is no path; wanted one ending in {_WANTED}, or a folder")
+        raise ConfigError(f"{what} {path!r} is no path; wanted {_SINKS}")
     return files.resolved(path) if is_address(path) else path
 
 
 # ---- sinks --------------------------------------------------------------------------------------------------
 
 
-def _kind_of_sink(sink: Any) -> str | None:
-    return KINDS.get(files.suffix_of(os.fspath(sink))) if _is_path(sink) else None
-
-
-def _places(
-    sig: Signature, sink: Any, reading: Reading, *, from_table: bool
-) -> tuple[list[str], dict[str, SinkPath]]:
-    names = [spec.name for spec in sig.outputs]
-    kind = _kind_of_sink(sink)
-    if kind == "csv" or (kind == "parquet" and from_table):
-        if reading.output is not None and reading.output not in names:
-            raise ConfigError(f"no output {reading.output!r}; the model has outputs {', '.join(names)}")
-        path = SinkPath("csv" if kind == "csv" else "table", files.resolved(_path(sink)))
-        return names if reading.output is None else [reading.output], {TABLE: path}
-    places = named_places(names, sink, reading.output)
-    return list(places), places
-
-
-def named_places(names: Sequence[str], sink: Any, output: str | None) -> dict[str, SinkPath]:
-    """Return the place of each wanted output, in the model's order."""
+def named_places(names: Sequence[str], sink: Any) -> dict[str, SinkPath]:
+    """Return where the outputs of a model go, in its order, by their names."""
     if isinstance(sink, Mapping):
-        if output is not None:
-            raise ConfigError("pass either output= or a mapping of outputs to sinks, not both")
-        wanted = {name: sink[name] for name in names if name in sink}
-        unknown = [n for n in sink if n not in names]
+        problems = [f"no output {n!r}" for n in sink if n not in names]
+        problems += [f"no sink for output {n!r}" for n in names if n not in sink]
+        if problems:
+            raise ConfigError(
+                f"{'; '.join(problems)}; the model has outputs {', '.join(names)}: name a sink for each, or choose some"
+                " by ff.from_onnx(model, outputs=...)"
+            )
+        wanted: dict[tuple[str, ...], str] = {(name,): _path(sink[name]) for name in names}
     else:
-        unknown = [] if output is None or output in names else [output]
-        wanted = _spread(list(names) if output is None else [output], sink)
-    if unknown or not wanted:
-        raise ConfigError(
-            f"no output {', '.join(map(repr, unknown))}; the model has outputs {', '.join(names)}"
-        )
-    places = {name: _place(path) for name, path in wanted.items()}
+        wanted = _spread(tuple(names), _path(sink))
+    places = {", ".join(outputs): _place(path, outputs) for outputs, path in wanted.items()}
     for one, other in combinations(places, 2):
         if _overlap(places[one].path, places[other].path):
             raise ConfigError(
@@ -468,23 +390,23 @@ def named_places(names: Sequence[str], sink: Any, output: str | None) -> dict[st
     return places
 
 
-def _spread(names: Sequence[str], sink: Any) -> dict[str, str]:
-    """Return the path of each output when one path is given for all outputs."""
-    path = _path(sink)
-    if files.suffix_of(path) == "":
+def _spread(names: tuple[str, ...], path: str) -> dict[tuple[str, ...], str]:
+    """Return the path of each output, or of several, when one path is given for all outputs."""
+    suffix = files.suffix_of(path)
+    if suffix == "":
         # Quoted, because names of outputs may contain slashes.
-        return {name: files.joined(path, f"{quote(name, safe='')}.npy") for name in names}
-    if len(names) > 1:
+        return {(name,): files.joined(path, f"{quote(name, safe='')}.npy") for name in names}
+    if len(names) > 1 and KINDS.get(suffix) in ("npy", "zarr"):
         raise ConfigError(
-            f"the model has outputs {', '.join(names)}, and sink {path!r} holds one: name it with"
-            " output=, or pass a mapping of outputs to sinks, or a folder (a path without a suffix)"
+            f"the model has outputs {', '.join(names)}, and sink {path!r} holds one: choose it by ff.from_onnx(model,"
+            " outputs=...), or pass a mapping of outputs to sinks, or a folder (a path without a suffix)"
         )
-    return {names[0]: path}
+    return {names: path}
 
 
 def _path(sink: Any) -> str:
     if not _is_path(sink):
-        raise ConfigError(f"sink is a {type(sink).__name__}; wanted a path ending in {_WANTED}, or a folder")
+        raise ConfigError(f"sink is a {type(sink).__name__}; wanted {_SINKS}")
     path = _fit(os.fspath(sink), "sink")
     if is_address(path):
         _refuse_address(path)
@@ -509,13 +431,12 @@ def _refuse_address(sink: str) -> None:
         raise ConfigError(f"sink {sink!r} is a whole bucket; wanted a name in it")
 
 
-def _place(sink: Any) -> SinkPath:
-    path = _path(sink)
+def _place(path: str, outputs: tuple[str, ...]) -> SinkPath:
     kind = KINDS.get(files.suffix_of(path))
-    if kind in (None, "csv"):
-        raise ConfigError(f"sink {path!r}: unknown format; wanted a path ending in {_WANTED}")
+    if kind is None:
+        raise ConfigError(f"sink {path!r}: unknown format; wanted {_SINKS}")
     # Resolved here, because workers may have another working directory.
-    return SinkPath(str(kind), files.resolved(path))
+    return SinkPath(kind, files.resolved(path), outputs)
 
 
 def journal_folder(sink: Any, places: Mapping[str, SinkPath]) -> str:
@@ -543,7 +464,7 @@ def check_places(sources: Iterable[str], places: Iterable[SinkPath], folder: str
     made = folder.removesuffix(SUFFIX)
     for place in places:
         for path in sources:
-            if _touch(path, place.path):
+            if _overlap(path, place.path):
                 raise ConfigError(
                     f"sink {place.path!r} and source {path!r} are the same; write to another path"
                 )
@@ -554,10 +475,3 @@ def check_places(sources: Iterable[str], places: Iterable[SinkPath], folder: str
         above = os.path.dirname(above) if above == made else above
         if not os.path.isdir(above):
             raise ConfigError(f"sink {place.path!r}: folder {above!r} does not exist; make it first")
-
-
-def _touch(source: str, sink: str) -> bool:
-    # Hard links and mounts give one file several paths.
-    return _overlap(source, sink) or (
-        os.path.exists(source) and os.path.exists(sink) and os.path.samefile(source, sink)
-    )

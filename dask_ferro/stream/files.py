@@ -142,6 +142,13 @@ def errors_of(path: str) -> Iterator[None]:
         raise OSError(errno.EIO, error_text(error, path), shown) from None
 
 
+@contextmanager
+def _system(path: str) -> Iterator[tuple[Any, str]]:
+    """Have the file system of a path, and the path there, with `errors_of`."""
+    with errors_of(path):
+        yield _at(path)
+
+
 # ---- looking ----------------------------------------------------------------------------------------------
 
 
@@ -150,8 +157,7 @@ def exists(path: str) -> bool:
     if not is_address(path):
         return os.path.lexists(path)
     try:
-        with errors_of(path):
-            system, there = _at(path)
+        with _system(path) as (system, there):
             system.info(there)
     except FileNotFoundError:
         return False
@@ -162,26 +168,24 @@ def is_folder(path: str) -> bool:
     """Return whether a path is a folder; a web server has none, since it need not list them."""
     if is_web(path):
         return False
-    with errors_of(path):
-        system, there = _at(path)
+    with _system(path) as (system, there):
         return bool(system.isdir(there))
 
 
 def names_in(folder: str) -> list[str]:
     """Return the names in a folder; none where it does not exist."""
     try:
-        with errors_of(folder):
-            system, there = _at(folder)
+        with _system(folder) as (system, there):
             return sorted(name for path in system.ls(there, detail=False) if (name := _below(there, path)))
     except FileNotFoundError:
         return []
 
 
-def find(folder: str) -> dict[str, Mapping[str, Any]]:
+def find(folder: str, **options: Any) -> dict[str, Mapping[str, Any]]:
+    """Return what fsspec tells of the files below a folder, by their names; {} where it does not exist."""
     try:
-        with errors_of(folder):
-            system, there = _at(folder)
-            found = system.find(there, detail=True)
+        with _system(folder) as (system, there):
+            found = system.find(there, detail=True, **options)
             return {name: info for path, info in sorted(found.items()) if (name := _below(there, path))}
     except FileNotFoundError:
         return {}
@@ -195,8 +199,7 @@ def files_of(path: str, suffixes: Sequence[str]) -> list[str]:
     """
     if is_pattern(path):
         folder = folder_of(path)
-        with errors_of(path):
-            system, there = _at(path)
+        with _system(path) as (system, there):
             if not is_address(path):
                 there = glob.escape(folder) + path[len(folder) :]
             root = _at(folder)[1]
@@ -218,26 +221,12 @@ def _below(folder: str, name: str) -> str:
 def stamp(path: str) -> Stamp:
     """Return the stamp of a file."""
     if is_address(path):
-        with errors_of(path):
-            system, there = _at(path)
+        with _system(path) as (system, there):
             return _stamp(system.info(there))
     found = os.stat(path)
     return Stamp(
         found.st_size, f"changed at {found.st_mtime_ns} ns, inode {found.st_ino} of {found.st_ctime_ns} ns"
     )
-
-
-def _tree(folder: str) -> Iterator[str]:
-    """Yield the relative names of all that is in a folder: of links, empty folders and devices too."""
-    for above, folders, names in os.walk(folder):
-        yield from sorted(os.path.relpath(os.path.join(above, name), folder) for name in (*folders, *names))
-
-
-def _moved_stamp(path: str) -> Stamp:
-    """Return the stamp of a file without the change time, which a rename changes."""
-    found = os.lstat(path)
-    is_folder = os.path.isdir(path) and not os.path.islink(path)
-    return Stamp(0, "folder") if is_folder else Stamp(found.st_size, f"{found.st_mtime_ns} {found.st_ino}")
 
 
 def output_stamp(path: str) -> str:
@@ -248,9 +237,15 @@ def output_stamp(path: str) -> str:
         return str(summary({n: _stamp(info) for n, info in find(path).items() if n not in MARKS}))
     if is_address(path):
         return str(stamp(path))
-    if os.path.isdir(path) and not os.path.islink(path):
-        return str(summary({name: _moved_stamp(joined(path, name)) for name in _tree(path)}))
-    return str(_moved_stamp(path))
+    # Of links, empty folders and devices too; without the change time, which a rename changes.
+    is_one = os.path.islink(path) or not os.path.isdir(path)
+    below = {"": _at(path)[0].info(path)} if is_one else find(path, withdirs=True)
+    return str(summary({name: _moved_stamp(info) for name, info in below.items()}))
+
+
+def _moved_stamp(info: Mapping[str, Any]) -> Stamp:
+    is_directory = info["type"] == "directory"
+    return Stamp(0, "folder") if is_directory else Stamp(info["size"], f"{info['mtime']} {info['ino']}")
 
 
 def _stamp(info: Mapping[str, Any]) -> Stamp:
@@ -295,11 +290,9 @@ def check_unchanged(path: str, opened: Stamp) -> None:
 @contextmanager
 def opened(path: str, compression: str | None = None) -> Iterator[Any]:
     """Have a file open for reading by position; "infer" decompresses it by its suffix."""
-    with errors_of(path):
-        system, there = _at(path)
-        with system.open(there, "rb", compression=compression) as file:
-            # A web server without ranges sends the file as a whole.
-            yield file if file.seekable() else io.BytesIO(file.read())
+    with _system(path) as (system, there), system.open(there, "rb", compression=compression) as file:
+        # A web server without ranges sends the file as a whole.
+        yield file if file.seekable() else io.BytesIO(file.read())
 
 
 def read(path: str, start: int = 0, stop: int | None = None, size: int | None = None) -> bytes:
@@ -307,8 +300,7 @@ def read(path: str, start: int = 0, stop: int | None = None, size: int | None = 
     if stop is not None and stop <= start:
         return b""
     is_range = start > 0 or (stop is not None and stop != size)
-    with errors_of(path):
-        system, there = _at(path)
+    with _system(path) as (system, there):
         found: bytes = system.cat_file(there, start=start, end=stop) if is_range else system.cat_file(there)
     if is_range and stop is not None and len(found) == size:
         # A web server may ignore the range, and send all of it.
@@ -324,8 +316,7 @@ def read(path: str, start: int = 0, stop: int | None = None, size: int | None = 
 def put(path: str, content: Any) -> None:
     """Put a file, in place of one that is there; it is on the disk when this returns."""
     if is_address(path):
-        with errors_of(path):
-            system, there = _at(path)
+        with _system(path) as (system, there):
             system.pipe_file(there, bytes(content))
         return
     folder, name = os.path.split(path)
@@ -345,8 +336,7 @@ def put(path: str, content: Any) -> None:
 
 def put_new(path: str, content: bytes) -> None:
     """Put an object; raises `FileExistsError` if one is there, as far as the store can tell."""
-    with errors_of(path):
-        system, there = _at(path)
+    with _system(path) as (system, there):
         if system.exists(there):
             raise FileExistsError
         try:
@@ -359,14 +349,12 @@ def put_new(path: str, content: bytes) -> None:
 
 
 def put_joined(path: str, contents: Iterable[Any]) -> None:
-    with errors_of(path):
-        system, there = _at(path)
-        with system.open(there, "wb") as file:
-            for content in contents:
-                file.write(content)
-            if not is_address(path):
-                file.flush()
-                os.fsync(file.fileno())
+    with _system(path) as (system, there), system.open(there, "wb") as file:
+        for content in contents:
+            file.write(content)
+        if not is_address(path):
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def make_folder(path: str) -> None:
@@ -387,8 +375,7 @@ def copy(sources: Sequence[str], targets: Sequence[str]) -> None:
 def remove(path: str) -> None:
     """Remove a file or a folder, which need not be there."""
     try:
-        with errors_of(path):
-            system, there = _at(path)
+        with _system(path) as (system, there):
             if is_address(path) or (os.path.isdir(path) and not os.path.islink(path)):
                 system.rm(there, recursive=True)
             else:

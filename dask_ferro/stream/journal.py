@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lock import SUFFIX as LOCK
@@ -38,10 +38,15 @@ _SHOWN = 300
 
 
 class SinkPath(NamedTuple):
-    """The format and the real, absolute path, or the address, of an output."""
+    """The format and the real, absolute path, or the address, of an output, or of a table of several."""
 
     kind: str
     path: str
+    outputs: tuple[str, ...]
+
+    @property
+    def is_table(self) -> bool:
+        return self.kind in ("parquet", "csv")
 
 
 class Output(NamedTuple):
@@ -139,6 +144,13 @@ class Journal:
 
     def parts(self, run: str) -> str:
         return self._path(f"parts-{run}")
+
+    def seen(self, start: Start) -> list[str]:
+        """Return what workers have to see of a run that is not finished."""
+        if start.header.is_finished:
+            return []
+        is_store = is_address(self.folder)
+        return [self._path(_FILE)] if is_store else [sink.folder for sink in start.sinks]
 
     def path_of(self, output: Output) -> str:
         return files.joined(os.path.dirname(self.folder), output.sink)
@@ -256,7 +268,7 @@ class Journal:
         header = self._current(start.header.run)
         header = replace(header, skipped=tuple(skipped), read=read)
         for sink in start.sinks:
-            header = (self._publish_objects if is_address(self.folder) else self._publish_file)(sink, header)
+            header = self._publish(sink, header)
         header = self.save(replace(header, is_finished=True, publishes=False))
         self.sweep("")
         return header
@@ -273,50 +285,43 @@ class Journal:
         outputs = {**header.outputs, name: header.outputs[name]._replace(made=stamp)}
         return self.save(replace(header, outputs=outputs))
 
-    def _publish_file(self, sink: Sink, header: Header) -> Header:
-        output = header.outputs[sink.layout.name]
-        path = self.path_of(output)
-        lies = files.output_stamp(path)
-        if output.made and lies == output.made:
-            return header
-        if lies not in ("", output.replaces):
-            raise self._foreign(path, header)
-        whole, pieces = sink.whole()
-        if pieces is not None:
-            files.put_joined(whole, pieces)
-        header = self._made(header, sink.layout.name, files.output_stamp(whole))
-        if lies:
-            # It is removed with the parts; a run that dies before the next line finds them, and goes on.
-            os.rename(path, f"{sink.folder}.old")
-        if files.exists(path):
-            raise self._foreign(path, header)
-        os.rename(whole, path)
-        return header
-
-    def _publish_objects(self, sink: Sink, header: Header) -> Header:
-        output = header.outputs[sink.layout.name]
+    def _publish(self, sink: Sink, header: Header) -> Header:
+        """Put an output together at its place: by a rename, or at an address by copies in the same store."""
+        name, is_store = sink.layout.name, is_address(self.folder)
+        output = header.outputs[name]
         path = self.path_of(output)
         lies = files.output_stamp(path)
         whole, pieces = sink.whole()
-        complete = path if pieces is not None else files.joined(path, sink.mark)
+        complete = files.joined(path, sink.mark) if is_store and pieces is None else path
         if output.made and lies == output.made and files.exists(complete):
             return header
-        if not header.publishes:
-            if lies not in ("", output.replaces):
+        if not header.publishes and lies not in ("", output.replaces):
+            raise self._foreign(path, header)
+        if not is_store:
+            if pieces is not None:
+                files.put_joined(whole, pieces)
+            header = self._made(header, name, files.output_stamp(whole))
+            if lies:
+                # It is removed with the parts; a run that dies before the next line finds them, and goes on.
+                os.rename(path, f"{sink.folder}.old")
+            if files.exists(path):
                 raise self._foreign(path, header)
-            # From here on a run that resumes knows that the place is its own.
-            header = self.save(replace(header, publishes=True))
+            os.rename(whole, path)
+            return header
+        # From here on a run that resumes knows that the place is its own.
+        header = self.save(replace(header, publishes=True))
         if pieces is not None:
             files.put_joined(path, pieces)
-            return self._made(header, sink.layout.name, files.output_stamp(path))
+            return self._made(header, name, files.output_stamp(path))
         # First, so that nobody takes what is left of the old output for a whole one.
         files.remove(complete)
         files.remove(path)
-        names = [name for name in files.find(whole) if name not in files.MARKS]
+        names = [one for one in files.find(whole) if one not in files.MARKS]
         files.copy([files.joined(whole, n) for n in names], [files.joined(path, n) for n in names])
-        header = self._made(header, sink.layout.name, files.output_stamp(path))
-        content = files.read(files.joined(whole, sink.mark)) if sink.mark != files.COMPLETE else b""
-        files.put(complete, content)
+        header = self._made(header, name, files.output_stamp(path))
+        files.put(
+            complete, files.read(files.joined(whole, sink.mark)) if sink.mark != files.COMPLETE else b""
+        )
         return header
 
 
@@ -334,7 +339,7 @@ class AddressLock:
     def path(self) -> str:
         return files.resolved(self.sink + LOCK)
 
-    def acquire(self) -> None:
+    def __enter__(self) -> Self:
         """Create the object, also in place of one of a process of this host that has ended."""
         content = json.dumps(record() | {"token": self.token}).encode()
         try:
@@ -346,6 +351,11 @@ class AddressLock:
                 raise ConfigError(f"{error}; if that process has ended, remove {self.path!r}") from None
             files.put(self.path, content)
             self.check()
+        except OSError as error:
+            raise ConfigError(
+                f"sink {self.sink!r} cannot be written: {error.strerror or error}; choose another address"
+            ) from error
+        return self
 
     def check(self) -> None:
         """Raise `ConfigError` if the object was removed or replaced."""
@@ -355,7 +365,7 @@ class AddressLock:
                 " another run was touched"
             )
 
-    def release(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """Remove the object if it is still this process'."""
         # A store that is gone keeps it, and the next run on this host finds that its process ended.
         with suppress(OSError):
@@ -385,14 +395,5 @@ def held(sinks: Sequence[str]) -> Iterator[list[Any]]:
     paths = [sink for sink in sinks if not is_address(sink)]
     with ExitStack() as stack:
         holds: list[Any] = list(stack.enter_context(held_paths(paths))) if paths else []
-        for sink in sorted(sink for sink in sinks if is_address(sink)):
-            lock = AddressLock(sink)
-            try:
-                lock.acquire()
-            except OSError as error:
-                raise ConfigError(
-                    f"sink {sink!r} cannot be written: {error.strerror or error}; choose another address"
-                ) from error
-            stack.callback(lock.release)
-            holds.append(lock)
+        holds += [stack.enter_context(AddressLock(sink)) for sink in sorted(set(sinks) - set(paths))]
         yield holds

@@ -1,7 +1,8 @@
 """Pools that run chunks: the workers of a client, or threads of this process.
 
 A few more chunks are in flight than there are threads, so that no thread waits for the client; memory is bounded by
-that number and the size of a chunk.  Rows in memory are sent to a worker with their chunk, and released with it.
+that number and the size of a chunk.  Rows in memory are part of their task, and what all chunks get whole is a task of
+its own: where a worker is lost, the scheduler sends them to another one.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from math import inf
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
+import dask
 from dask.delayed import Delayed
 from dask.system import CPU_COUNT
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.keys import EMBED_BYTES
-from dask_ferro.lower.inputs.shipping import ask_workers, copy_for
+from dask_ferro.lower.inputs.shipping import ask_workers, unseen_content
 from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.remote import is_address
-from dask_ferro.stream.formats.tables import forget
-from dask_ferro.stream.window import LOOK_S, Lost
+from dask_ferro.stream.formats import rows_of
+from dask_ferro.stream.formats.tables import compact, forget
+from dask_ferro.stream.window import LOOK_S
 from dask_ferro.stream.work import ChunkCall, RowFeed, StreamJob, first_row, run_chunk, unseen
 
 # In flight: two chunks per thread, and some for the round trip of a result to the client and a task back.
@@ -41,8 +42,8 @@ _NO_WORKERS = 5.0
 _SIZE_KNOWN_S = 5.0
 # A shared file system may fail for a moment.  Deaths of workers are counted by Dask itself.
 _RETRIES = 1
-# Attempts to send rows before a run fails; between them, the scheduler learns which worker is gone.
-_SENDINGS, _DEATH_KNOWN_S = 4, 0.2
+# Dask warns of tasks with more than 10 MB, as they pass through the scheduler: those of a run are few at a time.
+_LARGE_TASKS = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,7 @@ class ThreadPool:
         self._feeds: Sequence[RowFeed]
 
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
-        pieces = [feed.at(0) for feed in feeds]
-        return self._executor.submit(first_row, call, [f.carries for f in feeds], None, *pieces).result()
+        return self._executor.submit(first_row, call, None, *(feed.at(0) for feed in feeds)).result()
 
     def begin(
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
@@ -66,12 +66,9 @@ class ThreadPool:
     def limit(self) -> int:
         return _PER_SLOT * self.slots
 
-    def submit(self, number: int, attempt: int) -> ThreadFuture[None]:
+    def submit(self, number: int, known: Sequence[str] | None) -> ThreadFuture[None]:
         pieces = [feed.at(number) for feed in self._feeds]
-        return self._executor.submit(run_chunk, self._job, number, None, *pieces)
-
-    def send(self, function: Callable[..., Any], pieces: Sequence[Any]) -> ThreadFuture[Any]:
-        return self._executor.submit(function, *pieces)
+        return self._executor.submit(run_chunk, self._job, number, known, None, *pieces)
 
     def error(self, future: ThreadFuture[None]) -> BaseException | None:
         return future.exception()
@@ -96,7 +93,6 @@ class ClientPool:
         self._live: set[Any] = set()
         self._copy: Any = None
         self._whole: dict[int, Any] = {}
-        self._opened: PreparedModel
         self._job: StreamJob
         self._feeds: Sequence[RowFeed]
         self._name = ""
@@ -128,18 +124,19 @@ class ClientPool:
 
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
         self._await_worker()
-        function = partial(first_row, call, [feed.carries for feed in feeds])
-        pieces = [_copy(opened, self._client), *(feed.at(0) for feed in feeds)]
-        return self._result(self.send(function, pieces))
+        pieces = [unseen_content(opened, self._client), *(feed.at(0) for feed in feeds)]
+        return self._result(self._submit(partial(first_row, call), *pieces))
 
     def begin(
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
     ) -> None:
-        self._opened, self._job, self._feeds = opened, job, feeds
+        self._job, self._feeds = job, feeds
         self._name = f"stream-{job.run}"
         self._await_worker()
-        self._send_shared()
-        seen = ask_workers(self._client, unseen, paths, _seen_parts(job))
+        content = unseen_content(opened, self._client)
+        self._copy = None if content is None else self._submit(rows_of, content)
+        self._whole = {i: self._submit(rows_of, f.at(0)) for i, f in enumerate(feeds) if not f.carries}
+        seen = ask_workers(self._client, unseen, paths)
         blind = {w: p for w, p in seen.items() if p is not None}
         if blind:
             worker, path = next(iter(blind.items()))
@@ -156,57 +153,24 @@ class ClientPool:
     def limit(self) -> int:
         return _PER_SLOT * self.slots + _SPARE
 
-    def submit(self, number: int, attempt: int) -> Any:
-        """Submit a chunk; the key is the same in every call for this run, and changes after a loss."""
-        # Inputs of all chunks may be lost with the same worker.
-        if attempt:
-            self._send_shared()
-        return self._submit(
-            (self._name, number, attempt),
-            partial(run_chunk, self._job, number),
-            self._copy,
-            *(self._sent(f.at(number)) if f.carries else self._whole[i] for i, f in enumerate(self._feeds)),
-            retries=_RETRIES,
-        )
+    def submit(self, number: int, known: Sequence[str] | None) -> Any:
+        """Submit a chunk; the key is the same in every call for this run, but of one that is only read again."""
+        pieces = (f.at(number) if f.carries else self._whole[i] for i, f in enumerate(self._feeds))
+        function = partial(run_chunk, self._job, number, known)
+        key = (self._name, number) if known is None else None
+        return self._submit(function, self._copy, *pieces, key=key, retries=_RETRIES)
 
-    def send(self, function: Callable[..., Any], pieces: Sequence[Any]) -> Any:
-        return self._submit(f"stream-{uuid4().hex}", function, *map(self._sent, pieces))
-
-    def _submit(self, key: Any, function: Callable[..., Any], *pieces: Any, retries: int = 0) -> Any:
+    def _submit(self, function: Callable[..., Any], *pieces: Any, key: Any = None, retries: int = 0) -> Any:
         """Submit a function; all but the results of tasks is in the call, which each worker can load."""
-        results = {i: piece for i, piece in enumerate(pieces) if hasattr(piece, "key")}
-        rest = [None if i in results else piece for i, piece in enumerate(pieces)]
+        rest = [self._client.compute(p) if isinstance(p, Delayed) else compact(p) for p in pieces]
+        results = {i: piece for i, piece in enumerate(rest) if hasattr(piece, "key")}
+        rest = [None if i in results else piece for i, piece in enumerate(rest)]
         call = PortableCall(_called, (tuple(results), function, rest))
-        future = self._client.submit(call, *results.values(), key=key, retries=retries)
+        with dask.config.set(_LARGE_TASKS):
+            key = key or f"stream-{uuid4().hex}"
+            future = self._client.submit(call, *results.values(), key=key, retries=retries)
         self._live.add(future)
         return future
-
-    def _send_shared(self) -> None:
-        """Send the model's copy and the inputs that every chunk gets whole."""
-        self._copy = _copy(self._opened, self._client)
-        self._whole = {i: self._sent(f.at(0)) for i, f in enumerate(self._feeds) if not f.carries}
-
-    def _sent(self, piece: Any) -> Any:
-        if isinstance(piece, Delayed):
-            return self._client.compute(piece)
-        # A slice of a table would be pickled with all of the table that it is of; scattered, it has its own rows.
-        is_small = isinstance(piece, np.ndarray) and piece.nbytes <= EMBED_BYTES
-        return self._scattered(piece) if hasattr(piece, "nbytes") and not is_small else piece
-
-    def _scattered(self, rows: Any) -> Any:
-        """Send rows directly to a worker; to another worker if the first one dies meanwhile."""
-        from distributed.comm.core import CommClosedError
-
-        for attempt in range(1, _SENDINGS):
-            try:
-                # Without a hash of the content, which takes as long as sending; chunks of equal rows would share a key.
-                return self._client.scatter(rows, direct=True, hash=False)
-            except CommClosedError:
-                time.sleep(_DEATH_KNOWN_S * attempt)
-            except TimeoutError:
-                # No worker is left.
-                self._await_worker()
-        return self._client.scatter(rows, direct=True, hash=False)
 
     def _await_worker(self) -> None:
         """Wait for a worker; a waiting task makes an elastic cluster start one."""
@@ -240,14 +204,14 @@ class ClientPool:
             )
 
     def error(self, future: Any) -> BaseException | None:
-        """Return the error of a failed chunk, `Lost` if its inputs were lost; None if it is done."""
+        """Return the error of a failed chunk; None if it is done."""
         if future.status == "finished":
             self._live.discard(future)
             return None
         if future.status == "error":
             failed: BaseException = future.exception()
             return failed
-        return Lost(f"its task is {future.status}: an input was lost with a worker, or the scheduler is gone")
+        return RuntimeError(f"its task is {future.status}: somebody cancelled it, or the scheduler is gone")
 
     def cancel(self) -> None:
         """Cancel failed chunks and those in flight; running tasks end, and their chunks are done."""
@@ -262,26 +226,11 @@ class ClientPool:
 AnyPool = ThreadPool | ClientPool
 
 
-def _seen_parts(job: StreamJob) -> list[str]:
-    if not is_address(job.parts):
-        return [job.parts, *(sink.folder for sink in job.sinks)]
-    return [f"{os.path.dirname(job.parts)}/run.json"]
-
-
 def _called(*args: Any) -> Any:
     """Call a function of pieces, some of which are the results of tasks."""
     *results, places, function, pieces = args
     there = dict(zip(places, results, strict=True))
     return function(*(there.get(i, piece) for i, piece in enumerate(pieces)))
-
-
-def _copy(opened: PreparedModel, client: Any) -> Any:
-    """Return a future of the model file's content for workers that cannot read the file, or None."""
-    feed = copy_for(opened, client)
-    if feed is None:
-        return None
-    key = feed.source.at(0)
-    return feed.layers[key][key].future
 
 
 async def beside(run: Callable[[Any], Any], client: Any) -> Any:

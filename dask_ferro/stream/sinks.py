@@ -1,7 +1,7 @@
 """Sinks: each chunk is written as a part of its own, and the parts are put together when all are there.
 
-    y.npy        parts are arrays, joined to one file            y.zarr      parts are chunks of the array
-    y.parquet    parts are the files of the folder               y.csv       parts are texts, joined to one file
+    y.npy        parts are bytes, joined behind a header         y.zarr      parts are chunks of the array
+    y.parquet    parts are tables, the files of the folder       y.csv       parts are texts, joined to one file
 
 A part that is there is whole, so the parts are the record of what is done.
 """
@@ -23,26 +23,30 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.prepared.remote import is_address
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats import Array, pa, zarr
-from dask_ferro.stream.formats.arrays import read_header, zarr_store
+from dask_ferro.stream.formats import pa, zarr
+from dask_ferro.stream.formats.arrays import zarr_store
 from dask_ferro.stream.formats.tables import PARQUET
 
 # Parts are joined in blocks of this size.
 _BLOCK = 1 << 24
 # A part's file; below zarr's folder "c", a chunk with one file, whose other axes are whole.
-_PART = re.compile(r"part-(\d+)\.(?:npy|csv|parquet)|(\d+)(?:/\d+)*")
-# The kinds of sinks by suffix; "table" is parquet with a column a result, "parquet" with one column of lists.
+_PART = re.compile(r"part-(\d+)\.(?:raw|csv|parquet)|(\d+)(?:/\d+)*")
+# The kinds of sinks by suffix; parquet and CSV are tables.
 KINDS = {".npy": "npy", ".zarr": "zarr", ".csv": "csv"} | dict.fromkeys(PARQUET, "parquet")
 
 
 class Layout(NamedTuple):
-    """The layout of a sink: the output's name, its chunks, and dtype and shape of a row, or pyarrow's schema."""
+    """The layout of a sink: its outputs' names, its chunks, and dtype and shape of a row, or a table's schema."""
 
-    name: str
+    outputs: tuple[str, ...]
     chunks: Chunks
     dtype: np.dtype[Any]
     row_shape: tuple[int, ...]
     schema: Any = None
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.outputs)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,7 +55,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Sink:
-    """The parts of one output in a folder, of a kind of `KINDS` or "table"; picklable."""
+    """The parts of an output, or of a table of several, in a folder; picklable."""
 
     kind: str
     folder: str
@@ -64,8 +68,8 @@ class Sink:
                 self._create()
             return
         files.make_folder(self.folder)
-        if self.kind in ("parquet", "table", "csv") and not self.layout.chunks.rows:
-            self.write(0, self._no_rows())
+        if self.layout.schema is not None and not self.layout.chunks.rows:
+            self.write(0, self.layout.schema.empty_table())
 
     def _create(self) -> None:
         # A chunk of a run has zarr chunks of its own, so no two tasks write one file; zarr has no chunks of length 0.
@@ -89,9 +93,9 @@ class Sink:
             ):
                 # Rows of zeros have no file.
                 files.make_folder(self._empty)
-                files.put(files.joined(self._empty, f"part-{number}.npy"), b"")
+                files.put(files.joined(self._empty, f"part-{number}.raw"), b"")
         else:
-            files.put(self._part(number), _CONTENT[self.kind](rows, number, self))
+            files.put(self._part(number), _content(self.kind, rows, is_first=number == 0))
 
     def done(self) -> frozenset[int]:
         count = self.layout.chunks.count
@@ -108,14 +112,12 @@ class Sink:
 
     def whole(self) -> tuple[str, Iterator[Any] | None]:
         """Return the folder of the parts if it is the output, else the path and the pieces of the file of them."""
-        for name in files.names_in(self.folder):
-            # Of writers that were killed.
-            if name.startswith("."):
-                files.remove(files.joined(self.folder, name))
-        if self.kind not in ("npy", "csv"):
-            if self.kind == "zarr" and not is_address(self.folder):
-                for name in [n for n in files.find(self.folder) if n.endswith(".partial")]:
+        if not is_address(self.folder):
+            # Writers that were killed leave ours, and zarr's.
+            for name in files.find(self.folder):
+                if os.path.basename(name).startswith(".") or name.endswith(".partial"):
                     files.remove(files.joined(self.folder, name))
+        if self.kind in ("parquet", "zarr"):
             return self.folder, None
         return f"{self.folder}.whole", self._joined()
 
@@ -130,19 +132,14 @@ class Sink:
             yield npy_header(self.layout)
         for number in range(count):
             with files.opened(self._part(number)) as file:
-                if self.kind == "npy":
-                    read_header(file)
                 yield from iter(partial(file.read, _BLOCK), b"")
-
-    def _no_rows(self) -> Any:
-        layout = self.layout
-        return np.empty(layout.shape, layout.dtype) if layout.schema is None else layout.schema.empty_table()
 
     def _part(self, number: int) -> str:
         # The same number of digits in each name, so that names sort like their numbers.
         digits = max(6, len(str(self.layout.chunks.count)))
-        suffix = ".parquet" if self.kind == "table" else f".{self.kind}"
-        return files.joined(self.folder, f"part-{number:0{digits}d}{suffix}")
+        return files.joined(
+            self.folder, f"part-{number:0{digits}d}.{'raw' if self.kind == 'npy' else self.kind}"
+        )
 
 
 def npy_header(layout: Layout) -> bytes:
@@ -152,48 +149,25 @@ def npy_header(layout: Layout) -> bytes:
     return buffer.getvalue()
 
 
-def _npy(rows: Array, number: int, sink: Sink) -> Any:
-    content = io.BytesIO()
-    np.save(content, np.ascontiguousarray(rows))
-    return content.getbuffer()
-
-
-def _parquet(rows: Array, number: int, sink: Sink) -> Any:
-    """Return the file of an array: a column of lists, of lists of lists and so on."""
-    column = pa.array(np.ascontiguousarray(rows).reshape(-1))
-    for size in reversed(rows.shape[1:]):
-        column = pa.FixedSizeListArray.from_arrays(column, size)
-    return _table(pa.table({sink.layout.name: column}), number, sink)
-
-
-def _table(rows: Any, number: int, sink: Sink) -> Any:
+def _content(kind: str, rows: Any, *, is_first: bool) -> Any:
+    """Return the content of a part: an array's bytes, or a table's file, of CSV with a header in the first one."""
+    if kind == "npy":
+        return rows.tobytes()
     content = pa.BufferOutputStream()
-    pa.parquet.write_table(rows, content)
-    return content.getvalue()
-
-
-def _csv(rows: Any, number: int, sink: Sink) -> Any:
-    content = pa.BufferOutputStream()
-    if number and not rows.num_rows:
-        return b""
     try:
-        # In one piece: without a header, pyarrow 26 writes a table that begins with an empty piece as zeros.
-        pa.csv.write_csv(rows.combine_chunks(), content, pa.csv.WriteOptions(include_header=number == 0))
+        if kind == "parquet":
+            pa.parquet.write_table(rows, content)
+        elif rows.num_rows or is_first:
+            # In one piece: without a header, pyarrow 26 writes a table that begins with an empty piece as zeros.
+            pa.csv.write_csv(rows.combine_chunks(), content, pa.csv.WriteOptions(include_header=is_first))
     except (pa.ArrowException, NotImplementedError) as error:
-        raise ConfigError(f"a .csv file does not hold its columns: {error}; write it as .parquet") from error
+        raise ConfigError(
+            f"a .{kind} file does not hold its columns: {error}; choose another format"
+        ) from error
     return content.getvalue()
 
 
-_CONTENT = {"npy": _npy, "parquet": _parquet, "table": _table, "csv": _csv}
-
-
-def check_kind(kind: str, path: str, dtype: np.dtype[Any]) -> None:
-    """Raise `ConfigError` where the package of a format is missing, or it does not hold a dtype."""
-    if kind == "zarr":
-        zarr.load()
-    elif kind != "npy":
-        pa.load()
-        if dtype.kind == "c":
-            raise ConfigError(
-                f"sink {path!r}: {os.path.splitext(path)[1]} has no complex numbers; use .npy or .zarr"
-            )
+def check_kind(kind: str) -> None:
+    """Raise `ConfigError` where the package of a format is missing."""
+    if kind != "npy":
+        (zarr if kind == "zarr" else pa).load()

@@ -2,24 +2,18 @@
 
     numbers --submit--> in flight (at most `limit`) --> done, one by one
 
-It knows no client, model or file: a pool has `limit()`, `submit(number, attempt)` with a future, its `error(future)`
-(None where it is done, `Lost` where another attempt may help), and `look()`, called while no chunk ends.
+It knows no client, model or file: a pool has `limit()`, `submit(number, known)` with a future, its `error(future)`,
+None where it is done, and `look()`, called while no chunk ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
 
-# A chunk whose input or model was lost with a worker is submitted again; a fourth loss is not a coincidence.
-_ATTEMPTS = 4
 # While no chunk ends, the pool checks for trouble at this interval.
 LOOK_S = 1.0
-
-
-class Lost(Exception):
-    """The inputs of a chunk were lost with a worker, or cancelled; the chunk may be submitted again."""
 
 
 class ChunkFailed(Exception):
@@ -32,31 +26,25 @@ class ChunkFailed(Exception):
         self.others = others
 
 
-def drive(
-    numbers: Iterable[int], pool: Any, submit: Callable[[int, int], Any] | None = None
-) -> Iterator[int]:
-    """Yield the numbers of chunks as they are done; `submit` in place of the pool's own.
+def drive(chunks: Iterable[tuple[int, Any]], pool: Any) -> Iterator[int]:
+    """Yield the numbers of chunks as they are done; `chunks` are numbers, and what is known of each.
 
     Raises
     ------
     ChunkFailed
         A chunk failed; raised after the chunks in flight have ended, without submitting others.
     """
-    waiting = iter(numbers)
+    waiting = iter(chunks)
     ended: SimpleQueue[Any] = SimpleQueue()
-    flying: dict[Any, tuple[int, int]] = {}
+    flying: dict[Any, int] = {}
     failures: list[tuple[int, BaseException]] = []
-
-    def start(number: int, attempt: int) -> None:
-        future = (submit or pool.submit)(number, attempt)
-        flying[future] = number, attempt
-        # Completed futures arrive in a queue, because polling all futures in flight would cost more with their number.
-        future.add_done_callback(ended.put)
-
     while True:
         # After a failure no chunk is started, but those in flight end, and count as done.
-        while not failures and len(flying) < pool.limit() and (number := next(waiting, None)) is not None:
-            start(number, 0)
+        while not failures and len(flying) < pool.limit() and (chunk := next(waiting, None)) is not None:
+            future = pool.submit(*chunk)
+            flying[future] = chunk[0]
+            # Completed futures arrive in a queue: to poll those in flight would cost more with their number.
+            future.add_done_callback(ended.put)
         if not flying:
             break
         try:
@@ -64,12 +52,10 @@ def drive(
         except Empty:
             pool.look()
             continue
-        number, attempt = flying.pop(future)
+        number = flying.pop(future)
         error = pool.error(future)
         if error is None:
             yield number
-        elif isinstance(error, Lost) and attempt + 1 < _ATTEMPTS and not failures:
-            start(number, attempt + 1)
         else:
             failures.append((number, error))
     if failures:

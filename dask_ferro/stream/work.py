@@ -1,7 +1,7 @@
 """The work of a run: what is known before anything is created, and the task of a chunk.
 
-A task reads the rows of a chunk, runs the model on them and writes their part of each output: rows never pass through
-the client or the scheduler.
+A task reads the rows of a chunk, runs the model on them and writes their part of each output: rows of files never pass
+through the client or the scheduler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.bundling.plan import Plan, ValueSource
+from dask_ferro.graph.bundling.plan import Bundle
 from dask_ferro.graph.ir.nodes import value_bytes
 from dask_ferro.lower.inputs.tables import empty_results, read_table, result_columns
 from dask_ferro.lower.prepared.prepared import PreparedModel
@@ -27,70 +27,75 @@ from dask_ferro.lower.worker.models import ModelRef
 from dask_ferro.lower.worker.task import BundleRef, run_bundle
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks, batch_rows
-from dask_ferro.stream.ends import TABLE, Ends
+from dask_ferro.stream.ends import Ends
 from dask_ferro.stream.formats import Array, numeric, pa, rows_of
 from dask_ferro.stream.formats.images import ImageRows
-from dask_ferro.stream.formats.tables import Table, digest_of
+from dask_ferro.stream.formats.tables import Schema, Table, digest_of
 from dask_ferro.stream.journal import Header, Output
 from dask_ferro.stream.sinks import Layout, Sink, check_kind
 
 # Types and costs are computed for this number of rows: the overhead of a node is small for it, and an output of this
 # length has a row for each input row, because another axis hardly has the size of a prime.
 _SAMPLE_ROWS = 251
-# In `ChunkCall.outputs`: the output is the model's input of that index, unchanged.
-INPUT = -1
 # The notes of a chunk beside its parts: what it left out, and digests of what it read.
 _NOTE = "note-"
 
 
 class TableCall(NamedTuple):
-    """How a table is mapped to a model's inputs (`reads`), and its outputs to a table (`writes`)."""
+    """How columns go to a model's inputs, whose rows have `shapes` then, and outputs to columns after those kept."""
 
     sig: Signature
     title: str
-    columns: tuple[str, ...]
+    features: tuple[str, ...]
     keep: tuple[str, ...]
-    outputs: tuple[str, ...]
-    reads: bool
-    writes: bool
+    shapes: Mapping[str, tuple[int, ...]]
 
     def inputs(self, table: Table) -> list[Array]:
         if isinstance(table, ImageRows):
             return [table.images]
         # Columns may be chosen twice, or in another order than the table's.
-        mapped = table.select(list(dict.fromkeys(self.columns)))
-        found = read_table(mapped, self.sig, self.title)
+        found = read_table(table.select(list(dict.fromkeys(self.features))), self.sig, self.title)
         assert found is not None
+        for name, array in found.arrays.items():
+            if array.shape[1:] != self.shapes[name]:
+                raise ConfigError(
+                    f"input {name!r} has rows of shape {array.shape[1:]}, wanted {self.shapes[name]}, as in row 0"
+                )
         return [found.arrays[spec.name] for spec in self.sig.inputs]
 
-    def written(self, table: Any, results: Mapping[str, Any], rows: int) -> Table:
+    def columns(self, table: Any, results: Mapping[str, Any], rows: int) -> Table:
         """Return results as columns of a table, after those that are kept."""
         made = result_columns(self.sig, results, rows, self.title, self.keep)
         # Kept columns never pass through numpy, so that dates and missing values stay as they are.
         kept = table.select(list(self.keep)).columns if self.keep else []
-        values = [pa.array(v, pa.string() if v.dtype.kind == "O" else None) for v in made.values()]
+        try:
+            values = [pa.array(v, pa.string() if v.dtype.kind == "O" else None) for v in made.values()]
+        except pa.ArrowException as error:
+            dtypes = ", ".join(f"{name} ({value.dtype})" for name, value in results.items())
+            raise ConfigError(
+                f"{self.title}: a table does not hold {dtypes}: {error}; write .npy or .zarr"
+            ) from error
         return pa.table([*kept, *values], names=[*self.keep, *made])
 
 
 class ChunkCall(NamedTuple):
-    """A call of a whole model, whose nodes are one bundle, if there are any.
+    """A call of a whole model: a bundle of its nodes, and others of outputs that are inputs.
 
-    `outputs` are (bundle, index) of each wanted output: among the bundle's results, or the inputs (`INPUT`).
+    `outputs` are the bundle of each output, and its place there.  `reads` tells that the inputs are columns of a table.
     """
 
     model: ModelRef
-    bundle: BundleRef | None
-    outputs: tuple[tuple[int, int], ...]
-    table: TableCall | None = None
+    bundles: tuple[BundleRef, ...]
+    outputs: Mapping[str, tuple[int, int]]
+    table: TableCall
+    reads: bool
 
-    def results(self, inputs: Sequence[Array], copy: Any) -> list[Any]:
-        made: tuple[Any, ...] = ()
-        if self.bundle is not None:
-            made = self.bundle.each(run_bundle(self.model, self.bundle, *inputs, copy=copy))
-        return [inputs[index] if bundle == INPUT else made[index] for bundle, index in self.outputs]
+    def results(self, inputs: Sequence[Array], copy: Any) -> dict[str, Any]:
+        made = [bundle.each(run_bundle(self.model, bundle, *inputs, copy=copy)) for bundle in self.bundles]
+        return {name: made[bundle][place] for name, (bundle, place) in self.outputs.items()}
 
     def inputs(self, read: Sequence[Any]) -> list[Array]:
-        return self.table.inputs(read[0]) if self.table is not None and self.table.reads else list(read)
+        return self.table.inputs(read[0]) if self.reads else list(read)
 
 
 class StreamJob(NamedTuple):
@@ -105,42 +110,48 @@ class StreamJob(NamedTuple):
     named: tuple[int, ...] = ()
 
 
-def digests(*pieces: Any) -> list[str]:
-    return [digest_of(rows_of(piece)) for piece in pieces]
-
-
-def first_row(
-    call: ChunkCall, carries: Sequence[bool], copy: Any, *pieces: Any
-) -> list[tuple[str, tuple[int, ...]]]:
+def first_row(call: ChunkCall, copy: Any, *pieces: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return dtype and row shape of each output, from running the model on the first row of its batched inputs."""
     inputs = call.inputs(list(map(rows_of, pieces)))
-    if call.table is None or not call.table.reads:
-        inputs = [rows[:1] if carried else rows for rows, carried in zip(inputs, carries, strict=True)]
-    return [(value.dtype.str, value.shape[1:]) for value in map(np.asarray, call.results(inputs, copy))]
+    inputs = [rows[:1] if one else rows for rows, one in zip(inputs, call.table.sig.carries, strict=True)]
+    results = {name: np.asarray(value) for name, value in call.results(inputs, copy).items()}
+    return {name: (value.dtype.str, value.shape[1:]) for name, value in results.items()}
 
 
-def run_chunk(job: StreamJob, number: int, copy: Any, *pieces: Any) -> None:
+def run_chunk(job: StreamJob, number: int, known: Sequence[str] | None, copy: Any, *pieces: Any) -> None:
     """Compute a chunk and write its parts.
 
-    `copy` is the model file's content, for workers that cannot read its path; `pieces` are the rows of each model
-    input, or what reads them, and one for a table.
+    Of one that is done, `known` are the digests of what it was computed from: it is read again, and refused if that
+    changed.  `copy` is the model file's content, for workers that cannot read its path; `pieces` are the rows of each
+    model input, or what reads them, and one for a table.
     """
     read = list(map(rows_of, pieces))
     skipped = getattr(read[0], "skipped", ())
     note = {"skipped": skipped, "read": [digest_of(read[index]) for index in job.named]}
-    values = job.call.results(job.call.inputs(read), copy)
+    if known is not None:
+        if note["read"] != known:
+            first, stop = job.chunks.span(number)
+            raise ConfigError(
+                f"the source changed: rows {first} to {stop - 1} are done, and were computed from other rows than a"
+                " dask collection of the same name has now. Call ff.run with the earlier one to resume, or pass"
+                " overwrite=True to start a new run"
+            )
+        return
+    results = job.call.results(job.call.inputs(read), copy)
     if any(note.values()):
         # Before the part: a part that is there has nothing that is not recorded.
         files.put(files.joined(job.parts, f"{_NOTE}{number}"), json.dumps(note).encode())
-    table = job.call.table
-    if table is not None and table.writes:
-        named = dict(zip(table.outputs, values, strict=True))
-        values = [table.written(read[0], named, read[0].num_rows if table.reads else len(values[0]))]
-    for sink, value in zip(job.sinks, values, strict=True):
-        if sink.layout.schema is None:
-            _check(value, sink.layout, job.chunks.length(number) - len(skipped), job.call.model.path)
-    for sink, value in zip(job.sinks, values, strict=True):
-        sink.write(number, value)
+    rows = job.chunks.length(number) - len(skipped)
+    parts = []
+    for layout in (sink.layout for sink in job.sinks):
+        if layout.schema is None:
+            part = results[layout.name]
+            _check(part, layout, rows, job.call.model.path)
+        else:
+            part = job.call.table.columns(read[0], {name: results[name] for name in layout.outputs}, rows)
+        parts.append(part)
+    for sink, part in zip(job.sinks, parts, strict=True):
+        sink.write(number, part)
 
 
 def _check(value: Any, layout: Layout, length: int, model: str) -> None:
@@ -162,15 +173,14 @@ def notes_in(parts: str) -> tuple[tuple[str, ...], dict[str, list[str]]]:
     return tuple(skipped), {number: note["read"] for number, note in notes.items() if note["read"]}
 
 
-def unseen(paths: Sequence[str], parts: Sequence[str]) -> str | None:
+def unseen(paths: Sequence[str]) -> str | None:
     """Return the first path that does not exist for this process, with the reason where a store gives one, or None."""
-    for path in (*paths, *parts):
+    for path in paths:
         try:
-            is_there = files.exists(path) if "://" in path else os.path.exists(path)
+            if not files.exists(path):
+                return shown(path)
         except (OSError, ConfigError) as error:
             return f"{shown(path)} ({error})"
-        if not is_there:
-            return shown(path)
     return None
 
 
@@ -192,15 +202,13 @@ def standins(sig: Signature, sources: Mapping[str, Any], rows: int | None = None
 
     Inputs that carry the batch have `rows` rows, where they are given; others have those of their source.
     """
-    pairs = ((sources[s.name], s.name, carries) for s, carries in zip(sig.inputs, sig.carries, strict=True))
-    return {
+    arrays = {}
+    for name, source in ((spec.name, sources[spec.name]) for spec in sig.inputs):
+        length = source.rows if rows is None or name not in sig.carried else rows
         # Broadcast from one number.
-        name: np.broadcast_to(
-            np.array("" if source.dtype == np.dtype(object) else 0, source.dtype),
-            (source.rows if rows is None or not carries else rows, *source.row_shape),
-        )
-        for source, name, carries in pairs
-    }
+        one = np.array("" if source.dtype == np.dtype(object) else 0, source.dtype)
+        arrays[name] = np.broadcast_to(one, (length, *source.row_shape))
+    return arrays
 
 
 def _sampled(opened: PreparedModel, sources: Mapping[str, Any]) -> tuple[int, Any]:
@@ -211,7 +219,7 @@ def _sampled(opened: PreparedModel, sources: Mapping[str, Any]) -> tuple[int, An
 
 def check_sources(sig: Signature, sources: Mapping[str, Any], title: str) -> int:
     """Return the number of rows to stream; raises `ConfigError` for sources that do not fit the model."""
-    lengths = {s.name: sources[s.name].rows for s, c in zip(sig.inputs, sig.carries, strict=True) if c}
+    lengths = {name: sources[name].rows for name in sig.carried}
     if not lengths:
         raise ConfigError(
             f"{title} has no batch axis: its first input must have an axis 0, declared in the model"
@@ -227,32 +235,12 @@ def check_sources(sig: Signature, sources: Mapping[str, Any], title: str) -> int
     return int(rows)
 
 
-def check_outputs(
-    opened: PreparedModel, sources: Mapping[str, Any], names: Sequence[str], title: str
-) -> None:
-    """Raise `ConfigError` for outputs that are known not to have a row for each row of the inputs."""
-    sig = opened.signature
-    sample, sized = _sampled(opened, sources)
-    problems = []
-    for spec in (spec for spec in sig.outputs if spec.name in names):
-        shape = sized.types[spec.name].shape
-        if spec.kind != "tensor":
-            problems.append(f"output {spec.name!r} is a {spec.kind}, wanted a tensor")
-        elif shape is not None and (not shape or (isinstance(shape[0], int) and shape[0] != sample)):
-            problems.append(f"output {spec} does not carry the batch axis, so it is not one of rows")
-    if problems:
-        raise ConfigError(
-            f"{title}: {'; '.join(problems)}; name the outputs to write with output= or a mapping"
-        )
-
-
 def default_batch(opened: PreparedModel, ends: Ends, rows: int, slots: int) -> int:
     sig = opened.signature
     sample, sized = _sampled(opened, ends.sources)
     weights = opened.loaded.model.graph.initializers
     largest = max((value_bytes(t) for name, t in sized.types.items() if name not in weights), default=0)
-    carried = {s.name for s, c in zip(sig.inputs, sig.carries, strict=True) if c}
-    read = [source for name, source in ends.read.items() if name in carried or ends.columns is not None]
+    read = [source for name, source in ends.read.items() if name in sig.carried or ends.columns is not None]
     own = max(source.grain for source in read)
     return batch_rows(
         rows,
@@ -260,7 +248,7 @@ def default_batch(opened: PreparedModel, ends: Ends, rows: int, slots: int) -> i
         row_seconds=sized.seconds / sample + sum(source.row_seconds for source in read),
         slots=slots,
         grain=own if own > 1 else max(1, sig.fixed_rows),
-        is_cut=own > 1 and all(getattr(source, "is_cut", source.grain == 1) for source in read),
+        is_cut=own > 1 and all(source.is_cut for source in read),
     )
 
 
@@ -274,43 +262,32 @@ class Work:
 
     @cached_property
     def call(self) -> ChunkCall:
-        """The model as one bundle, and the positions of the outputs in its results."""
+        """The call of a chunk."""
         sig, chunks, ends = self.opened.signature, self.chunks, self.ends
         shapes = standins(sig, ends.sources, chunks.batch)
         plan = self.opened.plan(shapes, chunks.batch, max(1, chunks.count), "model")
-        found = dict(zip((s.name for s in sig.outputs), plan.outputs, strict=True))
-        outputs = tuple(_where(plan, n, found[n]) for n in ends.outputs)
-        computed = [bundle for bundle in plan.bundles if bundle.nodes]
-        if not computed:
-            return ChunkCall(self.opened.ref, None, outputs, self._table)
-        (whole,) = computed
-        taken = [source.place for source in whole.sources]
+        outputs = {s.name: (o.bundle, o.place) for s, o in zip(sig.outputs, plan.outputs, strict=True)}
         splits = bool(sig.fixed_rows) and (chunks.batch != sig.fixed_rows or chunks.rows % chunks.batch != 0)
-        bundle = BundleRef(
-            whole.inputs,
-            whole.outputs,
-            route(self.opened.support, whole.nodes),
-            tuple((index, -1) for index in taken),
-            split=tuple(sig.carries[index] for index in taken) if splits else (),
-        )
-        return ChunkCall(self.opened.ref, bundle, outputs, self._table)
+        bundles = tuple(self._bundle(bundle, splits=splits) for bundle in plan.bundles)
+        features, keep = (ends.columns.features, ends.columns.keep) if ends.columns else ((), ())
+        given = {name: source.row_shape for name, source in ends.sources.items()}
+        table = TableCall(sig, f"model {self.opened.name!r}", features, keep, given)
+        return ChunkCall(self.opened.ref, bundles, outputs, table, ends.columns is not None)
 
-    @property
-    def _table(self) -> TableCall | None:
-        columns, writes = self.ends.columns, self.ends.is_table
-        if columns is None and not writes:
-            return None
-        sig, title = self.opened.signature, f"model {self.opened.name!r}"
-        features, keep = (columns.features, columns.keep) if columns else ((), ())
-        return TableCall(sig, title, features, keep, tuple(self.ends.outputs), columns is not None, writes)
+    def _bundle(self, bundle: Bundle, *, splits: bool) -> BundleRef:
+        taken = [source.place for source in bundle.sources]
+        engines = route(self.opened.support, bundle.nodes)
+        carries = tuple(self.opened.signature.carries[place] for place in taken)
+        split = carries if splits and any(carries) else ()
+        return BundleRef(
+            bundle.inputs, bundle.outputs, engines, tuple((place, -1) for place in taken), split=split
+        )
 
     def feeds(self) -> list[RowFeed]:
         """Return the rows of each model input, in the model's order; of a table all in one piece."""
         sig, columns = self.opened.signature, self.ends.columns
         if columns is not None:
-            if self.chunks.rows or self.ends.is_table:
-                return [RowFeed(columns.table.pieces(self.chunks), True)]
-            return []
+            return [RowFeed(columns.table.pieces(self.chunks), True)]
         # A row of zeros for a source without rows, by which the shapes of outputs are known.
         row = standins(sig, self.ends.sources, 1)
         feeds = []
@@ -326,64 +303,62 @@ class Work:
     @property
     def named(self) -> tuple[int, ...]:
         """The positions of what is identified by its name alone: such a name stays when a file behind it changes."""
-        return tuple(
-            k for k, source in enumerate(self.ends.read.values()) if getattr(source, "is_named", False)
-        )
+        return tuple(k for k, source in enumerate(self.ends.read.values()) if source.is_named)
 
     def header(self, folder: str) -> Header:
         above = os.path.dirname(folder)
         places = self.ends.places.items()
         outputs = {n: Output(p.kind, _relative(p.path, above), "", ()) for n, p in places}
-        sig = self.opened.signature
-        batched = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
-        settings = {"batched": batched, "outputs": self.ends.outputs, **self.ends.settings}
+        batched = list(self.opened.signature.carried)
+        settings = {"batched": batched, **self.ends.settings}
         sources = {name: source.fingerprint() for name, source in self.ends.read.items()}
         rows, batch = self.chunks.rows, self.chunks.batch
         return Header(self.opened.loaded.digest, sources, rows, batch, settings, outputs)
 
-    def known_layouts(self) -> list[Layout] | None:
-        """Return the outputs' layouts from the model's types, or None when these are incomplete."""
-        if self.ends.is_table:
-            return self.layouts([])
-        sig, batch = self.opened.signature, self.chunks.batch
-        types = self.opened.sized(standins(sig, self.ends.sources, batch), batch).types
-        dtypes = {spec.name: spec.dtype for spec in sig.outputs}
-        known = [(dtypes[name], (types[name].shape or (0, None))[1:]) for name in self.ends.outputs]
-        if any(dtype is None or not all(isinstance(d, int) for d in rest) for dtype, rest in known):
-            return None
-        return self.layouts(known)
+    def known_rows(self) -> dict[str, tuple[Any, Any]] | None:
+        """Return dtype and row shape of the outputs from the model's types, or None when these are incomplete.
 
-    def layouts(self, found: Sequence[tuple[Any, Any]]) -> list[Layout]:
-        """Return the outputs' layouts from dtype and row shape of each."""
-        if self._table is not None and self._table.writes:
-            return [Layout(TABLE, self.chunks, np.dtype(object), (), self._empty(self._table).schema)]
-        made = [
-            Layout(name, self.chunks, numeric(np.dtype(dtype), f"output {name!r}"), tuple(shape))
-            for name, (dtype, shape) in zip(self.ends.outputs, found, strict=True)
-        ]
-        for layout in made:
-            place = self.ends.places[layout.name]
-            check_kind(place.kind, place.path, layout.dtype)
+        Raises `ConfigError` for outputs that are known not to have a row for each row of the inputs.
+        """
+        sig, sources, batch = self.opened.signature, self.ends.sources, self.chunks.batch
+        sample, sized = _sampled(self.opened, sources)
+        types = self.opened.sized(standins(sig, sources, batch), batch).types
+        known, problems = {}, []
+        for spec in sig.outputs:
+            shape = sized.types[spec.name].shape
+            if spec.kind != "tensor":
+                problems.append(f"output {spec.name!r} is a {spec.kind}, wanted a tensor")
+            elif shape is not None and (not shape or (isinstance(shape[0], int) and shape[0] != sample)):
+                problems.append(f"output {spec} does not carry the batch axis, so it is not one of rows")
+            known[spec.name] = (spec.dtype, (types[spec.name].shape or (0, None))[1:])
+        if problems:
+            raise ConfigError(
+                f"{self.call.table.title}: {'; '.join(problems)}; choose others by ff.from_onnx(model, outputs=...)"
+            )
+        arrays = [known[place.outputs[0]] for place in self.ends.places.values() if not place.is_table]
+        is_known = all(d is not None and all(isinstance(n, int) for n in rest) for d, rest in arrays)
+        return known if is_known else None
+
+    def layouts(self, rows: Mapping[str, Sequence[Any]]) -> list[Layout]:
+        """Return the layouts of the sinks from dtype and row shape of each output that is an array."""
+        made = []
+        for name, place in self.ends.places.items():
+            check_kind(place.kind)
+            if place.is_table:
+                layout = Layout(place.outputs, self.chunks, np.dtype(object), (), self._schema(place.outputs))
+            else:
+                dtype, shape = rows[name]
+                dtype = numeric(np.dtype(dtype), f"output {name!r}")
+                layout = Layout(place.outputs, self.chunks, dtype, tuple(shape))
+            made.append(layout)
         return made
 
-    def _empty(self, call: TableCall) -> Table:
-        """Return the table of results for no rows, as far as the model declares its outputs."""
-        results = {n: v for n, v in (empty_results(call.sig) or {}).items() if n in call.outputs}
+    def _schema(self, outputs: Sequence[str]) -> Schema:
+        """Return the columns of a table of some outputs, as far as the model declares these."""
+        empty = {n: v for n, v in empty_results(self.opened.signature).items() if n in outputs}
         columns = self.ends.columns
-        return call.written(columns and columns.table.schema.empty_table(), results, 0)
+        return self.call.table.columns(columns and columns.table.schema.empty_table(), empty, 0).schema
 
 
 def _relative(path: str, above: str) -> str:
     return path[len(above.rstrip("/")) + 1 :] if "://" in path else os.path.relpath(path, above)
-
-
-def _where(plan: Plan, name: str, source: ValueSource) -> tuple[int, int]:
-    bundle = plan.bundles[source.bundle]
-    if bundle.nodes:
-        return source.bundle, source.place
-    # No node computes it: it is an unchanged input, or a weight.
-    if not bundle.sources:
-        raise ConfigError(
-            f"output {name!r} is a weight of the model: there is nothing to compute, leave it out"
-        )
-    return INPUT, bundle.sources[0].place

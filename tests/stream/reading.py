@@ -15,9 +15,7 @@ def read(path: str | Path) -> np.ndarray:
     if str(path).endswith(".zarr"):
         return np.asarray(zarr.open_array(str(path), mode="r")[:])
     if str(path).endswith(".parquet"):
-        table = pq.read_table(path)
-        (name,) = table.column_names
-        return np.stack(table.to_pandas()[name].to_list())
+        return np.asarray(pq.read_table(path).to_pandas())
     return np.asarray(np.load(path))
 
 

@@ -1,4 +1,4 @@
-"""The window: how many are in flight, what happens after a failure, what is tried again."""
+"""The window: how many are in flight, and what happens after a failure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.stream.window import ChunkFailed, Lost, drive
+from dask_ferro.stream.window import ChunkFailed, drive
 
 
 class Bench:
-    """A pool whose chunks end in order of submission, with the errors in `outcomes` by (number, attempt)."""
+    """A pool whose chunks end in order of submission, with the errors in `outcomes`."""
 
     def __init__(self, limit=3, outcomes=None):
         self.most, self.outcomes = limit, outcomes or {}
@@ -22,25 +22,29 @@ class Bench:
     def limit(self):
         return self.most
 
-    def submit(self, number, attempt):
-        self.submitted.append((number, attempt))
+    def submit(self, number, known):
+        self.submitted.append((number, known))
         self.flying += 1
         self.peak = max(self.peak, self.flying)
         future = Future()
-        future.job = number, attempt
+        future.number = number
         future.set_result(None)
         return future
 
     def error(self, future):
         self.flying -= 1
-        return self.outcomes.get(future.job)
+        return self.outcomes.get(future.number)
+
+
+def chunks(count):
+    return ((number, number) for number in range(count))
 
 
 def failing(bench, count):
     """Return what was done, and the failure."""
     done = []
     try:
-        for number in drive(range(count), bench):
+        for number in drive(chunks(count), bench):
             done.append(number)  # noqa: PERF402 - what came before the error is wanted
     except ChunkFailed as failed:
         return done, failed
@@ -50,43 +54,29 @@ def failing(bench, count):
 @given(count=st.integers(0, 20), limit=st.integers(1, 7))
 def test_all_are_done_once_and_no_more_than_the_limit_are_in_flight(count, limit):
     bench = Bench(limit)
-    assert list(drive(range(count), bench)) == list(range(count))
-    assert bench.submitted == [(n, 0) for n in range(count)]
+    assert list(drive(chunks(count), bench)) == list(range(count))
+    assert bench.submitted == list(chunks(count))
     assert bench.peak == min(count, limit)
 
 
 def test_after_a_failure_nothing_is_submitted_and_those_in_flight_are_done():
     error = ValueError("no")
-    bench = Bench(limit=3, outcomes={(2, 0): error})
+    bench = Bench(limit=3, outcomes={2: error})
     done, failed = failing(bench, 10)
     assert done == [0, 1, 3, 4]
     assert (failed.number, failed.error, failed.others, failed.__cause__) == (2, error, 0, error)
-    assert bench.submitted == [(n, 0) for n in range(5)]
+    assert bench.submitted == list(chunks(5))
 
 
 def test_the_first_failure_is_told_and_the_others_are_counted():
-    done, failed = failing(Bench(limit=4, outcomes={(n, 0): ValueError(str(n)) for n in (1, 2, 4)}), 10)
+    done, failed = failing(Bench(limit=4, outcomes={n: ValueError(str(n)) for n in (1, 2, 4)}), 10)
     assert done == [0, 3]
     assert (failed.number, str(failed.error), failed.others) == (1, "1", 2)
 
 
-def test_what_was_lost_is_submitted_again():
-    bench = Bench(limit=2, outcomes={(1, 0): Lost(), (1, 1): Lost()})
-    assert sorted(drive(range(4), bench)) == [0, 1, 2, 3]
-    assert [s for s in bench.submitted if s[0] == 1] == [(1, 0), (1, 1), (1, 2)]
-    assert bench.peak == 2
-
-
-def test_but_not_for_ever():
-    bench = Bench(limit=1, outcomes={(1, attempt): Lost("gone") for attempt in range(9)})
-    done, failed = failing(bench, 3)
-    assert (done, failed.number, str(failed.error)) == ([0], 1, "gone")
-    assert bench.submitted == [(0, 0), *((1, attempt) for attempt in range(4))]
-
-
 def test_a_limit_that_changes_is_followed():
     bench = Bench(limit=1)
-    flight = drive(range(9), bench)
+    flight = drive(chunks(9), bench)
     assert next(flight) == 0
     bench.most = 5
     assert next(flight) == 1
@@ -99,4 +89,4 @@ def test_an_interrupt_leaves_the_loop_at_once():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(drive(range(3), Interrupted()))
+        list(drive(chunks(3), Interrupted()))

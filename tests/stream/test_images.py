@@ -92,7 +92,8 @@ def test_a_folder_gives_a_table_with_the_paths(
 
 
 def test_a_pattern_and_arrays(folder: Any, tmp_path: Any) -> None:
-    ff.run(model(), str(folder / "*.png"), tmp_path / "y.npy", preprocess=pixels, output="most")
+    most = ff.from_onnx(model(), outputs="most")
+    ff.run(most, str(folder / "*.png"), tmp_path / "y.npy", preprocess=pixels)
     _, x = wanted(folder, pixels)
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), x[1::2].max((2, 3)))
 
@@ -126,7 +127,7 @@ def as_it_is(image: Any) -> np.ndarray:
             {"preprocess": pixels, "keep": ["label"]}, r"keep=\['label'\].*'path' alone", id="no such column"
         ),
         pytest.param(
-            {"preprocess": pixels, "sink": "y.npy", "output": "mean", "keep": []},
+            {"preprocess": pixels, "sink": "y", "keep": []},
             "keep= writes a table",
             id="keep",
         ),

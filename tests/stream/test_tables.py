@@ -154,17 +154,12 @@ def test_a_csv_file_that_is_misread_is_an_error(tmp_path: Any, change: Any, word
             id="no column",
         ),
         pytest.param(
-            lambda p, o: ff.run(by_columns(), p, {"total": f"{o}.npy"}, keep=["id"]),
+            lambda p, o: ff.run(by_columns(), p, o.removesuffix(".parquet"), keep=["id"]),
             "keep= writes a table",
             id="a sink",
         ),
         pytest.param(
             lambda p, o: ff.run(by_columns(), np.zeros(3), o, keep=["id"]), "need a table", id="a source"
-        ),
-        pytest.param(
-            lambda p, o: ff.run(by_columns(), p, o, keep=["id"], input="price"),
-            "leave out input=",
-            id="input",
         ),
         pytest.param(
             lambda p, o: ff.run(mlp(), p, o, columns=["a"]),

@@ -62,7 +62,7 @@ def predicted(part: Frame, predict: Callable[[Frame], Frame]) -> Frame:
 def _no_results(model: Any, empty: Frame, sample: Frame, sig: Signature, title: str) -> Frame:
     """Return the results of no rows: as the model declares them, else of a sample."""
     results = empty_results(sig)
-    if results is not None:
+    if len(results) == len(sig.outputs):
         return TableForm(nw.Implementation.PANDAS, 0, empty.index, sig).table(results, title)
     try:
         return model.predict(sample).iloc[:0].set_axis(empty.index, axis=0)

@@ -36,9 +36,7 @@ _tried_models: WeakSet[PreparedModel] = WeakSet()
 Run = Callable[[Mapping[str, Any]], Any]
 
 
-def check_rows(
-    opened: PreparedModel, arrays: Mapping[str, Any], run: Run, outputs: Collection[str] | None = None
-) -> None:
+def check_rows(opened: PreparedModel, arrays: Mapping[str, Any], run: Run) -> None:
     """Check that chunks of the rows give the same numbers as all rows at once.
 
     Parameters
@@ -48,8 +46,6 @@ def check_rows(
         Checked inputs, of which the shapes count.
     run : callable
         Computes the model in this process.
-    outputs : collection of str, optional
-        Those that are wanted; all if not given.
 
     Raises
     ------
@@ -61,12 +57,12 @@ def check_rows(
     UserWarning
         Once a model, when they may.
     """
-    found = [f for n, f in opened.row_dependence(arrays).items() if outputs is None or n in outputs]
+    found = list(opened.row_dependence(arrays).values())
     refuse_sure(opened.name, found)
     if not found or opened in _tried_models:
         return
     reasons = "; ".join(dict.fromkeys(f.why for f in found))
-    seen = _tried(opened, arrays, run, outputs)
+    seen = _tried(opened, arrays, run)
     if seen:
         raise ConfigError(
             f"model {opened.name!r}: its rows depend on each other: {seen}; as to why, {reasons}; {_REMEDY}"
@@ -90,9 +86,7 @@ def refuse_sure(name: str, found: Collection[Finding]) -> None:
         )
 
 
-def _tried(
-    opened: PreparedModel, arrays: Mapping[str, Any], run: Run, outputs: Collection[str] | None
-) -> str | None:
+def _tried(opened: PreparedModel, arrays: Mapping[str, Any], run: Run) -> str | None:
     """Run a few rows at once and in pieces; return the difference as text, None where there is none or nothing ran."""
     sig, total = opened.signature, sum(_PIECES)
     # Rows are made up, as those of the caller may be large, or not there yet.
@@ -114,8 +108,7 @@ def _tried(
         parts = [_by_name(opened, run(piece)) for piece in _pieces(rows, sig.carried)]
     except Exception:  # noqa: BLE001 - any failure is reported
         return f"{total} rows run at once, and one of them alone does not"
-    wanted = [name for name in whole if outputs is None or name in outputs]
-    differ = [name for name in wanted if not _same(whole[name], list(map(itemgetter(name), parts)))]
+    differ = [name for name in whole if not _same(whole[name], list(map(itemgetter(name), parts)))]
     return f"{', '.join(map(repr, differ))} of {total} rows differ when they are cut" if differ else None
 
 

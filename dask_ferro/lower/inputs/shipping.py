@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import uuid4
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -29,9 +29,6 @@ from dask_ferro.lower.upstream import Alias, DataNode
 logger = logging.getLogger(__name__)
 # By client, as the workers of another cluster may see other paths.
 _asked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
-# A release travels with the client's next batch of messages, 10 ms later at the most; data sent under the same key
-# in between would be released with it.
-_RELEASE_S = 0.05
 _KEYS_KEPT = 1000
 _sent: WeakKeyDictionary[Any, dict[str, ref[Any]]] = WeakKeyDictionary()
 
@@ -77,7 +74,7 @@ class Sent(DataNode):
 def sent(key: str, value: Any, client: Any, *, workers: Sequence[str] | None = None) -> Feed:
     """Send a value straight to the workers; its future stands in the graph under its own key.
 
-    The key names the content, so the same value is sent once while somebody holds it.
+    `key` names the content, so the same value is sent once while somebody holds it.
 
     Parameters
     ----------
@@ -87,14 +84,15 @@ def sent(key: str, value: Any, client: Any, *, workers: Sequence[str] | None = N
     known = _sent.setdefault(client, {})
     future = _held(known.get(key))
     if future is None:
-        if key in known:
-            _await_releases(known)
-        elif len(known) >= _KEYS_KEPT:
+        if key not in known and len(known) >= _KEYS_KEPT:
             del known[next(iter(known))]
         there = [worker for worker in workers or () if worker in client.nthreads()]
-        future = client.scatter({key: value}, workers=there or None, direct=True)[key]
+        # A new key each time: the release of an earlier one may be on its way, and would take this data with it.
+        name = f"{key}-{uuid4().hex[:8]}"
+        future = client.scatter({name: value}, workers=there or None, direct=True)[name]
         known[key] = ref(future)
-    return Feed(KeySeries(one=key), {key: {key: future}}, {key: set()}, key)
+    name = future.key
+    return Feed(KeySeries(one=name), {name: {name: future}}, {name: set()}, name)
 
 
 def usable_here(feed: Feed, value: Any) -> Feed:
@@ -102,18 +100,6 @@ def usable_here(feed: Feed, value: Any) -> Feed:
     key = feed.top
     assert key is not None
     return feed._replace(layers={key: {key: Sent(key, value, feed.layers[key][key])}})
-
-
-def _await_releases(known: dict[str, ref[Any]]) -> None:
-    """Wait until what was released is released on the workers, and forget it: new data may then have its key.
-
-    Once for all of it, because the inputs of a call are mostly released together.
-    """
-    released = [key for key, held in list(known.items()) if _held(held) is None]
-    # Perhaps just now: that message must not overtake the new data.
-    time.sleep(_RELEASE_S)
-    for key in released:
-        known.pop(key, None)
 
 
 def _held(reference: ref[Any] | None) -> Any:
@@ -128,7 +114,16 @@ def sees(path: str) -> bool:
 
 
 def copy_for(opened: PreparedModel, client: Any) -> Feed | None:
-    """Return the model's content on its way to the workers, or None when all of them see its path.
+    """Return the model's content on its way to the workers, or None when all of them see its path."""
+    content = unseen_content(opened, client)
+    if content is None:
+        return None
+    # This process sees the file, so its own tasks need no copy.
+    return usable_here(sent(f"ferro-model-{opened.loaded.digest}", content, client), None)
+
+
+def unseen_content(opened: PreparedModel, client: Any) -> np.ndarray[Any, Any] | None:
+    """Return the bytes of the model's file, or None when all workers see its path.
 
     Raises
     ------
@@ -142,9 +137,7 @@ def copy_for(opened: PreparedModel, client: Any) -> Feed | None:
             f"model {opened.ref.path!r}: some workers cannot see it, and its weights lie in files of their own;"
             " put it on a file system that all workers share"
         )
-    content = _content(opened)
-    # This process sees the file, so its own tasks need no copy.
-    return usable_here(sent(f"ferro-model-{opened.loaded.digest}", content, client), None)
+    return _content(opened)
 
 
 def _content(opened: PreparedModel) -> np.ndarray[Any, Any]:

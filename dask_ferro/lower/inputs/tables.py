@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -165,13 +165,15 @@ def columns_for(
 ) -> dict[str, Sequence[str] | str]:
     """Return the columns of each input: the name of one, or all of them in order for a matrix.
 
-    A matrix is one column only if that has the input's name and lists or arrays (`vectors`), or is the only one.
+    A matrix is one column only if that has lists or arrays (`vectors`) and the input's name, or if it is the only one.
 
     Raises
     ------
     ConfigError
         An input, or a name of a matrix's columns, has no column.
     """
+    if len(sig.inputs) == 1 and len(columns) == 1 and columns[0] in vectors:
+        return {sig.inputs[0].name: columns[0]}
     if takes_matrix(sig):
         spec = sig.inputs[0]
         if spec.name in columns and (spec.name in vectors or len(columns) == 1):
@@ -329,12 +331,44 @@ def _numbers(column: nw.Series) -> np.ndarray:
     values = column.to_numpy()
     if values.dtype != np.dtype(object) and not isinstance(column.dtype, nw.Categorical):
         return values
+    if column.implementation.is_pyarrow() and isinstance(column.dtype, (nw.List, nw.Array)):
+        return lists_as_array(column.to_native(), f"column {column.name!r}")
     items = column.to_list()
     try:
         return np.asarray(items) if items else np.empty(0, np.float32)
     except ValueError:
         # Lists of different lengths: no array, and no numbers.
         return values
+
+
+def lists_as_array(column: Any, what: str) -> np.ndarray:
+    """Return a column of pyarrow, of numbers or lists of them, as an array.
+
+    Raises
+    ------
+    ConfigError
+        Lists of several lengths, or missing values.
+    """
+    from pyarrow import compute, concat_arrays
+
+    shape, array = (
+        [len(column)],
+        concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks(),
+    )
+    while hasattr(array, "flatten") and hasattr(array.type, "value_type"):
+        _refuse_missing(array, what)
+        low, high = compute.min_max(compute.list_value_length(array)).as_py().values()
+        if low != high:
+            raise ConfigError(f"{what}: lists of {low} to {high} values, wanted as many in every row")
+        shape.append(getattr(array.type, "list_size", low or 0))
+        array = array.flatten()
+    _refuse_missing(array, what)
+    return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(shape)
+
+
+def _refuse_missing(array: Any, what: str) -> None:
+    if array.null_count:
+        raise ConfigError(f"{what}: {array.null_count} values are missing (null); fill them in first")
 
 
 def _texts(column: nw.Series, what: str, problems: list[str]) -> np.ndarray:
@@ -407,7 +441,7 @@ def _columns_of(
         got = "a list" if isinstance(value, list) else f"shape {shape}"
         raise ConfigError(
             f"{title}: output {name!r} has {got}, and a table of {rows} rows needs one or two axes with a row for each;"
-            " pass arrays instead of a table, or choose other outputs"
+            " pass arrays instead of a table (in ff.run, a sink .npy or .zarr), or choose other outputs"
         )
     if len(shape) == 1:
         return {name: value}
@@ -417,22 +451,15 @@ def _columns_of(
     return {f"{name}_{label}": value[:, k] for k, label in enumerate(labels)}
 
 
-def empty_results(sig: Signature) -> dict[str, np.ndarray] | None:
-    """Return outputs of no rows, of the declared dtypes and shapes; None where these are not declared."""
-    found = dict(_declared_results(sig))
-    return found if len(found) == len(sig.outputs) else None
-
-
-def check_columns(sig: Signature, taken: Collection[str], title: str) -> None:
-    """Raise `ConfigError` where declared outputs give two columns of one name, or one that is in `taken`."""
-    result_columns(sig, dict(_declared_results(sig)), 0, title, taken)
-
-
-def _declared_results(sig: Signature) -> Iterator[tuple[str, np.ndarray]]:
+def empty_results(sig: Signature) -> dict[str, np.ndarray]:
+    """Return outputs of no rows, of the dtypes and shapes that are declared; without those that are not."""
+    results = {}
     for spec in sig.outputs:
         rest = (spec.shape or (None, None, None))[1:]
-        if spec.kind == "tensor" and spec.dtype is not None and all(isinstance(d, int) for d in rest):
-            yield spec.name, np.empty((0, *[int(d) for d in rest if isinstance(d, int)]), spec.dtype)
+        sizes = [d for d in rest if isinstance(d, int)]
+        if spec.kind == "tensor" and spec.dtype is not None and len(sizes) == len(rest):
+            results[spec.name] = np.empty((0, *sizes), spec.dtype)
+    return results
 
 
 def _listed(columns: Sequence[str]) -> str:

@@ -3,8 +3,7 @@
 A source is opened in the client, which reads headers only.  It has `rows`, `grain` (rows of its own chunks, 1
 without), `row_seconds` (what reading a row costs), `fingerprint()`, and `part(start, stop)`: these rows, or what `read`
 makes them of in a worker.  An array has `row_shape` and `dtype` as well, a table `label`, `schema` and
-`select(columns)`; `is_cut` tells that a part of its own chunk is read at little cost, and `is_named` that its
-fingerprint stays the same when its rows change.
+`select(columns)`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from dask.delayed import Delayed
@@ -25,7 +24,21 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Source:
-    """What all sources have in common; see above."""
+    """What all sources have in common; see above.
+
+    `is_cut` tells that a part of its own chunk is read at little cost, and `is_named` that its fingerprint stays the
+    same when its rows change.
+    """
+
+    is_cut: ClassVar[bool] = True
+
+    @property
+    def is_named(self) -> bool:
+        return False
+
+    @property
+    def row_seconds(self) -> float:
+        return 0.0
 
     def part(self, start: int, stop: int) -> Any:
         """Return some rows, or what `read` makes them of."""

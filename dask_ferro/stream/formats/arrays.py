@@ -8,10 +8,10 @@ it is persisted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from dask.base import tokenize
@@ -28,6 +28,7 @@ from dask_ferro.stream.formats import Array, Source, numeric, zarr
 
 # Files that mark a folder as zarr's, in its formats 3 and 2.
 ZARR_MARKS = ("zarr.json", ".zarray", ".zgroup")
+_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 # What xarray and netCDF write beside packed values, which zarr alone does not unpack.
 _PACKED = ("scale_factor", "add_offset", "_FillValue", "missing_value")
 
@@ -36,7 +37,6 @@ _PACKED = ("scale_factor", "add_offset", "_FillValue", "missing_value")
 class MemorySource(Source):
     """An array of numpy, or a mapping of a file, in this process."""
 
-    row_seconds: ClassVar[float] = 0.0
     array: Any
     grain: int = 1
 
@@ -63,6 +63,7 @@ class MemorySource(Source):
 class DaskSource(MemorySource):
     """A dask array of known size, which its name identifies; a digest of its rows is recorded with each chunk."""
 
+    is_cut: ClassVar[bool] = False
     is_named: ClassVar[bool] = True
 
     def fingerprint(self) -> str:
@@ -102,35 +103,16 @@ def open_array(array: Any, what: str) -> MemorySource:
 
 @dataclass(frozen=True)
 class _StoredSource(Source):
-    """An array that workers read from where it is stored."""
+    """Rows from `start` on of an array that workers read from where it is stored."""
 
-    row_seconds: ClassVar[float] = 0.0
     path: str
-    shape: tuple[int, ...]
+    rows: int
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    start: int = field(default=0, kw_only=True)
 
-    @property
-    def rows(self) -> int:
-        return self.shape[0]
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        return self.shape[1:]
-
-    def part(self, start: int, stop: int) -> StoredPiece:
-        return StoredPiece(self, start, stop)
-
-
-@dataclass(frozen=True)
-class StoredPiece:
-    """Rows `start` to `stop` of an array."""
-
-    source: Any
-    start: int
-    stop: int
-
-    def read(self) -> Array:
-        found = self.source.rows_between(self.start, self.stop)
-        return np.ascontiguousarray(found, found.dtype.newbyteorder("="))
+    def part(self, start: int, stop: int) -> Self:
+        return replace(self, rows=stop - start, start=start)
 
 
 @dataclass(frozen=True)
@@ -140,61 +122,44 @@ class NpySource(_StoredSource):
     grain: ClassVar[int] = 1
     offset: int
     stored: np.dtype[Any]
-    fortran: bool
     opened: Stamp
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.stored.newbyteorder("=")
 
     def fingerprint(self) -> str:
         return f"{shown(self.path)}, {files.stamp(self.path)}"
 
-    def rows_between(self, start: int, stop: int) -> Array:
-        """Return some rows; raises `OSError` when the file changed since it was opened."""
-        # In Fortran order a row is scattered over the file, so the file is mapped.
-        if self.fortran:
-            mapped = np.memmap(self.path, self.stored, "r", self.offset, self.shape, order="F")
-            found = np.array(mapped[start:stop], order="C")
-        else:
-            found = self._contiguous(start, stop)
-        # After the read, so that a change during it is noticed too.
-        check_unchanged(self.path, self.opened)
-        return found
-
-    def _contiguous(self, start: int, stop: int) -> Array:
+    def read(self) -> Array:
+        """Return the rows; raises `OSError` when the file changed since it was opened."""
         values = prod(self.row_shape)
-        first, number = self.offset + start * values * self.stored.itemsize, (stop - start) * values
+        first, number = self.offset + self.start * values * self.stored.itemsize, self.rows * values
         if is_address(self.path):
             content = files.read(self.path, first, first + number * self.stored.itemsize, self.opened.size)
-            # Copied, since numpy does not write to the bytes of an object.
-            flat = np.frombuffer(content, self.stored).copy()
+            flat = np.frombuffer(content, self.stored)
         else:
             # Not by a mapping: a truncated file is an `OSError` then, and no bus error that kills the worker.
             flat = np.fromfile(self.path, self.stored, number, offset=first)
         if flat.size < number:
-            raise OSError(f"{self.path!r} ends before row {stop}: it was truncated after the run began")
-        return flat.reshape(stop - start, *self.row_shape)
-
-
-def read_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order and dtype of an open `.npy` file, which is at its data then."""
-    version = npy_format.read_magic(file)
-    readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
-    if version not in readers:
-        raise ValueError(f"format version {version}, wanted (1, 0) or (2, 0)")
-    return readers[version](file)
+            raise OSError(
+                f"{self.path!r} ends before row {self.start + self.rows}: it was truncated after the run began"
+            )
+        # After the read, so that a change during it is noticed too.
+        check_unchanged(self.path, self.opened)
+        # A copy where it is of another byte order, or the bytes of an object, to which numpy does not write.
+        rows = flat.reshape(self.rows, *self.row_shape).astype(self.dtype, copy=False)
+        return rows if rows.flags.writeable else rows.copy()
 
 
 def open_npy(path: str) -> NpySource:
     try:
         with files.opened(path) as file:
             opened = files.stamp(path)
-            shape, fortran, dtype = read_header(file)
+            version = npy_format.read_magic(file)
+            if version not in _HEADERS:
+                raise ValueError(f"format version {version}, wanted (1, 0) or (2, 0)")
+            shape, fortran, dtype = _HEADERS[version](file)
             offset = file.tell()
     except (ValueError, EOFError) as error:
         raise ConfigError(f"source {path!r} is not a .npy file: {error}") from error
-    numeric(dtype, f"source {path!r}")
+    plain = numeric(dtype, f"source {path!r}")
     if not shape:
         raise ConfigError(f"source {path!r} holds a single number; wanted rows along axis 0")
     if opened.size < (whole := offset + prod(shape) * dtype.itemsize):
@@ -202,12 +167,12 @@ def open_npy(path: str) -> NpySource:
             f"source {path!r} is truncated: {opened.size} bytes, wanted {whole} for shape {shape}"
         )
     # With one axis both orders are the same.
-    fortran = fortran and len(shape) > 1
-    if fortran and is_address(path):
+    if fortran and len(shape) > 1:
         raise ConfigError(
-            f"source {path!r} is in Fortran's order, in which a row is scattered over the object: write it in C's order"
+            f"source {path!r} is in Fortran's order, in which a row is scattered over the file: write it in C's order,"
+            " numpy.save(path, numpy.ascontiguousarray(x))"
         )
-    return NpySource(path, shape, offset, dtype, fortran, opened)
+    return NpySource(path, shape[0], shape[1:], plain, offset, dtype, opened)
 
 
 # ---- zarr ---------------------------------------------------------------------------------------------------
@@ -227,7 +192,9 @@ def _object_store(address: str, read_only: bool) -> Any:
 
 @dataclass(frozen=True)
 class ZarrSource(_StoredSource):
-    dtype: np.dtype[Any]
+    """An array of zarr, of which `grain` rows are a chunk."""
+
+    is_cut: ClassVar[bool] = False
     grain: int
 
     @property
@@ -236,18 +203,16 @@ class ZarrSource(_StoredSource):
         return files.is_web(self.path)
 
     def fingerprint(self) -> str:
-        there = (
-            f"{self.dtype}{list(self.shape)}"
-            if self.is_named
-            else files.summary(
-                files.stamps([files.joined(self.path, name) for name in files.find(self.path)])
-            )
-        )
+        there: Any = f"{self.dtype}{[self.rows, *self.row_shape]}"
+        if not self.is_named:
+            names = files.find(self.path)
+            there = files.summary(files.stamps([files.joined(self.path, name) for name in names]))
         return f"{shown(self.path)}, {there}"
 
-    def rows_between(self, start: int, stop: int) -> Any:
+    def read(self) -> Array:
         with files.errors_of(self.path):
-            return zarr.open_array(zarr_store(self.path), mode="r")[start:stop]
+            rows = zarr.open_array(zarr_store(self.path), mode="r")[self.start : self.start + self.rows]
+        return np.ascontiguousarray(rows, self.dtype)
 
 
 def open_zarr(path: str, name: str) -> ZarrSource:
@@ -270,7 +235,7 @@ def open_zarr(path: str, name: str) -> ZarrSource:
         raise ConfigError(f"source {path!r} holds a single number; wanted rows along axis 0")
     _refuse_packed(path, found.attrs.asdict())
     dtype = numeric(np.dtype(found.dtype), f"source {path!r}")
-    return ZarrSource(path, tuple(found.shape), dtype, max(1, found.chunks[0]))
+    return ZarrSource(path, found.shape[0], tuple(found.shape[1:]), dtype, max(1, found.chunks[0]))
 
 
 def _refuse_packed(path: str, attributes: Mapping[str, Any]) -> None:

@@ -63,7 +63,6 @@ class ImageSource(Source):
     """The images of some files, each made an array by `preprocess`; `skips` the files that cannot be read."""
 
     grain: ClassVar[int] = 1
-    is_cut: ClassVar[bool] = True
     # To decode and resize a photograph.
     row_seconds: ClassVar[float] = 0.005
     label: str

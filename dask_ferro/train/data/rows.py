@@ -169,7 +169,8 @@ def of_parquet(path: str, names: Sequence[str] = ()) -> Blocks:
         There is no such path, or a column that is named is no array of numbers.
     """
     # pyarrow is an extra, and slow to import.
-    from dask_ferro.stream.formats.tables import columns_source, holds_numbers, open_parquet
+    from dask_ferro.lower.inputs.tables import lists_as_array
+    from dask_ferro.stream.formats.tables import holds_numbers, open_parquet
 
     if not os.path.exists(path):
         raise ConfigError(
@@ -181,15 +182,14 @@ def of_parquet(path: str, names: Sequence[str] = ()) -> Blocks:
     form = Named({name: name for name in kinds if name not in left_out}, left_out)
     # One that is named is refused here if it has no numbers, and so are all if none has.
     columns = tuple(form[name] for name in names or form or left_out)
-    sources = {name: columns_source(table, name, name, None) for name in columns}
-    rows, grain = (getattr(next(iter(sources.values())), name) for name in ("rows", "grain"))
-    chunks = Chunks(rows, grain * ceil(max(_BLOCK_ROWS, grain) / grain))
-    pieces = {name: source.pieces(chunks) for name, source in sources.items()}
+    table = table.select(columns)
+    chunks = Chunks(table.rows, table.grain * ceil(max(_BLOCK_ROWS, table.grain) / table.grain))
 
     # The rows of a block go to successive batches.
     @lru_cache(maxsize=1)
     def read(block: int) -> Batch:
-        return {name: piece(block).read() for name, piece in pieces.items()}
+        rows = table.part(*chunks.span(block)).read()
+        return {name: lists_as_array(rows.column(name), f"column {name!r} of {path!r}") for name in columns}
 
     lengths = tuple(map(chunks.length, range(chunks.count)))
     facts = {"source": "parquet", "columns": list(columns), "block": chunks.batch}
