@@ -90,9 +90,12 @@ class Inference:
     ----------
     model : onnx_ir.Model
         Not to be changed from now on.
+    is_inferred : bool
+        Whether its types were inferred from those of its inputs alone (`TypedModel`).  Where each size is then
+        a number or a symbol of an input, the sizes of the symbols give all types, and nothing is inferred again.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, *, is_inferred: bool = False) -> None:
         self._model = model
         every = chain.from_iterable(map(values, model.graphs()))
         self._declared = {value.name: declared_type(value) for value in every if value.name}
@@ -100,6 +103,8 @@ class Inference:
             t.kind != "unknown" and (t.kind != "tensor" or t.shape is not None)
             for t in self._declared.values()
         )
+        # None: the types at other sizes are not these with the symbols replaced.
+        self._symbols = self._closed_symbols() if is_inferred else None
         self._bare: dict[bool, onnx.ModelProto] = {}
 
     def types(
@@ -113,6 +118,8 @@ class Inference:
         bound, contradicted = _bindings(self._model.graph, dims or {}, shapes or {})
         if self._is_complete and not bound and not shapes and trusts_declared:
             return dict(self._declared)
+        if self._symbols is not None and self._symbols <= bound.keys() and not contradicted:
+            return {name: _substitute(type_, bound) for name, type_ in self._declared.items()}
         stale = contradicted or not trusts_declared
         proto = onnx.ModelProto()
         proto.CopyFrom(self._without_weights(keep_declared=not stale))
@@ -128,6 +135,14 @@ class Inference:
         return {
             name: _merge(inferred.get(name, UNKNOWN), _substitute(t, bound)) for name, t in declared.items()
         }
+
+    def _closed_symbols(self) -> frozenset[Dim] | None:
+        """Return the symbols of all shapes; None if a value is no tensor, or a size is no symbol of an input."""
+        shapes = [t.shape if t.kind == "tensor" else None for t in self._declared.values()]
+        inputs = [self._declared[value.name or ""].shape or () for value in self._model.graph.inputs]
+        sizes = frozenset(chain.from_iterable((None,) if shape is None else shape for shape in shapes))
+        symbols = frozenset(size for size in sizes if not isinstance(size, int))
+        return symbols if symbols <= frozenset(chain.from_iterable(inputs)) - {None} else None
 
     def _without_weights(self, *, keep_declared: bool) -> onnx.ModelProto:
         if keep_declared not in self._bare:
@@ -167,17 +182,48 @@ def name_rows(graph: onnx.GraphProto) -> None:
 
 
 class TypedModel(NamedTuple):
-    """A model with inferred types in `value_info`, types of all values by name, and the error of strict inference."""
+    """A model with inferred types in `value_info`; types of all values by name.
+
+    `is_inferred` tells that the types of the inputs gave all others, and nothing that the model declares differs:
+    at other sizes its types are these with the symbols replaced.  `error` is that of strict inference.
+    """
 
     proto: onnx.ModelProto
     types: Mapping[str, onnx.TypeProto]
-    error: Exception | None
+    is_inferred: bool
+    error: Exception | None = None
+
+
+# Operators whose sizes inference tells at numbers alone.  Shape computes them, and no symbol tells those; ONNX takes a
+# symbol for a number in an Einsum (for 1, where 1 broadcasts with it) and in an Attention (for 0).
+_BY_SIZE = frozenset({"Shape", "Einsum", "Attention"})
 
 
 def typed(proto: onnx.ModelProto) -> TypedModel:
-    """Return a model without large tensors with its types."""
+    """Return a model without large tensors with its types.
+
+    What it declares of other values than inputs is left out at first, and counts where inference finds anything else.
+    """
+    # With such an operator inference would run twice in vain.
+    if not any(node.op_type in _BY_SIZE for node in proto.graph.node):
+        alone, error = _completed(folded(_undeclared(proto)))
+        types, declared = all_types(alone.graph), [*proto.graph.output, *proto.graph.value_info]
+        if error is None and all(_tells(types.get(info.name), info.type) for info in declared):
+            return TypedModel(alone, types, True)
     found, error = _completed(folded(proto))
-    return TypedModel(found, all_types(found.graph), error)
+    return TypedModel(found, all_types(found.graph), False, error)
+
+
+def _tells(inferred: onnx.TypeProto | None, declared: onnx.TypeProto) -> bool:
+    """Return whether an inferred type says at least as much as the declared one."""
+    if inferred is None or not inferred.HasField("tensor_type") or not declared.HasField("tensor_type"):
+        return False
+    found, said = inferred.tensor_type, declared.tensor_type
+    if declared.denotation or found.elem_type != said.elem_type or not found.HasField("shape"):
+        return False
+    wanted, unknown = said.shape.dim, onnx.TensorShapeProto.Dimension()
+    fits = all(size in (unknown, got) for got, size in zip(found.shape.dim, wanted, strict=False))
+    return not said.HasField("shape") or (fits and len(wanted) == len(found.shape.dim))
 
 
 def _completed(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Exception | None]:

@@ -63,6 +63,8 @@ class Loaded:
         The files that weights are mapped from, none for a model in memory; calling it checks them.
     content : bytes or None
         The model file as it was read, where it is in memory and all of the model.
+    is_inferred : bool
+        Whether its types were inferred from those of its inputs alone, and all that the file declares is so.
     outputs : tuple of str
         The selected outputs in their order; (): all, as in the file.
     original : Original or None
@@ -76,6 +78,7 @@ class Loaded:
     opset: int
     files: SourceFiles = field(default_factory=SourceFiles)
     content: bytes | None = None
+    is_inferred: bool = False
     outputs: tuple[str, ...] = ()
     original: Original | None = None
 
@@ -156,6 +159,7 @@ def load_own(model: ir.Model, limits: Limits | None = None) -> Loaded:
         weight_bytes=self_contained.weight_bytes(own),
         opset=own.opset_imports[""],
         content=content,
+        is_inferred=typed.is_inferred,
     )
 
 
@@ -197,6 +201,7 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
         opset=model.opset_imports[""],
         files=files,
         content=file.content if isinstance(file.content, bytes) and not parts else None,
+        is_inferred=typed.is_inferred,
         outputs=outputs,
         original=original,
     )

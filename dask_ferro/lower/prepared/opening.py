@@ -128,7 +128,7 @@ def reopened(ref: ModelRef, content: bytes | None) -> PreparedModel:
 
 def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:
     """Return a loaded model with its signature and engines, known to the tasks of this process too."""
-    inference = Inference(loaded.model)
+    inference = Inference(loaded.model, is_inferred=loaded.is_inferred)
     found = support(loaded.model)
     check(f"cannot run model {name!r}", found)
     return PreparedModel(

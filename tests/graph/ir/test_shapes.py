@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, parser, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.inference import ValueType, infer
-from dask_ferro.graph.model.load import load
+from dask_ferro.graph.ir.inference import Inference, ValueType, infer
+from dask_ferro.graph.model.load import Limits, load
 from tests.graphs import written
 
 FLOAT = ir.DataType.FLOAT
@@ -183,7 +183,7 @@ def test_inferred_shapes_are_the_computed_ones(proto: onnx.ModelProto, size: int
         )
 
 
-# Runs of inference.
+# One inference, many sizes.
 
 
 @pytest.fixture
@@ -208,3 +208,64 @@ def test_values_are_propagated_where_a_node_gives_integers(text, wanted, runs):
     runs.clear()
     infer(model, dims={"N": 5})
     assert runs == wanted
+
+
+DECLARED = {
+    "nothing but dtypes": ("(float[N, 4] x) => (float[] y) { h = Relu(x)  y = Tanh(h) }", True),
+    "the symbols and sizes that follow": (
+        "(float[N, 4] x) => (float[N, 4] y) { h = Relu(x)  y = Tanh(h) }",
+        True,
+    ),
+    "a size in place of a symbol": ("(float[N, 4] x) => (float[1, 4] y) { h = Relu(x)  y = Tanh(h) }", False),
+    "another symbol": ("(float[N, 4] x) => (float[M, 4] y) { h = Relu(x)  y = Tanh(h) }", False),
+    "a value of another size": (
+        "(float[N, 4] x) => (float[N, 4] y) <float[N, 7] h> { h = Relu(x)  y = Tanh(h) }",
+        False,
+    ),
+    "what is computed from a shape": (FLATTEN, False),
+}
+
+
+@pytest.mark.parametrize(("text", "once"), DECLARED.values(), ids=DECLARED)
+def test_types_at_other_sizes_are_inferred_again_only_where_a_file_declares(text, once, runs):
+    whole = load(parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> g {text}'))
+    assert whole.is_inferred == once
+    kept, shapes = Inference(whole.model, is_inferred=whole.is_inferred), {}
+    for value in whole.model.graph.inputs:
+        shapes[value.name] = tuple(size if isinstance(size, int) else 6 for size in value.shape)
+    for trusts in (True, False):
+        runs.clear()
+        found = kept.types(shapes=shapes, trusts_declared=trusts)
+        assert bool(runs) != once
+        assert found == infer(whole.model, shapes=shapes, trusts_declared=trusts)
+
+
+def test_an_open_size_of_a_second_input_is_inferred_anew(runs):
+    text = "(float[N, 4] x, float[M, 4] z) => (float[] y) { h = Relu(x)  y = Concat<axis = 0>(h, z) }"
+    whole = load(parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> g {text}'))
+    assert whole.is_inferred
+    kept = Inference(whole.model, is_inferred=True)
+    runs.clear()
+    assert kept.types(shapes={"x": (2, 4), "z": (3, 4)})["y"].shape == (5, 4)
+    assert runs
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("""(float[N, 4] x) => (y) <float[1, 4] w = {1, 2, 3, 4}>
+         { v = Einsum<equation = "...j,...j->...j">(w, x)  y = Relu(v) }""", (6, 4)),
+        ("""(float[4, 3, N] x) => (y)
+         { y = Attention<q_num_heads = 2, kv_num_heads = 2>(x, x, x) }""", (4, 3, 6)),
+    ],
+    ids=["Einsum of 1 and a symbol", "Attention over a symbol"],
+)  # fmt: skip
+def test_a_symbol_that_onnx_takes_for_a_number_is_inferred_at_its_size(text, size):
+    opset = 24 if "Attention" in text else 17
+    proto = parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}]> g {text}')
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
+    whole = load(proto, limits=Limits())
+    (x,) = whole.model.graph.inputs
+    shape = tuple(dim if isinstance(dim, int) else 6 for dim in x.shape)
+    kept = Inference(whole.model, is_inferred=whole.is_inferred)
+    assert kept.types(shapes={"x": shape}, trusts_declared=False)["y"].shape == size
