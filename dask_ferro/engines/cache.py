@@ -1,4 +1,4 @@
-"""A least-recently-used cache of built objects, bounded in bytes.
+"""A least-recently-used cache of built objects, bounded in bytes or in number.
 
 When two threads request the same object, it is built once: the second thread waits for the first.  An object larger
 than the whole bound is returned and not kept.
@@ -9,34 +9,34 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, Protocol, TypeVar
+from operator import attrgetter
+from typing import Generic, TypeVar
 
-
-class HasBytes(Protocol):
-    """An object with a size in bytes."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-
-
-T = TypeVar("T", bound=HasBytes)
+T = TypeVar("T")
 
 
 class Cache(Generic[T]):
-    """A least-recently-used cache of built objects, bounded by the sum of their `nbytes`.
+    """A least-recently-used cache of built objects, bounded by the sum of their sizes.
 
     Parameters
     ----------
     limit : int
-        The most bytes to keep.
+        The most bytes to keep, or the most objects.
     changed : callable, optional
         Called with the number of bytes that were just built or dropped; see `host_memory.Returns`.
+    size : callable, optional
+        Returns the size of an object; default: its `nbytes`.
     """
 
-    def __init__(self, limit: int, changed: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        changed: Callable[[int], None] | None = None,
+        size: Callable[[T], int] = attrgetter("nbytes"),
+    ) -> None:
         self.limit = limit
         self._changed = changed
+        self._size = size
         self.nbytes = 0
         self._kept: OrderedDict[Hashable, T] = OrderedDict()
         self._lock = threading.Lock()
@@ -45,18 +45,16 @@ class Cache(Generic[T]):
     def __contains__(self, key: Hashable) -> bool:
         return key in self._kept
 
-    def get(self, key: Hashable, build: Callable[[], T]) -> T:
-        """Return the object under `key`, which is built if the cache does not have it."""
+    def get(self, key: Hashable, build: Callable[[], T], is_current: Callable[[T], bool] | None = None) -> T:
+        """Return the object under `key`; it is built if the cache does not have it, or it is no longer current."""
+        if (kept := self._found(key, is_current)) is not None:
+            return kept
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
             turn = self._building.setdefault(key, threading.Lock())
         with turn:
-            with self._lock:
-                # Another thread may have built it in the meantime.
-                if key in self._kept:
-                    return self._kept[key]
+            # Another thread may have built it in the meantime.
+            if (kept := self._found(key, is_current)) is not None:
+                return kept
             # Outside the cache's lock, because a build takes up to seconds and other threads need other keys.
             try:
                 built = build()
@@ -65,7 +63,7 @@ class Cache(Generic[T]):
             finally:
                 with self._lock:
                     self._building.pop(key, None)
-            self._tell(built.nbytes + dropped)
+            self._tell(self._size(built) + dropped)
             return built
 
     def drop(self, key: Hashable) -> None:
@@ -80,23 +78,34 @@ class Cache(Generic[T]):
             dropped = self._trim(limit)
         self._tell(dropped)
 
+    def _found(self, key: Hashable, is_current: Callable[[T], bool] | None) -> T | None:
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+        # Without the lock, as it may look at files.
+        if kept is None or is_current is None or is_current(kept):
+            return kept
+        self.drop(key)
+        return None
+
     def _tell(self, nbytes: int) -> None:
         if self._changed is not None and nbytes:
             self._changed(nbytes)
 
     def _keep(self, key: Hashable, built: T) -> int:
         """Keep an object, and return the number of bytes that were dropped for it."""
-        dropped = self._drop(key)
+        dropped, size = self._drop(key), self._size(built)
         # It would evict everything else, and then itself.
-        if built.nbytes > self.limit:
+        if size > self.limit:
             return dropped
         self._kept[key] = built
-        self.nbytes += built.nbytes
+        self.nbytes += size
         return dropped + self._trim(self.limit)
 
     def _drop(self, key: Hashable) -> int:
         before = self._kept.pop(key, None)
-        nbytes = 0 if before is None else before.nbytes
+        nbytes = 0 if before is None else self._size(before)
         self.nbytes -= nbytes
         return nbytes
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from dask_ferro.engines import Array, array
 from dask_ferro.engines.array.unit import SMALL_BYTES
 from dask_ferro.engines.device.residency import Residency
+from dask_ferro.engines.errors import labels, loading
 from dask_ferro.engines.executable import (
     EngineStep,
     Executable,
@@ -28,6 +29,7 @@ from dask_ferro.engines.executable import (
     stamp,
 )
 from dask_ferro.engines.onnxruntime.device_session import DeviceSessionRun
+from dask_ferro.engines.onnxruntime.session import DEFAULTS, SessionSettings
 from dask_ferro.engines.selection import Engine, device_route
 from dask_ferro.engines.subgraph import weights_of
 
@@ -127,20 +129,17 @@ def compile_on_device(
     outputs: Sequence[str],
     residency: Residency,
     *,
+    settings: SessionSettings = DEFAULTS,
     provider: str | None = None,
     engines: Sequence[tuple[Engine, int]] = (),
     down: Sequence[int] = (),
-    threads: int = 1,
-    prepack: bool = True,
-    exact: bool = False,
 ) -> DeviceExecutable:
     """Return the bundle between `inputs` and `outputs`, compiled for a device.
 
     Parameters
     ----------
-    model : onnx_ir.Model
-    inputs, outputs : sequence of str
-        Value names.
+    model, inputs, outputs, settings
+        As in `compile_bundle`.
     residency : Residency
     provider : str, optional
         ONNX Runtime's provider on the device; without one, the array table computes what it has.
@@ -148,8 +147,6 @@ def compile_on_device(
         Runs of nodes in topological order; default: from `device_route`.
     down
         As in `DeviceExecutable`.
-    threads, prepack, exact
-        As in `compile_bundle`.
     """
     if not engines:
         held, opsets = residency.device.dtypes, dict(model.opset_imports)
@@ -160,9 +157,9 @@ def compile_on_device(
         if part.engine == "array":
             steps.append(_array_step(part, residency))
         elif part.engine == "onnxruntime-device":
-            steps.append(_session_step(part, residency, threads, exact))
+            steps.append(_session_step(part, residency, settings))
         else:
-            steps.append(host_step(part, threads, prepack, exact))
+            steps.append(host_step(part, settings))
     return DeviceExecutable(model, steps, inputs, outputs, residency, down)
 
 
@@ -180,20 +177,14 @@ def _array_step(part: NodeRun, residency: Residency) -> EngineStep:
     return part.step(bound, frozenset(reads) - program.host_inputs, tuple(large.items()))
 
 
-def _session_step(part: NodeRun, residency: Residency, threads: int, exact: bool) -> EngineStep:
+def _session_step(part: NodeRun, residency: Residency, settings: SessionSettings) -> EngineStep:
     _, model, nodes, reads, writes = part
+    opset = stamp(nodes, opset_of(model))
 
     def built() -> DeviceSessionRun:
         return DeviceSessionRun(
-            model,
-            nodes,
-            reads,
-            writes,
-            stamp(nodes, opset_of(model)),
-            device=residency.device,
-            threads=threads,
-            exact=exact,
-            held=residency.slot(),
+            *(model, nodes, reads, writes, opset, settings), device=residency.device, held=residency.slot()
         )
 
-    return part.step(residency.run(built, lambda ready: ready), frozenset(reads))
+    with loading(part.engine, labels(nodes)):
+        return part.step(residency.run(built, lambda ready: ready), frozenset(reads))

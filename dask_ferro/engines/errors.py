@@ -33,7 +33,6 @@ _REASON = 400
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
 # "/onnxruntime_src/.../element_wise_ops.h:563 void onnxruntime::BroadcastIterator::Init(ptrdiff_t, ptrdiff_t) "
 _SOURCE = re.compile(r"/\S+\.(?:cc|cpp|h):\d+ (?:[^()]{0,200}\([^()]{0,400}\)(?: const)? )?")
-_NO_MEMORY = re.compile(r"bad_alloc|[Ff]ailed to allocate memory|bad allocation")
 _WRONG_ARRAYS = re.compile(
     r"Unexpected input data type|Invalid rank for input|Got invalid dimensions for input"
 )
@@ -90,7 +89,7 @@ def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exceptio
     # Classified by name and text, because ONNX Runtime's classes have no common base.
     reason = cleaned(error)
     headline = f"{NAMES.get(engine, engine)} cannot {doing} {nodes}"
-    if ran_out(error) or _NO_MEMORY.search(reason):
+    if ran_out(error):
         return MemoryError(
             f"{headline}: {reason}; run fewer rows at a time (batch=), or give the worker more memory"
         )

@@ -20,11 +20,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import onnx_ir as ir
-from array_api_compat import array_namespace
 
 from dask_ferro.engines import Array, Kernel, OpHook, array
 from dask_ferro.engines.errors import explained, labels, loading
-from dask_ferro.engines.onnxruntime.session import SessionRun
+from dask_ferro.engines.onnxruntime.session import DEFAULTS, SessionRun, SessionSettings
 from dask_ferro.engines.onnxruntime.support import NEWEST_OPSET, schema_of
 from dask_ferro.engines.reference import ReferenceRun
 from dask_ferro.engines.selection import Engine
@@ -101,7 +100,7 @@ class EngineStep(NamedTuple):
 
     def watched(self, watch: OpHook) -> EngineStep:
         """Return the same step with its operators wrapped by `watch`; only the array table's are seen one by one."""
-        if isinstance(self.run, (ArrayRun, array.BoundProgram)):
+        if isinstance(self.run, array.BoundProgram):
             return self._replace(run=self.run.watched(watch))
         return self._replace(
             run=watch(self.engine.removesuffix("-device"), f"{self.node_count} nodes", "", self.run)
@@ -179,38 +178,12 @@ def _off_file(value: Array) -> Array:
     return value.copy() if isinstance(base, (mmap.mmap, memoryview)) else value
 
 
-class ArrayRun:
-    """A program of the array table, bound to the namespace of its arguments (numpy, CuPy)."""
-
-    def __init__(self, program: array.Program, watch: OpHook | None = None) -> None:
-        self._program, self._watch = program, watch
-        self._bound: dict[type, array.BoundProgram] = {}
-        self.nbytes = program.nbytes
-
-    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        """Compute the outputs."""
-        kind = type(arrays[0]) if arrays else np.ndarray
-        # Looked up by type, because `array_namespace` takes longer than a small operator.
-        bound = self._bound.get(kind)
-        if bound is None:
-            bound = self._program.bind(array_namespace(*arrays) if arrays else numpy_namespace)
-            bound = self._bound[kind] = bound if self._watch is None else bound.watched(self._watch)
-        return bound(*arrays)
-
-    def watched(self, watch: OpHook) -> ArrayRun:
-        """Return the same run with its ops handed to `watch`."""
-        return ArrayRun(self._program, watch)
-
-
 def compile_bundle(
     model: ir.Model,
     inputs: Sequence[str],
     outputs: Sequence[str],
     engines: Sequence[tuple[Engine, int]],
-    *,
-    threads: int = 1,
-    prepack: bool = True,
-    exact: bool = False,
+    settings: SessionSettings = DEFAULTS,
 ) -> Executable:
     """Return the bundle between `inputs` and `outputs`, compiled for its chosen engines.
 
@@ -222,12 +195,8 @@ def compile_bundle(
         Value names.
     engines : sequence of (engine, count)
         Runs of nodes in topological order, from `selection`.
-    threads : int
-        Intra-op threads of ONNX Runtime's sessions.
-    prepack : bool
-        Whether sessions may keep rearranged copies of weights.
-    exact : bool
-        Whether the bits of results must not depend on where the model is cut.
+    settings : SessionSettings, optional
+        Of ONNX Runtime's sessions.
     """
     nodes = planned_nodes(model, inputs, outputs, engines)
     if len(engines) == 1:
@@ -235,7 +204,7 @@ def compile_bundle(
         parts = [NodeRun(engines[0][0], model, nodes, tuple(inputs), tuple(outputs))]
     else:
         parts = node_runs(model, nodes, outputs, engines)
-    steps = [host_step(part, threads, prepack, exact) for part in parts]
+    steps = [host_step(part, settings) for part in parts]
     return Executable(model, steps, inputs, outputs)
 
 
@@ -299,21 +268,17 @@ def node_runs(
     return runs
 
 
-def host_step(part: NodeRun, threads: int, prepack: bool, exact: bool) -> EngineStep:
+def host_step(part: NodeRun, settings: SessionSettings) -> EngineStep:
     """Return nodes compiled for their engine on the host."""
     _, model, nodes, reads, writes = part
     opset = opset_of(model)
     with loading(part.engine, labels(nodes)):
         if part.engine == "onnxruntime":
-            version = stamp(nodes, opset)
-            return part.step(
-                SessionRun(
-                    model, nodes, reads, writes, version, threads=threads, prepack=prepack, exact=exact
-                )
-            )
+            return part.step(SessionRun(model, nodes, reads, writes, stamp(nodes, opset), settings))
         if part.engine == "array":
             weights = weights_of(model, nodes)
-            return part.step(ArrayRun(array.compile(nodes, reads, writes, opset=opset, weights=weights)))
+            program = array.compile(nodes, reads, writes, opset=opset, weights=weights)
+            return part.step(program.bind(numpy_namespace))
         return part.step(ReferenceRun(model, nodes, reads, writes, opset))
 
 

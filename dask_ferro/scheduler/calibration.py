@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_ferro import config
-from dask_ferro.engines.device.device import cupy_devices
-from dask_ferro.engines.device.memory import account
+from dask_ferro.engines.device.device import cupy_devices, cupy_memory
 from dask_ferro.policy.estimates import Speed
 
 # Seconds of repetitions of one kernel.
@@ -35,7 +34,7 @@ def memory() -> dict[str, Any] | None:
     """Return the memory of this process' GPU; None if its driver does not report it."""
     cupy = _cupy()
     try:
-        found = account(cupy)
+        found = cupy_memory(cupy)
     except cupy.cuda.runtime.CUDARuntimeError:
         return None
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -75,3 +76,19 @@ def test_two_threads_build_one_thing():
     assert len(built) == 1
     assert len(got) == 3
     assert got[0] is got[1] is got[2]
+
+
+def test_two_things_are_built_at_the_same_time():
+    """Under one lock for all, the first would wait for the second without end."""
+    cache, both = Cache(100), threading.Barrier(2, timeout=60)
+    with ThreadPoolExecutor(2) as pool:
+        sizes = pool.map(lambda n: cache.get(n, lambda: (both.wait(), Thing(n))[1]).nbytes, (1, 2))
+    assert list(sizes) == [1, 2]
+
+
+def test_what_is_no_longer_current_is_built_again():
+    cache = Cache(2, size=lambda _: 1)
+    first = cache.get("a", lambda: Thing(1))
+    assert cache.get("a", lambda: Thing(2), lambda kept: kept.nbytes == 1) is first
+    assert cache.get("a", lambda: Thing(2), lambda kept: kept.nbytes == 2).nbytes == 2
+    assert cache.nbytes == 1

@@ -1,7 +1,7 @@
 """Array kernels: a table of one function per operator, written once on the array-API namespace of the arguments.
 
     supports(node, opset, dtypes)                             whether the table declares a node
-    compile(nodes, inputs, outputs, opset=, weights=)         a bundle as straight-line Python; on_device=True:
+    compile(nodes, inputs, outputs, opset=, weights=)         a bundle as a program; on_device=True:
                                                               shape computations stay on the host
         .bind(xp)                                             attributes parsed, weights as arrays of `xp`
         (*arrays)                                             a tuple of arrays

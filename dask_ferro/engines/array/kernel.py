@@ -3,8 +3,8 @@
 A row names the cases that its kernel computes correctly (opsets, dtypes of the inputs, a predicate on the node)
 and the kernel's builder.  `build(xp, op)` runs once, when a program is bound to an array namespace: it parses
 attributes and reads the constant inputs.  It returns the kernel, which runs once a call: `fn(*arrays)` takes the
-node's inputs in order (None for an omitted one) and returns an array, or a tuple when the node lists several
-outputs.
+node's inputs in order (None for an omitted one) and returns an array, or a tuple of all outputs of the operator, of
+which the node may list fewer.  Most kernels need their attributes alone (`row`).
 
 Rules for kernels: an input is never written to; an output may be a view of an input; every float result has the
 dtype that ONNX specifies (Python scalars are weakly typed in all namespaces, so `2.0 * x` keeps float16).
@@ -13,6 +13,7 @@ dtype that ONNX specifies (Python scalars are weakly typed in all namespaces, so
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,6 +79,22 @@ class Kernel(NamedTuple):
     reads: tuple[int, ...] = ()
 
 
+def row(
+    fn: Fn,
+    *dtypes: frozenset[ir.DataType],
+    opsets: range = range(7, NEWEST + 1),
+    when: Callable[[ir.Node, int], bool] = anything,
+    reads: tuple[int, ...] = (),
+    **defaults: Any,
+) -> Kernel:
+    """Return the row of the kernel `fn(xp, *arrays, **attributes)`, with the defaults of its attributes."""
+
+    def build(xp: Namespace, op: Op) -> Fn:
+        return partial(fn, xp, **{name: op.get(name, default) for name, default in defaults.items()})
+
+    return Kernel(build, dtypes, opsets, when, reads)
+
+
 def ints(array: Array) -> tuple[int, ...]:
     """Return the values of a 0-d or 1-d array as Python ints."""
     # In one transfer where the array has `tolist`: from a GPU each element would be a transfer of its own.
@@ -103,31 +120,15 @@ def late(op: Op, make: Callable[..., Fn], *indices: int) -> Fn:
     return fn
 
 
-def listed(op: Op, fn: Fn) -> Fn:
-    """Return a kernel that returns those of `fn`'s outputs that the node lists."""
-    count = op.outputs
-    # A program unpacks a kernel's results by the node's list: a single output is an array, not a tuple of one.
-    if count == 1:
-        return lambda *arrays: fn(*arrays)[0]
-    return lambda *arrays: fn(*arrays)[:count]
-
-
 def dtype(xp: Namespace, onnx_type: int) -> object:
     """Return the namespace's dtype for an ONNX dtype."""
     return getattr(xp, NAMES[ir.DataType(onnx_type)])
 
 
-def dtypes(xp: Namespace, group: frozenset[ir.DataType]) -> frozenset[object]:
-    """Return the dtypes of a group, as arrays of the namespace report them."""
-    # numpy's `xp.float32` is a class and `x.dtype` an instance; array_api_strict has no float16.
-    return frozenset(xp.empty(0, dtype=getattr(xp, NAMES[d])).dtype for d in group if hasattr(xp, NAMES[d]))
-
-
-def widened(xp: Namespace) -> Fn:
-    """Return the function that turns float16 into float32, and leaves other dtypes as they are."""
+def widened(xp: Namespace, x: Array) -> Array:
+    """Return float16 as float32, and other dtypes as they are."""
     # A sum in float16 loses every term below a 2,048th of it.
-    half = getattr(xp, "float16", None)
-    return lambda x: xp.astype(x, xp.float32) if x.dtype == half else x
+    return xp.astype(x, xp.float32) if x.dtype == getattr(xp, "float16", None) else x
 
 
 def from_front(axis: int, rank: int) -> int:

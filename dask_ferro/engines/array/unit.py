@@ -54,6 +54,12 @@ class Unit(NamedTuple):
     reads: tuple[int, ...] = ()
     on_host: bool = False
 
+    def op(self, opset: int, constants: Mapping[int, np.ndarray]) -> Op:
+        """Return the view of the node for its builder."""
+        attributes = {name: attribute.value for name, attribute in self.node.attributes.items()}
+        given = tuple(name is not None for name in self.inputs)
+        return Op(self.node.op_type, opset, attributes, given, len(self.outputs), constants)
+
 
 def units_of(nodes: Sequence[ir.Node], opset: int) -> list[Unit]:
     """Return a unit for each node.
@@ -77,13 +83,6 @@ def units_of(nodes: Sequence[ir.Node], opset: int) -> list[Unit]:
     if problems:
         raise UnsupportedOp("cannot compile the bundle for array kernels", problems)
     return units
-
-
-def member_op(unit: Unit, opset: int, constants: Mapping[int, np.ndarray]) -> Op:
-    """Return the view of a unit's node for its builder."""
-    attributes = {name: attribute.value for name, attribute in unit.node.attributes.items()}
-    given = tuple(name is not None for name in unit.inputs)
-    return Op(unit.node.op_type, opset, attributes, given, len(unit.outputs), constants)
 
 
 def mark(units: Sequence[Unit], weights: Mapping[str, ir.TensorProtocol]) -> list[Unit]:

@@ -8,12 +8,11 @@ a strided slice of the padded input (`taps`), so no namespace needs stride trick
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.engines.array.kernel import Op
 from dask_ferro.graph.ir.nodes import attribute_of
 
 
@@ -44,17 +43,35 @@ class Placement(NamedTuple):
         return [(0, 0), (0, 0), *((a, b + e) for (a, b), e in zip(self.pads, self.extra, strict=True))]
 
 
-def window_of(op: Op, sizes: Sequence[int]) -> KernelWindow:
-    """Return the window that an op's attributes describe."""
+# The attributes of a window operator beside its sizes, with their defaults.
+WINDOW: Mapping[str, Any] = {
+    "strides": (),
+    "dilations": (),
+    "pads": (),
+    "auto_pad": "NOTSET",
+    "ceil_mode": 0,
+}
+
+
+def window_of(
+    sizes: Sequence[int],
+    *,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+    auto_pad: str,
+    ceil_mode: int,
+) -> KernelWindow:
+    """Return the window that an operator's attributes describe."""
     rank = len(sizes)
-    pads = op.get("pads") or (0,) * (2 * rank)
+    pads = pads or (0,) * (2 * rank)
     return KernelWindow(
         tuple(sizes),
-        tuple(op.get("strides") or (1,) * rank),
-        tuple(op.get("dilations") or (1,) * rank),
+        tuple(strides or (1,) * rank),
+        tuple(dilations or (1,) * rank),
         tuple(zip(pads[:rank], pads[rank:], strict=True)),
-        op.get("auto_pad", "NOTSET"),
-        bool(op.get("ceil_mode", 0)),
+        auto_pad,
+        bool(ceil_mode),
     )
 
 

@@ -6,7 +6,7 @@
     synchronize()          wait for the work that this thread has queued
     memory(), release()    bytes as counted by the allocator (the driver counts the whole pool as used)
 
-`CupyDevice` is a GPU; `testing.emulated_device` has bounded memory on array_api_strict, for machines without a GPU.
+`CupyDevice` is a GPU; `benchmarks/emulated` has one with bounded memory on array_api_strict, for machines without.
 CuPy computes products with cuBLAS, and convolution and attention as unrolled windows and batched products, also with
 cuBLAS, because CuPy no longer has cuDNN.  bfloat16, strings and sequences fall back to the host's engines.  Sizes are
 bytes.
@@ -22,13 +22,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from math import prod
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.device.memory import account
 from dask_ferro.graph.ir.dtypes import NAMES
 
 # CuPy reads this variable at its first product of float32 matrices.
@@ -45,19 +45,33 @@ class Memory(NamedTuple):
 
     Attributes
     ----------
-    total : int
-    free : int
-        Bytes that may still be allocated: free by the driver, or kept by the allocator's pool for reuse.
-    live : int
+    total, used : int
+        Bytes of the device, and the bytes that its driver has given to all processes.
+    own : int
         Bytes that arrays of this process occupy.
-    unused : int
-        Bytes that the driver can give to any process.
+    kept : int
+        Bytes that this process's pool keeps for reuse; the driver counts them as used.
     """
 
     total: int
-    free: int
-    live: int
-    unused: int
+    used: int
+    own: int
+    kept: int = 0
+
+    @property
+    def free(self) -> int:
+        """Bytes that this process may still allocate."""
+        return self.total - self.used + self.kept
+
+    @property
+    def live(self) -> int:
+        """Bytes that this process cannot allocate."""
+        return max(self.used - self.kept, self.own)
+
+    @property
+    def unused(self) -> int:
+        """Bytes that the driver can give to any process."""
+        return self.total - self.used
 
 
 class Traffic:
@@ -76,22 +90,11 @@ class Traffic:
         self._lock = threading.Lock()
         self.ups = self.up_bytes = self.downs = self.down_bytes = self.reads = 0
 
-    def up(self, nbytes: int) -> None:
-        """Count an upload."""
+    def add(self, **counts: int) -> None:
+        """Count arrays and bytes, by the names of the attributes."""
         with self._lock:
-            self.ups += 1
-            self.up_bytes += nbytes
-
-    def down(self, nbytes: int) -> None:
-        """Count a download."""
-        with self._lock:
-            self.downs += 1
-            self.down_bytes += nbytes
-
-    def read(self) -> None:
-        """Count a value that was read in the middle of a run."""
-        with self._lock:
-            self.reads += 1
+            for name, count in counts.items():
+                setattr(self, name, getattr(self, name) + count)
 
     def counts(self) -> dict[str, int]:
         """Return a consistent snapshot of the counters, by name."""
@@ -181,12 +184,12 @@ class CupyDevice:
 
     def to_device(self, array: np.ndarray) -> Array:
         """Return a copy on the device; raises CuPy's MemoryError where it does not fit."""
-        self.traffic.up(array.nbytes)
+        self.traffic.add(ups=1, up_bytes=array.nbytes)
         return self._cupy.asarray(array)
 
     def to_host(self, array: Array) -> np.ndarray:
         """Return a copy on the host, after all work that this thread has queued."""
-        self.traffic.down(array.nbytes)
+        self.traffic.add(downs=1, down_bytes=array.nbytes)
         # Without a target CuPy allocates the result.
         found: np.ndarray = self._cupy.asnumpy(array, out=self.page_locked(array.shape, array.dtype))
         return found
@@ -223,8 +226,7 @@ class CupyDevice:
     def memory(self) -> Memory:
         """Return the current memory."""
         with self._device:
-            found = account(self._cupy)
-        return Memory(found.total, found.free, found.own, found.total - found.used)
+            return cupy_memory(self._cupy)
 
     def release(self) -> None:
         """Return blocks without arrays to the driver."""
@@ -249,6 +251,19 @@ class CupyDevice:
             with self._device:
                 self._thread.stream = self._cupy.cuda.Stream(non_blocking=True)
         return self._thread.stream
+
+
+def cupy_memory(cupy: ModuleType) -> Memory:
+    """Return the memory of CuPy's current device, as its driver and CuPy's pool tell; RMM's pools are not known.
+
+    Raises
+    ------
+    cupy.cuda.runtime.CUDARuntimeError
+        The driver does not report it.
+    """
+    free, total = cupy.cuda.runtime.memGetInfo()
+    pool = cupy.get_default_memory_pool()
+    return Memory(total, total - free, pool.used_bytes(), pool.free_bytes())
 
 
 def cupy_devices() -> int:

@@ -6,26 +6,33 @@ its handle and workspace at a thread's first product, the driver loads a kernel 
 
 from __future__ import annotations
 
-# Packages whose errors are classified by their text.
-_PACKAGES = frozenset({"cupy", "cupyx", "cupy_backends"})
+# Packages whose errors are classified by their text; ONNX Runtime raises RuntimeError as well.
+_PACKAGES = frozenset({"cupy", "cupyx", "cupy_backends", "onnxruntime"})
 # Their out-of-memory messages.
 _WORDS = (
-    "STATUS_NOT_INITIALIZED",  # cuBLAS: no memory for a handle
-    "STATUS_ALLOC_FAILED",
-    "ERROR_OUT_OF_MEMORY",  # the driver
-    "cudaErrorMemoryAllocation",
+    *(
+        "STATUS_NOT_INITIALIZED",
+        "STATUS_ALLOC_FAILED",
+    ),  # cuBLAS, cuDNN: no memory for a handle or a workspace
+    *("ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "out of memory"),  # the driver
+    *(
+        "ailed to allocate memory",
+        "smaller than requested bytes",
+        "bad_alloc",
+        "bad allocation",
+    ),  # ONNX Runtime
 )
 
 
 def ran_out(error: BaseException | None) -> bool:
     """Return whether an error, or one of its causes, means that memory ran out.
 
-    >>> ran_out(MemoryError()), ran_out(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"))
-    (True, False)
+    >>> ran_out(MemoryError()), ran_out(RuntimeError("bad_alloc")), ran_out(ValueError("bad_alloc"))
+    (True, True, False)
     """
     while error is not None:
-        told = type(error).__module__.partition(".")[0] in _PACKAGES and any(w in str(error) for w in _WORDS)
-        if told or isinstance(error, MemoryError):
+        is_theirs = type(error) is RuntimeError or type(error).__module__.partition(".")[0] in _PACKAGES
+        if isinstance(error, MemoryError) or (is_theirs and any(word in str(error) for word in _WORDS)):
             return True
         error = error.__cause__
     return False

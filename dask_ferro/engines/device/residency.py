@@ -24,20 +24,20 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from dask_ferro.engines import Array
-from dask_ferro.engines.cache import Cache, HasBytes
+from dask_ferro.engines.cache import Cache
 from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.device.oom import ran_out
 
 T = TypeVar("T")
 R = TypeVar("R")
-S = TypeVar("S", bound=HasBytes)
+S = TypeVar("S")
 
 # Shares of a device's memory; the rest beyond `_TOGETHER` is for the values of running bundles.
 _RESULTS = 0.6
@@ -139,7 +139,9 @@ class Residency:
         free = device.memory().free
         self.device = device
         self.limit = int(free * _RESULTS) if results is None else results
-        self.weights: Cache[Array] = Cache(int(free * _WEIGHTS) if weights is None else weights)
+        self.weights: Cache[Any] = Cache(
+            int(free * _WEIGHTS) if weights is None else weights, self._weights_changed
+        )
         self.together = max(int(free * _TOGETHER), results or 0, weights or 0)
         self.keeps_inputs = keeps_inputs
         self._lock = threading.RLock()
@@ -172,7 +174,7 @@ class Residency:
 
     def weight(self, tensor: ir.TensorProtocol) -> Array:
         """Return a weight on the device, uploaded once per content."""
-        return self._held(content_of(tensor), lambda: self.sent_up(tensor.numpy()))
+        return self.weights.get(content_of(tensor), lambda: self.sent_up(tensor.numpy()))
 
     def slot(self) -> Callable[[Callable[[], S]], S]:
         """Return a cached factory for one device-resident object that counts as a weight.
@@ -182,7 +184,8 @@ class Residency:
         key = ("slot", next(_slots))
 
         def held(build: Callable[[], S]) -> S:
-            return self._held(key, build)
+            kept: S = self.weights.get(key, build)
+            return kept
 
         weakref.finalize(held, self._gone.append, key).atexit = False
         return held
@@ -327,21 +330,10 @@ class Residency:
             self._inputs[id(host)] = array
             self._make_room(self.limit, self.together)
 
-    def _held(self, key: Hashable, build: Callable[[], S]) -> S:
-        """Return an object among the weights; others are evicted for it where it was built."""
-        built = False
-
-        def noted() -> S:
-            nonlocal built
-            built = True
-            return build()
-
-        found: S = self.weights.get(key, noted)
-        if built:
-            with self._lock:
-                self._forget()
-                self._make_room(self.limit, self.together)
-        return found
+    def _weights_changed(self, nbytes: int) -> None:
+        with self._lock:
+            self._forget()
+            self._make_room(self.limit, self.together)
 
     def _follow(self, array: Array) -> None:
         """Give an array a finalizer, once, which queues its id."""

@@ -17,8 +17,7 @@ decides the provider: arrays in host memory (`array_api_strict` in the tests) ru
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ import onnxruntime as ort
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.device.device import Device, Memory
 from dask_ferro.engines.onnxruntime.host_memory import shrinking, smallest_model
-from dask_ferro.engines.onnxruntime.session import kept_apart, session_options
+from dask_ferro.engines.onnxruntime.session import DEFAULTS, SessionSettings, kept_apart, session_options
 from dask_ferro.engines.onnxruntime.support import HOST
 from dask_ferro.engines.subgraph import extract, weights_of
 from dask_ferro.errors import ConfigError
@@ -38,12 +37,6 @@ from dask_ferro.errors import ConfigError
 CUDA = "CUDAExecutionProvider"
 # By DLPack's device type: ONNX Runtime's names of provider and memory.
 _PLACES = {1: (HOST, "cpu"), 2: (CUDA, "cuda")}
-# ONNX Runtime's out-of-memory messages; it raises its general error.
-_OUT_OF_MEMORY = (
-    *("Failed to allocate memory", "bad_alloc", "smaller than requested bytes", "out of memory"),
-    # Status of cuBLAS and cuDNN for handles and workspaces.
-    *("STATUS_ALLOC_FAILED", "STATUS_NOT_INITIALIZED"),
-)
 Dim = int | str | None
 
 logger = logging.getLogger(__name__)
@@ -83,7 +76,7 @@ def works(provider: str) -> bool:
     if provider == CUDA and hasattr(ort, "preload_dlls"):
         # Loads CUDA and cuDNN where they are installed as packages.
         ort.preload_dlls()
-    options = session_options(None, 1, True)
+    options = session_options(None, DEFAULTS)
     try:
         found = _session(smallest_model(), options, provider, {})
     except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, this provider does not work
@@ -109,8 +102,6 @@ class DeviceSessionRun:
     ----------
     device : Device
         The session's arena may take at most half of its memory that is free now.
-    exact : bool, optional
-        As in `SessionRun`.
     held : callable
         Keeps the session that it builds, and builds it again where it was dropped; see `Residency.slot`.
 
@@ -118,8 +109,6 @@ class DeviceSessionRun:
     ------
     ConfigError
         The provider of the device's memory does not work here.
-    MemoryError
-        The device has not enough memory for the session.
     """
 
     def __init__(
@@ -129,10 +118,9 @@ class DeviceSessionRun:
         inputs: Sequence[str],
         outputs: Sequence[str],
         opset: int,
+        settings: SessionSettings,
         *,
         device: Device,
-        threads: int = 1,
-        exact: bool = False,
         held: Holder,
     ) -> None:
         piece = extract(model, nodes, inputs, outputs, opset=opset)
@@ -141,8 +129,8 @@ class DeviceSessionRun:
         if not works(self._place.provider):
             raise ConfigError(f"ONNX Runtime's {self._place.provider} does not work here; see docs/gpu.md")
         self._content = piece.proto.SerializeToString()
-        self._settings = piece.folder, threads, False
-        self._apart = kept_apart(nodes, exact=exact)
+        self._settings = piece.folder, settings._replace(prepack=False)
+        self._apart = kept_apart(nodes, exact=settings.exact)
         self._inputs = {value.name: _dims(value) for value in piece.proto.graph.input}
         self._outputs = {value.name: _dims(value) for value in piece.proto.graph.output}
         self._dtypes = {v.name: _dtype(device.namespace, v) for v in piece.proto.graph.output}
@@ -169,8 +157,7 @@ class DeviceSessionRun:
                 binding.bind_output(name, self._place.memory, self._place.number)
         # The session's streams are not ordered after the stream that computes the inputs.
         self._device.synchronize()
-        with memory_errors():
-            session.run_with_iobinding(binding, self._shrinking if is_short(self._device.memory()) else None)
+        session.run_with_iobinding(binding, self._shrinking if is_short(self._device.memory()) else None)
         values = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         results = tuple(made[n] if n in made else self._taken(n, v, given) for n, v in values.items())
         # The arena is the source of the copies, and serves other threads' runs as soon as this returns.
@@ -185,8 +172,7 @@ class DeviceSessionRun:
         options = session_options(*self._settings)
         # The arena is the driver's memory, none of a pool.
         settings = provider_options(self._place, self._device.memory().unused // 2, self._device.tf32)
-        with memory_errors():
-            return _session(self._content, options, self._place.provider, settings, self._apart)
+        return _session(self._content, options, self._place.provider, settings, self._apart)
 
     def _targets(self, arrays: Sequence[Array]) -> dict[str, Array]:
         """Return memory for the outputs whose shapes are known, and have been as declared in earlier runs."""
@@ -297,17 +283,6 @@ def _dtype(xp: Namespace, value: onnx.ValueInfoProto) -> object:
     if kind in (ir.DataType.BOOL, ir.DataType.UNDEFINED):
         return None
     return getattr(xp, kind.numpy().name, None)
-
-
-@contextmanager
-def memory_errors() -> Iterator[None]:
-    """Raise MemoryError for ONNX Runtime's out-of-memory errors, which differ from others by text alone."""
-    try:
-        yield
-    except Exception as error:
-        if any(words in str(error) for words in _OUT_OF_MEMORY):
-            raise MemoryError(str(error)) from error
-        raise
 
 
 def _session(

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from threading import Timer
+from typing import NamedTuple
 
 import onnx_ir as ir
 import onnxruntime as ort
@@ -21,7 +23,7 @@ from dask_ferro.engines.onnxruntime.faster_nodes import faster
 from dask_ferro.engines.onnxruntime.host_memory import share_arena
 from dask_ferro.engines.onnxruntime.support import HOST, RAISED_ALONE
 from dask_ferro.engines.subgraph import extract
-from dask_ferro.engines.time_limit import current, stopped_by
+from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.nodes import bodies, type_of, value_bytes
 from dask_ferro.graph.ir.regions import REMAT_KEY
 
@@ -38,18 +40,32 @@ _MERGES = "CommonSubexpressionElimination"
 _PADS = "Pad_Fusion"
 
 
-class SessionRun:
-    """The nodes between `inputs` and `outputs` as one session.
+class SessionSettings(NamedTuple):
+    """What a session on the host depends on beside its nodes.
 
-    Parameters
+    Attributes
     ----------
     threads : int
         Intra-op threads.
     prepack : bool
         Whether the session may keep rearranged copies of constant weights.
-    exact : bool, optional
+    exact : bool
         Whether results have the same bits wherever the model is cut; see `kept_apart`.
+    limit : float or None
+        Seconds that a run may take; it is stopped at the next node, also inside the body of a Loop.
     """
+
+    threads: int = 1
+    prepack: bool = True
+    exact: bool = False
+    limit: float | None = None
+
+
+DEFAULTS = SessionSettings()
+
+
+class SessionRun:
+    """The nodes between `inputs` and `outputs` as one session."""
 
     def __init__(
         self,
@@ -58,10 +74,7 @@ class SessionRun:
         inputs: Sequence[str],
         outputs: Sequence[str],
         opset: int,
-        *,
-        threads: int,
-        prepack: bool,
-        exact: bool = False,
+        settings: SessionSettings,
     ) -> None:
         piece = extract(model, nodes, inputs, outputs, opset=opset, shares=True)
         found = faster(nodes, piece.proto.graph.node, opset)
@@ -70,25 +83,38 @@ class SessionRun:
         self._content = piece.proto.SerializeToString()
         # The session reads these arrays in place, so they have to live as long.
         self._shared = piece.shared
-        self._apart = kept_apart(nodes, exact=exact)
+        self._apart = kept_apart(nodes, exact=settings.exact)
         weights = {name: tensor.nbytes for name, tensor in piece.weights.items()}
-        self._session = self._built(session_options(piece.folder, threads, prepack))
+        self._session = self._built(session_options(piece.folder, settings))
         self._run = self._session.run
         self._inputs = tuple(inputs)
         self._outputs = list(outputs)
+        self._limit = settings.limit
         held = sum(array.nbytes for array in self._shared.values())
-        packed = int(sum(weights.values()) * (_PREPACK_FACTOR if prepack else 0.0))
+        packed = int(sum(weights.values()) * (_PREPACK_FACTOR if settings.prepack else 0.0))
         self.nbytes = len(self._content) * 5 + held + _SESSION_BYTES + packed + made_bytes(nodes, weights)
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         run, feeds = self._run, dict(zip(self._inputs, arrays, strict=True))
         # The usual case needs no options of a run.
-        if current() is None:
+        if self._limit is None:
             return tuple(run(self._outputs, feeds))
         options = ort.RunOptions()
-        return stopped_by(
-            lambda: setattr(options, "terminate", True), lambda: tuple(run(self._outputs, feeds, options))
-        )
+        timer = Timer(self._limit, setattr, (options, "terminate", True))
+        # A daemon, so that a process can end before the limit.
+        timer.daemon = True
+        timer.start()
+        try:
+            return tuple(run(self._outputs, feeds, options))
+        except Exception as error:
+            if not options.terminate:
+                raise
+            raise ConfigError(
+                f"stopped after {self._limit:g} s, the limit of one bundle (ferro.limits.run); raise it if the model is"
+                " expected to take longer"
+            ) from error
+        finally:
+            timer.cancel()
 
     def _built(self, options: ort.SessionOptions) -> ort.InferenceSession:
         share_arena(options)
@@ -134,15 +160,15 @@ def _may_pad_kernels(nodes: Sequence[ir.Node]) -> bool:
     return "Pad" in ops and any(kernel is not None and kernel.const_value is None for kernel in kernels)
 
 
-def session_options(folder: str | None, threads: int, prepack: bool) -> ort.SessionOptions:
+def session_options(folder: str | None, settings: SessionSettings) -> ort.SessionOptions:
     """Return the options of a session on a model with its weights under `folder`."""
     options = ort.SessionOptions()
     options.log_severity_level = RAISED_ALONE
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = settings.threads
     # Nodes run one after the other; the worker's threads and the threads inside a node are parallel.
     options.inter_op_num_threads = 1
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-    if not prepack:
+    if not settings.prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     return options

@@ -67,14 +67,14 @@ def test_ids_are_unique() -> None:
     assert len({c.id for c in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_a_floored_remainder_is_numpys(dtype):
     """From the remainder with the dividend's sign, as on CuPy: signed zeros, infinities and NaN included."""
     floats = [np.inf, -np.inf, np.nan, 0.0, -0.0, 5.0, -5.0, 4.3, -7.2, 2.0, -2.0, 1e-3]
-    values = np.array(floats if dtype.startswith("f") else [5, -5, 7, 3, -3]).astype(dtype)
+    values = np.array(floats).astype(dtype)
     a, b = (grid.ravel() for grid in np.meshgrid(values, values))
     with np.errstate(all="ignore"):
-        wanted, got = np.remainder(a, b), floored(xp, np.fmod)(a, b)
+        wanted, got = np.remainder(a, b), floored(xp, a, b)
     np.testing.assert_array_equal(got, wanted)
     is_number = wanted == wanted
     np.testing.assert_array_equal(np.signbit(got)[is_number], np.signbit(wanted)[is_number])

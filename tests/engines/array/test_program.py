@@ -216,7 +216,7 @@ class TestSupports:
             ("casts to a common dtype", ("Cast", "x", "z"), {"to": 7}, [FLOAT], 21, True),
             ("no cast to bfloat16", ("Cast", "x", "z"), {"to": 16}, [FLOAT], 21, False),
             ("products and sums", ("Einsum", "x y", "z"), {"equation": "ij,jk"}, [FLOAT] * 2, 21, True),
-            ("no diagonals", ("Einsum", "x", "z"), {"equation": "ii->i"}, [FLOAT], 21, False),
+            ("diagonals", ("Einsum", "x", "z"), {"equation": "ii->i"}, [FLOAT], 21, True),
             ("no scatter by products", ("ScatterND", "x i u", "z"), {"reduction": "mul"}, [FLOAT, LONG, FLOAT], 21,
                 False),
             ("no random dropout", ("Dropout", "x r t", "z"), {}, [FLOAT, FLOAT, ir.DataType.BOOL], 21, False),

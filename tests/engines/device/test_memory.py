@@ -10,8 +10,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from dask_ferro.engines.device.device import CupyDevice
-from dask_ferro.engines.device.memory import account
+from dask_ferro.engines.device.device import CupyDevice, cupy_memory
 from tests.fake_gpu import GB, FakeCupy
 
 MIB = 1 << 20
@@ -21,12 +20,13 @@ def test_of_cupys_own_pool_what_it_keeps_is_free(monkeypatch: pytest.MonkeyPatch
     gpu = FakeCupy(total=10 * GB, others=GB).install(monkeypatch)
     held, dropped = gpu.malloc(2 * GB), gpu.malloc(3 * GB)
     del dropped
-    found = account(gpu)
+    found = cupy_memory(gpu)
     assert (found.used, found.own, found.kept, found.live, found.free) == (
         *(6 * GB, 2 * GB, 3 * GB),
         *(3 * GB, 7 * GB),
     )
-    assert CupyDevice().memory() == (10 * GB, 7 * GB, held.nbytes, 4 * GB)
+    assert (found.unused, found.own) == (4 * GB, held.nbytes)
+    assert CupyDevice().memory() == found
 
 
 def test_each_thread_of_a_gpu_has_a_stream_of_its_own_that_waits_for_no_other(monkeypatch):

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from emulated.device import StandIn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.engines.device import residency as residents
 from dask_ferro.engines.device.residency import DeviceArray, Residency, content_of
 from dask_ferro.engines.device_executable import compile_on_device
-from dask_ferro.testing.emulated_device import StandIn
 from tests.engines.device.late import Late
 from tests.engines.device.test_device import model_of, node
 from tests.waiting import ended

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import dask
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
 import dask_ferro as ff
-from dask_ferro.engines import time_limit
-from dask_ferro.engines.onnxruntime.session import session_options
+from dask_ferro.engines.onnxruntime.session import DEFAULTS, session_options
 from tests.programs import ran
 
 # Its lines begin with a colour, the time, and a letter of the severity.
@@ -46,13 +46,14 @@ def test_an_error_of_a_session_is_raised_and_not_written(failing, call, capfd):
 def test_a_run_that_is_stopped_writes_nothing(failing, capfd):
     """Its runs have options of their own, and with them a severity."""
     model = ff.from_onnx(failing)
-    with time_limit.within(60), pytest.raises(ff.ModelError, match="cannot be reshaped"):
+    stopped = dask.config.set({"ferro.limits.run": "60s"})
+    with stopped, pytest.raises(ff.ModelError, match="cannot be reshaped"):
         model.predict(X)
     assert capfd.readouterr() == ("", "")
 
 
 def test_the_options_of_all_sessions_are_silent():
-    assert session_options(None, 1, True).log_severity_level == 4
+    assert session_options(None, DEFAULTS).log_severity_level == 4
 
 
 # The errors of a call, of ff.run in this process, and of both on worker processes, as a terminal would show them.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, axis_shape, only
+from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, axis_shape, only, row
 from dask_ferro.engines.array.ops.elementwise import erf
 from dask_ferro.graph.ir.dtypes import FLOAT, NUMERIC
 
@@ -18,96 +19,48 @@ from dask_ferro.graph.ir.dtypes import FLOAT, NUMERIC
 SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
-def _leaky_relu(xp: Namespace, op: Op) -> Fn:
-    alpha = op.get("alpha", 0.01)
+def _leaky_relu(xp: Namespace, x: Array, alpha: float) -> Array:
     # With such slopes the result is the larger of both, which takes half the time of a `where`.
-    if 0 <= alpha <= 1:
-        return lambda x: xp.maximum(x, alpha * x)
-    return lambda x: xp.where(x < 0, alpha * x, x)
+    return xp.maximum(x, alpha * x) if 0 <= alpha <= 1 else xp.where(x < 0, alpha * x, x)
 
 
-def _thresholded_relu(xp: Namespace, op: Op) -> Fn:
-    alpha = op.get("alpha", 1.0)
-    return lambda x: xp.where(x > alpha, x, xp.zeros_like(x))
-
-
-def _elu(xp: Namespace, op: Op) -> Fn:
-    alpha = op.get("alpha", 1.0)
-    return lambda x: xp.where(x < 0, alpha * xp.expm1(x), x)
-
-
-def _celu(xp: Namespace, op: Op) -> Fn:
-    alpha = op.get("alpha", 1.0)
-    return lambda x: xp.maximum(x, 0) + xp.minimum(alpha * xp.expm1(x / alpha), 0)
-
-
-def _selu(xp: Namespace, op: Op) -> Fn:
-    alpha, gamma = op.get("alpha", SELU_ALPHA), op.get("gamma", SELU_GAMMA)
-    return lambda x: gamma * xp.where(x > 0, x, alpha * xp.expm1(x))
-
-
-def sigmoid(xp: Namespace) -> Fn:
-    """Return the function 1 / (1 + exp(-x))."""
+def sigmoid(xp: Namespace, x: Array) -> Array:
+    """Return 1 / (1 + exp(-x))."""
     # exp may overflow to infinity, whose reciprocal is the correct 0.
-    return lambda x: 1 / (1 + xp.exp(-x))
+    return 1 / (1 + xp.exp(-x))
 
 
-def softplus(xp: Namespace) -> Fn:
-    """Return the function log(1 + exp(x))."""
+def softplus(xp: Namespace, x: Array) -> Array:
+    """Return log(1 + exp(x))."""
     # In this form exp gets no positive number, and does not overflow.
-    return lambda x: xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
+    return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
-def _hard_sigmoid(xp: Namespace, op: Op) -> Fn:
-    alpha, beta = op.get("alpha", 0.2), op.get("beta", 0.5)
-    return lambda x: xp.minimum(xp.maximum(alpha * x + beta, 0), 1)
+def _swish(xp: Namespace, x: Array, alpha: float) -> Array:
+    return x / (1 + xp.exp(-alpha * x))
 
 
-def _mish(xp: Namespace, op: Op) -> Fn:
-    plus = softplus(xp)
-    return lambda x: x * xp.tanh(plus(x))
+def _gelu(xp: Namespace, x: Array, approximate: str) -> Array:
+    if approximate == "tanh":
+        return 0.5 * x * (1 + xp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+    return 0.5 * x * (1 + erf(xp, x * math.sqrt(0.5)))
 
 
-def _swish(xp: Namespace, op: Op) -> Fn:
-    alpha = op.get("alpha", 1.0)
-    return lambda x: x / (1 + xp.exp(-alpha * x))
+def _shrink(xp: Namespace, x: Array, bias: float, lambd: float) -> Array:
+    return xp.where(x > lambd, x - bias, xp.where(x < -lambd, x + bias, xp.zeros_like(x)))
 
 
-def _swiglu(xp: Namespace, op: Op) -> Fn:
-    swish = _swish(xp, op)
-    return lambda gate, value: swish(gate) * value
-
-
-def _gelu(xp: Namespace, op: Op) -> Fn:
-    if op.get("approximate", "none") == "tanh":
-        c = math.sqrt(2 / math.pi)
-        return lambda x: 0.5 * x * (1 + xp.tanh(c * (x + 0.044715 * x * x * x)))
-    error = erf(xp)
-    return lambda x: 0.5 * x * (1 + error(x * math.sqrt(0.5)))
-
-
-def _shrink(xp: Namespace, op: Op) -> Fn:
-    bias, bound = op.get("bias", 0.0), op.get("lambd", 0.5)
-
-    def fn(x: Array) -> Array:
-        return xp.where(x > bound, x - bias, xp.where(x < -bound, x + bias, xp.zeros_like(x)))
-
-    return fn
-
-
-def _along_axis(make: Callable[[Namespace], Callable[[Array, int], Array]]) -> Build:
-    """Return the builder of the kernel that applies the function of an array and an axis that `make` returns."""
+def _along_axis(full: Callable[[Namespace, Array, int], Array]) -> Build:
+    """Return the builder of the kernel that applies a function of an array and an axis."""
 
     def build(xp: Namespace, op: Op) -> Fn:
-        full = make(xp)
-
         def fn(x: Array, axis: int) -> Array:
             # The namespaces raise for the maximum of no elements; the result has no elements either.
-            return x if 0 in x.shape else full(x, axis)
+            return x if 0 in x.shape else full(xp, x, axis)
 
         axis: int = op.get("axis", -1 if op.opset >= 13 else 1)
         if op.opset >= 13:
-            return lambda x: fn(x, axis)
+            return partial(fn, axis=axis)
 
         # Before opset 13 these operators took a matrix, with `axis` and all later axes as its columns.
         def flattened(x: Array) -> Array:
@@ -120,56 +73,54 @@ def _along_axis(make: Callable[[Namespace], Callable[[Array, int], Array]]) -> B
     return build
 
 
-def softmax(xp: Namespace) -> Callable[[Array, int], Array]:
-    """Return the function softmax(x, axis)."""
-
-    def fn(x: Array, axis: int) -> Array:
-        # The maximum is subtracted: exp overflows beyond 88 in float32, beyond 11 in float16.
-        e = xp.exp(x - xp.max(x, axis=axis, keepdims=True))
-        e /= xp.sum(e, axis=axis, keepdims=True)
-        return e
-
-    return fn
+def _softmax(xp: Namespace, x: Array, axis: int) -> Array:
+    # The maximum is subtracted: exp overflows beyond 88 in float32, beyond 11 in float16.
+    e = xp.exp(x - xp.max(x, axis=axis, keepdims=True))
+    e /= xp.sum(e, axis=axis, keepdims=True)
+    return e
 
 
-def _log_softmax(xp: Namespace) -> Callable[[Array, int], Array]:
-    def fn(x: Array, axis: int) -> Array:
-        shifted = x - xp.max(x, axis=axis, keepdims=True)
-        return shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True))
-
-    return fn
+def _log_softmax(xp: Namespace, x: Array, axis: int) -> Array:
+    shifted = x - xp.max(x, axis=axis, keepdims=True)
+    return shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True))
 
 
-def _hardmax(xp: Namespace) -> Callable[[Array, int], Array]:
-    def fn(x: Array, axis: int) -> Array:
-        # Only the first of several equal maxima is 1, so comparing with the maximum is not enough.
-        first = xp.expand_dims(xp.argmax(x, axis=axis), axis=axis)
-        places = xp.arange(x.shape[axis], dtype=first.dtype)
-        places = xp.reshape(places, axis_shape(axis % x.ndim, x.ndim))
-        return xp.astype(places == first, x.dtype)
-
-    return fn
+def _hardmax(xp: Namespace, x: Array, axis: int) -> Array:
+    # Only the first of several equal maxima is 1, so comparing with the maximum is not enough.
+    first = xp.expand_dims(xp.argmax(x, axis=axis), axis=axis)
+    places = xp.arange(x.shape[axis], dtype=first.dtype)
+    places = xp.reshape(places, axis_shape(axis % x.ndim, x.ndim))
+    return xp.astype(places == first, x.dtype)
 
 
 TABLE: dict[str, Kernel] = {
-    "Relu": Kernel(lambda xp, op: lambda x: xp.maximum(x, 0), (NUMERIC,)),
-    "LeakyRelu": Kernel(_leaky_relu, (FLOAT,)),
-    "PRelu": Kernel(lambda xp, op: lambda x, slope: xp.where(x < 0, slope * x, x), (NUMERIC,)),
-    "ThresholdedRelu": Kernel(_thresholded_relu, (FLOAT,)),
-    "Elu": Kernel(_elu, (FLOAT,)),
-    "Celu": Kernel(_celu, (FLOAT,)),
-    "Selu": Kernel(_selu, (FLOAT,)),
-    "Sigmoid": Kernel(lambda xp, op: sigmoid(xp), (FLOAT,)),
-    "Softplus": Kernel(lambda xp, op: softplus(xp), (FLOAT,)),
-    "Softsign": Kernel(lambda xp, op: lambda x: x / (1 + xp.abs(x)), (FLOAT,)),
-    "HardSigmoid": Kernel(_hard_sigmoid, (FLOAT,)),
-    "HardSwish": Kernel(lambda xp, op: lambda x: x * xp.minimum(xp.maximum(x / 6 + 0.5, 0), 1), (FLOAT,)),
-    "Mish": Kernel(_mish, (FLOAT,)),
-    "Swish": Kernel(_swish, (FLOAT,)),
-    "SwiGLU": Kernel(_swiglu, (FLOAT,)),
-    "Gelu": Kernel(_gelu, (FLOAT,), when=only("approximate", ("none", "tanh"), "none")),
-    "Shrink": Kernel(_shrink, (FLOAT,)),
-    "Softmax": Kernel(_along_axis(softmax), (FLOAT,)),
+    "Relu": row(lambda xp, x: xp.maximum(x, 0), NUMERIC),
+    "LeakyRelu": row(_leaky_relu, FLOAT, alpha=0.01),
+    "PRelu": row(lambda xp, x, slope: xp.where(x < 0, slope * x, x), NUMERIC),
+    "ThresholdedRelu": row(lambda xp, x, alpha: xp.where(x > alpha, x, xp.zeros_like(x)), FLOAT, alpha=1.0),
+    "Elu": row(lambda xp, x, alpha: xp.where(x < 0, alpha * xp.expm1(x), x), FLOAT, alpha=1.0),
+    "Celu": row(
+        lambda xp, x, alpha: xp.maximum(x, 0) + xp.minimum(alpha * xp.expm1(x / alpha), 0), FLOAT, alpha=1.0
+    ),
+    "Selu": row(
+        lambda xp, x, alpha, gamma: gamma * xp.where(x > 0, x, alpha * xp.expm1(x)),
+        FLOAT,
+        alpha=SELU_ALPHA,
+        gamma=SELU_GAMMA,
+    ),
+    "Sigmoid": row(sigmoid, FLOAT),
+    "Softplus": row(softplus, FLOAT),
+    "Softsign": row(lambda xp, x: x / (1 + xp.abs(x)), FLOAT),
+    "HardSigmoid": row(
+        lambda xp, x, alpha, beta: xp.minimum(xp.maximum(alpha * x + beta, 0), 1), FLOAT, alpha=0.2, beta=0.5
+    ),
+    "HardSwish": row(lambda xp, x: x * xp.minimum(xp.maximum(x / 6 + 0.5, 0), 1), FLOAT),
+    "Mish": row(lambda xp, x: x * xp.tanh(softplus(xp, x)), FLOAT),
+    "Swish": row(_swish, FLOAT, alpha=1.0),
+    "SwiGLU": row(lambda xp, gate, value, alpha: _swish(xp, gate, alpha) * value, FLOAT, alpha=1.0),
+    "Gelu": row(_gelu, FLOAT, when=only("approximate", ("none", "tanh"), "none"), approximate="none"),
+    "Shrink": row(_shrink, FLOAT, bias=0.0, lambd=0.5),
+    "Softmax": Kernel(_along_axis(_softmax), (FLOAT,)),
     "LogSoftmax": Kernel(_along_axis(_log_softmax), (FLOAT,)),
     "Hardmax": Kernel(_along_axis(_hardmax), (FLOAT,)),
 }

@@ -12,7 +12,7 @@ import math
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Fn, Kernel, Op, dtype, listed
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, dtype, row
 from dask_ferro.engines.array.ops.layout import padded
 from dask_ferro.engines.array.ops.linear import product
 from dask_ferro.graph.ir.dtypes import BOOL, FLOAT, INDEX, WIDE, D
@@ -58,7 +58,7 @@ def _attention(xp: Namespace, op: Op) -> Fn:
             y = xp.reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3]))
         return y, k, v, weights if mode == _SOFTMAXED else biased if mode == _BIASED else scores
 
-    return listed(op, fn)
+    return fn
 
 
 def _split_heads(xp: Namespace, x: Array, heads: int) -> Array:
@@ -71,11 +71,11 @@ def _grouped(xp: Namespace, a: Array, b: Array) -> Array:
     """Return matmul(a, b), where several heads of `a` may share one head of `b`."""
     share = a.shape[1] // b.shape[1]
     if share == 1:
-        return product(xp)(a, b)
+        return product(xp, a, b)
     # The shared head broadcasts against a stack of groups, so `b` is not copied.
     batch, heads = a.shape[:2]
     a = xp.reshape(a, (batch, heads // share, share, *a.shape[2:]))
-    y = product(xp)(a, xp.expand_dims(b, axis=2))
+    y = product(xp, a, xp.expand_dims(b, axis=2))
     return xp.reshape(y, (batch, heads, *y.shape[3:]))
 
 
@@ -131,37 +131,39 @@ def _settled(node: ir.Node, opset: int) -> bool:
     return not (scores_wanted and attribute_of(node, "softcap", 0.0))
 
 
-def _rotary(xp: Namespace, op: Op) -> Fn:
-    interleaved, rotated_size = bool(op.get("interleaved", 0)), op.get("rotary_embedding_dim", 0)
-    heads = op.get("num_heads", 0)
-
-    def fn(x: Array, cosines: Array, sines: Array, positions: Array = None) -> Array:
-        shape = x.shape
-        # Both layouts become (batch, sequence, heads, size), so that the cosines of a position broadcast over heads.
-        x = (
-            xp.reshape(x, (*shape[:2], heads, shape[2] // heads))
-            if x.ndim == 3
-            else xp.permute_dims(x, (0, 2, 1, 3))
-        )
-        size = rotated_size or x.shape[3]
-        turned, kept = x[..., :size], x[..., size:]
-        if positions is not None:
-            cosines, sines = _rows(xp, cosines, positions), _rows(xp, sines, positions)
-        cosines, sines = xp.expand_dims(cosines, axis=2), xp.expand_dims(sines, axis=2)
-        a, b = (
-            (turned[..., 0::2], turned[..., 1::2])
-            if interleaved
-            else (turned[..., : size // 2], turned[..., size // 2 :])
-        )
-        real, imaginary = cosines * a - sines * b, sines * a + cosines * b
-        if interleaved:
-            turned = xp.reshape(xp.stack((real, imaginary), axis=-1), turned.shape)
-        else:
-            turned = xp.concat((real, imaginary), axis=-1)
-        y = xp.concat((turned, kept), axis=-1)
-        return xp.reshape(y, shape) if len(shape) == 3 else xp.permute_dims(y, (0, 2, 1, 3))
-
-    return fn
+def _rotary(
+    xp: Namespace,
+    x: Array,
+    cosines: Array,
+    sines: Array,
+    positions: Array = None,
+    *,
+    interleaved: int,
+    rotary_embedding_dim: int,
+    num_heads: int,
+) -> Array:
+    shape = x.shape
+    # Both layouts become (batch, sequence, heads, size), so that the cosines of a position broadcast over heads.
+    if x.ndim == 3:
+        x = xp.reshape(x, (*shape[:2], num_heads, shape[2] // num_heads))
+    else:
+        x = xp.permute_dims(x, (0, 2, 1, 3))
+    size = rotary_embedding_dim or x.shape[3]
+    turned, kept = x[..., :size], x[..., size:]
+    if positions is not None:
+        cosines, sines = _rows(xp, cosines, positions), _rows(xp, sines, positions)
+    cosines, sines = xp.expand_dims(cosines, axis=2), xp.expand_dims(sines, axis=2)
+    if interleaved:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+    else:
+        a, b = turned[..., : size // 2], turned[..., size // 2 :]
+    real, imaginary = cosines * a - sines * b, sines * a + cosines * b
+    if interleaved:
+        turned = xp.reshape(xp.stack((real, imaginary), axis=-1), turned.shape)
+    else:
+        turned = xp.concat((real, imaginary), axis=-1)
+    y = xp.concat((turned, kept), axis=-1)
+    return xp.reshape(y, shape) if len(shape) == 3 else xp.permute_dims(y, (0, 2, 1, 3))
 
 
 def _rows(xp: Namespace, cache: Array, positions: Array) -> Array:
@@ -175,5 +177,12 @@ TABLE: dict[str, Kernel] = {
     "Attention": Kernel(
         _attention, (FLOAT, FLOAT, FLOAT, FLOAT | BOOL, FLOAT, FLOAT, INDEX), range(23, 29), _settled
     ),
-    "RotaryEmbedding": Kernel(_rotary, (FLOAT, FLOAT, FLOAT, WIDE), range(23, 29)),
+    "RotaryEmbedding": row(
+        _rotary,
+        *(FLOAT, FLOAT, FLOAT, WIDE),
+        opsets=range(23, 29),
+        interleaved=0,
+        rotary_embedding_dim=0,
+        num_heads=0,
+    ),
 }

@@ -18,14 +18,14 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, dtype, dtypes, only
-from dask_ferro.graph.ir.dtypes import ANY, BOOL, FLOAT, INTEGER, NUMERIC, SIGNED
+from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, dtype, only, row, widened
+from dask_ferro.graph.ir.dtypes import ANY, BOOL, FLOAT, INTEGER, NUMERIC
 
 # The error of an integer divided by 0, on each engine that checks for it itself.
 DIVIDED_BY_ZERO = (
@@ -48,96 +48,72 @@ def _named(name: str) -> Build:
     return build
 
 
-def _refuses_zeros(xp: Namespace, op: Op) -> Callable[[Array, Array], None]:
-    """Return a check that raises where integers would be divided by 0."""
-    # A constant divisor is read once: on a GPU each read waits for all queued work.
-    constant = op.constants.get(1)
-    harmless = constant is not None and bool((constant != 0).all())
+def _dividing(fn: Fn, **defaults: Any) -> Kernel:
+    """Return the row of a kernel that divides numbers, but no integer by 0."""
 
-    def check(a: Array, b: Array) -> None:
-        if not harmless and 0 not in a.shape and 0 not in b.shape and bool(xp.any(b == 0)):
-            raise ZeroDivisionError(DIVIDED_BY_ZERO)
+    def build(xp: Namespace, op: Op) -> Fn:
+        # A constant divisor is read once: on a GPU each read waits for all queued work.
+        constant = op.constants.get(1)
+        harmless = constant is not None and bool((constant != 0).all())
+        divide = row(fn, **defaults).build(xp, op)
 
-    return check
+        def checked(a: Array, b: Array) -> Array:
+            some = not harmless and xp.isdtype(a.dtype, "integral") and 0 not in (*a.shape, *b.shape)
+            if some and bool(xp.any(b == 0)):
+                raise ZeroDivisionError(DIVIDED_BY_ZERO)
+            return divide(a, b)
 
+        return checked
 
-def _div(xp: Namespace, op: Op) -> Fn:
-    integer, signed = dtypes(xp, INTEGER), dtypes(xp, SIGNED)
-    check = _refuses_zeros(xp, op)
-
-    def fn(a: Array, b: Array) -> Array:
-        if a.dtype not in integer:
-            return xp.divide(a, b)
-        check(a, b)
-        q = xp.floor_divide(a, b)
-        if a.dtype not in signed:
-            return q
-        # ONNX truncates, the array API rounds down: they differ by one where the quotient is negative and not exact.
-        inexact = xp.logical_and(q * b != a, (a < 0) != (b < 0))
-        return q + xp.astype(inexact, q.dtype)
-
-    return fn
+    return Kernel(build, (NUMERIC,))
 
 
-def _mod(xp: Namespace, op: Op) -> Fn:
-    integer = dtypes(xp, INTEGER)
-    check = _refuses_zeros(xp, op)
-    rest = _remainder(xp, op)
-
-    def fn(a: Array, b: Array) -> Array:
-        if a.dtype in integer:
-            check(a, b)
-        return rest(a, b)
-
-    return fn
+def _div(xp: Namespace, a: Array, b: Array) -> Array:
+    if not xp.isdtype(a.dtype, "integral"):
+        return xp.divide(a, b)
+    q = xp.floor_divide(a, b)
+    if not xp.isdtype(a.dtype, "signed integer"):
+        return q
+    # ONNX truncates, the array API rounds down: they differ by one where the quotient is negative and not exact.
+    inexact = xp.logical_and(q * b != a, (a < 0) != (b < 0))
+    return q + xp.astype(inexact, q.dtype)
 
 
-def _remainder(xp: Namespace, op: Op) -> Fn:
-    """Return the remainder function: it has the divisor's sign, or with `fmod` the dividend's."""
-    integer = dtypes(xp, INTEGER)
+def _mod(xp: Namespace, a: Array, b: Array, fmod: int) -> Array:
+    """Return the remainder, which has the divisor's sign, or with `fmod` the dividend's."""
+    is_integer = xp.isdtype(a.dtype, "integral")
     # CuPy's remainder of floats rounds the quotient, and is NaN of an infinite divisor; its fmod is right.
-    exact: Fn | None = getattr(xp, "fmod", None)
-    if not op.get("fmod", 0):
-        remainder: Fn = xp.remainder
-        on_cupy = xp.__name__.rpartition(".")[2] == "cupy"
-        return floored(xp, exact) if on_cupy and exact is not None else remainder
-
-    def fn(a: Array, b: Array) -> Array:
-        if a.dtype in integer:
-            r = xp.remainder(a, b)
-            return xp.where(xp.logical_and(r != 0, (r < 0) != (a < 0)), r - b, r)
-        if exact is not None:
-            return exact(a, b)
-        # On numpy the remainder of positive numbers is exact, as C's fmod is.
-        return xp.copysign(xp.remainder(xp.abs(a), xp.abs(b)), a)
-
-    return fn
+    if not fmod:
+        return floored(xp, a, b) if not is_integer and _is_cupy(xp) else xp.remainder(a, b)
+    if is_integer:
+        r = xp.remainder(a, b)
+        return xp.where(xp.logical_and(r != 0, (r < 0) != (a < 0)), r - b, r)
+    if hasattr(xp, "fmod"):
+        return xp.fmod(a, b)
+    # On numpy the remainder of positive numbers is exact, as C's fmod is.
+    return xp.copysign(xp.remainder(xp.abs(a), xp.abs(b)), a)
 
 
-def floored(xp: Namespace, exact: Fn) -> Fn:
-    """Return the remainder with the divisor's sign; of floats by `exact`, the remainder with the dividend's."""
-    integer = dtypes(xp, INTEGER)
+def floored(xp: Namespace, a: Array, b: Array) -> Array:
+    """Return the remainder of floats with the divisor's sign, by the one with the dividend's."""
+    r = xp.fmod(a, b)
+    other_side = (r < 0) != (b < 0)
+    return xp.where(r == 0, xp.copysign(xp.zeros_like(r), b), xp.where(other_side, r + b, r))
 
-    def fn(a: Array, b: Array) -> Array:
-        if a.dtype in integer:
-            return xp.remainder(a, b)
-        r = exact(a, b)
-        other_side = (r < 0) != (b < 0)
-        return xp.where(r == 0, xp.copysign(xp.zeros_like(r), b), xp.where(other_side, r + b, r))
 
-    return fn
+def _is_cupy(xp: Namespace) -> bool:
+    return xp.__name__.rpartition(".")[2] == "cupy"
 
 
 def _pow(xp: Namespace, op: Op) -> Fn:
     # Squares are common (variances, norms), and `pow` takes many times as long as a product.
     if 1 in op.constants and op.constants[1].ndim == 0 and op.constants[1] == 2:
         return lambda a, b: a * a
-    integer = dtypes(xp, INTEGER)
 
     def fn(a: Array, b: Array) -> Array:
-        if a.dtype not in integer:
+        if not xp.isdtype(a.dtype, "integral"):
             return xp.pow(a, b if a.dtype == b.dtype else xp.astype(b, a.dtype))
-        if b.dtype not in integer:
+        if not xp.isdtype(b.dtype, "integral"):
             return xp.astype(xp.pow(xp.astype(a, xp.float64), xp.astype(b, xp.float64)), a.dtype)
         # A negative power of an integer is 0, except of 1 and -1, where it depends on whether the exponent is odd.
         negative = b < 0
@@ -147,30 +123,22 @@ def _pow(xp: Namespace, op: Op) -> Fn:
     return fn
 
 
-def _bit_shift(xp: Namespace, op: Op) -> Fn:
-    left = op.get("direction") == "LEFT"
+def _bit_shift(xp: Namespace, x: Array, y: Array, direction: str) -> Array:
+    left = direction == "LEFT"
     shift = xp.bitwise_left_shift if left else xp.bitwise_right_shift
-    signed = dtypes(xp, SIGNED)
-
-    def fn(x: Array, y: Array) -> Array:
-        # C, and therefore numpy, leaves a shift by the number of bits or more undefined.
-        sane = xp.logical_and(y >= 0, y < xp.iinfo(x.dtype).bits)
-        shifted = shift(x, xp.where(sane, y, xp.zeros_like(y)))
-        beyond = xp.zeros_like(x) if left or x.dtype not in signed else -xp.astype(x < 0, x.dtype)
-        return xp.where(sane, shifted, beyond)
-
-    return fn
+    # C, and therefore numpy, leaves a shift by the number of bits or more undefined.
+    sane = xp.logical_and(y >= 0, y < xp.iinfo(x.dtype).bits)
+    shifted = shift(x, xp.where(sane, y, xp.zeros_like(y)))
+    signed = not left and xp.isdtype(x.dtype, "signed integer")
+    return xp.where(sane, shifted, -xp.astype(x < 0, x.dtype) if signed else xp.zeros_like(x))
 
 
-def _is_inf(xp: Namespace, op: Op) -> Fn:
-    positive, negative = op.get("detect_positive", 1), op.get("detect_negative", 1)
-    if positive and negative:
-        isinf: Fn = xp.isinf
-        return isinf
-    if positive or negative:
-        bound = float("inf") if positive else float("-inf")
-        return lambda x: x == bound
-    return lambda x: xp.zeros_like(x, dtype=xp.bool)
+def _is_inf(xp: Namespace, x: Array, detect_positive: int, detect_negative: int) -> Array:
+    if detect_positive and detect_negative:
+        return xp.isinf(x)
+    if not (detect_positive or detect_negative):
+        return xp.zeros_like(x, dtype=xp.bool)
+    return x == (float("inf") if detect_positive else float("-inf"))
 
 
 def _folded(name: str) -> Build:
@@ -210,16 +178,16 @@ def _same(names: dict[str, str], *dtypes: frozenset[ir.DataType]) -> dict[str, K
     return {op: Kernel(_named(name), dtypes) for op, name in names.items()}
 
 
-def erf(xp: Namespace) -> Fn:
-    """Return the error function on arrays of `xp`: CuPy's kernel, or the C library's function for each element."""
-    if xp.__name__.rpartition(".")[2] == "cupy":
+def erf(xp: Namespace, x: Array) -> Array:
+    """Return the error function of an array: by CuPy's kernel, or the C library's function for each element."""
+    if _is_cupy(xp):
         fn: Fn = importlib.import_module("cupyx.scipy.special").erf
         # CuPy's function returns float32 for float16, unlike ONNX.
-        half = xp.float16
-        return lambda x: xp.astype(fn(xp.astype(x, xp.float32)), half) if x.dtype == half else fn(x)
-    if isinstance(xp.empty(0), np.ndarray):
-        return lambda x: np.asarray(_ERF(x), x.dtype)
-    return lambda x: xp.from_dlpack(np.asarray(_ERF(values := np.from_dlpack(x)), values.dtype))
+        return xp.astype(fn(widened(xp, x)), x.dtype, copy=False)
+    if isinstance(x, np.ndarray | np.generic):
+        return np.asarray(_ERF(x), x.dtype)
+    values = np.from_dlpack(x)
+    return xp.from_dlpack(np.asarray(_ERF(values), values.dtype))
 
 
 def _cast(xp: Namespace, op: Op) -> Fn:
@@ -244,18 +212,18 @@ TABLE: dict[str, Kernel] = {
     **_same({"Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh"}, FLOAT),
     "Equal": Kernel(_named("equal"), (NUMERIC | BOOL,)),
     "Where": Kernel(_named("where"), (BOOL, NUMERIC | BOOL)),
-    "Div": Kernel(_div, (NUMERIC,)),
-    "Mod": Kernel(_mod, (NUMERIC,)),
+    "Div": _dividing(_div),
+    "Mod": _dividing(_mod, fmod=0),
     "Pow": Kernel(_pow, (NUMERIC,)),
-    "BitShift": Kernel(_bit_shift, (INTEGER,)),
-    "IsInf": Kernel(_is_inf, (FLOAT,)),
+    "BitShift": row(_bit_shift, INTEGER, direction=None),
+    "IsInf": row(_is_inf, FLOAT, detect_positive=1, detect_negative=1),
     "Max": Kernel(_folded("maximum"), (NUMERIC,)),
     "Min": Kernel(_folded("minimum"), (NUMERIC,)),
     "Sum": Kernel(_folded("add"), (FLOAT,)),
     "Mean": Kernel(_mean, (FLOAT,)),
     "Clip": Kernel(_clip, (NUMERIC,)),
-    "Reciprocal": Kernel(lambda xp, op: lambda x: 1 / x, (FLOAT,)),
-    "Erf": Kernel(lambda xp, op: erf(xp), (FLOAT,)),
+    "Reciprocal": row(lambda xp, x: 1 / x, FLOAT),
+    "Erf": row(erf, FLOAT),
     "Cast": Kernel(_cast, (ANY,), when=only("to", ANY, None)),
-    "CastLike": Kernel(lambda xp, op: lambda x, to: xp.astype(x, to.dtype, copy=False), (ANY,)),
+    "CastLike": row(lambda xp, x, to: xp.astype(x, to.dtype, copy=False), ANY),
 }

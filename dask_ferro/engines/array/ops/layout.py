@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, dtype, from_front, late, listed, only
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, dtype, from_front, late, only, row
 from dask_ferro.graph.ir.dtypes import ANY, BOOL, INDEX, NUMERIC, WIDE, D
 from dask_ferro.graph.ir.nodes import attribute_of
 
@@ -27,11 +27,9 @@ _PAD_MODES = ("constant", "edge", "reflect", "wrap")
 def _dropout(xp: Namespace, op: Op) -> Fn:
     # Before opset 10 the mask had the input's dtype.
     mask_dtype = xp.bool if op.opset >= 10 else None
-
-    def fn(x: Array, *_: Array) -> tuple[Array, ...]:
-        return (x,) if op.outputs == 1 else (x, xp.ones_like(x, dtype=mask_dtype or x.dtype))
-
-    return listed(op, fn)
+    if op.outputs == 1:
+        return lambda x, *_: x
+    return lambda x, *_: (x, xp.ones_like(x, dtype=mask_dtype or x.dtype))
 
 
 def _inference(node: ir.Node, opset: int) -> bool:
@@ -65,21 +63,13 @@ def _reshape(xp: Namespace, op: Op) -> Fn:
     return late(op, make, 1)
 
 
-def _transpose(xp: Namespace, op: Op) -> Fn:
-    axes = op.get("perm")
-    if axes is None:
-        return lambda x: xp.permute_dims(x, tuple(range(x.ndim))[::-1])
-    return lambda x: xp.permute_dims(x, tuple(axes))
+def _transpose(xp: Namespace, x: Array, perm: Ints | None) -> Array:
+    return xp.permute_dims(x, tuple(perm if perm is not None else range(x.ndim)[::-1]))
 
 
-def _flatten(xp: Namespace, op: Op) -> Fn:
-    axis = op.get("axis", 1)
-
-    def fn(x: Array) -> Array:
-        at = axis if axis >= 0 else axis + x.ndim
-        return xp.reshape(x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
-
-    return fn
+def _flatten(xp: Namespace, x: Array, axis: int) -> Array:
+    at = axis if axis >= 0 else axis + x.ndim
+    return xp.reshape(x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
 
 
 def _squeeze(xp: Namespace, op: Op) -> Fn:
@@ -106,11 +96,6 @@ def _unsqueeze(xp: Namespace, op: Op) -> Fn:
     return make(op.get("axes")) if op.opset < 13 else late(op, make, 1)
 
 
-def _concat(xp: Namespace, op: Op) -> Fn:
-    axis = op.get("axis")
-    return lambda *xs: xp.concat(xs, axis=axis)
-
-
 def _split(xp: Namespace, op: Op) -> Fn:
     axis, parts = op.get("axis", 0), op.outputs
 
@@ -124,7 +109,7 @@ def _split(xp: Namespace, op: Op) -> Fn:
             ends = list(itertools.accumulate(sizes)) if sizes is not None else ends
             return tuple(x[along(at, slice(a, b))] for a, b in itertools.pairwise([0, *ends]))
 
-        return listed(op, fn)
+        return fn
 
     return make(op.get("split")) if op.opset < 13 else late(op, make, 1)
 
@@ -206,31 +191,21 @@ def padded(
     return x
 
 
-def _depth_to_space(xp: Namespace, op: Op) -> Fn:
-    size, columns_first = op.get("blocksize"), op.get("mode", "DCR") == "CRD"
-
-    def fn(x: Array) -> Array:
-        n, c, h, w = x.shape
-        c //= size * size
-        if columns_first:
-            y = xp.permute_dims(xp.reshape(x, (n, c, size, size, h, w)), (0, 1, 4, 2, 5, 3))
-        else:
-            y = xp.permute_dims(xp.reshape(x, (n, size, size, c, h, w)), (0, 3, 4, 1, 5, 2))
-        return xp.reshape(y, (n, c, h * size, w * size))
-
-    return fn
+def _depth_to_space(xp: Namespace, x: Array, blocksize: int, mode: str) -> Array:
+    (n, c, h, w), size = x.shape, blocksize
+    c //= size * size
+    if mode == "CRD":
+        y = xp.permute_dims(xp.reshape(x, (n, c, size, size, h, w)), (0, 1, 4, 2, 5, 3))
+    else:
+        y = xp.permute_dims(xp.reshape(x, (n, size, size, c, h, w)), (0, 3, 4, 1, 5, 2))
+    return xp.reshape(y, (n, c, h * size, w * size))
 
 
-def _space_to_depth(xp: Namespace, op: Op) -> Fn:
-    size, columns_first = op.get("blocksize"), op.get("mode", "DCR") == "CRD"
-
-    def fn(x: Array) -> Array:
-        n, c, h, w = x.shape
-        blocks = xp.reshape(x, (n, c, h // size, size, w // size, size))
-        y = xp.permute_dims(blocks, (0, 1, 3, 5, 2, 4) if columns_first else (0, 3, 5, 1, 2, 4))
-        return xp.reshape(y, (n, c * size * size, h // size, w // size))
-
-    return fn
+def _space_to_depth(xp: Namespace, x: Array, blocksize: int, mode: str) -> Array:
+    (n, c, h, w), size = x.shape, blocksize
+    blocks = xp.reshape(x, (n, c, h // size, size, w // size, size))
+    y = xp.permute_dims(blocks, (0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4))
+    return xp.reshape(y, (n, c * size * size, h // size, w // size))
 
 
 def _center_crop_pad(xp: Namespace, op: Op) -> Fn:
@@ -291,54 +266,47 @@ def _plain_value(node: ir.Node, opset: int) -> bool:
     return value is None or value.dtype in ANY
 
 
-def _range(xp: Namespace, op: Op) -> Fn:
-    integer = {getattr(xp, n) for n in ("int16", "int32", "int64")}
-
-    def fn(start: Array, limit: Array, delta: Array) -> Array:
-        kind = start.dtype
-        number = int if any(kind == d for d in integer) else float
-        first, last, step = (number(xp.reshape(a, ())) for a in (start, limit, delta))
-        # The standard's formula: `arange` with a float step may return one element more.
-        count = max(math.ceil((last - first) / step), 0)
-        if number is int:
-            return xp.astype(first + step * xp.arange(count, dtype=xp.int64), kind, copy=False)
-        return xp.astype(first + step * xp.arange(count, dtype=xp.float64), kind, copy=False)
-
-    return fn
+def _range(xp: Namespace, start: Array, limit: Array, delta: Array) -> Array:
+    is_integer = xp.isdtype(start.dtype, "integral")
+    number = int if is_integer else float
+    first, last, step = (number(xp.reshape(a, ())) for a in (start, limit, delta))
+    # The standard's formula: `arange` with a float step may return one element more.
+    count = max(math.ceil((last - first) / step), 0)
+    wide = xp.arange(count, dtype=xp.int64 if is_integer else xp.float64)
+    return xp.astype(first + step * wide, start.dtype, copy=False)
 
 
-def _shape(xp: Namespace, op: Op) -> Fn:
-    cut = slice(op.get("start", 0), op.get("end"))
-    return lambda x: xp.asarray(x.shape[cut], dtype=xp.int64)
+def _shape(xp: Namespace, x: Array, start: int, end: int | None) -> Array:
+    return xp.asarray(x.shape[start:end], dtype=xp.int64)
 
 
-def _eye_like(xp: Namespace, op: Op) -> Fn:
-    k, to = op.get("k", 0), op.get("dtype")
-    kind = None if to is None else dtype(xp, to)
-    return lambda x: xp.eye(x.shape[0], x.shape[1], k=k, dtype=kind or x.dtype)
+def _eye_like(xp: Namespace, x: Array, **attributes: int | None) -> Array:
+    to = attributes["dtype"]
+    kind = x.dtype if to is None else dtype(xp, to)
+    return xp.eye(x.shape[0], x.shape[1], k=attributes["k"], dtype=kind)
 
 
 TABLE: dict[str, Kernel] = {
-    "Identity": Kernel(lambda xp, op: lambda x: x, (ANY,)),
+    "Identity": row(lambda xp, x: x, ANY),
     "Dropout": Kernel(_dropout, (ANY, ANY, BOOL), when=_inference),
     "Reshape": Kernel(_reshape, (ANY, WIDE), reads=(1,)),
-    "Transpose": Kernel(_transpose, (ANY,)),
-    "Flatten": Kernel(_flatten, (ANY,)),
+    "Transpose": row(_transpose, ANY, perm=None),
+    "Flatten": row(_flatten, ANY, axis=1),
     "Squeeze": Kernel(_squeeze, (ANY, WIDE), reads=(1,)),
     "Unsqueeze": Kernel(_unsqueeze, (ANY, WIDE), reads=(1,)),
-    "Concat": Kernel(_concat, (ANY,)),
+    "Concat": row(lambda xp, *xs, axis: xp.concat(xs, axis=axis), ANY, axis=None),
     "Split": Kernel(_split, (ANY, WIDE), reads=(1,)),
     "Slice": Kernel(_slice, (ANY, INDEX), reads=(1, 2, 3, 4)),
     "Expand": Kernel(_expand, (ANY, WIDE), reads=(1,)),
     "Tile": Kernel(_tile, (ANY, WIDE), reads=(1,)),
     "Pad": Kernel(_pad, (ANY, WIDE, ANY, INDEX), when=only("mode", _PAD_MODES, "constant"), reads=(1, 3)),
-    "DepthToSpace": Kernel(_depth_to_space, (ANY,)),
-    "SpaceToDepth": Kernel(_space_to_depth, (ANY,)),
+    "DepthToSpace": row(_depth_to_space, ANY, blocksize=None, mode="DCR"),
+    "SpaceToDepth": row(_space_to_depth, ANY, blocksize=None, mode="DCR"),
     "CenterCropPad": Kernel(_center_crop_pad, (ANY, INDEX), reads=(1,)),
     "Constant": Kernel(_constant, (ANY,), when=_plain_constant),
     "ConstantOfShape": Kernel(_constant_of_shape, (WIDE,), when=_plain_value, reads=(0,)),
-    "Range": Kernel(_range, (frozenset({D.FLOAT, D.DOUBLE, D.INT16, D.INT32, D.INT64}),)),
-    "Shape": Kernel(_shape, (ANY,)),
-    "Size": Kernel(lambda xp, op: lambda x: xp.asarray(math.prod(x.shape), dtype=xp.int64), (ANY,)),
-    "EyeLike": Kernel(_eye_like, (NUMERIC | frozenset({D.BOOL}),), when=only("dtype", {*ANY, None}, None)),
+    "Range": row(_range, frozenset({D.FLOAT, D.DOUBLE, D.INT16, D.INT32, D.INT64})),
+    "Shape": row(_shape, ANY, start=0, end=None),
+    "Size": row(lambda xp, x: xp.asarray(math.prod(x.shape), dtype=xp.int64), ANY),
+    "EyeLike": row(_eye_like, NUMERIC | BOOL, when=only("dtype", {*ANY, None}, None), k=0, dtype=None),
 }

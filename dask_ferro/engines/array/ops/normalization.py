@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Fn, Kernel, Op, from_front, listed, only, widened
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, from_front, only, row, widened
 from dask_ferro.engines.array.ops.layout import padded
 from dask_ferro.graph.ir.dtypes import FLOAT, D
 from dask_ferro.graph.ir.nodes import attribute_of
@@ -23,10 +23,10 @@ def _batch(xp: Namespace, op: Op) -> Fn:
 
 
 def _training_batch(xp: Namespace, op: Op) -> Fn:
-    epsilon, momentum, wide = op.get("epsilon", 1e-5), op.get("momentum", 0.9), widened(xp)
+    epsilon, momentum = op.get("epsilon", 1e-5), op.get("momentum", 0.9)
 
     def fn(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> tuple[Array, ...]:
-        w, axes = wide(x), (0, *range(2, x.ndim))
+        w, axes = widened(xp, x), (0, *range(2, x.ndim))
         y, centre, _ = _standardized(xp, w, axes, epsilon)
         own = xp.reshape(centre, (-1,)), xp.var(w, axis=axes)
         y = _scaled(xp, xp.astype(y, x.dtype, copy=False), scale, bias)
@@ -36,7 +36,7 @@ def _training_batch(xp: Namespace, op: Op) -> Fn:
         )
         return (y, *running, *own)
 
-    return listed(op, fn)
+    return fn
 
 
 def _frozen_batch(xp: Namespace, op: Op) -> Fn:
@@ -83,51 +83,38 @@ def _standardized(
     return centred, mean, reciprocal
 
 
-def _layer(xp: Namespace, op: Op) -> Fn:
-    axis, epsilon, wide = op.get("axis", -1), op.get("epsilon", 1e-5), widened(xp)
-
-    def fn(x: Array, scale: Array, bias: Array = None) -> tuple[Array, Array, Array]:
-        axes = tuple(range(from_front(axis, x.ndim), x.ndim))
-        y, mean, reciprocal = _standardized(xp, wide(x), axes, epsilon)
-        y = xp.astype(y, x.dtype, copy=False) * scale
-        if bias is not None:
-            y += bias
-        return y, xp.astype(mean, xp.float32, copy=False), xp.astype(reciprocal, xp.float32, copy=False)
-
-    return listed(op, fn)
+def _layer(
+    xp: Namespace, x: Array, scale: Array, bias: Array = None, *, axis: int, epsilon: float
+) -> tuple[Array, Array, Array]:
+    axes = tuple(range(from_front(axis, x.ndim), x.ndim))
+    y, mean, reciprocal = _standardized(xp, widened(xp, x), axes, epsilon)
+    y = xp.astype(y, x.dtype, copy=False) * scale
+    if bias is not None:
+        y += bias
+    return y, xp.astype(mean, xp.float32, copy=False), xp.astype(reciprocal, xp.float32, copy=False)
 
 
-def _rms(xp: Namespace, op: Op) -> Fn:
-    axis, epsilon, wide = op.get("axis", -1), op.get("epsilon", 1e-5), widened(xp)
-
-    def fn(x: Array, scale: Array) -> Array:
-        axes = tuple(range(from_front(axis, x.ndim), x.ndim))
-        w = wide(x)
-        y = w / xp.sqrt(xp.mean(w * w, axis=axes, keepdims=True) + epsilon)
-        return xp.astype(y, scale.dtype, copy=False) * scale
-
-    return fn
+def _rms(xp: Namespace, x: Array, scale: Array, axis: int, epsilon: float) -> Array:
+    axes = tuple(range(from_front(axis, x.ndim), x.ndim))
+    w = widened(xp, x)
+    y = w / xp.sqrt(xp.mean(w * w, axis=axes, keepdims=True) + epsilon)
+    return xp.astype(y, scale.dtype, copy=False) * scale
 
 
 _single_stash = only("stash_type", (D.FLOAT,), D.FLOAT)
 
 
-def _instance(xp: Namespace, op: Op) -> Fn:
-    epsilon, wide = op.get("epsilon", 1e-5), widened(xp)
-
-    def fn(x: Array, scale: Array, bias: Array) -> Array:
-        y, _, _ = _standardized(xp, wide(x), tuple(range(2, x.ndim)), epsilon)
-        return _scaled(xp, xp.astype(y, x.dtype, copy=False), scale, bias)
-
-    return fn
+def _instance(xp: Namespace, x: Array, scale: Array, bias: Array, epsilon: float) -> Array:
+    y, _, _ = _standardized(xp, widened(xp, x), tuple(range(2, x.ndim)), epsilon)
+    return _scaled(xp, xp.astype(y, x.dtype, copy=False), scale, bias)
 
 
 def _group(xp: Namespace, op: Op) -> Fn:
-    groups, epsilon, wide = op.get("num_groups"), op.get("epsilon", 1e-5), widened(xp)
+    groups, epsilon = op.get("num_groups"), op.get("epsilon", 1e-5)
 
     def fn(x: Array, scale: Array, bias: Array) -> Array:
         samples, channels = x.shape[:2]
-        grouped = xp.reshape(wide(x), (samples, groups, channels // groups, *x.shape[2:]))
+        grouped = xp.reshape(widened(xp, x), (samples, groups, channels // groups, *x.shape[2:]))
         y, _, _ = _standardized(xp, grouped, tuple(range(2, grouped.ndim)), epsilon)
         y = xp.astype(y, x.dtype, copy=False)
         # One scale per group before opset 21, one per channel since.
@@ -138,56 +125,38 @@ def _group(xp: Namespace, op: Op) -> Fn:
     return fn
 
 
-def _mean_variance(xp: Namespace, op: Op) -> Fn:
-    axes = tuple(op.get("axes", (0, 2, 3)))
-
-    def fn(x: Array) -> Array:
-        centred = x - xp.mean(x, axis=axes, keepdims=True)
-        return centred / (xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True)) + 1e-9)
-
-    return fn
+def _mean_variance(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Array:
+    centred = x - xp.mean(x, axis=tuple(axes), keepdims=True)
+    return centred / (xp.sqrt(xp.mean(centred * centred, axis=tuple(axes), keepdims=True)) + 1e-9)
 
 
-def _lp(xp: Namespace, op: Op) -> Fn:
-    axis, p = op.get("axis", -1), op.get("p", 2)
-
-    def fn(x: Array) -> Array:
-        if p == 1:
-            norm = xp.sum(xp.abs(x), axis=axis, keepdims=True)
-        else:
-            norm = xp.sqrt(xp.sum(x * x, axis=axis, keepdims=True))
-        # Zeros stay zeros: 0 / 0 would be NaN.
-        return x / xp.where(norm == 0, xp.ones_like(norm), norm)
-
-    return fn
+def _lp(xp: Namespace, x: Array, axis: int, p: int) -> Array:
+    if p == 1:
+        norm = xp.sum(xp.abs(x), axis=axis, keepdims=True)
+    else:
+        norm = xp.sqrt(xp.sum(x * x, axis=axis, keepdims=True))
+    # Zeros stay zeros: 0 / 0 would be NaN.
+    return x / xp.where(norm == 0, xp.ones_like(norm), norm)
 
 
-def _across_channels(xp: Namespace, op: Op) -> Fn:
-    size, bias = op.get("size"), op.get("bias", 1.0)
-    alpha, beta = op.get("alpha", 1e-4), op.get("beta", 0.75)
-    before = (size - 1) // 2
-
-    def fn(x: Array) -> Array:
-        channels = x.shape[1]
-        widths = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
-        # Padded with zeros, all shifted slices of the channels have the same shape, and one loop over the window
-        # sums them.
-        squares = padded(xp, x * x, widths)
-        total = xp.asarray(squares[:, :channels, ...], copy=True)
-        for k in range(1, size):
-            total += squares[:, k : k + channels, ...]
-        return x / xp.pow(bias + alpha / size * total, beta)
-
-    return fn
+def _across_channels(xp: Namespace, x: Array, size: int, bias: float, alpha: float, beta: float) -> Array:
+    channels, before = x.shape[1], (size - 1) // 2
+    widths = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
+    # Padded with zeros, all shifted slices of the channels have the same shape, and one loop over the window sums them.
+    squares = padded(xp, x * x, widths)
+    total = xp.asarray(squares[:, :channels, ...], copy=True)
+    for k in range(1, size):
+        total += squares[:, k : k + channels, ...]
+    return x / xp.pow(bias + alpha / size * total, beta)
 
 
 TABLE: dict[str, Kernel] = {
     "BatchNormalization": Kernel(_batch, (FLOAT,), when=_is_ours),
-    "LayerNormalization": Kernel(_layer, (FLOAT,), when=_single_stash),
-    "RMSNormalization": Kernel(_rms, (FLOAT,), when=_single_stash),
-    "InstanceNormalization": Kernel(_instance, (FLOAT,)),
+    "LayerNormalization": row(_layer, FLOAT, when=_single_stash, axis=-1, epsilon=1e-5),
+    "RMSNormalization": row(_rms, FLOAT, when=_single_stash, axis=-1, epsilon=1e-5),
+    "InstanceNormalization": row(_instance, FLOAT, epsilon=1e-5),
     "GroupNormalization": Kernel(_group, (FLOAT,), when=_single_stash),
-    "MeanVarianceNormalization": Kernel(_mean_variance, (FLOAT,)),
-    "LpNormalization": Kernel(_lp, (FLOAT,), when=only("p", (1, 2), 2)),
-    "LRN": Kernel(_across_channels, (FLOAT,)),
+    "MeanVarianceNormalization": row(_mean_variance, FLOAT, axes=(0, 2, 3)),
+    "LpNormalization": row(_lp, FLOAT, when=only("p", (1, 2), 2), axis=-1, p=2),
+    "LRN": row(_across_channels, FLOAT, size=None, bias=1.0, alpha=1e-4, beta=0.75),
 }

@@ -8,14 +8,25 @@ never is the maximum and adds nothing to a sum.  A mean divides by the number of
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, axis_shape, listed, widened
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, row, widened
 from dask_ferro.engines.array.ops.layout import padded
-from dask_ferro.engines.array.window import KernelWindow, Placement, only_pads, place, tap, taps, window_of
+from dask_ferro.engines.array.window import (
+    WINDOW,
+    KernelWindow,
+    Placement,
+    only_pads,
+    place,
+    tap,
+    taps,
+    window_of,
+)
 from dask_ferro.graph.ir.dtypes import FLOAT, D
 from dask_ferro.graph.ir.nodes import attribute_of
 
@@ -39,36 +50,24 @@ def _lowest(xp: Namespace, x: Array) -> float:
 
 
 def _max_pool(xp: Namespace, op: Op) -> Fn:
-    window = window_of(op, op.get("kernel_shape"))
-    if op.outputs == 2:
-        return _max_pool_with_indices(xp, op, window)
-
-    def fn(x: Array) -> Array:
-        return _fold(xp, xp.maximum, x, window, place(window, x.shape[2:]), _lowest(xp, x))
-
-    return fn
-
-
-def _max_pool_with_indices(xp: Namespace, op: Op, window: KernelWindow) -> Fn:
-    column_major = bool(op.get("storage_order", 0))
+    window = window_of(
+        op.get("kernel_shape"), **{name: op.get(name, value) for name, value in WINDOW.items()}
+    )
+    if op.outputs == 1:
+        return lambda x: _fold(xp, xp.maximum, x, window, place(window, x.shape[2:]), _lowest(xp, x))
+    order: Literal["C", "F"] = "F" if op.get("storage_order", 0) else "C"
 
     def fn(x: Array) -> tuple[Array, Array]:
         samples, channels, *sizes = x.shape
         placement = place(window, sizes)
         wide = padded(xp, x, placement.widths(), fill=_lowest(xp, x))
-        rank = len(sizes)
-        steps = [math.prod(sizes[:i] if column_major else sizes[i + 1 :]) for i in range(rank)]
+        # Each element's index in its plane: one array serves all samples and channels.
+        plane = np.arange(math.prod(sizes)).reshape(1, 1, *sizes, order=order)
+        index = xp.asarray(padded(np, plane, placement.widths()))
         best, at = None, None
-        for offsets, slices in taps(window, placement.counts):
-            # The element's index in its plane, for every position: one array serves all samples and channels.
-            index = np.zeros((1,) * rank, np.int64)
-            for axis, (k, n, (pad, _)) in enumerate(
-                zip(offsets, placement.counts, placement.pads, strict=True)
-            ):
-                place_on_axis = np.arange(n) * window.strides[axis] + k * window.dilations[axis] - pad
-                index = index + steps[axis] * place_on_axis.reshape(axis_shape(axis, rank))
+        for _, slices in taps(window, placement.counts):
             value = wide[(..., *slices)]
-            here = xp.broadcast_to(xp.asarray(index), value.shape)
+            here = xp.broadcast_to(index[(..., *slices)], value.shape)
             if best is None:
                 best, at = value, here
             else:
@@ -76,63 +75,42 @@ def _max_pool_with_indices(xp: Namespace, op: Op, window: KernelWindow) -> Fn:
                 larger = value > best
                 best, at = xp.where(larger, value, best), xp.where(larger, here, at)
         planes = xp.arange(samples * channels, dtype=xp.int64) * math.prod(sizes)
-        return best, at + xp.reshape(planes, (samples, channels) + (1,) * rank)
-
-    return listed(op, fn)
-
-
-def _average_pool(xp: Namespace, op: Op) -> Fn:
-    window = window_of(op, op.get("kernel_shape"))
-    with_padding, wide = bool(op.get("count_include_pad", 0)), widened(xp)
-
-    def fn(x: Array) -> Array:
-        placement = place(window, x.shape[2:])
-        total = _fold(xp, xp.add, wide(x), window, placement, 0.0)
-        counts = _counts(window, placement, x.shape[2:], with_padding)
-        # Without padding every window has the same number of elements, and dividing by a number is faster than by
-        # an array.
-        even = counts.min() == counts.max()
-        mean = total / (int(counts.flat[0]) if even else xp.astype(xp.asarray(counts), total.dtype))
-        return xp.astype(mean, x.dtype, copy=False)
+        return best, at + xp.reshape(planes, (samples, channels) + (1,) * len(sizes))
 
     return fn
 
 
-def _counts(
-    window: KernelWindow, placement: Placement, sizes: tuple[int, ...], with_padding: bool
-) -> np.ndarray:
-    """Return the number of elements that each window averages."""
-    counts = np.ones((1,) * len(sizes), np.int64)
-    for axis, (n, size, (before, after)) in enumerate(
-        zip(placement.counts, sizes, placement.pads, strict=True)
-    ):
-        first = np.arange(n)[:, None] * window.strides[axis] - before
-        element = first + np.arange(window.sizes[axis]) * window.dilations[axis]
-        low, high = (-before, size + after) if with_padding else (0, size)
-        inside = ((element >= low) & (element < high)).sum(axis=1)
-        counts = counts * inside.reshape(axis_shape(axis, len(sizes)))
-    return counts
+def _average_pool(
+    xp: Namespace, x: Array, kernel_shape: Sequence[int], count_include_pad: int, **attributes: Any
+) -> Array:
+    window = window_of(kernel_shape, **attributes)
+    placement = place(window, x.shape[2:])
+    total = _fold(xp, xp.add, widened(xp, x), window, placement, 0.0)
+    # The number of elements that each window averages.
+    counted = np.ones((1, 1, *x.shape[2:]), np.int64)
+    if count_include_pad:
+        counted = np.pad(counted, [(0, 0), (0, 0), *placement.pads], constant_values=1)
+        placement = placement._replace(pads=((0, 0),) * len(kernel_shape))
+    counts = _fold(np, np.add, counted, window, placement, 0)
+    # Without padding all windows have as many, and dividing by a number is faster than by an array.
+    even = counts.min() == counts.max()
+    mean = total / (int(counts.flat[0]) if even else xp.astype(xp.asarray(counts), total.dtype))
+    return xp.astype(mean, x.dtype, copy=False)
 
 
-def _lp_pool(xp: Namespace, op: Op) -> Fn:
-    window, p, wide = window_of(op, op.get("kernel_shape")), op.get("p", 2), widened(xp)
-
-    def fn(x: Array) -> Array:
-        w = wide(x)
-        powers = w * w if p == 2 else xp.pow(xp.abs(w), p)
-        total = _fold(xp, xp.add, powers, window, place(window, x.shape[2:]), 0.0)
-        return xp.astype(xp.sqrt(total) if p == 2 else xp.pow(total, 1 / p), x.dtype, copy=False)
-
-    return fn
+def _lp_pool(xp: Namespace, x: Array, kernel_shape: Sequence[int], p: int, **attributes: Any) -> Array:
+    window, w = window_of(kernel_shape, **attributes), widened(xp, x)
+    powers = w * w if p == 2 else xp.pow(xp.abs(w), p)
+    total = _fold(xp, xp.add, powers, window, place(window, x.shape[2:]), 0.0)
+    return xp.astype(xp.sqrt(total) if p == 2 else xp.pow(total, 1 / p), x.dtype, copy=False)
 
 
 def _space(x: Array) -> tuple[int, ...]:
     return tuple(range(2, x.ndim))
 
 
-def _global_lp(xp: Namespace, op: Op) -> Fn:
-    p = op.get("p", 2)
-    return lambda x: xp.pow(xp.sum(xp.pow(xp.abs(x), p), axis=_space(x), keepdims=True), 1 / p)
+def _global_lp(xp: Namespace, x: Array, p: int) -> Array:
+    return xp.pow(xp.sum(xp.pow(xp.abs(x), p), axis=_space(x), keepdims=True), 1 / p)
 
 
 def _plain(node: ir.Node, opset: int) -> bool:
@@ -148,9 +126,9 @@ def _plain_floor(node: ir.Node, opset: int) -> bool:
 
 TABLE: dict[str, Kernel] = {
     "MaxPool": Kernel(_max_pool, (FLOAT | {D.INT8, D.UINT8},), when=_plain),
-    "AveragePool": Kernel(_average_pool, (FLOAT,), when=_plain),
-    "LpPool": Kernel(_lp_pool, (FLOAT,), when=_plain_floor),
-    "GlobalAveragePool": Kernel(lambda xp, op: lambda x: xp.mean(x, axis=_space(x), keepdims=True), (FLOAT,)),
-    "GlobalMaxPool": Kernel(lambda xp, op: lambda x: xp.max(x, axis=_space(x), keepdims=True), (FLOAT,)),
-    "GlobalLpPool": Kernel(_global_lp, (FLOAT,)),
+    "AveragePool": row(_average_pool, FLOAT, when=_plain, kernel_shape=None, count_include_pad=0, **WINDOW),
+    "LpPool": row(_lp_pool, FLOAT, when=_plain_floor, kernel_shape=None, p=2, **WINDOW),
+    "GlobalAveragePool": row(lambda xp, x: xp.mean(x, axis=_space(x), keepdims=True), FLOAT),
+    "GlobalMaxPool": row(lambda xp, x: xp.max(x, axis=_space(x), keepdims=True), FLOAT),
+    "GlobalLpPool": row(_global_lp, FLOAT, p=2),
 }

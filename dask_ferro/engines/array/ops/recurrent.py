@@ -7,12 +7,13 @@ activations are declared unsupported.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, listed
+from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op
 from dask_ferro.engines.array.ops.activation import sigmoid
 from dask_ferro.engines.array.ops.linear import product
 from dask_ferro.graph.ir.dtypes import FLOAT, D
@@ -46,7 +47,7 @@ def _rnn_cell(xp: Namespace, op: Op) -> Cell:
 
 
 def _gru_cell(xp: Namespace, op: Op) -> Cell:
-    gate, linear = sigmoid(xp), bool(op.get("linear_before_reset", 0))
+    gate, linear = partial(sigmoid, xp), bool(op.get("linear_before_reset", 0))
 
     def step(x: Array, r: DirectionWeights, state: State) -> State:
         (h,) = state
@@ -61,7 +62,7 @@ def _gru_cell(xp: Namespace, op: Op) -> Cell:
 
 
 def _lstm_cell(xp: Namespace, op: Op) -> Cell:
-    gate = sigmoid(xp)
+    gate = partial(sigmoid, xp)
 
     def step(x: Array, r: DirectionWeights, state: State) -> State:
         h, c = state
@@ -105,7 +106,7 @@ def _recurrent(make: Callable[[Namespace, Op], Cell], states: int) -> Build:
             runs, ends = [], []
             for d, reverse in enumerate(backward):
                 # The inputs of all steps at once: one large product instead of one per step.
-                projected = product(xp)(x, w[d, ...].T) + bias[d, :n]
+                projected = product(xp, x, w[d, ...].T) + bias[d, :n]
                 weights = DirectionWeights(r[d, ...].T, bias[d, n:], None if p is None else p[d, :])
                 run, end = _run(xp, step, projected, weights, tuple(s[d, ...] for s in initial), reverse)
                 runs.append(run)
@@ -114,7 +115,7 @@ def _recurrent(make: Callable[[Namespace, Op], Cell], states: int) -> Build:
             last = [turned(xp.stack(state, axis=0)) for state in zip(*ends, strict=True)]
             return xp.permute_dims(y, (2, 0, 1, 3)) if batch_first else y, *last
 
-        return listed(op, fn)
+        return fn
 
     return build
 

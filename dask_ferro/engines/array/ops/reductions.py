@@ -12,7 +12,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, along, from_front, late
+from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, along, from_front, late, row
 from dask_ferro.graph.ir.dtypes import BOOL, FLOAT, NUMERIC, WIDE
 
 Axes = tuple[int, ...] | None  # None: all axes
@@ -73,23 +73,18 @@ def _over_axes(reduce: Reduce, axes_are_an_input_since: int) -> Build:
     return build
 
 
-def _arg(largest: bool) -> Build:
-    def build(xp: Namespace, op: Op) -> Fn:
-        axis, keepdims, last = op.get("axis", 0), bool(op.get("keepdims", 1)), op.get("select_last_index", 0)
+def _arg(largest: bool) -> Kernel:
+    def fn(xp: Namespace, x: Array, axis: int, keepdims: int, select_last_index: int) -> Array:
         find = xp.argmax if largest else xp.argmin
+        # numpy reads -2^31 as all axes.
+        at = from_front(axis, x.ndim)
+        if not select_last_index:
+            return xp.astype(find(x, axis=at, keepdims=bool(keepdims)), xp.int64, copy=False)
+        # The namespaces find the first of equal elements: the last one is the first from the end.
+        from_end = find(xp.flip(x, axis=at), axis=at, keepdims=bool(keepdims))
+        return xp.astype(x.shape[at] - 1 - from_end, xp.int64, copy=False)
 
-        def fn(x: Array) -> Array:
-            # numpy reads -2^31 as all axes.
-            at = from_front(axis, x.ndim)
-            if not last:
-                return xp.astype(find(x, axis=at, keepdims=keepdims), xp.int64, copy=False)
-            # The namespaces find the first of equal elements: the last one is the first from the end.
-            from_end = find(xp.flip(x, axis=at), axis=at, keepdims=keepdims)
-            return xp.astype(x.shape[at] - 1 - from_end, xp.int64, copy=False)
-
-        return fn
-
-    return build
+    return row(fn, NUMERIC, axis=0, keepdims=1, select_last_index=0)
 
 
 def _cumulative(name: str) -> Build:
@@ -133,8 +128,8 @@ TABLE: dict[str, Kernel] = {
     "ReduceSumSquare": _row(lambda xp, x, axes, keepdims: _sum(xp, x * x, axes, keepdims), NUMERIC),
     "ReduceLogSum": _row(lambda xp, x, axes, keepdims: xp.log(_sum(xp, x, axes, keepdims)), FLOAT),
     "ReduceLogSumExp": _row(_log_sum_exp, FLOAT),
-    "ArgMax": Kernel(_arg(largest=True), (NUMERIC,)),
-    "ArgMin": Kernel(_arg(largest=False), (NUMERIC,)),
+    "ArgMax": _arg(largest=True),
+    "ArgMin": _arg(largest=False),
     "CumSum": Kernel(_cumulative("cumulative_sum"), (NUMERIC,), reads=(1,)),
     "CumProd": Kernel(_cumulative("cumulative_prod"), (NUMERIC,), reads=(1,)),
 }
