@@ -6,16 +6,12 @@ library loads them; where that fails, a stand-in takes the place (`stand_in`), w
 worker, what it has and the remedy.
 
 An object inside another one is pickled as usual: the outermost one is portable.
-
-An error of such a process becomes one sentence too (`absence`).  It is made of the error: no graph is submitted with a
-question ahead of it.
 """
 
 from __future__ import annotations
 
-import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +19,6 @@ from importlib.resources import files
 from pickle import loads
 from typing import Any
 
-from dask_ferro.errors import ConfigError
 from dask_ferro.lower import stand_in
 from dask_ferro.lower.upstream import Task
 
@@ -35,10 +30,6 @@ _MODULE = (
 )
 # What a process got that cannot import it.
 NONE = "none that can be imported"
-# The sentence of a task that a worker cannot load (`portable`).
-_OF_TASK = re.compile(r"(worker \S+|the scheduler): dask_ferro: got .*")
-# Python's words; Dask sends some errors as text alone.
-_WORDS = re.compile(r"No module named \\?'(dask_ferro[\w.]*)")
 _is_inside: ContextVar[bool] = ContextVar("dask_ferro_portable", default=False)
 
 
@@ -121,28 +112,3 @@ def own_version() -> str:
         return version("dask-ferro")
     except PackageNotFoundError:
         return ""
-
-
-def absence(error: BaseException, where: str) -> ConfigError | None:
-    """Return the error to raise in place of one from a cluster whose `where` lacks dask_ferro; None: it does not."""
-    if told := next(filter(None, (_OF_TASK.search(str(one)) for one in _chain(error))), None):
-        return ConfigError(told[0])
-    found = next(filter(None, (_WORDS.search(str(one)) for one in _chain(error))), None)
-    if found is None:
-        return None
-    wanted, module = own_version(), found[1]
-    # One that lacks a part of it has another release.
-    got = NONE if module == "dask_ferro" else f"a release without {module}"
-    return ConfigError(
-        f"{where}: dask_ferro: got {got}, wanted {wanted}; {remedy(wanted)}; ff.check(client) names all such processes"
-    )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that caused it; Dask adds one of its own to an error of the scheduler."""
-    seen: set[int] = set()
-    # An error that is raised from itself, as after a retry, is its own cause.
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__

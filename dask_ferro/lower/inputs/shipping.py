@@ -22,7 +22,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.digest import of_bytes, of_outputs
 from dask_ferro.lower.inputs.keys import Feed
 from dask_ferro.lower.layer import Key, KeySeries
-from dask_ferro.lower.portable import absence
+from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.upstream import Alias, DataNode
 
@@ -183,7 +183,7 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
 
     async def asked() -> dict[str, Any]:
         found: dict[str, Any] = await asyncio.wait_for(
-            client.run(function, *args, on_error="return"), seconds
+            client.run(PortableCall(function), *args, on_error="return"), seconds
         )
         return found
 
@@ -205,9 +205,12 @@ def _refuse(answers: dict[str, Any]) -> None:
     """Raise the first error in the answers of workers; those without dask_ferro are counted in one sentence."""
     errors = {address: answer for address, answer in answers.items() if isinstance(answer, Exception)}
     for address, error in errors.items():
-        lacking = sum(absence(other, "") is not None for other in errors.values())
-        told = absence(error, f"{address}, {lacking} of {len(answers)} workers")
-        raise error if told is None else told from error
+        if not isinstance(error, ImportError):
+            raise error
+        lacking = sum(isinstance(other, ImportError) for other in errors.values())
+        # The stand-in's sentence begins with its worker.
+        what = str(error).partition(": ")[2]
+        raise ConfigError(f"{address}, {lacking} of {len(answers)} workers: {what}") from error
 
 
 def _all_see(client: Any, path: str) -> bool:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import groupby
 from typing import Any
 
 import dask
@@ -21,11 +22,21 @@ from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.lower.annotations import ByHead, about
 from dask_ferro.lower.inputs.keys import Feed, feed, token_of
 from dask_ferro.lower.inputs.shipping import copy_for
-from dask_ferro.lower.layer import BundleLayer, BundleTasks, Key, KeySeries, KeysOrValue
+from dask_ferro.lower.layer import (
+    BundleTask,
+    Key,
+    KeySeries,
+    KeysOrValue,
+    LazyLayer,
+    Literal,
+    RunLengths,
+    TaskSeries,
+)
 from dask_ferro.lower.model.bound import BoundModel
+from dask_ferro.lower.portable import PortableTask
 from dask_ferro.lower.signature import is_dask_array, shape_of
 from dask_ferro.lower.worker.checks import OutputCheck, Sizes
-from dask_ferro.lower.worker.task import BundleRef
+from dask_ferro.lower.worker.task import BundleRef, run_bundle
 from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.trace import ABOUT
 
@@ -100,20 +111,29 @@ def lower(bound: BoundModel, client: Any, *, are_arrays: bool) -> Lowered:
     # A digest of the text: hash() differs from process to process.
     token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
     series = tuple(_series(bound, token, n) for n in range(len(bundles)))
+    # Dask's unknown sizes are nan.
+    rows = (n if n == n else None for n in bound.rows or ())
+    counts = RunLengths(tuple((n, len(list(same))) for n, same in groupby(rows)))
+    copied = {} if copy is None else {"copy": copy.source}
     tasks = [
-        BundleTasks(ref, keys, _arguments(bundle, feeds, series))
+        TaskSeries(
+            keys,
+            bound.chunks,
+            run_bundle,
+            (Literal((model.ref,)), Literal((ref,)), *_arguments(bundle, feeds, series)),
+            {**copied, "rows": counts} if ref.check is not None and ref.check.is_cut else copied,
+        )
         for ref, keys, bundle in zip(refs, series, bundles, strict=True)
     ]
     annotations = {**_about(bound, series), **dask.get_annotations()}  # type: ignore[attr-defined]
-    copy_key = None if copy is None else copy.source.at(0)
-    layer = BundleLayer(model.ref, tasks, bound.chunks, copy_key, annotations or None, bound.rows)
+    layer = LazyLayer(tasks, BundleTask if len(tasks) > 1 else PortableTask, annotations or None)
     sources = bound.plan.outputs
     name = series[sources[0].bundle].head[0] if sources else f"ferro-{token}"
     below = feeds if copy is None else [*feeds, copy]
     return Lowered(_graph(name, layer, below), name, token, series, bound)
 
 
-def _graph(name: str, layer: BundleLayer, below: Sequence[Feed]) -> HighLevelGraph:
+def _graph(name: str, layer: LazyLayer, below: Sequence[Feed]) -> HighLevelGraph:
     """Return the bundles' layer over those of the inputs."""
     layers: dict[str, Any] = {}
     dependencies: dict[str, set[str]] = {}

@@ -19,13 +19,13 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.layer import Key, KeySeries, PickLayer
+from dask_ferro.lower.layer import Key, KeySeries, LazyLayer, Literal, TaskSeries
 from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.model.lowering import Lowered, lower
 from dask_ferro.lower.portable import PortableCall, PortableTask
 from dask_ferro.lower.signature import Dim, shape_of
 from dask_ferro.lower.upstream import List, TaskRef
-from dask_ferro.lower.worker.outputs import joined, together_by_name
+from dask_ferro.lower.worker.outputs import joined, pick, shape_at, together_by_name
 
 
 class Outputs(Mapping[str, Any], DaskMethodsMixin):
@@ -137,12 +137,30 @@ def _output(made: Lowered, index: int) -> Any:
     if place is not None or is_open or not shape:
         name = f"ferro-output-{made.token}-{index}"
         series = KeySeries((name,), (0,) * (len(shape) - 1) if shape else None)
-        wanted = (bound.model.name, spec.name) if is_open else None
-        top = PickLayer(series, source, place, bound.chunks, wanted)
+        top = LazyLayer(_picks(series, source, place, bound.chunks, (bound.model.name, spec.name), is_open))
     elif name not in made.graph.layers:
         # A dask array is named after a layer: here an empty one, over the layer that has its keys.
         top = MaterializedLayer({})
     return da.Array(_over(made, name, top), name, tuple(sizes), dtype=spec.dtype)
+
+
+def _picks(
+    series: KeySeries,
+    source: KeySeries,
+    place: int | None,
+    chunks: int,
+    names: tuple[str, str],
+    is_open: bool,
+) -> list[TaskSeries]:
+    """Return tasks that pick one output of a bundle; where its axes are open, they compare it with the first chunk."""
+    at = Literal((place,))
+    if not is_open:
+        return [TaskSeries(series, chunks, pick, (source, at))]
+    shape = KeySeries(one=f"{series.head[0]}-shape")
+    return [
+        TaskSeries(shape, 1, shape_at, (source, at)),
+        TaskSeries(series, chunks, pick, (source, at, shape, *(Literal((name,)) for name in names))),
+    ]
 
 
 def _delayed(made: Lowered, index: int) -> Delayed:

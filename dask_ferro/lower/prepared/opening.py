@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import onnx
 import onnx_ir as ir
 
+from dask_ferro.engines.cache import Cache
 from dask_ferro.engines.selection import check, support
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Inference
@@ -20,7 +21,7 @@ from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.remote import fetched, is_address
 from dask_ferro.lower.prepared.store import spool
 from dask_ferro.lower.signature import signature
-from dask_ferro.lower.worker.models import ModelRef, limits, reference, remember, turn
+from dask_ferro.lower.worker.models import ModelRef, limits, reference, remember
 from dask_ferro.lower.worker.models import open_model as load_once
 
 # Models of other processes that stay open.
@@ -101,7 +102,7 @@ def with_defaults_replaced(model: PreparedModel, names: frozenset[str]) -> Prepa
 
 
 # So that each task of a worker that unpickles a model gets the one that is open.
-_reopened: dict[ModelRef, PreparedModel] = {}
+_reopened: Cache[PreparedModel] = Cache(_KEPT, size=lambda model: 1)
 
 
 def reopened(ref: ModelRef, content: bytes | None) -> PreparedModel:
@@ -120,14 +121,10 @@ def reopened(ref: ModelRef, content: bytes | None) -> PreparedModel:
     """
     if content is not None:
         ref = reference(spool(content), ref.digest, ref.outputs)
-    with turn(("reopened", ref)):
-        loaded = load_once(ref)
-        found = _reopened.get(ref)
-        if found is None or found.loaded is not loaded:
-            found = _reopened[ref] = _prepared(loaded, ref.path, Path(ref.path).stem)
-            while len(_reopened) > _KEPT:
-                _reopened.pop(next(iter(_reopened)), None)
-        return found
+    loaded = load_once(ref)
+    return _reopened.get(
+        ref, lambda: _prepared(loaded, ref.path, Path(ref.path).stem), lambda kept: kept.loaded is loaded
+    )
 
 
 def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
 
 from dask_ferro import config
 from dask_ferro.engines.device import residency
@@ -32,7 +31,7 @@ _chosen = False
 def use(device: Device | None) -> Residency | None:
     """Compute bundles of this process on `device` from now on; None: on the host.  Return its residency.
 
-    A worker detects its GPU by itself; a machine without one can be given a `testing.emulated_device.StandIn`.
+    A worker detects its GPU by itself; a machine without one can be given an emulated one.
     """
     global _chosen
     with _lock:
@@ -81,26 +80,3 @@ def _found() -> Device | None:
     except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker runs on the host
         logger.warning("dask_ferro: the GPU is not used: %r", error)
         return None
-
-
-def counts() -> dict[str, Any] | None:
-    """Return counts of transfers between host and device in this process, and of resident bytes; None without one.
-
-    Returns
-    -------
-    dict or None
-        "device": its name; "ups", "up_bytes", "downs", "down_bytes", "reads" (see `engines.device.device.Traffic`),
-        "total", "free", "live" (see `engines.device.device.Memory`), "resident" and "spilled": bytes kept and evicted.
-    """
-    here = residency.current()
-    if here is None:
-        return None
-    # Read before the device's memory: counting frees what is over the bound.
-    device, resident_bytes = here.device, here.nbytes
-    return {
-        "device": device.name,
-        **device.traffic.counts(),
-        **device.memory()._asdict(),
-        "resident": resident_bytes,
-        "spilled": here.spilled_bytes,
-    }

@@ -29,8 +29,8 @@ from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.device_executable import compile_on_device
 from dask_ferro.engines.executable import Executable, compile_bundle, nodes_between
 from dask_ferro.engines.onnxruntime.host_memory import Returns
+from dask_ferro.engines.onnxruntime.session import SessionSettings
 from dask_ferro.engines.selection import Engine
-from dask_ferro.engines.time_limit import within
 from dask_ferro.errors import ModelError, UnsupportedOp
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.lower.annotations import NodeLabels, node_labels
@@ -130,9 +130,7 @@ def run_bundle(
     if residency is None:
         arrays = _arrived(model, bundle, arrays, copy)
     try:
-        # 0: no bound.
-        with within(config.value("limits.run")):
-            results = _results(model, bundle, arrays, copy, residency)
+        results = _results(model, bundle, arrays, copy, residency)
     except (ModelError, UnsupportedOp) as error:
         named = type(error)(f"model {model.path!r}: {error.headline}", error.problems)
         named.add_note(_situation(model, bundle, arrays))
@@ -251,30 +249,31 @@ def _without_rows(one: Any, three: Any) -> Any:
 
 
 @cache
-def _executables() -> Cache[Any]:
+def _executables() -> Cache[Executable]:
     return Cache(config.value("cache.bytes"), Returns())
 
 
 def _executable(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency | None) -> Executable:
     """Return the compiled bundle, built again where a file that it maps was touched; changed content raises."""
-    threads = intra_op_threads() if bundle.parallel else 1
-    prepack = config.value("onnxruntime.prepack")
+    settings = SessionSettings(
+        intra_op_threads() if bundle.parallel else 1,
+        config.value("onnxruntime.prepack"),
+        bundle.exact,
+        config.value("limits.run"),
+    )
     provider = None if residency is None else device.session_provider(residency.device)
 
     def build() -> Executable:
         model, names = open_model(ref, copy).model, (bundle.inputs, bundle.outputs)
-        settings: dict[str, Any] = {"threads": threads, "prepack": prepack, "exact": bundle.exact}
         if residency is None:
-            return compile_bundle(model, *names, bundle.engines, **settings)
-        return compile_on_device(model, *names, residency, down=bundle.down, provider=provider, **settings)
+            return compile_bundle(model, *names, bundle.engines, settings)
+        return compile_on_device(
+            model, *names, residency, settings=settings, down=bundle.down, provider=provider
+        )
 
     # Everything that a compiled bundle depends on: after a change of settings another one is compiled.
     key = (
-        *(ref.digest, bundle.inputs, bundle.outputs, bundle.engines, bundle.exact, threads, prepack),
+        *(ref.digest, bundle.inputs, bundle.outputs, bundle.engines, settings),
         *(() if residency is None else (residency, provider, bundle.down)),
     )
-    found: Executable = _executables().get(key, build)
-    if not found.is_current():
-        _executables().drop(key)
-        found = _executables().get(key, build)
-    return found
+    return _executables().get(key, build, Executable.is_current)

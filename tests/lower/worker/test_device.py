@@ -16,13 +16,14 @@ import onnx
 import pytest
 from dask.core import flatten
 from dask.sizeof import sizeof
+from emulated.device import StandIn
 
 import dask_ferro as ff
 from dask_ferro.engines.device import residency as residents
 from dask_ferro.engines.device.device import CupyDevice, cupy_devices
 from dask_ferro.engines.device.residency import DeviceArray, Residency
 from dask_ferro.lower.worker import device as devices
-from dask_ferro.testing.emulated_device import StandIn
+from tests.device_counts import counts as counts_here
 from tests.graphs import written
 from tests.waiting import BOUND_S
 
@@ -207,16 +208,11 @@ def test_uses_no_device(wanted: str) -> None:
 
 def _start(total: int) -> None:
     """In a worker: compute on a stand-in from now on."""
+    from emulated.device import StandIn
+
     from dask_ferro.lower.worker import device
-    from dask_ferro.testing.emulated_device import StandIn
 
     device.use(StandIn(total))
-
-
-def _counts() -> Any:
-    from dask_ferro.lower.worker import device
-
-    return device.counts()
 
 
 def _stop() -> None:
@@ -234,7 +230,7 @@ def test_workers_with_and_without_a_device_work_on_one_model(client: distributed
         model, x = chain(), RNG.standard_normal((64, 160)).astype(F)
         got = ff.from_onnx(model, granularity="op", batch=4)(x).compute()
         np.testing.assert_allclose(got, on_the_host(model, x), rtol=1e-4, atol=1e-5)
-        counts = client.run(_counts, workers=[first])[first]
+        counts = client.run(counts_here, workers=[first])[first]
         assert counts["ups"] > 0
         assert counts["live"] <= counts["total"]
     finally:

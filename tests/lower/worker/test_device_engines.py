@@ -8,11 +8,12 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+from emulated.device import StandIn
 from onnx import helper
 
 import dask_ferro as ff
 from dask_ferro.lower.worker import device
-from dask_ferro.testing.emulated_device import StandIn
+from tests.device_counts import counts
 from tests.graphs import model
 
 
@@ -30,7 +31,7 @@ def counted(proto: Any, allowed: str) -> tuple[Any, dict[str, Any]]:
         device.use(StandIn())
         try:
             result = ff.from_onnx(proto, granularity="model")(x).compute(scheduler="sync")
-            return np.asarray(result), device.counts() or {}
+            return np.asarray(result), counts() or {}
         finally:
             device.use(None)
 
