@@ -104,6 +104,7 @@ def test_estimates_travel_as_annotations(inside):
     assert found["c"] == {"ferro": {"seconds": 1.5}}
     for future in held:
         future.release()
+    workload_kernels.await_forgotten(inside, [("a", 0), ("b", 0), ("c", 0)])
 
 
 def test_an_error_in_a_task_is_raised_and_the_tasks_are_released(inside):
