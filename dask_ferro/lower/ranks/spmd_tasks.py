@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.engines.selection import Support, route
+from dask_ferro.engines.selection import Support, first_engines, route
 from dask_ferro.graph.pipeline.action import FORWARD, INPUT_GRAD, KIND_NAMES
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
 from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment, cut, is_collective
@@ -95,7 +95,7 @@ class RankSource:
         return BundleRef(
             tuple(inputs),
             tuple(outputs),
-            route(self.support, nodes),
+            first_engines(self.support, nodes) if self.exact else route(self.support, nodes),
             tuple((i, -1) for i in range(len(inputs))),
             parallel=self.exact or long,
             down=tuple(range(len(outputs))),
