@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import onnx
@@ -21,8 +20,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.model.own_models import accepted
 from dask_ferro.graph.model.self_contained import write
-from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
-from dask_ferro.graph.tensor.tensor import Node, Tensor
+from dask_ferro.graph.tensor.tensor import OPSET, Node, Tensor, TensorSource, TensorType
 
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
@@ -38,8 +36,6 @@ class HasModel(Protocol):
 # Equal constants up to this size are merged; larger ones are not read.
 _KEY_BYTES = 1024
 _EARLIEST_IR = 10
-# The first IR version with device configurations; a lower one would drop them on save.
-_DEVICES_IR = 11
 
 
 class Built(NamedTuple):
@@ -91,15 +87,13 @@ def build(
     ends = [writer.end(label, tensor) for label, tensor in named.items()]
     entries = [writer.values[source.number, 0] for source in arguments]
     imports = [onnx.helper.make_opsetid("", opsets[""])]
-    earliest = _DEVICES_IR if writer.configurations else _EARLIEST_IR
     graph = ir.Graph(
         entries, ends, nodes=writer.nodes, initializers=writer.weights, opset_imports=opsets, name=name
     )
     made = ir.Model(
         graph,
-        ir_version=max(earliest, int(onnx.helper.find_min_ir_version_for(imports))),
+        ir_version=max(_EARLIEST_IR, int(onnx.helper.find_min_ir_version_for(imports))),
         producer_name="dask_ferro",
-        device_configurations=tuple(writer.configurations.values()),
     )
     bound = {}
     for source, entry in zip(arguments, entries, strict=True):
@@ -128,7 +122,7 @@ def save_onnx(
     """Write a file that computes `outputs` in any ONNX engine; parameters are those of `build`.
 
     A graph with its plan (`ff.apply`) or a model is written unchanged.  Stages and shards are written as ONNX's own
-    device configurations, which `ff.apply` reads; those of an imported model are kept.
+    device configurations, which `ff.apply` reads.
 
     If the weights take a gigabyte or more they are written beside the model, to `path` + ".data". Weights of an
     imported model are written too: its own file is not needed any more, and may be overwritten.
@@ -211,8 +205,6 @@ class _Writer:
         self.values: dict[tuple[int, int], ir.Value] = {}
         self.nodes: list[ir.Node] = []
         self.weights: list[ir.Value] = []
-        # The configuration of an imported node -> this model's copy.
-        self.configurations: dict[ir.ModelConfiguration, ir.ModelConfiguration] = {}
         # Names of values, which are unique in ONNX.
         self._taken = set(outputs)
         # Names of nodes are separate: a node and a value may have the same name.
@@ -281,31 +273,9 @@ class _Writer:
         attributes = ir.convenience.convert_attributes(step.attributes)
         self.nodes.append(
             ir.Node(step.domain, step.op_type, inputs, attributes, outputs=outputs, name=name,
-                    metadata_props=step.region.metadata(),
-                    device_configurations=tuple(self._on_devices(told, inputs, outputs) for told in step.devices))
+                    metadata_props=step.region.metadata())
         )  # fmt: skip
         return outputs
-
-    def _on_devices(
-        self, told: DeviceSpecs, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]
-    ) -> ir.NodeDeviceConfiguration:
-        """Return a device configuration with the written node's values."""
-        values = dict(enumerate(inputs))
-        values |= {number - len(outputs): value for number, value in enumerate(outputs)}
-        specs = [(values.get(position), spec) for position, spec in told.specs]
-        kept = tuple(replace(spec, value=value) for value, spec in specs if value is not None and value.name)
-        return ir.NodeDeviceConfiguration(self._configuration(told.configuration), kept, told.stage)
-
-    def _configuration(self, told: ir.ModelConfiguration) -> ir.ModelConfiguration:
-        """Return the model's copy of a device configuration; a second one of the same name gets a number."""
-        if told not in self.configurations:
-            taken = {known.name for known in self.configurations.values()}
-            name, count = told.name, 0
-            while name in taken:
-                count += 1
-                name = f"{told.name}_{count}"
-            self.configurations[told] = replace(told, name=name)
-        return self.configurations[told]
 
     def _free(self, wanted: str | None, stem: str, taken: set[str]) -> str:
         """Reserve and return a name: `wanted` if it is free, otherwise the stem with a number."""

@@ -2,15 +2,14 @@
 
     model --read--> Readable: one form of each operator, types --recorded--> tensors, as often as they are wanted
 
-Nodes keep their names, attributes, regions and device configurations, and weights are not copied.  ONNX's converter
-first raises a model older than opset 18, so that all later passes see one form of each operator.  Only dimension names
-of the model's inputs are kept; a name that inference made up becomes an unknown dimension.
+Nodes keep their names, attributes and regions, and weights are not copied.  ONNX's converter first raises a model older
+than opset 18, so that all later passes see one form of each operator.  Only dimension names of the model's inputs are
+kept; a name that inference made up becomes an unknown dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -23,8 +22,7 @@ from dask_ferro.graph.ir.nodes import bodies, uses
 from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.graph.tensor.dims import written
 from dask_ferro.graph.tensor.imported.mixed_precision import WIDE, narrowed
-from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
-from dask_ferro.graph.tensor.tensor import Node, Tensor, argument, asarray
+from dask_ferro.graph.tensor.tensor import OPSET, Node, Tensor, TensorSource, TensorType, argument, asarray
 
 # Since opset 18 reductions take their axes as an input, the form that rules expect.
 _OLDEST = 18
@@ -46,7 +44,7 @@ class Readable(NamedTuple):
     Attributes
     ----------
     given : onnx_ir.Model
-        The model before ONNX's converter, which drops regions and device configurations.
+        The model before ONNX's converter, which drops regions.
     model : onnx_ir.Model
     types : mapping of str to ValueType
     """
@@ -149,7 +147,7 @@ def recorded(
         if name in needed
     }
     known = arguments | constants
-    # The converter drops regions and device configurations, so they are taken from the model as given.
+    # The converter drops regions, so they are taken from the model as given.
     # It drops names of nodes too, where it adapts them: those are known by what they compute.
     stored = {node.name: node for node in readable.given.graph}
     makers = {node.outputs[0].name: node for node in readable.given.graph if node.outputs}
@@ -267,17 +265,6 @@ def _refuse(nodes: Sequence[ir.Node], entries: Sequence[str], names: Sequence[st
 # Tensors
 
 
-def _device_specs(node: ir.Node) -> Iterator[DeviceSpecs]:
-    """Yield a node's device configurations without its values."""
-    positions = {value: number for number, value in enumerate(node.inputs) if value is not None}
-    positions |= {value: number - len(node.outputs) for number, value in enumerate(node.outputs)}
-    for told in node.device_configurations:
-        if told.configuration is not None:
-            specs = [(spec.value, replace(spec, value=None)) for spec in told.sharding_specs]
-            kept = tuple((positions[v], spec) for v, spec in specs if v is not None and v in positions)
-            yield DeviceSpecs(told.configuration, told.pipeline_stage, kept)
-
-
 def _outputs(
     node: ir.Node,
     stored: ir.Node | None,
@@ -306,7 +293,6 @@ def _outputs(
         opset=opset,
         name=node.name or (None if stored is None else stored.name),
         region=region,
-        devices=() if stored is None else tuple(_device_specs(stored)),
     )
     typed = zip(node.outputs, made.types, strict=True)
     return {str(v.name): Tensor(made, i, t) for i, (v, t) in enumerate(typed) if t is not None}

@@ -16,7 +16,6 @@ from dask_ferro.graph.parallel.apply import Applied, apply
 from dask_ferro.graph.sharding.node_placement import placements
 from dask_ferro.graph.sharding.placements import WHOLE
 from dask_ferro.graph.tensor.emit import save_onnx, to_model
-from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from tests.each import every
 
@@ -161,18 +160,6 @@ def test_placements_are_in_the_file_and_read_again(plan, devices, first, tmp_pat
     assert_same(evaluate_sharded(after.spmd(), feeds()), evaluate(ir.to_proto(network()), feeds()))
 
 
-NODES = {name: case[0] for name, case in CASES.items() if case[2] != (None, None)}
-
-
-@pytest.mark.parametrize("plan", NODES.values(), ids=NODES)
-def test_a_graph_that_goes_on_from_the_file_keeps_them(plan, tmp_path):
-    save_onnx(apply(network(), plan), tmp_path / "placed.onnx")
-    end = from_model(load(tmp_path / "placed.onnx").model).outputs["y"]
-    save_onnx({"twice": end * 2.0}, tmp_path / "longer.onnx")
-    assert said(apply(tmp_path / "longer.onnx")) == said(apply(tmp_path / "placed.onnx"))
-    onnx.checker.check_model(onnx.load(tmp_path / "longer.onnx"), full_check=True)
-
-
 def test_a_file_of_node_metadata_has_its_placements_still():
     model = network()
     first, last = model.graph
@@ -207,10 +194,6 @@ def test_the_configuration_of_another_tool_stays_and_is_not_read(tmp_path):
     assert [c.name for c in proto.configuration] == ["theirs", "dask_ferro"]
     assert [c.configuration_id for c in proto.graph.node[0].device_configurations] == ["theirs", "dask_ferro"]
     assert list(proto.graph.node[0].device_configurations[0].sharding_spec[0].device) == [3, 2, 1, 0]
-    save_onnx(from_model(load(proto).model).outputs["y"], tmp_path / "kept.onnx")
-    assert onnx.load(tmp_path / "kept.onnx").graph.node[0].device_configurations == (
-        proto.graph.node[0].device_configurations
-    )
 
 
 def placed(plan=None) -> onnx.ModelProto:
