@@ -81,7 +81,7 @@ def sleeper(seconds: float) -> ir.Model:
 TAKERS = {
     "apply": lambda model: ff.apply(model, {}),
     "plan": lambda model: ff.plan(model, 2),
-    "pipeline": lambda model: ff.pipeline(model, stages=1, micro_batches=1),
+    "pipeline": lambda model: ff.parallel(model, stages=1, micro_batches=1),
 }
 
 

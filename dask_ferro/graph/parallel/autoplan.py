@@ -29,7 +29,6 @@ from dask_ferro.graph.ir.nodes import Types, type_of
 from dask_ferro.graph.parallel.apply import DATA, TENSOR
 from dask_ferro.graph.parallel.node_values import divides, sized, split_dims
 from dask_ferro.graph.parallel.step_bytes import StepBytes, StepGraph, step_bytes, step_graph
-from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan
 from dask_ferro.graph.sharding.megatron import pairs_of
 from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.plan import Compute, LayoutChange, Sharding
@@ -318,13 +317,10 @@ class _Look:
         exchanging = sharding.bytes / self.link.bandwidth + 2 * longest * self.link.latency
         # Without tensor parallelism only gradients need collectives, once per step; with it, every micro-batch does.
         hops = _HOP * longest * (micro / stages if tensor > 1 else 1)
-        # A backward pass costs about as much as two forward passes.
-        phases = 3 if self.trains else 1
-        one = (computing + exchanging) / stages / micro / phases
-        each = StageSeconds(one, one, one) if self.trains else StageSeconds(one, 0.0, 0.0)
         sends = 0.0 if stages == 1 else (micro + stages - 1) * (2 if self.trains else 1) * _HOP
-        total = makespan("1f1b", stages, micro, each) + hops + sends
         busy = (computing + exchanging) / stages
+        # 1F1B's: every stage but the last waits for the ramp, of one micro-batch a stage.
+        total = (micro + stages - 1) * busy / micro + hops + sends
         return Proposal(
             data,
             tensor,

@@ -184,7 +184,7 @@ def stage_workers(
         Another number of workers than stages, or a worker that the cluster does not have.
     """
     if wanted is not None and len(wanted) != stages:
-        raise ConfigError(f"pipeline: workers: got {len(wanted)}, wanted one for each of the {stages} {what}")
+        raise ConfigError(f"parallel: workers: got {len(wanted)}, wanted one for each of the {stages} {what}")
     watch_over(client)
     known = workers_of(client)
     if wanted is None:
@@ -195,5 +195,5 @@ def stage_workers(
     by_name |= {known[address]["name"]: address for address in order} | {a: a for a in order}
     if missing := [worker for worker in wanted if worker not in by_name]:
         has = ", ".join(f"{facts['name']!r} at {address}" for address, facts in sorted(known.items()))
-        raise ConfigError(f"pipeline: workers: the cluster has no {missing}; it has {has or 'none'}")
+        raise ConfigError(f"parallel: workers: the cluster has no {missing}; it has {has or 'none'}")
     return [by_name[worker] for worker in wanted]
