@@ -4,8 +4,8 @@
     python benchmarks/parallel.py --only pipeline --json out.json
 
 pipeline   schedules of 4 stages on 4 worker processes, actions that sleep 100 ms (a stage's F, I and W each): seconds
-           of a step, from submission to gradients; the span from the first action to the last, and the closed form
-           of the schedule; the bubble, and the step of GPipe divided by that of the schedule.
+           of a step, from submission to gradients; the span from the first action to the last, and that of the
+           lists without any overhead; the bubble, and the step of GPipe divided by that of the schedule.
 
 tensor, overlap, collectives   sharding with real kernels: see `parallel_sharding.py`.
 
@@ -29,10 +29,11 @@ import numpy as np  # noqa: E402
 import parallel_sharding as sharding  # noqa: E402
 from distributed import Client, get_task_stream  # noqa: E402
 from emulated.sleeping import sleeping  # noqa: E402
+from simulated.pipeline import StageSeconds, simulate  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan  # noqa: E402
 from dask_ferro.graph.pipeline.named import NAMES, known  # noqa: E402
+from dask_ferro.graph.pipeline.schedule import Schedule  # noqa: E402
 from dask_ferro.lower.pipeline.parts import parts_of  # noqa: E402
 from dask_ferro.lower.pipeline.staged import Pipeline  # noqa: E402
 
@@ -55,8 +56,8 @@ class Ran(NamedTuple):
 
 
 def pipeline(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
-    """Return the steps of every schedule, with its closed form."""
-    seconds = StageSeconds(*[0.01 if toy else 0.1] * 3)
+    """Return the steps of every schedule, with the span of its lists."""
+    seconds = 0.01 if toy else 0.1
     micro_batches = (4,) if toy else (8, 16)
     stages = 2 if toy else STAGES
     with (
@@ -64,11 +65,11 @@ def pipeline(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
         Client(cluster) as client,
     ):
         rows = [r for m in micro_batches for r in _schedules(client, stages, m, seconds, rounds, note)]
-    return {"stages": stages, "seconds": seconds._asdict(), "schedules": rows}
+    return {"stages": stages, "seconds": seconds, "schedules": rows}
 
 
 def _schedules(
-    client: Client, stages: int, m: int, seconds: StageSeconds, rounds: int, note: Note
+    client: Client, stages: int, m: int, seconds: float, rounds: int, note: Note
 ) -> list[dict[str, Any]]:
     steps = {name: _step(name, stages, m, seconds) for name in NAMES}
     ran: dict[str, list[Ran]] = {name: [] for name in NAMES}
@@ -80,24 +81,21 @@ def _schedules(
         note=note,
     )
     return [
-        _row(
-            name,
-            m,
-            makespan(name, stages, m, seconds),
-            walls,
-            ran[name][-rounds:],
-            steps[name](x).lowering.form,
-        )
-        for name in NAMES
+        _row(name, m, _ideal(steps[name].schedule, seconds), walls, ran[name][-rounds:]) for name in NAMES
     ]
 
 
-def _step(name: str, stages: int, m: int, seconds: StageSeconds) -> Pipeline:
+def _ideal(schedule: Schedule, seconds: float) -> float:
+    """Return the seconds of a schedule's lists, without any overhead."""
+    return simulate(schedule, StageSeconds(seconds, seconds, seconds).of(schedule)).makespan
+
+
+def _step(name: str, stages: int, m: int, seconds: float) -> Pipeline:
     """Return a pipeline whose stages sleep for each micro-batch, divided equally among their chunks."""
     schedule = known(name, stages, m)
     each = schedule.chunks // stages
-    model = sleeping(schedule.chunks, StageSeconds(*(s / each for s in seconds)))
-    return Pipeline(parts_of(model, list(range(schedule.chunks)), schedule), model)
+    model = sleeping(schedule.chunks, seconds / each)
+    return Pipeline(parts_of(model, list(range(schedule.chunks)), schedule))
 
 
 def _ran(client: Client, run: Any) -> Ran:
@@ -127,13 +125,11 @@ def _row(
     ideal: float,
     walls: Mapping[str, Sequence[float]],
     ran: Sequence[Ran],
-    form: str,
 ) -> dict[str, Any]:
     spans = [r.span for r in ran]
     return {
         "schedule": name,
         "micro_batches": m,
-        "edges": form,
         "ideal": ideal,
         "step": measure.Summary.of(walls[name]),
         "span": measure.Summary.of(spans),
@@ -151,7 +147,6 @@ def show_pipeline(record: dict[str, Any]) -> None:
         (
             r["schedule"],
             str(r["micro_batches"]),
-            r["edges"],
             f"{r['ideal']:.2f}",
             f"{r['span'].median:.2f}",
             f"{r['over_ideal'].median:+.1%}",
@@ -164,11 +159,11 @@ def show_pipeline(record: dict[str, Any]) -> None:
         for r in record["schedules"]
     ]
     measure.show(
-        f"pipeline: {record['stages']} stages, {1e3 * record['seconds']['forward']:.0f} ms an action, seconds",
-        ("", "m", "edges", "ideal", "span", "over", "at most", "spread", "bubble", "step", "gpipe / it"),
+        f"pipeline: {record['stages']} stages, {1e3 * record['seconds']:.0f} ms an action, seconds",
+        ("", "m", "ideal", "span", "over", "at most", "spread", "bubble", "step", "gpipe / it"),
         rows,
         notes=(
-            "ideal: the schedule's closed form, no overhead at all; span: first action's start to last one's end",
+            "ideal: the schedule's lists, no overhead at all; span: first action's start to last one's end",
         ),
     )
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from dask_ferro.local.local_cluster import LocalCluster
     from dask_ferro.lower.model.collection import ModelGraph, from_onnx
     from dask_ferro.lower.pipeline.parallel import parallel
-    from dask_ferro.lower.pipeline.pipeline import pipeline
     from dask_ferro.lower.ranks.sharded import gather
     from dask_ferro.lower.ranks.spmd import Ranks
     from dask_ferro.lower.tensor import Tensor, TensorModel, load
@@ -65,7 +64,6 @@ _MODULES = {
     "instructions": ("tape",),
     "lower.model.collection": ("ModelGraph", "from_onnx"),
     "lower.pipeline.parallel": ("parallel",),
-    "lower.pipeline.pipeline": ("pipeline",),
     "lower.ranks.sharded": ("gather",),
     "lower.ranks.spmd": ("Ranks",),
     "lower.tensor": ("Tensor", "TensorModel", "load"),
@@ -113,7 +111,7 @@ __all__ = [
     "from_onnx", "load", "run", "install", "uninstall", "check", "bundled", "progress", "trace", "tape", "ModelGraph",
     "LocalCluster", "SLURMCluster", "Elastic", "Tensor", "TensorModel", "nn", "optim",
     "grad", "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "parallel",
-    "pipeline", "fit", "LossScale", "CosineRate", "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial",
+    "fit", "LossScale", "CosineRate", "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial",
     "Prefer", "Require", "workloads", "ConfigError", "ModelError", "UnsupportedOp", "__version__",
     *_ARRAY_API,
 ]  # fmt: skip

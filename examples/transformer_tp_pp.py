@@ -25,7 +25,7 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.manipulation import permute_dims
 from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
-from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
@@ -87,7 +87,7 @@ def by_schedule(
     """Return the loss and gradients of micro-batches by the 1f1b schedule, and the pipeline."""
     w = parameters(layers, width)
     loss = loss_of(w, layers, width, BATCH // MICRO_BATCHES)
-    step = pipeline(loss, w, micro_batches=MICRO_BATCHES, schedule="1f1b", **how)
+    step = parallel(loss, params=w, micro_batches=MICRO_BATCHES, schedule="1f1b", **how)
     value, gradients = step(batch).compute()
     return {"loss": value, **{f"d {name}": g for name, g in gradients.items()}}, step
 

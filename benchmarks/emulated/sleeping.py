@@ -11,32 +11,31 @@ import numpy as np
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.regions import BACKWARD, Region
-from dask_ferro.graph.pipeline.closed_forms import StageSeconds
 from dask_ferro.graph.pipeline.stages import LOSS, Staged, assigned
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.namespace import mean
 from dask_ferro.graph.tensor.tensor import Node, Tensor, argument
 
 
-def sleeping(chunks: int, seconds: StageSeconds) -> Staged:
+def sleeping(chunks: int, seconds: float) -> Staged:
     """Return a staged model with an input `x` of (rows, 1), float32.
 
     Parameters
     ----------
     chunks : int
-    seconds : StageSeconds
-        Of each chunk.  The first has no input gradient, so its W takes the seconds of I too.
+    seconds : float
+        Of each F, I and W of a chunk.  The first chunk has no input gradient, so its W takes the seconds of I too.
     """
     x = h = argument("x", ("N", 1), np.float32)
     for chunk in range(chunks):
-        h = _asleep(h, Region(str(chunk)), "forward", seconds.forward)
+        h = _asleep(h, Region(str(chunk)), "forward", seconds)
     with regions.written_in(Region(str(chunks - 1))):
         outputs = {LOSS: mean(h)}
     for chunk in reversed(range(chunks)):
         region = Region(str(chunk), BACKWARD)
-        later = seconds.weight_grad if chunk else seconds.backward
+        later = seconds if chunk else 2 * seconds
         outputs[f"gradient_{chunk}"] = _asleep(h, region, "weight_grad", later)
-        h = _asleep(h, region, "input_grad", seconds.input_grad)
+        h = _asleep(h, region, "input_grad", seconds)
     model = build(outputs, [x], name="sleeping").model
     return Staged(assigned(model, chunks), {}, (), tuple(f"gradient_{c}" for c in range(chunks)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,20 +19,13 @@ from dask_ferro.train.data.batch import as_array
 
 def leaves_of(tree: Tree) -> list[Any]:
     """Return the leaves of a tree of arrays, in order."""
-    return [leaf for _, leaf in named_leaves(tree)]
+    return [leaf for _, leaf in pytree.paths(tree)]
 
 
 def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a tree of tensors or arrays, with the keys that lead to them as a name: "layer0.weight"."""
-    if isinstance(tree, Mapping):
-        pairs: Any = tree.items()
-    elif isinstance(tree, (list, tuple)):
-        pairs = enumerate(tree)
-    else:
-        yield name, tree
-        return
-    for key, part in pairs:
-        yield from named_leaves(part, f"{name}.{key}" if name else str(key))
+    for path, leaf in pytree.paths(tree):
+        yield ".".join(map(str, (name, *path) if name else path)), leaf
 
 
 def whole(tree: Tree) -> Tree:

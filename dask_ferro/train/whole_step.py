@@ -33,7 +33,7 @@ from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import widened
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.pipeline.parts import open_own
+from dask_ferro.lower.prepared.opening import open_model
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.call_outputs import CallOutputs
 from dask_ferro.lower.ranks.collection import Arrays
@@ -159,7 +159,7 @@ class WholeStep(TrainingProgram):
 
     @cached_property
     def _opened(self) -> tuple[PreparedModel, BundleRef]:
-        opened = open_own(self._model)
+        opened = open_model(self._model)
         inputs = tuple(spec.name for spec in opened.signature.inputs)
         outputs = tuple(spec.name for spec in opened.signature.outputs)
         picks = tuple((i, -1) for i in range(len(inputs)))

@@ -434,8 +434,8 @@ def test_the_tape_of_a_sharded_graph_has_each_op_where_ops_are_recorded(client: 
 def check_tape_of_a_pipeline(client: Client, *, ops: bool) -> None:
     """Run two stages of two layers on two micro-batches, and look at each row's region, stage and micro-batch."""
     net = mlp_net(layers=4)
-    step = ff.pipeline(
-        net.loss, net.params, stages=[("layer0", "layer1"), ("layer2", "layer3")], micro_batches=2
+    step = ff.parallel(
+        net.loss, params=net.params, stages=[("layer0", "layer1"), ("layer2", "layer3")], micro_batches=2
     )
     with ff.trace(client, ops=ops) as run:
         step(net.batch(6)).compute()

@@ -17,8 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from dask_ferro.graph.tensor.dims import is_static, sizes
-from dask_ferro.graph.tensor.origin import TensorSource
-from dask_ferro.graph.tensor.tensor import Node, Tensor, constant_of
+from dask_ferro.graph.tensor.tensor import Node, Tensor, TensorSource, constant_of
 
 # Neighbours, whose remainders differ whatever they are divided by, and one whose quotients differ from theirs.
 _SIZES = (251, 252, 509)

@@ -102,8 +102,7 @@ def _texts(
     proto: onnx.ModelProto, graphs: list[onnx.GraphProto], nodes: list[onnx.NodeProto]
 ) -> Iterator[str | bytes]:
     yield from (entry.domain for entry in proto.opset_import)
-    for configuration in proto.configuration:
-        yield from (configuration.name, *configuration.device)
+    yield from chain.from_iterable((entry.key, entry.value) for entry in proto.metadata_props)
     for function in proto.functions:
         yield from (function.name, function.domain, *function.input, *function.output, *function.attribute)
     for graph in graphs:
@@ -118,11 +117,6 @@ def _texts(
         yield from node.output
         yield from (attribute.name for attribute in node.attribute)
         yield from chain.from_iterable((entry.key, entry.value) for entry in node.metadata_props)
-        for told in node.device_configurations:
-            yield told.configuration_id
-            for spec in told.sharding_spec:
-                yield spec.tensor_name
-                yield from (each.dim_param for dim in spec.sharded_dim for each in dim.simple_sharding)
 
 
 def _opset_problems(proto: onnx.ModelProto) -> Iterator[str]:

@@ -67,6 +67,8 @@ def in_form(model: ir.Model) -> ir.Model:
 
 def _to_ir(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol]) -> ir.Model:
     proto.ClearField("training_info")
+    # Plans of other tools: ours are text in the metadata.
+    proto.ClearField("configuration")
     proto.graph.ClearField("quantization_annotation")
     versions = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
     del proto.opset_import[:]
@@ -76,7 +78,8 @@ def _to_ir(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol]) -> 
     for graph in [proto.graph, *chain.from_iterable(map(bodies, nodes))]:
         _open_sizes(graph)
         _plain_sparse(graph)
-    _keep_known_devices(proto, nodes)
+    for node in nodes:
+        node.ClearField("device_configurations")
     maps = take_maps(proto.graph)
     model: ir.Model = ir.serde.deserialize_model(proto)
     for value in chain(model.graph.inputs, model.graph.outputs, *(node.outputs for node in model.graph)):
@@ -85,23 +88,6 @@ def _to_ir(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol]) -> 
     for name, tensor in weights.items():
         model.graph.initializers[name].const_value = tensor
     return model
-
-
-def _keep_known_devices(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Remove from the device configurations of nodes what the model does not declare, or the node does not read."""
-    known = {configuration.name for configuration in proto.configuration if configuration.name}
-    for node in nodes:
-        values, found = {*node.input, *node.output} - {""}, list(node.device_configurations)
-        if not found:
-            continue
-        del node.device_configurations[:]
-        for configuration in found:
-            if configuration.configuration_id in known:
-                kept = node.device_configurations.add()
-                kept.CopyFrom(configuration)
-                # Not `remove`, which compares with all before it: 100,000 entries of a node took five minutes.
-                del kept.sharding_spec[:]
-                kept.sharding_spec.extend(s for s in configuration.sharding_spec if s.tensor_name in values)
 
 
 def maps_to_arrays(graph: onnx.GraphProto) -> dict[str, tuple[str, ...] | tuple[int, ...]]:

@@ -42,7 +42,7 @@ def plan_signals(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: P
     ConfigError
         Stages that are not numbered 0, 1 and so on, or a region with a stage that is not a signal.
     """
-    leaves = [] if parameters is None else pytree.leaves(parameters, "pipeline")
+    leaves = [] if parameters is None else pytree.leaves(parameters, "parallel")
     model = build(outputs, leaves).model
     regions = apply(model, plan).regions
     found: dict[int, dict[str, None]] = {}
@@ -56,10 +56,10 @@ def plan_signals(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: P
             )
             raise plan.refusal([at(region.line, region.name, problem)])
         found.setdefault(region.stage, {})[region_of(node).path] = None
-    if sorted(found) != list(range(len(found))) or not found:
-        got = f"its regions have stages {sorted(found)}" if found else "no region of it has a stage"
+    if sorted(found) != list(range(len(found))):
         raise ConfigError(
-            f"plan {plan.source}: {got}, wanted 0, 1, ... for a pipeline; number them, or give pipeline(stages=...)"
+            f"plan {plan.source}: its regions have stages {sorted(found)}, wanted 0, 1, ... for a pipeline; number"
+            " them, or give parallel(stages=...)"
         )
     return [list(found[stage]) for stage in sorted(found)]
 
@@ -79,7 +79,7 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
     if named.keys() != set(range(stages)):
         raise ConfigError(
             f"plan {plan.source}: it names workers of stages {sorted(named)}, wanted all {stages} of them, or none;"
-            " or give pipeline(workers=...)"
+            " or give parallel(workers=...)"
         )
     return list(chain.from_iterable(named[stage] for stage in range(stages)))
 

@@ -1,4 +1,4 @@
 """Pipeline schedules, and the cut of a training step into their stages.
 
-Dependencies of actions, checks of lists of actions, the known schedules, and the edges that keep their order.
+Dependencies of actions, checks of lists of actions, and the known schedules.
 """

@@ -4,14 +4,12 @@ A rule returns a stage's list as (chunk, kind), without micro-batches: all these
 order, so the k-th forward of a chunk is of micro-batch k, and so are its k-th backward and its k-th weight gradient.
 There are p stages, m micro-batches and v chunks per stage; s is the stage, from 0.
 
-    gpipe           all forwards, then all backwards                                    keeps m activations
-    looped-bfs      gpipe over several chunks per stage, chunk after chunk              m of whole stages
-    1f1b            p - s forwards, then backward and forward in turn                   p - s
-    interleaved     1f1b over several chunks per stage, in turn                         about p + (p - 1) / v
-    zb-h1           1f1b, its weight gradients s micro-batches late, in the bubbles     p
-    interleaved-zb  zb-h1 over several chunks per stage, in turn                        p of whole stages
-    zb-v            two chunks per stage, down and up again like a V; no bubble         p of whole stages
-    dualpipe-v      the same V; a forward of one chunk with a backward of the other     p + 1/2 of whole stages
+    gpipe        all forwards, then all backwards                                    keeps m activations
+    1f1b         p - s forwards, then backward and forward in turn                   p - s
+    interleaved  1f1b over several chunks per stage, in turn                         about p + (p - 1) / v
+    zb-h1        1f1b, its weight gradients s micro-batches late, in the bubbles     p
+    zb-v         two chunks per stage, down and up again like a V; no bubble         p of whole stages
+    dualpipe-v   the same V; a forward of one chunk with a backward of the other     p + 1/2 of whole stages
 """
 
 from __future__ import annotations
@@ -30,14 +28,11 @@ from dask_ferro.graph.pipeline.schedule import Schedule
 Step = tuple[int, str]
 
 # Chunks per stage by default; the other schedules have one.
-_CHUNKS = {"looped-bfs": 2, "interleaved": 2, "interleaved-zb": 2, "zb-v": 2, "dualpipe-v": 2}
-# Schedules of two chunks or more per stage, and the name of each with one.
-_OF_ONE_CHUNK = {"looped-bfs": "gpipe", "interleaved": "1f1b", "interleaved-zb": "zb-h1"}
+_CHUNKS = {"interleaved": 2, "zb-v": 2, "dualpipe-v": 2}
 # What papers and PyTorch call schedules, where it is not like our name: lower case, letters and digits only.
 _ELSEWHERE = {
-    "breadthfirst": "looped-bfs",
     "interleaved1f1b": "interleaved",
-    "interleavedzerobubble": "interleaved-zb",
+    "interleavedzerobubble": "zb-h1",
     "zb1p": "zb-h1",
     "zbvzerobubble": "zb-v",
 }
@@ -50,13 +45,15 @@ def usual_chunks(name: str) -> int:
     return _CHUNKS.get(name, 1)
 
 
-def unknown(name: object, otherwise: str) -> ConfigError:
+def _unknown(name: object) -> ConfigError:
     """Return the error for a name that no schedule has, with the nearest one that exists."""
     word = re.sub(r"[^0-9a-z]", "", str(name).lower()).removeprefix("schedule")
     meant = _ELSEWHERE | {re.sub(r"[^0-9a-z]", "", one): one for one in NAMES}
     close = get_close_matches(word, meant, 1)
     hint = f"; did you mean {meant[close[0]]!r}?" if close else ""
-    return ConfigError(f"schedule: got {name!r}, wanted one of {', '.join(NAMES)}, or {otherwise}{hint}")
+    return ConfigError(
+        f"schedule: got {name!r}, wanted one of {', '.join(NAMES)}, or a list of your own{hint}"
+    )
 
 
 def known(name: str, stages: int, micro_batches: int, chunks: int | None = None) -> Schedule:
@@ -65,23 +62,20 @@ def known(name: str, stages: int, micro_batches: int, chunks: int | None = None)
     With p stages, m micro-batches, v chunks per stage, and F, I and W the seconds of a whole stage for one micro-batch
     (B = I + W):
 
-    ==============  ==================================  ============================  ===============================
-    name            makespan                            activations of stage s        source
-    ==============  ==================================  ============================  ===============================
-    gpipe           (m + p - 1) (F + B)                 m                             Huang et al., arXiv 1811.06965
-    looped-bfs      m (F + B) + (p - 1) (F + B) / v     m v                           Lamy-Poirier, arXiv 2211.05953
-    1f1b            (m + p - 1) (F + B)                 p - s                         Narayanan et al., 2006.09503
-    interleaved     m (F + B) + (p - 1) (F + B) / v     (v - 1) r + 2 (p - s) - 1     Narayanan et al., 2104.04473
-    zb-h1           m (F + B) + (p - 1) (F + I - W)     p                             Qi et al., arXiv 2401.10241
-    interleaved-zb  m (F + B) + (p - 1) (F + I - W)/v   (v - 1) r + p                 Qi et al., arXiv 2401.10241
-    zb-v            m (F + B) + (p - 1) F / 2           2 p                           Qi et al., arXiv 2405.15362
-    dualpipe-v      m (F + B) + (p - 1) F / 2           2 p + 1                       DeepSeek-V3, arXiv 2412.19437
-    ==============  ==================================  ============================  ===============================
+    ===========  ==================================  =========================  ===============================
+    name         makespan                            activations of stage s     source
+    ===========  ==================================  =========================  ===============================
+    gpipe        (m + p - 1) (F + B)                 m                          Huang et al., arXiv 1811.06965
+    1f1b         (m + p - 1) (F + B)                 p - s                      Narayanan et al., 2006.09503
+    interleaved  m (F + B) + (p - 1) (F + B) / v     (v - 1) r + 2 (p - s) - 1  Narayanan et al., 2104.04473
+    zb-h1        m (F + B) + (p - 1) (F + I - W)     p                          Qi et al., arXiv 2401.10241
+    zb-v         m (F + B) + (p - 1) F / 2           2 p                        Qi et al., arXiv 2405.15362
+    dualpipe-v   m (F + B) + (p - 1) F / 2           2 p + 1                    DeepSeek-V3, arXiv 2412.19437
+    ===========  ==================================  =========================  ===============================
 
     Activations are those of one chunk and one micro-batch; r is the number of micro-batches of the longest round: p
-    where m is a multiple of p, else between p and 2 p.  The makespans hold for m >= p, those of zb-h1 and
-    interleaved-zb for weight gradients no longer than F and I, and the last two for F = I = W and 2 p micro-batches or
-    more; `graph.pipeline.closed_forms` has them for all m.
+    where m is a multiple of p, else between p and 2 p.  The makespans hold for m >= p, that of zb-h1 for weight
+    gradients no longer than F and I, and the last two for F = I = W and 2 p micro-batches or more.
 
     Parameters
     ----------
@@ -90,8 +84,8 @@ def known(name: str, stages: int, micro_batches: int, chunks: int | None = None)
     stages, micro_batches : int
         At least one of each, in any combination.
     chunks : int, optional
-        Pieces of the model on each stage: two or more for "looped-bfs", "interleaved" and "interleaved-zb" (2 by
-        default), two for "zb-v" and "dualpipe-v", one for the others.
+        Pieces of the model on each stage: two or more for "interleaved" (2 by default), two for "zb-v" and
+        "dualpipe-v", one for the others.
 
     Raises
     ------
@@ -108,7 +102,7 @@ def known(name: str, stages: int, micro_batches: int, chunks: int | None = None)
     <Schedule 'dualpipe-v': 4 stages, 8 chunks, 8 micro-batches, 150 actions>
     """
     if name not in NAMES:
-        raise unknown(name, "a list of your own")
+        raise _unknown(name)
     for what, number in (("stages", stages), ("micro_batches", micro_batches)):
         if not is_count(number):
             raise ConfigError(f"schedule {name!r}: {what}: got {number!r}, wanted a whole number above 0")
@@ -137,10 +131,9 @@ def rounds(stages: int, micro_batches: int) -> list[int]:
 
 def _check_chunks(name: str, chunks: object) -> None:
     where, usual = f"schedule {name!r}: chunks", usual_chunks(name)
-    if name in _OF_ONE_CHUNK:
+    if name == "interleaved":
         if not is_count(chunks, 2):
-            one = _OF_ONE_CHUNK[name]
-            raise ConfigError(f"{where}: got {chunks!r} a stage, wanted 2 or more; 1 is called {one}")
+            raise ConfigError(f"{where}: got {chunks!r} a stage, wanted 2 or more; 1 is called 1f1b")
     elif chunks != usual:
         raise ConfigError(f"{where}: got {chunks!r} a stage, wanted {usual}")
 
@@ -167,15 +160,9 @@ def _numbered(steps: Iterable[Step], micro_batches: int) -> tuple[Action, ...]:
     return tuple(action for action in row if action.micro_batch < micro_batches)
 
 
-def _breadth_first(s: int, p: int, m: int, v: int) -> list[Step]:
-    """Return the list of a stage for GPipe, and for breadth-first pipelines of several chunks per stage.
-
-    Chunk c of stage s is chunk c p + s of the model.  Backwards are in the forwards' order of micro-batches.
-    """
-    chunks = [c * p + s for c in range(v)]
-    forwards = chain.from_iterable([(chunk, FORWARD)] * m for chunk in chunks)
-    backwards = chain.from_iterable([(chunk, BACKWARD)] * m for chunk in reversed(chunks))
-    return [*forwards, *backwards]
+def _gpipe(s: int, p: int, m: int, v: int) -> list[Step]:
+    """Return GPipe's list of a stage; backwards are in the forwards' order of micro-batches."""
+    return [(s, FORWARD)] * m + [(s, BACKWARD)] * m
 
 
 def _one_forward_one_backward(s: int, p: int, m: int, v: int) -> list[Step]:
@@ -191,7 +178,9 @@ def _interleaved(s: int, p: int, m: int, v: int) -> list[Step]:
     Chunk c of stage s is chunk c p + s of the model.  The warm-up of a stage is the way to the last stage and back,
     and a round over all its chunks but one.
     """
-    turns = _turns(p, m, v)
+    turns: list[int] = []
+    for length in rounds(p, m):
+        turns += chain.from_iterable([chunk] * length for chunk in range(v))
     total = len(turns)
     forwards = [(turn * p + s, FORWARD) for turn in turns]
     backwards = [((v - 1 - turn) * p + s, BACKWARD) for turn in turns]
@@ -200,30 +189,18 @@ def _interleaved(s: int, p: int, m: int, v: int) -> list[Step]:
     return [*forwards[:ahead], *level, *backwards[total - ahead :]]
 
 
-def _turns(p: int, m: int, v: int) -> list[int]:
-    """Return which of a stage's chunks, from 0 to v - 1, each of its forwards is of, in order."""
-    turns: list[int] = []
-    for length in rounds(p, m):
-        turns += chain.from_iterable([chunk] * length for chunk in range(v))
-    return turns
-
-
 def _zero_bubble(s: int, p: int, m: int, v: int) -> list[Step]:
-    """Return ZB-H1's list of a stage (figure 3), over several chunks in turn where there are: W(i) after I(i + s).
+    """Return ZB-H1's list of a stage (figure 3): W(i) after I(i + s).
 
     Stage s would wait s times in the cool-down: its s delayed weight gradients fill these bubbles.
     """
-    turns = _turns(p, m, v)
-    total = len(turns)
     # With few micro-batches (m < p) fewer of them run ahead or are delayed.
-    ahead, late = min((v - 1) * rounds(p, m)[0] + p - s, total), min(s, total)
-    steps: list[Step] = [(turn * p + s, FORWARD) for turn in turns[:ahead]]
-    for i, turn in enumerate(turns):
-        steps.append(((v - 1 - turn) * p + s, INPUT_GRAD))
-        if i >= late:
-            steps.append((_OLDEST, WEIGHT_GRAD))
-        steps += [(after * p + s, FORWARD) for after in turns[i + ahead : i + ahead + 1]]
-    return steps + [(_OLDEST, WEIGHT_GRAD)] * late
+    ahead, late = min(p - s, m), min(s, m)
+    steps = [(s, FORWARD)] * ahead
+    for i in range(m):
+        steps.append((s, INPUT_GRAD))
+        steps += [(s, WEIGHT_GRAD)] * (i >= late) + [(s, FORWARD)] * (i + ahead < m)
+    return steps + [(s, WEIGHT_GRAD)] * late
 
 
 def _zb_v(s: int, p: int, m: int, v: int) -> list[Step]:
@@ -272,12 +249,10 @@ def _dualpipe_v(s: int, p: int, m: int, v: int) -> list[Step]:
 
 
 _RULES: dict[str, Callable[[int, int, int, int], list[Step]]] = {
-    "gpipe": _breadth_first,
-    "looped-bfs": _breadth_first,
+    "gpipe": _gpipe,
     "1f1b": _one_forward_one_backward,
     "interleaved": _interleaved,
     "zb-h1": _zero_bubble,
-    "interleaved-zb": _zero_bubble,
     "zb-v": _zb_v,
     "dualpipe-v": _dualpipe_v,
 }

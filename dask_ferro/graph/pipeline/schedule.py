@@ -6,24 +6,36 @@ other are refused when it is made.  It has no seconds, bytes or workers.
     stage 0  0F0 0F1   . 0B0 0F2 0B1 0F3 0B2   . 0B3        1f1b of 4 micro-batches on 2 stages:
     stage 1    . 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3            chunk, kind and micro-batch by step
 
-It is printed in this form, and saved as CSV: a line per stage, a cell per action (`schedule_csv`).
+In a task graph the order of a list is kept by edges that mean "not before" and carry no data (`Schedule.waits`).
+Priorities alone do not bound memory: on 4 stages, 8, 7, 4 and 1 activations are kept where 1f1b keeps 4, 3, 2 and 1.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from pathlib import Path
+from itertools import chain, islice
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.pipeline.action import FORWARD, RELEASING, Action, dependencies
-from dask_ferro.graph.pipeline.schedule_csv import read_csv
-from dask_ferro.graph.pipeline.sound import first, problems, refusal, walk
+from dask_ferro.graph.pipeline.action import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRAD,
+    KINDS,
+    RELEASING,
+    WEIGHT_GRAD,
+    Action,
+    dependencies,
+)
+
+Rows = Sequence[Sequence[Action]]
 
 _IDLE = "."
+# The most problems in a message: lists with more of them have to be rewritten.
+MOST_PROBLEMS = 10
+_WHOLE, _SPLIT = {FORWARD, BACKWARD}, {FORWARD, INPUT_GRAD, WEIGHT_GRAD}
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,14 +104,35 @@ class Schedule:
     @cached_property
     def steps(self) -> Mapping[Action, int]:
         """The step of each action if every action takes one step; it rises along every list and edge."""
-        before: dict[Action, Action] = {}
-        for row in self.stages:
-            before |= zip(row[1:], row, strict=False)
         found: dict[Action, int] = {}
         for action, needs in self.dependencies.items():
-            waits = (*needs, before[action]) if action in before else needs
+            waits = (*needs, self._before[action]) if action in self._before else needs
             found[action] = 1 + max((found[w] for w in waits), default=-1)
         return found
+
+    @cached_property
+    def _before(self) -> Mapping[Action, Action]:
+        """The action before each one in its list."""
+        return dict(chain.from_iterable(zip(row[1:], row, strict=False) for row in self.stages))
+
+    @cached_property
+    def waits(self) -> Mapping[Action, Action]:
+        """The action that each action waits for only to keep the order of its list: the one before it.
+
+        There is none where every stage does all its forwards first: no order would save memory, and a worker that has
+        several actions to choose from waits for nothing.  Where backwards are split and stages have several chunks, as
+        in a V, a hop for each action costs more than their order: there only a forward waits, for the release (B or W)
+        that makes room for one more activation.
+        """
+        forwards = [[action for action in row if action.kind == FORWARD] for row in self.stages]
+        if not any(self.peaks) or self.peaks == tuple(map(len, forwards)):
+            return {}
+        before = self._before
+        if self.chunks > len(self.stages) and any(action.kind == WEIGHT_GRAD for action in self.actions):
+            releases = ([action for action in row if action.kind in RELEASING] for row in self.stages)
+            rows = zip(forwards, releases, self.peaks, strict=True)
+            before = dict(chain.from_iterable(zip(f[peak:], r, strict=False) for f, r, peak in rows))
+        return {after: first for after, first in before.items() if first not in self.dependencies[after]}
 
     @cached_property
     def peaks(self) -> tuple[int, ...]:
@@ -119,9 +152,6 @@ class Schedule:
         return f"<Schedule {self.name!r}: {counts}, {len(self.actions)} actions>"
 
     def __str__(self) -> str:
-        return self.table()
-
-    def table(self) -> str:
         """Return the schedule as text: a line per stage, a column per step, a point where the stage is idle."""
         width = 1 + max(len(str(action)) for action in self.actions)
         lines = []
@@ -145,81 +175,24 @@ class Schedule:
         >>> Schedule.of([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]).peaks
         (2, 1)
         """
-        return cls(_read(rows, lambda stage, at: f"stage {stage}, action {at}", name), name)
-
-    @classmethod
-    def parse(cls, text: str, name: str = "schedule") -> Schedule:
-        """Return the schedule of a CSV text: a line per stage, a cell per action like `2F0`.
-
-        Empty cells, for steps at which a stage waits, and empty lines are ignored.  Files of PyTorch's
-        `torch.distributed.pipelining` are read as they are: `(3F2;0B1)OVERLAP_F_B` is its two actions in this order;
-        transfers (SEND_F, RECV_F, SEND_B, RECV_B), UNSHARD, RESHARD and REDUCE_GRAD are checked and left out.  B is the
-        whole backward; in an older file, which has W and no I, it is the input gradient, and BW the whole backward.
-
-        Raises
-        ------
-        ConfigError
-            A cell is no such entry, a transfer lacks its other end or is on the wrong side of its action, or the lists
-            cannot run.
-
-        Examples
-        --------
-        >>> print(Schedule.parse("0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD\\n1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD"))
-        stage 0  0F0   .   . 0B0
-        stage 1    . 1F0 1B0
-        """
-        return cls(read_csv(text, name), name)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Schedule:
-        """Return the schedule of a CSV file, as `parse` reads it.
-
-        Raises
-        ------
-        ConfigError
-            The file cannot be read, or is not a schedule.
-        """
-        try:
-            text = Path(path).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"schedule {str(path)!r}: cannot be read ({error})") from error
-        return cls.parse(text, str(path))
-
-    def to_csv(self) -> str:
-        """Return the text that `parse` reads."""
-        return "".join(",".join(map(str, row)) + "\n" for row in self.stages)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the CSV file that `load` reads.
-
-        Raises
-        ------
-        ConfigError
-            The file cannot be written.
-        """
-        try:
-            Path(path).write_text(self.to_csv(), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"schedule {str(path)!r}: cannot be written ({error})") from error
+        return cls(_read(rows, name), name)
 
 
 def _forwards(row: Sequence[Action]) -> tuple[Action, ...]:
     return tuple(action for action in row if action.kind == FORWARD)
 
 
-def _read(
-    rows: Iterable[Iterable[Action | str]], where: Callable[[int, int], str], name: str
-) -> tuple[tuple[Action, ...], ...]:
-    """Return lists of actions from texts, without the empty texts; all problems are in one error."""
+def _read(rows: Iterable[Iterable[Action | str]], name: str) -> tuple[tuple[Action, ...], ...]:
+    """Return lists of actions from texts; all problems are in one error."""
     wrong: list[str] = []
     read: list[tuple[Action, ...]] = []
-    for line, cells in enumerate(rows):
+    for stage, cells in enumerate(rows):
         row = []
         for at, cell in enumerate(cells):
             try:
-                row += [cell] if not isinstance(cell, str) else [Action.parse(cell)] if cell.strip() else []
+                row.append(Action.parse(cell) if isinstance(cell, str) else cell)
             except ValueError as error:
-                wrong.append(f"{where(line, at)}: {error}")
+                wrong.append(f"stage {stage}, action {at}: {error}")
         read.append(tuple(row))
     if wrong:
         raise refusal(f"schedule {name!r} cannot be read:", first(wrong))
@@ -234,3 +207,108 @@ def _peak(row: Sequence[Action]) -> int:
         kept += (action.kind == FORWARD) - (action.kind in RELEASING)
         most = max(most, kept)
     return most
+
+
+# ---- checks ------------------------------------------------------------------------------------------------
+
+
+def problems(rows: Rows) -> list[str]:
+    """Return the problems of lists of actions, one list per stage; none if they are a schedule."""
+    return first(_malformed(rows)) or first(_misplaced(rows)) or first(_incomplete(rows)) or _stuck(rows)
+
+
+def first(found: Iterable[str]) -> list[str]:
+    """Return the first problems, as many as fit into a message, and a note if there are more."""
+    shown = list(islice(found, MOST_PROBLEMS + 1))
+    return [*shown[:MOST_PROBLEMS], "and more"] if len(shown) > MOST_PROBLEMS else shown
+
+
+def refusal(headline: str, found: Iterable[str]) -> ConfigError:
+    """Return the error of a schedule with these problems, one per line."""
+    return ConfigError("\n  - ".join([headline, *found]))
+
+
+def _malformed(rows: Rows) -> Iterator[str]:
+    if not rows:
+        yield "has no stages; wanted a list of actions for each"
+    for stage, row in enumerate(rows):
+        if not row:
+            yield f"stage {stage} has no actions; wanted some, or no such stage"
+        for action in row:
+            if not _is_action(action):
+                wanted = f"Action(chunk, one of {', '.join(KINDS)}, micro_batch), numbers from 0"
+                yield f"stage {stage}: got {action!r}, wanted {wanted}"
+
+
+def _is_action(action: object) -> bool:
+    if not isinstance(action, Action) or action.kind not in KINDS:
+        return False
+    # `type`, since isinstance(True, int) holds, and True would be chunk 1.
+    return all(type(number) is int and number >= 0 for number in (action.chunk, action.micro_batch))
+
+
+def _misplaced(rows: Rows) -> Iterator[str]:
+    for stage, row in enumerate(rows):
+        for action, times in Counter(row).items():
+            if times > 1:
+                yield f"stage {stage}: got {action} {times} times, wanted it once"
+    homes: dict[int, set[int]] = {}
+    for stage, row in enumerate(rows):
+        for action in row:
+            homes.setdefault(action.chunk, set()).add(stage)
+    for chunk, stages in sorted(homes.items()):
+        if len(stages) > 1:
+            yield f"chunk {chunk}: got stages {sorted(stages)}, wanted one: weights stay in one place"
+
+
+def _incomplete(rows: Rows) -> Iterator[str]:
+    """Yield missing actions lazily, since a list may have one action, of micro-batch 999999."""
+    kinds: dict[tuple[int, int], set[str]] = {}
+    for row in rows:
+        for chunk, kind, micro_batch in row:
+            kinds.setdefault((chunk, micro_batch), set()).add(kind)
+    # With no backward anywhere the lists are a schedule of inference.
+    trains = any(len(there) > 1 or FORWARD not in there for there in kinds.values())
+    wanted = "F and B (whole), or F, I and W (split)" if trains else "F only, as elsewhere"
+    chunks, micro_batches = (1 + max(numbers) for numbers in zip(*kinds, strict=True))
+    for chunk in range(chunks):
+        for micro_batch in range(micro_batches):
+            there = kinds.get((chunk, micro_batch), set())
+            if there not in ((_WHOLE, _SPLIT) if trains else ({FORWARD},)):
+                got = ", ".join(kind for kind in KINDS if kind in there) or "nothing"
+                yield f"chunk {chunk}, micro-batch {micro_batch}: got {got}, wanted {wanted}"
+
+
+def _stuck(rows: Rows) -> list[str]:
+    needs = dependencies(set(chain.from_iterable(rows)))
+    _, waits = walk(rows, needs)
+    if not waits:
+        return []
+    return [f"deadlock: {'; '.join(waits)}"]
+
+
+def walk(rows: Rows, needs: Mapping[Action, Sequence[Action]]) -> tuple[list[Action], list[str]]:
+    """Return an order in which the actions can run, each stage following its list, and what blocked stages wait for.
+
+    In this order every action comes after its dependencies and after the earlier actions of its list.
+    """
+    done: dict[Action, None] = {}
+    at = [0] * len(rows)
+    asleep: dict[Action, list[int]] = {}
+    awake = deque(range(len(rows)))
+    while awake:
+        stage = awake.popleft()
+        while at[stage] < len(rows[stage]):
+            action = rows[stage][at[stage]]
+            missing = next((need for need in needs[action] if need not in done), None)
+            if missing is not None:
+                asleep.setdefault(missing, []).append(stage)
+                break
+            done[action] = None
+            at[stage] += 1
+            # A blocked stage waits for one action, and is tried again only when that one is done.
+            awake.extend(asleep.pop(action, ()))
+    blocked = [(stage, need) for need, stages in asleep.items() for stage in stages]
+    return list(done), [
+        f"stage {stage} waits at {rows[stage][at[stage]]} for {need}" for stage, need in sorted(blocked)
+    ]

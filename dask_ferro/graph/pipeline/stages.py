@@ -1,12 +1,10 @@
-"""A training step cut into the chunks of a pipeline, and the inputs and outputs of each chunk's actions.
+"""A training step cut into the chunks of a pipeline, and the action of each node.
 
-    loss ──cut──> every node has a chunk ──grad──> so have its backward nodes ──pieces──> F, I, W of a chunk
+    loss ──cut──> every node has a chunk ──grad──> so have its backward nodes ──actions──> F, I, W of a chunk
 
 The cut comes before the gradients, so a backward node is in the chunk of its forward node, and the graph is the same
 as without a pipeline: same nodes, same order of sums, same bits.  I is the part of a chunk's backward that other chunks
-wait for, and W the rest; B is I and then W.  Outputs of an action are either *sent*, that is read by other chunks, or
-*kept*, that is read by the same chunk only, so activations that wait for their backward are never sent.  Micro-batches,
-schedules and workers are decided elsewhere.
+wait for, and W the rest; B is I and then W.  Micro-batches, schedules and workers are decided elsewhere.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -23,8 +22,7 @@ from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.cost.roofline import costs, seconds
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.ir.inference import infer
-from dask_ferro.graph.ir.nodes import uses, value_bytes
-from dask_ferro.graph.pipeline.balance import balanced
+from dask_ferro.graph.ir.nodes import value_bytes
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build, reached
@@ -33,6 +31,10 @@ from dask_ferro.graph.tensor.tensor import Node, Tensor
 
 LOSS = "loss"
 Signals = Sequence[str | Sequence[str]]
+# The share by which the heaviest piece may exceed the minimum to save bytes: less than the error of projections.
+_SLACK = 0.05
+# Bisections until the interval is as narrow as the precision of a float.
+_HALVINGS = 50
 
 
 class Staged(NamedTuple):
@@ -54,28 +56,6 @@ class Staged(NamedTuple):
     bound: dict[str, Any]
     params: tuple[str, ...]
     grads: tuple[str, ...]
-
-
-class ActionBoundary(NamedTuple):
-    """The inputs of one action of a chunk, and its outputs: sent to other chunks, or kept."""
-
-    inputs: tuple[str, ...] = ()
-    sent: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """All outputs of the action."""
-        return (*self.sent, *self.kept)
-
-
-class ChunkActions(NamedTuple):
-    """The three actions of a chunk, and the outputs of the model (gradients, losses) that it computes."""
-
-    forward: ActionBoundary
-    input_grad: ActionBoundary
-    weight_grad: ActionBoundary
-    results: tuple[str, ...]
 
 
 def staged(
@@ -110,7 +90,7 @@ def staged(
     homes = _by_signal(nodes, signals) if signals is not None else _by_cost(outputs, nodes, chunks)
     _check_flow(nodes, homes)
     marked = _marked(outputs, nodes, homes)
-    leaves = [] if parameters is None else pytree.leaves(parameters, "pipeline")
+    leaves = [] if parameters is None else pytree.leaves(parameters, "parallel")
     named = dict(marked)
     grads: tuple[str, ...] = ()
     if leaves:
@@ -146,7 +126,7 @@ def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
     if missing:
         there = sorted({node.region.path for node in nodes if node.region.path})
         listed = ", ".join(map(repr, missing))
-        raise ConfigError(f"pipeline: stages: no node has the signal {listed}; the graph has {there}")
+        raise ConfigError(f"parallel: stages: no node has the signal {listed}; the graph has {there}")
     return homes
 
 
@@ -164,7 +144,7 @@ def _makers(node: Node) -> list[Node]:
 def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) -> dict[int, int]:
     """Return chunks balanced by projected forward seconds; every backward costs about twice its forward."""
     if len(nodes) < chunks:
-        raise ConfigError(f"pipeline: got {len(nodes)} nodes to cut into {chunks} chunks; take fewer stages")
+        raise ConfigError(f"parallel: got {len(nodes)} nodes to cut into {chunks} chunks; take fewer stages")
     numbered = {
         n.number: dataclasses.replace(n, region=regions.Region(_mark(i, ""))) for i, n in enumerate(nodes)
     }
@@ -190,9 +170,77 @@ def _check_flow(nodes: Iterable[Node], homes: Mapping[int, int]) -> None:
             late, early = homes[origin.number], homes[node.number]
             if late > early:
                 raise ConfigError(
-                    f"pipeline: stages: chunk {early} (signal {node.region.path!r}) reads a {origin.op_type} of chunk"
+                    f"parallel: stages: chunk {early} (signal {node.region.path!r}) reads a {origin.op_type} of chunk"
                     f" {late} (signal {origin.region.path!r}), which comes later; name signals in the data's order"
                 )
+
+
+def balanced(weights: Sequence[float], crossing: Sequence[float], pieces: int) -> tuple[int, ...]:
+    """Return where each piece starts, for pieces of about equal weight with few bytes across the cuts.
+
+    The heaviest piece limits the speed of a pipeline, so its weight is minimized first; then, among the cuts within a
+    few per cent of that minimum, the bytes across the cuts.
+
+    Parameters
+    ----------
+    weights : sequence of float
+        The weights of the items in order, not negative.
+    crossing : sequence of float
+        The bytes across a cut after each item but the last.
+    pieces : int
+        The number of pieces; none is empty.
+
+    Raises
+    ------
+    ConfigError
+        There are fewer items than pieces.
+
+    Examples
+    --------
+    >>> balanced([1, 1, 1, 3], [0, 0, 0], 2)
+    (0, 3)
+    """
+    if not 1 <= pieces <= len(weights):
+        raise ConfigError(f"cut: got {len(weights)} items, wanted at least the {pieces} pieces")
+    sums = [0.0, *accumulate(weights)]
+    limit = _lightest(sums, pieces) * (1 + _SLACK)
+    return _cheapest(sums, crossing, pieces, limit)
+
+
+def _lightest(sums: Sequence[float], pieces: int) -> float:
+    """Return the least possible weight of the heaviest piece, by bisection."""
+    low, high = 0.0, sums[-1]
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _fits(sums, pieces, middle) else (middle, high)
+    return high
+
+
+def _fits(sums: Sequence[float], pieces: int, limit: float) -> bool:
+    """Return whether the items fit into the pieces; an empty piece can take an item of a neighbour."""
+    at = 0
+    for _ in range(pieces):
+        at = max(at, bisect_right(sums, sums[at] + limit) - 1)
+    return at == len(sums) - 1
+
+
+def _cheapest(sums: Sequence[float], crossing: Sequence[float], pieces: int, limit: float) -> tuple[int, ...]:
+    """Return the starts of pieces within the limit with the fewest bytes across; early cuts break ties."""
+    count = len(sums) - 1
+    # For each end of the pieces so far: the bytes across their starts, and the starts.
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    for piece in range(pieces):
+        left = pieces - piece - 1
+        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for start, (cost, starts) in best.items():
+            over = cost + (crossing[start - 1] if start else 0.0)
+            for end in range(start + 1, count - left + 1):
+                if sums[end] - sums[start] > limit and end > start + 1:
+                    break
+                if (left or end == count) and (over, (*starts, start)) < longer.get(end, (float("inf"), ())):
+                    longer[end] = (over, (*starts, start))
+        best = longer
+    return best[count][1]
 
 
 # ---- chunks as regions during autodiff, and as metadata afterwards -----------------------------------------
@@ -248,52 +296,8 @@ def assigned(model: ir.Model, chunks: int) -> ir.Model:
 
 # ---- the actions of a chunk --------------------------------------------------------------------------------
 
-# Chunk, and "F", "I" or "W".
-_Home = tuple[int, str]
 
-
-def pieces(model: ir.Model, chunks: int) -> tuple[ChunkActions, ...]:
-    """Return each chunk's actions with their inputs and outputs.
-
-    Parameters
-    ----------
-    model : onnx_ir.Model
-        From `staged`, as returned by `graph.model.load`.
-    """
-    homes = actions(model, chunks)
-    makers: dict[str, _Home] = {}
-    for node, home in homes.items():
-        makers |= dict.fromkeys((str(value.name) for value in node.outputs if value.name), home)
-    wanted = {str(v.name) for v in model.graph.outputs}
-    trains = any(kind == "W" for _, kind in homes.values())
-    readers: dict[str, set[_Home]] = {name: set() for name in makers}
-    reads: dict[_Home, dict[str, None]] = {}
-    for node, home in homes.items():
-        for name in uses(node):
-            if name in makers:
-                readers[name].add(home)
-            if name not in model.graph.initializers and makers.get(name) != home:
-                reads.setdefault(home, {})[name] = None
-
-    def part(home: _Home) -> ActionBoundary:
-        made = [name for name, maker in makers.items() if maker == home]
-        sent, kept = [], []
-        for name in made:
-            chunks_of_readers = {chunk for chunk, _ in readers[name]}
-            if chunks_of_readers - {home[0]} or (name in wanted and not trains):
-                sent.append(name)
-            elif name in wanted or readers[name] - {home}:
-                kept.append(name)
-        return ActionBoundary(tuple(reads.get(home, ())), tuple(sent), tuple(kept))
-
-    def piece(chunk: int) -> ChunkActions:
-        results = tuple(name for name, (c, _) in makers.items() if name in wanted and c == chunk)
-        return ChunkActions(part((chunk, "F")), part((chunk, "I")), part((chunk, "W")), results)
-
-    return tuple(piece(chunk) for chunk in range(chunks))
-
-
-def actions(model: ir.Model, chunks: int) -> dict[ir.Node, _Home]:
+def actions(model: ir.Model, chunks: int) -> dict[ir.Node, tuple[int, str]]:
     """Return the chunk and the kind ("F", "I" or "W") of each node of a `staged` model."""
     nodes = list(model.graph)
     chunk = {node: int(node.metadata_props.get(CHUNK, chunks - 1)) for node in nodes}

@@ -6,7 +6,6 @@ to step, are arguments.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,8 +15,8 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import Optimizer
-from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.graph.tensor.tensor import argument
+from dask_ferro.graph.tensor.pytree import Path, Tree
+from dask_ferro.graph.tensor.tensor import Tensor, argument
 
 # Arrays by the name of their input.
 Values = dict[str, Any]
@@ -40,8 +39,8 @@ class UpdateGraph(NamedTuple):
     bound : dict
         The values of other inputs that have one, by name.
     owners : dict of str to str or None
-        The parameter that each entry of the state belongs to: the one whose gradient it is computed from, the nearest
-        one, if it has its shape; None for an entry without one, such as a count of steps.
+        The parameter that each entry of the state belongs to: the one of its shape whose keys its own keys end with, as
+        in `{"mean": <a tree like the parameters>}`; None for an entry without one, such as a count of steps.
     """
 
     model: ir.Model
@@ -86,7 +85,7 @@ def update_graph(
         A parameter that is given twice, or an argument with the name of a parameter, gradient or state.
     """
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
-        raise ConfigError(f"pipeline: optimizer: parameter {twice} is given twice; give it once")
+        raise ConfigError(f"parallel: optimizer: parameter {twice} is given twice; give it once")
     began = optimizer.init(params)
     kept = pytree.leaves(began, "optimizer's state")
     state = tuple(f"optimizer.{i}" for i in range(len(kept)))
@@ -103,8 +102,7 @@ def update_graph(
     ends += pytree.leaves(pytree.mapped(lambda _, now: now, began, then)) if kept else []
     outputs = {after(name): end for name, end in zip((*names, *state), ends, strict=True)}
     model, bound = build(outputs, list(given.values()), name="update")
-    lying = dict(zip(grads, names, strict=True))
-    nearest = {name: _nearest(model, name, grads) for name in state}
+    places = {path: (name, leaf) for name, (path, leaf) in zip(names, pytree.paths(params), strict=True)}
     start = build(dict(zip(state, kept, strict=True)), kept).bound if kept else {}
     return UpdateGraph(
         model,
@@ -114,23 +112,13 @@ def update_graph(
         pytree.like(began, range(len(kept))) if kept else {},
         dict(zip(state, start.values(), strict=True)),
         bound,
-        {name: None if grad is None else lying[grad] for name, grad in nearest.items()},
+        {
+            name: _owner(path, entry, places)
+            for name, (path, entry) in zip(state, pytree.paths(began), strict=True)
+        },
     )
 
 
-def _nearest(model: ir.Model, name: str, grads: Sequence[str]) -> str | None:
-    """Return the nearest gradient of equal shape that an entry of the state is computed from, if there is one."""
-    values = {value.name: value for value in (*model.graph.inputs, *model.graph.outputs)}
-    shape = values[name].shape
-    seen: dict[ir.Value, None] = {values[after(name)]: None}
-    queue = deque(seen)
-    while queue:
-        value = queue.popleft()
-        if value.name in grads and value.shape == shape:
-            return value.name
-        maker = value.producer()
-        inputs = () if maker is None else maker.inputs
-        new = [read for read in inputs if read is not None and read not in seen]
-        seen.update(dict.fromkeys(new))
-        queue.extend(new)
-    return None
+def _owner(path: Path, entry: Tensor, places: Mapping[Path, tuple[str, Tensor]]) -> str | None:
+    ends = (places.get(path[i:]) for i in range(len(path) + 1))
+    return next((found[0] for found in ends if found is not None and found[1].shape == entry.shape), None)

@@ -19,8 +19,7 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.model.self_contained import CHECKED, write
-from dask_ferro.graph.tensor.origin import OPSET, TensorSource, TensorType
-from dask_ferro.graph.tensor.tensor import Node, Tensor
+from dask_ferro.graph.tensor.tensor import OPSET, Node, Tensor, TensorSource, TensorType
 
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 

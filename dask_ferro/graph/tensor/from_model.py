@@ -21,8 +21,7 @@ from dask_ferro.graph.ir.inference import Dim, ValueType
 from dask_ferro.graph.ir.nodes import bodies, uses
 from dask_ferro.graph.tensor.dims import written
 from dask_ferro.graph.tensor.imported.mixed_precision import WIDE, narrowed
-from dask_ferro.graph.tensor.origin import OPSET, TensorSource, TensorType
-from dask_ferro.graph.tensor.tensor import Node, Tensor, argument, asarray
+from dask_ferro.graph.tensor.tensor import OPSET, Node, Tensor, TensorSource, TensorType, argument, asarray
 
 # Since opset 18 reductions take their axes as an input, the form that rules expect.
 _OLDEST = 18

@@ -29,13 +29,13 @@ from dask_ferro.graph.tensor.dims import (
     sizes,
     written,
 )  # fmt: skip
-from dask_ferro.graph.tensor.origin import TensorType
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import (
     DTypeLike,
     Node,
     Tensor,
     TensorLike,
+    TensorType,
     asarray,
     cast,
     constant_of,

@@ -17,16 +17,22 @@ Tree = Any
 Path = tuple[Any, ...]
 
 
+def paths(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the leaves of a tree, in order, each with its path; what is neither a sequence nor a mapping is a leaf."""
+    if isinstance(tree, Mapping) or (isinstance(tree, Sequence) and not isinstance(tree, str)):
+        for key, part in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+            yield from paths(part, (*path, key))
+    else:
+        yield path, tree
+
+
 def leaves(tree: Tree, where: str = "parameters") -> list[Tensor]:
     """Return the tensors of a tree, in order."""
-    return [leaf for _, leaf in _paths(tree, where)]
+    return list(_tensors(tree, where).values())
 
 
 def like(tree: Tree, values: Sequence[Any]) -> Tree:
-    """Return the tree with `values` in place of its leaves, in order; named tuples keep their types.
-
-    What is neither a sequence nor a mapping is a leaf here: a form has positions in the place of tensors.
-    """
+    """Return the tree with `values` in place of its leaves, in order; named tuples keep their types."""
     return _filled(tree, iter(values))
 
 
@@ -37,7 +43,7 @@ def mapped(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 def rows(tree: Tree, *others: Tree) -> list[tuple[Path, tuple[Tensor, ...]]]:
     """Return the paths of a tree, in its order, each with the leaves of all trees at that path."""
-    columns = [dict(_paths(t, "parameters")) for t in (tree, *others)]
+    columns = [_tensors(t, "parameters") for t in (tree, *others)]
     for column in columns[1:]:
         if odd := [path for path in (*columns[0], *column) if (path in columns[0]) != (path in column)]:
             counts = f"{len(columns[0])} and {len(column)} tensors do not match"
@@ -51,30 +57,18 @@ def named(path: Path) -> str:
     return "".join(f"[{key!r}]" for key in path) or "the only tensor"
 
 
-def rebuilt(sequence: Sequence[Any], parts: list[Any]) -> Sequence[Any]:
-    """Return the parts as a named tuple, a tuple or a list, as the sequence is."""
-    if not isinstance(sequence, tuple):
-        return parts
-    make = getattr(type(sequence), "_make", tuple)
-    return make(parts)  # type: ignore[no-any-return]
-
-
-def _paths(tree: Tree, where: str, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    if isinstance(tree, Tensor):
-        yield path, tree
-    elif isinstance(tree, Mapping):
-        for key, part in tree.items():
-            yield from _paths(part, where, (*path, key))
-    elif isinstance(tree, Sequence) and not isinstance(tree, str):
-        for i, part in enumerate(tree):
-            yield from _paths(part, where, (*path, i))
-    else:
-        raise ConfigError(f"{where}: a tensor, or lists and dicts of tensors, got {type(tree).__name__}")
+def _tensors(tree: Tree, where: str) -> dict[Path, Tensor]:
+    found = dict(paths(tree))
+    for leaf in found.values():
+        if not isinstance(leaf, Tensor):
+            raise ConfigError(f"{where}: a tensor, or lists and dicts of tensors, got {type(leaf).__name__}")
+    return found
 
 
 def _filled(tree: Tree, values: Iterator[Any]) -> Tree:
     if isinstance(tree, Mapping):
         return {key: _filled(part, values) for key, part in tree.items()}
     if isinstance(tree, Sequence):
-        return rebuilt(tree, [_filled(part, values) for part in tree])
+        parts = [_filled(part, values) for part in tree]
+        return getattr(type(tree), "_make", tuple)(parts) if isinstance(tree, tuple) else parts
     return next(values)

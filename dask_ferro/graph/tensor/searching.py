@@ -12,10 +12,18 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.elementwise import logical_not
 from dask_ferro.graph.tensor.manipulation import concat, expand_dims, reshape, size_of, sliced, take
-from dask_ferro.graph.tensor.origin import TensorType
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import Axis, reduce
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit_all, numbers, promoted
+from dask_ferro.graph.tensor.tensor import (
+    Tensor,
+    TensorLike,
+    TensorType,
+    asarray,
+    cast,
+    emit_all,
+    numbers,
+    promoted,
+)
 
 _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 

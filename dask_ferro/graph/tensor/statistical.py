@@ -19,9 +19,18 @@ from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of, is_static, siz
 from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
 from dask_ferro.graph.tensor.elementwise import maximum, where
 from dask_ferro.graph.tensor.manipulation import broadcast_like, concat, expand_dims, reshape, shape_of
-from dask_ferro.graph.tensor.origin import OPSET
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit, floating, numbers, widened
+from dask_ferro.graph.tensor.tensor import (
+    OPSET,
+    Tensor,
+    TensorLike,
+    asarray,
+    cast,
+    emit,
+    floating,
+    numbers,
+    widened,
+)
 
 Axis = int | Sequence[int] | None
 

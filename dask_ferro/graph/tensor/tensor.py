@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from types import ModuleType
-from typing import Any, NoReturn, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,11 @@ from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, checked_dim, is_static, sizes, written
 from dask_ferro.graph.tensor.dtypes import DTypeLike as DTypeLike
 from dask_ferro.graph.tensor.dtypes import common_dtype, dtype_of
-from dask_ferro.graph.tensor.origin import OPSET, TensorSource, TensorType, next_number
+
+# The opset of recorded nodes; newer operators state their own.
+OPSET = 21
+# Numbers of sources and nodes grow with creation, so sorting by them gives a topological order: no graph is kept.
+_NUMBERS = count()
 
 Scalar = bool | int | float
 # Arguments of functions of tensors; dask arrays are array-like too.
@@ -67,6 +72,24 @@ def _unary(name: str) -> Callable[[Tensor], Tensor]:
     return lambda self: getattr(self.__array_namespace__(), name)(self)  # type: ignore[no-any-return]
 
 
+class TensorType(NamedTuple):
+    """The dtype and the shape of a tensor, as far as they are known."""
+
+    dtype: ir.DataType
+    shape: Shape
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TensorSource:
+    """An argument (without a tensor) or a constant; `data` are the values bound to an argument, if any."""
+
+    type: TensorType
+    name: str | None
+    tensor: ir.TensorProtocol | None = None
+    data: Any = None
+    number: int = field(default_factory=lambda: next(_NUMBERS))
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
     """A recorded ONNX node: it refers to the tensors that it reads, and has the types of its outputs."""
@@ -81,7 +104,7 @@ class Node:
     region: regions.Region = field(default_factory=regions.current)
     # Whether it stops gradients, whatever its op; no model has this mark.
     is_stop: bool = False
-    number: int = field(default_factory=next_number)
+    number: int = field(default_factory=lambda: next(_NUMBERS))
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return the attribute's value; a float is rounded to float32, as a file would hold it."""

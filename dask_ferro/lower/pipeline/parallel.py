@@ -1,4 +1,11 @@
-"""`parallel`: a model as a function of batches, over the workers and in the order that a plan and a schedule give."""
+"""`parallel`: a model as a function of batches, over the workers and in the order that a plan and a schedule give.
+
+    graph --cut--> chunks --schedule--> one task per action, with its worker, priority and dependencies
+
+A call on a batch returns a `PipelineRun`, a Dask collection of loss and gradients, or without parameters a
+`ForwardRun`, of outputs.  Gradients of micro-batches are added in the order of micro-batches, whatever the schedule, so
+every schedule gives the same bits.  `step_tasks` defines the tasks.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +13,24 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel.config import PlanFile, read_plan
-from dask_ferro.graph.pipeline.named import NAMES
+from dask_ferro.graph.parallel.pipeline_ranks import plan_signals
+from dask_ferro.graph.pipeline.named import known, usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import Signals
+from dask_ferro.graph.pipeline.stages import LOSS, Signals, staged
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.graph.tensor.tensor import Tensor
+from dask_ferro.lower.pipeline.batch import form_of
+from dask_ferro.lower.pipeline.parts import parts_of
 from dask_ferro.lower.pipeline.staged import Pipeline
+from dask_ferro.lower.worker.models import limits
 
 
 def parallel(
@@ -23,7 +40,8 @@ def parallel(
     *,
     optimizer: Optimizer | None = None,
     micro_batches: int | None = None,
-    schedule: str | os.PathLike[str] | Schedule = "1f1b",
+    schedule: str | Schedule = "1f1b",
+    chunks: int | None = None,
     stages: int | Signals | None = None,
     batched: Sequence[str] | None = None,
     reduction: str = "mean",
@@ -36,43 +54,161 @@ def parallel(
 
     Parameters
     ----------
-    graph, params, optimizer, batched, reduction, workers
-        As `pipeline` takes them.
+    graph : Tensor, mapping of str to Tensor, or any model that `from_onnx` takes
+        With `params` the scalar loss of one micro-batch, or a mapping of "loss" to it and of other names to scalars
+        that are combined over micro-batches as the loss is (metrics); otherwise the outputs to compute.
     plan : path, mapping or PlanFile, optional
-        How values are split, and the stages, as `apply` takes it; by default nothing is split.
+        How values are split, and the stages, as `apply` takes it; by default nothing is split.  A stage has as many
+        workers as the plan's mesh has ranks, and `workers` lists those of all stages, stage by stage.
+    params : Tensor, or lists and dicts of Tensor, optional
+        The tensors to differentiate the loss with respect to: constants, which become inputs bound to their values,
+        or arguments.  Without them only the schedule's forwards run.
+    optimizer : Optimizer, optional
+        With it a call is a whole training step and gives the new parameters and state in place of gradients; each
+        parameter is updated on the stage where its gradient is made, or with a plan on the rank that holds its part.
+        Arguments that it reads (a learning rate that changes) are inputs of each call, by name.
     micro_batches : int, optional
-        The number of parts of a batch, as `pipeline` takes it; 1 if not given, for a schedule by name.
-    schedule : str, path or Schedule, optional
-        The order of the stages' actions.
+        The number of parts of a batch; 1 by default.  Parts have the same rows, or the first ones have one more; a
+        batch has at least one row for each.  A complete schedule has its own number.
+    schedule : str or Schedule, optional
+        The order of the stages' actions: a name that `schedule` takes, or a schedule.
+    chunks : int, optional
+        For a schedule by name: chunks of the model on each stage, as `schedule` takes them.
     stages : int or sequence, optional
-        Stages, as `pipeline` takes them; by default those of the plan, or one.
+        The number of stages, for a cut by projected cost; or the signals to cut by, one entry per chunk, each one
+        name or several; by default those of the plan, on the workers that it numbers, or one.  A complete schedule has
+        its own number of stages.
+    batched : sequence of str, optional
+        The arguments whose axis 0 is the batch; by default the first one, and all whose axis 0 has the same name or
+        size.
+    reduction : {"mean", "sum"}, optional
+        How the losses of micro-batches are combined into the loss of the batch; a mean is weighted by their rows.
+    workers : sequence of str or int, optional
+        The address or name of each stage's worker, or its number in the order of names; by default the cluster's
+        workers, in the order of addresses.
 
     Raises
     ------
-    ConfigError, UnsupportedOp
-        As `pipeline` and `apply`.
+    ConfigError
+        Stages, micro-batches, chunks, signals or a schedule that contradict each other, or an empty `batched`.
+    UnsupportedOp
+        An op without a gradient or without an engine.
 
     Examples
     --------
     >>> infer = parallel("model.onnx", "plan.yaml")  # doctest: +SKIP
     >>> y = infer(x).compute()  # doctest: +SKIP
-    >>> step = parallel(loss, "plan.yaml", weights, optimizer=Adam(1e-3), micro_batches=8)  # doctest: +SKIP
+    >>> step = parallel(loss, params=weights, stages=4, micro_batches=16, schedule="zb-h1")  # doctest: +SKIP
+    >>> value, gradients = step(x=images, labels=labels).compute()  # doctest: +SKIP
+
+    Parameters that stay on the stages from step to step:
+
+    >>> step = parallel(loss, "plan.yaml", weights, optimizer=SGD(0.1), micro_batches=16)  # doctest: +SKIP
     >>> now = step(x=images, labels=labels).submit()  # doctest: +SKIP
+    >>> now = step(x=images, labels=labels, params=now.params, state=now.state).submit()  # doctest: +SKIP
+
+    A learning rate that changes from step to step:
+
+    >>> step = parallel(loss, None, weights, optimizer=SGD(ff.argument("rate", ())))  # doctest: +SKIP
+    >>> now = step(x=images, labels=labels, rate=0.1).submit()  # doctest: +SKIP
     """
-    sharding = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
-    if isinstance(schedule, str) and schedule in NAMES:
-        micro_batches = 1 if micro_batches is None else micro_batches
-        # A plan without stages splits values and nothing else.
-        cuts = sharding is not None and sharding.enabled and sharding.has_stages
-        stages = 1 if stages is None and not cuts else stages
-    return pipeline(
-        *(graph, params),
-        stages=stages,
-        micro_batches=micro_batches,
-        schedule=schedule,
-        batched=batched,
-        reduction=reduction,
-        optimizer=optimizer,
-        workers=workers,
-        plan=sharding,
-    )
+    _check_options(reduction, params, optimizer)
+    sharding = _sharding(plan)
+    outputs = _outputs(graph, params)
+    if stages is None and sharding is not None and sharding.has_stages:
+        stages = plan_signals(outputs, params, sharding)
+    order = _schedule(schedule, stages, micro_batches, chunks)
+    trains = any(action.kind != "F" for action in order.actions)
+    # Without parameters nothing is differentiated: only the forwards of the lists are kept.
+    if params is None:
+        order = order.forward() if trains else order
+    elif not trains:
+        raise ConfigError(
+            f"schedule {order.name!r} has only forwards; leave out the parameters, or add backwards"
+        )
+    signals = None if stages is None or isinstance(stages, int) else stages
+    model = staged(outputs, params, chunks=order.chunks, signals=signals)
+    parts = parts_of(*(model, form_of(params), order), reduction=reduction, workers=workers, batched=batched)
+    if optimizer is not None and params is not None:
+        parts = parts.updated(optimizer, params)
+    return Pipeline(parts, sharding)
+
+
+def _check_options(reduction: str, params: Tree | None, optimizer: Optimizer | None) -> None:
+    if reduction not in ("mean", "sum"):
+        raise ConfigError(f"parallel: reduction: got {reduction!r}, wanted 'mean' or 'sum'")
+    if optimizer is not None and params is None:
+        raise ConfigError("parallel: optimizer: there are no parameters; pass params too")
+    if params is not None and not pytree.leaves(params):
+        raise ConfigError(
+            "parallel: params: got no tensors, wanted those to differentiate with respect to; leave it out to run"
+            " forwards alone"
+        )
+
+
+def _sharding(plan: Any) -> PlanFile | None:
+    """Return the plan if one is given and enabled."""
+    found = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
+    return None if found is None or not found.enabled else found
+
+
+def _schedule(
+    schedule: str | Schedule, stages: int | Signals | None, micro_batches: int | None, chunks: int | None
+) -> Schedule:
+    if not isinstance(schedule, Schedule):
+        parts, count = micro_batches if micro_batches is not None else 1, 1 if stages is None else stages
+        if isinstance(count, int):
+            return known(schedule, count, parts, chunks)
+        each = usual_chunks(schedule) if chunks is None else chunks
+        if not isinstance(each, int) or each < 1 or len(count) % each:
+            raise ConfigError(
+                f"schedule {schedule!r}: got {len(count)} signals, wanted a multiple of the {each} chunks of each stage"
+            )
+        return known(schedule, len(count) // each, parts, chunks)
+    # A schedule's lists fix its counts; a different count given beside them is a mistake in one of the two.
+    _check_count("micro_batches", micro_batches, schedule.micro_batches, schedule)
+    if chunks is not None:
+        raise ConfigError(
+            f"schedule {schedule.name!r}: chunks: got {chunks!r}, but its lists define them; leave it out"
+        )
+    if isinstance(stages, int):
+        _check_count("stages", stages, len(schedule.stages), schedule)
+    elif stages is not None:
+        _check_count("signals", len(stages), schedule.chunks, schedule)
+    return schedule
+
+
+def _check_count(what: str, got: int | None, has: int, schedule: Schedule) -> None:
+    if got is not None and got != has:
+        raise ConfigError(f"schedule {schedule.name!r}: {what}: got {got}, but it has {has}; leave it out")
+
+
+def _outputs(graph: Any, params: Tree | None) -> dict[str, Tensor]:
+    """Return the outputs to compute, by name."""
+    if isinstance(graph, Tensor):
+        return {LOSS if params is not None else "y": graph}
+    if params is not None:
+        return _loss_and_metrics(graph)
+    if isinstance(graph, Mapping):
+        return dict(graph)
+    return from_model(graph if isinstance(graph, ir.Model) else load(graph, limits=limits()).model).outputs
+
+
+def _loss_and_metrics(graph: object) -> dict[str, Tensor]:
+    """Return the loss and the metrics of a training step by name, the loss first."""
+    if not isinstance(graph, Mapping) or LOSS not in graph:
+        got = (
+            f"a mapping of {', '.join(map(str, graph))}"
+            if isinstance(graph, Mapping)
+            else type(graph).__name__
+        )
+        raise ConfigError(
+            f"parallel: with parameters wanted a Tensor, the loss, or a mapping with 'loss', got {got}"
+        )
+    for name, value in graph.items():
+        if not isinstance(value, Tensor) or value.ndim or not value.is_floating:
+            raise ConfigError(
+                f"parallel: {name!r}: got {value!r}, wanted a floating point scalar, which is combined over"
+                " micro-batches; take its mean or sum"
+            )
+    return {LOSS: graph[LOSS], **graph}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import onnx_ir as ir
-
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.pipeline.order_edges import check_form
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import LOSS, ChunkActions, Staged, pieces
+from dask_ferro.graph.pipeline.stages import LOSS, Staged
 from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph
+from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.prepared.opening import open_model
@@ -60,35 +58,27 @@ class PipelineParts:
 
     Attributes
     ----------
+    staged : Staged
     opened : PreparedModel
+        Its model.
     schedule : Schedule
-    pieces : tuple of ChunkActions
-        Each chunk's actions, as the values that they read and make.
     form : tree of int
         The form of the parameter tree, with a position in place of each tensor; None without parameters.
-    params, grads : tuple of str
-        Names of the parameters and of their gradients.
-    bound : mapping of str to array
-        Inputs that are bound to values already.
     batch : frozenset of str
         The inputs that carry the batch.
-    reduction, workers, edges
-        As `pipeline` takes them.
+    reduction, workers
+        As `parallel` takes them.
     update : Update, optional
         The optimizer's step.
     """
 
+    staged: Staged
     opened: PreparedModel
     schedule: Schedule
-    pieces: tuple[ChunkActions, ...]
     form: Any
-    params: tuple[str, ...]
-    grads: tuple[str, ...]
-    bound: Mapping[str, Any]
     batch: frozenset[str]
     reduction: str
     workers: Sequence[str | int] | None
-    edges: str | None
     update: Update | None = None
 
     def __repr__(self) -> str:
@@ -110,12 +100,12 @@ class PipelineParts:
     def metrics(self) -> tuple[str, ...]:
         """Names of the outputs beside loss and gradients that a training step combines over micro-batches."""
         outputs = [spec.name for spec in self.opened.signature.outputs]
-        return tuple(name for name in outputs if name != LOSS and name not in self.grads)
+        return tuple(name for name in outputs if name != LOSS and name not in self.staged.grads)
 
     @property
     def own(self) -> tuple[str, ...]:
         """Names of the model's inputs that are not parameters."""
-        return tuple(s.name for s in self.opened.signature.inputs if s.name not in self.params)
+        return tuple(s.name for s in self.opened.signature.inputs if s.name not in self.staged.params)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -137,37 +127,29 @@ class PipelineParts:
         ConfigError
             The optimizer reads an argument that carries the batch.
         """
-        graph = update_graph(optimizer, params, self.params, self.grads)
+        graph = update_graph(optimizer, params, self.staged.params, self.staged.grads)
         given = {*graph.params, *graph.grads, *graph.state}
-        inputs = open_own(graph.model).signature.inputs
+        inputs = open_model(graph.model).signature.inputs
         specs = tuple(s for s in inputs if s.name not in given)
         settings = [spec.name for spec in specs]
         # An update runs once a step and reads one value; a batch would give it one for each micro-batch.
         if cut := sorted(self.batch.intersection(settings)):
             raise ConfigError(
-                f"pipeline: optimizer: it reads the argument {cut}, which carries the batch and is cut into"
+                f"parallel: optimizer: it reads the argument {cut}, which carries the batch and is cut into"
                 " micro-batches; use another argument, or name the inputs that carry the batch in batched=[...]"
             )
         # An input that the step does not read is no input of its model, and has no spec.
         read = {spec.name: spec for spec in inputs}
-        named = zip(graph.state, _leaf_names(graph.form, "state"), strict=True)
+        places = [f"state{pytree.named(path)}" for path, _ in pytree.paths(graph.form)]
+        named = zip(graph.state, places, strict=True)
         kept = tuple(read.get(name, ValueSpec(name, None, None))._replace(name=told) for name, told in named)
         step = Update(graph, _taken_whole(specs), _taken_whole(kept))
-        return replace(self, update=step, bound=graph.bound | dict(self.bound))
+        return replace(self, update=step)
 
 
 def _taken_whole(specs: tuple[ValueSpec, ...]) -> Signature:
     """Return the signature of inputs none of which carries a batch."""
     return Signature(specs, (), None, (False,) * len(specs), ())
-
-
-def _leaf_names(form: Any, name: str) -> Iterator[str]:
-    """Yield the place of each leaf of a tree, in order, such as "state['step'][0]"."""
-    if isinstance(form, int):
-        yield name
-        return
-    for key, part in form.items() if isinstance(form, Mapping) else enumerate(form):
-        yield from _leaf_names(part, f"{name}[{key!r}]")
 
 
 def parts_of(
@@ -177,40 +159,20 @@ def parts_of(
     *,
     reduction: str = "mean",
     workers: Sequence[str | int] | None = None,
-    edges: str | None = None,
     batched: Sequence[str] | None = None,
 ) -> PipelineParts:
-    """Return the parts of a staged model; parameters are those of `PipelineParts` and of `pipeline`.
+    """Return the parts of a staged model; parameters are those of `PipelineParts` and of `parallel`.
 
     Raises
     ------
     ConfigError
-        An unknown form of edges, or names in `batched` that the model does not have.
+        Names in `batched` that the model does not have.
     UnsupportedOp
         A node that no engine computes.
     """
-    # Checked before the model is opened, which takes longer.
-    check_form(edges)
-    opened = open_own(model.model)
-    cut = pieces(opened.loaded.model, schedule.chunks)
-    return PipelineParts(
-        opened,
-        schedule,
-        cut,
-        form,
-        model.params,
-        model.grads,
-        model.bound,
-        _carriers(opened.signature, model.params, batched),
-        reduction,
-        workers,
-        edges,
-    )
-
-
-def open_own(model: ir.Model) -> PreparedModel:
-    """Return the prepared form of a model that this process made."""
-    return open_model(model)
+    opened = open_model(model.model)
+    carriers = _carriers(opened.signature, model.params, batched)
+    return PipelineParts(model, opened, schedule, form, carriers, reduction, workers)
 
 
 def _carriers(sig: Signature, params: Sequence[str], batched: Sequence[str] | None) -> frozenset[str]:
@@ -225,5 +187,5 @@ def _carriers(sig: Signature, params: Sequence[str], batched: Sequence[str] | No
     names = [batched] if isinstance(batched, str) else list(batched)
     if not names or (unknown := [name for name in names if name not in own]):
         got = f"the model has no argument {unknown}" if names else "got no arguments"
-        raise ConfigError(f"pipeline: batched: {got}; it has {', '.join(own) or 'none'}")
+        raise ConfigError(f"parallel: batched: {got}; it has {', '.join(own) or 'none'}")
     return frozenset(names)

@@ -1,6 +1,6 @@
 """`Pipeline`: a model over stages of workers, as a function of batches.
 
-    pipeline(loss, weights, micro_batches=8, schedule="1f1b", plan="plan.yaml")(batch) --> loss, gradients: in shards
+    parallel(loss, "plan.yaml", weights, micro_batches=8, schedule="1f1b")(batch) --> loss, gradients: in shards
 
 A stage is a group of ranks, sharded by a plan; without a plan it is one rank.  The graph of all ranks runs once for
 each micro-batch.  Gradients are added over micro-batches on each rank, stay on the workers that made them, and may be
@@ -26,18 +26,18 @@ from dask_ferro.graph.parallel.config import PlanFile
 from dask_ferro.graph.parallel.pipeline_ranks import plan_workers, row_ranks, sharded, unsharded
 from dask_ferro.graph.parallel.update_ranks import sharded_update
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import ChunkActions, Staged
+from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.redistribute import Layout
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.pipeline.batch import Batches
 from dask_ferro.lower.pipeline.parts import PipelineParts
-from dask_ferro.lower.pipeline.run import ForwardRun, PipelineRun, StepFacts
+from dask_ferro.lower.pipeline.run import ForwardRun, PipelineRun, of_micro_batch
 from dask_ferro.lower.pipeline.step_tasks import StepTasks, lowest_priority
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
-from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written, call_outputs
+from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
 from dask_ferro.lower.ranks.spmd import Ranks, shortened
 from dask_ferro.lower.ranks.spmd_inputs import (
     Below,
@@ -68,7 +68,6 @@ class Pipeline:
     Parameters
     ----------
     parts : PipelineParts
-    model : Staged
     plan : PlanFile, optional
         How values are split in each stage; by default a stage is one rank.
 
@@ -77,8 +76,8 @@ class Pipeline:
     schedule : Schedule
     """
 
-    def __init__(self, parts: PipelineParts, model: Staged, plan: PlanFile | None = None) -> None:
-        self.parts, self._model, self._plan = parts, model, plan
+    def __init__(self, parts: PipelineParts, plan: PlanFile | None = None) -> None:
+        self.parts, self._plan = parts, plan
         self._batches = Batches(parts, self._row_ranks)
         self._ranks_of_rows: dict[int, int] = {}
         self._made: dict[tuple[int, frozenset[str]], _RankGraphs] = {}
@@ -93,11 +92,6 @@ class Pipeline:
     def schedule(self) -> Schedule:
         """The schedule."""
         return self.parts.schedule
-
-    @property
-    def pieces(self) -> tuple[ChunkActions, ...]:
-        """Each chunk's actions, as the values that they read and make."""
-        return self.parts.pieces
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -153,32 +147,31 @@ class Pipeline:
 
     def _spmd(self, rows: int, terms: frozenset[str]) -> Spmd:
         if self._plan is None:
-            return unsharded(self._model, self.schedule)
+            return unsharded(self.parts.staged, self.schedule)
         parts = self.parts
         specs = [s for s in parts.opened.signature.inputs if s.name in parts.batch]
         dims = {s.shape[0]: rows for s in specs if s.shape and isinstance(s.shape[0], str)}
         try:
             stateful = () if parts.update is None else parts.update.graph.stateful
-            return sharded(self._model, self._plan, self.schedule, dims, terms, stateful)
+            return sharded(self.parts.staged, self._plan, self.schedule, dims, terms, stateful)
         except ConfigError as error:
-            raise ConfigError(f"pipeline: micro-batches of {rows} rows: {error}") from error
+            raise ConfigError(f"parallel: micro-batches of {rows} rows: {error}") from error
 
     def _row_ranks(self, rows: int) -> int:
         if self._plan is None:
             return 1
         # Once for each size of a micro-batch, not in each step: a plan is applied to a copy of the graph.
         if rows not in self._ranks_of_rows:
-            self._ranks_of_rows[rows] = row_ranks(self._model, self._plan, self.parts.batch, rows)
+            self._ranks_of_rows[rows] = row_ranks(self.parts.staged, self._plan, self.parts.batch, rows)
         return self._ranks_of_rows[rows]
 
     def _end(self, step: Ranks) -> Ranks | None:
         update = self.parts.update
         if update is None:
             return None
-        made: dict[str, int] = {}
-        for chunk, piece in enumerate(self.parts.pieces):
-            made |= dict.fromkeys(piece.results, chunk)
-        split = {} if self._plan is None else apply(self._model.model, self._plan).optimizer_state
+        ends = [(value.name or "", value.producer()) for value in self.parts.staged.model.graph.outputs]
+        made = {name: int(node.metadata_props[CHUNK]) for name, node in ends if node is not None}
+        split = {} if self._plan is None else apply(self.parts.staged.model, self._plan).optimizer_state
         graph = sharded_update(update.graph, made, step.spmd, self.schedule.stage_of, split)
         # Where the graph is cut depends on stages and ranks; the bits of the parameters must not.
         return Ranks(graph, exact=True)
@@ -206,27 +199,30 @@ class Pipeline:
             Names, dtypes or shapes that do not fit, fewer rows than micro-batches, or inputs that cannot be split as
             the plan requires.
         """
-        run = self._batches.of(inputs, params, state, named)
-        sizes = self._of_sizes(run.rows)
-        graphs, steps = sizes[run.rows[0]], [sizes[rows].step for rows in run.rows]
-        own = _inputs_of(graphs.step, run.arrays)
-        checked(graphs.step.spmd, own)
+        given, counts = self._batches.of(inputs, params, state, named)
+        sizes = self._of_sizes(counts)
+        graphs, steps = sizes[counts[0]], [sizes[rows].step for rows in counts]
+        spmd, write = graphs.step.spmd, partial(self._step, counts, steps)
+        checked(spmd, _inputs_of(graphs.step, given))
         if graphs.end is not None:
             # Gradients lie as they are made; the caller's other inputs may have another layout.
-            checked(graphs.end.spmd, _inputs_of(graphs.end, run.arrays))
-        arrays = shortened(run.arrays, live_client())
+            checked(graphs.end.spmd, _inputs_of(graphs.end, given))
+        arrays = shortened(given, live_client())
         own = _inputs_of(graphs.step, arrays)
-        facts = StepFacts(run.rows, self.parts.share(run.rows), run.lowering)
-        write = partial(self._step, facts, steps)
         if self.parts.form is None:
-            tasks = CallTasks(partial(write, own), self._workers)
-            return ForwardRun(tasks, graphs.step.spmd, self.parts, facts)
-        found = call_outputs(graphs.step.spmd, own, write, self._workers)
+            ports = [
+                replace(port, name=of_micro_batch(port.name, i))
+                for i in range(len(steps))
+                for port in spmd.outputs
+            ]
+            found = call_outputs(replace(spmd, outputs=tuple(ports)), own, write, self._workers)
+            return ForwardRun(found, self.parts, sum(counts))
+        found = call_outputs(spmd, own, write, self._workers)
         if graphs.end is not None:
             # Below all actions: no action of another rank waits for the end of a step.
-            first = lowest_priority(run.lowering, [each.step.pieces for each in sizes.values()]) - 1
+            first = lowest_priority(self.schedule, [each.step.pieces for each in sizes.values()]) - 1
             found |= self._ended(graphs.end, {**arrays, **found}, first)
-        return PipelineRun(found, self.parts, facts)
+        return PipelineRun(found, self.parts, sum(counts))
 
     def _ended(self, ranks: Ranks, arrays: Arrays, first: int) -> dict[str, ShardedArray]:
         """Return parameters and state after the step, by the names of a graph's outputs."""
@@ -238,15 +234,16 @@ class Pipeline:
         # A step of a pipeline counts as one call, though its update is a graph of its own.
         return call_outputs(ranks.spmd, own, write, self._workers, calls=0)
 
-    def _step(self, run: StepFacts, steps: Sequence[Ranks], arrays: Arrays, homes: Homes) -> Written:
+    def _step(self, counts: tuple[int, ...], steps: Sequence[Ranks], arrays: Arrays, homes: Homes) -> Written:
         """Return the tasks of loss and gradients, in the order of the schedule; each micro-batch has its graph."""
-        spmd, told, lowering, client = steps[0].spmd, tokens(arrays), run.lowering, live_client()
+        spmd, told, client = steps[0].spmd, tokens(arrays), live_client()
+        share = self.parts.share(counts)
         graphs = {ranks.digest: ranks for ranks in steps}
         token = tokenize(
             *(sorted(graphs), sorted(told.items()), spmd.mesh.sizes),
-            *(self.schedule.to_csv(), lowering.form, run.share.divisor),
+            *(str(self.schedule), share.divisor),
             # The same arrays give another result where other ones of them are cut into micro-batches.
-            *(sorted(self.parts.batch), run.rows),
+            *(sorted(self.parts.batch), counts),
         )
         extra, below = _contents(graphs, client)
         whole = travel_of(arrays, client, inline=stays_here(arrays))
@@ -257,7 +254,7 @@ class Pipeline:
         batch = {port.name: arrays[port.name] for port in spmd.inputs if port.name in self.parts.batch}
         rest = {port.name for port in spmd.inputs} - batch.keys()
         below += feed(shared, _reading(spmd, rest), arrays, told, homes, client, whole)
-        for i, (ranks, rows) in enumerate(zip(steps, _slices(run.rows), strict=True)):
+        for i, (ranks, rows) in enumerate(zip(steps, _slices(counts), strict=True)):
             call = RankCall(ranks.source, tokenize(name, i), extra[ranks.digest])
             # Parameters are the same parts in every micro-batch, and in the graph once.
             call.share(shared)
@@ -266,7 +263,7 @@ class Pipeline:
             below += feed(call, _reading(ranks.spmd, own), own, names, homes, client, cut)
             call.write()
             calls.append(call)
-        step = StepTasks(lowering, calls, shared, spmd.outputs, run.share, name)
+        step = StepTasks(self.schedule, calls, shared, spmd.outputs, share, name)
         graph = stacked(f"ferro-rank-pipeline-{name}", step.layer(homes), below)
         actions = {key: (action, step.home[key][0]) for key, action in step.action.items()}
         return Written(token, graph, step.keys, actions)

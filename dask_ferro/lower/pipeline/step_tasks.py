@@ -10,18 +10,19 @@ before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise, takewhile
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from dask.highlevelgraph import MaterializedLayer
 
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, RELEASING, WEIGHT_GRAD, Action
-from dask_ferro.graph.pipeline.order_edges import WINDOW, Edge, Lowering
+from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.parts import Port, holders_of
 from dask_ferro.graph.sharding.segments import Cut
 from dask_ferro.lower.pipeline.parts import Share
+from dask_ferro.lower.pipeline.run import of_micro_batch
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
@@ -33,9 +34,9 @@ from dask_ferro.trace import About
 Home = tuple[int, NodePlacement]  # a rank, and where it is
 
 
-def lowest_priority(plan: Lowering, pieces: Iterable[Cut]) -> int:
+def lowest_priority(schedule: Schedule, pieces: Iterable[Cut]) -> int:
     """Return a lower bound of the priorities of a step's tasks."""
-    return _span(pieces) * (min(plan.priority.values()) - 1)
+    return -_span(pieces) * (max(schedule.steps.values()) + 1)
 
 
 def _span(pieces: Iterable[Cut]) -> int:
@@ -48,8 +49,7 @@ class StepTasks:
 
     Parameters
     ----------
-    plan : Lowering
-        The schedule as edges and priorities.
+    schedule : Schedule
     calls : sequence of RankCall
         One for each micro-batch, with its inputs placed and its tasks written.
     shared : RankCall
@@ -62,14 +62,14 @@ class StepTasks:
 
     def __init__(
         self,
-        plan: Lowering,
+        schedule: Schedule,
         calls: Sequence[RankCall],
         shared: RankCall,
         ports: Sequence[Port],
         share: Share,
         token: str,
     ) -> None:
-        self.plan, self.calls, self.share, self.token = plan, calls, share, token
+        self.schedule, self.calls, self.share, self.token = schedule, calls, share, token
         self.tasks: dict[Key, Task] = {}
         self.home: dict[Key, Home] = {}
         self.action: dict[Key, Action] = {}
@@ -90,7 +90,8 @@ class StepTasks:
     def _priorities(self) -> dict[Key, int]:
         """Return priorities: by the schedule first, by the graph within an action."""
         span = _span(call.source.pieces for call in self.calls)
-        return {key: span * self.plan.priority[self.action[key]] + self.inner[key] for key in self.tasks}
+        steps = self.schedule.steps
+        return {key: self.inner[key] - span * steps[self.action[key]] for key in self.tasks}
 
     def _take(self, call: RankCall, micro_batch: int) -> None:
         """Assign the tasks of a call to actions; inputs have a slightly higher priority than their first readers."""
@@ -116,7 +117,7 @@ class StepTasks:
         # Schedules with whole backwards have no I and no W: both are part of B.
         told = site.action or f"0{FORWARD}"
         action = Action(int(told[:-1]), told[-1], micro_batch)
-        return action if action in self.plan.stage else action._replace(kind=BACKWARD)
+        return action if action in self.schedule.steps else action._replace(kind=BACKWARD)
 
     def _wait(self, keys: Iterable[Key]) -> None:
         """Add the waits of the schedule to the tasks."""
@@ -125,15 +126,14 @@ class StepTasks:
         for key, which in acts.items():
             of.setdefault(which, []).append(key)
         last = {which: self._last([*_input_grads(which, of), *mine]) for which, mine in of.items()}
-        ends = _ActionEnds(self.plan, last)
-        waits: dict[Key, dict[Key, None]] = {}
-        for edge in (*self.plan.control, *first_in_line(self.plan)):
-            # Rank by rank: the progress of rank 1 says nothing about the memory of rank 0.
-            for rank in {rank for _, rank in of}:
-                for key in self._first(of.get((edge.after, rank), ()), acts):
-                    waits.setdefault(key, {}).update(dict.fromkeys(ends.of(edge.before, rank)))
-        for key, others in waits.items():
+        waits: dict[Key, Action] = {}
+        for which, mine in of.items():
+            if which[0] in self.schedule.waits:
+                waits |= dict.fromkeys(self._first(mine, acts), self.schedule.waits[which[0]])
+        for key, before in waits.items():
             task = self.tasks[key]
+            # Rank by rank: the progress of rank 1 says nothing about the memory of rank 0.
+            others = self._ends_of(before, acts[key][1], last)
             refs = [TaskRef(other) for other in others if other not in task.dependencies]
             # Dask has no edge without data: the results come as arguments, which the task drops.
             self.tasks[key] = Task(key, after, len(refs), task.func, *task.args, *refs, **task.kwargs)
@@ -151,16 +151,29 @@ class StepTasks:
         waited = set(chain.from_iterable(self.tasks[key].dependencies for key in mine))
         return [key for key in mine if key not in waited]
 
+    def _ends_of(
+        self, action: Action, rank: int, last: Mapping[tuple[Action, int], Sequence[Key]]
+    ) -> Iterable[Key]:
+        """Return the last tasks of an action on a rank; where it has none there, those of the actions before it."""
+        found: dict[Key, None] = {}
+        asked = [action]
+        for here in asked:
+            if (here, rank) in last:
+                found |= dict.fromkeys(last[here, rank])
+            else:
+                before = (*self.schedule.dependencies[here], self.schedule.waits.get(here))
+                asked += [other for other in before if other is not None and other not in asked]
+        return found
+
     def _ends(self, ports: Sequence[Port]) -> dict[str, tuple[Key, ...]]:
-        """Return the keys of each output's parts: micro-batch by micro-batch, and in each rank by rank."""
+        """Return the keys of the parts of each output of each micro-batch, rank by rank."""
         holder = holders_of(ports)
-        found: dict[str, list[Key]] = {port.name: [] for port in ports}
-        for call in self.calls:
+        found: dict[str, tuple[Key, ...]] = {}
+        for i, call in enumerate(self.calls):
             ends = {name: call.end(name, rank) for name, rank in holder.items()}
             # Ranks with the same part of an output share its key.
-            for port in ports:
-                found[port.name] += map(ends.__getitem__, port.parts)
-        return {name: tuple(keys) for name, keys in found.items()}
+            found |= {of_micro_batch(p.name, i): tuple(map(ends.__getitem__, p.parts)) for p in ports}
+        return found
 
     def _sums(self, ports: Sequence[Port]) -> dict[str, tuple[Key, ...]]:
         """Build the sums over micro-batches; return the keys of each port's parts."""
@@ -173,7 +186,7 @@ class StepTasks:
             groups.setdefault((self._chunk(name), rank), []).append(name)
         ends: dict[str, Key] = {}
         for number, ((chunk, rank), names) in enumerate(groups.items()):
-            home = (rank, NodePlacement(self._stage(chunk), action=f"{chunk}{WEIGHT_GRAD}"))
+            home = (rank, NodePlacement(self.schedule.stage_of[chunk], action=f"{chunk}{WEIGHT_GRAD}"))
             order, last = self._folded(chunk, names) or (names, self._added(number, names, home))
             for index, name in enumerate(order):
                 ends[name] = (f"gradient-{self.token}", number, index)
@@ -215,7 +228,9 @@ class StepTasks:
     def _in_order(self, chunk: int) -> bool:
         """Return whether a chunk has Ws, and the Ws and whole backwards of it are in the order of micro-batches."""
         # Out of order, a W would have to wait for one that comes later in its own list.
-        mine = [action for action in self.plan.stage if action.chunk == chunk and action.kind in RELEASING]
+        mine = [
+            action for action in self.schedule.actions if action.chunk == chunk and action.kind in RELEASING
+        ]
         order = [action.micro_batch for action in mine]
         return any(action.kind == WEIGHT_GRAD for action in mine) and order == sorted(order)
 
@@ -223,56 +238,11 @@ class StepTasks:
         """Return the chunk that makes a value; the last one has those that no action makes."""
         made = self.calls[0].source.made.get(name)
         if made is None or made.action is None:
-            return max(action.chunk for action in self.plan.stage)
+            return self.schedule.chunks - 1
         return int(made.action[:-1])
-
-    def _stage(self, chunk: int) -> int:
-        return next(stage for action, stage in self.plan.stage.items() if action.chunk == chunk)
-
-
-def first_in_line(plan: Lowering) -> Iterator[Edge]:
-    """Yield edges that keep the first chunk's first forwards in order, where the schedule's edges are a window.
-
-    Without them these forwards wait for nothing, reach an idle worker together and start in any order.  The hops that
-    the edges cost are recovered before the first gradient is back.
-    """
-    free = {edge.after for edge in plan.control}.isdisjoint
-    rows: dict[int, list[Action]] = {}
-    for action, stage in plan.stage.items():
-        rows.setdefault(stage, []).append(action)
-    if plan.form == WINDOW and plan.control:
-        for row in rows.values():
-            first = takewhile(lambda a: a.chunk == 0 and a.kind == FORWARD and free([a]), row)
-            yield from (Edge(*pair) for pair in pairwise(first))
 
 
 def _input_grads(which: tuple[Action, int], of: Mapping[tuple[Action, int], list[Key]]) -> Sequence[Key]:
     """Return the tasks of the I before a W: the W's own may all read forward results alone, so it ends with both."""
     action, rank = which
     return of.get((action._replace(kind=INPUT_GRAD), rank), ()) if action.kind == WEIGHT_GRAD else ()
-
-
-class _ActionEnds:
-    """The last tasks of each action on each rank; for an action without tasks, those of the actions before it."""
-
-    def __init__(self, plan: Lowering, last: Mapping[tuple[Action, int], Sequence[Key]]) -> None:
-        self.last = last
-        self.before: dict[Action, list[Action]] = {}
-        for edge in (*plan.data, *plan.control):
-            self.before.setdefault(edge.after, []).append(edge.before)
-
-    def of(self, action: Action, rank: int) -> list[Key]:
-        """Return the keys of an action's last tasks on a rank."""
-        found: dict[Key, None] = {}
-        seen: set[Action] = set()
-        asked = [action]
-        while asked:
-            here = asked.pop()
-            if here in seen:
-                continue
-            seen.add(here)
-            if (here, rank) in self.last:
-                found.update(dict.fromkeys(self.last[here, rank]))
-            else:
-                asked += self.before.get(here, [])
-        return list(found)

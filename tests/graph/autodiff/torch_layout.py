@@ -144,15 +144,6 @@ def _scattered_nd(t: Any, a: Attributes, x: Any, indices: Any, updates: Any) -> 
     return x.scatter_reduce(0, indices.expand(updates.shape), updates, _REDUCTIONS[reduction])
 
 
-def _cached(t: Any, a: Attributes, x: Any, update: Any, starts: Any = None) -> Any:
-    axis = a("axis", -2) % x.ndim
-    y = x.clone()
-    for b in range(x.shape[0]):
-        places = t.arange(update.shape[axis]) + (0 if starts is None else starts[b])
-        y[b] = y[b].index_copy(axis - 1, places % x.shape[axis], update[b])
-    return y
-
-
 def _compressed(t: Any, a: Attributes, x: Any, condition: Any) -> Any:
     (chosen,) = t.nonzero(condition, as_tuple=True)
     return x.reshape(-1)[chosen] if a("axis") is None else x.index_select(a("axis"), chosen)
@@ -171,7 +162,6 @@ INDICES: dict[str, Op] = {
     "GatherND": _gathered_nd,
     "ScatterElements": _scattered_elements,
     "ScatterND": _scattered_nd,
-    "TensorScatter": _cached,
     "Compress": _compressed,
     "OneHot": _one_hot,
     "TopK": lambda t, a, x, k: t.topk(x, int(k), a("axis", -1))[0],

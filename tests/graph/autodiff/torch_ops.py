@@ -249,12 +249,6 @@ def _conv_transpose(t: Any, a: Attributes, x: Any, w: Any, bias: Any = None) -> 
     return y if bias is None else y + bias.reshape((-1,) + (1,) * rank)
 
 
-def _causal(t: Any, a: Attributes, x: Any, w: Any, bias: Any = None, past: Any = None) -> Any:
-    before = x.new_zeros(*x.shape[:2], w.shape[2] - 1) if past is None else past
-    y = t.nn.functional.conv1d(t.cat([before, x], 2), w, bias, groups=x.shape[1])
-    return y if a("activation", "none") == "none" else t.nn.functional.silu(y)
-
-
 def _both_sides(a: Attributes, rank: int) -> list[int]:
     """The padding where both sides have as much, which is PyTorch's."""
     pads = a("pads", [0] * (2 * rank))
@@ -295,7 +289,6 @@ PRODUCTS: dict[str, Op] = {
     "Einsum": lambda t, a, *xs: t.einsum(a("equation"), *xs),
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
-    "CausalConvWithState": _causal,
     "MaxPool": _max_pool,
     "AveragePool": _average_pool,
     "LpPool": _lp_pool,

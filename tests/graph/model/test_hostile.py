@@ -13,7 +13,6 @@ import json
 import os
 import struct
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -555,18 +554,17 @@ def test_limits_name_themselves(limits: Limits, word: str) -> None:
         load(made, limits=limits)
 
 
-def test_shards_of_unknown_values_are_dropped_in_one_pass() -> None:
-    """Taken out one by one, as many take the square of their number: these took a minute."""
+def test_plans_of_other_tools_are_left_out() -> None:
     made = model(node("Relu", "x", "y"))
     made.configuration.add(name="pair", num_devices=2)
     told = made.graph.node[0].device_configurations.add(configuration_id="pair")
     for name in ("x", "ghost"):
         for _ in range(20_000):
             told.sharding_spec.add(tensor_name=name)
-    before = time.process_time()
     loaded = load(made)
-    assert time.process_time() - before < 10
     assert [value.name for value in loaded.model.graph.outputs] == ["y"]
+    assert not loaded.model.device_configurations
+    assert not any(node.device_configurations for node in loaded.model.graph)
 
 
 CHILD = """

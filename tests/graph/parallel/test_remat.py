@@ -18,11 +18,12 @@ from dask_ferro.graph.ir.regions import BACKWARD, REMAT_KEY, region_of, signal
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.parallel.config import read_plan
-from dask_ferro.graph.pipeline.stages import pieces, staged
+from dask_ferro.graph.pipeline.stages import staged
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.emit import Built, build, to_model
 from dask_ferro.graph.tensor.tensor import Tensor, argument, emit
 from tests.each import every
+from tests.graph.pipeline.chunks import pieces
 from tests.graph.pipeline.nets import Net, mlp, transformer
 from tests.graph.pipeline.test_stages import run_chunks
 from tests.graph.sharding.shard_run import assert_same, evaluate, evaluate_sharded

@@ -15,7 +15,7 @@ from dask_ferro.graph.tensor.dtypes import dtype_of
 from dask_ferro.graph.tensor.emit import to_model
 from dask_ferro.graph.tensor.nn import relu
 from dask_ferro.graph.tensor.tensor import argument, cast
-from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.pipeline.parallel import parallel
 from tests.graph.pipeline.nets import mlp
 from tests.graph.sharding.shard_run import assert_same, evaluate, evaluate_sharded
 
@@ -60,7 +60,9 @@ class TestOpenRows:
         options = {"stages": 2, "micro_batches": 2}
         plan = {f"layer{i}": gt() for i in range(2)}
         found, wanted = (
-            pipeline(net.loss, net.params, plan=p, **options)(net.batch(rows)).compute(scheduler="sync")
+            parallel(net.loss, params=net.params, plan=p, **options)(net.batch(rows)).compute(
+                scheduler="sync"
+            )
             for p in (plan, None)
         )
         np.testing.assert_allclose(found[0], wanted[0], rtol=1e-12)

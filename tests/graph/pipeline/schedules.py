@@ -1,21 +1,54 @@
-"""Schedules that Hypothesis makes: known ones, and any lists at all that can run."""
+"""Schedules that Hypothesis makes, known ones and any lists at all that can run; and formulas of the known ones."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
+from simulated.pipeline import StageSeconds
 
 from dask_ferro.graph.pipeline.action import Action, dependencies
-from dask_ferro.graph.pipeline.named import NAMES, known, usual_chunks
+from dask_ferro.graph.pipeline.named import NAMES, known, rounds, usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
 
-# Schedules that have any number of chunks a stage from two on.
-IN_TURN = ("looped-bfs", "interleaved", "interleaved-zb")
 SIZES = st.tuples(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 12), st.integers(2, 4))
 
 
 def sized(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
     """A known schedule; `chunks` a stage where that is a choice."""
-    return known(name, stages, micro_batches, chunks if name in IN_TURN else usual_chunks(name))
+    return known(name, stages, micro_batches, chunks if name == "interleaved" else usual_chunks(name))
+
+
+def makespan(name: str, p: int, m: int, seconds: StageSeconds, chunks: int = 2) -> float:
+    """The seconds of a schedule by the table of `known`, for all m.
+
+    With fewer micro-batches than stages a chunk's first one is not back when its last one has left, which interleaved
+    chunks wait for too.
+    """
+    forward, input_grad, weight_grad = seconds
+    both = forward + seconds.backward
+    ramp = {
+        "gpipe": (p - 1) * both,
+        "1f1b": (p - 1) * both,
+        "interleaved": (p - 1 + (chunks - 1) * max(p - m, 0)) * (both / chunks),
+        "zb-h1": (p - 1) * (forward + input_grad - weight_grad),
+        "zb-v": (p - 1) * forward / 2,
+        "dualpipe-v": (p - 1) * forward / 2,
+    }
+    return m * both + ramp[name]
+
+
+def activations(name: str, p: int, m: int, chunks: int = 2) -> tuple[int, ...]:
+    """The activations that each stage keeps by the table of `known`; none keeps more than its chunks have."""
+    ahead = (chunks - 1) * rounds(p, m)[0]
+    each = chunks if name == "interleaved" else usual_chunks(name)
+    full = {
+        "gpipe": [m] * p,
+        "1f1b": range(p, 0, -1),
+        "interleaved": [ahead + 2 * left - 1 for left in range(p, 0, -1)],
+        "zb-h1": [p] * p,
+        "zb-v": [2 * p] * p,
+        "dualpipe-v": [2 * p + 1] * p,
+    }
+    return tuple(min(count, each * m) for count in full[name])
 
 
 def known_ones() -> st.SearchStrategy[Schedule]:

@@ -1,4 +1,4 @@
-"""Pipeline schedules: lists that can run and lists that cannot, the known ones, and the edges that keep them."""
+"""Pipeline schedules: lists that can run and lists that cannot, the known ones, and the waits that keep them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import Action, dependencies
-from dask_ferro.graph.pipeline.closed_forms import StageSeconds, activations, makespan
-from dask_ferro.graph.pipeline.named import NAMES, known
-from dask_ferro.graph.pipeline.order_edges import CHAIN, FORMS, QUEUE, WINDOW, Edge, best_form, lowering
-from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.sound import problems
+from dask_ferro.graph.pipeline.named import known
+from dask_ferro.graph.pipeline.schedule import Schedule, problems
 from tests.each import every
 from tests.graph.pipeline.schedules import SIZES as ANY_SIZES
-from tests.graph.pipeline.schedules import feasible, known_ones, sized
+from tests.graph.pipeline.schedules import activations, feasible, known_ones, sized
 
 SIZES = [(4, 8), (4, 16), (8, 16), (8, 32)]
 
@@ -30,11 +27,6 @@ def lists(schedule: Schedule) -> list[str]:
 
 def schedule(*rows: str) -> Schedule:
     return Schedule.of([row.split() for row in rows])
-
-
-def edges(*pairs: str) -> set[Edge]:
-    """Edges from texts like "0B0 0F2"."""
-    return {Edge(*map(Action.parse, pair.split())) for pair in pairs}
 
 
 # ---- actions ----------------------------------------------------------------------------------------------
@@ -138,7 +130,7 @@ def test_steps_rise_along_lists_and_edges(one):
     assert all(steps[need] < steps[action] for action, needs in one.dependencies.items() for need in needs)
 
 
-# ---- text and files ---------------------------------------------------------------------------------------
+# ---- text -------------------------------------------------------------------------------------------------
 
 
 def test_a_schedule_is_printed_by_steps():
@@ -151,35 +143,14 @@ def test_a_schedule_is_printed_by_steps():
 @given(st.one_of(feasible(), known_ones()))
 @settings(max_examples=60, deadline=None)
 def test_what_is_written_is_read(one):
-    assert Schedule.parse(one.to_csv(), one.name) == one
     assert Schedule.of(([str(a) for a in row] for row in one.stages), one.name) == one
 
 
-def test_a_schedule_is_kept_in_a_file(tmp_path):
-    path = tmp_path / "mine.csv"
-    known("1f1b", 2, 2).save(path)
-    assert path.read_text() == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
-    loaded = Schedule.load(path)
-    assert (loaded.stages, loaded.name) == (known("1f1b", 2, 2).stages, str(path))
-
-
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
-    (tmp_path / "sheet.csv").write_text("0F0,0B0\r\n", encoding="utf-8-sig", newline="")
-    assert lists(Schedule.load(tmp_path / "sheet.csv")) == ["0F0 0B0"]
-
-
-def test_wrong_cells_are_told_by_line_and_cell():
-    said = r"line 1, cell 2: got '0G0'.*torch's SEND_F.*\n.*line 3, cell 1: got '7X3', .*inside \(...;...\)OVERLAP_F_B"
-    with pytest.raises(ConfigError, match=said):
-        Schedule.parse("0F0,0G0\n1F0\n(0F7;7X3)OVERLAP_F_B\n")
-
-
-@pytest.mark.parametrize("content", [None, b"\xff\xfe0"], ids=["no such file", "not a text"])
-def test_a_file_that_cannot_be_read_is_refused(tmp_path, content):
-    if content is not None:
-        (tmp_path / "x.csv").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"x\.csv': cannot be read"):
-        Schedule.load(tmp_path / "x.csv")
+def test_wrong_texts_are_told_by_stage_and_action():
+    with pytest.raises(
+        ConfigError, match=r"stage 0, action 1: got '0G0', wanted(.|\n)*stage 1, action 0: got ''"
+    ):
+        Schedule.of([["0F0", "0G0"], [""]])
 
 
 # ---- the known ones ---------------------------------------------------------------------------------------
@@ -201,10 +172,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, content):
             id="interleaved: p micro-batches through a chunk, then the next chunk"),
         pytest.param(known("zb-v", 2, 3), ["0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2",
             "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2"], id="zb-v: down and up again"),
-        pytest.param(known("looped-bfs", 2, 2), ["0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1"],
-            id="looped-bfs: a chunk's micro-batches, then the next chunk's"),
-        pytest.param(known("interleaved-zb", 2, 2), ["0F0 0F1 2F0 2F1 2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1",
-            "1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1"], id="interleaved-zb: zb-h1 over chunks in turn"),
         pytest.param(known("dualpipe-v", 2, 4), [
             "0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3",
             "1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3"],
@@ -235,8 +202,6 @@ def test_the_list_is(one, rows):
             id="interleaved keeps p + (p - 1) / chunks of whole stages on the first"),
         pytest.param("interleaved", 3, lambda p, m, s: 4 * p - 1 - 2 * s,
             id="interleaved keeps the same share of three"),
-        pytest.param("looped-bfs", 3, lambda p, m, s: 3 * m, id="looped-bfs keeps m of whole stages"),
-        pytest.param("interleaved-zb", 3, lambda p, m, s: 3 * p, id="interleaved-zb keeps p of whole stages"),
         pytest.param("dualpipe-v", 2, lambda p, m, s: 2 * p + 1, id="dualpipe-v keeps p + 1/2 of whole stages"),
     ],
 )  # fmt: skip
@@ -278,7 +243,6 @@ def test_every_known_schedule_is_complete_and_in_order_and_keeps_its_bound(size)
         pytest.param(("1f1b", 2, 2, 2), "chunks: got 2 a stage, wanted 1", id="two chunks for 1f1b"),
         pytest.param(("dualpipe-v", 2, 2, 4), "chunks: got 4 a stage, wanted 2", id="two Vs"),
         pytest.param(("interleaved", 2, 2, 1), "wanted 2 or more; 1 is called 1f1b", id="one chunk interleaved"),
-        pytest.param(("interleaved-zb", 2, 2, 1), "1 is called zb-h1", id="one chunk, its backwards split"),
     ],
 )  # fmt: skip
 def test_schedules_that_do_not_exist_are_refused(arguments, problem):
@@ -286,88 +250,27 @@ def test_schedules_that_do_not_exist_are_refused(arguments, problem):
         known(*arguments)
 
 
-def test_the_formulas_are_of_the_known_schedules():
-    found = {name: makespan(name, 4, 8, StageSeconds(1, 1, 1)) for name in NAMES}
-    assert list(found.values()) == [33, 28.5, 33, 28.5, 27, 25.5, 25.5, 25.5]
-    assert {name: max(activations(name, 4, 8)) for name in NAMES} == dict(
-        zip(NAMES, (8, 16, 4, 11, 4, 8, 8, 9), strict=True)
-    )
-
-
-# ---- edges ------------------------------------------------------------------------------------------------
+# ---- the waits that keep them -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("one", "wanted"),
     [
-        pytest.param(known("gpipe", 2, 4), set(), id="gpipe has no window"),
-        pytest.param(known("1f1b", 2, 4), edges("0B0 0F2", "0B1 0F3", "1B0 1F1", "1B1 1F2", "1B2 1F3"),
-            id="1f1b: F(i) after B(i - (p - s))"),
-        pytest.param(known("zb-h1", 2, 4), edges("0W0 0F2", "0W1 0F3", "1W0 1F2", "1W1 1F3"),
-            id="zb-h1: F(i) after W(i - p)"),
-        pytest.param(schedule("0F0 0F1 1F0 1B0 1F1 1B1 0B0 0F2 0B1 1F2 1B2 0B2"),
-            edges("1B0 1F1", "1B1 0F2", "0B0 1F2"), id="over all chunks of a stage"),
-        pytest.param(known("1f1b", 2, 4).forward(), set(), id="inference has none"),
+        pytest.param(known("gpipe", 2, 4), [], id="gpipe has no order to keep"),
+        pytest.param(known("1f1b", 2, 4).forward(), [], id="nor has inference"),
+        # On the last stage every backward waits for the forward before it, which is its own.
+        pytest.param(known("1f1b", 2, 2), ["0F0 0F1", "0F1 0B0", "0B0 0B1", "1B0 1F1"],
+            id="an action waits for the one before it, unless it needs that anyway"),
+        pytest.param(schedule("0F0 0F1 1F0 1B0 1F1 1I1 1W1 0B0 0F2 0B1 1F2 1B2 0B2"),
+            ["1B0 1F1", "1W1 0F2", "0B0 1F2"], id="of several chunks and split backwards, a forward waits for room"),
     ],
 )  # fmt: skip
-def test_windows(one, wanted):
-    lowered = lowering(one, WINDOW)
-    assert set(lowered.control) == wanted
-    assert len(lowered.control) == len(wanted)
+def test_waits(one, wanted):
+    assert [f"{before} {after}" for after, before in one.waits.items()] == wanted
 
 
-def test_a_chain_waits_for_the_one_before_unless_it_does_anyway():
-    lowered = lowering(known("1f1b", 2, 2), CHAIN)
-    # On the last stage every backward waits for the forward before it, which is its own.
-    assert set(lowered.control) == edges("0F0 0F1", "0F1 0B0", "0B0 0B1", "1B0 1F1")
-    assert set(lowered.data) == edges(
-        "0F0 1F0", "0F1 1F1", "0F0 0B0", "1B0 0B0", "0F1 0B1", "1B1 0B1", "1F0 1B0", "1F1 1B1"
-    )
-
-
-@given(st.one_of(feasible(), known_ones()), st.sampled_from(FORMS))
-@settings(max_examples=80, deadline=None)
-def test_priorities_fall_along_all_edges_and_lists(one, form):
-    lowered = lowering(one, form)
-    assert {a: s for s, row in enumerate(one.stages) for a in row} == lowered.stage
-    assert set(lowered.control).isdisjoint(lowered.data)
-    urgent = lowered.priority
-    assert all(urgent[e.before] > urgent[e.after] for e in (*lowered.data, *lowered.control))
-    assert all(urgent[a] > urgent[b] for row in one.stages for a, b in pairwise(row))
-
-
-@given(st.one_of(feasible(), known_ones()), st.sampled_from(FORMS))
+@given(st.one_of(feasible(), known_ones()))
 @settings(max_examples=60, deadline=None)
-def test_order_moves_no_data_that_would_not_move_anyway(one, form):
-    lowered = lowering(one, form)
-    stage = lowered.stage
-    moved = {(e.before, stage[e.after]) for e in lowered.data if stage[e.before] != stage[e.after]}
-    assert {(e.before, stage[e.after]) for e in lowered.control if stage[e.before] != stage[e.after]} <= moved
-
-
-def test_a_queue_waits_for_the_one_before_the_last_and_what_the_last_one_gets():
-    lowered = lowering(known("1f1b", 2, 3), QUEUE)
-    assert set(lowered.control) == edges(
-        "0F1 0F2", "1B0 0F2", "0B0 0B1", "1B1 0B2",
-        "0F0 1B0", "1F0 1F1", "0F1 1B1", "1B0 1B1", "1F1 1F2", "0F2 1B2", "1B1 1B2",
-    )  # fmt: skip
-
-
-@every(
-    ("name", "hop", "form"),
-    [
-        pytest.param("gpipe", 0.0, WINDOW, id="gpipe needs no chain"),
-        pytest.param("1f1b", 0.0, WINDOW, id="nor does 1f1b"),
-        pytest.param("zb-h1", 0.0, CHAIN, id="zb-h1 does"),
-        pytest.param("zb-h1", 0.3, WINDOW, id="but not where hops are long"),
-        pytest.param("interleaved", 0.3, CHAIN, id="interleaved does"),
-        pytest.param("interleaved", 0.5, WINDOW, id="until hops are half of an action"),
-        pytest.param("looped-bfs", 0.0, WINDOW, id="looped-bfs has nothing to save"),
-        pytest.param("zb-v", 0.0, CHAIN, id="zb-v does"),
-        pytest.param("zb-v", 0.1, WINDOW, id="while hops are short"),
-    ],
-)
-def test_the_form_is(name, hop, form):
-    one = known(name, 4, 8)
-    assert best_form(one, hop) == form
-    assert lowering(one, hop=hop).form == form
+def test_steps_rise_along_all_waits(one):
+    assert all(one.steps[before] < one.steps[after] for after, before in one.waits.items())
+    assert all(before not in one.dependencies[after] for after, before in one.waits.items())

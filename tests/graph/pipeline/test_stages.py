@@ -16,13 +16,13 @@ from dask_ferro.engines.executable import nodes_between
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.pipeline.balance import balanced
-from dask_ferro.graph.pipeline.stages import pieces, staged
+from dask_ferro.graph.pipeline.stages import balanced, staged
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from tests.each import every
+from tests.graph.pipeline.chunks import pieces
 from tests.graph.pipeline.nets import mlp, tied, transformer
 from tests.graph.tensor.runs import values
 

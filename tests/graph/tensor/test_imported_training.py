@@ -22,7 +22,7 @@ from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.tensor.emit import build, save_onnx
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.tensor import argument, asarray, constant_of
-from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
@@ -54,7 +54,7 @@ class TestMappedWeights:
         y = model.outputs["y"]
         found = gather(Ranks.of(apply({"y": y}))({"x": X}), scheduler="sync")["y"]
         np.testing.assert_allclose(found, X @ W, rtol=1e-4, atol=1e-4)
-        step = pipeline((y * y).mean(), model.weights, stages=1, micro_batches=2)(X)
+        step = parallel((y * y).mean(), params=model.weights, stages=1, micro_batches=2)(X)
         loss, _ = step.compute(scheduler="sync")
         np.testing.assert_allclose(loss, ((X @ W) ** 2).mean(), rtol=1e-4)
 

@@ -26,8 +26,7 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.dims import reshaped
 from dask_ferro.graph.tensor.emit import build, save_onnx, to_model
 from dask_ferro.graph.tensor.from_model import from_model
-from dask_ferro.graph.tensor.origin import TensorType
-from dask_ferro.graph.tensor.tensor import Node, Tensor, argument, asarray
+from dask_ferro.graph.tensor.tensor import Node, Tensor, TensorType, argument, asarray
 from tests.each import every
 
 from .runs import by_onnxruntime, values

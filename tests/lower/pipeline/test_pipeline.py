@@ -15,13 +15,12 @@ from hypothesis import given, settings
 
 import dask_ferro as ff
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.pipeline.closed_forms import StageSeconds
 from dask_ferro.graph.pipeline.named import NAMES, known
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.pipeline.parts import parts_of
-from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.worker.segment_run import SegmentValues
 from tests.each import every
@@ -51,7 +50,7 @@ def reference():
 @every("name", NETS)
 def test_every_schedule_gives_the_bits_of_no_pipeline(reference, name, schedule):
     net, batch, *wanted = reference[name]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule)
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule)
     same(step(batch).compute(scheduler="sync"), wanted)
 
 
@@ -61,17 +60,14 @@ def test_any_list_that_can_run_gives_the_bits_of_no_pipeline(schedule):
     net = mlp(layers=4, width=3)
     batch = net.batch(2 * schedule.micro_batches)
     wanted = without_pipeline(net, batch, schedule.micro_batches, whole_model)
-    for edges in ("window", "chain"):
-        step = pipeline(net.loss, net.params, schedule=schedule, edges=edges)
-        same(step(batch).compute(scheduler="sync"), wanted)
+    step = parallel(net.loss, params=net.params, schedule=schedule)
+    same(step(batch).compute(scheduler="sync"), wanted)
 
 
-def test_a_schedule_from_a_file(reference, tmp_path):
+def test_a_schedule_of_ones_own(reference):
     net, batch, *wanted = reference["mlp"]
     rows = [["0F0", "0F1", "0F2", "0F3", "0B3", "0B2", "0B1", "0B0"]]
-    Schedule.of(rows, "all back").save(tmp_path / "own.csv")
-    step = pipeline(net.loss, net.params, schedule=str(tmp_path / "own.csv"))
-    assert step.schedule.stages == Schedule.of(rows).stages
+    step = parallel(net.loss, params=net.params, schedule=Schedule.of(rows, "all back"))
     same(step(batch).compute(scheduler="sync"), wanted)
 
 
@@ -87,7 +83,7 @@ def test_half_precision_is_summed_in_float32_and_rounded_once(schedule):
     parts = [run({"x": part}) for part in np.split(batch, m)]
     first, *rest = [{n: value.astype(np.float32) for n, value in part.items()} for part in parts]
     sums = {n: sum((part[n] for part in rest), first[n]) for n in first}
-    step = pipeline(loss, [w], stages=2, micro_batches=m, schedule=schedule)
+    step = parallel(loss, params=[w], stages=2, micro_batches=m, schedule=schedule)
     value, [found] = step(batch).compute(scheduler="sync")
     assert (value.dtype, found.dtype) == (np.float16, np.float16)
     np.testing.assert_array_equal(found, (sums["g"] / m).astype(np.float16))
@@ -98,7 +94,7 @@ def test_half_precision_is_summed_in_float32_and_rounded_once(schedule):
 
 def test_losses_are_summed_if_asked(reference):
     net, batch, loss, grads = reference["mlp"]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, reduction="sum")
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, reduction="sum")
     got, found = step(batch).compute(scheduler="sync")
     assert got == M * loss  # exact: M is a power of two
     np.testing.assert_array_equal(found[0]["w"], M * grads[0])
@@ -106,7 +102,7 @@ def test_losses_are_summed_if_asked(reference):
 
 def test_parameters_of_a_call_take_the_place_of_the_constants(reference):
     net, batch, *_ = reference["mlp"]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M)
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M)
     moved = [{"w": np.zeros((6, 6)), "b": np.full(6, i + 1.0)} for i in range(len(net.params))]
     loss, grads = step(batch, params=moved).compute(scheduler="sync")
     assert loss == pytest.approx(np.mean((9.0 - batch["t"]) ** 2))
@@ -119,7 +115,7 @@ def test_parameters_of_a_call_take_the_place_of_the_constants(reference):
 
 def test_an_onnx_model_runs_its_forwards():
     x = np.random.default_rng(0).standard_normal((8, 6), dtype=np.float32)
-    step = pipeline(onnx_mlp(), stages=2, micro_batches=4, schedule="gpipe")
+    step = parallel(onnx_mlp(), stages=2, micro_batches=4, schedule="gpipe")
     assert {action.kind for row in step.schedule.stages for action in row} == {"F"}
     np.testing.assert_allclose(step(x).compute(scheduler="sync"), mlp_reference(x), rtol=1e-5)
 
@@ -129,7 +125,7 @@ def test_several_outputs_come_by_name_whichever_chunk_makes_them():
     early = nn.relu(x)
     late = nn.sigmoid(early @ asarray(np.ones((3, 3))))
     batch = np.random.default_rng(0).standard_normal((6, 3))
-    step = pipeline({"early": early, "late": late, "size": late.sum()}, stages=3, micro_batches=2)
+    step = parallel({"early": early, "late": late, "size": late.sum()}, stages=3, micro_batches=2)
     got = step(batch).compute(scheduler="sync")
     np.testing.assert_array_equal(got["early"], np.maximum(batch, 0))
     assert got["late"].shape == (6, 3)
@@ -141,7 +137,7 @@ def test_a_model_whose_weights_lie_in_a_file_is_cut():
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     [entry] = session.get_inputs()
     x = np.random.default_rng(0).random((12, *entry.shape[1:]), dtype=np.float32)
-    got = pipeline(path, stages=2, micro_batches=4, schedule="gpipe")(x).compute(scheduler="sync")
+    got = parallel(path, stages=2, micro_batches=4, schedule="gpipe")(x).compute(scheduler="sync")
     outputs = [o.name for o in session.get_outputs()]
     wanted = dict(zip(outputs, session.run(None, {entry.name: x}), strict=True))
     got = got if isinstance(got, dict) else {next(iter(wanted)): got}
@@ -154,11 +150,11 @@ def test_a_model_whose_weights_lie_in_a_file_is_cut():
 
 def test_a_stage_has_as_many_chunks_as_asked_for(reference):
     net, batch, *wanted = reference["mlp"]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule="interleaved", chunks=3)
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, schedule="interleaved", chunks=3)
     assert step.schedule.chunks == 6
     same(step(batch).compute(scheduler="sync"), wanted)
     small, how = mlp(layers=6), {"micro_batches": 4, "schedule": "interleaved", "chunks": 3}
-    step = pipeline(small.loss, small.params, stages=[f"layer{i}" for i in range(6)], **how)
+    step = parallel(small.loss, params=small.params, stages=[f"layer{i}" for i in range(6)], **how)
     assert (len(step.schedule.stages), step.schedule.chunks) == (2, 6)
 
 
@@ -169,25 +165,15 @@ def test_who_carries_the_batch_is_guessed_by_size_unless_it_is_said():
     rows = {"x": np.arange(12.0).reshape(4, 3)}
     given = rows | {"table": np.ones((1, 3))}
     with pytest.raises(ff.ConfigError, match=r"got rows {.*'table': 1.*batched=\[...\]"):
-        pipeline({"y": y}, **options)(given)
-    got = pipeline({"y": y}, batched=["x"], **options)(given).compute(scheduler="sync")
+        parallel({"y": y}, **options)(given)
+    got = parallel({"y": y}, batched=["x"], **options)(given).compute(scheduler="sync")
     np.testing.assert_array_equal(got, rows["x"] + 3.0)
 
 
-@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "interleaved"])
-def test_the_shorter_the_actions_the_less_they_are_chained(name):
-    schedule = known(name, 2, 4)
-    for seconds, form in ((1.0, "chain"), (0.001, "window")):
-        chunks = sleeping(schedule.chunks, StageSeconds(seconds, seconds, seconds))
-        step = Pipeline(parts_of(chunks, list(range(schedule.chunks)), schedule), chunks)
-        assert step(np.zeros((4, 1), np.float32)).lowering.form == form
-
-
-@every("edges", ["window", "chain"])
 @every("schedule", NAMES)
-def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
+def test_activations_live_as_long_as_the_table_says(reference, schedule):
     net, batch, *_ = reference["mlp"]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule, edges=edges)
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule)
     home, most = step.schedule.stage_of, [0] * 2
     gradients = []
 
@@ -210,10 +196,9 @@ def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
 @every(
     ("options", "said"),
     [
-        pytest.param({"schedule": "1f2b", "stages": 2}, "'1f2b', wanted one of gpipe.* CSV file; did you mean '1f1b'",
+        pytest.param({"schedule": "1f2b", "stages": 2}, "'1f2b', wanted one of gpipe.*; did you mean '1f1b'",
             id="an unknown name"),
-        pytest.param({"stages": 2}, "micro_batches: got None", id="no micro-batches"),
-        pytest.param({"micro_batches": 2}, "stages: got None", id="no stages"),
+        pytest.param({"micro_batches": 0}, "micro_batches: got 0", id="no micro-batches"),
         pytest.param({"stages": ["layer0"] * 3, "micro_batches": 2, "schedule": "zb-v"},
             "got 3 signals, wanted a multiple of the 2 chunks", id="signals that make no whole stages"),
         pytest.param({"schedule": Schedule.of([["0F0", "0B0"]]), "micro_batches": 3},
@@ -228,14 +213,13 @@ def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
             r"batched: the model has no argument \['y'\]; it has x, t", id="a batch of what is no argument"),
         pytest.param({"stages": 2, "micro_batches": 2, "batched": []}, "batched: got no arguments",
             id="a batch of nothing"),
-        pytest.param({"stages": 2, "micro_batches": 2, "edges": "knot"}, "form: got 'knot'", id="edges of no form"),
         pytest.param({"stages": 2, "micro_batches": 2, "reduction": "max"}, "reduction: got 'max'", id="a reduction"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_go_together(options, said):
     net = mlp(layers=2)
     with pytest.raises(ff.ConfigError, match=said):
-        pipeline(net.loss, net.params, **options)
+        parallel(net.loss, params=net.params, **options)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +237,7 @@ def test_options_that_do_not_go_together(options, said):
 )  # fmt: skip
 def test_a_batch_that_does_not_fit(reference, change, said):
     net, batch, *_ = reference["mlp"]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M)
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M)
     with pytest.raises(ff.ConfigError, match=said):
         step(**(batch | change))
 
@@ -270,7 +254,7 @@ def test_activations_stay_where_they_were_made():
 
 def test_the_same_call_has_the_same_keys_and_another_has_none_of_them():
     net = mlp(layers=2)
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=2)
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=2)
     keys = [set(step(net.batch(4, seed)).__dask_graph__()) for seed in (1, 1, 2)]
     assert keys[0] == keys[1]
     assert keys[0].isdisjoint(keys[2])
@@ -280,7 +264,7 @@ def test_split_backwards_sum_their_own_gradients_and_whole_ones_have_a_task_for_
     net = mlp(layers=4)
     counts = {}
     for schedule in ("1f1b", "zb-h1"):
-        step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule)
+        step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule)
         graph = step(net.batch(4)).__dask_graph__()
         names = [key[0].rpartition("-")[0] for key in graph if isinstance(key, tuple)]
         counts[schedule] = {name: names.count(name) for name in sorted(set(names))}
@@ -290,9 +274,9 @@ def test_split_backwards_sum_their_own_gradients_and_whole_ones_have_a_task_for_
     }
 
 
-def test_the_first_forwards_stand_in_line():
-    model = sleeping(3, StageSeconds(0, 0, 0))
-    run = Pipeline(parts_of(model, [0, 1, 2], known("1f1b", 3, 5)), model)(np.zeros((5, 1), np.float32))
+def test_an_action_waits_for_the_one_before_it():
+    model = sleeping(3, 0.0)
+    run = Pipeline(parts_of(model, [0, 1, 2], known("1f1b", 3, 5)))(np.zeros((5, 1), np.float32))
     tasks = run.__dask_graph__()
     waits = {}
     for key, (action, _) in run.actions.items():
@@ -300,4 +284,4 @@ def test_the_first_forwards_stand_in_line():
             others = [run.actions[k][0] for k in tasks[key].dependencies]
             waits[action.chunk, action.micro_batch] = {(a.chunk, a.micro_batch) for a in others}
     assert [waits[0, i] for i in range(5)] == [set(), {(0, 0)}, {(0, 1)}, {(0, 0)}, {(0, 1)}]
-    assert [waits[1, i] for i in range(3)] == [{(0, 0)}, {(0, 1)}, {(0, 2), (1, 0)}]
+    assert [waits[1, i] for i in range(3)] == [{(0, 0)}, {(0, 1), (1, 0)}, {(0, 2), (1, 0)}]

@@ -23,7 +23,7 @@ from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
 from tests.each import every
@@ -51,8 +51,8 @@ class Clipped:
 
 def training(optimizer=None, width=16, plan=PLAN):
     net = mlp(LAYERS, width=width)
-    return net, pipeline(
-        *(net.loss, net.params), stages=STAGES, micro_batches=M, plan=plan, optimizer=optimizer
+    return net, parallel(
+        net.loss, params=net.params, stages=STAGES, micro_batches=M, plan=plan, optimizer=optimizer
     )
 
 
@@ -111,7 +111,6 @@ def test_what_is_kept_to_write_a_step_again_holds_neither_its_graph_nor_its_run(
 
 SPLIT = {
     "zb-h1",
-    "interleaved-zb",
     "zb-v",
     "dualpipe-v",
 }  # schedules with I and W, for some micro-batches or all
@@ -142,7 +141,7 @@ def test_a_mesh_of_one_rank_has_the_tasks_of_no_mesh(schedule):
 def scheduled(schedule, plan):
     net = mlp(LAYERS)
     chunks = STAGES if usual_chunks(schedule) == 1 else [[f"layer{i}"] for i in range(LAYERS)]
-    return pipeline(*(net.loss, net.params), stages=chunks, micro_batches=M, schedule=schedule, plan=plan)
+    return parallel(net.loss, params=net.params, stages=chunks, micro_batches=M, schedule=schedule, plan=plan)
 
 
 @every("schedule", [n for n in NAMES if n != "zb-v"])
@@ -159,7 +158,7 @@ def test_forwards_alone_give_the_outputs_of_the_model(schedule, plan):
             )
             h = ff.tanh(h @ w + b)
     chunks = STAGES if usual_chunks(schedule) == 1 else [[f"layer{i}"] for i in range(LAYERS)]
-    step = pipeline({"h": h, "s": h.sum()}, stages=chunks, micro_batches=M, schedule=schedule, plan=plan)
+    step = parallel({"h": h, "s": h.sum()}, stages=chunks, micro_batches=M, schedule=schedule, plan=plan)
     batch = np.random.default_rng(9).standard_normal((2 * M, 6))
     run = step(batch)
     found = run.compute(scheduler="sync")

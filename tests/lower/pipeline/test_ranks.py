@@ -26,7 +26,7 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument
-from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.ranks.sharded import whole
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker import segment_run
@@ -99,7 +99,7 @@ def reference():
 @every("name", NETS)
 def test_every_schedule_gives_the_bits_of_no_pipeline(reference, name, schedule):
     net, plan, batch, wanted = reference[name]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
     same(step(batch).compute(scheduler="sync"), wanted)
 
 
@@ -110,14 +110,13 @@ def test_any_list_that_can_run_gives_the_bits_of_no_pipeline(schedule):
     net, plan = NETS["data"]
     batch = net.batch(2 * schedule.micro_batches)
     wanted = without_stages(net, plan, batch, schedule.micro_batches)
-    for edges in ("window", "chain", "queue"):
-        step = pipeline(net.loss, net.params, schedule=schedule, edges=edges, plan=plan)
-        same(step(batch).compute(scheduler="sync"), wanted)
+    step = parallel(net.loss, params=net.params, schedule=schedule, plan=plan)
+    same(step(batch).compute(scheduler="sync"), wanted)
 
 
 def test_the_stages_of_a_plan_are_the_chunks(reference):
     net, plan, batch, wanted = reference["tensor"]
-    step = pipeline(net.loss, net.params, micro_batches=M, plan=in_stages(plan, 2))
+    step = parallel(net.loss, params=net.params, micro_batches=M, plan=in_stages(plan, 2))
     assert step.schedule.chunks == 2
     run = step(batch)
     same(run.compute(scheduler="threads"), wanted)
@@ -140,7 +139,7 @@ def annotations(run):
 
 def test_losses_are_summed_if_asked_and_dask_arrays_are_cut(reference):
     net, plan, batch, (loss, grads) = reference["tensor"]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, plan=plan, reduction="sum")
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, plan=plan, reduction="sum")
     lazy = {name: da.from_array(array, chunks=5) for name, array in batch.items()}
     same(
         step(lazy).compute(scheduler="sync"), (M * loss, [M * g for g in grads])
@@ -154,10 +153,8 @@ def flat(gradients):
 # ---- order and memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("schedule", "stages", "edges", "ranks"), all_pairs(NAMES, [2, 4], ["window", "chain"], [1, 2])
-)
-def test_activations_live_as_long_as_the_table_says(schedule, edges, stages, ranks):
+@pytest.mark.parametrize(("schedule", "stages", "ranks"), all_pairs(NAMES, [2, 4], [1, 2]))
+def test_activations_live_as_long_as_the_table_says(schedule, stages, ranks):
     count, m = 2 * stages, 2 * stages
     net = mlp(count)
     plan = BY_COLUMNS_AND_ROWS if ranks == 2 else {"mesh": {"tensor": 1}}
@@ -165,8 +162,8 @@ def test_activations_live_as_long_as_the_table_says(schedule, edges, stages, ran
     chunks = count if usual_chunks(schedule) == 2 else stages
     each = count // chunks
     signals = [[f"layer{each * c + i}" for i in range(each)] for c in range(chunks)]
-    step = pipeline(
-        net.loss, net.params, stages=signals, micro_batches=m, schedule=schedule, edges=edges, plan=plan
+    step = parallel(
+        net.loss, params=net.params, stages=signals, micro_batches=m, schedule=schedule, plan=plan
     )
     run, home = step(net.batch(2 * m)), step.schedule.stage_of
     most = Counter()
@@ -238,7 +235,7 @@ def test_the_last_reader_of_a_value_takes_it_out():
 def test_a_task_that_runs_again_computes_what_it_had_taken_out(reference, name, schedule):
     """Its result was lost, and a result that it read is there for another task's sake: with nothing kept in it."""
     net, plan, batch, wanted = reference[name]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
     again = []
 
     def twice(task, given):
@@ -273,7 +270,7 @@ def test_a_value_that_another_thread_takes_out_is_still_read(monkeypatch):
 def test_a_large_parameter_is_in_the_graph_once(mib):
     """Without a client, too: one that is made later computes the graph."""
     net = mlp(2, width=int((mib * 2**20 / 8 / 2) ** 0.5))
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, plan={"mesh": {"tensor": 1}})
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, plan={"mesh": {"tensor": 1}})
     layer = layer_of(step(net.batch(M)))
     sent = sum(len(pickle.dumps(task)) for task in layer.mapping.values())
     assert (sent > 2 * mib * 2**20) == (mib < 2)
@@ -285,7 +282,6 @@ def test_a_large_parameter_is_in_the_graph_once(mib):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        pytest.param({"stages": None}, "no region of it has a stage, wanted 0, 1, ...", id="no stages at all"),
         pytest.param({"stages": None, "plan": {"layer0": {"stage": 1}}},
             r"its regions have stages \[1\], wanted 0, 1, ...", id="stages that do not begin with 0"),
         pytest.param({"net": "data", "stages": None, "plan": {"*": {"stage": 0}}},
@@ -302,14 +298,14 @@ def test_plans_that_a_pipeline_cannot_have(options, said):
     net, plan = NETS[options.get("net", "tensor")]
     options = {name: option for name, option in options.items() if name != "net"}
     with pytest.raises(ff.ConfigError, match=said):
-        pipeline(
+        parallel(
             net.loss, **{"params": net.params, "stages": 2, "micro_batches": M, "plan": plan, **options}
         )(net.batch(M))
 
 
 def test_a_batch_in_shards_is_refused(reference):
     net, plan, batch, _ = reference["tensor"]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, plan=plan)
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, plan=plan)
     ranks = Ranks.of(apply({"t": argument("a", (16, 6), np.float64) + 0.0}, {"mesh": {"tensor": 2}}))
     with pytest.raises(ff.ConfigError, match="input 't' carries the batch and has no rows to cut"):
         step({**batch, "t": ranks({"a": batch["t"]})["t"]})
@@ -331,7 +327,7 @@ def on(plan, *workers):
 def test_ranks_of_stages_run_on_their_workers(four, reference, schedule):
     net, plan, batch, wanted = reference["tensor"]
     groups = [0, 1], [3, 2]
-    step = pipeline(net.loss, net.params, micro_batches=M, schedule=schedule, plan=on(plan, *groups))
+    step = parallel(net.loss, params=net.params, micro_batches=M, schedule=schedule, plan=on(plan, *groups))
     run = step(batch)
     with get_task_stream(four) as stream:
         same(run.compute(), wanted)
@@ -345,12 +341,9 @@ def test_ranks_of_stages_run_on_their_workers(four, reference, schedule):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("edges", ["window", "chain"])
-def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(four, edges):
+def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(four):
     net, m = mlp(LAYERS, width=64), 24
-    step = pipeline(
-        *(net.loss, net.params), micro_batches=m, edges=edges, plan=in_stages(BY_COLUMNS_AND_ROWS, 2)
-    )
+    step = parallel(net.loss, params=net.params, micro_batches=m, plan=in_stages(BY_COLUMNS_AND_ROWS, 2))
     run = step(net.batch(4 * m, seed=7))
     wanted = run.compute(scheduler="sync")
     pids = four.run(os.getpid)

@@ -17,7 +17,7 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument
 from dask_ferro.lower.inputs.shipping import Sent
-from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.ranks import rank_assignment, spmd_inputs
 from dask_ferro.lower.ranks.sharded import GONE
 from dask_ferro.lower.ranks.stage_workers import STAGE
@@ -28,14 +28,14 @@ from tests.waiting import WHOLE_S, until
 
 def training(optimizer=None):
     net = mlp(4, width=16)
-    return net, pipeline(net.loss, net.params, stages=2, micro_batches=M, optimizer=optimizer)
+    return net, parallel(net.loss, params=net.params, stages=2, micro_batches=M, optimizer=optimizer)
 
 
 def three_outputs(width=64):
     """Forwards with outputs that differ by a factor, on one input."""
     x = argument("x", ("N", width), "float32")
     h = nn.relu(x) * 2.0
-    return pipeline({"h": h, "s": h * 2.0, "r": h * 3.0}, stages=2, micro_batches=2, schedule="gpipe")
+    return parallel({"h": h, "s": h * 2.0, "r": h * 3.0}, stages=2, micro_batches=2, schedule="gpipe")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_pipelines_that_differ_in_what_carries_the_batch_share_no_key():
     y = nn.relu(x) + nn.relu(t).sum()
     ones = {"x": np.ones((4, 3), np.float32), "t": np.ones((4, 3), np.float32)}
     how = {"stages": 2, "micro_batches": 2, "schedule": "gpipe"}
-    one, both = (pipeline({"y": y}, batched=batch, **how)(ones) for batch in (["x"], ["x", "t"]))
+    one, both = (parallel({"y": y}, batched=batch, **how)(ones) for batch in (["x"], ["x", "t"]))
     assert keys_of(one).isdisjoint(keys_of(both))
     assert one.compute(scheduler="sync")[0, 0] == 13
     assert both.compute(scheduler="sync")[0, 0] == 7
@@ -118,7 +118,7 @@ def test_no_key_is_of_two_tasks_if_two_clients_write_a_step(two, monkeypatch, ca
 def test_a_large_batch_is_sent_however_small_its_micro_batches_are(two, monkeypatch):
     monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 64 << 10)
     x = argument("x", ("N", 64), "float32")
-    step = pipeline({"y": nn.relu(x)}, stages=1, micro_batches=16, schedule="gpipe")
+    step = parallel({"y": nn.relu(x)}, stages=1, micro_batches=16, schedule="gpipe")
     batch = np.ones((1024, 64), np.float32)  # 256 KiB; 16 KiB each
     with two.as_current():
         run = step(batch)
@@ -229,7 +229,7 @@ def test_an_optimized_run_is_the_run(optimizer):
 def test_a_pipeline_without_parameters_in_its_tree_is_refused():
     net = mlp(4, width=16)
     with pytest.raises(ConfigError, match="params: got no tensors"):
-        pipeline(net.loss, {"w": []}, stages=2, micro_batches=M)
+        parallel(net.loss, params={"w": []}, stages=2, micro_batches=M)
 
 
 @pytest.mark.parametrize("dtype", [None, object], ids=["numpy's text", "objects"])
@@ -237,7 +237,7 @@ def test_text_is_an_input(dtype):
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 19]> equal (string[N] x, string[N] z) => (bool[N] y) { y = Equal(x, z) }'
     )
-    step = pipeline(model, stages=1, micro_batches=2, schedule="gpipe")
+    step = parallel(model, stages=1, micro_batches=2, schedule="gpipe")
     given = {"x": np.array(list("abcd"), dtype), "z": np.array(list("abxd"), dtype)}
     assert step(given).compute(scheduler="sync").tolist() == [True, True, False, True]
 

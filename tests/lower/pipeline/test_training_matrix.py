@@ -21,7 +21,7 @@ from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.optim import SGD, Adam, AdamW
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
@@ -183,9 +183,9 @@ def test_steps_by_a_plan_are_those_of_one_process_on_its_gradients(schedule, nam
     stages = 2 // usual_chunks(schedule)
     made = {"stages": [["layer0"], ["layer1"]], "micro_batches": m, "schedule": schedule}
     plan = PLAN if mesh == 2 else {"mesh": {"tensor": 1}}
-    step = pipeline(loss_of(params), params, plan=plan, optimizer=optimizer, **made)
-    gradients = pipeline(
-        loss_of(params), params, **made | ({"plan": plan} if mesh == 2 else {"stages": stages})
+    step = parallel(loss_of(params), params=params, plan=plan, optimizer=optimizer, **made)
+    gradients = parallel(
+        loss_of(params), params=params, **made | ({"plan": plan} if mesh == 2 else {"stages": stages})
     )
     alone, now = _Alone(optimizer), {}
     for batch in batches(2):

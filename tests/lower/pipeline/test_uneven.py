@@ -20,7 +20,7 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.batch import cut_rows
-from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.tensor import compute
 from tests.each import every
 
@@ -52,7 +52,9 @@ def stepping(optimizer, stages=1, micro_batches=1, **how):
     """The loss and the results of two steps, the second one from the first one's parameters."""
     params = parameters()
     given = {} if optimizer is None else {"optimizer": optimizer}
-    step = pipeline(loss_of(params), params, stages=stages, micro_batches=micro_batches, **given, **how)
+    step = parallel(
+        loss_of(params), params=params, stages=stages, micro_batches=micro_batches, **given, **how
+    )
     now = {}
     for seed in (1, 2):
         found = step(batch_of(ROWS, seed), **now).compute(scheduler="sync")
@@ -97,7 +99,7 @@ def test_the_loss_of_any_rows_is_that_of_one_batch(rows, m, reduction):
     loss = nn.mse(y, t, reduction=reduction)
     slopes = dict(zip(p, grad(loss, list(p.values())), strict=True))
     wanted = compute({"loss": loss, **slopes}, batch, scheduler="sync")
-    step = pipeline(loss, p, stages=2, micro_batches=m, reduction=reduction)
+    step = parallel(loss, params=p, stages=2, micro_batches=m, reduction=reduction)
     run = step(batch)
     value, found = run.compute(scheduler="sync")
     assert run.rows == rows
@@ -118,7 +120,7 @@ def test_forwards_alone_give_all_rows_in_order(lazy, plan):
         y = nn.relu(h @ asarray(np.eye(WIDTH)))
     rows = batch_of(10)["x"]
     given = da.from_array(rows, chunks=(5, WIDTH)) if lazy else rows
-    run = pipeline({"y": y}, stages=["first", "second"], micro_batches=M, plan=plan)(given)
+    run = parallel({"y": y}, stages=["first", "second"], micro_batches=M, plan=plan)(given)
     found = run.compute(scheduler="sync")
     np.testing.assert_array_equal(found, np.maximum(rows, 0))
     assert "of 10 rows" in repr(run)
@@ -126,10 +128,10 @@ def test_forwards_alone_give_all_rows_in_order(lazy, plan):
 
 def test_half_precision_is_weighted_in_float32_and_rounded_once():
     p, batch = parameters(np.float16), batch_of(7, dtype=np.float16)
-    step = pipeline(loss_of(p, np.float16), p, stages=2, micro_batches=3)
+    step = parallel(loss_of(p, np.float16), params=p, stages=2, micro_batches=3)
     loss, _ = step(batch).compute(scheduler="sync")
     cut = [{n: a[part] for n, a in batch.items()} for part in (slice(0, 3), slice(3, 5), slice(5, 7))]
-    one = pipeline(loss_of(p, np.float16), p, stages=1, micro_batches=1)
+    one = parallel(loss_of(p, np.float16), params=p, stages=1, micro_batches=1)
     each = [np.float32(one(part).compute(scheduler="sync")[0]) for part in cut]
     assert loss.dtype == np.float16
     assert loss == np.float16((each[0] * 3 + each[1] * 2 + each[2] * 2) / np.float32(7))
@@ -137,7 +139,7 @@ def test_half_precision_is_weighted_in_float32_and_rounded_once():
 
 def test_even_micro_batches_have_the_keys_and_bits_of_an_unweighted_sum():
     params = parameters()
-    step = pipeline(loss_of(params), params, stages=2, micro_batches=M)
+    step = parallel(loss_of(params), params=params, stages=2, micro_batches=M)
     assert step.parts.share((2,) * M) == step.parts.share((5,) * M)
     assert step.parts.share((2,) * M)[:2] == ((1,) * M, M)
     assert step.parts.share((3, 3, 3, 2))[:2] == ((3, 3, 3, 2), 11)

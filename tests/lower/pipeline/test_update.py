@@ -9,7 +9,7 @@ import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument
-from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.pipeline.parallel import parallel
 from tests.each import every
 from tests.graph.pipeline.nets import mlp
 from tests.lower.pipeline.runs import OPTIMIZERS, M, equal, leaves, trained
@@ -19,7 +19,7 @@ from tests.lower.pipeline.runs import OPTIMIZERS, M, equal, leaves, trained
 def test_steps_give_the_bits_of_no_pipeline(optimizer):
     net = mlp(layers=4)
     batches = [net.batch(2 * M, seed) for seed in range(3)]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, optimizer=optimizer)
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, optimizer=optimizer)
     now = {}
     for batch, wanted in zip(batches, trained(net, optimizer, batches), strict=True):
         found = step(batch, **now).compute(scheduler="sync")
@@ -42,20 +42,20 @@ def test_optimizers_that_a_pipeline_cannot_have(options, said):
     net = mlp(layers=2)
     params = [net.params, net.params[0]["w"]] if options.pop("twice", False) else net.params
     with pytest.raises(ff.ConfigError, match=said):
-        pipeline(net.loss, **{"params": params, "stages": 2, "micro_batches": 1, **options})
+        parallel(net.loss, **{"params": params, "stages": 2, "micro_batches": 1, **options})
 
 
 def test_a_rate_may_change_from_step_to_step():
     net = mlp(layers=4)
     rate = argument("rate", (), np.float64)
     made = {"params": net.params, "stages": 2, "micro_batches": M}
-    step = pipeline(net.loss, **made, optimizer=SGD(rate, momentum=0.9))
+    step = parallel(net.loss, **made, optimizer=SGD(rate, momentum=0.9))
     assert step.inputs == ("x", "t", "rate")
     now, wanted = {}, {}
     for seed, value in enumerate((0.25, 0.1)):
         batch = net.batch(2 * M, seed)
         found = step(batch, rate=value, **now).compute(scheduler="sync")
-        fixed = pipeline(net.loss, **made, optimizer=SGD(value, momentum=0.9))
+        fixed = parallel(net.loss, **made, optimizer=SGD(value, momentum=0.9))
         other = fixed(batch, **wanted).compute(scheduler="sync")
         for [got], [want] in zip(leaves(found.params), leaves(other.params), strict=True):
             np.testing.assert_array_equal(got, want)
@@ -75,7 +75,7 @@ def test_a_rate_may_change_from_step_to_step():
 def test_settings_of_an_optimizer_that_do_not_fit(given, said):
     net = mlp(layers=2)
     optimizer = SGD(argument("rate", (), np.float64))
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=1, optimizer=optimizer)
+    step = parallel(net.loss, params=net.params, stages=2, micro_batches=1, optimizer=optimizer)
     with pytest.raises(ff.ConfigError, match=said):
         step(net.batch(2), **given)
 
@@ -108,8 +108,8 @@ def test_metrics_are_combined_as_the_loss_is_and_change_nothing(schedule, reduct
         "reduction": reduction,
         "optimizer": optimizer,
     }
-    plain = pipeline(net.loss, net.params, **options)(batch)
-    run = pipeline(measured(net), net.params, **options)(batch)
+    plain = parallel(net.loss, params=net.params, **options)(batch)
+    run = parallel(measured(net), params=net.params, **options)(batch)
     assert list(run.metrics) == ["twice"]
     assert bits(run.compute(scheduler="sync")) == bits(plain.compute(scheduler="sync"))
     assert run.metrics["twice"].compute(scheduler="sync") == 2 * plain.loss.compute(scheduler="sync")
@@ -135,4 +135,4 @@ def test_metrics_are_combined_as_the_loss_is_and_change_nothing(schedule, reduct
 def test_what_is_no_metric_is_refused(graph, said):
     net = mlp(layers=4)
     with pytest.raises(ConfigError, match=said):
-        pipeline(graph(net), net.params, stages=2, micro_batches=M)
+        parallel(graph(net), params=net.params, stages=2, micro_batches=M)

@@ -16,8 +16,7 @@ from dask_ferro.graph.autodiff.rules.resampling import grid_sample
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import is_static, sizes
 from dask_ferro.graph.tensor.manipulation import ints, reshape_like, sliced
-from dask_ferro.graph.tensor.nn import silu
-from dask_ferro.graph.tensor.nn.attention import attention_of, rotated
+from dask_ferro.graph.tensor.nn.attention import attention_of
 from dask_ferro.graph.tensor.nn.normalization import per_channel
 from dask_ferro.graph.tensor.statistical import reduce, root
 from dask_ferro.graph.tensor.tensor import Tensor, cast, emit, widened
@@ -44,21 +43,17 @@ def _batch(call: GradientRequest) -> tuple[Tensor, ...]:
     return y, *running
 
 
-def _instance(call: GradientRequest) -> Tensor:
-    x = call.input(0)
-    wide, _ = standardized(x, tuple(range(2, x.ndim)), call.get("epsilon", 1e-5))
-    z = cast(wide, x.type.dtype)
-    return z * per_channel(call.input(1), x) + per_channel(call.input(2), x)
-
-
 def _group(call: GradientRequest) -> Tensor:
-    x, groups = call.input(0), int(call.get("num_groups"))
-    if call.node.opset < 21:
+    """Return a GroupNormalization, or an InstanceNormalization, each channel of which is a group."""
+    x, groups = call.input(0), call.get("num_groups", call.input(0).shape[1])
+    if call.node.op_type == "GroupNormalization" and call.node.opset < 21:
         raise call.unsupported("it is the withdrawn form of opset 18; export the model again")
     rest = x.shape[1:]
     each = math.prod(sizes(rest)) // groups if is_static(rest) else None
-    parts = emit("Reshape", [x, ints([0, groups, -1])], (x.shape[0], groups, each))
-    wide, _ = standardized(parts, (2,), call.get("epsilon", 1e-5))
+    pattern = ints([0, groups if isinstance(groups, int) else 0, -1])
+    wide, _ = standardized(
+        emit("Reshape", [x, pattern], (x.shape[0], groups, each)), (2,), call.get("epsilon", 1e-5)
+    )
     z = reshape_like(cast(wide, x.type.dtype), x)
     return z * per_channel(call.input(1), x) + per_channel(call.input(2), x)
 
@@ -123,27 +118,6 @@ def _lp_pool(call: GradientRequest) -> Tensor:
     return root(average * float(math.prod(kernel)), p)
 
 
-def _causal(call: GradientRequest) -> tuple[Tensor, ...]:
-    """Return a causal convolution as products with each tap of its kernels, and the end of its padded input."""
-    x, weight, bias, past = call.input(0), call.input(1), call.maybe(2), call.maybe(3)
-    count = weight.shape[2]
-    if not isinstance(count, int):
-        raise call.unsupported(f"the length of the kernels {weight!r} is not known; give it")
-    earlier, length = count - 1, x.shape[2]
-    longer = length + earlier if isinstance(length, int) else None
-    pads = ints([0, 0, earlier, 0, 0, 0])
-    seen = emit("Pad", [x, pads], (*x.shape[:2], longer)) if past is None else xp.concat([past, x], axis=2)
-    wide, taps = widened(seen), xp.permute_dims(widened(weight), (1, 0, 2))
-    # Ends are counted from behind, as the length of the input may not be known.
-    windows = [sliced(wide, {2: slice(i, i - earlier or None)}) for i in range(count)]
-    y = windows[0] * sliced(taps, {2: slice(0, 1)})
-    for i in range(1, count):
-        y = y + windows[i] * sliced(taps, {2: slice(i, i + 1)})
-    y = y if bias is None else y + xp.expand_dims(widened(bias), axis=1)
-    y = y if call.get("activation", "none") == "none" else silu(y)
-    return cast(y, x.type.dtype), sliced(seen, {2: slice(-earlier, None) if earlier else slice(0, 0)})
-
-
 # Attention
 
 
@@ -165,20 +139,6 @@ def _without_heads(x: Tensor, like: Tensor) -> Tensor:
     batch, length, heads, size = turned.shape
     width = heads * size if isinstance(heads, int) and isinstance(size, int) else None
     return emit("Reshape", [turned, ints([0, 0, -1])], (batch, length, width))
-
-
-def _rotary(call: GradientRequest) -> Tensor:
-    x, cosines, sines, places = call.input(0), call.input(1), call.input(2), call.maybe(3)
-    turned = xp.permute_dims(_with_heads(x, int(call.get("num_heads", 0))), (0, 2, 1, 3))
-    if places is not None:
-        cosines, sines = xp.take(cosines, places, axis=0), xp.take(sines, places, axis=0)
-    cosines, sines = xp.expand_dims(cosines, axis=2), xp.expand_dims(sines, axis=2)
-    size = int(call.get("rotary_embedding_dim", 0)) or turned.shape[3]
-    if not isinstance(size, int):
-        raise call.unsupported(f"the size of a head of {x!r} is not known; give it")
-    first = rotated(turned[..., :size], cosines, sines, bool(call.get("interleaved", 0)))
-    whole = xp.concat([first, turned[..., size:]], axis=3)
-    return reshape_like(whole if x.ndim == 3 else xp.permute_dims(whole, (0, 2, 1, 3)), x)
 
 
 def _attention(call: GradientRequest) -> Tensor:
@@ -207,7 +167,7 @@ def _one(expansion: Callable[[GradientRequest], Tensor]) -> Expansion:
 
 EXPANSIONS: Mapping[str, Expansion] = {
     "BatchNormalization": _batch,
-    "InstanceNormalization": _one(_instance),
+    "InstanceNormalization": _one(_group),
     "GroupNormalization": _one(_group),
     "RMSNormalization": _one(_rms),
     "MeanVarianceNormalization": _one(_mean_variance),
@@ -217,8 +177,6 @@ EXPANSIONS: Mapping[str, Expansion] = {
     "GlobalMaxPool": _one(lambda c: xp.max(c.input(0), axis=_over_space(c), keepdims=True)),
     "GlobalLpPool": _one(_global_lp),
     "LpPool": _one(_lp_pool),
-    "CausalConvWithState": _causal,
-    "RotaryEmbedding": _one(_rotary),
     "Attention": _one(_attention),
     "GridSample": grid_sample,
     **dict.fromkeys(("RNN", "GRU", "LSTM"), recurrent),

@@ -18,7 +18,6 @@ from dask_ferro.graph.tensor.manipulation import (
     moveaxis,
     positions,
     reshape_like,
-    size_of,
     sliced,
 )
 from dask_ferro.graph.tensor.namespace import concat, permute_dims, zeros_like
@@ -141,28 +140,6 @@ def _shares(call: GradientRequest) -> tuple[Tensor, Tensor, Tensor]:
     return own, updates, call.g / _written(call, own, updates, "add")
 
 
-# A cache: the same, but the places are counted from a start for each sample of the batch.
-
-
-def _cache(call: GradientRequest) -> Tensor:
-    """Return g where nothing was written."""
-    inputs, own = [call.g, zeros_like(call.input(1)), call.maybe(2)], call.node
-    return emit("TensorScatter", inputs, call.x.shape, **own.attributes, opset=own.opset)
-
-
-def _cache_update(call: GradientRequest) -> Tensor:
-    """Return g at the places that were written to."""
-    axis, starts = call.get("axis", -2) % call.x.ndim, call.maybe(2)
-    others = [i for i in range(call.x.ndim) if i != axis]
-    places = expand_dims(positions(call.x, axis), axis=others)
-    if starts is not None:
-        places = places + expand_dims(starts, axis=list(range(1, call.x.ndim)))
-    if call.get("mode", "linear") == "circular":
-        places = emit("Mod", [places, size_of(call.g, axis)], places.shape)
-    inputs = [call.g, broadcast_like(places, call.x)]
-    return emit("GatherElements", inputs, call.x.shape, axis=axis)
-
-
 TABLE: dict[str, Row] = {
     "Gather": (_gathered, None),
     "GatherElements": (lambda c: _added(c, c.input(1), c.get("axis", 0)), None),
@@ -171,6 +148,5 @@ TABLE: dict[str, Row] = {
     "OneHot": (None, None, _one_hot_values),
     "ScatterElements": (_scatter_data, None, _scatter_updates),
     "ScatterND": (_scatter_data, None, _scatter_updates),
-    "TensorScatter": (_cache, _cache_update, None),
     "TopK": (lambda c: _added(c, c.output(1), c.get("axis", -1)), None),
 }

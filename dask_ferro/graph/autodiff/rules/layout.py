@@ -5,6 +5,7 @@ What was read twice is added up.  Elements that were not read get zeros.
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 
 import numpy as np
@@ -12,10 +13,9 @@ import numpy as np
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, summed_to
 from dask_ferro.graph.autodiff.rules.indexing import scattered
 from dask_ferro.graph.tensor.dims import is_static, sizes
-from dask_ferro.graph.tensor.manipulation import ints, positions, reshape_like, size_of, sliced
-from dask_ferro.graph.tensor.namespace import concat, permute_dims, reshape, take, zeros_like
-from dask_ferro.graph.tensor.origin import TensorType
-from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of, emit, emit_all
+from dask_ferro.graph.tensor.manipulation import ints, positions, reshape_like, shape_of, size_of, sliced
+from dask_ferro.graph.tensor.namespace import concat, permute_dims, take, zeros_like
+from dask_ferro.graph.tensor.tensor import Tensor, TensorType, cast, constant_of, emit, emit_all
 
 
 def _reshaped(call: GradientRequest) -> Tensor:
@@ -140,50 +140,30 @@ def _pad_value(call: GradientRequest) -> Tensor:
 
 
 def _center_cropped(call: GradientRequest) -> Tensor:
-    wanted = call.constant(1, "sizes")
-    axes = call.get("axes") or range(call.x.ndim)
-    assert wanted is not None
-    before, after = [0] * call.x.ndim, [0] * call.x.ndim
-    for axis, size in zip(axes, wanted, strict=True):
-        dim = call.x.shape[axis]
-        if not isinstance(dim, int):
-            raise call.unsupported(f"dimension {axis} of {call.x!r} is not known; give its size")
-        less = dim - size
-        before[axis] = less // 2 if less >= 0 else -(-less // 2)
-        # Negative widths where the node padded instead of cut: a Pad does both.
-        after[axis] = less - before[axis]
-    return emit("Pad", [call.g, ints(before + after)], call.x.shape)
+    """Return g cropped or padded back, which is the same operator to the sizes of the input."""
+    axes = call.get("axes")
+    wanted = (
+        shape_of(call.x) if axes is None else concat([size_of(call.x, axis % call.x.ndim) for axis in axes])
+    )
+    return emit("CenterCropPad", [call.g, wanted], call.x.shape, axes=axes)
 
 
 # Blocks and dtypes
 
 
-def _space_to_depth(x: Tensor, call: GradientRequest) -> Tensor:
+def _space_to_depth(call: GradientRequest) -> Tensor:
     """Return the inverse of DepthToSpace, in either order of its columns."""
-    size, crd = int(call.get("blocksize")), call.get("mode", "DCR") == "CRD"
-    c, h, w = _block_sizes(x, call)
-    parts = reshape(x, (-1, c, h // size, size, w // size, size))
-    moved = permute_dims(parts, (0, 1, 3, 5, 2, 4) if crd else (0, 3, 5, 1, 2, 4))
-    return reshape(moved, (-1, c * size * size, h // size, w // size))
-
-
-def _depth_to_space(x: Tensor, call: GradientRequest) -> Tensor:
-    """Return the inverse of SpaceToDepth, in either order of its columns."""
-    size, crd = int(call.get("blocksize")), call.get("mode", "DCR") == "CRD"
-    c, h, w = _block_sizes(x, call)
-    c //= size * size
-    if crd:
-        moved = permute_dims(reshape(x, (-1, c, size, size, h, w)), (0, 1, 4, 2, 5, 3))
-    else:
-        moved = permute_dims(reshape(x, (-1, size, size, c, h, w)), (0, 3, 4, 1, 5, 2))
-    return reshape(moved, (-1, c, h * size, w * size))
-
-
-def _block_sizes(x: Tensor, call: GradientRequest) -> tuple[int, int, int]:
-    _, c, h, w = x.shape
-    if not (isinstance(c, int) and isinstance(h, int) and isinstance(w, int)):
-        raise call.unsupported(f"channels and sizes of {x!r} are not all known; give them")
-    return c, h, w
+    size = int(call.get("blocksize"))
+    blocks = emit("SpaceToDepth", [call.g], call.x.shape, blocksize=size)
+    if call.get("mode", "DCR") != "CRD":
+        return blocks
+    channels = call.x.shape[1]
+    if not isinstance(channels, int):
+        raise call.unsupported(f"the channels of {call.x!r} are not known; give them")
+    area = math.prod(sizes(call.x.shape[2:])) if is_static(call.x.shape[2:]) else None
+    shape = (call.x.shape[0], size**2, channels // size**2, area)
+    parts = emit("Reshape", [blocks, ints([0, size**2, channels // size**2, -1])], shape)
+    return reshape_like(permute_dims(parts, (0, 2, 1, 3)), call.x)
 
 
 def _triangle(call: GradientRequest) -> Tensor:
@@ -216,6 +196,6 @@ TABLE: dict[str, Row] = {
     "Pad": (_padded, None, _pad_value, None),
     "CenterCropPad": (_center_cropped, None),
     "Trilu": (_triangle, None),
-    "DepthToSpace": (lambda c: reshape_like(_space_to_depth(c.g, c), c.x),),
-    "SpaceToDepth": (lambda c: reshape_like(_depth_to_space(c.g, c), c.x),),
+    "DepthToSpace": (_space_to_depth,),
+    "SpaceToDepth": (lambda c: emit("DepthToSpace", [c.g], c.x.shape, blocksize=c.get("blocksize")),),
 }

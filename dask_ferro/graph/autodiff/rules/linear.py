@@ -27,8 +27,7 @@ from dask_ferro.graph.tensor.manipulation import (
     zeros_like,
 )
 from dask_ferro.graph.tensor.namespace import permute_dims, reshape, squeeze
-from dask_ferro.graph.tensor.origin import TensorType
-from dask_ferro.graph.tensor.tensor import Tensor, asarray, emit, emit_all
+from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, emit, emit_all
 
 # ---- matrices ----------------------------------------------------------------------------------------------
 
@@ -140,6 +139,13 @@ def _einsum_terms(call: GradientRequest) -> tuple[list[str], str]:
         return spelled, result.replace("...", dots)
     alone = sorted(x for x in set(left) - {",", "."} if left.count(x) == 1)
     return spelled, dots + "".join(alone)
+
+
+def _turned_back(call: GradientRequest) -> Tensor:
+    """Return g turned by the opposite angles: each pair of features is a product with a rotation."""
+    inputs = [call.g, call.input(1), -call.input(2), call.maybe(3)]
+    node = call.node
+    return emit("RotaryEmbedding", inputs, call.x.shape, opset=node.opset, **node.attributes)
 
 
 # ---- windows -----------------------------------------------------------------------------------------------
@@ -333,6 +339,7 @@ TABLE: dict[str, Row] = {
     "MatMul": (_left_factor, _right_factor),
     "Gemm": (_gemm_left, _gemm_right, lambda c: _scaled(summed_to(c.g, c.x), c.get("beta", 1.0))),
     "Einsum": (_einsum,),
+    "RotaryEmbedding": (_turned_back, None, None, None),
     "Conv": (
         lambda c: _transposed_conv(c, c.g, c.input(1), c.x.shape, _conv_window(c)),
         lambda c: _weight_of(c, c.input(0), c.g, _conv_window(c)),

@@ -1,13 +1,13 @@
 """Gradients of images that are read at other places: Resize, and GridSample.
 
-A Resize is a linear map along each axis, so its gradient is a product with that map's transpose.  A GridSample is
-written as reads of the neighbours of each place, times their weights, and these are differentiated.
+A Resize is a linear map along each axis, so its gradient is a product with that map's transpose.  The map's matrix is
+the same Resize of an identity, so both break a tie of the nearest neighbours alike.  A GridSample is written as reads
+of the neighbours of each place, times their weights, and these are differentiated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -15,51 +15,37 @@ from dask_ferro.graph.autodiff.known_values import by_size, known_value
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import sizes
-from dask_ferro.graph.tensor.manipulation import broadcast_like, reshape_like
+from dask_ferro.graph.tensor.manipulation import broadcast_like, ints, reshape_like
 from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, emit, widened
 
-# Coordinates and weights of one axis.
-_Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.floating[Any]]]
-
 # ---- Resize ------------------------------------------------------------------------------------------------
-
-# Where an element of the result lies in the input, given its position, the sizes of both, and the scale.
-_COORDINATES: Mapping[str, Callable[[_Floats, int, int, float], _Floats]] = {
-    "half_pixel": lambda i, n, m, scale: (i + 0.5) / scale - 0.5,
-    "half_pixel_symmetric": lambda i, n, m, scale: n / 2 * (1 - m / (scale * n)) + (i + 0.5) / scale - 0.5,
-    "pytorch_half_pixel": lambda i, n, m, scale: (i + 0.5) / scale - 0.5 if m > 1 else i * 0,
-    "align_corners": lambda i, n, m, scale: i * ((n - 1) / (m - 1) if m > 1 else 0.0),
-    "asymmetric": lambda i, n, m, scale: i / scale,
-}
-_ROUNDED: Mapping[str, Callable[[_Floats], _Floats]] = {
-    "round_prefer_floor": lambda at: np.ceil(at - 0.5),
-    "round_prefer_ceil": lambda at: np.floor(at + 0.5),
-    "floor": np.floor,
-    "ceil": np.ceil,
-}
 
 
 def _resized(call: GradientRequest) -> Tensor:
     coordinates = call.get("coordinate_transformation_mode", "half_pixel")
-    is_stretched = call.get("keep_aspect_ratio_policy", "stretch") == "stretch"
-    if call.get("antialias", 0) or coordinates not in _COORDINATES or not is_stretched:
-        raise call.unsupported(
-            f"it is antialiased, keeps an aspect ratio, or has coordinates {coordinates!r}"
-        )
+    if coordinates == "tf_crop_and_resize" or call.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise call.unsupported(f"it keeps an aspect ratio, or has coordinates {coordinates!r}")
     scales, g = _scales(call), widened(call.g)
     for axis, (n, m) in enumerate(zip(call.x.shape, call.y.shape, strict=True)):
-        # A named dimension, such as the batch, is not resized, nor one whose size is computed as the input's own.
-        is_named = isinstance(n, str) and n == m
-        if scales[axis] == 1 or (scales[axis] is None and (is_named or _keeps(call, axis))):
+        # A known or named dimension of one size is not resized, nor one whose size is computed as the input's own.
+        keeps = (n is not None and n == m) or _keeps(call, axis)
+        if scales[axis] == 1 or (scales[axis] is None and keeps):
             continue
         if not isinstance(n, int) or not isinstance(m, int):
             raise call.unsupported(f"sizes of {call.x!r} or {call.y!r} are not known; give them")
-        scale = scales[axis] or (m / n if n else 1.0)
-        weights = _weights(call, _COORDINATES[coordinates], n, m, scale)
-        if n != m or not np.array_equal(weights, np.eye(n)):
-            matrix = asarray(weights.astype(g.dtype))
-            g = xp.moveaxis(xp.moveaxis(g, axis, -1) @ matrix, -1, axis)
+        matrix = _matrix(call, n, m, scales[axis], g.dtype)
+        g = xp.moveaxis(xp.moveaxis(g, axis, -1) @ matrix.mT, -1, axis)
     return cast(g, call.x.type.dtype)
+
+
+def _matrix(call: GradientRequest, n: int, m: int, scale: float | None, dtype: np.dtype[Any]) -> Tensor:
+    """Return the matrix (n, m) of a resize along one axis: the same node of an identity."""
+    inputs: list[Tensor | None] = [xp.reshape(xp.eye(n, dtype=dtype), (1, 1, n, n)), None]
+    inputs += (
+        [None, ints([1, 1, n, m])] if scale is None else [asarray(np.array([1, 1, 1, scale], np.float32))]
+    )
+    attributes = {name: value for name, value in call.node.attributes.items() if name != "axes"}
+    return xp.reshape(emit("Resize", inputs, (1, 1, n, m), opset=call.node.opset, **attributes), (n, m))
 
 
 def _keeps(call: GradientRequest, axis: int) -> bool:
@@ -85,46 +71,6 @@ def _scales(call: GradientRequest) -> list[float | None]:
     axes = [axis % call.x.ndim for axis in call.get("axes") or range(call.x.ndim)]
     for axis, scale in zip(axes, values, strict=True):
         found[axis] = float(scale)
-    return found
-
-
-def _weights(
-    call: GradientRequest,
-    coordinates: Callable[[_Floats, int, int, float], _Floats],
-    n: int,
-    m: int,
-    scale: float,
-) -> _Floats:
-    """Return the matrix (m, n) of a resize along one axis."""
-    # In float32, as engines compute coordinates: a tie of the nearest neighbours is broken alike.
-    at, mode = coordinates(np.arange(m, dtype=np.float32), n, m, scale), call.get("mode", "nearest")
-    if mode == "nearest":
-        rounding = _ROUNDED[call.get("nearest_mode", "round_prefer_floor")]
-        return _placed([(rounding(at), np.ones(m))], n)
-    first = np.floor(at)
-    part = (at - first).astype(np.float64)
-    if mode == "linear":
-        return _placed([(first, 1 - part), (first + 1, part)], n)
-    taps = [(first + k, _cubic(np.abs(part - k), call.get("cubic_coeff_a", -0.75))) for k in (-1, 0, 1, 2)]
-    if not call.get("exclude_outside", 0):
-        return _placed(taps, n)
-    inside = [(place, weight * ((place >= 0) & (place < n))) for place, weight in taps]
-    total = sum(weight for _, weight in inside)
-    return _placed([(place, weight / total) for place, weight in inside], n)
-
-
-def _cubic(distance: _Floats, a: float) -> _Floats:
-    """Return the weights of cubic convolution (Keys 1981), for distances up to 2."""
-    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
-    far = ((distance - 5) * distance + 8) * distance * a - 4 * a
-    return np.where(distance <= 1, near, far)
-
-
-def _placed(taps: Sequence[tuple[_Floats, _Floats]], n: int) -> _Floats:
-    """Return a matrix with the weights of taps at their places; what is outside reads the border."""
-    found = np.zeros((len(taps[0][0]), n))
-    for place, weight in taps:
-        np.add.at(found, (np.arange(len(place)), np.clip(place, 0, n - 1).astype(np.int64)), weight)
     return found
 
 

@@ -17,8 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, HALVES, takes
-from dask_ferro.graph.tensor.origin import TensorType
-from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of
+from dask_ferro.graph.tensor.tensor import Tensor, TensorType, cast, constant_of
 
 # The dtypes for which a model may be written that computes in half precision.
 WIDE = ARITHMETIC_FLOATS - HALVES

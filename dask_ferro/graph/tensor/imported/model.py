@@ -31,8 +31,7 @@ from dask_ferro.graph.tensor.from_model import Readable, needed_by, read, record
 from dask_ferro.graph.tensor.imported.mixed_precision import WIDE
 from dask_ferro.graph.tensor.imported.parameters import Stored, chosen, nearest, stored_weights
 from dask_ferro.graph.tensor.imported.rewrite import rewrite
-from dask_ferro.graph.tensor.origin import TensorSource, TensorType
-from dask_ferro.graph.tensor.tensor import Tensor, asarray, constant_of
+from dask_ferro.graph.tensor.tensor import Tensor, TensorSource, TensorType, asarray, constant_of
 
 # A value of an input or a weight: a Tensor, or an array of any library that numpy reads.
 Value: TypeAlias = Any

@@ -23,7 +23,7 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS
 from dask_ferro.graph.tensor.imported.names import is_counted, is_weight, known_names
-from dask_ferro.graph.tensor.origin import TensorType
+from dask_ferro.graph.tensor.tensor import TensorType
 from dask_ferro.words import few
 
 # Inputs by operator that are no parameters.

@@ -11,9 +11,16 @@ from collections.abc import Sequence
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.dims import alike, written
 from dask_ferro.graph.tensor.manipulation import concat, expand_dims, permute_dims, sliced, squeeze
-from dask_ferro.graph.tensor.origin import TensorType
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit_all, floating, promoted
+from dask_ferro.graph.tensor.tensor import (
+    Tensor,
+    TensorLike,
+    TensorType,
+    asarray,
+    emit_all,
+    floating,
+    promoted,
+)
 
 # Where each gate of ONNX lies in PyTorch's weights: i o f c of i f g o, and z r h of r z n.
 _LSTM_GATES, _GRU_GATES = (0, 3, 1, 2), (1, 0, 2)
