@@ -46,7 +46,7 @@ AGAIN = {
 # A session's nodes are looked at for faster ones in a file of its own.
 # Tables and labelled arrays are asked for in two files, and what a call selects is taken from the file.
 # What a task computed is compared with what was expected of it.
-MOST = {"graph/": (33, 65, 96), "engines/": (13, 20, 25), "lower/": (20, 30, 49), "all": (71, 125, 180)}
+MOST = {"graph/": (31, 63, 94), "engines/": (13, 20, 26), "lower/": (20, 30, 49), "all": (69, 123, 179)}
 
 
 @pytest.fixture(scope="module")
