@@ -59,13 +59,12 @@ def _frame() -> dict[str, object]:
     """Return the part of a message that is always the same."""
     source = files("dask_ferro.lower").joinpath("stand_in.py").read_bytes()
     wanted = own_version()
-    words = f"wanted {wanted}; {remedy(wanted)}; ff.check(client) names all such processes"
     return {
         "expression": _EXPRESSION,
         "module": _MODULE,
         "source": zlib.compress(source),
         "wanted": wanted,
-        "remedy": words,
+        "remedy": f"{remedy(wanted)}; ff.check(client) names all such processes",
     }
 
 

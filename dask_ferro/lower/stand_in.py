@@ -52,7 +52,7 @@ def _stand_in(sent: dict[str, Any], got: str) -> object:
         # It is the scheduler, which loads the graph before any worker does.
         except ValueError:
             where = "the scheduler"
-        return f"{where}: dask_ferro: got {got}, {sent['remedy']}"
+        return f"{where}: dask_ferro: got {got}, wanted {sent['wanted']}; {sent['remedy']}"
 
     class Substitute(WorkerPlugin):  # type: ignore[misc]
         def setup(self, worker: Any) -> None:

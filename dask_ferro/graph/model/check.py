@@ -111,8 +111,10 @@ def type_problem(error: Exception) -> str | None:
     words = " ".join(str(error).split())
     if not _WRONG_TYPES.search(words):
         return None
-    # The last place is the innermost, in a body.
-    op, name = ([*_INFERENCE.findall(words)] or [("", "")])[-1]
+    # The last place is the innermost: in a body, or in an operator's own function, which the file did not write.
+    *around, (op, name) = [*_INFERENCE.findall(words)] or [("", "")]
+    if around and around[-1][0] not in ("If", "Loop", "Scan", "SequenceMap"):
+        return None
     words = _INFERENCE.sub("", _PREFIX.sub("", words))
     words = _NUMBER.sub(lambda found: _DTYPES.get(int(found[1]), found[0]), words)
     return f"node {name!r} ({op}): {words}; put a Cast before it, or declare what it gives"
