@@ -221,10 +221,12 @@ class Fleet:
         return work.profile[0][1] > 0.0 and not any(self.powers(work).values())
 
     def minimum(self) -> float:
-        """Return the least number of workers; work that no job may run takes the place of others in a full cluster."""
+        """Return the least number of workers; work that needs a new job takes the place of others in a full cluster."""
         starving = 0
         for work in filter(self.starves, self.works):
-            starving += min(self.pools[name].processes for name in work.pools)
+            starving += min(
+                (self.pools[name].processes for name in work.pools if self.room(name, inf)), default=0
+            )
         return self.parameters.minimum - max(starving - max(self.vacant(), 0.0), 0.0)
 
     def team(self, work: MergedDemand) -> list[Job]:

@@ -148,17 +148,18 @@ def _fill_pools(fleet: Fleet, reasons: dict[Name, str]) -> None:
 
 
 def _fill(fleet: Fleet, reasons: dict[Name, str]) -> None:
-    """Grow to the overall minimum, with the cheapest pools that have room."""
+    """Grow to the overall minimum, with the cheapest pools that have room; beyond the maximum only if none has."""
     p, aside = fleet.parameters, fleet.aside()
     # Leaving jobs still count for the maximum, which the minimum does not override.
     least = min(fleet.minimum(), p.maximum - aside)
-    for pool in sorted(fleet.pools.values(), key=lambda pool: pool.cost):
-        missing = ceil(min(max(least - fleet.workers(), 0.0) / pool.processes, MOST))
-        # While jobs leave, nothing is rounded up: there may be fewer workers than the minimum for a moment.
-        most = p.maximum if aside else max(p.maximum, p.minimum + pool.processes - 1)
-        if count := min(missing, fleet.room(pool.name, most - fleet.workers() - aside)):
-            fleet.coming[pool.name] += count
-            reasons.setdefault(pool.name, f"at least {counted(p.minimum, 'worker')}")
+    # While jobs leave, nothing is rounded up: there may be fewer workers than the minimum for a moment.
+    for rounded in (False,) if aside else (False, True):
+        for pool in sorted(fleet.pools.values(), key=lambda pool: pool.cost):
+            missing = ceil(min(max(least - fleet.workers(), 0.0) / pool.processes, MOST))
+            most = max(p.maximum, p.minimum + pool.processes - 1) if rounded else p.maximum
+            if count := min(missing, fleet.room(pool.name, most - fleet.workers() - aside)):
+                fleet.coming[pool.name] += count
+                reasons.setdefault(pool.name, f"at least {counted(p.minimum, 'worker')}")
 
 
 def _succeed(fleet: Fleet, reasons: dict[Name, str]) -> None:

@@ -789,7 +789,7 @@ def test_stays_within_the_bounds(staff: ScalingFacts, parameters: ScalingParamet
     assert (
         not new
         or every + new <= parameters.maximum + parameters.surge
-        or (every == before and every + new <= most)
+        or (not fleet.aside() and every + new <= most + parameters.surge)
     )
     assert after + new <= max(parameters.maximum, before, parameters.minimum + fixed)
     paused = {pool.name for pool in staff.pools if pool.is_paused}
