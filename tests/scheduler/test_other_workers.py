@@ -144,7 +144,7 @@ def rows(request, tmp_path_factory) -> Iterator[Rows]:
 
     def chunk(where: str) -> object:
         with dask.annotate(workers=[where]):
-            return ClientPool(client).send(len, [X]).result(BOUND_S)
+            return ClientPool(client)._submit(len, X).result(BOUND_S)
 
     def note(what: str, call: Callable[[str, str], Callable[[], object]]) -> None:
         at = client.run_on_scheduler(names)
