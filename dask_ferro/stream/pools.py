@@ -131,7 +131,8 @@ class ClientPool:
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
     ) -> None:
         self._job, self._feeds = job, feeds
-        self._name = f"stream-{job.run}"
+        # Another one in each call: Dask may still be cancelling the chunks of the call before.
+        self._name = f"stream-{uuid4().hex}"
         self._await_worker()
         content = unseen_content(opened, self._client)
         self._copy = None if content is None else self._submit(rows_of, content)
@@ -154,11 +155,9 @@ class ClientPool:
         return _PER_SLOT * self.slots + _SPARE
 
     def submit(self, number: int, known: Sequence[str] | None) -> Any:
-        """Submit a chunk; the key is the same in every call for this run, but of one that is only read again."""
         pieces = (f.at(number) if f.carries else self._whole[i] for i, f in enumerate(self._feeds))
         function = partial(run_chunk, self._job, number, known)
-        key = (self._name, number) if known is None else None
-        return self._submit(function, self._copy, *pieces, key=key, retries=_RETRIES)
+        return self._submit(function, self._copy, *pieces, key=(self._name, number), retries=_RETRIES)
 
     def _submit(self, function: Callable[..., Any], *pieces: Any, key: Any = None, retries: int = 0) -> Any:
         """Submit a function; all but the results of tasks is in the call, which each worker can load."""
