@@ -166,7 +166,8 @@ async def watch(where: Callable[[], str], choice: Choice, interval: float) -> No
 
     # Ended as by an exception, so that the terminal is restored.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with Live(console=out, screen=True, auto_refresh=False) as shown, top_keys.pressed(press):
+    # Keys first: a terminal that goes as soon as there is a screen is noticed, too.
+    with top_keys.pressed(press), Live(console=out, screen=True, auto_refresh=False) as shown:
         loop.add_signal_handler(signal.SIGTSTP, _suspend, shown)
         draw()
         while not quits.is_set():
