@@ -20,7 +20,6 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro.policy.estimates import Link, Speed
-from dask_ferro.scheduler import upstream_worker
 from dask_ferro.scheduler.calibration import GpuMemory
 from dask_ferro.scheduler.worker_plugin import DEVICE
 from emulated.device import OutOfMemory
@@ -153,7 +152,8 @@ def of(worker: Any) -> DeclaredDevice | None:
 
 def _copy(nbytes: int) -> None:
     """Sleep for the time of a copy if this process is a worker with a declared device; do nothing in a client."""
-    workers = [worker for worker in upstream_worker.workers_here() if of(worker) is not None]
+    # Dask keeps the workers of a process in a weak set, which may shrink during a loop.
+    workers = [worker for worker in list(Worker._instances) if of(worker) is not None]
     # With several workers in one process, the copy cannot be assigned to one of them.
     device = of(workers[0]) if len(workers) == 1 else None
     if device is not None and device.device != "cpu":

@@ -10,12 +10,6 @@ def address_of(server: Worker | Nanny) -> str | None:
     return server.worker_address if isinstance(server, Nanny) else server.contact_address
 
 
-def workers_here() -> list[Worker]:
-    """Return the workers of this process."""
-    # Dask keeps them in a weak set, which may shrink during a loop.
-    return list(Worker._instances)
-
-
 def put_sends(worker: Worker, seconds: float) -> float:
     """Set the interval at which messages to the scheduler are sent; return the previous one."""
     stream = worker.batched_stream

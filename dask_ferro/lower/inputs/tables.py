@@ -351,10 +351,8 @@ def lists_as_array(column: Any, what: str) -> np.ndarray:
     """
     from pyarrow import compute, concat_arrays
 
-    shape, array = (
-        [len(column)],
-        concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks(),
-    )
+    shape = [len(column)]
+    array = concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks()
     while hasattr(array, "flatten") and hasattr(array.type, "value_type"):
         _refuse_missing(array, what)
         low, high = compute.min_max(compute.list_value_length(array)).as_py().values()
