@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import measure
 import numpy as np
@@ -59,10 +60,13 @@ def pss(pid: int) -> float:
 
 def trial(path: Path, width: int, prepack: bool) -> dict[str, float]:
     """Run the model on every worker; return the memory of workers and scheduler."""
-    os.environ["DASK_FERRO__ONNXRUNTIME__PREPACK"] = str(prepack)
-    os.environ["DASK_FERRO__LIMITS__MAPPED_ABOVE"] = "1MiB"  # a toy is mapped too, as large models are
+    # A local cluster leaves this in the environment of its process, and workers would keep what they have freed.
+    environment = {name: text for name, text in os.environ.items() if name != "MALLOC_MMAP_THRESHOLD_"}
+    environment["DASK_FERRO__ONNXRUNTIME__PREPACK"] = str(prepack)
+    environment["DASK_FERRO__LIMITS__MAPPED_ABOVE"] = "1MiB"  # a toy is mapped too, as large models are
     x = np.ones((4 * WORKERS, width), np.float32)
     with (
+        patch.dict(os.environ, environment, clear=True),
         SubprocessCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
