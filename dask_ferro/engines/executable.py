@@ -17,7 +17,6 @@ from copy import copy
 from itertools import chain
 from typing import NamedTuple, Protocol, TypeAlias
 
-import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import onnx_ir as ir
 
@@ -100,7 +99,7 @@ class EngineStep(NamedTuple):
 
     def watched(self, watch: OpHook) -> EngineStep:
         """Return the same step with its operators wrapped by `watch`; only the array table's are seen one by one."""
-        if isinstance(self.run, array.BoundProgram):
+        if isinstance(self.run, array.Program):
             return self._replace(run=self.run.watched(watch))
         return self._replace(
             run=watch(self.engine.removesuffix("-device"), f"{self.node_count} nodes", "", self.run)
@@ -277,8 +276,7 @@ def host_step(part: NodeRun, settings: SessionSettings) -> EngineStep:
             return part.step(SessionRun(model, nodes, reads, writes, stamp(nodes, opset), settings))
         if part.engine == "array":
             weights = weights_of(model, nodes)
-            program = array.compile(nodes, reads, writes, opset=opset, weights=weights)
-            return part.step(program.bind(numpy_namespace))
+            return part.step(array.Program(nodes, reads, writes, opset=opset, weights=weights))
         return part.step(ReferenceRun(model, nodes, reads, writes, opset))
 
 

@@ -71,26 +71,14 @@ def supported(model: ir.Model) -> bool:
     )
 
 
-def bound(model: ir.Model, xp: Any) -> array.BoundProgram:
-    """The whole model as one program on arrays of `xp`."""
-    return compiled(model).bind(xp)
-
-
-def compiled(model: ir.Model, *, on_device: bool = False) -> array.Program:
-    """The whole model as one program."""
+def bound(model: ir.Model, xp: Any, upload: Any = None) -> array.Program:
+    """The whole model as one program on arrays of `xp`, or of a device to which `upload` copies."""
     graph = model.graph
     weights = {name: v.const_value for name, v in graph.initializers.items() if v.const_value is not None}
     inputs = [str(v.name) for v in graph.inputs if v.name not in weights]
     outputs = [str(v.name) for v in graph.outputs]
     opset = model.opset_imports[""]
-    return array.compile(
-        list(graph),
-        inputs,
-        outputs,
-        opset=opset,
-        weights=weights,
-        on_device=on_device,
-    )
+    return array.Program(list(graph), inputs, outputs, opset=opset, weights=weights, xp=xp, upload=upload)
 
 
 def run(case: Case, xp: Any, weights: Sequence[int]) -> tuple[Any, ...]:
