@@ -121,7 +121,7 @@ class Executable:
     def __init__(
         self, model: ir.Model, steps: Sequence[EngineStep], inputs: Sequence[str], outputs: Sequence[str]
     ) -> None:
-        self._check = checked(model)
+        self._check: Check | None = model.meta.get(CHECK)
         self._steps = tuple(steps)
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         # Outputs that are weights.
@@ -207,14 +207,6 @@ def compile_bundle(
     return Executable(model, steps, inputs, outputs)
 
 
-def checked(model: ir.Model) -> Check | None:
-    """Run and return the check of the files from which a model's weights are mapped; None where there is none."""
-    check: Check | None = model.meta.get(CHECK)
-    if check is not None:
-        check()
-    return check
-
-
 class NodeRun(NamedTuple):
     """Consecutive nodes of one engine, and the values of the bundle that they read and write."""
 
@@ -243,7 +235,9 @@ def planned_nodes(
     ValueError
         The plan was made for another model.
     """
-    checked(model)
+    check: Check | None = model.meta.get(CHECK)
+    if check is not None:
+        check()
     nodes = nodes_between(model, inputs, outputs)
     planned = sum(count for _, count in engines)
     if len(nodes) != planned:
