@@ -4,7 +4,8 @@ A row names the cases that its kernel computes correctly (opsets, dtypes of the 
 and the kernel's builder.  `build(xp, op)` runs once, when a program is bound to an array namespace: it parses
 attributes and reads the constant inputs.  It returns the kernel, which runs once a call: `fn(*arrays)` takes the
 node's inputs in order (None for an omitted one) and returns an array, or a tuple of all outputs of the operator, of
-which the node may list fewer.  Most kernels need their attributes alone (`row`).
+which the node may list fewer.  Most kernels need their attributes alone (`row`); some are made for the values of
+integer inputs, such as shapes and axes (`reading`).
 
 Rules for kernels: an input is never written to; an output may be a view of an input; every float result has the
 dtype that ONNX specifies (Python scalars are weakly typed in all namespaces, so `2.0 * x` keeps float16).
@@ -69,7 +70,7 @@ class Kernel(NamedTuple):
     """A row of the table: the kernel's builder, and the cases that the kernel is declared for.
 
     `dtypes` has one set per input; the last one applies to all further inputs.  `reads` are the positions of inputs
-    whose values the kernel reads as Python integers (`late`): on a device they stay on the host.
+    whose values the kernel reads as Python integers (`reading`): on a device they stay on the host.
     """
 
     build: Build
@@ -95,6 +96,42 @@ def row(
     return Kernel(build, dtypes, opsets, when, reads)
 
 
+def reading(
+    make: Callable[..., Fn],
+    *dtypes: frozenset[ir.DataType],
+    at: tuple[int, ...] = (1,),
+    since: int = 0,
+    attributes: tuple[str, ...] = (),
+    when: Callable[[ir.Node, int], bool] = anything,
+) -> Kernel:
+    """Return the row of the kernel `make(xp, op, *values)`, for the values of integer inputs (None: omitted).
+
+    The kernel takes all of the node's inputs.
+
+    Parameters
+    ----------
+    at : tuple of int
+        Positions of these inputs.
+    since, attributes
+        Before opset `since` the values are these attributes.
+    """
+
+    def build(xp: Namespace, op: Op) -> Fn:
+        bound = partial(make, xp, op)
+        if op.opset < since:
+            return bound(*map(op.get, attributes))
+        # They are weights in nearly every model.
+        if all(i in op.constants or not op.has(i) for i in at):
+            return bound(*(ints(op.constants[i]) if op.has(i) else None for i in at))
+
+        def fn(*arrays: Array) -> Array | tuple[Array, ...]:
+            return bound(*(ints(arrays[i]) if op.has(i) else None for i in at))(*arrays)
+
+        return fn
+
+    return Kernel(build, dtypes, when=when, reads=at)
+
+
 def ints(array: Array) -> tuple[int, ...]:
     """Return the values of a 0-d or 1-d array as Python ints."""
     # In one transfer where the array has `tolist`: from a GPU each element would be a transfer of its own.
@@ -102,22 +139,6 @@ def ints(array: Array) -> tuple[int, ...]:
         values = array.tolist()
         return tuple(map(int, values)) if isinstance(values, list) else (int(values),)
     return (int(array),) if array.ndim == 0 else tuple(int(array[i]) for i in range(array.shape[0]))
-
-
-def late(op: Op, make: Callable[..., Fn], *indices: int) -> Fn:
-    """Return the kernel `make(*values)` for the values of the integer inputs at `indices` (None: omitted).
-
-    Shapes, axes and the like are weights in nearly every model: then `make` runs once, here.  Otherwise it
-    runs at every call.  Either way, the kernel takes all of the node's inputs.
-    """
-    if all(i in op.constants or not op.has(i) for i in indices):
-        return make(*(ints(op.constants[i]) if op.has(i) else None for i in indices))
-
-    def fn(*arrays: Array) -> Array | tuple[Array, ...]:
-        values = [ints(arrays[i]) if op.has(i) else None for i in indices]
-        return make(*values)(*arrays)
-
-    return fn
 
 
 def dtype(xp: Namespace, onnx_type: int) -> object:
