@@ -28,20 +28,11 @@ from dask_ferro.engines.array.ops import (
 )
 from dask_ferro.graph.ir.domain import OWN_DOMAIN, STANDARD_DOMAINS
 
-KERNELS: Mapping[str, Kernel] = {
-    **elementwise.TABLE,
-    **activation.TABLE,
-    **linear.TABLE,
-    **reductions.TABLE,
-    **layout.TABLE,
-    **indexing.TABLE,
-    **normalization.TABLE,
-    **convolution.TABLE,
-    **pooling.TABLE,
-    **attention.TABLE,
-    **recurrent.TABLE,
-    **quantize.TABLE,
-}
+_FAMILIES = (
+    *(elementwise, activation, linear, reductions, layout, indexing),
+    *(normalization, convolution, pooling, attention, recurrent, quantize),
+)
+KERNELS: Mapping[str, Kernel] = {op: kernel for family in _FAMILIES for op, kernel in family.TABLE.items()}
 
 
 def find(node: ir.Node, opset: int) -> Kernel | None:
