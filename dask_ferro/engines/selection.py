@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.engines import array
-from dask_ferro.engines.onnxruntime.known_defects import differs_between_engines, wrong_in_reference
+from dask_ferro.engines.onnxruntime.known_defects import REFERENCE, UNLIKE, is_affected
 from dask_ferro.engines.onnxruntime.support import has_kernel, onnxruntime_supports, schema_of
 from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
@@ -82,7 +82,7 @@ def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
 def reference_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
     """Return whether the reference operators compute `node`, its bodies included."""
     version = opsets.get(node.domain, 1)
-    if wrong_in_reference(node, version) or schema_of(node.op_type, node.domain, version) is None:
+    if is_affected(REFERENCE, node, version) or schema_of(node.op_type, node.domain, version) is None:
         return False
     return all(reference_supports(inner, opsets) for inner in chain.from_iterable(bodies(node)))
 
@@ -96,7 +96,7 @@ def support(model: ir.Model) -> list[Support]:
 def _support(node: ir.Node, opsets: dict[str, int]) -> Support:
     engines = engines_for(node, opsets)
     problem = _words_out_of_reach(node) if engines else _problem(node, opsets)
-    alike = not differs_between_engines(node, opsets.get(node.domain, 1))
+    alike = not is_affected(UNLIKE, node, opsets.get(node.domain, 1))
     return Support(node.name or "", node.op_type, engines, _touched_bytes(node), problem, alike)
 
 

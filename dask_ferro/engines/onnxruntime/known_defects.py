@@ -41,6 +41,32 @@ class Wrong(NamedTuple):
     extremes: bool = False
 
 
+_ByOperator: TypeAlias = Mapping[tuple[str, str], Sequence[Wrong]]
+
+
+def is_affected(rows: _ByOperator, node: ir.Node, opset: int, *, in_body: bool = False) -> bool:
+    """Return whether one of some rows (`ONNXRUNTIME`, `REFERENCE`, `UNLIKE`) is about a node.
+
+    Parameters
+    ----------
+    in_body : bool
+        Whether the node is in the body of another node.
+    """
+    return any(
+        not (in_body and row.extremes) and row.when(node, opset)
+        for row in rows.get((node.domain, node.op_type), ())
+    )
+
+
+def _by_operator(*rows: Wrong) -> _ByOperator:
+    """Return the rows of each operator, by domain and name."""
+    # A mapping, because each node is looked up three times.
+    found: defaultdict[tuple[str, str], list[Wrong]] = defaultdict(list)
+    for row in rows:
+        found[row.domain, row.op].append(row)
+    return dict(found)
+
+
 def _each(
     ops: Sequence[str], when: Callable[[ir.Node, int], bool], seen: str, *, extremes: bool = False
 ) -> Iterator[Wrong]:
@@ -122,7 +148,7 @@ def _trains(node: ir.Node, opset: int) -> bool:
 
 _RECURRENT = ("GRU", "LSTM", "RNN")
 
-ONNXRUNTIME: tuple[Wrong, ...] = (
+ONNXRUNTIME = _by_operator(
     Wrong("Attention", _of(D.FLOAT16), "causal fp16 differs"),
     Wrong("Attention", lambda n, v: _has_input(n, 6), "nonpad_kv_seqlen: refuses the padded mask"),
     Wrong("Attention", lambda n, v: _has_output(n, 3), "qk_matmul_output with bias and causal mask differs"),
@@ -187,7 +213,7 @@ _NO_TEXTS = (
 )  # fmt: skip
 _REGRESSORS = ("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor")
 
-REFERENCE: tuple[Wrong, ...] = (
+REFERENCE = _by_operator(
     *_each(
         _NO_TEXTS, _has_texts, "pads with the number 0, stops at a NUL, has Python's numbers and expressions"
     ),
@@ -230,7 +256,7 @@ REFERENCE: tuple[Wrong, ...] = (
 
 # Operators that two engines compute correctly, but with different results: the array table does not take them from
 # ONNX Runtime where a bundle is small, so that a model's results do not depend on where it is cut.
-UNLIKE: tuple[Wrong, ...] = (
+UNLIKE = _by_operator(
     *_each(
         ("MaxPool", "GlobalMaxPool"), _always, "NaN in a window: ONNX Runtime skips it, the table does not"
     ),
@@ -242,46 +268,3 @@ UNLIKE: tuple[Wrong, ...] = (
     Wrong("DynamicQuantizeLinear", _always, "NaN: other scales"),
     *_each(("Cast", "CastLike"), _always, "floats beyond the integers: undefined in ONNX"),
 )
-
-
-_ByOperator: TypeAlias = Mapping[tuple[str, str], Sequence[Wrong]]
-
-
-def _by_operator(rows: Sequence[Wrong]) -> _ByOperator:
-    """Return the rows of each operator, by domain and name."""
-    # A mapping, because each node is looked up three times.
-    found: defaultdict[tuple[str, str], list[Wrong]] = defaultdict(list)
-    for row in rows:
-        found[row.domain, row.op].append(row)
-    return dict(found)
-
-
-_IN_ONNXRUNTIME, _IN_REFERENCE, _UNLIKE = map(_by_operator, (ONNXRUNTIME, REFERENCE, UNLIKE))
-
-
-def _hits(rows: _ByOperator, node: ir.Node, opset: int, *, in_body: bool = False) -> bool:
-    return any(
-        not (in_body and row.extremes) and row.when(node, opset)
-        for row in rows.get((node.domain, node.op_type), ())
-    )
-
-
-def wrong_in_onnxruntime(node: ir.Node, opset: int, *, in_body: bool = False) -> bool:
-    """Return whether ONNX Runtime is known to compute this node wrongly, or to refuse it despite its registry.
-
-    Parameters
-    ----------
-    in_body : bool
-        Whether the node is in the body of another node.
-    """
-    return _hits(_IN_ONNXRUNTIME, node, opset, in_body=in_body)
-
-
-def differs_between_engines(node: ir.Node, opset: int) -> bool:
-    """Return whether ONNX Runtime and the array table are known to give different results, both correct."""
-    return _hits(_UNLIKE, node, opset)
-
-
-def wrong_in_reference(node: ir.Node, opset: int) -> bool:
-    """Return whether the reference operators are known to compute this node wrongly, or to lack it."""
-    return _hits(_IN_REFERENCE, node, opset)

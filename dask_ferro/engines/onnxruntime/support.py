@@ -23,7 +23,7 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.engines.onnxruntime import declared
-from dask_ferro.engines.onnxruntime.known_defects import wrong_in_onnxruntime
+from dask_ferro.engines.onnxruntime.known_defects import ONNXRUNTIME, is_affected
 from dask_ferro.graph.ir.dtypes import SESSION
 from dask_ferro.graph.ir.nodes import bodies
 
@@ -149,7 +149,7 @@ def onnxruntime_supports(node: ir.Node, opsets: dict[str, int], *, in_body: bool
     """
     return (
         (in_body or _crosses_a_session(node))
-        and not wrong_in_onnxruntime(node, opsets.get(node.domain, 1), in_body=in_body)
+        and not is_affected(ONNXRUNTIME, node, opsets.get(node.domain, 1), in_body=in_body)
         and has_kernel(node, opsets)
         and all(onnxruntime_supports(n, opsets, in_body=True) for n in chain.from_iterable(bodies(node)))
     )
