@@ -68,11 +68,10 @@ class Support(NamedTuple):
 def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
     """Return the engines that compute `node` correctly, in order of preference."""
     opset = opsets.get("", 1)
-    dtypes = [None if v is None else v.dtype for v in node.inputs]
     able: list[Engine] = []
     if node.domain != OWN_DOMAIN and onnxruntime_supports(node, opsets):
         able.append("onnxruntime")
-    if array.supports(node, opset, dtypes):
+    if array.supports(node, opset):
         able.append("array")
     if reference_supports(node, opsets):
         able.append("reference")

@@ -18,6 +18,7 @@ import pytest
 from emulated.device import StandIn
 
 from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
+from dask_ferro.graph.model.load import load
 from tests.engines.array.cases import bound, supported
 
 LACKING = 40  # of float16, which array_api_strict has not
@@ -31,7 +32,7 @@ def _accepted() -> Iterator[tuple[Any, ir.Model]]:
         warnings.simplefilter("ignore")
         cases: list[Any] = onnx.backend.test.loader.load_model_tests(kind="node")
     for case in cases:
-        model = ir.from_proto(onnx.shape_inference.infer_shapes(case.model))
+        model = load(case.model).model
         if supported(model):
             yield case, model
 

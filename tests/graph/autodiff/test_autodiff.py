@@ -63,7 +63,7 @@ WITHOUT = {
 }
 # Results that are no floating point numbers.
 DISCRETE = {
-    "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Constant",
+    "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
     "ConstantOfShape", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "MatMulInteger",
     "NonZero", "Not", "Or", "QuantizeLinear", "Shape", "Size", "Xor",
 }  # fmt: skip

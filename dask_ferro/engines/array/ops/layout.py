@@ -1,9 +1,8 @@
 """Operators that move elements and never change them (reshape, transpose, concatenate, slice, pad, tile).
 
-Most return views.  Shapes, axes, starts and pads are attributes in old opsets and inputs in new ones
-(`reading`).
+Most return views.  Shapes, axes, starts and pads are attributes in old opsets and inputs in new ones (`reading`).
 
-Operators without data inputs are here too: constants, ranges, identity matrices, shapes.
+Operators without data inputs are here too: ranges, identity matrices, shapes.
 """
 
 from __future__ import annotations
@@ -186,30 +185,6 @@ def _center_crop_pad(xp: Namespace, op: Op, shape: Ints) -> Fn:
     return fn
 
 
-_VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
-
-
-def _constant(xp: Namespace, op: Op) -> Fn:
-    (name,) = (n for n in _VALUES if n in op.attributes)
-    value = op.attributes[name]
-    if name == "value":
-        known = np.array(value.numpy())
-    else:
-        known = np.array(value, np.float32 if "float" in name else np.int64)
-    # Every call returns the same array: a caller that wrote to it would change later results.
-    known.flags.writeable = False
-    array = xp.asarray(known)
-    return lambda: array
-
-
-def _plain_constant(node: ir.Node, opset: int) -> bool:
-    """Return whether the value is a dense tensor of a dtype that every namespace has."""
-    names = set(node.attributes) & {*_VALUES, "sparse_value", "value_string", "value_strings"}
-    if len(names) != 1 or not names <= set(_VALUES):
-        return False
-    return names != {"value"} or node.attributes["value"].as_tensor().dtype in ANY
-
-
 def _constant_of_shape(xp: Namespace, op: Op, shape: Ints) -> Fn:
     tensor = op.get("value")
     value = np.zeros(1, np.float32) if tensor is None else tensor.numpy().reshape(-1)
@@ -271,7 +246,6 @@ TABLE: dict[str, Kernel] = {
     "DepthToSpace": row(_depth_to_space, ANY, blocksize=None, mode="DCR"),
     "SpaceToDepth": row(_space_to_depth, ANY, blocksize=None, mode="DCR"),
     "CenterCropPad": reading(_center_crop_pad, ANY, INDEX),
-    "Constant": Kernel(_constant, (ANY,), when=_plain_constant),
     "ConstantOfShape": reading(_constant_of_shape, WIDE, at=(0,), when=_plain_value),
     "Range": row(_range, frozenset({D.FLOAT, D.DOUBLE, D.INT16, D.INT32, D.INT64})),
     "Shape": row(_shape, ANY, start=0, end=None),
