@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from emulated.device import OutOfMemory, StandIn
+from emulated.device import CountedGpu, OutOfMemory, StandIn
 from onnx import helper, parser
 
 from dask_ferro.engines import array
-from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
+from dask_ferro.engines.device.device import Device, cupy_devices
 from tests.each import each, every
 from tests.engines.array.cases import BY_OP, CASES, Case, bound, expected, id_of
 from tests.engines.array.test_ops import TOLERANCE
@@ -29,7 +29,7 @@ OPSET = 25
 
 
 def made(kind: str) -> Device:
-    return StandIn() if kind == "stand-in" else CupyDevice()
+    return StandIn() if kind == "stand-in" else CountedGpu()
 
 
 @pytest.fixture(params=["stand-in", pytest.param("cupy", marks=gpu)])

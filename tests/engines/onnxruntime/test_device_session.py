@@ -10,10 +10,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from emulated.device import StandIn
+from emulated.device import CountedGpu, StandIn
 from onnx import TensorProto, helper
 
-from dask_ferro.engines.device.device import CupyDevice, cupy_devices
+from dask_ferro.engines.device.device import cupy_devices
 from dask_ferro.engines.device.oom import ran_out
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.device_executable import compile_on_device
@@ -47,7 +47,7 @@ def device(request: pytest.FixtureRequest) -> Any:
         pytest.skip("no GPU that CuPy sees")
     if not works(CUDA):
         pytest.skip("no ONNX Runtime with a CUDA provider that works (package onnxruntime-gpu)")
-    return CupyDevice()
+    return CountedGpu()
 
 
 def session(device: Any, proto: onnx.ModelProto, **options: Any) -> DeviceSessionRun:
@@ -258,7 +258,7 @@ def test_a_run_gives_its_arena_back(place: ProviderPlace, arena: str) -> None:
 
 
 def test_the_provider_is_that_of_the_arrays_memory(device: Any) -> None:
-    wanted = (CUDA, "cuda") if isinstance(device, CupyDevice) else ("CPUExecutionProvider", "cpu")
+    wanted = (CUDA, "cuda") if isinstance(device, CountedGpu) else ("CPUExecutionProvider", "cpu")
     assert place_of(device)[:2] == wanted
 
 
