@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
-from numpy.lib.array_utils import normalize_axis_index
+
+# Returns an axis counted from the front; raises where it is out of range, which Python's indexing does not.
+from numpy.lib.array_utils import normalize_axis_index as from_front
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.graph.ir.dtypes import NAMES
@@ -85,7 +87,6 @@ def row(
     *dtypes: frozenset[ir.DataType],
     opsets: range = range(7, NEWEST + 1),
     when: Callable[[ir.Node, int], bool] = anything,
-    reads: tuple[int, ...] = (),
     **defaults: Any,
 ) -> Kernel:
     """Return the row of the kernel `fn(xp, *arrays, **attributes)`, with the defaults of its attributes."""
@@ -93,7 +94,7 @@ def row(
     def build(xp: Namespace, op: Op) -> Fn:
         return partial(fn, xp, **{name: op.get(name, default) for name, default in defaults.items()})
 
-    return Kernel(build, dtypes, opsets, when, reads)
+    return Kernel(build, dtypes, opsets, when)
 
 
 def reading(
@@ -150,17 +151,6 @@ def widened(xp: Namespace, x: Array) -> Array:
     """Return float16 as float32, and other dtypes as they are."""
     # A sum in float16 loses every term below a 2,048th of it.
     return xp.astype(x, xp.float32) if x.dtype == getattr(xp, "float16", None) else x
-
-
-def from_front(axis: int, rank: int) -> int:
-    """Return an axis counted from the front.
-
-    Raises
-    ------
-    numpy.exceptions.AxisError
-        It is out of range; Python's indexing would silently take another axis.
-    """
-    return normalize_axis_index(axis, rank)
 
 
 def axis_shape(axis: int, rank: int) -> tuple[int, ...]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -49,18 +48,14 @@ def faster(nodes: Iterable[ir.Node], written: Iterable[onnx.NodeProto], opset: i
     opset : int
         The version of the default domain.
     """
-    each = zip(nodes, written, strict=True)
-    return list(chain.from_iterable(_replaced(node, opset) or [proto] for node, proto in each))
-
-
-def _replaced(node: ir.Node, opset: int) -> Nodes | None:
-    """Return the nodes in place of one; None where it stays."""
-    rule = _RULES.get(node.op_type) if not node.domain and opset >= _OPSET else None
-    if rule is None:
-        return None
-    out = _NodesInPlace(node)
-    rule(node, out)
-    return out.nodes or None
+    found: Nodes = []
+    for node, proto in zip(nodes, written, strict=True):
+        rule = _RULES.get(node.op_type) if not node.domain and opset >= _OPSET else None
+        out = _NodesInPlace(node)
+        if rule is not None:
+            rule(node, out)
+        found += out.nodes or [proto]
+    return found
 
 
 class _NodesInPlace:
@@ -68,7 +63,7 @@ class _NodesInPlace:
 
     def __init__(self, node: ir.Node) -> None:
         self.nodes: Nodes = []
-        self._value, self._node = next(value.name for value in node.outputs if value.name), node.name
+        self._value, self._node = next((v.name for v in node.outputs if v.name), ""), node.name
         self._count = 0
 
     def add(self, op: str, *inputs: str, result: str | None = None, **attributes: Attribute) -> str:

@@ -205,19 +205,14 @@ def _bind(
 
 
 def _kernel_fits(domain: str, op: str, since: int, bound: dict[str, str], provider: str) -> bool:
-    rows = registry(provider).get((domain, op), ())
-    return any(_version_fits(row, since) and _types_fit(row, bound) for row in rows)
-
-
-def _types_fit(row: KernelRow, bound: dict[str, str]) -> bool:
-    # An unbound type parameter is taken to fit.
-    return all(bound[parameter] in types for parameter, types in row.types.items() if parameter in bound)
-
-
-def _version_fits(row: KernelRow, since: int) -> bool:
-    """Return whether a kernel supports a version, by ONNX Runtime's own rule."""
-    # A kernel without an upper bound supports only the version that it was written for: a later one may differ.
-    return row.first == since or (row.first < since <= row.last and row.last != _OPEN_END)
+    """Return whether a provider has a kernel, by ONNX Runtime's own rules."""
+    return any(
+        # A kernel without an upper bound supports only the version that it was written for: a later one may differ.
+        (row.first == since or (row.first < since <= row.last and row.last != _OPEN_END))
+        # An unbound type parameter is taken to fit.
+        and all(bound[parameter] in types for parameter, types in row.types.items() if parameter in bound)
+        for row in registry(provider).get((domain, op), ())
+    )
 
 
 def _body_fits(
