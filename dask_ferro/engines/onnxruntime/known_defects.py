@@ -18,16 +18,12 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from dask_ferro.graph.ir.dtypes import INDEX, INTEGER, SIGNED, D
 from dask_ferro.graph.ir.nodes import attribute_of, input_of
 
 # The largest weights whose values are read: divisors, exponents and bounds, mostly scalars.
 _LOOKED_AT_BYTES = 1 << 20
-D = ir.DataType
-# Separate, because the smallest signed integer divided by -1 has no result.
-_SIGNED = frozenset({D.INT8, D.INT16, D.INT32, D.INT64})
-_INTEGERS = _SIGNED | {D.UINT8, D.UINT16, D.UINT32, D.UINT64}
 _FLOATS = (D.FLOAT, D.DOUBLE)
-_LONG = (D.INT32, D.INT64)
 
 
 class Wrong(NamedTuple):
@@ -112,10 +108,10 @@ def _may_trap(node: ir.Node, opset: int) -> bool:
     typed = [v.dtype for v in (*node.inputs, *node.outputs) if v is not None and v.dtype is not None]
     # Any of them, because all values of Div and Mod have one dtype.
     dtype = typed[0] if typed else None
-    if dtype not in _INTEGERS:
+    if dtype not in INTEGER:
         return False
     divisor = _known(node, 1)
-    return divisor is None or bool((divisor == 0).any() or (dtype in _SIGNED and (divisor == -1).any()))
+    return divisor is None or bool((divisor == 0).any() or (dtype in SIGNED and (divisor == -1).any()))
 
 
 def _mixes_dtypes(node: ir.Node, opset: int) -> bool:
@@ -125,7 +121,7 @@ def _mixes_dtypes(node: ir.Node, opset: int) -> bool:
 
 def _bound_may_be_nan(node: ir.Node, opset: int) -> bool:
     """Return whether a bound of Clip is computed, or a constant NaN."""
-    if _dtype(node) in _INTEGERS:
+    if _dtype(node) in INTEGER:
         return False
     bounds = [_known(node, i) for i in (1, 2) if _has_input(node, i)]
     # Only NaN differs from itself.
@@ -185,21 +181,21 @@ ONNXRUNTIME = _by_operator(
     Wrong("Sign", _of(D.FLOAT16), "returns 0 for NaN", extremes=True),
     Wrong("Clip", _bound_may_be_nan, "ignores a bound of NaN", extremes=True),
     Wrong("Shrink", lambda n, v: _dtype(n) != D.FLOAT, "computes doubles and integers in float32"),
-    Wrong("Pow", _of(*_INTEGERS), "int64: through a double, 3**39 ends in 256 for 267", extremes=True),
+    Wrong("Pow", _of(*INTEGER), "int64: through a double, 3**39 ends in 256 for 267", extremes=True),
     *_each(
         ("ReduceSum", "ReduceL1", "ReduceProd", "ReduceSumSquare"),
-        _of(*_LONG),
+        _of(*INDEX),
         "int64: through a double, 2**53 + 1 is lost; saturates",
         extremes=True,
     ),
-    Wrong("ReduceL2", _of(*_LONG), "omits the root of large integers", extremes=True),
+    Wrong("ReduceL2", _of(*INDEX), "omits the root of large integers", extremes=True),
     Wrong("ReduceLogSumExp", _of(*_FLOATS), "returns -inf for the smallest number", extremes=True),
 )
 
 
 def _looks_up_other_keys(node: ir.Node, opset: int) -> bool:
     """Return whether a LabelEncoder may have NaN as a key, or has a default that its file leaves out."""
-    floats = _dtype(node) not in _INTEGERS | {D.STRING}
+    floats = _dtype(node) not in INTEGER | {D.STRING}
     return floats or ("values_tensor" in node.attributes and "default_tensor" not in node.attributes)
 
 
@@ -248,7 +244,7 @@ REFERENCE = _by_operator(
     Wrong("Gradient", _always, "has no such operator", "ai.onnx.preview.training"),
     Wrong(
         "ReduceSumSquare",
-        lambda n, v: _dtype(n) in _INTEGERS - {D.INT64},
+        lambda n, v: _dtype(n) in INTEGER - {D.INT64},
         "returns 64 bits for narrower types",
     ),
 )
