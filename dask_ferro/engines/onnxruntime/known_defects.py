@@ -261,6 +261,5 @@ UNLIKE = _by_operator(
         _RECURRENT, _always, "NaN in the input: ONNX Runtime clips its activations, which makes it a number"
     ),
     Wrong("QuantizeLinear", _always, "NaN: the smallest integer, or 0"),
-    Wrong("DynamicQuantizeLinear", _always, "NaN: other scales"),
     *_each(("Cast", "CastLike"), _always, "floats beyond the integers: undefined in ONNX"),
 )
