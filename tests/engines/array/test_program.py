@@ -32,7 +32,7 @@ def nodes_of(*rows: tuple[str, str, str], **attributes: Any) -> list[ir.Node]:
     return list(ir.from_proto(helper.make_model(graph, ir_version=10)).graph)
 
 
-def typed(row: tuple[str, str, str], dtypes: Sequence[Any], attributes: Mapping[str, Any] = {}) -> ir.Node:  # noqa: B006
+def typed(row: tuple[str, str, str], dtypes: Sequence[Any], attributes: Mapping[str, Any]) -> ir.Node:
     """A node whose inputs have dtypes; None for one that is left out or not known."""
     (node,) = nodes_of(row, **attributes)
     for value, dtype in zip(node.inputs, dtypes, strict=True):
@@ -237,4 +237,4 @@ class TestSupports:
 
     def test_the_tables_know_the_newest_opset(self) -> None:
         newest = max(s.since_version for s in onnx.defs.get_all_schemas() if s.domain == "")
-        assert array.supports(typed(("Add", "x y", "z"), [FLOAT, FLOAT]), newest)
+        assert array.supports(typed(("Add", "x y", "z"), [FLOAT, FLOAT], {}), newest)
