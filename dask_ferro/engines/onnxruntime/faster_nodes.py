@@ -167,7 +167,11 @@ def _max_pool(node: ir.Node, out: _NodesInPlace) -> None:
     maxima = out.add(
         "MaxPool", str(x.name), result=node.outputs[0].name, kernel_shape=windows, strides=windows
     )
-    given = str(x.name) if covered == list(space) else _cut(out, str(x.name), covered)
+    given = str(x.name)
+    if covered != list(space):
+        # The rest is in no window.
+        bounds = (out.constant(numbers, np.int64) for numbers in ([0, 0], covered, [2, 3]))
+        given = out.add("Slice", given, *bounds)
     scales = out.constant([1, 1, *kernel], np.float32)
     # Each maximum as often as its window has elements.
     nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -180,12 +184,6 @@ def _max_pool(node: ir.Node, out: _NodesInPlace) -> None:
     inside = out.add("Sub", out.constant(corners + most, np.int64), first)
     result = str(node.outputs[1].name)
     _from_planes(out, inside, maxima, result, made=math.prod(counts), read=math.prod(space))
-
-
-def _cut(out: _NodesInPlace, x: str, ends: list[int]) -> str:
-    """Write the elements of an image up to `ends`; the rest is in no window."""
-    starts, stops, axes = (out.constant(numbers, np.int64) for numbers in ([0, 0], ends, [2, 3]))
-    return out.add("Slice", x, starts, stops, axes)
 
 
 def _from_planes(out: _NodesInPlace, inside: str, like: str, result: str, *, made: int, read: int) -> None:
