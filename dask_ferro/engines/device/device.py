@@ -115,7 +115,7 @@ class Device(Protocol):
         """Wait for the work that the calling thread has queued."""
 
 
-class CupyDevice:
+class CupyDevice(Device):
     """A GPU, through CuPy.
 
     Parameters
@@ -147,11 +147,9 @@ class CupyDevice:
         self._locked, self._unlocked = 0, deque[int]()
 
     def to_device(self, array: np.ndarray) -> Array:
-        """Return a copy on the device; raises CuPy's MemoryError where it does not fit."""
         return self._cupy.asarray(array)
 
     def to_host(self, array: Array) -> np.ndarray:
-        """Return a copy on the host, after all work that this thread has queued."""
         # Without a target CuPy allocates the result.
         found: np.ndarray = self._cupy.asnumpy(array, out=self.page_locked(array.shape, array.dtype))
         return found
@@ -180,30 +178,25 @@ class CupyDevice:
         return found
 
     def allocation(self, array: Array) -> int:
-        """Return the bytes that an array keeps allocated; for a view, the bytes of its base."""
         # The array's own allocation is larger by the rounding at most; a view's base by more.
         size = int(array.data.mem.size)
         return size if size - array.nbytes >= _ROUNDED else int(array.nbytes)
 
     def memory(self) -> Memory:
-        """Return the current memory."""
         with self._device:
             return cupy_memory(self._cupy)
 
     def release(self) -> None:
-        """Return blocks without arrays to the driver."""
         with self._device:
             self._cupy.get_default_memory_pool().free_all_blocks()
             self._cupy.get_default_pinned_memory_pool().free_all_blocks()
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Queue the work of the context on the calling thread's own stream."""
         with self._device, self._own():
             yield
 
     def synchronize(self) -> None:
-        """Wait for the work that the calling thread has queued."""
         self._own().synchronize()
 
     def _own(self) -> Any:

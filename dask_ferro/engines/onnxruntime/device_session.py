@@ -137,7 +137,8 @@ class DeviceSessionRun:
         self._dtypes = {v.name: _dtype(device.namespace, v) for v in piece.proto.graph.output}
         # By output: whether its shape has been as declared in all runs so far.
         self._kept: dict[str, bool] = {}
-        self._shrinking = run_options(self._place)
+        arena = "gpu" if self._place.provider == CUDA else "cpu"
+        self._shrinking = shrinking(f"{arena}:{self._place.number}")
         self._weights = sum(tensor.nbytes for tensor in piece.weights.values())
         self._held = held
         self._held(self._built)
@@ -213,12 +214,6 @@ def is_short(memory: Memory) -> bool:
     Where it has more, arenas keep their memory between runs, since allocating it anew takes up to a millisecond a run.
     """
     return memory.unused < memory.total // 4
-
-
-def run_options(place: ProviderPlace) -> ort.RunOptions:
-    """Return the options of a run after which the arena frees its unused memory."""
-    kind = "gpu" if place.provider == CUDA else "cpu"
-    return shrinking(f"{kind}:{place.number}")
 
 
 def as_value(xp: Namespace, array: Array) -> ort.OrtValue:

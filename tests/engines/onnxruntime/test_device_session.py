@@ -25,7 +25,6 @@ from dask_ferro.engines.onnxruntime.device_session import (
     place_of,
     provider_options,
     resolved,
-    run_options,
     sizes_of,
     works,
 )
@@ -248,13 +247,10 @@ def test_any_other_failure_of_a_session_is_its_own(monkeypatch: pytest.MonkeyPat
         managed(Residency(StandIn(1 << 20)), mlp())
 
 
-@pytest.mark.parametrize(
-    ("place", "arena"),
-    [(ProviderPlace(CUDA, "cuda", 1), "gpu:1"), (ProviderPlace("CPUExecutionProvider", "cpu", 0), "cpu:0")],
-)
-def test_a_run_gives_its_arena_back(place: ProviderPlace, arena: str) -> None:
+def test_a_run_gives_its_arena_back(device: Any) -> None:
     """Nobody counts what lies in it."""
-    assert run_options(place).get_run_config_entry("memory.enable_memory_arena_shrinkage") == arena
+    arena = "gpu:0" if isinstance(device, CountedGpu) else "cpu:0"
+    assert session(device, mlp())._shrinking.get_run_config_entry("memory.enable_memory_arena_shrinkage") == arena
 
 
 def test_the_provider_is_that_of_the_arrays_memory(device: Any) -> None:
