@@ -19,9 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
-
-# Returns an axis counted from the front; raises where it is out of range, which Python's indexing does not.
-from numpy.lib.array_utils import normalize_axis_index as from_front
+from numpy.lib.array_utils import normalize_axis_index
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.graph.ir.dtypes import NAMES
@@ -32,6 +30,8 @@ Fn = Callable[..., Array]
 
 # The newest opset that the tables were checked against; a newer one may change an operator.
 NEWEST = 28
+# Returns an axis counted from the front; raises where it is out of range, which Python's indexing does not.
+from_front = normalize_axis_index
 
 
 class Op(NamedTuple):

@@ -13,7 +13,7 @@ a numpy array, and a value of the host is uploaded where a kernel on the device 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ _NODE_BYTES = 2048
 
 
 class Unit(NamedTuple):
-    """A node with its row of the table; names of its inputs (None: omitted) and outputs; whether the host computes it."""
+    """A node, its row of the table, names of its inputs (None: omitted) and outputs, and whether it is the host's."""
 
     node: ir.Node
     row: Kernel
@@ -197,7 +197,9 @@ def _units(
     for node in nodes:
         row = find(node, opset)
         if row is None:
-            problem = f"node {node.name!r}: no {node.op_type} of opset {opset} with these attributes and outputs"
+            problem = (
+                f"node {node.name!r}: no {node.op_type} of opset {opset} with these attributes and outputs"
+            )
             raise UnsupportedOp("cannot compile the bundle for array kernels", [problem])
         inputs = tuple(None if v is None or not v.name else v.name for v in node.inputs)
         outputs = tuple(v.name or "" for v in node.outputs)
@@ -233,15 +235,15 @@ def _read_on_host(units: Sequence[Unit], inputs: Sequence[str], outputs: Sequenc
     return frozenset(name for name in inputs if reads[name] == {True} and name not in outputs)
 
 
-def _releases(units: Sequence[Unit], seen: set[str]) -> Iterator[tuple[Unit, tuple[str, ...]]]:
+def _releases(units: Sequence[Unit], seen: set[str]) -> list[tuple[Unit, tuple[str, ...]]]:
     """Return each unit with the values that none after it reads; those that are `seen` stay."""
-    found = []
+    found: list[tuple[Unit, tuple[str, ...]]] = []
     for unit in reversed(units):
         last = {*filter(None, unit.inputs), *unit.outputs} - seen
         # All omitted outputs have one name.
         seen |= last - {""}
         found.append((unit, tuple(last)))
-    return reversed(found)
+    return found[::-1]
 
 
 def _on_host(name: str) -> Hashable:

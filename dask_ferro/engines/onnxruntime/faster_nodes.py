@@ -187,7 +187,7 @@ def _max_pool(node: ir.Node, out: _NodesInPlace) -> None:
 
 
 def _from_planes(out: _NodesInPlace, inside: str, like: str, result: str, *, made: int, read: int) -> None:
-    """Write indices within planes of `read` elements, `made` a plane, as indices within the tensor, shaped as `like`."""
+    """Write indices within planes, of which `made` of `read` elements are left, as indices within the tensor."""
     count = out.add("Div", out.add("Size", like), out.constant(made, np.int64))
     step = out.constant(read, np.int64)
     starts = out.add("Range", out.constant(0, np.int64), out.add("Mul", count, step), step)

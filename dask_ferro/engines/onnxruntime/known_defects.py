@@ -133,7 +133,7 @@ def _always(node: ir.Node, opset: int) -> bool:
 
 
 def _scatters_what_it_lacks(node: ir.Node, opset: int) -> bool:
-    """Return whether a scatter reduces a dtype that the registry declares, but of which the kernel refuses reductions."""
+    """Return whether a scatter has a reduction that the registry declares for its dtype, but the kernel refuses."""
     return _dtype(node) in (D.FLOAT16, D.BOOL) and attribute_of(node, "reduction", "none") != "none"
 
 
@@ -167,7 +167,11 @@ ONNXRUNTIME = _by_operator(
         ),
         "align_corners with scales: uses the rounded size as the length",
     ),
-    *_each(("ScatterElements", "ScatterND"), _scatters_what_it_lacks, "refuses most reductions of float16 and bool"),
+    *_each(
+        ("ScatterElements", "ScatterND"),
+        _scatters_what_it_lacks,
+        "refuses most reductions of float16 and bool",
+    ),
     Wrong("StringNormalizer", _always, "requires an en_US locale on the machine"),
     Wrong("Dropout", lambda n, v: _has_input(n, 2), "training mode: another random mask"),
     Wrong("BatchNormalization", _trains, "writes the running mean over its weight: the next run differs"),

@@ -250,7 +250,10 @@ def test_any_other_failure_of_a_session_is_its_own(monkeypatch: pytest.MonkeyPat
 def test_a_run_gives_its_arena_back(device: Any) -> None:
     """Nobody counts what lies in it."""
     arena = "gpu:0" if isinstance(device, CountedGpu) else "cpu:0"
-    assert session(device, mlp())._shrinking.get_run_config_entry("memory.enable_memory_arena_shrinkage") == arena
+    assert (
+        session(device, mlp())._shrinking.get_run_config_entry("memory.enable_memory_arena_shrinkage")
+        == arena
+    )
 
 
 def test_the_provider_is_that_of_the_arrays_memory(device: Any) -> None:

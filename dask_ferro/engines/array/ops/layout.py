@@ -227,9 +227,7 @@ TABLE: dict[str, Kernel] = {
     "Unsqueeze": reading(_unsqueeze, ANY, WIDE, since=13, attributes=("axes",)),
     "Concat": row(lambda xp, *xs, axis: xp.concat(xs, axis=axis), ANY, axis=None),
     "Split": reading(_split, ANY, WIDE, since=13, attributes=("split",)),
-    "Slice": reading(
-        _slice, ANY, INDEX, at=(1, 2, 3, 4), since=10, attributes=("starts", "ends", "axes")
-    ),
+    "Slice": reading(_slice, ANY, INDEX, at=(1, 2, 3, 4), since=10, attributes=("starts", "ends", "axes")),
     # In both directions: ONNX also broadcasts the shape to the input.
     "Expand": reading(
         lambda xp, op, shape: lambda x, *_: xp.broadcast_to(x, np.broadcast_shapes(x.shape, shape)), ANY, WIDE
