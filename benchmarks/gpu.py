@@ -40,12 +40,12 @@ import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 from dask.core import flatten  # noqa: E402
 from distributed import Client  # noqa: E402
-from emulated.device import StandIn  # noqa: E402
+from emulated.device import CountedGpu, StandIn  # noqa: E402
 from emulated.workload_kernels import await_forgotten  # noqa: E402
 from gpu_checks import ALONE, COPIES, DASK, RESIDENT  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.engines.device.device import CupyDevice, cupy_devices  # noqa: E402
+from dask_ferro.engines.device.device import cupy_devices  # noqa: E402
 from dask_ferro.engines.device.residency import Residency  # noqa: E402
 from dask_ferro.engines.device_executable import compile_on_device  # noqa: E402
 from dask_ferro.engines.executable import Executable  # noqa: E402
@@ -408,7 +408,7 @@ def main() -> int:
     real = cupy_devices() > 0
     if not real and (chosen.check or not chosen.toy):
         parser.error("CuPy sees no GPU here; --toy, without --check, runs on the stand-in")
-    device = CupyDevice(tf32=chosen.tf32) if real else StandIn()
+    device = CountedGpu(tf32=chosen.tf32) if real else StandIn()
     size, rounds = (TOY, 1) if chosen.toy else (Size(), chosen.rounds)
     note: Note = (lambda line: None) if chosen.quiet else (lambda line: print(line, file=sys.stderr))
     results: dict[str, Any] = {}

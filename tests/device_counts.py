@@ -21,5 +21,4 @@ def counts() -> dict[str, Any] | None:
         "total": memory.total,
         "live": memory.own,
         "resident": resident_bytes,
-        "spilled": here.spilled_bytes,
     }

@@ -18,13 +18,65 @@ from typing import Any
 
 import numpy as np
 
-from dask_ferro.engines.device.device import DTYPES, Memory, Traffic
+from dask_ferro.engines.device.device import DTYPES, CupyDevice, Memory
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
 _COMPARING = "lt le gt ge eq ne"
 _UNARY = "neg pos abs invert"
 _READING = "bool int float index"
 _numbers = itertools.count()
+
+
+class Traffic:
+    """Thread-safe counters of the traffic between host and device.
+
+    Attributes
+    ----------
+    ups, up_bytes, downs, down_bytes : int
+        Arrays and bytes in either direction.
+    reads : int
+        Single values that a kernel read from the device while it ran: each read waits for all queued work.  Only the
+        emulated device counts them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.ups = self.up_bytes = self.downs = self.down_bytes = self.reads = 0
+
+    def add(self, **counts: int) -> None:
+        """Count arrays and bytes, by the names of the attributes."""
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self, name, getattr(self, name) + count)
+
+    def counts(self) -> dict[str, int]:
+        """Return a consistent snapshot of the counters, by name."""
+        with self._lock:
+            return {name: getattr(self, name) for name in ("ups", "up_bytes", "downs", "down_bytes", "reads")}
+
+
+class CountedGpu(CupyDevice):
+    """A GPU that counts its transfers.
+
+    Parameters
+    ----------
+    **options
+        As of `CupyDevice`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.traffic = Traffic()
+
+    def to_device(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return a copy on the device."""
+        self.traffic.add(ups=1, up_bytes=array.nbytes)
+        return super().to_device(array)
+
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return a copy on the host."""
+        self.traffic.add(downs=1, down_bytes=array.nbytes)
+        return super().to_host(array)
 
 
 class OutOfMemory(MemoryError):

@@ -42,9 +42,6 @@ class Cache(Generic[T]):
         self._lock = threading.Lock()
         self._building: dict[Hashable, threading.Lock] = {}
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._kept
-
     def get(self, key: Hashable, build: Callable[[], T], is_current: Callable[[T], bool] | None = None) -> T:
         """Return the object under `key`; it is built if the cache does not have it, or it is no longer current."""
         if (kept := self._found(key, is_current)) is not None:

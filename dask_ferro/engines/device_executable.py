@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, array
-from dask_ferro.engines.array.unit import SMALL_BYTES
+from dask_ferro.engines.array.program import SMALL_BYTES
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.errors import labels, loading
 from dask_ferro.engines.executable import (
@@ -164,17 +164,23 @@ def compile_on_device(
 
 
 def _array_step(part: NodeRun, residency: Residency) -> EngineStep:
-    reads, opset, device = part.reads, opset_of(part.model), residency.device
+    reads, device = part.reads, residency.device
     weights = weights_of(part.model, part.nodes)
     large = {name: tensor for name, tensor in weights.items() if tensor.nbytes > SMALL_BYTES}
     small = {name: tensor for name, tensor in weights.items() if name not in large}
-    program = array.compile(
-        part.nodes, (*reads, *large), part.writes, opset=opset, weights=small, on_device=True
-    )
-    bound = residency.run(
-        lambda: program.bind(device.namespace, device.to_device, residency.weight), lambda ready: ready
-    )
-    return part.step(bound, frozenset(reads) - program.host_inputs, tuple(large.items()))
+
+    def built() -> array.Program:
+        return array.Program(
+            *(part.nodes, (*reads, *large), part.writes),
+            opset=opset_of(part.model),
+            weights=small,
+            xp=device.namespace,
+            upload=device.to_device,
+            weight=residency.weight,
+        )
+
+    program = residency.run(built, lambda ready: ready)
+    return part.step(program, frozenset(reads) - program.host_inputs, tuple(large.items()))
 
 
 def _session_step(part: NodeRun, residency: Residency, settings: SessionSettings) -> EngineStep:

@@ -93,7 +93,7 @@ def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exceptio
         return MemoryError(
             f"{headline}: {reason}; run fewer rows at a time (batch=), or give the worker more memory"
         )
-    if _is(error, "NotImplemented") or isinstance(error, NotImplementedError):
+    if type(error).__name__ == "NotImplemented" or isinstance(error, NotImplementedError):
         return UnsupportedOp(headline, [f"{reason}; export the model with another operator or dtype there"])
     if _WRONG_ARRAYS.search(reason):
         return ConfigError(f"{headline}: {reason}; pass arrays of the model's dtypes and shapes")
@@ -112,8 +112,3 @@ def cleaned(error: BaseException) -> str:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     # Both ends are kept, because the reason may be at either.
     return text if len(text) <= _REASON else f"{text[: _REASON // 2]} ... {text[-_REASON // 2 :]}"
-
-
-def _is(error: Exception, name: str) -> bool:
-    """Return whether `error` is ONNX Runtime's exception of that name."""
-    return type(error).__name__ == name and type(error).__module__.startswith("onnxruntime")

@@ -17,7 +17,6 @@ from copy import copy
 from itertools import chain
 from typing import NamedTuple, Protocol, TypeAlias
 
-import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import onnx_ir as ir
 
@@ -100,7 +99,7 @@ class EngineStep(NamedTuple):
 
     def watched(self, watch: OpHook) -> EngineStep:
         """Return the same step with its operators wrapped by `watch`; only the array table's are seen one by one."""
-        if isinstance(self.run, array.BoundProgram):
+        if isinstance(self.run, array.Program):
             return self._replace(run=self.run.watched(watch))
         return self._replace(
             run=watch(self.engine.removesuffix("-device"), f"{self.node_count} nodes", "", self.run)
@@ -122,7 +121,7 @@ class Executable:
     def __init__(
         self, model: ir.Model, steps: Sequence[EngineStep], inputs: Sequence[str], outputs: Sequence[str]
     ) -> None:
-        self._check = checked(model)
+        self._check: Check | None = model.meta.get(CHECK)
         self._steps = tuple(steps)
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         # Outputs that are weights.
@@ -208,14 +207,6 @@ def compile_bundle(
     return Executable(model, steps, inputs, outputs)
 
 
-def checked(model: ir.Model) -> Check | None:
-    """Run and return the check of the files from which a model's weights are mapped; None where there is none."""
-    check: Check | None = model.meta.get(CHECK)
-    if check is not None:
-        check()
-    return check
-
-
 class NodeRun(NamedTuple):
     """Consecutive nodes of one engine, and the values of the bundle that they read and write."""
 
@@ -244,7 +235,9 @@ def planned_nodes(
     ValueError
         The plan was made for another model.
     """
-    checked(model)
+    check: Check | None = model.meta.get(CHECK)
+    if check is not None:
+        check()
     nodes = nodes_between(model, inputs, outputs)
     planned = sum(count for _, count in engines)
     if len(nodes) != planned:
@@ -277,8 +270,7 @@ def host_step(part: NodeRun, settings: SessionSettings) -> EngineStep:
             return part.step(SessionRun(model, nodes, reads, writes, stamp(nodes, opset), settings))
         if part.engine == "array":
             weights = weights_of(model, nodes)
-            program = array.compile(nodes, reads, writes, opset=opset, weights=weights)
-            return part.step(program.bind(numpy_namespace))
+            return part.step(array.Program(nodes, reads, writes, opset=opset, weights=weights))
         return part.step(ReferenceRun(model, nodes, reads, writes, opset))
 
 

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from itertools import repeat
 
 import numpy as np
 import onnx_ir as ir
@@ -46,8 +45,8 @@ def _replacements() -> list[type]:
         for module, name in _OF_FLOATS.items()
     ]
     pairs = [
-        *zip(repeat(_Integers), (op_div.Div, op_mod.Mod), strict=False),
-        *zip(repeat(_Floats), learners, strict=False),
+        *((_Integers, base) for base in (op_div.Div, op_mod.Mod)),
+        *((_Floats, base) for base in learners),
         (_Linear, op_linear_regressor.LinearRegressor),
         (_Normalizer, op_string_normalizer.StringNormalizer),
     ]

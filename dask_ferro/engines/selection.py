@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.engines import array
-from dask_ferro.engines.onnxruntime.known_defects import differs_between_engines, wrong_in_reference
+from dask_ferro.engines.onnxruntime.known_defects import REFERENCE, UNLIKE, is_affected
 from dask_ferro.engines.onnxruntime.support import has_kernel, onnxruntime_supports, schema_of
 from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
@@ -68,11 +68,10 @@ class Support(NamedTuple):
 def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
     """Return the engines that compute `node` correctly, in order of preference."""
     opset = opsets.get("", 1)
-    dtypes = [None if v is None else v.dtype for v in node.inputs]
     able: list[Engine] = []
     if node.domain != OWN_DOMAIN and onnxruntime_supports(node, opsets):
         able.append("onnxruntime")
-    if array.supports(node, opset, dtypes):
+    if array.supports(node, opset):
         able.append("array")
     if reference_supports(node, opsets):
         able.append("reference")
@@ -82,7 +81,7 @@ def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
 def reference_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
     """Return whether the reference operators compute `node`, its bodies included."""
     version = opsets.get(node.domain, 1)
-    if wrong_in_reference(node, version) or schema_of(node.op_type, node.domain, version) is None:
+    if is_affected(REFERENCE, node, version) or schema_of(node.op_type, node.domain, version) is None:
         return False
     return all(reference_supports(inner, opsets) for inner in chain.from_iterable(bodies(node)))
 
@@ -90,14 +89,13 @@ def reference_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
 def support(model: ir.Model) -> list[Support]:
     """Return, for each node of the main graph in order, the engines that declare it."""
     opsets = dict(model.opset_imports)
-    return [_support(node, opsets) for node in model.graph]
-
-
-def _support(node: ir.Node, opsets: dict[str, int]) -> Support:
-    engines = engines_for(node, opsets)
-    problem = _words_out_of_reach(node) if engines else _problem(node, opsets)
-    alike = not differs_between_engines(node, opsets.get(node.domain, 1))
-    return Support(node.name or "", node.op_type, engines, _touched_bytes(node), problem, alike)
+    rows = []
+    for node in model.graph:
+        engines = engines_for(node, opsets)
+        problem = _words_out_of_reach(node) if engines else _problem(node, opsets)
+        alike = not is_affected(UNLIKE, node, opsets.get(node.domain, 1))
+        rows.append(Support(node.name or "", node.op_type, engines, _touched_bytes(node), problem, alike))
+    return rows
 
 
 def _problem(node: ir.Node, opsets: dict[str, int]) -> str:
@@ -154,12 +152,11 @@ def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, 
 
 def _is_tiny(rows: Sequence[Support]) -> bool:
     return len(rows) <= _TINY_NODES and all(
-        _takes_array(row) and row.touched_bytes <= _TINY_BYTES for row in rows
+        "array" in row.engines
+        and (row.alike or row.engines[0] == "array")
+        and row.touched_bytes <= _TINY_BYTES
+        for row in rows
     )
-
-
-def _takes_array(row: Support) -> bool:
-    return "array" in row.engines and (row.alike or row.engines[0] == "array")
 
 
 def _touched_bytes(node: ir.Node) -> float:
@@ -200,19 +197,14 @@ def device_engines(
     """
     able = engines_for(node, opsets)
     there: list[Engine] = []
-    if _lies_on_device(node, held):
+    values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.type is not None]
+    if all(isinstance(v.type, ir.TensorType) and NAMES.get(v.type.dtype) in held for v in values):
         if "array" in able:
             there.append("array")
         if provider is not None and "onnxruntime" in able and has_kernel(node, opsets, provider):
             there.append("onnxruntime-device")
     # The host is the last choice, because values are copied to it and back.
     return tuple(there) or tuple(engine for engine in able if engine != "array")
-
-
-def _lies_on_device(node: ir.Node, held: frozenset[str]) -> bool:
-    """Return whether all values of a node that have known types are tensors of dtypes that the device supports."""
-    values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.type is not None]
-    return all(isinstance(v.type, ir.TensorType) and NAMES.get(v.type.dtype) in held for v in values)
 
 
 def device_route(

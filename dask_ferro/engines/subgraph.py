@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -117,10 +116,7 @@ def _values(model: ir.Model) -> dict[str, ir.Value]:
     # Kept with the model: each of possibly thousands of bundles is extracted by name.
     known = model.meta.get("ferro.values")
     if known is None:
-        graph = model.graph
-        results = chain.from_iterable(node.outputs for node in graph)
-        known = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
-        known.update((v.name, v) for v in results if v.name)
+        known = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
         model.meta["ferro.values"] = known
     return known  # type: ignore[no-any-return]
 

@@ -29,9 +29,9 @@ def test_the_least_recently_used_leaves_first():
         cache.get(key, lambda: Thing(40) if key != "c" else Thing(30))  # noqa: B023 - called at once
         if key == "b":
             cache.get("a", lambda: Thing(0))
-    assert "a" in cache
-    assert "b" not in cache
-    assert "c" in cache
+    assert "a" in cache._kept
+    assert "b" not in cache._kept
+    assert "c" in cache._kept
     assert cache.nbytes == 70
 
 
@@ -39,8 +39,8 @@ def test_what_exceeds_the_bound_is_handed_out_and_not_kept():
     cache = Cache(100)
     cache.get("small", lambda: Thing(60))
     assert cache.get("huge", lambda: Thing(101)).nbytes == 101
-    assert "huge" not in cache
-    assert "small" in cache
+    assert "huge" not in cache._kept
+    assert "small" in cache._kept
 
 
 def test_a_failed_build_leaves_nothing_behind():

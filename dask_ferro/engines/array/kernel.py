@@ -4,7 +4,8 @@ A row names the cases that its kernel computes correctly (opsets, dtypes of the 
 and the kernel's builder.  `build(xp, op)` runs once, when a program is bound to an array namespace: it parses
 attributes and reads the constant inputs.  It returns the kernel, which runs once a call: `fn(*arrays)` takes the
 node's inputs in order (None for an omitted one) and returns an array, or a tuple of all outputs of the operator, of
-which the node may list fewer.  Most kernels need their attributes alone (`row`).
+which the node may list fewer.  Most kernels need their attributes alone (`row`); some are made for the values of
+integer inputs, such as shapes and axes (`reading`).
 
 Rules for kernels: an input is never written to; an output may be a view of an input; every float result has the
 dtype that ONNX specifies (Python scalars are weakly typed in all namespaces, so `2.0 * x` keeps float16).
@@ -29,6 +30,8 @@ Fn = Callable[..., Array]
 
 # The newest opset that the tables were checked against; a newer one may change an operator.
 NEWEST = 28
+# Returns an axis counted from the front; raises where it is out of range, which Python's indexing does not.
+from_front = normalize_axis_index
 
 
 class Op(NamedTuple):
@@ -69,7 +72,7 @@ class Kernel(NamedTuple):
     """A row of the table: the kernel's builder, and the cases that the kernel is declared for.
 
     `dtypes` has one set per input; the last one applies to all further inputs.  `reads` are the positions of inputs
-    whose values the kernel reads as Python integers (`late`): on a device they stay on the host.
+    whose values the kernel reads as Python integers (`reading`): on a device they stay on the host.
     """
 
     build: Build
@@ -84,7 +87,6 @@ def row(
     *dtypes: frozenset[ir.DataType],
     opsets: range = range(7, NEWEST + 1),
     when: Callable[[ir.Node, int], bool] = anything,
-    reads: tuple[int, ...] = (),
     **defaults: Any,
 ) -> Kernel:
     """Return the row of the kernel `fn(xp, *arrays, **attributes)`, with the defaults of its attributes."""
@@ -92,7 +94,43 @@ def row(
     def build(xp: Namespace, op: Op) -> Fn:
         return partial(fn, xp, **{name: op.get(name, default) for name, default in defaults.items()})
 
-    return Kernel(build, dtypes, opsets, when, reads)
+    return Kernel(build, dtypes, opsets, when)
+
+
+def reading(
+    make: Callable[..., Fn],
+    *dtypes: frozenset[ir.DataType],
+    at: tuple[int, ...] = (1,),
+    since: int = 0,
+    attributes: tuple[str, ...] = (),
+    when: Callable[[ir.Node, int], bool] = anything,
+) -> Kernel:
+    """Return the row of the kernel `make(xp, op, *values)`, for the values of integer inputs (None: omitted).
+
+    The kernel takes all of the node's inputs.
+
+    Parameters
+    ----------
+    at : tuple of int
+        Positions of these inputs.
+    since, attributes
+        Before opset `since` the values are these attributes.
+    """
+
+    def build(xp: Namespace, op: Op) -> Fn:
+        bound = partial(make, xp, op)
+        if op.opset < since:
+            return bound(*map(op.get, attributes))
+        # They are weights in nearly every model.
+        if all(i in op.constants or not op.has(i) for i in at):
+            return bound(*(ints(op.constants[i]) if op.has(i) else None for i in at))
+
+        def fn(*arrays: Array) -> Array | tuple[Array, ...]:
+            return bound(*(ints(arrays[i]) if op.has(i) else None for i in at))(*arrays)
+
+        return fn
+
+    return Kernel(build, dtypes, when=when, reads=at)
 
 
 def ints(array: Array) -> tuple[int, ...]:
@@ -104,22 +142,6 @@ def ints(array: Array) -> tuple[int, ...]:
     return (int(array),) if array.ndim == 0 else tuple(int(array[i]) for i in range(array.shape[0]))
 
 
-def late(op: Op, make: Callable[..., Fn], *indices: int) -> Fn:
-    """Return the kernel `make(*values)` for the values of the integer inputs at `indices` (None: omitted).
-
-    Shapes, axes and the like are weights in nearly every model: then `make` runs once, here.  Otherwise it
-    runs at every call.  Either way, the kernel takes all of the node's inputs.
-    """
-    if all(i in op.constants or not op.has(i) for i in indices):
-        return make(*(ints(op.constants[i]) if op.has(i) else None for i in indices))
-
-    def fn(*arrays: Array) -> Array | tuple[Array, ...]:
-        values = [ints(arrays[i]) if op.has(i) else None for i in indices]
-        return make(*values)(*arrays)
-
-    return fn
-
-
 def dtype(xp: Namespace, onnx_type: int) -> object:
     """Return the namespace's dtype for an ONNX dtype."""
     return getattr(xp, NAMES[ir.DataType(onnx_type)])
@@ -129,17 +151,6 @@ def widened(xp: Namespace, x: Array) -> Array:
     """Return float16 as float32, and other dtypes as they are."""
     # A sum in float16 loses every term below a 2,048th of it.
     return xp.astype(x, xp.float32) if x.dtype == getattr(xp, "float16", None) else x
-
-
-def from_front(axis: int, rank: int) -> int:
-    """Return an axis counted from the front.
-
-    Raises
-    ------
-    numpy.exceptions.AxisError
-        It is out of range; Python's indexing would silently take another axis.
-    """
-    return normalize_axis_index(axis, rank)
 
 
 def axis_shape(axis: int, rank: int) -> tuple[int, ...]:

@@ -1,15 +1,20 @@
 """A bundle of nodes as a program: kernels of the table one after the other, on values by name.
 
-`compile` checks the bundle; `Program.bind` parses attributes and turns weights into arrays, once.  A value is released
-after its last use, as in hand-written code.
+A program parses attributes and turns weights into arrays once, when it is made.  A value is released after its last
+use, as in hand-written code.
 
-For a device, `unit` keeps shape computations on the host: a weight that both read is an array there and a numpy array,
-and a value computed on the host is uploaded where a kernel on the device reads it.
+Exported models compute shapes with tensors: Shape, Gather, Concat, Reshape.  On a device each of these operators would
+be a kernel of one element, and a Reshape that reads the result would wait for all queued work.  A program on a device
+therefore computes values that depend only on shapes and small weights by numpy on the host, and passes them as numpy
+arrays to kernels that read integers on the host anyway (`Kernel.reads`).  A weight that both read is an array there and
+a numpy array, and a value of the host is uploaded where a kernel on the device reads it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import array_api_compat.numpy as numpy_namespace
@@ -17,103 +22,33 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace, OpHook
-from dask_ferro.engines.array.kernel import Fn
-from dask_ferro.engines.array.unit import Unit, mark, read_on_host, units_of
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op
+from dask_ferro.engines.array.table import find
 from dask_ferro.engines.device.oom import ran_out
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import UnsupportedOp
+from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 
+_ABOUT_SHAPES = frozenset({"Shape", "Size"})
+# Operators with which exported models compute shapes.
+_BOOKKEEPING = frozenset(
+    {"Gather", "Concat", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cast", "Identity", "Range"}
+    | {"ReduceProd", "Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Min", "Max", "Floor", "Ceil", "Sqrt"}
+    | {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "Where"}
+)
+# A weight up to this size may be read on the host as well as on the device.
+SMALL_BYTES = 64 * 1024
 # Measured: kernel and names of a node, rounded up.
 _NODE_BYTES = 2048
 
 
-class Program:
-    """A compiled bundle, independent of the array namespace.
+class Unit(NamedTuple):
+    """A node, its row of the table, names of its inputs (None: omitted) and outputs, and whether it is the host's."""
 
-    Attributes
-    ----------
-    inputs, outputs : tuple of str
-        Value names, in the order of the call's arguments and results.
-    host_inputs : frozenset of str
-        Inputs that a program for a device takes as numpy arrays.
-    nbytes : int
-        Bytes of the weights, plus an estimate for the kernels.
-    """
-
-    def __init__(
-        self,
-        units: Sequence[Unit],
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        weights: Mapping[str, ir.TensorProtocol],
-        opset: int,
-        *,
-        on_device: bool,
-    ) -> None:
-        self.inputs = tuple(inputs)
-        self.outputs = tuple(outputs)
-        self.opset = opset
-        self.host_inputs = read_on_host(units, inputs, outputs) if on_device else frozenset()
-        self._units = tuple(units)
-        self._weights = dict(weights)
-        self._on_device = on_device
-        self._made_on_host = self.host_inputs.union(*(u.outputs for u in units if u.on_host))
-        self.nbytes = sum(t.nbytes for t in self._weights.values()) + _NODE_BYTES * len(self._units)
-
-    def bind(
-        self,
-        xp: Namespace,
-        upload: Callable[[np.ndarray], Array] | None = None,
-        weight: Callable[[ir.TensorProtocol], Array] | None = None,
-    ) -> BoundProgram:
-        """Return the program on arrays of the namespace `xp` (from `array_api_compat.array_namespace`).
-
-        On numpy, weights that lie aligned in their file stay memory-mapped and read-only.
-
-        Parameters
-        ----------
-        upload, weight : callable, optional
-            Functions that turn a numpy array, and a weight, into an array of `xp`, where `xp` is a device's namespace.
-        """
-        known = {name: _readable(tensor) for name, tensor in self._weights.items()}
-        calls = [self._call(unit, released, known, xp) for unit, released in self._releases()]
-        # A weight that only the host reads has no array on the device.
-        needed = {key for call in calls for key in call.keys}.union(self.outputs)
-        arrays: dict[Hashable, Array]
-        if weight is None:
-            is_numpy = isinstance(xp.empty(0), np.ndarray)
-            arrays = {
-                n: value if is_numpy else xp.asarray(value) for n, value in known.items() if n in needed
-            }
-        else:
-            arrays = {name: weight(tensor) for name, tensor in self._weights.items() if name in needed}
-        twins = {_on_host(name): value for name, value in known.items()}
-        values: dict[Hashable, Array] = {None: None, **arrays, **twins}
-        return BoundProgram(self, xp, calls, values, upload)
-
-    def _releases(self) -> list[tuple[Unit, tuple[str, ...]]]:
-        """Return each unit with the values that none after it reads."""
-        seen, found = set(self.outputs) | self._weights.keys(), []
-        for unit in reversed(self._units):
-            last = {*filter(None, unit.inputs), *unit.outputs} - seen
-            # All omitted outputs have one name.
-            seen |= last - {""}
-            found.append((unit, tuple(last)))
-        return found[::-1]
-
-    def _call(
-        self, unit: Unit, released: tuple[str, ...], known: Mapping[str, np.ndarray], xp: Namespace
-    ) -> KernelCall:
-        keys: list[Hashable] = list(unit.inputs)
-        uploads, constants = [], {}
-        for i, name in enumerate(unit.inputs):
-            on_host = self._on_device and (unit.on_host or i in unit.reads)
-            if name is not None and name in known:
-                constants[i] = known[name]
-                keys[i] = _on_host(name) if on_host else name
-            elif name in self._made_on_host and not on_host:
-                uploads.append(i)
-        kernel = unit.build(numpy_namespace if unit.on_host else xp, unit.op(self.opset, constants))
-        return KernelCall(unit, kernel, tuple(keys), tuple(uploads), released)
+    node: ir.Node
+    row: Kernel
+    inputs: tuple[str | None, ...]
+    outputs: tuple[str, ...]
+    on_host: bool
 
 
 class KernelCall(NamedTuple):
@@ -126,84 +61,8 @@ class KernelCall(NamedTuple):
     released: tuple[str, ...]
 
 
-class BoundProgram:
-    """A program with its kernels and weights: a thread-safe function of arrays that returns a tuple of arrays."""
-
-    def __init__(
-        self,
-        program: Program,
-        xp: Namespace,
-        calls: Sequence[KernelCall],
-        weights: Mapping[Hashable, Array],
-        upload: Callable[[np.ndarray], Array] | None,
-    ) -> None:
-        self.program = program
-        self.nbytes = program.nbytes
-        self._bound = xp, weights, upload
-        self._calls = tuple(calls)
-        # On a device, values computed on the host stay there.
-        self._asarray = xp.asarray if upload is None else np.asarray
-        self._type = type(xp.empty(0))
-
-    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        wanted, (_, weights, upload) = self.program.inputs, self._bound
-        if len(arrays) != len(wanted):
-            raise ConfigError(
-                f"the bundle takes {len(wanted)} arrays ({', '.join(wanted)}), got {len(arrays)}"
-            )
-        values: dict[Hashable, Array] = {**weights, **dict(zip(wanted, arrays, strict=True))}
-        # Infinities and NaN are results in ONNX, not warnings.
-        with np.errstate(all="ignore"):
-            for call in self._calls:
-                given = [values[key] for key in call.keys]
-                try:
-                    for i in call.uploads:
-                        given[i] = upload(given[i])  # type: ignore[misc]  # it is there where something is uploaded
-                    made = call.kernel(*given)
-                except Exception as error:
-                    raise self._located(error, call.unit, given) from error
-                # An operator may have more outputs than the node lists.
-                results = made if isinstance(made, tuple) else (made,)
-                values.update(zip(call.unit.outputs, results, strict=False))
-                for name in call.released:
-                    del values[name]
-        # numpy returns scalars for 0-d results.
-        kind, found = self._type, [values[name] for name in self.program.outputs]
-        return tuple([y if type(y) is kind else self._asarray(y) for y in found])
-
-    def watched(self, watch: OpHook) -> BoundProgram:
-        """Return the same program on the same weights, with each kernel wrapped by `watch`."""
-        xp, weights, upload = self._bound
-        nodes = [call.unit.node for call in self._calls]
-        calls = [
-            call._replace(kernel=watch("array", node.op_type, node.name or "", call.kernel))
-            for node, call in zip(nodes, self._calls, strict=True)
-        ]
-        return BoundProgram(self.program, xp, calls, weights, upload)
-
-    def _located(self, error: Exception, unit: Unit, given: Sequence[Array]) -> Exception:
-        """Return the error with its node and the inputs' types."""
-        told = [
-            "omitted" if name is None else f"{name}: {_type_of(value)}"
-            for name, value in zip(unit.inputs, given, strict=True)
-        ]
-        kind = MemoryError if ran_out(error) else RuntimeError
-        return kind(
-            f"node {unit.node.name!r} ({unit.node.op_type}, opset {self.program.opset}) failed: "
-            f"{type(error).__name__}: {error}; inputs: {', '.join(told) or 'none'}"
-        )
-
-
-def compile(
-    nodes: Sequence[ir.Node],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    *,
-    opset: int,
-    weights: Mapping[str, ir.TensorProtocol],
-    on_device: bool = False,
-) -> Program:
-    """Return the program that computes `outputs` from `inputs` by `nodes`.
+class Program:
+    """The computation of `outputs` from `inputs` by `nodes`: a thread-safe function of arrays, which returns a tuple.
 
     Parameters
     ----------
@@ -214,37 +73,177 @@ def compile(
     opset : int
         Version of the default operator set.
     weights : mapping of str to onnx_ir.TensorProtocol
-        Constants by value name; constants that no node reads are ignored.
-    on_device : bool
-        Whether it is to run on a device: shape computations stay on the host.
+        The constants by value name.  On numpy, those that lie aligned in their file stay memory-mapped and read-only.
+    xp : namespace, optional
+        The array API of the arrays (from `array_api_compat.array_namespace`); default: numpy.
+    upload : callable, optional
+        Turns a numpy array into an array of `xp`, where that is a device's; shape computations then stay on the host.
+    weight : callable, optional
+        Turns a weight into an array of `xp`.
+
+    Attributes
+    ----------
+    host_inputs : frozenset of str
+        Inputs that a program on a device takes as numpy arrays.
+    nbytes : int
+        Bytes of the weights, plus an estimate for the kernels.
 
     Raises
     ------
     UnsupportedOp
         A node's op, opset or attributes are outside the table.
-    ConfigError
-        A node reads a value that is not an input, a weight or an earlier result.
     """
-    units = units_of(nodes, opset)
-    if on_device:
-        units = mark(units, weights)
-    known, read = set(inputs), dict[str, ir.TensorProtocol]()
 
-    def look_up(name: str, reader: str) -> None:
-        if name not in known and name not in weights:
-            raise ConfigError(
-                f"{reader} reads value {name!r}: not an input, a weight or an earlier node's output"
+    def __init__(
+        self,
+        nodes: Sequence[ir.Node],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        opset: int,
+        weights: Mapping[str, ir.TensorProtocol],
+        xp: Namespace = numpy_namespace,
+        upload: Callable[[np.ndarray], Array] | None = None,
+        weight: Callable[[ir.TensorProtocol], Array] | None = None,
+    ) -> None:
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self._opset, self._upload = opset, upload
+        on_device = upload is not None
+        units = _units(nodes, opset, weights, on_device=on_device)
+        self.host_inputs = _read_on_host(units, inputs, outputs) if on_device else frozenset[str]()
+        self.nbytes = sum(t.nbytes for t in weights.values()) + _NODE_BYTES * len(units)
+        known = {name: _readable(tensor) for name, tensor in weights.items()}
+        hosted = self.host_inputs.union(*(unit.outputs for unit in units if unit.on_host))
+
+        def call(unit: Unit, released: tuple[str, ...]) -> KernelCall:
+            keys: list[Hashable] = list(unit.inputs)
+            uploads, constants = [], {}
+            for i, name in enumerate(unit.inputs):
+                on_host = on_device and (unit.on_host or i in unit.row.reads)
+                if name is not None and name in known:
+                    constants[i] = known[name]
+                    keys[i] = _on_host(name) if on_host else name
+                elif name in hosted and not on_host:
+                    uploads.append(i)
+            attributes = {name: attribute.value for name, attribute in unit.node.attributes.items()}
+            given = tuple(name is not None for name in unit.inputs)
+            op = Op(unit.node.op_type, opset, attributes, given, len(unit.outputs), constants)
+            kernel = unit.row.build(numpy_namespace if unit.on_host else xp, op)
+            return KernelCall(unit, kernel, tuple(keys), tuple(uploads), released)
+
+        self._calls = [call(*pair) for pair in _releases(units, {*outputs, *weights})]
+        # A weight that only the host reads has no array on the device.
+        needed = {key for call in self._calls for key in call.keys}.union(outputs)
+        self._weights: dict[Hashable, Array] = {None: None}
+        for name, value in known.items():
+            self._weights[_on_host(name)] = value
+            if name in needed:
+                self._weights[name] = xp.asarray(value) if weight is None else weight(weights[name])
+        # On a device, values computed on the host stay there.
+        self._asarray = np.asarray if on_device else xp.asarray
+        self._type = type(xp.empty(0))
+
+    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
+        values: dict[Hashable, Array] = {**self._weights, **dict(zip(self.inputs, arrays, strict=True))}
+        # Infinities and NaN are results in ONNX, not warnings.
+        with np.errstate(all="ignore"):
+            for call in self._calls:
+                given = [values[key] for key in call.keys]
+                try:
+                    for i in call.uploads:
+                        given[i] = self._upload(given[i])  # type: ignore[misc]  # it is there where something is uploaded
+                    made = call.kernel(*given)
+                except Exception as error:
+                    raise self._located(error, call.unit, given) from error
+                # An operator may have more outputs than the node lists.
+                results = made if isinstance(made, tuple) else (made,)
+                values.update(zip(call.unit.outputs, results, strict=False))
+                for name in call.released:
+                    del values[name]
+        # numpy returns scalars for 0-d results.
+        kind, found = self._type, [values[name] for name in self.outputs]
+        return tuple([y if type(y) is kind else self._asarray(y) for y in found])
+
+    def watched(self, watch: OpHook) -> Program:
+        """Return the same program on the same weights, with each kernel wrapped by `watch`."""
+
+        def wrapped(call: KernelCall) -> KernelCall:
+            node = call.unit.node
+            return call._replace(kernel=watch("array", node.op_type, node.name or "", call.kernel))
+
+        watched = copy(self)
+        watched._calls = [wrapped(call) for call in self._calls]
+        return watched
+
+    def _located(self, error: Exception, unit: Unit, given: Sequence[Array]) -> Exception:
+        """Return the error with its node and the inputs' types."""
+        told = [
+            "omitted" if name is None else f"{name}: {_type_of(value)}"
+            for name, value in zip(unit.inputs, given, strict=True)
+        ]
+        kind = MemoryError if ran_out(error) else RuntimeError
+        return kind(
+            f"node {unit.node.name!r} ({unit.node.op_type}, opset {self._opset}) failed: "
+            f"{type(error).__name__}: {error}; inputs: {', '.join(told) or 'none'}"
+        )
+
+
+def _units(
+    nodes: Sequence[ir.Node], opset: int, weights: Mapping[str, ir.TensorProtocol], *, on_device: bool
+) -> list[Unit]:
+    small = {name for name, tensor in weights.items() if tensor.nbytes <= SMALL_BYTES}
+    hosted: set[str] = set()  # names of values on the host
+    units = []
+    for node in nodes:
+        row = find(node, opset)
+        if row is None:
+            problem = (
+                f"node {node.name!r}: no {node.op_type} of opset {opset} with these attributes and outputs"
             )
-        if name not in known:
-            read[name] = weights[name]
+            raise UnsupportedOp("cannot compile the bundle for array kernels", [problem])
+        inputs = tuple(None if v is None or not v.name else v.name for v in node.inputs)
+        outputs = tuple(v.name or "" for v in node.outputs)
+        on_host = on_device and _is_hosts(node, {name for name in inputs if name}, hosted, small)
+        if on_host:
+            hosted.update(outputs)
+        units.append(Unit(node, row, inputs, outputs, on_host))
+    return units
 
+
+def _is_hosts(node: ir.Node, given: set[str], hosted: set[str], small: set[str]) -> bool:
+    """Return whether the host computes a node beside the device."""
+    if node.domain not in STANDARD_DOMAINS:
+        return False
+    # The host knows every shape, also of an array on the device.
+    if node.op_type in _ABOUT_SHAPES:
+        return True
+    follows = not hosted.isdisjoint(given) and given <= hosted | small
+    # A mask is computed from positions too, but it is a matrix, so the device computes it.
+    flat = all(v.shape is None or len(v.shape) <= 1 for v in node.outputs)
+    return node.op_type in _BOOKKEEPING and follows and flat
+
+
+def _read_on_host(units: Sequence[Unit], inputs: Sequence[str], outputs: Sequence[str]) -> frozenset[str]:
+    """Return the inputs that only the host reads, and that therefore stay there."""
+    reads: defaultdict[str, set[bool]] = defaultdict(set)
     for unit in units:
-        for name in filter(None, unit.inputs):
-            look_up(name, f"node {unit.node.name!r} ({unit.node.op_type})")
-        known.update(unit.outputs)
-    for name in outputs:
-        look_up(name, "the caller")
-    return Program(units, inputs, outputs, read, opset, on_device=on_device)
+        if unit.node.op_type in _ABOUT_SHAPES and unit.on_host:
+            # It reads the shape alone.
+            continue
+        for position, name in enumerate(unit.inputs):
+            reads[name or ""].add(unit.on_host or position in unit.row.reads)
+    return frozenset(name for name in inputs if reads[name] == {True} and name not in outputs)
+
+
+def _releases(units: Sequence[Unit], seen: set[str]) -> list[tuple[Unit, tuple[str, ...]]]:
+    """Return each unit with the values that none after it reads; those that are `seen` stay."""
+    found: list[tuple[Unit, tuple[str, ...]]] = []
+    for unit in reversed(units):
+        last = {*filter(None, unit.inputs), *unit.outputs} - seen
+        # All omitted outputs have one name.
+        seen |= last - {""}
+        found.append((unit, tuple(last)))
+    return found[::-1]
 
 
 def _on_host(name: str) -> Hashable:

@@ -6,7 +6,7 @@ ahead of time and takes another engine for an unsupported node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -28,20 +28,11 @@ from dask_ferro.engines.array.ops import (
 )
 from dask_ferro.graph.ir.domain import OWN_DOMAIN, STANDARD_DOMAINS
 
-KERNELS: Mapping[str, Kernel] = {
-    **elementwise.TABLE,
-    **activation.TABLE,
-    **linear.TABLE,
-    **reductions.TABLE,
-    **layout.TABLE,
-    **indexing.TABLE,
-    **normalization.TABLE,
-    **convolution.TABLE,
-    **pooling.TABLE,
-    **attention.TABLE,
-    **recurrent.TABLE,
-    **quantize.TABLE,
-}
+_FAMILIES = (
+    *(elementwise, activation, linear, reductions, layout, indexing),
+    *(normalization, convolution, pooling, attention, recurrent, quantize),
+)
+KERNELS: Mapping[str, Kernel] = {op: kernel for family in _FAMILIES for op, kernel in family.TABLE.items()}
 
 
 def find(node: ir.Node, opset: int) -> Kernel | None:
@@ -49,33 +40,29 @@ def find(node: ir.Node, opset: int) -> Kernel | None:
     if node.domain == OWN_DOMAIN:
         return custom_ops.TABLE.get(node.op_type)
     row = KERNELS.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
-    # A reference stands for an attribute of a function, so the node does not hold its value.
-    if row is None or opset not in row.opsets or any(a.is_ref() for a in node.attributes.values()):
-        return None
-    return row if row.when(node, opset) else None
+    return row if row is not None and opset in row.opsets and row.when(node, opset) else None
 
 
-def supports(node: ir.Node, opset: int, dtypes: Sequence[ir.DataType | None]) -> bool:
+def supports(node: ir.Node, opset: int) -> bool:
     """Return whether the array kernels compute this node correctly.
 
     Parameters
     ----------
     node : onnx_ir.Node
-        Its attributes, its outputs and the constant values of its inputs decide.
+        Its attributes, its outputs, and the types and constant values of its inputs decide.  An input of unknown dtype
+        is not supported.
     opset : int
         Version of the default operator set.
-    dtypes : sequence of onnx_ir.DataType or None
-        One per input; None for an omitted input.  A present input of unknown dtype is not supported.
     """
     row = find(node, opset)
-    if row is None or len(dtypes) != len(node.inputs):
+    if row is None:
         return False
-    for i, (value, dtype) in enumerate(zip(node.inputs, dtypes, strict=True)):
+    for i, value in enumerate(node.inputs):
         if value is None or not value.name:
             continue
         # No row takes a sequence, an optional or a sparse tensor.
         if value.type is not None and not isinstance(value.type, ir.TensorType):
             return False
-        if dtype not in row.dtypes[min(i, len(row.dtypes) - 1)]:
+        if value.dtype not in row.dtypes[min(i, len(row.dtypes) - 1)]:
             return False
     return True

@@ -1,11 +1,5 @@
 """A device that holds arrays and computes on them.
 
-    to_device, to_host     the only two copies between host and device; both are counted
-    namespace              the array API on its arrays: the kernel table runs on it unchanged
-    stream()               all work inside is queued in order on the calling thread's own stream
-    synchronize()          wait for the work that this thread has queued
-    memory(), release()    bytes as counted by the allocator (the driver counts the whole pool as used)
-
 `CupyDevice` is a GPU; `benchmarks/emulated` has one with bounded memory on array_api_strict, for machines without.
 CuPy computes products with cuBLAS, and convolution and attention as unrolled windows and batched products, also with
 cuBLAS, because CuPy no longer has cuDNN.  bfloat16, strings and sequences fall back to the host's engines.  Sizes are
@@ -76,34 +70,6 @@ class Memory(NamedTuple):
         return self.total - self.used
 
 
-class Traffic:
-    """Thread-safe counters of the traffic between host and device.
-
-    Attributes
-    ----------
-    ups, up_bytes, downs, down_bytes : int
-        Arrays and bytes in either direction.
-    reads : int
-        Single values that a kernel read from the device while it ran: each read waits for all queued work.  Only the
-        emulated device counts them.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.ups = self.up_bytes = self.downs = self.down_bytes = self.reads = 0
-
-    def add(self, **counts: int) -> None:
-        """Count arrays and bytes, by the names of the attributes."""
-        with self._lock:
-            for name, count in counts.items():
-                setattr(self, name, getattr(self, name) + count)
-
-    def counts(self) -> dict[str, int]:
-        """Return a consistent snapshot of the counters, by name."""
-        with self._lock:
-            return {name: getattr(self, name) for name in ("ups", "up_bytes", "downs", "down_bytes", "reads")}
-
-
 class Device(Protocol):
     """A device that computes, and holds arrays of its own.
 
@@ -119,7 +85,6 @@ class Device(Protocol):
         Names of the dtypes that it supports; nodes with other dtypes run on the host.
     tf32 : bool
         Whether products of float32 matrices may round their factors.
-    traffic : Traffic
     """
 
     name: str
@@ -127,7 +92,6 @@ class Device(Protocol):
     array_type: type
     dtypes: frozenset[str]
     tf32: bool
-    traffic: Traffic
 
     def to_device(self, array: np.ndarray) -> Array:
         """Return a copy on the device; raises MemoryError where it does not fit."""
@@ -151,7 +115,7 @@ class Device(Protocol):
         """Wait for the work that the calling thread has queued."""
 
 
-class CupyDevice:
+class CupyDevice(Device):
     """A GPU, through CuPy.
 
     Parameters
@@ -175,7 +139,6 @@ class CupyDevice:
         self.tf32 = tf32
         self.namespace: Namespace = namespace
         self.array_type: type = cupy.ndarray
-        self.traffic = Traffic()
         self._cupy = cupy
         self._device = cupy.cuda.Device(ordinal)
         self._thread = threading.local()
@@ -184,13 +147,9 @@ class CupyDevice:
         self._locked, self._unlocked = 0, deque[int]()
 
     def to_device(self, array: np.ndarray) -> Array:
-        """Return a copy on the device; raises CuPy's MemoryError where it does not fit."""
-        self.traffic.add(ups=1, up_bytes=array.nbytes)
         return self._cupy.asarray(array)
 
     def to_host(self, array: Array) -> np.ndarray:
-        """Return a copy on the host, after all work that this thread has queued."""
-        self.traffic.add(downs=1, down_bytes=array.nbytes)
         # Without a target CuPy allocates the result.
         found: np.ndarray = self._cupy.asnumpy(array, out=self.page_locked(array.shape, array.dtype))
         return found
@@ -219,30 +178,25 @@ class CupyDevice:
         return found
 
     def allocation(self, array: Array) -> int:
-        """Return the bytes that an array keeps allocated; for a view, the bytes of its base."""
         # The array's own allocation is larger by the rounding at most; a view's base by more.
         size = int(array.data.mem.size)
         return size if size - array.nbytes >= _ROUNDED else int(array.nbytes)
 
     def memory(self) -> Memory:
-        """Return the current memory."""
         with self._device:
             return cupy_memory(self._cupy)
 
     def release(self) -> None:
-        """Return blocks without arrays to the driver."""
         with self._device:
             self._cupy.get_default_memory_pool().free_all_blocks()
             self._cupy.get_default_pinned_memory_pool().free_all_blocks()
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Queue the work of the context on the calling thread's own stream."""
         with self._device, self._own():
             yield
 
     def synchronize(self) -> None:
-        """Wait for the work that the calling thread has queued."""
         self._own().synchronize()
 
     def _own(self) -> Any:

@@ -10,17 +10,15 @@ from __future__ import annotations
 _PACKAGES = frozenset({"cupy", "cupyx", "cupy_backends", "onnxruntime"})
 # Their out-of-memory messages.
 _WORDS = (
-    *(
-        "STATUS_NOT_INITIALIZED",
-        "STATUS_ALLOC_FAILED",
-    ),  # cuBLAS, cuDNN: no memory for a handle or a workspace
-    *("ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "out of memory"),  # the driver
-    *(
-        "ailed to allocate memory",
-        "smaller than requested bytes",
-        "bad_alloc",
-        "bad allocation",
-    ),  # ONNX Runtime
+    "STATUS_NOT_INITIALIZED",  # cuBLAS, cuDNN: no memory for a handle or a workspace
+    "STATUS_ALLOC_FAILED",
+    "ERROR_OUT_OF_MEMORY",  # the driver
+    "cudaErrorMemoryAllocation",
+    "out of memory",
+    "ailed to allocate memory",  # ONNX Runtime
+    "smaller than requested bytes",
+    "bad_alloc",
+    "bad allocation",
 )
 
 

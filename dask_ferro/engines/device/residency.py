@@ -10,14 +10,13 @@ running bundle reads are not evicted.  A bundle that still runs out of memory ru
 evicted; it fails only if it does not fit on an otherwise empty device.  A result that is a part of a larger array is
 copied, because it would keep the whole array alive.  Sizes are bytes.
 
-Arrays are identified by their ids, and the garbage collector may finalize them at any time, in any thread.  A finalizer
-therefore only appends the id to a queue.  The next holder of the lock empties the queue before any look-up, so an id is
-forgotten before a new array with the same id can be looked up.
+Arrays are identified by their ids, and the garbage collector may collect them at any time, in any thread.  A weak
+reference therefore only appends the id to a queue.  The next holder of the lock empties the queue before any look-up,
+so an id is forgotten before a new array with the same id can be looked up.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from collections import Counter, OrderedDict, deque
@@ -43,7 +42,6 @@ S = TypeVar("S")
 _RESULTS = 0.6
 _WEIGHTS = 0.5
 _TOGETHER = 0.75
-_slots = itertools.count()
 _CONTENT = "ferro.content"
 
 
@@ -148,15 +146,12 @@ class Residency:
         # Bundles that run, and whether one runs alone or waits until it can.
         self._turns = threading.Condition()
         self._running, self._is_alone = 0, False
-        # Ids of finalized arrays, and slots; a deque, because a finalizer must not wait for a lock.
+        # Ids of collected arrays, and slots; a deque, because the collector must not wait for a lock.
         self._gone: deque[Hashable] = deque()
-        # Ids of arrays that have a finalizer.
-        self._followed: set[int] = set()
-        # The array on the device, by id of the host array.
-        self._inputs: dict[int, Array] = {}
+        # The host array and the array on the device, by id of the host array.
+        self._inputs: dict[int, tuple[weakref.ref[np.ndarray], Array]] = {}
         self._results: OrderedDict[int, weakref.ref[DeviceArray]] = OrderedDict()
         self._pinned: Counter[int] = Counter()
-        self.spilled_bytes = 0
 
     @property
     def nbytes(self) -> int:
@@ -170,7 +165,7 @@ class Residency:
         """Bytes that can be freed without a download: weights, and inputs that no running bundle reads."""
         # Without the lock, because a heartbeat must not wait for an upload.
         inputs = self._inputs.copy().items()
-        return self.weights.nbytes + sum(int(a.nbytes) for key, a in inputs if not self._pinned[key])
+        return self.weights.nbytes + sum(int(a.nbytes) for key, (_, a) in inputs if not self._pinned[key])
 
     def weight(self, tensor: ir.TensorProtocol) -> Array:
         """Return a weight on the device, uploaded once per content."""
@@ -181,7 +176,7 @@ class Residency:
 
         An evicted object is built again on use; the object is dropped with its factory.
         """
-        key = ("slot", next(_slots))
+        key = object()
 
         def held(build: Callable[[], S]) -> S:
             kept: S = self.weights.get(key, build)
@@ -307,8 +302,7 @@ class Residency:
         """Register a result on the device as the newest one."""
         with self._lock:
             self._forget()
-            self._follow(value)
-            self._results[id(value)] = weakref.ref(value)
+            self._results[id(value)] = self._reference(value)
             self._results.move_to_end(id(value))
             self._make_room(self.limit, self.together)
 
@@ -317,17 +311,17 @@ class Residency:
             return self.device.to_device(host)
         with self._lock:
             self._forget()
-            found = self._inputs.get(id(host))
-            if found is None:
-                found = self.sent_up(host)
-                self._know(host, found)
+            known = self._inputs.get(id(host))
+            if known is not None:
+                return known[1]
+            found = self.sent_up(host)
+            self._know(host, found)
             return found
 
     def _know(self, host: np.ndarray, array: Array) -> None:
         with self._lock:
             self._forget()
-            self._follow(host)
-            self._inputs[id(host)] = array
+            self._inputs[id(host)] = self._reference(host), array
             self._make_room(self.limit, self.together)
 
     def _weights_changed(self, nbytes: int) -> None:
@@ -335,19 +329,16 @@ class Residency:
             self._forget()
             self._make_room(self.limit, self.together)
 
-    def _follow(self, array: Array) -> None:
-        """Give an array a finalizer, once, which queues its id."""
-        # No atexit, because nothing has to be freed at the interpreter's end.
-        if id(array) not in self._followed:
-            self._followed.add(id(array))
-            weakref.finalize(array, self._gone.append, id(array)).atexit = False
+    def _reference(self, value: T) -> weakref.ref[T]:
+        """Return a reference to a value that queues its id when it is collected."""
+        queue, key = self._gone.append, id(value)
+        return weakref.ref(value, lambda _: queue(key))
 
     def _forget(self) -> None:
-        """Drop the entries of finalized arrays and slots."""
+        """Drop the entries of collected arrays and slots."""
         while self._gone:
             key = self._gone.popleft()
             if isinstance(key, int):
-                self._followed.discard(key)
                 self._inputs.pop(key, None)
                 self._results.pop(key, None)
             else:
@@ -355,7 +346,7 @@ class Residency:
 
     def _kept_bytes(self) -> int:
         alive = (ref() for ref in self._results.values())
-        return sum(int(a.nbytes) for a in self._inputs.values()) + sum(
+        return sum(int(a.nbytes) for _, a in self._inputs.values()) + sum(
             v.nbytes for v in alive if v is not None and v.is_resident
         )
 
@@ -371,14 +362,13 @@ class Residency:
         for key in [k for k in self._inputs if not self._pinned[k]]:
             if kept <= limit:
                 return
-            kept -= int(self._inputs.pop(key).nbytes)
+            kept -= int(self._inputs.pop(key)[1].nbytes)
         for value in [ref() for k, ref in self._results.items() if not self._pinned[k]]:
             if kept <= limit:
                 return
             if value is not None and value.is_resident:
                 value.leave()
                 kept -= value.nbytes
-                self.spilled_bytes += value.nbytes
 
 
 def dtype_name(array: Array) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from dask_ferro.engines.device.device import Device, Memory
 from dask_ferro.engines.onnxruntime.host_memory import shrinking, smallest_model
 from dask_ferro.engines.onnxruntime.session import DEFAULTS, SessionSettings, kept_apart, session_options
 from dask_ferro.engines.onnxruntime.support import HOST
-from dask_ferro.engines.subgraph import extract, weights_of
+from dask_ferro.engines.subgraph import extract
 from dask_ferro.errors import ConfigError
 
 CUDA = "CUDAExecutionProvider"
@@ -136,20 +137,28 @@ class DeviceSessionRun:
         self._dtypes = {v.name: _dtype(device.namespace, v) for v in piece.proto.graph.output}
         # By output: whether its shape has been as declared in all runs so far.
         self._kept: dict[str, bool] = {}
-        self._shrinking = run_options(self._place)
-        self._weights = sum(t.nbytes for t in weights_of(model, nodes).values())
+        arena = "gpu" if self._place.provider == CUDA else "cpu"
+        self._shrinking = shrinking(f"{arena}:{self._place.number}")
+        self._weights = sum(tensor.nbytes for tensor in piece.weights.values())
         self._held = held
-        self._held(self._for_keeping)
+        self._held(self._built)
         # Bytes on the host; `Held` has the bytes on the device.
         self.nbytes = len(self._content) * 5
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        session = self._held(self._for_keeping).session
+        session = self._held(self._built).session
         binding = session.io_binding()
         given = [self._device.to_device(a) if isinstance(a, np.ndarray) else a for a in arrays]
         for name, array in zip(self._inputs, given, strict=True):
             binding.bind_ortvalue_input(name, as_value(self._device.namespace, array))
-        made = self._targets(given)
+        sizes = sizes_of(self._inputs.values(), [a.shape for a in given])
+        shapes = {name: resolved(dims, sizes) for name, dims in self._outputs.items()}
+        # Memory for the outputs whose shapes are known, and have been as declared in earlier runs.
+        made = {
+            name: self._device.namespace.empty(shape, dtype=self._dtypes[name])
+            for name, shape in shapes.items()
+            if shape is not None and self._kept.get(name)
+        }
         for name in self._outputs:
             if name in made:
                 binding.bind_ortvalue_output(name, ort.OrtValue.from_dlpack(made[name]))
@@ -159,33 +168,23 @@ class DeviceSessionRun:
         self._device.synchronize()
         session.run_with_iobinding(binding, self._shrinking if is_short(self._device.memory()) else None)
         values = dict(zip(self._outputs, binding.get_outputs(), strict=True))
-        results = tuple(made[n] if n in made else self._taken(n, v, given) for n, v in values.items())
+        results = tuple(made[n] if n in made else self._taken(n, v, shapes[n]) for n, v in values.items())
         # The arena is the source of the copies, and serves other threads' runs as soon as this returns.
         if len(made) < len(results):
             self._device.synchronize()
         return results
 
-    def _for_keeping(self) -> Held:
-        return Held(self._built(), self._weights)
-
-    def _built(self) -> ort.InferenceSession:
+    def _built(self) -> Held:
         options = session_options(*self._settings)
         # The arena is the driver's memory, none of a pool.
         settings = provider_options(self._place, self._device.memory().unused // 2, self._device.tf32)
-        return _session(self._content, options, self._place.provider, settings, self._apart)
+        session = _session(self._content, options, self._place.provider, settings, self._apart)
+        return Held(session, self._weights)
 
-    def _targets(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """Return memory for the outputs whose shapes are known, and have been as declared in earlier runs."""
-        sizes = sizes_of(self._inputs.values(), [a.shape for a in arrays])
-        shapes = {name: resolved(self._outputs[name], sizes) for name, kept in self._kept.items() if kept}
-        empty = self._device.namespace.empty
-        return {n: empty(s, dtype=self._dtypes[n]) for n, s in shapes.items() if s is not None}
-
-    def _taken(self, name: str, value: ort.OrtValue, arrays: Sequence[Array]) -> Array:
+    def _taken(self, name: str, value: ort.OrtValue, declared: tuple[int, ...] | None) -> Array:
         """Return a copy, in memory of the arrays' allocator, of an output that ONNX Runtime allocated."""
         xp, dtype = self._device.namespace, self._dtypes[name]
         found = xp.from_dlpack(value)
-        declared = resolved(self._outputs[name], sizes_of(self._inputs.values(), [a.shape for a in arrays]))
         # ONNX Runtime 1.31 returns bytes.
         if value.data_type() == "tensor(bool)":
             return xp.astype(found, xp.bool)
@@ -217,16 +216,13 @@ def is_short(memory: Memory) -> bool:
     return memory.unused < memory.total // 4
 
 
-def run_options(place: ProviderPlace) -> ort.RunOptions:
-    """Return the options of a run after which the arena frees its unused memory."""
-    kind = "gpu" if place.provider == CUDA else "cpu"
-    return shrinking(f"{kind}:{place.number}")
-
-
 def as_value(xp: Namespace, array: Array) -> ort.OrtValue:
     """Return an array as ONNX Runtime's value on the same memory; an array not in C order is copied first."""
     flat = xp.reshape(xp.reshape(array, (-1,)), array.shape)
-    return ort.OrtValue.from_dlpack(_Flags(xp, flat) if flat.dtype == xp.bool and not _knows_bool() else flat)
+    if flat.dtype == xp.bool and not _knows_bool():
+        # As ONNX Runtime 1.31 takes it: bytes that have the dtype bool.
+        flat = SimpleNamespace(dtype=np.dtype(bool), __dlpack__=xp.astype(flat, xp.uint8).__dlpack__)
+    return ort.OrtValue.from_dlpack(flat)
 
 
 @cache
@@ -234,18 +230,6 @@ def _knows_bool() -> bool:
     """Return whether ONNX Runtime supports DLPack's bool, since 1.32: 1.31 uses bytes."""
     value = ort.OrtValue.ortvalue_from_numpy(np.zeros(1, bool))
     return bool(np.from_dlpack(value).dtype == np.bool_)
-
-
-class _Flags:
-    """A bool array in the DLPack form of ONNX Runtime 1.31: bytes with dtype bool."""
-
-    dtype = np.dtype(bool)
-
-    def __init__(self, xp: Namespace, array: Array) -> None:
-        self._bytes = xp.astype(array, xp.uint8)
-
-    def __dlpack__(self) -> object:
-        return self._bytes.__dlpack__()
 
 
 def sizes_of(declared: Iterable[Sequence[Dim] | None], shapes: Sequence[Sequence[int]]) -> Mapping[str, int]:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -49,18 +48,14 @@ def faster(nodes: Iterable[ir.Node], written: Iterable[onnx.NodeProto], opset: i
     opset : int
         The version of the default domain.
     """
-    each = zip(nodes, written, strict=True)
-    return list(chain.from_iterable(_replaced(node, opset) or [proto] for node, proto in each))
-
-
-def _replaced(node: ir.Node, opset: int) -> Nodes | None:
-    """Return the nodes in place of one; None where it stays."""
-    rule = _RULES.get(node.op_type) if not node.domain and opset >= _OPSET else None
-    if rule is None:
-        return None
-    out = _NodesInPlace(node)
-    rule(node, out)
-    return out.nodes or None
+    found: Nodes = []
+    for node, proto in zip(nodes, written, strict=True):
+        rule = _RULES.get(node.op_type) if not node.domain and opset >= _OPSET else None
+        out = _NodesInPlace(node)
+        if rule is not None:
+            rule(node, out)
+        found += out.nodes or [proto]
+    return found
 
 
 class _NodesInPlace:
@@ -68,7 +63,7 @@ class _NodesInPlace:
 
     def __init__(self, node: ir.Node) -> None:
         self.nodes: Nodes = []
-        self._value, self._node = next(value.name for value in node.outputs if value.name), node.name
+        self._value, self._node = next((v.name for v in node.outputs if v.name), ""), node.name
         self._count = 0
 
     def add(self, op: str, *inputs: str, result: str | None = None, **attributes: Attribute) -> str:
@@ -134,23 +129,17 @@ def _is_zero(value: ir.Value | None) -> bool:
 
 def _elements(value: ir.Value) -> float:
     """Return the number of elements; infinity where a size is not known."""
-    sizes = None if value.shape is None else _known(value.shape)
-    return math.inf if sizes is None else math.prod(sizes)
-
-
-def _known(dims: Iterable[object]) -> tuple[int, ...] | None:
-    """Return the sizes of dimensions; None where one is not known."""
-    sizes = tuple(dims)
-    return (
-        tuple(dim for dim in sizes if isinstance(dim, int))
-        if all(isinstance(d, int) for d in sizes)
-        else None
-    )
+    if value.shape is None or not value.shape.is_static():
+        return math.inf
+    return math.prod(value.shape.numpy())
 
 
 def _space(value: ir.Value | None) -> tuple[int, ...] | None:
     """Return the spatial sizes of a value; None where one is not known."""
-    return None if value is None or value.shape is None else _known(tuple(value.shape)[2:])
+    if value is None or value.shape is None:
+        return None
+    sizes = tuple(size for size in value.shape[2:] if isinstance(size, int))
+    return sizes if len(sizes) == len(value.shape) - 2 else None
 
 
 # ---- MaxPool -----------------------------------------------------------------------------------------------
@@ -178,47 +167,32 @@ def _max_pool(node: ir.Node, out: _NodesInPlace) -> None:
     maxima = out.add(
         "MaxPool", str(x.name), result=node.outputs[0].name, kernel_shape=windows, strides=windows
     )
-    given = str(x.name) if covered == list(space) else _cut(out, str(x.name), covered)
+    given = str(x.name)
+    if covered != list(space):
+        # The rest is in no window.
+        bounds = (out.constant(numbers, np.int64) for numbers in ([0, 0], covered, [2, 3]))
+        given = out.add("Slice", given, *bounds)
     scales = out.constant([1, 1, *kernel], np.float32)
-    is_less = out.add("Less", given, out.add("Resize", maxima, "", scales, **_NEAREST))
+    # Each maximum as often as its window has elements.
+    nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    is_less = out.add("Less", given, out.add("Resize", maxima, "", scales, **nearest))
     hits = out.add("Cast", out.add("Not", is_less), to=int(ir.DataType.FLOAT))
     earliness = out.add("Mul", hits, out.constant(np.tile(most - offsets, counts), np.float32))
     earliest = out.add("MaxPool", earliness, kernel_shape=windows, strides=windows)
     corners = np.arange(counts[0])[:, None] * kernel[0] * space[1] + np.arange(counts[1]) * kernel[1]
     first = out.add("Cast", earliest, to=int(ir.DataType.INT64))
     inside = out.add("Sub", out.constant(corners + most, np.int64), first)
-    planes = _PlaneSizes(math.prod(counts), math.prod(space))
-    _from_planes(out, inside, maxima, planes, str(node.outputs[1].name))
+    result = str(node.outputs[1].name)
+    _from_planes(out, inside, maxima, result, made=math.prod(counts), read=math.prod(space))
 
 
-# Each element as often as the scale says.
-_NEAREST: Mapping[str, str] = {
-    "mode": "nearest",
-    "coordinate_transformation_mode": "asymmetric",
-    "nearest_mode": "floor",
-}
-
-
-def _cut(out: _NodesInPlace, x: str, ends: list[int]) -> str:
-    """Write the elements of an image up to `ends`; the rest is in no window."""
-    starts, stops, axes = (out.constant(numbers, np.int64) for numbers in ([0, 0], ends, [2, 3]))
-    return out.add("Slice", x, starts, stops, axes)
-
-
-class _PlaneSizes(NamedTuple):
-    """The elements of one channel of one image: of the pool's result, and of what it read."""
-
-    made: int
-    read: int
-
-
-def _from_planes(out: _NodesInPlace, inside: str, like: str, sizes: _PlaneSizes, result: str) -> None:
-    """Write indices within planes as indices within the tensor, in the shape of `like`."""
-    count = out.add("Div", out.add("Size", like), out.constant(sizes.made, np.int64))
-    step = out.constant(sizes.read, np.int64)
+def _from_planes(out: _NodesInPlace, inside: str, like: str, result: str, *, made: int, read: int) -> None:
+    """Write indices within planes, of which `made` of `read` elements are left, as indices within the tensor."""
+    count = out.add("Div", out.add("Size", like), out.constant(made, np.int64))
+    step = out.constant(read, np.int64)
     starts = out.add("Range", out.constant(0, np.int64), out.add("Mul", count, step), step)
     column = out.add("Reshape", starts, out.constant([-1, 1], np.int64))
-    rows = out.add("Reshape", inside, out.constant([-1, sizes.made], np.int64))
+    rows = out.add("Reshape", inside, out.constant([-1, made], np.int64))
     out.add("Reshape", out.add("Add", rows, column), out.add("Shape", like), result=result)
 
 

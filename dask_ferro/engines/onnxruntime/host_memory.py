@@ -12,10 +12,11 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-import onnx
+import onnx.parser
 import onnxruntime as ort
 
 from dask_ferro.engines.onnxruntime.support import HOST, RAISED_ALONE
@@ -50,10 +51,7 @@ def give_back() -> None:
     """Return the unused memory of the arena and of glibc's heaps to the system."""
     session, options = _shrinking()
     session.run(None, {"x": np.zeros(1, np.float32)}, options)
-    # Other C libraries have no such function.
-    trim = getattr(_libc(), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    _trim()(0)
 
 
 @cache
@@ -76,23 +74,18 @@ def shrinking(arena: str) -> ort.RunOptions:
 
 def smallest_model() -> bytes:
     """Return a model of one node, "x" to "y", that every release of ONNX Runtime loads."""
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Relu", ["x"], ["y"])],
-        "smallest",
-        [value("x", onnx.TensorProto.FLOAT, [1])],
-        [value("y", onnx.TensorProto.FLOAT, [1])],
-    )
-    opset = onnx.helper.make_opsetid("", 17)
-    content: bytes = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+    text = '<ir_version: 8, opset_import: ["": 17]> smallest (float[1] x) => (float[1] y) { y = Relu (x) }'
+    content: bytes = onnx.parser.parse_model(text).SerializeToString()
     return content
 
 
 @cache
-def _libc() -> ctypes.CDLL | None:
-    """Return the C library of this process."""
+def _trim() -> Callable[[int], object]:
+    """Return glibc's function that trims its heaps; other C libraries have none."""
     # Cached, because each `ctypes.CDLL` creates a class, in 0.1 ms.
-    return None if sys.platform == "win32" else ctypes.CDLL(None)
+    libc = None if sys.platform == "win32" else ctypes.CDLL(None)
+    found: Callable[[int], object] = getattr(libc, "malloc_trim", lambda keep: None)
+    return found
 
 
 class Returns:

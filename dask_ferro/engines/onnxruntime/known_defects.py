@@ -18,16 +18,12 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from dask_ferro.graph.ir.dtypes import INDEX, INTEGER, SIGNED, D
 from dask_ferro.graph.ir.nodes import attribute_of, input_of
 
 # The largest weights whose values are read: divisors, exponents and bounds, mostly scalars.
 _LOOKED_AT_BYTES = 1 << 20
-D = ir.DataType
-# Separate, because the smallest signed integer divided by -1 has no result.
-_SIGNED = frozenset({D.INT8, D.INT16, D.INT32, D.INT64})
-_INTEGERS = _SIGNED | {D.UINT8, D.UINT16, D.UINT32, D.UINT64}
 _FLOATS = (D.FLOAT, D.DOUBLE)
-_LONG = (D.INT32, D.INT64)
 
 
 class Wrong(NamedTuple):
@@ -39,6 +35,32 @@ class Wrong(NamedTuple):
     domain: str = ""
     # Whether it affects special values alone: NaN, overflow, integers beyond the digits of a double.
     extremes: bool = False
+
+
+_ByOperator: TypeAlias = Mapping[tuple[str, str], Sequence[Wrong]]
+
+
+def is_affected(rows: _ByOperator, node: ir.Node, opset: int, *, in_body: bool = False) -> bool:
+    """Return whether one of some rows (`ONNXRUNTIME`, `REFERENCE`, `UNLIKE`) is about a node.
+
+    Parameters
+    ----------
+    in_body : bool
+        Whether the node is in the body of another node.
+    """
+    return any(
+        not (in_body and row.extremes) and row.when(node, opset)
+        for row in rows.get((node.domain, node.op_type), ())
+    )
+
+
+def _by_operator(*rows: Wrong) -> _ByOperator:
+    """Return the rows of each operator, by domain and name."""
+    # A mapping, because each node is looked up three times.
+    found: defaultdict[tuple[str, str], list[Wrong]] = defaultdict(list)
+    for row in rows:
+        found[row.domain, row.op].append(row)
+    return dict(found)
 
 
 def _each(
@@ -62,16 +84,10 @@ def _dtype(node: ir.Node) -> ir.DataType | None:
     return None if value is None else value.dtype
 
 
-def _shape(node: ir.Node) -> ir.Shape | None:
-    """Return the shape of the first input, or None where it is unknown."""
-    value = input_of(node, 0)
-    return None if value is None else value.shape
-
-
 def _rank(node: ir.Node) -> int | None:
     """Return the rank of the first input, or None where it is unknown."""
-    shape = _shape(node)
-    return None if shape is None else len(shape)
+    value = input_of(node, 0)
+    return None if value is None or value.shape is None else len(value.shape)
 
 
 def _of(*dtypes: ir.DataType) -> Callable[[ir.Node, int], bool]:
@@ -92,10 +108,10 @@ def _may_trap(node: ir.Node, opset: int) -> bool:
     typed = [v.dtype for v in (*node.inputs, *node.outputs) if v is not None and v.dtype is not None]
     # Any of them, because all values of Div and Mod have one dtype.
     dtype = typed[0] if typed else None
-    if dtype not in _INTEGERS:
+    if dtype not in INTEGER:
         return False
     divisor = _known(node, 1)
-    return divisor is None or bool((divisor == 0).any() or (dtype in _SIGNED and (divisor == -1).any()))
+    return divisor is None or bool((divisor == 0).any() or (dtype in SIGNED and (divisor == -1).any()))
 
 
 def _mixes_dtypes(node: ir.Node, opset: int) -> bool:
@@ -103,42 +119,22 @@ def _mixes_dtypes(node: ir.Node, opset: int) -> bool:
     return len({v.dtype for v in node.inputs[:2] if v is not None and v.dtype is not None}) > 1
 
 
-def _power_of_integers(node: ir.Node, opset: int) -> bool:
-    """Return whether an integer is raised to another power than a constant 2 or 3, which are products."""
-    exponent = _known(node, 1)
-    return _dtype(node) in _INTEGERS and not (
-        exponent is not None and exponent.size == 1 and exponent.item() in (2, 3)
-    )
-
-
 def _bound_may_be_nan(node: ir.Node, opset: int) -> bool:
     """Return whether a bound of Clip is computed, or a constant NaN."""
-    if _dtype(node) in _INTEGERS:
+    if _dtype(node) in INTEGER:
         return False
     bounds = [_known(node, i) for i in (1, 2) if _has_input(node, i)]
     # Only NaN differs from itself.
     return any(bound is None or bool((bound != bound).any()) for bound in bounds)
 
 
-def _reduces_nothing(node: ir.Node, opset: int) -> bool:
-    """Return whether a dimension is known to be 0."""
-    return 0 in (_shape(node) or ())
-
-
 def _always(node: ir.Node, opset: int) -> bool:
     return True
 
 
-def _batchwise(node: ir.Node, opset: int) -> bool:
-    return bool(attribute_of(node, "layout", 0))
-
-
 def _scatters_what_it_lacks(node: ir.Node, opset: int) -> bool:
     """Return whether a scatter has a reduction that the registry declares for its dtype, but the kernel refuses."""
-    reduction = attribute_of(node, "reduction", "none")
-    if _dtype(node) == D.FLOAT16:
-        return reduction in ("add", "mul") or (node.op_type == "ScatterND" and reduction != "none")
-    return _dtype(node) == D.BOOL and reduction != "none"
+    return _dtype(node) in (D.FLOAT16, D.BOOL) and attribute_of(node, "reduction", "none") != "none"
 
 
 def _trains(node: ir.Node, opset: int) -> bool:
@@ -146,20 +142,15 @@ def _trains(node: ir.Node, opset: int) -> bool:
     return bool(attribute_of(node, "training_mode", 0)) or _has_output(node, 1)
 
 
-def _flattens(node: ir.Node, opset: int) -> bool:
-    """Return whether an operator takes `axis` and all later axes as one axis, as before opset 13."""
-    return opset < 13
-
-
 _RECURRENT = ("GRU", "LSTM", "RNN")
 
-ONNXRUNTIME: tuple[Wrong, ...] = (
+ONNXRUNTIME = _by_operator(
     Wrong("Attention", _of(D.FLOAT16), "causal fp16 differs"),
     Wrong("Attention", lambda n, v: _has_input(n, 6), "nonpad_kv_seqlen: refuses the padded mask"),
     Wrong("Attention", lambda n, v: _has_output(n, 3), "qk_matmul_output with bias and causal mask differs"),
     Wrong("ConvInteger", lambda n, v: any(attribute_of(n, "pads", ())), "refuses padding"),
     *_each(("DFT", "STFT"), _always, "differs on the suite's own signals"),
-    *_each(_RECURRENT, _batchwise, "refuses layout=1"),
+    *_each(_RECURRENT, lambda n, v: bool(attribute_of(n, "layout", 0)), "refuses layout=1"),
     *_each(("GRU", "LSTM"), _of(D.DOUBLE), "registered, and refuses doubles when it runs"),
     Wrong(
         "MeanVarianceNormalization", lambda n, v: _dtype(n) != D.FLOAT, "has its body's kernels, and refuses"
@@ -176,16 +167,16 @@ ONNXRUNTIME: tuple[Wrong, ...] = (
         ),
         "align_corners with scales: uses the rounded size as the length",
     ),
-    Wrong(
-        "ScatterElements", _scatters_what_it_lacks, "refuses float16 with add and mul, bool with max and min"
+    *_each(
+        ("ScatterElements", "ScatterND"),
+        _scatters_what_it_lacks,
+        "refuses most reductions of float16 and bool",
     ),
-    Wrong("ScatterND", _scatters_what_it_lacks, "refuses float16 with a reduction, bool with max and min"),
     Wrong("StringNormalizer", _always, "requires an en_US locale on the machine"),
     Wrong("Dropout", lambda n, v: _has_input(n, 2), "training mode: another random mask"),
     Wrong("BatchNormalization", _trains, "writes the running mean over its weight: the next run differs"),
     # ONNX Runtime raises for an integer divided by 0, even where nothing is divided; min / -1 is a SIGFPE.
-    Wrong("Div", _may_trap, "int32, int64: min / -1 is SIGFPE"),
-    Wrong("Mod", _may_trap, "int32, int64: min % -1 is SIGFPE"),
+    *_each(("Div", "Mod"), _may_trap, "int32, int64: min by -1 is SIGFPE"),
     *_each(("ArgMax", "ArgMin"), _of(*_FLOATS), "skips a NaN that is not first", extremes=True),
     *_each(("ReduceMax", "ReduceMin"), _of(*_FLOATS), "drops a NaN, depending on its place", extremes=True),
     Wrong("TopK", _of(*_FLOATS), "places a NaN anywhere, not as the largest", extremes=True),
@@ -194,28 +185,22 @@ ONNXRUNTIME: tuple[Wrong, ...] = (
     Wrong("Sign", _of(D.FLOAT16), "returns 0 for NaN", extremes=True),
     Wrong("Clip", _bound_may_be_nan, "ignores a bound of NaN", extremes=True),
     Wrong("Shrink", lambda n, v: _dtype(n) != D.FLOAT, "computes doubles and integers in float32"),
-    Wrong("Pow", _power_of_integers, "int64: through a double, 3**39 ends in 256 for 267", extremes=True),
+    Wrong("Pow", _of(*INTEGER), "int64: through a double, 3**39 ends in 256 for 267", extremes=True),
     *_each(
-        ("ReduceSum", "ReduceL1", "ReduceProd"),
-        _of(*_LONG),
+        ("ReduceSum", "ReduceL1", "ReduceProd", "ReduceSumSquare"),
+        _of(*INDEX),
         "int64: through a double, 2**53 + 1 is lost; saturates",
         extremes=True,
     ),
-    Wrong("ReduceSumSquare", _of(*_LONG), "int64: through a double; saturates", extremes=True),
-    Wrong("ReduceL2", _of(*_LONG), "omits the root of large integers", extremes=True),
+    Wrong("ReduceL2", _of(*INDEX), "omits the root of large integers", extremes=True),
     Wrong("ReduceLogSumExp", _of(*_FLOATS), "returns -inf for the smallest number", extremes=True),
-    Wrong("ReduceMean", _reduces_nothing, "returns 0, not NaN, as the mean of no elements", extremes=True),
 )
 
 
 def _looks_up_other_keys(node: ir.Node, opset: int) -> bool:
     """Return whether a LabelEncoder may have NaN as a key, or has a default that its file leaves out."""
-    floats = _dtype(node) not in _INTEGERS | {D.STRING}
+    floats = _dtype(node) not in INTEGER | {D.STRING}
     return floats or ("values_tensor" in node.attributes and "default_tensor" not in node.attributes)
-
-
-def _has_other_letters(node: ir.Node, opset: int) -> bool:
-    return str(attribute_of(node, "locale", ""))[:2] in ("tr", "az", "lt")
 
 
 def _has_texts(node: ir.Node, opset: int) -> bool:
@@ -228,7 +213,7 @@ _NO_TEXTS = (
 )  # fmt: skip
 _REGRESSORS = ("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor")
 
-REFERENCE: tuple[Wrong, ...] = (
+REFERENCE = _by_operator(
     *_each(
         _NO_TEXTS, _has_texts, "pads with the number 0, stops at a NUL, has Python's numbers and expressions"
     ),
@@ -241,10 +226,14 @@ REFERENCE: tuple[Wrong, ...] = (
         for op in ("CastMap", "CategoryMapper", "ZipMap")
     ),
     Wrong("LabelEncoder", _looks_up_other_keys, "matches no NaN, has no default of its own", "ai.onnx.ml"),
-    Wrong("StringNormalizer", _has_other_letters, "changes case as in English"),
+    Wrong(
+        "StringNormalizer",
+        lambda n, v: str(attribute_of(n, "locale", ""))[:2] in ("tr", "az", "lt"),
+        "changes case as in English",
+    ),
     *_each(
         ("Softmax", "LogSoftmax", "Hardmax"),
-        _flattens,
+        lambda n, v: v < 13,
         "uses one axis where opset < 13 means all axes from `axis`",
     ),
     Wrong("LRN", _always, "sums over the wrong axis"),
@@ -259,7 +248,7 @@ REFERENCE: tuple[Wrong, ...] = (
     Wrong("Gradient", _always, "has no such operator", "ai.onnx.preview.training"),
     Wrong(
         "ReduceSumSquare",
-        lambda n, v: _dtype(n) in _INTEGERS - {D.INT64},
+        lambda n, v: _dtype(n) in INTEGER - {D.INT64},
         "returns 64 bits for narrower types",
     ),
 )
@@ -267,7 +256,7 @@ REFERENCE: tuple[Wrong, ...] = (
 
 # Operators that two engines compute correctly, but with different results: the array table does not take them from
 # ONNX Runtime where a bundle is small, so that a model's results do not depend on where it is cut.
-UNLIKE: tuple[Wrong, ...] = (
+UNLIKE = _by_operator(
     *_each(
         ("MaxPool", "GlobalMaxPool"), _always, "NaN in a window: ONNX Runtime skips it, the table does not"
     ),
@@ -276,49 +265,5 @@ UNLIKE: tuple[Wrong, ...] = (
         _RECURRENT, _always, "NaN in the input: ONNX Runtime clips its activations, which makes it a number"
     ),
     Wrong("QuantizeLinear", _always, "NaN: the smallest integer, or 0"),
-    Wrong("DynamicQuantizeLinear", _always, "NaN: other scales"),
     *_each(("Cast", "CastLike"), _always, "floats beyond the integers: undefined in ONNX"),
 )
-
-
-_ByOperator: TypeAlias = Mapping[tuple[str, str], Sequence[Wrong]]
-
-
-def _by_operator(rows: Sequence[Wrong]) -> _ByOperator:
-    """Return the rows of each operator, by domain and name."""
-    # A mapping, because each node is looked up three times.
-    found: defaultdict[tuple[str, str], list[Wrong]] = defaultdict(list)
-    for row in rows:
-        found[row.domain, row.op].append(row)
-    return dict(found)
-
-
-_IN_ONNXRUNTIME, _IN_REFERENCE, _UNLIKE = map(_by_operator, (ONNXRUNTIME, REFERENCE, UNLIKE))
-
-
-def _hits(rows: _ByOperator, node: ir.Node, opset: int, *, in_body: bool = False) -> bool:
-    return any(
-        not (in_body and row.extremes) and row.when(node, opset)
-        for row in rows.get((node.domain, node.op_type), ())
-    )
-
-
-def wrong_in_onnxruntime(node: ir.Node, opset: int, *, in_body: bool = False) -> bool:
-    """Return whether ONNX Runtime is known to compute this node wrongly, or to refuse it despite its registry.
-
-    Parameters
-    ----------
-    in_body : bool
-        Whether the node is in the body of another node.
-    """
-    return _hits(_IN_ONNXRUNTIME, node, opset, in_body=in_body)
-
-
-def differs_between_engines(node: ir.Node, opset: int) -> bool:
-    """Return whether ONNX Runtime and the array table are known to give different results, both correct."""
-    return _hits(_UNLIKE, node, opset)
-
-
-def wrong_in_reference(node: ir.Node, opset: int) -> bool:
-    """Return whether the reference operators are known to compute this node wrongly, or to lack it."""
-    return _hits(_IN_REFERENCE, node, opset)

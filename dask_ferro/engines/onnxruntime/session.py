@@ -36,7 +36,7 @@ _SESSION_BYTES = 64 * 2**10
 # float32.
 _FOLDS_SCALES = "MatMulScaleFusion"
 _MERGES = "CommonSubexpressionElimination"
-# Takes the padding of a convolution's kernel for that of its image, and refuses the graph.
+# Takes the padding of a computed kernel of a convolution for that of its image, and refuses the graph.
 _PADS = "Pad_Fusion"
 
 
@@ -149,15 +149,11 @@ def kept_apart(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:
     has_doubles = any(v is not None and v.dtype is ir.DataType.DOUBLE for v in values)
     # ONNX Runtime would take a node that is computed again for a copy of the first one, and keep that one's result.
     repeats = any(REMAT_KEY in node.metadata_props for node in nodes)
-    apart = {_FOLDS_SCALES: exact or has_doubles, _MERGES: repeats, _PADS: _may_pad_kernels(nodes)}
-    return [name for name, is_apart in apart.items() if is_apart]
-
-
-def _may_pad_kernels(nodes: Sequence[ir.Node]) -> bool:
-    """Return whether a kernel is computed and something is padded, as in second derivatives of convolutions."""
-    ops = {node.op_type for node in nodes}
+    # As in second derivatives of convolutions.
     kernels = (node.inputs[1] for node in nodes if node.op_type == "Conv")
-    return "Pad" in ops and any(kernel is not None and kernel.const_value is None for kernel in kernels)
+    makes_kernels = any(kernel is not None and kernel.const_value is None for kernel in kernels)
+    apart = {_FOLDS_SCALES: exact or has_doubles, _MERGES: repeats, _PADS: makes_kernels}
+    return [name for name, is_apart in apart.items() if is_apart]
 
 
 def session_options(folder: str | None, settings: SessionSettings) -> ort.SessionOptions:

@@ -23,7 +23,7 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.engines.onnxruntime import declared
-from dask_ferro.engines.onnxruntime.known_defects import wrong_in_onnxruntime
+from dask_ferro.engines.onnxruntime.known_defects import ONNXRUNTIME, is_affected
 from dask_ferro.graph.ir.dtypes import SESSION
 from dask_ferro.graph.ir.nodes import bodies
 
@@ -80,9 +80,10 @@ def crosses(kind: ir.TypeProtocol | None) -> bool:
     return isinstance(kind, ir.TensorType) and kind.dtype in SESSION
 
 
-def _inside(kind: ir.TypeProtocol | None) -> ir.TypeProtocol | None:
-    """Return the type of an output outside a session, which returns an optional as its element."""
-    return kind.elem_type if isinstance(kind, ir.OptionalType) else kind
+def _crosses_a_session(node: ir.Node) -> bool:
+    # A session returns an optional as its element.
+    made = (v.type.elem_type if isinstance(v.type, ir.OptionalType) else v.type for v in node.outputs)
+    return all(crosses(v.type) for v in node.inputs if v is not None) and all(map(crosses, made))
 
 
 @cache
@@ -134,7 +135,7 @@ def schema_of(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
         return None
 
 
-def onnxruntime_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
+def onnxruntime_supports(node: ir.Node, opsets: dict[str, int], *, in_body: bool = False) -> bool:
     """Return whether ONNX Runtime computes `node`, its bodies included, correctly.
 
     Parameters
@@ -143,21 +144,14 @@ def onnxruntime_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
         A node with typed values (an unknown type is taken to fit).
     opsets : dict
         The model's opset imports: version by domain.
+    in_body : bool
+        Whether the node is in the body of another node.
     """
     return (
-        all(crosses(v.type) for v in node.inputs if v is not None)
-        and all(crosses(_inside(v.type)) for v in node.outputs)
-        and not wrong_in_onnxruntime(node, opsets.get(node.domain, 1))
+        (in_body or _crosses_a_session(node))
+        and not is_affected(ONNXRUNTIME, node, opsets.get(node.domain, 1), in_body=in_body)
         and has_kernel(node, opsets)
-        and all(_inner_supported(inner, opsets) for inner in chain.from_iterable(bodies(node)))
-    )
-
-
-def _inner_supported(node: ir.Node, opsets: dict[str, int]) -> bool:
-    return (
-        not wrong_in_onnxruntime(node, opsets.get(node.domain, 1), in_body=True)
-        and has_kernel(node, opsets)
-        and all(_inner_supported(inner, opsets) for inner in chain.from_iterable(bodies(node)))
+        and all(onnxruntime_supports(n, opsets, in_body=True) for n in chain.from_iterable(bodies(node)))
     )
 
 
@@ -211,19 +205,14 @@ def _bind(
 
 
 def _kernel_fits(domain: str, op: str, since: int, bound: dict[str, str], provider: str) -> bool:
-    rows = registry(provider).get((domain, op), ())
-    return any(_version_fits(row, since) and _types_fit(row, bound) for row in rows)
-
-
-def _types_fit(row: KernelRow, bound: dict[str, str]) -> bool:
-    # An unbound type parameter is taken to fit.
-    return all(bound[parameter] in types for parameter, types in row.types.items() if parameter in bound)
-
-
-def _version_fits(row: KernelRow, since: int) -> bool:
-    """Return whether a kernel supports a version, by ONNX Runtime's own rule."""
-    # A kernel without an upper bound supports only the version that it was written for: a later one may differ.
-    return row.first == since or (row.first < since <= row.last and row.last != _OPEN_END)
+    """Return whether a provider has a kernel, by ONNX Runtime's own rules."""
+    return any(
+        # A kernel without an upper bound supports only the version that it was written for: a later one may differ.
+        (row.first == since or (row.first < since <= row.last and row.last != _OPEN_END))
+        # An unbound type parameter is taken to fit.
+        and all(bound[parameter] in types for parameter, types in row.types.items() if parameter in bound)
+        for row in registry(provider).get((domain, op), ())
+    )
 
 
 def _body_fits(

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import array_api_compat.numpy as xp
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -15,7 +14,7 @@ import pytest
 from onnx import helper
 
 from dask_ferro.engines import array
-from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.errors import UnsupportedOp
 from tests.waiting import ended
 
 FLOAT, LONG = ir.DataType.FLOAT, ir.DataType.INT64
@@ -33,15 +32,28 @@ def nodes_of(*rows: tuple[str, str, str], **attributes: Any) -> list[ir.Node]:
     return list(ir.from_proto(helper.make_model(graph, ir_version=10)).graph)
 
 
+def typed(row: tuple[str, str, str], dtypes: Sequence[Any], attributes: Mapping[str, Any]) -> ir.Node:
+    """A node whose inputs have dtypes; None for one that is left out or not known."""
+    (node,) = nodes_of(row, **attributes)
+    for value, dtype in zip(node.inputs, dtypes, strict=True):
+        if value is not None and dtype is not None:
+            value.dtype = dtype
+    return node
+
+
 def _names(text: str) -> list[str]:
     return ["" if name == "." else name for name in text.split()]
 
 
 def compiled(
-    nodes: Sequence[ir.Node], inputs: str, outputs: str, weights: Mapping[str, Any] | None = None
+    nodes: Sequence[ir.Node],
+    inputs: str,
+    outputs: str,
+    weights: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> array.Program:
     tensors = {name: ir.tensor(value, name=name) for name, value in (weights or {}).items()}
-    return array.compile(nodes, inputs.split(), outputs.split(), opset=21, weights=tensors)
+    return array.Program(nodes, inputs.split(), outputs.split(), opset=21, weights=tensors, **options)
 
 
 def chain(length: int) -> list[ir.Node]:
@@ -53,30 +65,20 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 class TestCompile:
-    def test_names_every_node_that_it_lacks(self) -> None:
-        nodes = nodes_of(("NonMaxSuppression", "x x", "a"), ("Add", "x x", "b"), ("Loop", ". . x", "c"))
-        with pytest.raises(UnsupportedOp) as caught:
-            compiled(nodes, "x", "a")
-        assert [p.split(":")[0] for p in caught.value.problems] == [
-            "node 'NonMaxSuppression_0'",
-            "node 'Loop_2'",
-        ]
-
-    def test_names_the_reader_of_an_unknown_value(self) -> None:
-        with pytest.raises(ConfigError, match=r"node 'Add_0' \(Add\) reads value 'y'"):
-            compiled(nodes_of(("Add", "x y", "z")), "x", "z")
-        with pytest.raises(ConfigError, match="the caller reads value 'q'"):
-            compiled(nodes_of(("Relu", "x", "z")), "x", "q")
+    def test_names_a_node_that_it_lacks(self) -> None:
+        nodes = nodes_of(("Add", "x x", "b"), ("Loop", ". . x", "c"))
+        with pytest.raises(UnsupportedOp, match="node 'Loop_1': no Loop of opset 21"):
+            compiled(nodes, "x", "c")
 
     def test_a_models_text_never_becomes_code(self) -> None:
         odd = "x'); raise SystemExit #"
         nodes = nodes_of(("Relu", "x", "y"))
         nodes[0].inputs[0].name = odd  # type: ignore[union-attr]
-        program = array.compile(nodes, [odd], ["y"], opset=21, weights={})
-        assert np.array_equal(program.bind(xp)(X)[0], X)
+        program = array.Program(nodes, [odd], ["y"], opset=21, weights={})
+        assert np.array_equal(program(X)[0], X)
 
-    def test_accounts_for_the_weights_that_it_reads(self) -> None:
-        weights = {"w": np.zeros((1000, 100), np.float32), "unread": np.zeros(10**6, np.float32)}
+    def test_accounts_for_its_weights(self) -> None:
+        weights = {"w": np.zeros((1000, 100), np.float32)}
         program = compiled(nodes_of(("Add", "x w", "y")), "x", "y", weights)
         assert 400_000 < program.nbytes < 410_000
 
@@ -84,7 +86,7 @@ class TestCompile:
 class TestCall:
     def test_outputs_come_in_the_order_asked_for(self) -> None:
         nodes = nodes_of(("Relu", "x", "a"), ("Neg", "x", "b"))
-        b, x, a, w, again = compiled(nodes, "x", "b x a w b", {"w": X}).bind(xp)(X)
+        b, x, a, w, again = compiled(nodes, "x", "b x a w b", {"w": X})(X)
         assert np.array_equal(b, -X)
         assert x is X
         assert np.array_equal(a, X)
@@ -92,17 +94,17 @@ class TestCall:
         assert np.array_equal(again, b)
 
     def test_gives_arrays_where_numpy_gives_scalars(self) -> None:
-        (y,) = compiled(nodes_of(("Add", "x x", "y")), "x", "y").bind(xp)(np.array(2, np.float32))
+        (y,) = compiled(nodes_of(("Add", "x x", "y")), "x", "y")(np.array(2, np.float32))
         assert isinstance(y, np.ndarray)
         assert y == 4
 
     def test_inputs_that_are_left_out_are_passed_over(self) -> None:
         program = compiled(nodes_of(("Clip", "x . high", "y")), "x high", "y")
-        (y,) = program.bind(xp)(X, np.array(2, np.float32))
+        (y,) = program(X, np.array(2, np.float32))
         assert np.array_equal(y, np.minimum(X, 2))
 
     def test_is_safe_in_many_threads(self) -> None:
-        bound = compiled(chain(50), "v0", "v50", {"w": np.ones(3, np.float32)}).bind(xp)
+        bound = compiled(chain(50), "v0", "v50", {"w": np.ones(3, np.float32)})
         results: dict[int, Any] = {}
 
         def work(i: int) -> None:
@@ -120,7 +122,7 @@ class TestCall:
 class TestFailure:
     def test_names_the_node_and_what_it_was_given(self) -> None:
         nodes = nodes_of(("Relu", "x", "a"), ("MatMul", "a w", "b"), ("Clip", "b . w", "c"))
-        bound = compiled(nodes, "x", "c", {"w": np.zeros((2, 2), np.float32)}).bind(xp)
+        bound = compiled(nodes, "x", "c", {"w": np.zeros((2, 2), np.float32)})
         with pytest.raises(RuntimeError) as caught:
             bound(X)
         message = str(caught.value)
@@ -131,13 +133,13 @@ class TestFailure:
     def test_running_out_of_memory_stays_a_memory_error(self) -> None:
         nodes = nodes_of(("ConstantOfShape", "shape", "y"))
         with pytest.raises(MemoryError, match="node 'ConstantOfShape_0'"):
-            compiled(nodes, "shape", "y").bind(xp)(np.array([2**45, 2**10]))
+            compiled(nodes, "shape", "y")(np.array([2**45, 2**10]))
 
 
 class TestCost:
     def test_a_value_is_released_after_its_last_use(self) -> None:
         Tracked.living = Tracked.peak = 0
-        bound = compiled(chain(100), "v0", "v100", {"w": np.ones(1, np.float32)}).bind(Tracking)
+        bound = compiled(chain(100), "v0", "v100", {"w": np.ones(1, np.float32)}, xp=Tracking)
         bound(Tracked())
         assert Tracked.peak <= 5  # the input, the weight, two of the chain and one for `type`
 
@@ -185,14 +187,14 @@ class TestWeights:
 
     def test_aligned_weights_stay_in_the_mapped_file(self, tensors: dict[str, ir.ExternalTensor]) -> None:
         nodes = nodes_of(("Identity", "aligned", "y"))
-        program = array.compile(nodes, [], ["y"], opset=21, weights=tensors)
-        (first,), (second,) = program.bind(xp)(), program.bind(xp)()
+        made = (array.Program(nodes, [], ["y"], opset=21, weights=tensors) for _ in range(2))
+        (first,), (second,) = (program() for program in made)
         assert np.shares_memory(first, second)
         assert not first.flags.writeable
 
     def test_odd_weights_are_copied_once_into_place(self, tensors: dict[str, ir.ExternalTensor]) -> None:
         nodes = nodes_of(("Identity", "odd", "y"))
-        bound = array.compile(nodes, [], ["y"], opset=21, weights=tensors).bind(xp)
+        bound = array.Program(nodes, [], ["y"], opset=21, weights=tensors)
         assert bound()[0].flags.aligned
         assert np.shares_memory(bound()[0], bound()[0])
         assert np.array_equal(bound()[0], np.arange(2048))
@@ -227,15 +229,12 @@ class TestSupports:
             ("no other activations", ("LSTM", "x w r", "z"), {"activations": ["Relu"] * 3}, [FLOAT] * 3, 21, False),
             ("default activations by name", ("GRU", "x w r", "z"), {"activations": ["Sigmoid", "Tanh"]}, [FLOAT] * 3,
                 21, True),
-            ("no string constants", ("Constant", "", "z"), {"value_string": "a"}, [], 21, False),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )  # fmt: skip
     def test_declares(self, claim, row, attributes, dtypes, opset, supported):
-        (node,) = nodes_of(row, **attributes)
-        assert array.supports(node, opset, dtypes) is supported
+        assert array.supports(typed(row, dtypes, attributes), opset) is supported
 
     def test_the_tables_know_the_newest_opset(self) -> None:
         newest = max(s.since_version for s in onnx.defs.get_all_schemas() if s.domain == "")
-        (node,) = nodes_of(("Add", "x y", "z"))
-        assert array.supports(node, newest, [FLOAT, FLOAT])
+        assert array.supports(typed(("Add", "x y", "z"), [FLOAT, FLOAT], {}), newest)

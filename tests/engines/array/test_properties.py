@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import array_api_compat.numpy as xp
 import numpy as np
 import onnx_ir as ir
 from hypothesis import given, settings
@@ -130,7 +129,7 @@ def test_random_graphs_equal_the_reference(graph: Drawn, data: st.DataObject) ->
     weights = {n: ir.tensor(w, name=n) for n, w in graph.weights.items() if n not in late}
     feeds |= {n: graph.weights[n] for n in late}
 
-    whole = array.compile(list(model.graph), list(feeds), outputs, opset=OPSET, weights=weights).bind(xp)
+    whole = array.Program(list(model.graph), list(feeds), outputs, opset=OPSET, weights=weights)
     got = whole(*feeds.values())
     wanted: Any = ReferenceEvaluator(_model(graph, outputs)).run(None, {n: feeds[n] for n in ("a", "b")})
     for name, y, z in zip(outputs, got, wanted, strict=True):
@@ -147,7 +146,7 @@ def _in_two(model: ir.Model, cut: int, feeds: dict[str, Any], outputs: list[str]
     """The same by two programs, the nodes before `cut` and those after it."""
     nodes = list(model.graph)
     crossing = [str(v.name) for n in nodes[:cut] for v in n.outputs]
-    first = array.compile(nodes[:cut], list(feeds), crossing, opset=OPSET, weights=weights).bind(xp)
+    first = array.Program(nodes[:cut], list(feeds), crossing, opset=OPSET, weights=weights)
     values = feeds | dict(zip(crossing, first(*feeds.values()), strict=True))
-    second = array.compile(nodes[cut:], list(values), outputs, opset=OPSET, weights=weights).bind(xp)
+    second = array.Program(nodes[cut:], list(values), outputs, opset=OPSET, weights=weights)
     return second(*values.values())

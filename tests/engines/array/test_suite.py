@@ -18,7 +18,8 @@ import pytest
 from emulated.device import StandIn
 
 from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
-from tests.engines.array.cases import bound, compiled, supported
+from dask_ferro.graph.model.load import load
+from tests.engines.array.cases import bound, supported
 
 LACKING = 40  # of float16, which array_api_strict has not
 # cuBLAS rounds products of float16 otherwise than numpy: by up to two units in the last place, after a softmax.
@@ -31,7 +32,7 @@ def _accepted() -> Iterator[tuple[Any, ir.Model]]:
         warnings.simplefilter("ignore")
         cases: list[Any] = onnx.backend.test.loader.load_model_tests(kind="node")
     for case in cases:
-        model = ir.from_proto(onnx.shape_inference.infer_shapes(case.model))
+        model = load(case.model).model
         if supported(model):
             yield case, model
 
@@ -51,7 +52,7 @@ def _dtypes(model: ir.Model) -> set[str]:
 def _check(case: Any, program: Any, up: Any, down: Any, half: float = 0.0) -> None:
     """Compare with the case's outputs; float16 by a relative error of at least `half`."""
     for inputs, outputs in case.data_sets:
-        given = [up(name, _array(x)) for name, x in zip(program.program.inputs, inputs, strict=True)]
+        given = [up(name, _array(x)) for name, x in zip(program.inputs, inputs, strict=True)]
         for y, z in zip(map(down, program(*given)), map(_array, outputs), strict=True):
             assert (y.dtype, y.shape) == (z.dtype, z.shape)
             rtol = max(case.rtol, half) if y.dtype == np.float16 else case.rtol
@@ -66,12 +67,11 @@ def _on(device: Device) -> Any:
     """A case on a device, arranged for it."""
 
     def run(case: Any, model: ir.Model) -> None:
-        program = compiled(model, on_device=True)
-        ready = program.bind(device.namespace, device.to_device)
+        program = bound(model, device.namespace, device.to_device)
         host = program.host_inputs
         _check(
             case,
-            ready,
+            program,
             lambda name, x: x if name in host else device.to_device(x),
             lambda y: device.to_host(y) if isinstance(y, device.array_type) else y,
             half=ROUNDED if isinstance(device, CupyDevice) else 0.0,

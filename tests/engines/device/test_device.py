@@ -13,13 +13,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from emulated.device import OutOfMemory, StandIn
+from emulated.device import CountedGpu, OutOfMemory, StandIn
 from onnx import helper, parser
 
 from dask_ferro.engines import array
-from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
+from dask_ferro.engines.device.device import Device, cupy_devices
 from tests.each import each, every
-from tests.engines.array.cases import BY_OP, CASES, Case, compiled, expected, id_of
+from tests.engines.array.cases import BY_OP, CASES, Case, bound, expected, id_of
 from tests.engines.array.test_ops import TOLERANCE
 from tests.graphs import written
 
@@ -29,7 +29,7 @@ OPSET = 25
 
 
 def made(kind: str) -> Device:
-    return StandIn() if kind == "stand-in" else CupyDevice()
+    return StandIn() if kind == "stand-in" else CountedGpu()
 
 
 @pytest.fixture(params=["stand-in", pytest.param("cupy", marks=gpu)])
@@ -60,20 +60,24 @@ def model_of(
     return ir.from_proto(onnx.shape_inference.infer_shapes(proto))
 
 
+def on_device(model: ir.Model, device: Device) -> array.Program:
+    """A model as one program on a device."""
+    return bound(model, device.namespace, device.to_device)
+
+
 def run_there(program: array.Program, device: Device, inputs: Sequence[np.ndarray]) -> list[Any]:
     """What a program gives on a device, on the host again; its inputs go up but for those that the host reads."""
     up = [
         x if name in program.host_inputs else device.to_device(x)
         for name, x in zip(program.inputs, inputs, strict=True)
     ]
-    found = program.bind(device.namespace, device.to_device)(*up)
-    return [y if isinstance(y, np.ndarray) else device.to_host(y) for y in found]
+    return [y if isinstance(y, np.ndarray) else device.to_host(y) for y in program(*up)]
 
 
 def both(model: ir.Model, device: Device, *inputs: np.ndarray) -> tuple[list[Any], list[Any]]:
     """The outputs on numpy, node by node, and on the device, arranged for it."""
-    plain = compiled(model).bind(numpy_namespace)(*inputs)
-    return list(plain), run_there(compiled(model, on_device=True), device, inputs)
+    plain = bound(model, numpy_namespace)(*inputs)
+    return list(plain), run_there(on_device(model, device), device, inputs)
 
 
 def agree(pair: tuple[list[Any], list[Any]], rtol: float = 1e-5) -> None:
@@ -154,7 +158,7 @@ def _computes(position: int, device: Device) -> None:
     if not _on(device, case):
         return  # a dtype that the device lacks is the host's
     wanted = expected(position)
-    program = compiled(ir.from_proto(case.model(case.weights)), on_device=True)
+    program = on_device(ir.from_proto(case.model(case.weights)), device)
     for y, z in zip(run_there(program, device, case.feeds(case.weights)), wanted, strict=True):
         assert (y.dtype, y.shape) == (z.dtype, z.shape)
         close = TOLERANCE.get(y.dtype.name, 0)
@@ -185,15 +189,15 @@ class TestShapesOnTheHost:
         )
         weights = {"zero": np.array(0), "one": np.array(1), "last": np.array([1]), "nought": np.zeros((), F)}
         model = model_of(nodes, {"x": (4, 4)}, ["y"], **weights)
-        on_host = {s.node.op_type for s in compiled(model, on_device=True)._units if s.on_host}
+        on_host = {c.unit.node.op_type for c in on_device(model, device)._calls if c.unit.on_host}
         assert on_host == {"Shape", "Gather", "Range"}
         agree(both(model, device, np.ones((4, 4), F)))
 
     def test_an_input_that_only_says_a_shape_stays_on_the_host(self) -> None:
         made = written("(float[3,4] x, int64[2] shape) => (y) { y = Reshape (x, shape) }")
         model = ir.from_proto(made)
-        assert compiled(model, on_device=True).host_inputs == {"shape"}
         device = StandIn()
+        assert on_device(model, device).host_inputs == {"shape"}
         agree(both(model, device, X, np.array([4, 3])))
         assert (device.traffic.ups, device.traffic.reads) == (1, 0)
 
@@ -205,7 +209,7 @@ class TestShapesOnTheHost:
         def reads_nothing(case: Case) -> None:
             device = StandIn()
             if _on(device, case):
-                run_there(compiled(ir.from_proto(case.model(())), on_device=True), device, case.feeds(()))
+                run_there(on_device(ir.from_proto(case.model(())), device), device, case.feeds(()))
                 assert case.op in data_dependent or device.traffic.reads == 0
 
         each(rows, reads_nothing, lambda case: case.id)

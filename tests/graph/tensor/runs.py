@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import array_api_compat.numpy
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -24,9 +23,9 @@ def computed(model: ir.Model, feeds: Feeds) -> dict[str, np.ndarray]:
     graph = model.graph
     weights = {name: v.const_value for name, v in graph.initializers.items()}
     inputs, outputs = [str(v.name) for v in graph.inputs], [str(v.name) for v in graph.outputs]
-    program = array.compile(list(graph), inputs, outputs, opset=model.opset_imports[""], weights=weights)
+    program = array.Program(list(graph), inputs, outputs, opset=model.opset_imports[""], weights=weights)
     with np.errstate(all="ignore"):
-        values = program.bind(array_api_compat.numpy)(*(feeds[name] for name in inputs))
+        values = program(*(feeds[name] for name in inputs))
     return dict(zip(outputs, values, strict=True))
 
 

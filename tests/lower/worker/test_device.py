@@ -16,11 +16,11 @@ import onnx
 import pytest
 from dask.core import flatten
 from dask.sizeof import sizeof
-from emulated.device import StandIn
+from emulated.device import CountedGpu, StandIn
 
 import dask_ferro as ff
 from dask_ferro.engines.device import residency as residents
-from dask_ferro.engines.device.device import CupyDevice, cupy_devices
+from dask_ferro.engines.device.device import cupy_devices
 from dask_ferro.engines.device.residency import DeviceArray, Residency
 from dask_ferro.lower.worker import device as devices
 from tests.device_counts import counts as counts_here
@@ -43,7 +43,7 @@ def _of(inputs: str, nodes: str, outputs: str = "y", **weights: Any) -> onnx.Mod
 @pytest.fixture(params=["stand-in", pytest.param("cupy", marks=gpu)])
 def on(request: pytest.FixtureRequest) -> Iterator[Residency]:
     """This process computes on a device while the test runs, and takes inputs to stay as they are."""
-    residency = devices.use(StandIn(1 << 24) if request.param == "stand-in" else CupyDevice())
+    residency = devices.use(StandIn(1 << 24) if request.param == "stand-in" else CountedGpu())
     assert residency is not None
     residency.keeps_inputs = True
     yield residency
@@ -132,7 +132,7 @@ def test_between_bundles_a_result_stays_and_has_its_bytes(on: Residency) -> None
     (value,) = [v for v in values if isinstance(v, DeviceArray)]
     assert value.is_resident
     assert sizeof(value) >= value.nbytes == X.nbytes
-    assert hasattr(value, "__cuda_array_interface__") == isinstance(on.device, CupyDevice)
+    assert hasattr(value, "__cuda_array_interface__") == isinstance(on.device, CountedGpu)
     assert np.array_equal(pickle.loads(pickle.dumps(value)), np.asarray(value))
 
 

@@ -23,8 +23,8 @@ from dask_ferro.engines.array.kernel import (
     along,
     axis_shape,
     from_front,
-    late,
     only,
+    reading,
     row,
 )
 from dask_ferro.graph.ir.dtypes import ANY, BOOL, INDEX, INTEGER, NUMERIC, WIDE
@@ -130,52 +130,39 @@ def _tensor_scatter(
 _known_reduction = only("reduction", ("none", *_AT), "none")
 
 
-def _one_hot(xp: Namespace, op: Op) -> Fn:
-    axis = op.get("axis", -1)
+def _one_hot(xp: Namespace, op: Op, depths: tuple[int, ...]) -> Fn:
+    axis, (depth,) = op.get("axis", -1), depths
 
-    def make(depths: tuple[int, ...]) -> Fn:
-        (depth,) = depths
+    def fn(indices: Array, _: Array, values: Array) -> Array:
+        at = axis % (indices.ndim + 1)
+        wide = xp.astype(indices, xp.int64)  # a narrow or unsigned dtype may not hold index + depth
+        places = xp.reshape(xp.arange(depth, dtype=xp.int64), (-1,) + (1,) * (indices.ndim - at))
+        hot = xp.expand_dims(_positive(xp, wide, depth), axis=at) == places
+        return xp.where(hot, values[1], values[0])
 
-        def fn(indices: Array, _: Array, values: Array) -> Array:
-            at = axis % (indices.ndim + 1)
-            wide = xp.astype(indices, xp.int64)  # a narrow or unsigned dtype may not hold index + depth
-            places = xp.reshape(xp.arange(depth, dtype=xp.int64), (-1,) + (1,) * (indices.ndim - at))
-            hot = xp.expand_dims(_positive(xp, wide, depth), axis=at) == places
-            return xp.where(hot, values[1], values[0])
-
-        return fn
-
-    return late(op, make, 1)
+    return fn
 
 
-def _trilu(xp: Namespace, op: Op) -> Fn:
-    cut = xp.triu if op.get("upper", 1) else xp.tril
-
-    def make(diagonals: tuple[int, ...] | None) -> Fn:
-        k = diagonals[0] if diagonals else 0
-        return lambda x, *_: cut(x, k=k)
-
-    return late(op, make, 1)
+def _trilu(xp: Namespace, op: Op, diagonals: tuple[int, ...] | None) -> Fn:
+    cut, k = xp.triu if op.get("upper", 1) else xp.tril, diagonals[0] if diagonals else 0
+    return lambda x, *_: cut(x, k=k)
 
 
-def _top_k(xp: Namespace, op: Op) -> Fn:
+def _top_k(xp: Namespace, op: Op, counts: tuple[int, ...] | int) -> Fn:
     axis, largest = op.get("axis", -1), bool(op.get("largest", 1))
+    # An attribute until opset 9.
+    count = counts if isinstance(counts, int) else counts[0]
 
-    def make(counts: tuple[int, ...]) -> Fn:
-        (count,) = counts
+    def fn(x: Array, *_: Array) -> tuple[Array, Array]:
+        at = from_front(axis, x.ndim)
+        if not 0 <= count <= x.shape[at]:
+            raise ValueError(f"k is {count}, wanted 0 to {x.shape[at]}, the size of axis {axis}")
+        # Stable: ONNX puts the lower index of equal elements first.
+        order = xp.argsort(x, axis=axis, descending=largest, stable=True)
+        order = order[along(at, slice(0, count))]
+        return xp.take_along_axis(x, order, axis=axis), xp.astype(order, xp.int64, copy=False)
 
-        def fn(x: Array, *_: Array) -> tuple[Array, Array]:
-            at = from_front(axis, x.ndim)
-            if not 0 <= count <= x.shape[at]:
-                raise ValueError(f"k is {count}, wanted 0 to {x.shape[at]}, the size of axis {axis}")
-            # Stable: ONNX puts the lower index of equal elements first.
-            order = xp.argsort(x, axis=axis, descending=largest, stable=True)
-            order = order[along(at, slice(0, count))]
-            return xp.take_along_axis(x, order, axis=axis), xp.astype(order, xp.int64, copy=False)
-
-        return fn
-
-    return make((op.get("k"),)) if op.opset < 10 else late(op, make, 1)
+    return fn
 
 
 def _non_zero(xp: Namespace, x: Array) -> Array:
@@ -201,9 +188,9 @@ TABLE: dict[str, Kernel] = {
     "TensorScatter": row(
         _tensor_scatter, ANY, ANY, WIDE, opsets=range(24, NEWEST + 1), axis=-2, mode="linear"
     ),
-    "OneHot": Kernel(_one_hot, (NUMERIC, NUMERIC, ANY), reads=(1,)),
-    "Trilu": Kernel(_trilu, (ANY, WIDE), reads=(1,)),
-    "TopK": Kernel(_top_k, (NUMERIC, INTEGER), reads=(1,)),
+    "OneHot": reading(_one_hot, NUMERIC, NUMERIC, ANY),
+    "Trilu": reading(_trilu, ANY, WIDE),
+    "TopK": reading(_top_k, NUMERIC, INTEGER, since=10, attributes=("k",)),
     "NonZero": row(_non_zero, ANY),
     "Compress": row(_compress, ANY, BOOL, axis=None),
 }

@@ -1,9 +1,8 @@
 """Operators that move elements and never change them (reshape, transpose, concatenate, slice, pad, tile).
 
-Most return views.  Shapes, axes, starts and pads are attributes in old opsets and inputs in new ones; inputs that
-are weights are read when the program is bound (`late`).
+Most return views.  Shapes, axes, starts and pads are attributes in old opsets and inputs in new ones (`reading`).
 
-Operators without data inputs are here too: constants, ranges, identity matrices, shapes.
+Operators without data inputs are here too: ranges, identity matrices, shapes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, dtype, from_front, late, only, row
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, dtype, from_front, only, reading, row
 from dask_ferro.graph.ir.dtypes import ANY, BOOL, INDEX, NUMERIC, WIDE, D
 from dask_ferro.graph.ir.nodes import attribute_of
 
@@ -40,27 +39,21 @@ def _inference(node: ir.Node, opset: int) -> bool:
     return mode is not None and not bool(mode.numpy())
 
 
-def _reshape(xp: Namespace, op: Op) -> Fn:
-    keep_zero = bool(op.get("allowzero", 0))
+def _reshape(xp: Namespace, op: Op, shape: Ints) -> Fn:
+    if op.get("allowzero", 0) or 0 not in shape:
+        return lambda x, *_: xp.reshape(x, shape)
 
-    def make(shape: Ints) -> Fn:
-        if keep_zero or 0 not in shape:
-            return lambda x, *_: xp.reshape(x, shape)
+    def fn(x: Array, *_: Array) -> Array:
+        sizes = [n or x.shape[i] for i, n in enumerate(shape)]
+        # Inferred from the sizes that are not copied: numpy cannot infer it where a size is 0.
+        if -1 in sizes:
+            kept = {i for i, n in enumerate(shape) if n == 0}
+            rest = math.prod(n for i, n in enumerate(sizes) if i not in kept and n != -1)
+            whole = math.prod(n for i, n in enumerate(x.shape) if i not in kept)
+            sizes[sizes.index(-1)] = whole // max(rest, 1)
+        return xp.reshape(x, tuple(sizes))
 
-        def fn(x: Array, *_: Array) -> Array:
-            sizes = [n or x.shape[i] for i, n in enumerate(shape)]
-            # Inferred from the sizes that are not copied: numpy cannot infer it where a size is 0.
-            if -1 in sizes:
-                kept = {i for i, n in enumerate(shape) if n == 0}
-                rest = math.prod(n for i, n in enumerate(sizes) if i not in kept and n != -1)
-                sizes[sizes.index(-1)] = math.prod(n for i, n in enumerate(x.shape) if i not in kept) // max(
-                    rest, 1
-                )
-            return xp.reshape(x, tuple(sizes))
-
-        return fn
-
-    return late(op, make, 1)
+    return fn
 
 
 def _transpose(xp: Namespace, x: Array, perm: Ints | None) -> Array:
@@ -72,102 +65,71 @@ def _flatten(xp: Namespace, x: Array, axis: int) -> Array:
     return xp.reshape(x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
 
 
-def _squeeze(xp: Namespace, op: Op) -> Fn:
-    def make(axes: Ints | None) -> Fn:
-        if axes is not None:
-            return lambda x, *_: xp.squeeze(x, axis=tuple(axes))
-        return lambda x, *_: xp.reshape(x, tuple(n for n in x.shape if n != 1))
-
-    return make(op.get("axes")) if op.opset < 13 else late(op, make, 1)
+def _squeeze(xp: Namespace, op: Op, axes: Ints | None) -> Fn:
+    if axes is not None:
+        return lambda x, *_: xp.squeeze(x, axis=tuple(axes))
+    return lambda x, *_: xp.reshape(x, tuple(n for n in x.shape if n != 1))
 
 
-def _unsqueeze(xp: Namespace, op: Op) -> Fn:
-    def make(axes: Ints) -> Fn:
-        if len(axes) == 1:
-            return lambda x, *_: xp.expand_dims(x, axis=axes[0])
+def _unsqueeze(xp: Namespace, op: Op, axes: Ints) -> Fn:
+    if len(axes) == 1:
+        return lambda x, *_: xp.expand_dims(x, axis=axes[0])
 
-        def fn(x: Array, *_: Array) -> Array:
-            rank = x.ndim + len(axes)
-            new, old = {from_front(a, rank) for a in axes}, iter(x.shape)
-            return xp.reshape(x, tuple(1 if i in new else next(old) for i in range(rank)))
+    def fn(x: Array, *_: Array) -> Array:
+        rank = x.ndim + len(axes)
+        new, old = {from_front(a, rank) for a in axes}, iter(x.shape)
+        return xp.reshape(x, tuple(1 if i in new else next(old) for i in range(rank)))
 
-        return fn
-
-    return make(op.get("axes")) if op.opset < 13 else late(op, make, 1)
+    return fn
 
 
-def _split(xp: Namespace, op: Op) -> Fn:
+def _split(xp: Namespace, op: Op, sizes: Ints | None) -> Fn:
     axis, parts = op.get("axis", 0), op.outputs
 
-    def make(sizes: Ints | None) -> Fn:
-        def fn(x: Array, *_: Array) -> tuple[Array, ...]:
-            at = from_front(axis, x.ndim)
-            total = x.shape[at]
-            # Equal parts; the last one may be shorter.
-            part = -(-total // parts)
-            ends = [min(total, part * (i + 1)) for i in range(parts)]
-            ends = list(itertools.accumulate(sizes)) if sizes is not None else ends
-            return tuple(x[along(at, slice(a, b))] for a, b in itertools.pairwise([0, *ends]))
+    def fn(x: Array, *_: Array) -> tuple[Array, ...]:
+        at = from_front(axis, x.ndim)
+        total = x.shape[at]
+        # Equal parts; the last one may be shorter.
+        part = -(-total // parts)
+        ends = [min(total, part * (i + 1)) for i in range(parts)]
+        ends = list(itertools.accumulate(sizes)) if sizes is not None else ends
+        return tuple(x[along(at, slice(a, b))] for a, b in itertools.pairwise([0, *ends]))
 
-        return fn
-
-    return make(op.get("split")) if op.opset < 13 else late(op, make, 1)
+    return fn
 
 
-def _slice(xp: Namespace, op: Op) -> Fn:
-    def make(starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None) -> Fn:
-        bounds = map(slice, starts, ends, steps or itertools.repeat(None))
-        cuts = list(zip(axes or range(len(starts)), bounds, strict=False))
+def _slice(
+    xp: Namespace, op: Op, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None
+) -> Fn:
+    bounds = map(slice, starts, ends, steps or itertools.repeat(None))
+    cuts = list(zip(axes or range(len(starts)), bounds, strict=False))
 
-        def fn(x: Array, *_: Array) -> Array:
-            index = [slice(None)] * x.ndim
-            # Bounds are clipped: the array API allows none beyond the array.
-            for axis, cut in cuts:
-                start, stop, step = cut.indices(x.shape[axis])
-                # An empty slice must not keep a stop of -1: it would mean the last row, not the position before the
-                # first.
-                some = len(range(start, stop, step)) > 0
-                index[axis] = slice(start, stop if stop >= 0 else None, step) if some else slice(0, 0)
-            return x[tuple(index)]
+    def fn(x: Array, *_: Array) -> Array:
+        index = [slice(None)] * x.ndim
+        # Bounds are clipped: the array API allows none beyond the array.
+        for axis, cut in cuts:
+            start, stop, step = cut.indices(x.shape[axis])
+            # An empty slice must not keep a stop of -1: it would mean the last row, not the position before the
+            # first.
+            some = len(range(start, stop, step)) > 0
+            index[axis] = slice(start, stop if stop >= 0 else None, step) if some else slice(0, 0)
+        return x[tuple(index)]
 
-        return fn
-
-    if op.opset < 10:
-        return make(op.get("starts"), op.get("ends"), op.get("axes"))
-    return late(op, make, 1, 2, 3, 4)
+    return fn
 
 
-def _expand(xp: Namespace, op: Op) -> Fn:
-    def make(shape: Ints) -> Fn:
-        # In both directions: ONNX also broadcasts the shape to the input.
-        return lambda x, *_: xp.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
+def _pad(xp: Namespace, op: Op, pads: Ints, axes: Ints | None = None) -> Fn:
+    # An input since opset 11.
+    mode, value = op.get("mode", "constant"), op.get("value", 0.0) if op.opset < 11 else None
 
-    return late(op, make, 1)
+    def fn(x: Array, _: Array = None, fill: Array = None, *__: Array) -> Array:
+        widths = [(0, 0)] * x.ndim
+        count = len(pads) // 2
+        for axis, before, after in zip(axes or range(x.ndim), pads[:count], pads[count:], strict=False):
+            widths[axis] = (before, after)
+        return padded(xp, x, widths, mode, fill if value is None else value)
 
-
-def _tile(xp: Namespace, op: Op) -> Fn:
-    def make(repeats: Ints) -> Fn:
-        return lambda x, *_: xp.tile(x, repeats)
-
-    return late(op, make, 1)
-
-
-def _pad(xp: Namespace, op: Op) -> Fn:
-    mode = op.get("mode", "constant")
-
-    def make(pads: Ints, axes: Ints | None = None, value: float | None = None) -> Fn:
-        def fn(x: Array, _: Array = None, fill: Array = None, *__: Array) -> Array:
-            widths = [(0, 0)] * x.ndim
-            count = len(pads) // 2
-            for axis, before, after in zip(axes or range(x.ndim), pads[:count], pads[count:], strict=False):
-                widths[axis] = (before, after)
-            return padded(xp, x, widths, mode, fill if value is None else value)
-
-        return fn
-
-    if op.opset < 11:
-        return make(op.get("pads"), None, op.get("value", 0.0))
-    return late(op, make, 1, 3)
+    return fn
 
 
 def padded(
@@ -208,57 +170,26 @@ def _space_to_depth(xp: Namespace, x: Array, blocksize: int, mode: str) -> Array
     return xp.reshape(y, (n, c * size * size, h // size, w // size))
 
 
-def _center_crop_pad(xp: Namespace, op: Op) -> Fn:
+def _center_crop_pad(xp: Namespace, op: Op, shape: Ints) -> Fn:
     axes = op.get("axes")
 
-    def make(shape: Ints) -> Fn:
-        def fn(x: Array, _: Array) -> Array:
-            widths = [(0, 0)] * x.ndim
-            for axis, size in zip(axes or range(x.ndim), shape, strict=False):
-                extra = size - x.shape[axis]
-                # The larger half of an odd number is at the end, for padding and for cropping.
-                before = extra // 2 if extra > 0 else -(-extra // 2)
-                widths[axis] = (before, extra - before)
-            return padded(xp, x, widths)
+    def fn(x: Array, _: Array) -> Array:
+        widths = [(0, 0)] * x.ndim
+        for axis, size in zip(axes or range(x.ndim), shape, strict=False):
+            extra = size - x.shape[axis]
+            # The larger half of an odd number is at the end, for padding and for cropping.
+            before = extra // 2 if extra > 0 else -(-extra // 2)
+            widths[axis] = (before, extra - before)
+        return padded(xp, x, widths)
 
-        return fn
-
-    return late(op, make, 1)
+    return fn
 
 
-_VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
-
-
-def _constant(xp: Namespace, op: Op) -> Fn:
-    (name,) = (n for n in _VALUES if n in op.attributes)
-    value = op.attributes[name]
-    if name == "value":
-        known = np.array(value.numpy())
-    else:
-        known = np.array(value, np.float32 if "float" in name else np.int64)
-    # Every call returns the same array: a caller that wrote to it would change later results.
-    known.flags.writeable = False
-    array = xp.asarray(known)
-    return lambda: array
-
-
-def _plain_constant(node: ir.Node, opset: int) -> bool:
-    """Return whether the value is a dense tensor of a dtype that every namespace has."""
-    names = set(node.attributes) & {*_VALUES, "sparse_value", "value_string", "value_strings"}
-    if len(names) != 1 or not names <= set(_VALUES):
-        return False
-    return names != {"value"} or node.attributes["value"].as_tensor().dtype in ANY
-
-
-def _constant_of_shape(xp: Namespace, op: Op) -> Fn:
+def _constant_of_shape(xp: Namespace, op: Op, shape: Ints) -> Fn:
     tensor = op.get("value")
     value = np.zeros(1, np.float32) if tensor is None else tensor.numpy().reshape(-1)
     fill, kind = value[0].item(), getattr(xp, value.dtype.name)
-
-    def make(shape: tuple[int, ...]) -> Fn:
-        return lambda _: xp.full(shape, fill, dtype=kind)
-
-    return late(op, make, 0)
+    return lambda _: xp.full(shape, fill, dtype=kind)
 
 
 def _plain_value(node: ir.Node, opset: int) -> bool:
@@ -289,22 +220,31 @@ def _eye_like(xp: Namespace, x: Array, **attributes: int | None) -> Array:
 TABLE: dict[str, Kernel] = {
     "Identity": row(lambda xp, x: x, ANY),
     "Dropout": Kernel(_dropout, (ANY, ANY, BOOL), when=_inference),
-    "Reshape": Kernel(_reshape, (ANY, WIDE), reads=(1,)),
+    "Reshape": reading(_reshape, ANY, WIDE),
     "Transpose": row(_transpose, ANY, perm=None),
     "Flatten": row(_flatten, ANY, axis=1),
-    "Squeeze": Kernel(_squeeze, (ANY, WIDE), reads=(1,)),
-    "Unsqueeze": Kernel(_unsqueeze, (ANY, WIDE), reads=(1,)),
+    "Squeeze": reading(_squeeze, ANY, WIDE, since=13, attributes=("axes",)),
+    "Unsqueeze": reading(_unsqueeze, ANY, WIDE, since=13, attributes=("axes",)),
     "Concat": row(lambda xp, *xs, axis: xp.concat(xs, axis=axis), ANY, axis=None),
-    "Split": Kernel(_split, (ANY, WIDE), reads=(1,)),
-    "Slice": Kernel(_slice, (ANY, INDEX), reads=(1, 2, 3, 4)),
-    "Expand": Kernel(_expand, (ANY, WIDE), reads=(1,)),
-    "Tile": Kernel(_tile, (ANY, WIDE), reads=(1,)),
-    "Pad": Kernel(_pad, (ANY, WIDE, ANY, INDEX), when=only("mode", _PAD_MODES, "constant"), reads=(1, 3)),
+    "Split": reading(_split, ANY, WIDE, since=13, attributes=("split",)),
+    "Slice": reading(_slice, ANY, INDEX, at=(1, 2, 3, 4), since=10, attributes=("starts", "ends", "axes")),
+    # In both directions: ONNX also broadcasts the shape to the input.
+    "Expand": reading(
+        lambda xp, op, shape: lambda x, *_: xp.broadcast_to(x, np.broadcast_shapes(x.shape, shape)), ANY, WIDE
+    ),
+    "Tile": reading(lambda xp, op, repeats: lambda x, *_: xp.tile(x, repeats), ANY, WIDE),
+    "Pad": reading(
+        _pad,
+        *(ANY, WIDE, ANY, INDEX),
+        at=(1, 3),
+        since=11,
+        attributes=("pads",),
+        when=only("mode", _PAD_MODES, "constant"),
+    ),
     "DepthToSpace": row(_depth_to_space, ANY, blocksize=None, mode="DCR"),
     "SpaceToDepth": row(_space_to_depth, ANY, blocksize=None, mode="DCR"),
-    "CenterCropPad": Kernel(_center_crop_pad, (ANY, INDEX), reads=(1,)),
-    "Constant": Kernel(_constant, (ANY,), when=_plain_constant),
-    "ConstantOfShape": Kernel(_constant_of_shape, (WIDE,), when=_plain_value, reads=(0,)),
+    "CenterCropPad": reading(_center_crop_pad, ANY, INDEX),
+    "ConstantOfShape": reading(_constant_of_shape, WIDE, at=(0,), when=_plain_value),
     "Range": row(_range, frozenset({D.FLOAT, D.DOUBLE, D.INT16, D.INT32, D.INT64})),
     "Shape": row(_shape, ANY, start=0, end=None),
     "Size": row(lambda xp, x: xp.asarray(math.prod(x.shape), dtype=xp.int64), ANY),

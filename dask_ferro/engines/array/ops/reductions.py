@@ -8,11 +8,12 @@ alone).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, along, from_front, late, row
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, from_front, reading, row
 from dask_ferro.graph.ir.dtypes import BOOL, FLOAT, NUMERIC, WIDE
 
 Axes = tuple[int, ...] | None  # None: all axes
@@ -57,20 +58,11 @@ def _log_sum_exp(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
     return total if keepdims else xp.reshape(total, _sum(xp, xp.zeros_like(x), axes, False).shape)
 
 
-def _over_axes(reduce: Reduce, axes_are_an_input_since: int) -> Build:
-    def build(xp: Namespace, op: Op) -> Fn:
-        keepdims = bool(op.get("keepdims", 1))
-        nothing: Axes = () if op.get("noop_with_empty_axes", 0) else None
-
-        def make(values: Axes) -> Fn:
-            axes = tuple(values) if values else nothing
-            return lambda x, *_: reduce(xp, x, axes, keepdims)
-
-        if op.opset < axes_are_an_input_since:
-            return make(op.get("axes"))
-        return late(op, make, 1)
-
-    return build
+def _over_axes(reduce: Reduce, xp: Namespace, op: Op, values: Axes) -> Fn:
+    keepdims = bool(op.get("keepdims", 1))
+    nothing: Axes = () if op.get("noop_with_empty_axes", 0) else None
+    axes = tuple(values) if values else nothing
+    return lambda x, *_: reduce(xp, x, axes, keepdims)
 
 
 def _arg(largest: bool) -> Kernel:
@@ -87,32 +79,24 @@ def _arg(largest: bool) -> Kernel:
     return row(fn, NUMERIC, axis=0, keepdims=1, select_last_index=0)
 
 
-def _cumulative(name: str) -> Build:
-    def build(xp: Namespace, op: Op) -> Fn:
-        accumulate = getattr(xp, name)
-        exclusive, reverse = bool(op.get("exclusive", 0)), bool(op.get("reverse", 0))
+def _cumulative(name: str, xp: Namespace, op: Op, axes: tuple[int, ...]) -> Fn:
+    accumulate, (axis,) = getattr(xp, name), axes
+    exclusive, reverse = bool(op.get("exclusive", 0)), bool(op.get("reverse", 0))
 
-        def make(axes: tuple[int, ...]) -> Fn:
-            (axis,) = axes
+    def fn(x: Array, *_: Array) -> Array:
+        at = from_front(axis, x.ndim)
+        x = xp.flip(x, axis=at) if reverse else x
+        y = accumulate(x, axis=at, dtype=x.dtype, include_initial=exclusive)
+        # `include_initial` puts the initial value first; the last sum is dropped.
+        if exclusive:
+            y = y[along(at, slice(0, x.shape[at]))]
+        return xp.flip(y, axis=at) if reverse else y
 
-            def fn(x: Array, *_: Array) -> Array:
-                at = from_front(axis, x.ndim)
-                x = xp.flip(x, axis=at) if reverse else x
-                y = accumulate(x, axis=at, dtype=x.dtype, include_initial=exclusive)
-                # `include_initial` puts the initial value first; the last sum is dropped.
-                if exclusive:
-                    y = y[along(at, slice(0, x.shape[at]))]
-                return xp.flip(y, axis=at) if reverse else y
-
-            return fn
-
-        return late(op, make, 1)
-
-    return build
+    return fn
 
 
 def _row(reduce: Reduce, *dtypes: frozenset[ir.DataType], since: int = 18) -> Kernel:
-    return Kernel(_over_axes(reduce, since), (*dtypes, WIDE), reads=(1,))
+    return reading(partial(_over_axes, reduce), *dtypes, WIDE, since=since, attributes=("axes",))
 
 
 TABLE: dict[str, Kernel] = {
@@ -130,6 +114,6 @@ TABLE: dict[str, Kernel] = {
     "ReduceLogSumExp": _row(_log_sum_exp, FLOAT),
     "ArgMax": _arg(largest=True),
     "ArgMin": _arg(largest=False),
-    "CumSum": Kernel(_cumulative("cumulative_sum"), (NUMERIC,), reads=(1,)),
-    "CumProd": Kernel(_cumulative("cumulative_prod"), (NUMERIC,), reads=(1,)),
+    "CumSum": reading(partial(_cumulative, "cumulative_sum"), NUMERIC),
+    "CumProd": reading(partial(_cumulative, "cumulative_prod"), NUMERIC),
 }
