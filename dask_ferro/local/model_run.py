@@ -238,7 +238,9 @@ def trial(
             runs=chunks * repeats,
             seconds=tuple(seconds),
             projected_seconds=over_chunks(planned.plan, chunks, workers=place.slots, slices=repeats),
-            bound_seconds=bound(dag(ir_model, sized.types, sized.cost.seconds)).over(place.slots, chunks * repeats),
+            bound_seconds=bound(dag(ir_model, sized.types, sized.cost.seconds)).over(
+                place.slots, chunks * repeats
+            ),
             workers=measured.workers,
             output=str(request.sink) if request.sink else None,
         )

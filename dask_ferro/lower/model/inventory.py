@@ -131,9 +131,7 @@ def inventory(
     problems = tuple(s.problem for s in rated if s.problem)
     made = None
     if not problems:
-        made = plan(
-            loaded.model, types, cost=cost, granularity=granularity, workers=workers or CPU_COUNT
-        )
+        made = plan(loaded.model, types, cost=cost, granularity=granularity, workers=workers or CPU_COUNT)
     engines: defaultdict[str, Counter[str]] = defaultdict(Counter)
     able: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for one, engine in zip(rated, _engines(rated, made), strict=True):

@@ -19,7 +19,6 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-import onnx_ir as ir
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
