@@ -26,7 +26,7 @@ import onnx  # noqa: E402
 import onnxruntime as ort  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from dask_ferro.graph.cost.roofline import CPU, Cost, costs, seconds  # noqa: E402
+from dask_ferro.graph.cost.roofline import Cost, model_cost  # noqa: E402
 from dask_ferro.graph.ir.inference import infer  # noqa: E402
 from dask_ferro.graph.model.load import load  # noqa: E402
 
@@ -144,8 +144,8 @@ def runner(proto: onnx.ModelProto, feed: np.ndarray, enough_s: float) -> tuple[C
 def projected(proto: onnx.ModelProto) -> tuple[Cost, float]:
     """Return FLOPs and bytes of the last node, and the seconds that the shipped profile projects for the model."""
     graph = load(proto).model
-    each = costs(graph, infer(graph))
-    return each[-1], sum(seconds(n, c, CPU) for n, c in zip(graph.graph, each, strict=True))
+    cost = model_cost(graph, infer(graph))
+    return cost.nodes[-1], sum(cost.seconds)
 
 
 def main() -> None:

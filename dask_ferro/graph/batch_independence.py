@@ -69,15 +69,15 @@ class _RowWalk:
     def __init__(self, types: Types, others: Types, opset: int, rows: int) -> None:
         self.types, self.others, self.opset, self.rows = types, others, opset, rows
         self.states: dict[ir.Value, State] = {}
-        # The last node's object is reused, since it caches whether the shapes are known.
-        self._last: TypedNode | None = None
 
     def state(self, value: ir.Value | None) -> State:
         return FREE if value is None else self.states.get(value, FREE)
 
     def take(self, node: ir.Node) -> None:
         """Derive the states of the outputs of a node."""
-        self.states.update(zip(node.outputs, self._made(node), strict=False))
+        made = self._made(node)
+        each = made if isinstance(made, list) else [made] * len(node.outputs)
+        self.states.update(zip(node.outputs, each, strict=False))
 
     def end(self, value: ir.Value) -> Finding | None:
         """Return the reason why an output cannot be computed chunk by chunk; None if it can."""
@@ -97,27 +97,27 @@ class _RowWalk:
             return Finding(True, f"output {value.name!r} has {many} on axis 0, wanted one for each row")
         return Finding(True, f"output {value.name!r} is not made of the rows")
 
-    def _made(self, node: ir.Node) -> Sequence[State]:
-        count = len(node.outputs)
+    def _made(self, node: ir.Node) -> State | list[State]:
+        """Return the state of all outputs of a node, or of each."""
         if node.op_type in ("Shape", "Size") and node.domain == "":
-            return (self._sizes(node, self.state(node.inputs[0])),)
+            return self._sizes(node, self.state(node.inputs[0]))
         if any(_draws(TypedNode(inner, self.types, self.opset)) for inner in nested(node)):
-            return (self._sure(node, "draws random numbers, which chunks of the rows draw anew"),) * count
+            return self._sure(node, "draws random numbers, which chunks of the rows draw anew")
         has_bodies = bool(bodies(node))
         states = [self.state(v) for v in (reads(node) if has_bodies else node.inputs)]
         found = [s for s in states if isinstance(s, Finding)]
         if found:
-            return (next((s for s in found if s.sure), found[0]),) * count
+            return next((s for s in found if s.sure), found[0])
         # Nodes that read no rows are most of a model: weights, masks and constants.
         if all(s == FREE for s in states):
-            return (FREE,) * count
+            return FREE
         if has_bodies:
             condition = self.state(node.inputs[0]) if node.op_type == "If" else FREE
             if isinstance(condition, Counts) and condition.depends is not None:
-                return (self._sure(node, "takes a branch by their number"),) * count
-            return (self._unknown(node, "has a body, which is not looked into"),) * count
+                return self._sure(node, "takes a branch by their number")
+            return self._unknown(node, "has a body, which is not looked into")
         if not any(isinstance(s, Rows) for s in states):
-            return (self._counted(node, states),) * count
+            return self._counted(node, states)
         return self._of_rows(node, states)
 
     # Sizes.
@@ -131,7 +131,7 @@ class _RowWalk:
         depends = tuple(i == of.dim for i in range(len(shape)))
         if node.op_type == "Size":
             return Counts((True,))
-        site = self._site(node)
+        site = TypedNode(node, self.types, self.opset)
         return counts_of(depends[site.attribute("start", 0) : site.attribute("end", None)])
 
     def _counted(self, node: ir.Node, states: Sequence[State]) -> State:
@@ -140,7 +140,7 @@ class _RowWalk:
         if sizes is None:
             return Counts(None)
         elements = [self._depends(node, i, s) for i, s in enumerate(states)]
-        made = self._told(node, sizes(self._site(node), elements, self.rows))
+        made = self._told(node, sizes(TypedNode(node, self.types, self.opset), elements, self.rows))
         # The last operand is the shape of what is filled or repeated; the operands before are its values.
         values = [s.depends for s in states[:-1] if isinstance(s, Counts)]
         if isinstance(made, Rows) and values:
@@ -158,23 +158,24 @@ class _RowWalk:
 
     # Rows.
 
-    def _of_rows(self, node: ir.Node, states: Sequence[State]) -> Sequence[State]:
-        count, site, facts = len(node.outputs), self._site(node), facts_of(node)
+    def _of_rows(self, node: ir.Node, states: Sequence[State]) -> State | list[State]:
+        site, facts = TypedNode(node, self.types, self.opset), facts_of(node)
         if facts.combines:
-            return (self._sure(node, facts.combines),) * count
+            return self._sure(node, facts.combines)
         sizes = [s.depends for s in states if isinstance(s, Counts)]
         # The meaning of operands in other domains is not known, so no finding is reported for them.
         if sizes and facts.takes_sizes != "in shapes" and node.domain in STANDARD_DOMAINS:
             is_sure = facts.takes_sizes == "as numbers" and any(each is not None for each in sizes)
-            return (self._told(node, Finding(is_sure, _BY_THEIR_NUMBER)),) * count
+            return self._told(node, Finding(is_sure, _BY_THEIR_NUMBER))
         made = facts.row_states(site, states, self.rows) if facts.row_states is not None else None
         rule = facts.labels(site) if made is None and facts.labels is not None and site.is_known() else None
         if rule is not None:
             found = self._by_rule(node, states, rule)
         else:
-            found = (self._told(node, UNKNOWN_TO_KEEP if made is None else made),) * count
-        if sizes and any(map(self._has_more_by_number, node.outputs, found)):
-            return (self._sure(node, _BY_THEIR_NUMBER),) * count
+            found = self._told(node, UNKNOWN_TO_KEEP if made is None else made)
+        each = found if isinstance(found, list) else [found] * len(node.outputs)
+        if sizes and any(map(self._has_more_by_number, node.outputs, each)):
+            return self._sure(node, _BY_THEIR_NUMBER)
         return found
 
     def _has_more_by_number(self, value: ir.Value, state: State) -> bool:
@@ -184,8 +185,7 @@ class _RowWalk:
             return False
         return any(a != b for dim, (a, b) in enumerate(zip(shape, other, strict=False)) if dim != state.dim)
 
-    def _by_rule(self, node: ir.Node, states: Sequence[State], rule: Rule) -> Sequence[State]:
-        count = len(node.outputs)
+    def _by_rule(self, node: ir.Node, states: Sequence[State], rule: Rule) -> State | list[State]:
         labels: dict[tuple[str, int], None] = {}
         for i, state in enumerate(states):
             # Counts are lengths here, which the shape of the result tells.
@@ -195,18 +195,18 @@ class _RowWalk:
             dims = rule.inputs[i] if i < len(rule.inputs) else ()
             label = dims[state.dim] if state.dim < len(dims) else None
             if label is None:
-                return (self._sure(node, ALONG_ROWS),) * count
+                return self._sure(node, ALONG_ROWS)
             labels[label, state.before] = None
         # The dtype of the rows is all that is read.
         if not labels:
-            return (FREE,) * count
+            return FREE
         if len(labels) != 1:
-            return (self._sure(node, "puts each of them together with the others"),) * count
+            return self._sure(node, "puts each of them together with the others")
         ((label, before),) = labels
         # A weight with one element for each row: it would not fit any other number of rows.
         if any(s == FREE and label in dims for s, dims in zip(states, rule.inputs, strict=False)):
-            return (self._unknown(node, "puts them together with as many numbers of the model"),) * count
-        return [self._placed(node, rule.outputs, i, label, before) for i in range(count)]
+            return self._unknown(node, "puts them together with as many numbers of the model")
+        return [self._placed(node, rule.outputs, i, label, before) for i in range(len(node.outputs))]
 
     def _placed(self, node: ir.Node, outputs: Sequence[Dims], i: int, label: str, before: int) -> State:
         if i >= len(outputs):
@@ -216,11 +216,6 @@ class _RowWalk:
         return self._sure(node, "combines them all")
 
     # Findings.
-
-    def _site(self, node: ir.Node) -> TypedNode:
-        if self._last is None or self._last.node is not node:
-            self._last = TypedNode(node, self.types, self.opset)
-        return self._last
 
     def _told(self, node: ir.Node, state: State) -> State:
         """Return a state; a finding gets the name of its node."""

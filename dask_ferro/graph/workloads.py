@@ -21,10 +21,9 @@ Examples
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from numbers import Integral, Real
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -44,28 +43,14 @@ PIXELS = 56 * 56
 Params = Mapping[str, int | float]
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """A row of the table of built-in graphs.
+class Workload(NamedTuple):
+    """A built-in graph: ``make(**params)`` returns its outputs; the defaults are ints and floats.
 
-    Attributes
-    ----------
-    description : str
-        One line for a list of choices.
-    make : callable
-        ``make(**params)`` returns the outputs by name, as tensors.
-    defaults : mapping
-        Parameter name to default value; an int stands for an int, a float for a float.
-    compute_ops : int
-        Number of nodes with the default parameters.
-    sleeps : bool
-        Whether all nodes are Sleep ops, so that `lower_bound` is defined.
+    `sleeps` tells whether all nodes are Sleep ops, so that `lower_bound` is defined.
     """
 
-    description: str
     make: Callable[..., Outputs]
     defaults: Params
-    compute_ops: int
     sleeps: bool = False
 
 
@@ -166,25 +151,22 @@ def _layers(layers: int, d: int) -> Params:
     return {"layers": layers, "d": d, "seed": 0}
 
 
-_LONG_AND_SHORT = {"long": 4, "short": 200, "long_s": 0.2, "short_s": 0.001}
-
-_ROWS = {
-    "transformer": Workload(
-        "one layer: 7 matmuls, 2 relus, 3 layer norms", _transformer, {"seq": 64, "d": 256, "seed": 0}, 12
+WORKLOADS: Mapping[str, Workload] = {
+    # Layers in a chain: 12 nodes each.
+    "transformer": Workload(_transformer, {"seq": 64, "d": 256, "seed": 0}),
+    "large-transformer": Workload(_transformer, _layers(8, 256)),
+    "xlarge-transformer": Workload(_transformer, _layers(32, 512)),
+    # 40, 320 and 1280 sleeps.
+    "wide": Workload(_wide, _sleeps(8, 5, 0.25), sleeps=True),
+    "large-wide": Workload(_wide, _sleeps(32, 10, 0.5), sleeps=True),
+    "xlarge-wide": Workload(_wide, _sleeps(1280, 1, 0.003), sleeps=True),
+    "imbalanced": Workload(
+        _imbalanced, {"long": 4, "short": 200, "long_s": 0.2, "short_s": 0.001}, sleeps=True
     ),
-    "large-transformer": Workload("8 layers in a chain, all d x d", _transformer, _layers(8, 256), 96),
-    "xlarge-transformer": Workload("32 layers in a chain, all d x d", _transformer, _layers(32, 512), 384),
-    "wide": Workload("8 chains of 5 sleeps, 1/4 of them slow", _wide, _sleeps(8, 5, 0.25), 40, True),
-    "large-wide": Workload("32 chains of 10 sleeps, half slow", _wide, _sleeps(32, 10, 0.5), 320, True),
-    "xlarge-wide": Workload("1280 sleeps, 4 of them slow", _wide, _sleeps(1280, 1, 0.003), 1280, True),
-    "imbalanced": Workload("4 sleeps of 200 ms, 200 of 1 ms", _imbalanced, _LONG_AND_SHORT, 204, True),
-    "matmul-chain": Workload("50 matmuls in a row", _matmuls, {"length": 50, "m": 512, "seed": 0}, 50),
-    "matmul-parallel": Workload(
-        "32 chains of 4 matmuls, one weight", _matmuls, {"chains": 32, "length": 4, "m": 512, "seed": 0}, 128
-    ),
-    "resnet": Workload("one bottleneck block as matmuls", _resnet, {"channels": 64, "seed": 0}, 5),
+    "matmul-chain": Workload(_matmuls, {"length": 50, "m": 512, "seed": 0}),
+    "matmul-parallel": Workload(_matmuls, {"chains": 32, "length": 4, "m": 512, "seed": 0}),
+    "resnet": Workload(_resnet, {"channels": 64, "seed": 0}),
 }
-WORKLOADS: Mapping[str, Workload] = MappingProxyType(_ROWS)
 NAMES: tuple[str, ...] = tuple(WORKLOADS)
 
 
@@ -251,7 +233,7 @@ def lower_bound(name: str, workers: int, **params: int | float) -> float:
         raise ConfigError(
             f"no lower bound for {name!r}: its ops take as long as the machine needs; one of {choices}"
         )
-    workers = _integer("workers", workers, least=1)
+    _check_integer("workers", workers, least=1)
     finish: dict[str, float] = {}
     seconds_of_all = []
     for node in build(name, **params).graph.node:
@@ -272,33 +254,22 @@ def _lookup(name: str) -> Workload:
     return WORKLOADS[name]
 
 
-def _checked(name: str, defaults: Params, given: Params) -> dict[str, int | float]:
+def _checked(name: str, defaults: Params, given: Params) -> Params:
     unknown = sorted(set(given) - set(defaults))
     if unknown:
         choices = ", ".join(f"{k}={v}" for k, v in defaults.items())
         raise ConfigError(f"{name} has no parameter {', '.join(map(repr, unknown))}; it has {choices}")
-    return {k: _value(k, given.get(k, default), default) for k, default in defaults.items()}
+    for key, value in given.items():
+        if isinstance(defaults[key], int):
+            _check_integer(key, value, least=0 if key in ("seed", "short") else 1)
+            continue
+        # A sleep of over an hour is taken for a typing error.
+        most = 1.0 if key == "skew" else 3600.0
+        if not (isinstance(value, Real) and 0.0 <= value <= most):
+            raise ConfigError(f"{key} must be a number from 0 to {most:g}, got {value!r}")
+    return {**defaults, **given}
 
 
-def _value(key: str, value: int | float, default: int | float) -> int | float:
-    if isinstance(default, int):
-        return _integer(key, value, least=0 if key in ("seed", "short") else 1)
-    # A sleep of over an hour is taken for a typing error.
-    most = 1.0 if key == "skew" else 3600.0
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0.0 <= number <= most:
-        raise ConfigError(f"{key} must be a number from 0 to {most:g}, got {value!r}")
-    return number
-
-
-def _integer(key: str, value: int | float, *, least: int) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ConfigError(f"{key} must be a whole number, got {value!r}") from None
-    if number < least:
-        raise ConfigError(f"{key} must be at least {least}, got {value!r}")
-    return number
+def _check_integer(key: str, value: int | float, *, least: int) -> None:
+    if not (isinstance(value, Integral) and value >= least):
+        raise ConfigError(f"{key} must be a whole number of at least {least}, got {value!r}")

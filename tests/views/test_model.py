@@ -43,7 +43,7 @@ def bundles(number: int, op: str = "Add") -> list[Bundle]:
     """Return bundles each of which reads the one before and the first."""
     return [
         Bundle((i,), ("x",), (ValueSource(i - 1, 0), ValueSource(0, 0)) if i else (), (f"v{i}",), Counter({op: 1}),
-               Cost(1.0, 1.0, 1.0, 0.0), 1e-3)
+               Cost(1.0, 1.0, 1.0), 1e-3)
         for i in range(number)
     ]  # fmt: skip
 

@@ -3,8 +3,8 @@
 The model, in the figures of a Dask cluster of processes: a task costs its worker `task_s` besides its own seconds; a
 task that follows another is ready `hop_s` after it, wherever it runs; bytes cost their transfer when their producer ran
 elsewhere; and the scheduler, one process, hands out a task every `dispatch_s`.  Of the ready pieces, a free worker
-takes that of highest upward rank (the longest way to the end), or the first in another order, and of the free workers
-that which holds most of its inputs.
+takes that of highest upward rank (the longest way to the end; Topcuoglu, Hariri, Wu, 2002), or the first in another
+order, and of the free workers that which holds most of its inputs.
 
 A piece of several nodes keeps what it hands out until the last reader of any of it has run; what is sent to another
 worker counts there once more.  Results that nobody reads are not counted: they stay, however the graph is cut.
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from dask_ferro.graph.bundling.partition import Dag, Floats, Ints, Quotient, partitioned
+from dask_ferro.graph.bundling.partition import Floats, Ints, Quotient
 
 # A piece that reads some results of another is sent all of them if that is at most so many bytes more for each one
 # that it reads: a task that picks one takes as long.
@@ -64,28 +64,6 @@ class Schedule(NamedTuple):
     seconds: float
     ran_on: Sequence[int]
     events: Sequence[int]
-
-
-def project(
-    dag: Dag, bundles: Sequence[Sequence[int]], *, workers: int, overheads: Overheads = DASK
-) -> float:
-    """Return the projected seconds from submission until the last bundle ends.
-
-    Parameters
-    ----------
-    dag : Dag
-    bundles : sequence of sequence of int
-        A convex partition of its nodes, in topological order; ValueError if it is none.
-    workers : int
-        Identical, one bundle at a time each.
-    overheads : Overheads
-
-    References
-    ----------
-    Upward rank: Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for
-    heterogeneous computing", 2002.
-    """
-    return scheduled(partitioned(dag, bundles), workers=workers, overheads=overheads).seconds
 
 
 def lower_bound(q: Quotient, *, workers: int, overheads: Overheads, enough: float = inf) -> float:

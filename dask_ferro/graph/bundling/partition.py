@@ -95,15 +95,15 @@ class Quotient:
 
 def finest(dag: Dag, kinds: Ints | None = None, shares: Floats | None = None) -> Quotient:
     """Return one piece for each node, but one for nodes that must not be cut apart."""
-    return _labelled(dag, _contracted(len(dag.seconds), dag.glued), _rows(dag), kinds, shares)
+    return _labelled(dag, _contracted(len(dag.seconds), dag.glued), kinds, shares)
 
 
-def _labelled(
-    dag: Dag, label: Ints, rows: Rows, kinds: Ints | None = None, shares: Floats | None = None
-) -> Quotient:
+def _labelled(dag: Dag, label: Ints, kinds: Ints | None = None, shares: Floats | None = None) -> Quotient:
     none, seconds = np.zeros(len(label)), np.asarray(dag.seconds, np.float64)
     shares = none if shares is None else shares
-    return _quotient(label, label, seconds, shares, none.astype(np.int64) if kinds is None else kinds, rows)
+    return _quotient(
+        label, label, seconds, shares, none.astype(np.int64) if kinds is None else kinds, _rows(dag)
+    )
 
 
 def partitioned(dag: Dag, bundles: Sequence[Sequence[int]]) -> Quotient:
@@ -115,7 +115,7 @@ def partitioned(dag: Dag, bundles: Sequence[Sequence[int]]) -> Quotient:
     total = sum(map(len, bundles))
     if total != n or (label < 0).any():
         raise ValueError(f"bundles: got {total} nodes, wanted each of {n} exactly once")
-    return _labelled(dag, label, _rows(dag))
+    return _labelled(dag, label)
 
 
 def merged(q: Quotient, label: Ints) -> Quotient:
@@ -131,19 +131,11 @@ def merged(q: Quotient, label: Ints) -> Quotient:
 
 def _rows(dag: Dag) -> Rows:
     """Return the edges of `dag` as columns (value, src, dst, bytes)."""
-    n, m = len(dag.seconds), len(dag.edges)
     table = np.asarray(dag.edges, np.float64).reshape(-1, 3)
-    src, dst, size = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2]
-    wrong = np.flatnonzero((src < 0) | (src >= dst) | (dst >= n))
-    if len(wrong):
-        row = int(wrong[0])
-        raise ValueError(f"edge {row}: got {tuple(dag.edges[row])}, wanted 0 <= src < dst < {n}")
-    if len(dag.values) not in (0, m):
-        raise ValueError(f"values: got {len(dag.values)}, wanted one for each of {m} edges, or none")
+    (src, dst), size = table[:, :2].T.astype(np.int64), table[:, 2]
     # Rows of one source with equal bytes: two values counted as one make a transfer too cheap, never too dear.
-    of = dag.values if len(dag.values) else src * m + np.unique(size, return_inverse=True)[1].reshape(-1)
-    value = np.unique(np.asarray(of).reshape(-1), return_inverse=True)[1]
-    return value.reshape(-1).astype(np.int64), src, dst, size
+    of = dag.values if len(dag.values) else src * len(src) + np.unique(size, return_inverse=True)[1]
+    return np.asarray(of, np.int64), src, dst, size
 
 
 def _quotient(

@@ -16,17 +16,17 @@ engine loads.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.graph.bundling.makespan import Overheads, project
-from dask_ferro.graph.bundling.partition import Dag
+from dask_ferro.graph.bundling.makespan import DASK, scheduled
+from dask_ferro.graph.bundling.partition import Dag, partitioned
 from dask_ferro.graph.bundling.select import Granularity, bundle
-from dask_ferro.graph.cost.roofline import CPU, Cost, DeviceProfile, ModelCost, model_cost
+from dask_ferro.graph.cost.roofline import NOTHING, Cost, ModelCost
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.ir.nodes import nested, reads, type_of, uses, value_bytes
 from dask_ferro.graph.ops.table import facts_of
@@ -95,11 +95,9 @@ def plan(
     model: ir.Model,
     types: Mapping[str, ValueType],
     *,
+    cost: ModelCost,
     granularity: Granularity = "auto",
     workers: int = 1,
-    profile: DeviceProfile = CPU,
-    overheads: Overheads | None = None,
-    cost: ModelCost | None = None,
 ) -> Plan:
     """Return the plan of a loaded model.
 
@@ -109,29 +107,32 @@ def plan(
         From `load`: sorted, no dead nodes.
     types : mapping
         Value types at the batch that is to be run.
+    cost : ModelCost
+        At the same batch.
     granularity : "auto", "op", "model" or float
         See `graph.bundling.select`.
     workers : int
         Threads that can run bundles at once.
-    cost : ModelCost, optional
-        Of the model, where it is known already.
     """
-    overheads = overheads or Overheads()
     nodes = list(model.graph)
-    cost = cost or model_cost(model, types, profile)
     read = [tuple(uses(node)) for node in nodes]
     constant = _constants(model, nodes, read)
-    work = _without(dag(model, types, cost.seconds), constant)
-    cut = bundle(work, granularity, workers=workers, overheads=overheads)
+    work = dag(model, types, cost.seconds, constant)
+    cut = bundle(work, granularity, workers=workers)
     pieces = _with_constants(nodes, read, cut, constant)
     bundles = tuple(_bundles(model, read, pieces, constant, cost))
     bundles += tuple(_passed_on(model, bundles))
     made = _numbered(one.outputs for one in bundles)
-    makespan = project(work, cut, workers=workers, overheads=overheads)
+    makespan = scheduled(partitioned(work, cut), workers=workers, overheads=DASK).seconds
     return Plan(bundles, tuple(made[v.name] for v in model.graph.outputs if v.name), makespan)
 
 
-def dag(model: ir.Model, types: Mapping[str, ValueType], times: Sequence[float] | None = None) -> Dag:
+def dag(
+    model: ir.Model,
+    types: Mapping[str, ValueType],
+    seconds: Sequence[float],
+    constant: Collection[int] = (),
+) -> Dag:
     """Return the main graph of a loaded model as integers, seconds and bytes.
 
     Parameters
@@ -140,13 +141,16 @@ def dag(model: ir.Model, types: Mapping[str, ValueType], times: Sequence[float] 
         Sorted; node `i` of the result is its i-th node.
     types : mapping of str to ValueType
         At the batch that is to be run.
-    times : sequence of float, optional
-        Seconds of the nodes, where `model_cost` has computed them already.
+    seconds : sequence of float
+        Of the nodes, as `model_cost` projects them.
+    constant : collection of int
+        Nodes that take no time, and that nothing waits for.
     """
     nodes = list(model.graph)
     makers: dict[ir.Value, int] = {}
     for position, node in enumerate(nodes):
-        makers.update(dict.fromkeys(node.outputs, position))
+        if position not in constant:
+            makers.update(dict.fromkeys(node.outputs, position))
     numbers = {value: number for number, value in enumerate(makers)}
     edges, values, glued = [], [], []
     for position, node in enumerate(nodes):
@@ -157,7 +161,7 @@ def dag(model: ir.Model, types: Mapping[str, ValueType], times: Sequence[float] 
             values.append(numbers[value])
             if type_.kind in GLUED or type_.dtype is None:
                 glued.append((makers[value], position))
-    return Dag(times or model_cost(model, types).seconds, edges, glued, values)
+    return Dag([0.0 if i in constant else s for i, s in enumerate(seconds)], edges, glued, values)
 
 
 def _numbered(outputs: Iterable[Iterable[str]]) -> dict[str, ValueSource]:
@@ -184,23 +188,24 @@ def _passed_on(model: ir.Model, bundles: Sequence[Bundle]) -> Iterator[Bundle]:
     for name in dict.fromkeys(v.name for v in model.graph.outputs if v.name and v.name not in made):
         taken = (name,) if name in inputs else ()
         sources = tuple(ValueSource(MODEL_INPUT, inputs[n]) for n in taken)
-        yield Bundle((), taken, sources, (name,), Counter(), Cost(0.0, 0.0, 0.0, 0.0), 0.0)
+        yield Bundle((), taken, sources, (name,), Counter(), NOTHING, 0.0)
 
 
 def _constants(
     model: ir.Model, nodes: Sequence[ir.Node], read: Sequence[Sequence[str]]
-) -> dict[int, tuple[int, ...]]:
-    """Return the nodes whose results never change, as they depend on no input, with the constants that they read."""
+) -> dict[int, set[int]]:
+    """Return the nodes whose results never change, as they depend on no input, with all that they are made from."""
     outputs = {v.name for v in model.graph.outputs}
     weights = set(model.graph.initializers)
     maker: dict[str, int] = {}
-    found: dict[int, tuple[int, ...]] = {}
+    found: dict[int, set[int]] = {}
     for position, node in enumerate(nodes):
         if not all(name in weights or name in maker for name in read[position]):
             continue
         # An output has to come from one task, so its node stays where it is.
         if not _draws(node) and not any(v.name in outputs for v in node.outputs):
-            found[position] = tuple(dict.fromkeys(maker[n] for n in read[position] if n in maker))
+            made = {maker[n] for n in read[position] if n in maker}
+            found[position] = made.union(*map(found.__getitem__, made))
             maker.update((v.name, position) for v in node.outputs if v.name)
     return found
 
@@ -210,38 +215,20 @@ def _draws(node: ir.Node) -> bool:
     return any(facts_of(inner).draws != "never" for inner in nested(node))
 
 
-def _without(work: Dag, constant: Mapping[int, object]) -> Dag:
-    """Return the graph with constants as free nodes that nothing waits for."""
-    kept = [row for row, (source, _, _) in enumerate(work.edges) if source not in constant]
-    return Dag(
-        [0.0 if i in constant else s for i, s in enumerate(work.seconds)],
-        [work.edges[row] for row in kept],
-        [pair for pair in work.glued if pair[0] not in constant],
-        [work.values[row] for row in kept],
-    )
-
-
 def _with_constants(
     nodes: Sequence[ir.Node],
     read: Sequence[Sequence[str]],
     cut: Sequence[Sequence[int]],
-    constant: Mapping[int, tuple[int, ...]],
+    constant: Mapping[int, set[int]],
 ) -> list[list[int]]:
     """Return the pieces, each with the constants that it reads; pieces of constants alone are gone."""
     maker = _makers(nodes, constant)
     pieces = []
     for piece in cut:
         mine = [i for i in piece if i not in constant]
-        wanted: set[int] = set()
-        names = chain.from_iterable(read[i] for i in mine)
-        stack = [maker[name] for name in names if name in maker]
-        while stack:
-            i = stack.pop()
-            if i not in wanted:
-                wanted.add(i)
-                stack.extend(constant[i])
+        made = {maker[name] for i in mine for name in read[i] if name in maker}
         if mine:
-            pieces.append(sorted([*mine, *wanted]))
+            pieces.append(sorted({*mine, *made}.union(*map(constant.__getitem__, made))))
     return pieces
 
 

@@ -12,13 +12,13 @@ are seconds, sizes bytes, and what a node computes is not known here.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.coarsen import SMALL, Limits, coarsened, series
-from dask_ferro.graph.bundling.makespan import DASK, FREE, Overheads, lower_bound, scheduled
+from dask_ferro.graph.bundling.makespan import DASK, FREE, lower_bound, scheduled
 from dask_ferro.graph.bundling.partition import Bundles, Dag, Quotient, finest, merged
 
 Granularity: TypeAlias = Literal["auto", "op", "model"] | float
@@ -29,9 +29,7 @@ TOLERANCE = 0.03
 PIECES_PER_WORKER = 1024
 
 
-def bundle(
-    dag: Dag, granularity: Granularity = "auto", *, workers: int, overheads: Overheads = DASK
-) -> Bundles:
+def bundle(dag: Dag, granularity: Granularity = "auto", *, workers: int) -> Bundles:
     """Return the bundles of `dag`: nodes ascending in each, bundles in a topological order.
 
     Parameters
@@ -42,7 +40,6 @@ def bundle(
         many seconds; "auto" is the least projected makespan.
     workers : int
         How many bundles can run at a time.
-    overheads : Overheads
 
     Returns
     -------
@@ -73,7 +70,7 @@ def bundle(
     if granularity == "op" or len(base) < 2:
         return base.bundles()
     if granularity == "auto":
-        return _auto(base, workers, overheads).bundles()
+        return _auto(base, workers).bundles()
     if isinstance(granularity, str) or not granularity > 0:
         raise ConfigError(
             f"granularity: got {granularity!r}, wanted 'auto', 'op', 'model' or a positive number of seconds"
@@ -84,58 +81,42 @@ def bundle(
     return coarsened(base, grain, Limits(budget=grain, lanes=1, cap=grain)).bundles()
 
 
-class Candidate(NamedTuple):
-    """A partition and its projected makespan in seconds."""
-
-    projected: float
-    partition: Quotient
-
-
-def _auto(base: Quotient, workers: int, overheads: Overheads) -> Quotient:
+def _auto(base: Quotient, workers: int) -> Quotient:
     """Return the partition of least projected makespan, by the rules in the module's docstring."""
     whole = merged(base, np.zeros(len(base), np.int64))
-    alone = best = scheduled(whole, workers=workers, overheads=overheads).seconds
-    bound = lower_bound(base, workers=workers, overheads=FREE) + overheads.task_s + overheads.dispatch_s
-    if alone <= _enough(bound, overheads):
+    alone = best = scheduled(whole, workers=workers, overheads=DASK).seconds
+    bound = lower_bound(base, workers=workers, overheads=FREE) + DASK.task_s + DASK.dispatch_s
+    if alone <= _enough(bound):
         return whole
-    candidates = [Candidate(alone, whole)]
-    how = Limits(budget=overheads.task_s, lanes=workers)
-    partitions = [base, *series(base, _grains(base, workers, overheads), how)]
+    how = Limits(budget=DASK.task_s, lanes=workers)
+    candidates: list[tuple[float, Quotient]] = []
     # The coarsest is projected fastest, and what it takes rules finer ones out.
-    for partition in reversed(partitions):
-        enough = _enough(best, overheads)
-        if lower_bound(partition, workers=workers, overheads=overheads, enough=enough) <= enough:
-            projected = scheduled(partition, workers=workers, overheads=overheads).seconds
-            candidates.append(Candidate(projected, partition))
+    for partition in reversed([base, *series(base, _grains(base, workers), how)]):
+        if lower_bound(partition, workers=workers, overheads=DASK, enough=_enough(best)) <= _enough(best):
+            projected = scheduled(partition, workers=workers, overheads=DASK).seconds
+            candidates.append((projected, partition))
             best = min(best, projected)
-    return _chosen(candidates, workers, overheads)
+    if alone <= (enough := _enough(best)):
+        return whole
 
-
-def _enough(best: float, overheads: Overheads) -> float:
-    """Return the seconds up to which a projection is no worse than `best`, as far as it can tell."""
-    return best + max(TOLERANCE * best, overheads.hop_s)
-
-
-def _chosen(candidates: list[Candidate], workers: int, overheads: Overheads) -> Quotient:
-    """Return one bundle if it is as good as the best, else about as many as workers."""
-    alone, enough = candidates[0], _enough(min(c.projected for c in candidates), overheads)
-    if alone.projected <= enough:
-        return alone.partition
-    # Equal within the tolerance, but never a longer makespan than without any cut.
-    good = [c for c in candidates if c.projected <= min(enough, alone.projected)]
-
-    def preference(c: Candidate) -> tuple[int, int, float]:
+    def preference(candidate: tuple[float, Quotient]) -> tuple[int, int, float]:
+        projected, partition = candidate
         # Pieces below the cost of a task keep no worker busy.
-        worthy = int((c.partition.seconds >= overheads.task_s).sum())
-        return abs(worthy - workers), len(c.partition), c.projected
+        worthy = int((partition.seconds >= DASK.task_s).sum())
+        return abs(worthy - workers), len(partition), projected
 
-    return min(good, key=preference).partition
+    return min((c for c in candidates if c[0] <= enough), key=preference)[1]
 
 
-def _grains(base: Quotient, workers: int, overheads: Overheads) -> list[float]:
+def _enough(best: float) -> float:
+    """Return the seconds up to which a projection is no worse than `best`, as far as it can tell."""
+    return best + max(TOLERANCE * best, DASK.hop_s)
+
+
+def _grains(base: Quotient, workers: int) -> list[float]:
     """Return the grains to try, in seconds: a worker's share of the work by powers of two, above a hop."""
     work = float(base.seconds.sum())
-    least = max(overheads.task_s + overheads.hop_s, work / workers / PIECES_PER_WORKER)
+    least = max(DASK.task_s + DASK.hop_s, work / workers / PIECES_PER_WORKER)
     if len(base) > SMALL:
         least = max(least, work / len(base))
     grain = work / workers

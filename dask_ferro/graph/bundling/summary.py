@@ -6,17 +6,15 @@ Sums of what `cost` and `plan` project; nothing is decided here.  Durations are 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from math import ceil
 from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.graph.bundling.makespan import DASK, Overheads, longest_path
+from dask_ferro.graph.bundling.makespan import DASK, longest_path
 from dask_ferro.graph.bundling.partition import Dag, finest
 from dask_ferro.graph.bundling.plan import Plan
-from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, costs, seconds
-from dask_ferro.graph.ir.inference import ValueType
+from dask_ferro.graph.cost.roofline import ModelCost
 
 
 class OpRow(NamedTuple):
@@ -40,11 +38,11 @@ class Bound(NamedTuple):
         return max(chunks * self.work / workers, self.path)
 
 
-def per_op(model: ir.Model, types: Mapping[str, ValueType], profile: DeviceProfile = CPU) -> list[OpRow]:
+def per_op(model: ir.Model, cost: ModelCost) -> list[OpRow]:
     """Return one row for each operator of the main graph, the most seconds first."""
     sums: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
-    for node, cost in zip(model.graph, costs(model, types), strict=True):
-        spent = (1, cost.flops, cost.read_bytes + cost.write_bytes, seconds(node, cost, profile))
+    for node, own, seconds in zip(model.graph, *cost, strict=True):
+        spent = (1, own.flops, own.read_bytes + own.write_bytes, seconds)
         row = sums[node.op_type]
         row[:] = [a + b for a, b in zip(row, spent, strict=True)]
     rows = (OpRow(op, int(n), flops, moved, busy) for op, (n, flops, moved, busy) in sums.items())
@@ -56,9 +54,7 @@ def bound(dag: Dag) -> Bound:
     return Bound(sum(dag.seconds), longest_path(finest(dag)))
 
 
-def over_chunks(
-    plan: Plan, chunks: int, *, workers: int, slices: int = 1, overheads: Overheads = DASK
-) -> float:
+def over_chunks(plan: Plan, chunks: int, *, workers: int, slices: int = 1) -> float:
     """Return the projected makespan of a plan that runs once for every chunk: of one, or of all where workers are busy.
 
     Parameters
@@ -71,9 +67,7 @@ def over_chunks(
         Bundles that run at a time.
     slices : int
         How often a bundle runs inside its task (a fixed batch size smaller than the chunk).
-    overheads : Overheads, optional
-        What a task costs.
     """
     size = max(1, len(plan.bundles))
-    work = slices * sum(piece.seconds for piece in plan.bundles) + size * overheads.task_s
+    work = slices * sum(piece.seconds for piece in plan.bundles) + size * DASK.task_s
     return max(slices * plan.makespan, ceil(chunks * size / workers) * work / size)

@@ -26,15 +26,14 @@ from dask_ferro.graph.ops.table import facts_of
 
 
 class Cost(NamedTuple):
-    """FLOPs; bytes read (weights included) and written; and bytes of the weights that have to be in memory."""
+    """FLOPs, bytes read (weights included) and bytes written."""
 
     flops: float
     read_bytes: float
     write_bytes: float
-    weight_bytes: float
 
 
-NOTHING = Cost(0.0, 0.0, 0.0, 0.0)
+NOTHING = Cost(0.0, 0.0, 0.0)
 
 # A Loop with a larger trip count runs until its condition ends it: exporters write INT64_MAX.
 _LONGEST_LOOP = 1_000_000
@@ -51,8 +50,6 @@ def node_cost(node: ir.Node, types: Types) -> Cost:
     """
     read = [value_bytes(type_of(v, types)) if v is not None else 0 for v in node.inputs]
     written = sum(value_bytes(type_of(v, types)) for v in node.outputs)
-    weights = sum(size for v, size in zip(node.inputs, read, strict=True) if v is not None and _is_weight(v))
-    # Counted before: a Gather reads few rows of an embedding, but needs the whole weight in memory.
     touches = facts_of(node).touches
     if touches == "none":
         read, written = [0], 0
@@ -60,37 +57,22 @@ def node_cost(node: ir.Node, types: Types) -> Cost:
         read[:1] = [0]
     elif touches == "picked" and read:
         read[0] = min(read[0], written)
-    inner = _body_cost(node, types)
-    return Cost(
-        flops(Operands(node, types)) + inner.flops,
-        float(sum(read)) + inner.read_bytes,
-        float(written) + inner.write_bytes,
-        float(weights) + inner.weight_bytes,
-    )
-
-
-def costs(model: ir.Model, types: Types) -> list[Cost]:
-    """Return the cost of each node of the main graph, in order."""
-    return list(model_cost(model, types).nodes)
+    own = Cost(flops(Operands(node, types)), float(sum(read)), float(written))
+    return _sum((own, _body_cost(node, types)))
 
 
 class ModelCost(NamedTuple):
-    """The cost of each node of the main graph, in order, and its projected seconds on one thread of a device."""
+    """The cost of each node of the main graph, in order, and the projected seconds of each on one thread."""
 
     nodes: tuple[Cost, ...]
     seconds: tuple[float, ...]
 
 
-def model_cost(model: ir.Model, types: Types, profile: DeviceProfile | None = None) -> ModelCost:
-    """Return costs and seconds of the nodes of a model, on the CPU or on a device of `profile`."""
+def model_cost(model: ir.Model, types: Types) -> ModelCost:
+    """Return costs and seconds of the nodes of a model on the CPU."""
     each = tuple(node_cost(node, types) for node in model.graph)
-    of = profile or CPU
-    times = (seconds(n, cost, of, types=types) for n, cost in zip(model.graph, each, strict=True))
+    times = (seconds(n, cost, types=types) for n, cost in zip(model.graph, each, strict=True))
     return ModelCost(each, tuple(times))
-
-
-def _is_weight(value: ir.Value) -> bool:
-    return value.is_initializer() or value.const_value is not None
 
 
 # Bodies of control flow.
@@ -103,7 +85,7 @@ def _body_cost(node: ir.Node, types: Types) -> Cost:
     if node.op_type == "If":
         return max(each, key=lambda cost: (cost.flops, cost.read_bytes + cost.write_bytes))
     times, once = _trips(node, types), _sum(each)
-    return Cost(times * once.flops, times * once.read_bytes, times * once.write_bytes, once.weight_bytes)
+    return Cost(*(times * part for part in once))
 
 
 def _sum(each: Iterable[Cost]) -> Cost:
@@ -203,31 +185,28 @@ CPU = DeviceProfile(
 
 
 def seconds(
-    node: ir.Node | str, cost: Cost, profile: DeviceProfile = CPU, *, types: Types = MappingProxyType({})
+    node: ir.Node, cost: Cost, profile: DeviceProfile = CPU, *, types: Types = MappingProxyType({})
 ) -> float:
     """Return the projected seconds of a node of this cost, on one thread of a device.
 
     Parameters
     ----------
-    node : onnx_ir.Node or str
-        The node or its operator type.  A Sleep takes the seconds of its attribute, a node with bodies those of their
+    node : onnx_ir.Node
+        A Sleep takes the seconds of its attribute, a node with bodies those of their
         nodes, whatever its cost is.
     cost : Cost
     profile : DeviceProfile
     types : mapping of str to ValueType, optional
         Types of values inside bodies; the declared ones if left out.
     """
-    if isinstance(node, str):
-        kind = node
-    elif node.domain == OWN_DOMAIN and node.op_type == "Sleep":
+    if node.domain == OWN_DOMAIN and node.op_type == "Sleep":
         return float(Operands(node, types).attribute("seconds", 0.0))
-    elif inside := bodies(node):
+    if inside := bodies(node):
         each = [sum(seconds(n, node_cost(n, types), profile, types=types) for n in body) for body in inside]
         longest = max(each) if node.op_type == "If" else _trips(node, types) * sum(each)
         return longest + profile.node_overhead_s
-    else:
-        kind = _kind(node, types)
-    arithmetic = cost.flops / (profile.flops_per_s * profile.efficiency.get(kind, profile.other))
+    efficiency = profile.efficiency.get(_kind(node, types), profile.other)
+    arithmetic = cost.flops / (profile.flops_per_s * efficiency)
     memory = (cost.read_bytes + cost.write_bytes) / profile.bytes_per_s
     return max(arithmetic, memory) + profile.node_overhead_s
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.cost.roofline import costs, seconds
+from dask_ferro.graph.cost.roofline import model_cost
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.ir.nodes import value_bytes
@@ -153,8 +153,8 @@ def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) 
     types = infer(model)
     taken, crossing = [0.0] * len(nodes), [0.0] * len(nodes)
     at = {node: _chunk_of(node, len(nodes) - 1) for node in model.graph}
-    for (node, here), cost in zip(at.items(), costs(model, types), strict=True):
-        taken[here] += seconds(node, cost)
+    for (node, here), seconds in zip(at.items(), model_cost(model, types).seconds, strict=True):
+        taken[here] += seconds
         for value in node.outputs:
             last = max((at[user] for user in value.consumers()), default=here)
             # A value that is read several chunks later crosses every cut in between.

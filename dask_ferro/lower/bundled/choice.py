@@ -193,8 +193,7 @@ def choose(
         if annotation(_RETRIES, key, 0, annotations, common or {}):
             kinds[i] = ALONE
     work = TaskDag(
-        # A row's value is its source: a task has one result.
-        Dag(seconds, edges, values=edges[:, 0].astype(np.int64)),
+        Dag(seconds, edges),
         _kinds(graph, number, edges, costs, kinds),
         _shares(tasks.order, costs, frozenset(wanted), locations, facts.holds),
         [UNKNOWN_S if cost is None else max(cost.seconds, cost.most) for cost in costs],
@@ -316,21 +315,15 @@ def _kinds(
     is_alone[dst[is_alone[src]]] = True
     found = np.where(is_alone, ALONE, kinds).tolist()
     # Most graphs have no barrier, and then it is not sought behind each task.
-    has_barrier = any(task.block_fusion for task in graph.values())
+    barriers = {key for key, task in graph.items() if task.block_fusion}
     for key, i in number.items():
         task = graph[key]
-        if task.is_coro:
+        read = [source for dep in task.dependencies for source in _aliased(dep, graph)] if barriers else []
+        if task.is_coro or task.block_fusion or not barriers.isdisjoint(read):
             found[i] = ALONE
-        if not has_barrier:
-            continue
-        read = [source for dep in task.dependencies for source in _aliased(dep, graph)]
         if task.block_fusion:
-            found[i] = ALONE
-            for source in read:
-                if source in number:
-                    found[number[source]] = ALONE
-        elif any(graph[source].block_fusion for source in read):
-            found[i] = ALONE
+            for source in number.keys() & read:
+                found[number[source]] = ALONE
     return found
 
 

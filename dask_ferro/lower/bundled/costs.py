@@ -103,34 +103,28 @@ class Costs:
         mean = measured.seconds / max(measured.tasks, 1)
         if not (isfinite(mean) and mean >= 0.0):
             return
-        with self._lock:
-            self._add(measured, mean)
-
-    def _add(self, measured: MeasuredTasks, mean: float) -> None:
-        groups = self._prefixes.pop(measured.prefix, {})
-        self._prefixes[measured.prefix] = groups
         # A group of its prefix's name has all calls of a function, of whatever size.
         is_mixed = measured.group == measured.prefix
-        group = groups.pop(measured.group, None) or _GroupCost(_FORGOTTEN if is_mixed else _SIZED)
-        groups[measured.group] = group
-        # As often as tasks ran, up to where the mean has forgotten what was before.
-        for _ in range(min(max(measured.tasks, 1), _FORGOTTEN)):
-            group.seconds.add(mean)
-        if isfinite(measured.nbytes) and measured.nbytes >= 0:
-            group.size(measured.nbytes, max(measured.tasks, 1))
-        for oldest in list(groups)[:-GROUPS]:
-            del groups[oldest]
-        if len(self._prefixes) > PREFIXES:
-            del self._prefixes[next(iter(self._prefixes))]
-        self.changes += 1
+        with self._lock:
+            groups = self._prefixes[measured.prefix] = self._prefixes.pop(measured.prefix, {})
+            group = groups.pop(measured.group, None) or _GroupCost(_FORGOTTEN if is_mixed else _SIZED)
+            groups[measured.group] = group
+            # As often as tasks ran, up to where the mean has forgotten what was before.
+            for _ in range(min(max(measured.tasks, 1), _FORGOTTEN)):
+                group.seconds.add(mean)
+            if isfinite(measured.nbytes) and measured.nbytes >= 0:
+                group.size(measured.nbytes, max(measured.tasks, 1))
+            for oldest in list(groups)[:-GROUPS]:
+                del groups[oldest]
+            if len(self._prefixes) > PREFIXES:
+                del self._prefixes[next(iter(self._prefixes))]
+            self.changes += 1
 
     def of(self, key: Key) -> TaskCost | None:
         """Return the projected cost of a task by its key, or None if none of its prefix was ever measured."""
+        prefix, name = names_of(key)
         with self._lock:
-            return self._of(*names_of(key))
-
-    def _of(self, prefix: str, name: str) -> TaskCost | None:
-        groups = self._prefixes.get(prefix)
+            groups = dict(self._prefixes.get(prefix, {}))
         if not groups:
             return None
         # A group of its prefix's name has all calls of a function, of whatever size.

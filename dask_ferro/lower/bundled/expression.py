@@ -30,28 +30,6 @@ def set_facts(facts_of: CostFactsOf | None) -> None:
     _facts_of = facts_of
 
 
-def _written(
-    expr: Expr, keys: Collection[Key], scheduler: str, is_bundled: bool, common: Mapping[str, object]
-) -> Rewritten:
-    """Return the graph of an expression with bundles, or with the keys of earlier bundles alone."""
-    graph = convert_legacy_graph(expr.__dask_graph__())
-    annotations = {name: dict(by) for name, by in expr.__dask_annotations__().items()}
-    kept = None
-    try:
-        facts = _facts_of(scheduler) if _facts_of is not None else None
-        if facts is not None and is_bundled:
-            return rewritten(graph, keys, annotations, facts, common)
-        kept = reused(graph, keys, facts.existing) if facts is not None else None
-    # The graph is right as it is; only a mistake of ours, or of a task that others change meanwhile, comes here.
-    except Exception:
-        logger.exception(
-            "dask_ferro: a graph of %d tasks could not be bundled, and runs as it is", len(graph)
-        )
-    if kept is None and isinstance(expr, LLGExpr):
-        kept = {key: graph[key] for key in needed(graph, keys, lambda key: None).order}
-    return Rewritten(graph if kept is None else kept, annotations)
-
-
 class BundledGraph:
     """The graph of an expression, which the scheduler writes out with bundles.
 
@@ -93,4 +71,21 @@ class BundledGraph:
 
     @cached_property
     def _made(self) -> Rewritten:
-        return _written(*self._arguments)
+        """The graph with bundles, or with the keys of earlier bundles alone."""
+        expr, keys, scheduler, is_bundled, common = self._arguments
+        graph = convert_legacy_graph(expr.__dask_graph__())
+        annotations = {name: dict(by) for name, by in expr.__dask_annotations__().items()}
+        kept = None
+        try:
+            facts = _facts_of(scheduler) if _facts_of is not None else None
+            if facts is not None and is_bundled:
+                return rewritten(graph, keys, annotations, facts, common)
+            kept = reused(graph, keys, facts.existing) if facts is not None else None
+        # The graph is right as it is; only a mistake of ours, or of a task that others change meanwhile, comes here.
+        except Exception:
+            logger.exception(
+                "dask_ferro: a graph of %d tasks could not be bundled, and runs as it is", len(graph)
+            )
+        if kept is None and isinstance(expr, LLGExpr):
+            kept = {key: graph[key] for key in needed(graph, keys, lambda key: None).order}
+        return Rewritten(graph if kept is None else kept, annotations)

@@ -172,10 +172,9 @@ class _BundleWriter:
                 self._write(keys[0], self._single(self.graph[keys[0]]), keys)
             else:
                 self._write(self.place[self.outputs[b][0]].key, self._bundle(b), keys)
-        for outputs in self.outputs:
-            if len(outputs) > 1:
-                for key in self.wanted.intersection(outputs):
-                    self._pick(key)
+        for key in self.wanted:
+            if self._place(key).at >= 0:
+                self.picked[key] = self._place(key)
         for key, place in self.picked.items():
             self._write(key, PortableTask(key, pick, TaskRef(place.key), place.at), [key], is_quick=True)
         return self.made
@@ -203,29 +202,27 @@ class _BundleWriter:
         """Return whether a task that is by itself reads from tuples, as a bundle of one task can."""
         if task.is_coro or task.block_fusion:
             return False
-        return any(place.at >= 0 for key in task.dependencies if (place := self.place.get(key)) is not None)
+        return any(self._place(key).at >= 0 for key in task.dependencies)
+
+    def _place(self, key: Key) -> _Place:
+        return self.place.get(key, _Place(key, -1))
 
     def _single(self, task: GraphNode) -> GraphNode:
         """Return a task that is by itself, with the keys under which its inputs are found."""
         renamed: dict[Key, Key | GraphNode] = {}
         for dep in task.dependencies:
-            place = self.place.get(dep)
-            if place is not None and place.at >= 0:
-                self._pick(dep)
-            elif place is not None and place.key != dep:
+            place = self._place(dep)
+            if place.at >= 0:
+                self.picked[dep] = place
+            elif place.key != dep:
                 renamed[dep] = place.key
         return task.substitute(renamed) if renamed else task
 
-    def _pick(self, key: Key) -> None:
-        self.picked[key] = self.place[key]
-
     def _bundle(self, b: int) -> GraphNode:
         keys = self.members[b]
-        inside = set(keys)
         tasks = tuple(self.graph[key] for key in keys)
         read = dict.fromkeys(chain.from_iterable(task.dependencies for task in tasks))
-        inputs = [key for key in read if key not in inside]
-        reads, arguments = self._reads(inputs)
+        reads, arguments = self._reads(key for key in read if self.bundle_of.get(key) != b)
         program = TaskProgram(tasks, tuple(reads), tuple(self.outputs[b]), tuple(keys))
         produces = any(task.data_producer for task in tasks)
         name = self.place[self.outputs[b][0]].key
@@ -235,18 +232,16 @@ class _BundleWriter:
         """Return where a bundle finds each input, and the keys of its arguments."""
         of: dict[Key, list[Key]] = {}
         for key in inputs:
-            place = self.place.get(key, _Place(key, -1))
-            of.setdefault(place.key, []).append(key)
+            of.setdefault(self._place(key).key, []).append(key)
         reads: list[Read] = []
         arguments: list[Key] = []
         for name, keys in of.items():
-            place = self.place.get(keys[0], _Place(keys[0], -1))
-            if place.at < 0 or self._is_read_whole(keys):
-                reads += [Read(len(arguments), self.place.get(key, place).at, key) for key in keys]
+            if self._place(keys[0]).at < 0 or self._is_read_whole(keys):
+                reads += [Read(len(arguments), self._place(key).at, key) for key in keys]
                 arguments.append(name)
             else:
                 for key in keys:
-                    self._pick(key)
+                    self.picked[key] = self._place(key)
                     reads.append(Read(len(arguments), -1, key))
                     arguments.append(key)
         return reads, arguments

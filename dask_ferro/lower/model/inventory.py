@@ -21,6 +21,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Plan, dag, plan
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.graph.bundling.summary import Bound, OpRow, bound, per_op
+from dask_ferro.graph.cost.roofline import model_cost
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.model.load import Loaded, load
 from dask_ferro.lower.signature import Signature, ValueSpec, signature
@@ -125,12 +126,12 @@ def inventory(
     loaded = load(path, limits=limits())
     sig = signature(loaded.model, infer(loaded.model))
     rows, types = _at(loaded, sig, batch, path)
-    rated = support(loaded.model)
+    cost, rated = model_cost(loaded.model, types), support(loaded.model)
     # A node that no engine computes is a row of the inventory, not an error: it is what one asks for.
     problems = tuple(s.problem for s in rated if s.problem)
     made = None
     if not problems:
-        made = plan(loaded.model, types, granularity=granularity, workers=workers or CPU_COUNT)
+        made = plan(loaded.model, types, cost=cost, granularity=granularity, workers=workers or CPU_COUNT)
     engines: defaultdict[str, Counter[str]] = defaultdict(Counter)
     able: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for one, engine in zip(rated, _engines(rated, made), strict=True):
@@ -145,11 +146,11 @@ def inventory(
         inputs=sig.inputs,
         outputs=sig.outputs,
         rows=rows,
-        ops=tuple(per_op(loaded.model, types)),
+        ops=tuple(per_op(loaded.model, cost)),
         engines=engines,
         able=able,
         plan=made,
-        bound=bound(dag(loaded.model, types)),
+        bound=bound(dag(loaded.model, types, cost.seconds)),
         problems=problems,
     )
 

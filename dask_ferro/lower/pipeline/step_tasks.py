@@ -28,7 +28,7 @@ from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
 from dask_ferro.lower.ranks.stage_workers import placed
 from dask_ferro.lower.upstream import Task, TaskRef
-from dask_ferro.lower.worker.segment_run import added, added_to, after, share
+from dask_ferro.lower.worker.segment_run import added_to, after, share, taken
 from dask_ferro.trace import About
 
 Home = tuple[int, NodePlacement]  # a rank, and where it is
@@ -202,8 +202,8 @@ class StepTasks:
             reads = call.reading([call.place(name, home[0]) for name in names], home)
             key = (f"gradient_sum-{self.token}", number, i)
             before = None if last is None else TaskRef(last)
-            arguments = (call.source.ref, reads.how, before, self.share.weights[i], *reads.arguments)
-            task = Task(key, added, *arguments, **call.extra_of(reads))
+            arguments = (before, self.share.weights[i], taken, call.source.ref, reads.how, *reads.arguments)
+            task = Task(key, added_to, *arguments, **call.extra_of(reads))
             self._put(key, task, home, self._action(home[1], i), 0)
             last = key
         return last

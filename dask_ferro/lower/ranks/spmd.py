@@ -19,14 +19,13 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-import onnx_ir as ir
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from dask_ferro import config
 from dask_ferro.engines.selection import check, support
-from dask_ferro.graph.cost.roofline import CPU, costs, seconds
+from dask_ferro.graph.cost.roofline import model_cost
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import Loaded, load_own
 from dask_ferro.graph.model.self_contained import CHECKED
@@ -114,7 +113,7 @@ class Ranks:
         self.spmd = spmd
         self._packed = _own_parts(spmd, packed)
         self._opened = _SpmdFile(loaded, remember(loaded, path))
-        each = _seconds(loaded.model)
+        each = model_cost(loaded.model, infer(loaded.model)).seconds
         self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact, packed=self._packed)
         sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
         # Shared by calls: steps of a training follow each other in less time than a worker takes to join.
@@ -211,12 +210,6 @@ def shortened(arrays: Arrays, client: Client | None) -> Arrays:
     held = {name: value for name, value in arrays.items() if isinstance(value, ShardedArray)}
     long = {name: value for name, value in held.items() if value.made.calls >= most}
     return {**arrays, **(checkpoint.cut(long, client) if long else {})}
-
-
-def _seconds(model: ir.Model) -> list[float]:
-    """Return the projected seconds of each node on one thread."""
-    types = infer(model)
-    return [seconds(n, c, CPU, types=types) for n, c in zip(model.graph, costs(model, types), strict=True)]
 
 
 def _own_parts(spmd: Spmd, names: Collection[str]) -> frozenset[str]:

@@ -41,7 +41,6 @@ from dask_ferro.lower.worker.segment_run import (
     Chance,
     Reading,
     Release,
-    SegmentRef,
     run_segment,
     taken,
 )
@@ -385,8 +384,7 @@ class RankCall:
         call: tuple[Any, ...] = (run_bundle, self.source.ref, bundle._replace(picks=how.picks))
         if how.chances or how.releases or how.combinations or key in self._readers_of:
             sent = tuple(i for i, name in enumerate(segment.outputs) if name in self.source.away)
-            ref = SegmentRef(bundle, sent, self._readers_of.get(key))
-            call = (run_segment, self.source.ref, ref, how)
+            call = (run_segment, self.source.ref, bundle, sent, self._readers_of.get(key), how)
         self._task(key, home, -segment.before, *call, *arguments, **self.extra)
         self.about[key] = tuple(self.source.segments[number])
 

@@ -149,15 +149,12 @@ def check_outputs(
         got = getattr(results[position], "shape", None)
         if got is None or (_fits(got, sizes) and not (is_late and got and got[0] not in lengths)):
             continue
-        needed: Sequence[object] | None = sizes
-        is_inferred = False
-        if shapes:
-            inferred = None if None in dict(shapes).values() else infer(shapes)[name].shape
-            has_axes = not wanted.are_arrays or sizes is None or len(got) == len(sizes)
-            if has_axes and _fits(got, inferred):
-                continue
-            is_inferred = not _fits(got, inferred)
-            needed = inferred if is_inferred else sizes
+        inferred = infer(shapes)[name].shape if shapes and None not in dict(shapes).values() else None
+        has_axes = not wanted.are_arrays or sizes is None or len(got) == len(sizes)
+        is_inferred = not _fits(got, inferred)
+        if shapes and has_axes and not is_inferred:
+            continue
+        needed: Sequence[object] | None = inferred if is_inferred else sizes
         text = ", ".join(str(size) if isinstance(size, int) else "?" for size in needed or ())
         raise ModelError(
             f"model {wanted.model!r}: output {name!r} has shape {tuple(got)}, wanted [{text}]",

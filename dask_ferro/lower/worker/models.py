@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 import numpy as np
 
 from dask_ferro import config
+from dask_ferro.engines.cache import Cache
 from dask_ferro.errors import ConfigError, ModelError
 from dask_ferro.graph.model.load import Limits, Loaded, load
 
@@ -44,41 +43,19 @@ def limits() -> Limits:
     )
 
 
-_lock = threading.Lock()
-_turns: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
+# The models that this process has opened.
+_models: Cache[Loaded] = Cache(MODELS_KEPT, size=lambda loaded: 1)
 
 
-def turn(key: Hashable) -> Any:
-    """Return the lock of a key: what two threads ask for at a time is made once, and other things meanwhile."""
-    with _lock:
-        return _turns.setdefault(key, threading.Lock())
-
-
-class _OpenModels:
-    """The models that this process has opened, newest last."""
-
-    def __init__(self) -> None:
-        self._kept: dict[ModelRef, Loaded] = {}
-
-    def get(self, ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
-        """Return the open model of `ref`, which `build` opens the first time and where a mapped file has changed."""
-        with turn(ref):
-            kept = self._kept.get(ref)
-            if kept is None or not kept.files.are_unchanged():
-                self._kept.pop(ref, None)
-                kept = self._kept[ref] = build()
-                for oldest in list(self._kept)[:-MODELS_KEPT]:
-                    self._kept.pop(oldest, None)
-            return kept
-
-
-_models = _OpenModels()
+def _kept(ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
+    """Return the open model of `ref`, which `build` opens the first time and where a mapped file has changed."""
+    return _models.get(ref, build, lambda loaded: loaded.files.are_unchanged())
 
 
 def remember(loaded: Loaded, path: str) -> ModelRef:
     """Return the reference of an opened model that lies at `path`; tasks of this process do not load it again."""
     ref = reference(path, loaded.digest, loaded.outputs)
-    _models.get(ref, lambda: loaded)
+    _kept(ref, lambda: loaded)
     return ref
 
 
@@ -90,7 +67,7 @@ def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
     ConfigError
         The file is missing, or is no longer the file that the graph was built from.
     """
-    return _models.get(ref, lambda: _open(ref, copy))
+    return _kept(ref, lambda: _open(ref, copy))
 
 
 def _open(ref: ModelRef, copy: Any) -> Loaded:

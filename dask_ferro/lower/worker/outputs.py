@@ -33,7 +33,7 @@ class Outputs(tuple[Any, ...]):
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _outputs, (stacked(self),)
+        return unstacked, (stacked(self),)
 
 
 class NamedOutputs(dict[str, Any]):
@@ -45,9 +45,7 @@ class NamedOutputs(dict[str, Any]):
 
 def together(results: Sequence[Any]) -> tuple[Any, ...]:
     """Return `results` as a tuple with a compact pickle; a tuple of device arrays stays as it is."""
-    if _are_arrays(results):
-        return Outputs(results)
-    return results if isinstance(results, tuple) else tuple(results)
+    return Outputs(results) if _are_arrays(results) else tuple(results)
 
 
 def together_by_name(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,10 +57,6 @@ def _are_arrays(values: Iterable[Any]) -> bool:
     return all(type(v) is np.ndarray for v in values)
 
 
-def _outputs(stacks: Sequence[Stack]) -> Outputs:
-    return Outputs(unstacked(stacks))
-
-
 def _named(names: list[str], values: Outputs) -> dict[str, Any]:
     return dict(zip(names, values, strict=True))
 
@@ -71,7 +65,7 @@ def stacked(arrays: Sequence[np.ndarray]) -> list[Stack]:
     """Return arrays with their positions, small ones of one dtype and shape as a stack.
 
     >>> unstacked(stacked([np.arange(2), np.zeros(1), np.ones(2, int)]))
-    [array([0, 1]), array([0.]), array([1, 1])]
+    (array([0, 1]), array([0.]), array([1, 1]))
     """
     places: dict[Hashable, list[int]] = {}
     for i, x in enumerate(arrays):
@@ -83,10 +77,10 @@ def stacked(arrays: Sequence[np.ndarray]) -> list[Stack]:
     ]
 
 
-def unstacked(stacks: Sequence[Stack]) -> list[np.ndarray]:
+def unstacked(stacks: Sequence[Stack]) -> Outputs:
     """Return the arrays that `stacked` took."""
     found = {i: stack if len(at) == 1 else stack[k, ...] for at, stack in stacks for k, i in enumerate(at)}
-    return [found[i] for i in range(len(found))]
+    return Outputs(found[i] for i in range(len(found)))
 
 
 def unshared(results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:

@@ -69,33 +69,21 @@ def _nbytes(values: SegmentValues) -> int:
 
 
 class Release(NamedTuple):
-    """The values of an argument that a task reads, and its number among the readers of each.
-
-    Attributes
-    ----------
-    position : int
-        The argument's position.
-    values : tuple of (int, int)
-        Position of a value in the argument, and the task's number among the value's readers.
-    """
+    """The values of the argument at a position that a task reads: the place of each, and its number as a reader."""
 
     position: int
     values: tuple[tuple[int, int], ...]
 
 
 class Chance(NamedTuple):
-    """The recomputation of an argument some of whose values were not sent or were removed.
+    """The recomputation of the argument at a position, some of whose values were not sent or were removed.
 
     Attributes
     ----------
-    position : int
-        The argument's position.
     wanted : tuple of int
-        Positions of the values in it that the task itself reads.
+        Places of the values in it that the task itself reads.
     bundle : BundleRef
-        It reads its inputs in order.
-    picks : tuple of (int, int)
-        For each input of the bundle the argument, and the position in it, as in `Reading`.
+        It reads its inputs in order, as `picks` has them.
     """
 
     position: int
@@ -150,34 +138,22 @@ class Reading(NamedTuple):
     combinations: tuple[Combination, ...] = ()
 
 
-class SegmentRef(NamedTuple):
-    """A segment's bundle, and the handling of its results.
-
-    Attributes
-    ----------
-    bundle : BundleRef
-        It reads its inputs in order.
-    sent : tuple of int
-        Positions of results that are sent to other workers.
-    readers : dict of int to int, optional
-        Readers of the other results, as `SegmentValues` takes them; None: the result is a tuple or one value, sent
-        whole.
-    """
-
-    bundle: BundleRef
-    sent: tuple[int, ...]
-    readers: dict[int, int] | None
-
-
 def run_segment(
-    model: ModelRef, segment: SegmentRef, reading: Reading, *arguments: Any, copy: Any = None
+    model: ModelRef,
+    bundle: BundleRef,
+    sent: tuple[int, ...],
+    readers: dict[int, int] | None,
+    reading: Reading,
+    *arguments: Any,
+    copy: Any = None,
 ) -> Any:
-    """Return the results of a segment's bundle."""
-    found = run_bundle(model, segment.bundle, *picked(model, reading, arguments, copy), copy=copy)
+    """Return the results of a segment's bundle, which reads its inputs in order.
+
+    They are `SegmentValues` with `sent` and `readers`; where `readers` is None, a tuple or one value, sent whole.
+    """
+    found = run_bundle(model, bundle, *picked(model, reading, arguments, copy), copy=copy)
     release(reading, arguments)
-    if segment.readers is None:
-        return found
-    return SegmentValues(segment.bundle.each(found), segment.sent, segment.readers)
+    return found if readers is None else SegmentValues(bundle.each(found), sent, readers)
 
 
 def taken(model: ModelRef, reading: Reading, *arguments: Any, copy: Any = None) -> Terms:
@@ -187,22 +163,15 @@ def taken(model: ModelRef, reading: Reading, *arguments: Any, copy: Any = None) 
     return found
 
 
-def added(
-    model: ModelRef, reading: Reading, before: Terms | None, weight: int, *arguments: Any, copy: Any = None
-) -> Terms:
-    """Return the values of `taken` times a weight, added to the terms before.
-
-    Half precision is float32 until `share` rounds it.
-    """
-    return added_to(before, weight, taken, model, reading, *arguments, copy=copy)
-
-
 def added_to(
     before: Terms | None, weight: int, call: Callable[..., Any], *arguments: Any, **by_name: Any
 ) -> Terms:
-    """Return the results of a call times a weight, added to the terms before as in `added`."""
+    """Return the results of a call times a weight, added to the terms before.
+
+    Half precision is float32 until `share` rounds it.
+    """
     found = call(*arguments, **by_name)
-    terms = [widened(term) for term in (found if isinstance(found, (tuple, list)) else (found,))]
+    terms = [_widened(term) for term in (found if isinstance(found, (tuple, list)) else (found,))]
     # An infinite gradient is a result of the model, and needs no warning from numpy.
     with np.errstate(all="ignore"):
         terms = terms if weight == 1 else [term * weight for term in terms]
@@ -210,18 +179,13 @@ def added_to(
 
 
 def share(sums: Terms, index: int, parts: int, dtype: np.dtype[Any] | None) -> Any:
-    """Return one of the sums of `added`, divided by `parts`, in the dtype of its terms (None: the sum's own)."""
-    return of_dtype(sums[index], parts, dtype)
-
-
-def of_dtype(total: Any, share: int, dtype: np.dtype[Any] | None) -> Any:
-    """Return a sum of `added` divided by `share`, in the dtype of its terms (None: the sum's own)."""
+    """Return one of the sums of `added_to`, divided by `parts`, in the dtype of its terms (None: the sum's own)."""
     with np.errstate(all="ignore"):
-        found = np.asarray(total / share)
+        found = np.asarray(sums[index] / parts)
         return found if dtype is None else found.astype(dtype, copy=False)
 
 
-def widened(term: Any) -> Any:
+def _widened(term: Any) -> Any:
     """Return half precision as float32: sums of ten float16 or bfloat16 terms already lose their last digits."""
     array = np.asarray(term)
     return array.astype(np.float32) if array.dtype.name in HALF_NAMES else array

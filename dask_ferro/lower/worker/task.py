@@ -52,7 +52,7 @@ Listener = Callable[[Any, Callable[[], NodeLabels]], Compute]
 # The hook that wraps each bundle that runs in this process, to see its ops; None: none is installed.
 _listener: Listener | None = None
 # What is known of the inputs of bundles, by the model, their names, and which are cut row by row.
-_late: dict[tuple[str, tuple[str, ...], tuple[bool, ...]], LateInputs] = {}
+_late: Cache[LateInputs] = Cache(_INPUTS_KEPT, size=lambda inputs: 1)
 
 
 class BundleRef(NamedTuple):
@@ -167,12 +167,7 @@ def _results(
 def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -> list[Any]:
     """Return the arrays; those of the model's own inputs are checked against its declarations."""
     key = (model.digest, bundle.inputs, bundle.split)
-    inputs = _late.get(key)
-    if inputs is None:
-        if len(_late) >= _INPUTS_KEPT:
-            # All at once: bundles that still run are looked up again with their next task.
-            _late.clear()
-        inputs = _late.setdefault(key, LateInputs(open_model(model, copy).model, bundle.inputs, bundle.split))
+    inputs = _late.get(key, lambda: LateInputs(open_model(model, copy).model, bundle.inputs, bundle.split))
     return inputs.checked(arrays, model.path)
 
 
@@ -199,16 +194,13 @@ def _by_rows(run: Compute, arrays: Sequence[Any], bundle: BundleRef) -> tuple[An
     total = next((len(a) for a, cut in zip(arrays, carried, strict=True) if cut), 1)
     # An empty chunk still has the shapes of its outputs.
     if total == 0:
-        one = [
-            np.zeros((1, *a.shape[1:]), a.dtype) if cut else a for a, cut in zip(arrays, carried, strict=True)
-        ]
+        one = [_filled(a, 1) if cut else a for a, cut in zip(arrays, carried, strict=True)]
         return tuple(out[:0] for out in run(*one))
-    parts = [run(*_row(arrays, carried, row)) for row in range(total)]
+    parts = [
+        run(*(a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)))
+        for row in range(total)
+    ]
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
-
-
-def _row(arrays: Sequence[Any], carried: Sequence[bool], row: int) -> list[Any]:
-    return [a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)]
 
 
 def _reads_nothing(arrays: Iterable[Any]) -> bool:

@@ -7,6 +7,7 @@ scheduler is asked for these workers once, when the first session is created.
 from __future__ import annotations
 
 import sys
+import threading
 from functools import cache
 from typing import Any
 
@@ -36,18 +37,11 @@ def share_of(cores: int, task_threads: int) -> int:
 
 def _task_threads() -> int:
     """Return how many Dask task threads share this host's cores."""
-    worker = this_worker()
-    if worker is None:
-        return _local_threads()
-    return _host_threads(worker.address)
-
-
-def _local_threads() -> int:
-    """Return the threads of a process without a worker: 1 with the synchronous scheduler, else the pool's size."""
+    if (worker := this_worker()) is not None:
+        return _host_threads(worker.address)
+    # Without a worker: 1 with the synchronous scheduler, else the pool's size.
     if dask.config.get("scheduler", None) in ("sync", "synchronous", "single-threaded"):
         return 1
-    import threading
-
     if threading.current_thread() is threading.main_thread():
         return 1
     return int(dask.config.get("num_workers", None) or CPU_COUNT)

@@ -51,7 +51,7 @@ def _dag(tasks: Sequence[TaskSpec]) -> Dag:
         # What an earlier phase made is there.
         sources = (number[key] for key in task.dependencies if key in number)
         edges += ((source, i, float(tasks[source].nbytes)) for source in sources)
-    return Dag([task.seconds for task in tasks], edges, values=[source for source, _, _ in edges])
+    return Dag([task.seconds for task in tasks], edges)
 
 
 def _bundle(graph: TaskGraph, tasks: list[TaskSpec], place: dict[Key, Key], number: int) -> TaskSpec:

@@ -4,14 +4,12 @@ from collections import Counter
 
 import pytest
 
-from dask_ferro.graph.bundling.makespan import Overheads
 from dask_ferro.graph.bundling.partition import Dag
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, Plan, ValueSource
 from dask_ferro.graph.bundling.summary import bound, over_chunks
 from dask_ferro.graph.cost.roofline import Cost
 
 DIAMOND = Dag([1.0] * 4, [(0, 1, 0.0), (0, 2, 0.0), (1, 3, 0.0), (2, 3, 0.0)])
-FREE = Overheads(task_s=0.0, hop_s=0.0, dispatch_s=0.0)
 
 
 def made_of(*seconds, chain=True):
@@ -23,7 +21,7 @@ def made_of(*seconds, chain=True):
             sources=(ValueSource(i - 1 if chain and i else MODEL_INPUT, 0),),
             outputs=(f"v{i}",),
             ops=Counter(["Relu"]),
-            cost=Cost(0.0, 0.0, 0.0, 0.0),
+            cost=Cost(0.0, 0.0, 0.0),
             seconds=s,
         )
         for i, s in enumerate(seconds)
@@ -57,5 +55,6 @@ def test_the_bound_is_work_over_workers_or_the_path(dag, workers, makespan):
     ],
 )
 def test_the_projection_over_chunks(seconds, chunks, workers, slices, makespan):
-    projected = over_chunks(made_of(*seconds), chunks, workers=workers, slices=slices, overheads=FREE)
-    assert projected == pytest.approx(makespan)
+    projected = over_chunks(made_of(*seconds), chunks, workers=workers, slices=slices)
+    # A task costs some milliseconds more.
+    assert projected == pytest.approx(makespan, rel=0.01)

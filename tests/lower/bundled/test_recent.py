@@ -59,11 +59,12 @@ def test_a_long_task_and_one_by_itself_hide_nothing() -> None:
 
 
 def test_old_graphs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "TASKS", 14)
+    # A graph of four tasks and two edges counts as 15.
+    monkeypatch.setattr(recent, "NUMBERS", 30)
     monkeypatch.setattr(recent, "GRAPH", 1)
     choices = RecentChoices()
     for workers in range(1, 4):
         choices.bundles(WORK, (workers, 1e6), lambda: ((0,),))
-    # Two graphs of four tasks are left, the newest ones.
+    # Two graphs are left, the newest ones.
     assert choices.bundles(WORK, (3, 1e6), lambda: ()) == ((0,),)
     assert choices.bundles(WORK, (1, 1e6), lambda: ()) == ()
