@@ -3,19 +3,25 @@
     loss = f(x, w)            forward nodes, as written
     grad(loss, w)             backward nodes: more of the same, in the region of the node they belong to
 
-The nodes are walked from the last to the first; each gives its inputs' gradients by the rule of its op
-(`table`), and gradients of one tensor are added in that order, so the same calls give the same graph and
-the same bits.  One node an input: activation and weight gradients can be scheduled apart.  Nothing is written
-for gradients that are not asked for.
+The nodes are walked from the last to the first; each gives its inputs' gradients by the rule of its op, and gradients
+of one tensor are added in that order, so the same calls give the same graph and the same bits.  One node an input:
+activation and weight gradients can be scheduled apart.  Nothing is written for gradients that are not asked for.
+
+An op is in one of three tables:
+- `RULES`: op -> rules, one an input, the last for all that follow; None where an input has no gradient (axes);
+- `EXPANSIONS`: op -> the same in simpler ops, which are differentiated;
+- `FLAT`: ops whose gradient is 0 almost everywhere, or whose result is no floating point number: they stop it.
+An op in none of them has no gradient here, and asking for one is an `UnsupportedOp` that names op and node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from dask_ferro.errors import ConfigError
-from dask_ferro.graph.autodiff.rule import GradientRequest
-from dask_ferro.graph.autodiff.table import EXPANSIONS, is_flat, rule_for
+from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule
+from dask_ferro.graph.autodiff.rules import elementwise, indexing, layout, linear, reductions, resampling
+from dask_ferro.graph.autodiff.rules.expansions import EXPANSIONS
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.dims import written
@@ -23,6 +29,10 @@ from dask_ferro.graph.tensor.emit import reached
 from dask_ferro.graph.tensor.manipulation import ones_like, zeros_like
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Node, Tensor
+
+_TABLES = (elementwise, reductions, layout, indexing, linear, resampling)
+RULES: Mapping[str, Row] = {op: row for rules in _TABLES for op, row in rules.TABLE.items()}
+FLAT = frozenset({"Ceil", "EyeLike", "Floor", "Hardmax", "Round", "Sign"})
 
 Key = tuple[int, int]
 
@@ -85,19 +95,8 @@ def vjp(
 ) -> list[Tensor | None]:
     """Return for each wanted tensor the sum over outputs of cotangent times derivative; None without a path.
 
-    Parameters
-    ----------
-    outputs, cotangents : sequence of Tensor
-        Of one shape each; a cotangent of None is all ones.
-    wanted : sequence of Tensor
-        What to differentiate with respect to.
-    stop : bool, optional
-        Whether wanted tensors are the ends: then no gradient passes through one of them to another.
-
-    Raises
-    ------
-    ConfigError, UnsupportedOp
-        As `grad`.
+    A cotangent of None is all ones.  With `stop`, no gradient passes through one of the wanted tensors to another.
+    Errors are those of `grad`.
     """
     for tensor in (*outputs, *wanted):
         if not tensor.is_floating:
@@ -125,9 +124,8 @@ def _moving(nodes: Iterable[Node], wanted: set[Key], ends: set[Key]) -> set[Key]
     moving = set(wanted)
     for node in nodes:
         keys = {(node.number, i) for i in range(len(node.types))}
-        if is_flat(node) or keys & ends:
-            continue
-        if any(_is_moving(x, moving) for x in node.inputs):
+        is_flat = node.is_stop or (not node.domain and node.op_type in FLAT)
+        if not is_flat and not keys & ends and any(_is_moving(x, moving) for x in node.inputs):
             moving |= {key for key, type_ in zip(sorted(keys), node.types, strict=True) if type_ is not None}
     return moving
 
@@ -139,12 +137,11 @@ def _is_moving(x: Tensor | None, moving: set[Key]) -> bool:
 def _differentiate(
     node: Node, found: tuple[Tensor | None, ...], moving: set[Key], grads: dict[Key, Tensor]
 ) -> None:
-    """Add a node's contributions to the gradients of its inputs."""
     indices = [i for i, x in enumerate(node.inputs) if _is_moving(x, moving)]
     if not node.domain and node.op_type in EXPANSIONS:
         passed = _through_expansion(GradientRequest(node, found, 0), indices)
     else:
-        passed = [rule_for(node, i)(GradientRequest(node, found, i)) for i in indices]
+        passed = [_rule_for(node, i)(GradientRequest(node, found, i)) for i in indices]
     for i, g in zip(indices, passed, strict=True):
         x = node.inputs[i]
         if x is not None and g is not None:
@@ -152,18 +149,31 @@ def _differentiate(
 
 
 def _through_expansion(call: GradientRequest, indices: Sequence[int]) -> list[Tensor | None]:
-    outputs = EXPANSIONS[call.node.op_type](call)
+    found = EXPANSIONS[call.node.op_type](call)
+    outputs = found if isinstance(found, tuple) else (found,)
     asked = [(y, g) for y, g in zip(outputs, call.grads, strict=False) if g is not None]
     if len([g for g in call.grads if g is not None]) > len(asked):
         raise call.unsupported(f"only its first {len(outputs)} outputs have one")
     inputs = [call.input(i) for i in indices]
     # vjp wants each tensor once; x * x has it twice.
     distinct = {x.key: x for x in inputs}
-    found = vjp([y for y, _ in asked], [g for _, g in asked], list(distinct.values()), stop=True)
-    by_key = dict(zip(distinct, found, strict=True))
+    passed = vjp([y for y, _ in asked], [g for _, g in asked], list(distinct.values()), stop=True)
+    by_key = dict(zip(distinct, passed, strict=True))
     # An input given twice is counted once.
     return [by_key.pop(x.key, None) for x in inputs]
 
 
 def _add(grads: dict[Key, Tensor], key: Key, g: Tensor) -> None:
     grads[key] = grads[key] + g if key in grads else g
+
+
+def _rule_for(node: Node, index: int) -> Rule:
+    row = RULES.get(node.op_type) if not node.domain else None
+    rule = row[min(index, len(row) - 1)] if row else None
+    if rule is not None:
+        return rule
+    where = f"node {node.name!r} ({node.op_type})" if node.name else f"op {node.op_type}"
+    lacks = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    problem = f"it has none with respect to its input {index}" if row else f"{lacks} has none"
+    remedy = "write it with other ops, or keep parameters out of it"
+    raise UnsupportedOp("no gradient", [f"{where}: {problem}; {remedy}"])

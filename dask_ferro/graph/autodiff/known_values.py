@@ -9,7 +9,6 @@ same with all of them does not depend on them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,10 @@ _GROWING = frozenset({"Compress", "Expand", "NonZero", "OneHot", "Pad", "Range",
 Array = npt.NDArray[Any]
 
 
+class _UnknownError(Exception):
+    """A value depends on an argument, or is more than arithmetic on sizes."""
+
+
 def known_value(tensor: Tensor) -> Array | None:
     """Return the value of a tensor that depends on no argument and no unknown dimension; None for any other."""
     stored = constant_of(tensor)
@@ -40,29 +43,26 @@ def known_value(tensor: Tensor) -> Array | None:
 
 def by_size(tensor: Tensor) -> dict[int, Array]:
     """Return the values of a tensor by the size that stands for each unknown dimension; {} if they depend on others."""
-    nodes = _arithmetic(tensor)
-    if nodes is None:
+    try:
+        return {size: _value(tensor, size, {}) for size in _SIZES}
+    except _UnknownError:
         return {}
-    found = {size: value for size in _SIZES if (value := _run(nodes, tensor, size)) is not None}
-    return found if len(found) == len(_SIZES) else {}
 
 
-def _arithmetic(tensor: Tensor) -> list[Node] | None:
-    """Return the nodes that a tensor depends on, in order, up to shapes; None where it depends on other values."""
-    found: dict[int, Node] = {}
-    left = [tensor]
-    while left:
-        origin = left.pop().origin
-        if isinstance(origin, TensorSource):
-            if origin.tensor is None or origin.tensor.size > _ELEMENTS:
-                return None
-        elif origin.number not in found:
-            if len(found) == _NODES or origin.domain or not _is_small(origin):
-                return None
-            found[origin.number] = origin
-            # Of a shape only the type of its input is read.
-            left += [x for x in origin.inputs if x is not None and origin.op_type != "Shape"]
-    return [found[number] for number in sorted(found)]
+def _value(tensor: Tensor, size: int, known: dict[int, list[Array]]) -> Array:
+    """Return the value of a tensor; `known` are the outputs of nodes, by their numbers."""
+    node = tensor.origin
+    if isinstance(node, TensorSource):
+        if node.tensor is None or node.tensor.size > _ELEMENTS:
+            raise _UnknownError
+        return node.tensor.numpy()
+    if node.number not in known:
+        if len(known) == _NODES or node.domain or not _is_small(node):
+            raise _UnknownError
+        # Counted before its inputs, which bounds the depth too.
+        known[node.number] = []
+        known[node.number] = _outputs(node, size, known)
+    return known[node.number][tensor.index]
 
 
 def _is_small(node: Node) -> bool:
@@ -72,36 +72,28 @@ def _is_small(node: Node) -> bool:
     return node.op_type not in _GROWING
 
 
-def _run(nodes: Iterable[Node], wanted: Tensor, size: int) -> Array | None:
-    """Return the value of a tensor with `size` in place of each unknown dimension; None where a node fails."""
-    values: dict[tuple[int, int], Array] = {}
-    for node in nodes:
-        if node.op_type == "Shape" and node.inputs[0] is not None:
-            dims = [dim if isinstance(dim, int) else size for dim in node.inputs[0].shape]
-            results = [np.array(dims[node.attribute("start", 0) : node.attribute("end")], np.int64)]
-        else:
-            inputs = [None if x is None else values.get(x.key, constant_of(x)) for x in node.inputs]
-            if node.op_type == "ConstantOfShape" and inputs[0] is not None and np.prod(inputs[0]) > _ELEMENTS:
-                return None
-            results = _computed(node, inputs)
-        if not results or any(result.size > _ELEMENTS for result in results):
-            return None
-        values |= {(node.number, i): result for i, result in enumerate(results)}
-    return values.get(wanted.key, constant_of(wanted))
-
-
-def _computed(node: Node, inputs: list[Array | None]) -> list[Array]:
-    """Return the outputs of a node by ONNX's reference; [] where it cannot compute them."""
+def _outputs(node: Node, size: int, known: dict[int, list[Array]]) -> list[Array]:
+    """Return the outputs of a node by ONNX's reference."""
+    # Of a shape only the type of its input is read.
+    if node.op_type == "Shape" and node.inputs[0] is not None:
+        dims = [dim if isinstance(dim, int) else size for dim in node.inputs[0].shape]
+        return [np.array(dims[node.attribute("start", 0) : node.attribute("end")], np.int64)]
     # Imported on use: it takes a tenth of a second, and few graphs compute sizes that a gradient reads.
     from onnx.reference import ReferenceEvaluator
 
+    inputs = [None if x is None else _value(x, size, known) for x in node.inputs]
+    if node.op_type == "ConstantOfShape" and inputs[0] is not None and np.prod(inputs[0]) > _ELEMENTS:
+        raise _UnknownError
     names = [None if x is None else ir.Value(name=f"x{i}") for i, x in enumerate(inputs)]
     outputs = [ir.Value(name=f"y{i}") for i in range(len(node.types))]
     attributes = ir.convenience.convert_attributes(node.attributes)
     proto = ir.serde.serialize_node(ir.Node("", node.op_type, names, attributes, outputs=outputs))
     feeds = {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
     try:
-        found = ReferenceEvaluator(proto, opsets={"": node.opset}).run(None, feeds)
-    except Exception:  # noqa: BLE001 - whatever it cannot compute is not known, and the caller says so
-        return []
-    return list(found)
+        found = list(ReferenceEvaluator(proto, opsets={"": node.opset}).run(None, feeds))
+    except Exception as error:
+        # Whatever it cannot compute is not known, and the caller says so.
+        raise _UnknownError from error
+    if any(result.size > _ELEMENTS for result in found):
+        raise _UnknownError
+    return found

@@ -64,8 +64,8 @@ class GradientRequest:
         """Return an attribute of the node."""
         return self.node.attribute(name, default)
 
-    def constant(self, i: int, what: str) -> tuple[int, ...] | None:
-        """Return the integers of input `i`, which must be known; None if it is left out.
+    def constant(self, i: int, what: str) -> tuple[int, ...]:
+        """Return the integers of input `i`, which must be known; none if it is left out.
 
         Raises
         ------
@@ -74,7 +74,7 @@ class GradientRequest:
         """
         tensor = self.maybe(i)
         if tensor is None:
-            return None
+            return ()
         values = known_value(tensor)
         if values is None:
             raise self.unsupported(f"its {what} are computed; make them constants")
@@ -133,7 +133,7 @@ def reduced_axes(call: GradientRequest) -> tuple[int, ...]:
     rank = call.input(0).ndim
     given = call.constant(1, "axes")
     # No axes means all, unless the node says that it means none.
-    if given is None or not given:
+    if not given:
         return () if call.get("noop_with_empty_axes", 0) else tuple(range(rank))
     return tuple(sorted(axis_of(axis, rank, call.node.op_type) for axis in given))
 

@@ -12,23 +12,7 @@ import math
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.dtypes import SIGNED, UNSIGNED
-from dask_ferro.graph.tensor.dims import broadcast
-from dask_ferro.graph.tensor.elementwise import (
-    Unary,
-    atan,
-    bitwise_invert,
-    exp,
-    integers,
-    isfinite,
-    isinf,
-    isnan,
-    log,
-    sign,
-    sqrt,
-    where,
-)
-from dask_ferro.graph.tensor.elementwise import abs as absolute
-from dask_ferro.graph.tensor.elementwise import round as nearest
+from dask_ferro.graph.tensor import elementwise as xp
 from dask_ferro.graph.tensor.rows import example, row
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
@@ -36,8 +20,8 @@ from dask_ferro.graph.tensor.tensor import (
     binary,
     cast,
     elementwise,
-    emit,
     floating,
+    integers,
     numbers,
     promoted,
     widened,
@@ -47,14 +31,14 @@ from dask_ferro.graph.tensor.tensor import (
 _UNSIGNED = {d: ir.DataType[f"U{d.name}"] for d in SIGNED}
 
 
-def _log_to(base: int, x: str) -> Unary:
+def _log_to(base: int, x: str) -> xp.Unary:
     name = f"log{base}"
     says = f"the logarithm to the base {base}, elementwise: the natural one over log({base})"
 
     @row(name, says, f"{name}({x}).compute().round(3)", "array([0., 3.], dtype=float32)")
     def function(x: TensorLike, /) -> Tensor:
         tensor = floating(x, name)
-        return cast(log(widened(tensor)) / math.log(base), tensor.type.dtype)
+        return cast(xp.log(widened(tensor)) / math.log(base), tensor.type.dtype)
 
     return function
 
@@ -75,8 +59,8 @@ def log1p(x: TensorLike, /) -> Tensor:
     total = 1 + tensor
     # Outside, x - (u - 1) would be inf - inf.
     inside = (total > 0) & (total < math.inf)
-    lost = where(inside, tensor - (total - 1), 0.0) / where(inside, total, 1.0)
-    return cast(log(total) + lost, half.type.dtype)
+    lost = xp.where(inside, tensor - (total - 1), 0.0) / xp.where(inside, total, 1.0)
+    return cast(xp.log(total) + lost, half.type.dtype)
 
 
 @example("expm1([0.0, 1.0]).compute().round(3)", "array([0.   , 1.718], dtype=float32)")
@@ -90,10 +74,10 @@ def expm1(x: TensorLike, /) -> Tensor:
     tensor = widened(half)
     # Farther out exp(x) - 1 loses no digits, and the correction may be infinite.
     near = (tensor > -1) & (tensor < 1)
-    small = where(near, tensor, 0.0)
-    power = exp(small)
-    close = (power - 1) + power * (small - log(power))
-    return cast(where(near, close, exp(tensor) - 1), half.type.dtype)
+    small = xp.where(near, tensor, 0.0)
+    power = xp.exp(small)
+    close = (power - 1) + power * (small - xp.log(power))
+    return cast(xp.where(near, close, xp.exp(tensor) - 1), half.type.dtype)
 
 
 def _floats(name: str, x1: TensorLike, x2: TensorLike) -> tuple[Tensor, Tensor, ir.DataType]:
@@ -117,11 +101,11 @@ def copysign(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     A NaN in x2 counts as positive.  The gradient with respect to x2 is 0.
     """
     a, b = promoted("copysign", x1, x2)
-    size = absolute(floating(a, "copysign"))
+    size = xp.abs(floating(a, "copysign"))
     # ONNX Runtime's Where loses the sign of a zero that it takes from its first branch; and it exchanges the branches
     # of a negated condition, so the opposite of `signbit` is written out.
-    above = (b > 0) | ((b == 0) & (elementwise("Reciprocal", b) > 0)) | isnan(b)
-    return where(above, size, -size)
+    above = (b > 0) | ((b == 0) & (elementwise("Reciprocal", b) > 0)) | xp.isnan(b)
+    return xp.where(above, size, -size)
 
 
 @example("hypot([3.0, 0.0], [4.0, 2.0]).compute().round(3)", "array([5., 2.], dtype=float32)")
@@ -131,13 +115,13 @@ def hypot(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     It is infinite where one of both is, and its gradient at (0, 0) is 0.
     """
     a, b, dtype = _floats("hypot", x1, x2)
-    a, b = absolute(a), absolute(b)
+    a, b = xp.abs(a), xp.abs(b)
     large, small = binary("Max", a, b), binary("Min", a, b)
-    inside = (large > 0) & ~isinf(large)
+    inside = (large > 0) & ~xp.isinf(large)
     # Both branches of a `where` are computed: outside, the ratio would be 0 / 0.
-    ratio = where(inside, small, 0.0) / where(inside, large, 1.0)
-    found = where(large > 0, large * sqrt(1 + ratio * ratio), large)
-    return cast(where(isinf(a) | isinf(b), math.inf, found), dtype)
+    ratio = xp.where(inside, small, 0.0) / xp.where(inside, large, 1.0)
+    found = xp.where(large > 0, large * xp.sqrt(1 + ratio * ratio), large)
+    return cast(xp.where(xp.isinf(a) | xp.isinf(b), math.inf, found), dtype)
 
 
 @example("atan2([1.0, -1.0], [0.0, -1.0]).compute().round(3)", "array([ 1.571, -2.356], dtype=float32)")
@@ -147,30 +131,23 @@ def atan2(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     The signs of zeros and infinities choose the quadrant, as in C.
     """
     y, x, dtype = _floats("atan2", x1, x2)
-    both = isinf(x) & isinf(y)
-    rise, run = where(both, sign(y), y), where(both, sign(x), x)
-    steep = absolute(rise) > absolute(run)
-    over, under = where(steep, run, rise), where(steep, rise, run)
+    both = xp.isinf(x) & xp.isinf(y)
+    rise, run = xp.where(both, xp.sign(y), y), xp.where(both, xp.sign(x), x)
+    steep = xp.abs(rise) > xp.abs(run)
+    over, under = xp.where(steep, run, rise), xp.where(steep, rise, run)
     # Only the quotient that is at most 1 is taken; at (0, 0) it is the zero of y.
-    angle = atan(over / where(under == 0, 1.0, under))
-    flat = where(signbit(x), angle + copysign(math.pi, y), angle)
-    return cast(where(steep, copysign(math.pi / 2, y) - angle, flat), dtype)
+    angle = xp.atan(over / xp.where(under == 0, 1.0, under))
+    flat = xp.where(signbit(x), angle + copysign(math.pi, y), angle)
+    return cast(xp.where(steep, copysign(math.pi / 2, y) - angle, flat), dtype)
 
 
-@example(
-    "logaddexp([0.0, 1000.0], [0.0, 0.0]).compute().round(3)", "array([6.93e-01, 1.00e+03], dtype=float32)"
-)
+@example("logaddexp([0.0, 1e4], 0.0).compute().round(3)", "array([6.93e-01, 1.00e+04], dtype=float32)")
 def logaddexp(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """Return log(exp(x1) + exp(x2)) without overflow, elementwise and with broadcasting."""
     a, b, dtype = _floats("logaddexp", x1, x2)
     # Equal infinities would differ by NaN.
-    apart = absolute(where(a == b, 0.0, a - b))
+    apart = xp.abs(xp.where(a == b, 0.0, a - b))
     return cast(binary("Max", a, b) + elementwise("Softplus", -apart), dtype)
-
-
-def _mod(a: Tensor, b: Tensor, fmod: int) -> Tensor:
-    """Return the remainder of a division: of the divisor's sign, or with `fmod` of the dividend's."""
-    return emit("Mod", [a, b], broadcast([a.shape, b.shape], "remainder"), fmod=fmod)
 
 
 @example("remainder([5, -5], 3).compute()", "array([2, 1])")
@@ -182,17 +159,16 @@ def remainder(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """
     a, b = promoted("remainder", x1, x2)
     if not numbers(a, "remainder").is_floating:
-        return _mod(a, b, 0)
+        return binary("Mod", a, b)
     # ONNX has no floating point Mod but C's, whose result has the dividend's sign.
-    rest = _mod(a, b, 1)
-    moved = where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+    rest = binary("Mod", a, b, fmod=1)
+    moved = xp.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
     # Differences, since an exact 0 of either sign has to become that of the divisor with gradient 1.
     zero = _zero(moved)
-    return where(b >= 0, zero - (-moved), -(zero - moved))
+    return xp.where(b >= 0, zero - (-moved), -(zero - moved))
 
 
 def _zero(like: Tensor) -> Tensor:
-    """Return 0 as a scalar in the dtype of a tensor."""
     return promoted("remainder", like, 0)[1]
 
 
@@ -212,16 +188,15 @@ def floor_divide(x1: TensorLike, x2: TensorLike, /) -> Tensor:
         rest = a - quotient * b
         return quotient - cast((rest != 0) & ((rest < 0) != (b < 0)), a.type.dtype)
     # An exact multiple of the divisor is divided, so that rounding lifts no quotient over a whole number.
-    whole = nearest((a - remainder(a, b)) / b)
+    whole = xp.round((a - remainder(a, b)) / b)
     # A finite number over an infinite one is a hair from 0, on either side of it.
-    beside = where((a != 0) & ((a < 0) != (b < 0)), -1.0, _zero(a))
-    found = where((b == 0) | ~isfinite(quotient), quotient, where(isfinite(b), whole, beside))
+    beside = xp.where((a != 0) & ((a < 0) != (b < 0)), -1.0, _zero(a))
+    found = xp.where((b == 0) | ~xp.isfinite(quotient), quotient, xp.where(xp.isfinite(b), whole, beside))
     # Zeros in the second branch, without a negated condition: see `copysign`.
-    return where((found < 0) | (found > 0) | isnan(found), found, copysign(found, quotient))
+    return xp.where((found < 0) | (found > 0) | xp.isnan(found), found, copysign(found, quotient))
 
 
 def _shift(direction: str, x: Tensor, by: Tensor) -> Tensor:
-    """Return unsigned bits moved; what leaves the width is lost, zeros follow."""
     dtype = x.type.dtype
     wide = _UNSIGNED.get(dtype, dtype)
     return cast(binary("BitShift", cast(x, wide), cast(by, wide), direction=direction), dtype)
@@ -231,7 +206,7 @@ def _shift(direction: str, x: Tensor, by: Tensor) -> Tensor:
 def bitwise_left_shift(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """Return the bits of x1 moved left by x2 places, elementwise and with broadcasting; `<<` of tensors."""
     a, b = promoted("bitwise_left_shift", x1, x2)
-    return _shift("LEFT", integers("bitwise_left_shift", a), b)
+    return _shift("LEFT", integers(a, "bitwise_left_shift"), b)
 
 
 @example("bitwise_right_shift([8, -3], 1).compute()", "array([ 4, -2], dtype=int64)")
@@ -241,11 +216,11 @@ def bitwise_right_shift(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     The sign is kept: -1 stays -1.
     """
     a, b = promoted("bitwise_right_shift", x1, x2)
-    if integers("bitwise_right_shift", a).type.dtype not in SIGNED:
+    if integers(a, "bitwise_right_shift").type.dtype not in SIGNED:
         return _shift("RIGHT", a, b)
     # The complement of a negative number is not negative, so zeros may follow it.
-    flipped = bitwise_invert(_shift("RIGHT", bitwise_invert(a), b))
-    return where(a < 0, flipped, _shift("RIGHT", a, b))
+    flipped = xp.bitwise_invert(_shift("RIGHT", xp.bitwise_invert(a), b))
+    return xp.where(a < 0, flipped, _shift("RIGHT", a, b))
 
 
 __all__ = [

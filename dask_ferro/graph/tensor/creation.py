@@ -10,17 +10,14 @@ import operator
 from collections.abc import Sequence
 
 import numpy as np
-import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.dims import broadcast
 from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
 from dask_ferro.graph.tensor.elementwise import where
-from dask_ferro.graph.tensor.manipulation import astype, broadcast_to, expand_dims, moveaxis, shape_of
+from dask_ferro.graph.tensor.manipulation import broadcast_to, counted, expand_dims, moveaxis, shape_of
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit
-
-_INT64 = ir.DataType.INT64
 
 
 @example("full(2, 7).compute()", "array([7, 7])")
@@ -31,16 +28,11 @@ def full(shape: int | Sequence[int], fill_value: float, *, dtype: DTypeLike = No
 
 
 def _sizes(shape: int | Sequence[int], where_: str) -> tuple[int, ...]:
-    """Return a shape as a tuple of sizes."""
     given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    try:
-        sizes = tuple(operator.index(n) for n in given)
-    except TypeError:
-        sizes = (-1,)
-    if any(n < 0 for n in sizes):
+    if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in given):
         wanted = "sizes from 0 on; a named dimension is copied from a tensor that has it, as by zeros_like"
         raise ConfigError(f"{where_}: shape: got {shape!r}, wanted {wanted}")
-    return sizes
+    return tuple(map(int, given))
 
 
 @example("zeros((1, 2)).compute()", "array([[0., 0.]], dtype=float32)")
@@ -53,12 +45,6 @@ def zeros(shape: int | Sequence[int], *, dtype: DTypeLike = np.float32) -> Tenso
 def ones(shape: int | Sequence[int], *, dtype: DTypeLike = np.float32) -> Tensor:
     """Return ones, of float32 by default."""
     return full(shape, 1, dtype=dtype)
-
-
-def _counted(count: int) -> Tensor:
-    """Return 0, 1, ... count - 1 as int64."""
-    zero, one, end = (asarray(np.asarray(n, np.int64)) for n in (0, 1, count))
-    return emit("Range", [zero, end, one], (count,), _INT64)
 
 
 @example("arange(1, 7, 2).compute()", "array([1, 3, 5])")
@@ -82,10 +68,10 @@ def arange(start: float, /, stop: float | None = None, step: float = 1, *, dtype
     # The number of elements is part of the shape, so it is computed here, in double precision.
     count = max(0, int(-((first - last) // step)) if whole else math.ceil((last - first) / step))
     # Integers are counted in int64 whatever the dtype: a product in int8 would overflow on the way.
-    places = _counted(count)
+    places = counted(count, count)
     if whole:
         return cast(places * int(step) + int(first), wanted)
-    return astype(astype(places, np.float64) * float(step) + float(first), wanted)
+    return (places.astype(np.float64) * float(step) + float(first)).astype(wanted)
 
 
 @example("linspace(0, 1, 5).compute()", "array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)")
@@ -95,19 +81,19 @@ def linspace(
     """Return `num` numbers at equal distances from `start` to `stop`, the end included or not."""
     (count,) = _sizes(num, "linspace")
     gaps = count - 1 if endpoint else count
-    places = astype(_counted(count), np.float64)
+    places = counted(count, count).astype(np.float64)
     found = places * ((stop - start) / gaps if gaps > 0 else 0.0) + float(start)
     if endpoint and count > 1:
         # The last one is exactly the end, whatever the steps round to.
         found = where(places == float(gaps), float(stop), found)
-    return astype(found, dtype)
+    return found.astype(dtype)
 
 
 @example("eye(2).compute()", "array([[1., 0.],\n       [0., 1.]], dtype=float32)")
 def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = np.float32) -> Tensor:
     """Return a matrix with ones on the diagonal `k` (above the main one if positive), and zeros elsewhere."""
     rows, columns = _sizes((n_rows, n_rows if n_cols is None else n_cols), "eye")
-    return astype(expand_dims(_counted(rows), axis=1) + int(k) == _counted(columns), dtype)
+    return (expand_dims(counted(rows, rows), axis=1) + int(k) == counted(columns, columns)).astype(dtype)
 
 
 @example("tril([[1, 2], [3, 4]]).compute()", "array([[1, 0],\n       [3, 4]])")
@@ -125,7 +111,7 @@ def triu(x: TensorLike, /, *, k: int = 0) -> Tensor:
 def _triangle(x: Tensor, k: int, where_: str) -> Tensor:
     if x.ndim < 2:
         raise ConfigError(f"{where_}: {x!r} has fewer than 2 dimensions")
-    at = asarray(np.asarray(operator.index(k), np.int64))
+    at = asarray(operator.index(k), np.int64)
     return emit("Trilu", [x, at], x.shape, upper=int(where_ == "triu"))
 
 
@@ -135,15 +121,9 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int | str | None, ...]:
     return broadcast([tuple(shape) for shape in shapes], "broadcast_shapes")
 
 
+@example("broadcast_arrays([[1], [2]], [1, 2, 3])[0].shape", "(2, 3)")
 def broadcast_arrays(*arrays: TensorLike) -> list[Tensor]:
-    """Return the tensors in the shape to which they broadcast.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> [x.shape for x in ff.broadcast_arrays([[1], [2]], [1, 2, 3])]
-    [(2, 3), (2, 3)]
-    """
+    """Return the tensors in the shape to which they broadcast."""
     tensors = [asarray(array) for array in arrays]
     return [_with_shapes(x, tensors) for x in tensors]
 

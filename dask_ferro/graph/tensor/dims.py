@@ -119,15 +119,10 @@ def reshaped(old: Shape, new: Sequence[Dim], where: str) -> Shape:
         or (have % want and not any(names_left.values()))
     ):
         raise ConfigError(f"{fault}, whatever the -1 is")
-    return tuple(_rest(have, want, names_left) if d == -1 else d for d in new)
-
-
-def _rest(have: int, want: int, names: Counter[str]) -> Dim:
-    """Return the size that a -1 stands for: `have` elements times `names`, divided by `want`."""
-    left = list(names.elements())
-    if not left:
-        return have // want
-    return left[0] if len(left) == 1 and have == want else None
+    left = list(names_left.elements())
+    # What the names leave over is a size, or one of the names; the size of a product of names is not known.
+    rest: Dim = have // want if not left else left[0] if len(left) == 1 and have == want else None
+    return tuple(rest if d == -1 else d for d in new)
 
 
 def cut_size(dim: Dim, cut: slice) -> Dim:

@@ -55,7 +55,6 @@ def common_dtype(dtypes: Sequence[ir.DataType], where: str) -> ir.DataType:
 
 
 def _dtype(value: object) -> ir.DataType:
-    """Return the dtype of a tensor or an array, or a dtype, as ONNX's."""
     # A numpy dtype class has a descriptor named `dtype`.
     given = value if isinstance(value, type) else getattr(value, "dtype", value)
     return dtype_of(given)  # type: ignore[arg-type]  # refused there
@@ -101,20 +100,12 @@ def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> bool:
     return dtype_of(dtype) in _KINDS[kind]
 
 
+@example('finfo("float32").eps', "np.float32(1.1920929e-07)")
 def finfo(type: object, /) -> ml_dtypes.finfo:
-    """Return the limits of a floating point dtype, or of a tensor's: bits, eps, max, min, smallest_normal, dtype.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> float(ff.finfo("float32").eps)
-    1.1920928955078125e-07
-    """
+    """Return the limits of a floating point dtype, or of a tensor's: bits, eps, max, min, smallest_normal, dtype."""
     if (dtype := _dtype(type)) not in ARITHMETIC_FLOATS:
         raise ConfigError(f"finfo: got {dtype.numpy().name}, wanted a floating point dtype; see iinfo")
-    return ml_dtypes.finfo(  # type: ignore[no-untyped-call]
-        dtype.numpy()
-    )
+    return ml_dtypes.finfo(dtype.numpy())  # type: ignore[no-untyped-call]
 
 
 @example('iinfo("int16").max', "32767")

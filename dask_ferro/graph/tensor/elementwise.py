@@ -7,12 +7,13 @@ that ONNX lacks.  Shapes and dtypes are checked in `tensor`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.dtypes import INTEGER, UNSIGNED
+from dask_ferro.graph.ir.dtypes import ARITHMETIC, INTEGER, UNSIGNED
 from dask_ferro.graph.tensor.dims import broadcast
 from dask_ferro.graph.tensor.rows import example, row
 from dask_ferro.graph.tensor.tensor import (
@@ -20,10 +21,13 @@ from dask_ferro.graph.tensor.tensor import (
     TensorLike,
     asarray,
     binary,
+    bools,
     elementwise,
     emit,
     floating,
+    integers,
     numbers,
+    of_kind,
     promoted,
 )
 
@@ -85,42 +89,22 @@ def _of_two(name: str, op_type: str, says: str, arguments: str, shown: str, **ru
     return _binary(name, node, f"{says}, {_BROADCAST}", arguments, shown)
 
 
-def _compared(name: str, op_type: str, says: str, arguments: str, shown: str) -> Binary:
-    return _of_two(name, op_type, f"whether {says}", arguments, shown, result=_BOOL)
-
-
-def _logical(name: str, op_type: str, says: str, arguments: str, shown: str) -> Binary:
-    return _of_two(name, op_type, f"whether {says} true", arguments, shown, only=_BOOL)
+_compared, _logical = partial(_of_two, result=_BOOL), partial(_of_two, check=bools)
 
 
 def _bitwise(name: str, sign: str, op_type: str, logic: str, says: str, shown: str) -> Binary:
     def node(x1: TensorLike, x2: TensorLike) -> Tensor:
         a, b = promoted(op_type, x1, x2)
         if a.type.dtype == _BOOL:
-            return binary(logic, a, b, only=_BOOL)
-        return binary(op_type, integers(op_type, a), b)
+            return binary(logic, a, b, check=bools)
+        return binary(op_type, a, b, check=integers)
 
     said = f"the bits that are set in {says}, {_BROADCAST}; `{sign}` of tensors"
     return _binary(name, node, said, "[6, 5], 3", shown)
 
 
-def integers(where_: str, x: Tensor) -> Tensor:
-    """Return `x`, or raise `ConfigError` if its dtype has no bits to combine."""
-    if x.type.dtype not in INTEGER:
-        raise ConfigError(f"{where_}: takes integers, got {x.dtype.name}; use astype, or compare first")
-    return x
-
-
-def _negated(x: Tensor) -> Tensor:
-    if numbers(x, "Neg").type.dtype in UNSIGNED:
-        raise ConfigError(f"Neg: takes numbers that have a sign, got {x!r}; use astype")
-    return elementwise("Neg", x)
-
-
 def _inverted(x: Tensor) -> Tensor:
-    if x.type.dtype != _BOOL:
-        raise ConfigError(f"Not: takes bool, got {x!r}; compare first")
-    return elementwise("Not", x)
+    return elementwise("Not", bools(x, "Not"))
 
 
 def _is_finite(x: Tensor) -> Tensor:
@@ -176,7 +160,9 @@ sign = _unary("sign", lambda x: elementwise("Sign", numbers(x, "sign")), "-1, 0 
     "[-3, 0, 5]", "[-1,  0,  1]")
 square = _unary("square", lambda x: x * x, "x * x, elementwise", "[2.0, 3.0]", "[4., 9.], dtype=float32")
 positive = _unary("positive", lambda x: numbers(x, "positive"), "x, a tensor of numbers", "[-1, 2]", "[-1,  2]")
-negative = _unary("negative", _negated, "-x, elementwise; unsigned integers are refused", "[1, -2]", "[-1,  2]")
+negative = _unary("negative",
+    lambda x: elementwise("Neg", of_kind(ARITHMETIC - UNSIGNED, "numbers that have a sign", x, "Neg")),
+    "-x, elementwise; unsigned integers are refused", "[1, -2]", "[-1,  2]")
 logical_not = _unary("logical_not", _inverted, "whether x, a tensor of bools, is false, elementwise",
     "[True, False]", "[False,  True]")
 bitwise_invert = _unary("bitwise_invert",
@@ -188,20 +174,20 @@ add = _of_two("add", "Add", "the sum", "[1, 2], [3, 4]", "[4, 6]")
 subtract = _of_two("subtract", "Sub", "the difference", "[1, 2], [3, 5]", "[-2, -3]")
 multiply = _of_two("multiply", "Mul", "the product", "[1, 2], [3, 4]", "[3, 8]")
 divide = _of_two("divide", "Div", "the quotient of floating point numbers", "[1.0, 3.0], 2.0",
-    "[0.5, 1.5], dtype=float32", floats=True)
+    "[0.5, 1.5], dtype=float32", check=floating)
 pow = _of_two("pow", "Pow", "x1 to the power of x2", "[2.0, 3.0], 2.0", "[4., 9.], dtype=float32")
 maximum = _of_two("maximum", "Max", "the larger one", "[1, 5], [3, 4]", "[3, 5]")
 minimum = _of_two("minimum", "Min", "the smaller one", "[1, 5], [3, 4]", "[1, 4]")
-equal = _compared("equal", "Equal", "both are equal", "[1, 2], [1, 3]", "[ True, False]")
+equal = _compared("equal", "Equal", "whether both are equal", "[1, 2], [1, 3]", "[ True, False]", check=None)
 not_equal = _binary("not_equal", lambda x1, x2: _inverted(equal(x1, x2)), f"whether both differ, {_BROADCAST}",
     "[1, 2], [1, 3]", "[False,  True]")
-less = _compared("less", "Less", "x1 < x2", "[1, 2], [1, 3]", "[False,  True]")
-less_equal = _compared("less_equal", "LessOrEqual", "x1 <= x2", "[1, 2], [1, 3]", "[ True,  True]")
-greater = _compared("greater", "Greater", "x1 > x2", "[1, 4], [1, 3]", "[False,  True]")
-greater_equal = _compared("greater_equal", "GreaterOrEqual", "x1 >= x2", "[1, 2], [1, 3]", "[ True, False]")
-logical_and = _logical("logical_and", "And", "both are", "[True, False], [True, True]", "[ True, False]")
-logical_or = _logical("logical_or", "Or", "at least one is", "[True, False], [False, False]", "[ True, False]")
-logical_xor = _logical("logical_xor", "Xor", "exactly one is", "[True, False], [True, True]", "[False,  True]")
+less = _compared("less", "Less", "whether x1 < x2", "[1, 2], [1, 3]", "[False,  True]")
+less_equal = _compared("less_equal", "LessOrEqual", "whether x1 <= x2", "[1, 2], [1, 3]", "[ True,  True]")
+greater = _compared("greater", "Greater", "whether x1 > x2", "[1, 4], [1, 3]", "[False,  True]")
+greater_equal = _compared("greater_equal", "GreaterOrEqual", "whether x1 >= x2", "[1, 2], [1, 3]", "[ True, False]")
+logical_and = _logical("logical_and", "And", "whether both are true", "[True, False], [True, True]", "[ True, False]")
+logical_or = _logical("logical_or", "Or", "whether x1 or x2 is true", "[True, False], [False, False]", "[ True, False]")
+logical_xor = _logical("logical_xor", "Xor", "whether both differ", "[True, False], [True, True]", "[False,  True]")
 bitwise_and = _bitwise("bitwise_and", "&", "BitwiseAnd", "And", "both", "[2, 1]")
 bitwise_or = _bitwise("bitwise_or", "|", "BitwiseOr", "Or", "at least one", "[7, 7]")
 bitwise_xor = _bitwise("bitwise_xor", "^", "BitwiseXor", "Xor", "exactly one", "[5, 6]")

@@ -19,14 +19,12 @@ from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.ir import inference, regions, strip_weights
 from dask_ferro.graph.ir.inference import Dim, ValueType
 from dask_ferro.graph.ir.nodes import bodies, uses
-from dask_ferro.graph.tensor.dims import written
+from dask_ferro.graph.tensor.dims import alike, written
 from dask_ferro.graph.tensor.imported.mixed_precision import WIDE, narrowed
 from dask_ferro.graph.tensor.tensor import OPSET, Node, Tensor, TensorSource, TensorType, argument, asarray
 
 # Since opset 18 reductions take their axes as an input, the form that rules expect.
 _OLDEST = 18
-
-Types = Mapping[str, TensorType]
 
 
 class Imported(NamedTuple):
@@ -38,17 +36,8 @@ class Imported(NamedTuple):
 
 
 class Readable(NamedTuple):
-    """A model whose operators have the form of opset 18 or later, with the types of its values.
+    """A model whose operators have the form of opset 18 or later, with the types of its values."""
 
-    Attributes
-    ----------
-    given : onnx_ir.Model
-        The model before ONNX's converter, which drops regions.
-    model : onnx_ir.Model
-    types : mapping of str to ValueType
-    """
-
-    given: ir.Model
     model: ir.Model
     types: Mapping[str, ValueType]
 
@@ -60,14 +49,7 @@ class Readable(NamedTuple):
 
 
 def from_model(model: ir.Model, inputs: Mapping[str, Tensor] | None = None) -> Imported:
-    """Return the model's inputs, weights and outputs as tensors.
-
-    Parameters
-    ----------
-    model : onnx_ir.Model
-        As returned by `graph.model.load`: sorted, every node named. Not changed.
-    inputs : mapping of str to Tensor, optional
-        Tensors in place of the model's inputs, by name; all other inputs become arguments.
+    """Return a loaded model's inputs, weights and outputs as tensors; `inputs` are tensors in place of its own.
 
     Raises
     ------
@@ -82,7 +64,7 @@ def from_model(model: ir.Model, inputs: Mapping[str, Tensor] | None = None) -> I
 def read(model: ir.Model) -> Readable:
     """Return a model in the form that `recorded` takes; parameters and errors are those of `from_model`."""
     raised = _raised(model)
-    return Readable(model, raised, inference.infer(raised))
+    return Readable(raised, inference.infer(raised))
 
 
 def weight(readable: Readable, name: str) -> Tensor:
@@ -101,56 +83,38 @@ def recorded(
     outputs: Sequence[str] | None = None,
     half: ir.DataType | None = None,
 ) -> Imported:
-    """Return a model's inputs, weights and outputs as tensors.
+    """Return a model's inputs, weights and outputs as tensors; errors are those of `from_model`.
 
-    Parameters
-    ----------
-    inputs : mapping of str to Tensor, optional
-        Tensors in place of the model's inputs, by name; all other inputs become arguments.
-    weights : mapping of str to Tensor, optional
-        Tensors of the same types in place of the model's initializers, by name; all others become constants.
-    outputs : sequence of str, optional
-        The values to compute; nodes, inputs and weights that only others need are left out. By default the model's
-        outputs, with all of its inputs.
-    half : onnx_ir.DataType, optional
-        The half precision that some tensors have in place of a wider dtype; the nodes then compute in mixed precision.
-
-    Raises
-    ------
-    ConfigError, UnsupportedOp
-        As `from_model`.
+    `inputs` and `weights` are tensors in place of the model's own, by name; all others become arguments and constants.
+    The `outputs` are the values to compute, and what only other values need is left out; by default they are those of
+    the model, with all of its inputs.  With `half`, some tensors have that half precision in place of a wider dtype,
+    and the nodes compute in mixed precision.
     """
-    graph, given = readable.model.graph, dict(inputs or {})
+    graph, given, own = readable.model.graph, dict(inputs or {}), dict(weights or {})
     ends = [str(v.name) for v in graph.outputs] if outputs is None else list(outputs)
     nodes, needed = needed_by(graph, ends)
     entries = [name for name in readable.inputs if outputs is None or name in needed]
     names = _names(entries, readable.types, given, half)
     reached = {*needed, *entries}
     typed = {name: _type(type_, names) for name, type_ in readable.types.items() if name in reached}
+    _refuse(nodes, entries, typed)
     types = {name: type_ for name, type_ in typed.items() if type_ is not None}
-    _refuse(nodes, entries, [name for name in readable.types if name in reached], types)
     arguments = {
         name: given[name] if name in given else argument(name, types[name].shape, types[name].dtype)
         for name in entries
     }
-    known_weights = weights or {}
     constants = {
-        name: known_weights[name] if name in known_weights else weight(readable, name)
+        name: own[name] if name in own else weight(readable, name)
         for name in graph.initializers
         if name in needed
     }
     known = arguments | constants
-    # The converter drops regions, so they are taken from the model as given.
-    # It drops names of nodes too, where it adapts them: those are known by what they compute.
-    stored = {node.name: node for node in readable.given.graph}
-    makers = {node.outputs[0].name: node for node in readable.given.graph if node.outputs}
     for node in nodes:
         # Constants that the converter adds become sources.
         if node.op_type == "Constant" and "value" in node.attributes:
             known[str(node.outputs[0].name)] = asarray(node.attributes["value"].as_tensor())
-            continue
-        own = stored.get(node.name) if node.name else makers.get(node.outputs[0].name)
-        known.update(_outputs(node, own, known, types, readable.model.opset_imports, half))
+        else:
+            known.update(_outputs(node, known, types, readable.model.opset_imports, half))
     return Imported(arguments, constants, {name: known[name] for name in ends})
 
 
@@ -166,7 +130,6 @@ def needed_by(graph: ir.Graph, ends: Sequence[str]) -> tuple[list[ir.Node], set[
 
 
 def _raised(model: ir.Model) -> ir.Model:
-    """Return the model at opset 18 or later."""
     version = model.opset_imports.get("", OPSET)
     if version >= _OLDEST:
         return model
@@ -182,10 +145,15 @@ def _raised(model: ir.Model) -> ir.Model:
         stored = model.graph.initializers.get(name)
         if stored is not None:
             value.const_value = stored.const_value
+    # It drops regions too, and the names of nodes that it adapts: those are known by what they compute.
+    named = {node.name: node for node in model.graph}
+    makers = {node.outputs[0].name: node for node in model.graph if node.outputs}
+    for node in raised.graph:
+        given = named.get(node.name) if node.name else makers.get(node.outputs[0].name)
+        if given is not None:
+            node.name = given.name
+            node.metadata_props.update(given.metadata_props)
     return raised
-
-
-# Names of dimensions
 
 
 def _names(
@@ -215,10 +183,8 @@ def _names(
 
 def _check_given(name: str, type_: ValueType, tensor: Tensor, half: ir.DataType | None) -> None:
     declared = type_.shape
-    fits = declared is None or (
-        len(declared) == tensor.ndim
-        and all(not isinstance(d, int) or t in (d, None) for d, t in zip(declared, tensor.shape, strict=True))
-    )
+    known = [dim if isinstance(dim, int) else None for dim in declared or ()]
+    fits = declared is None or alike(known, tensor.shape)
     dtypes = {type_.dtype, half} if type_.dtype in WIDE else {type_.dtype}
     if tensor.type.dtype not in dtypes or not fits:
         dtype = type_.dtype.numpy().name if type_.dtype is not None else "unknown"
@@ -233,41 +199,34 @@ def _type(type_: ValueType, names: Mapping[str, Dim]) -> TensorType | None:
     return TensorType(type_.dtype, tuple(names.get(d) if isinstance(d, str) else d for d in type_.shape))
 
 
-def _refuse(nodes: Sequence[ir.Node], entries: Sequence[str], names: Sequence[str], types: Types) -> None:
-    """Raise `UnsupportedOp` for values that tensors cannot hold, with every node and value."""
-    unknown = [name for name in entries if name not in types]
+def _refuse(nodes: Sequence[ir.Node], entries: Sequence[str], typed: Mapping[str, TensorType | None]) -> None:
+    unknown = [name for name in entries if typed[name] is None]
     problems = [
         f"input {name!r} has no known dtype and rank; export the model with a shape for it, whose open axes have names"
         for name in unknown
     ]
+    bodied = [node for node in nodes if bodies(node)]
     problems += [
-        f"node {node.name!r} ({node.op_type}) has a body; cut the model before it"
-        for node in nodes
-        if bodies(node)
+        f"node {node.name!r} ({node.op_type}) has a body; cut the model before it" for node in bodied
     ]
     # What depends on an input of unknown shape is unknown too, and says nothing more.
     problems += [
         f"{name!r} is not a tensor of known dtype and rank; declare it, or cut the model before it"
-        for name in names
-        if not unknown and name not in types
+        for name, type_ in typed.items()
+        if not unknown and type_ is None
     ]
     if problems:
         raise UnsupportedOp("cannot read the model as tensors", problems)
 
 
-# Tensors
-
-
 def _outputs(
     node: ir.Node,
-    stored: ir.Node | None,
     known: Mapping[str, Tensor],
-    types: Types,
+    types: Mapping[str, TensorType],
     opsets: Mapping[str, int],
     half: ir.DataType | None,
 ) -> dict[str, Tensor]:
-    """Return the tensors of a node, by name; `stored` is the node as it was before the conversion."""
-    around, own = regions.current(), regions.Region() if stored is None else regions.region_of(stored)
+    around, own = regions.current(), regions.region_of(node)
     path = "/".join(part for part in (around.path, own.path) if part)
     domain = "" if node.domain == "ai.onnx" else node.domain
     opset, region = opsets.get(domain, 1), regions.Region(path, own.phase or around.phase)
@@ -284,7 +243,7 @@ def _outputs(
         dict(node.attributes),
         domain=domain,
         opset=opset,
-        name=node.name or (None if stored is None else stored.name),
+        name=node.name or None,
         region=region,
     )
     typed = zip(node.outputs, made.types, strict=True)

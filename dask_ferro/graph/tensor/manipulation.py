@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
@@ -29,9 +29,9 @@ from dask_ferro.graph.tensor.dims import (
     sizes,
     written,
 )  # fmt: skip
+from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import (
-    DTypeLike,
     Node,
     Tensor,
     TensorLike,
@@ -41,6 +41,7 @@ from dask_ferro.graph.tensor.tensor import (
     constant_of,
     emit,
     emit_all,
+    of_kind,
     promoted,
 )  # fmt: skip
 
@@ -59,18 +60,15 @@ def concat(arrays: Sequence[TensorLike], /, *, axis: int | None = 0) -> Tensor:
     """Return the tensors joined along an axis; all their other dimensions agree.  None joins them flat."""
     if not arrays:
         raise ConfigError("concat: there is nothing to join; give at least one tensor")
-    parts = promoted("concat", *map(asarray, arrays))
+    parts = promoted("concat", *arrays)
     if axis is None:
-        parts, axis = tuple(emit("Reshape", [x, ints([-1])], (x.size,)) for x in parts), 0
+        parts, axis = tuple(reshape(x, (-1,)) for x in parts), 0
     at = axis_of(axis, parts[0].ndim, "concat")
-    if len({part.ndim for part in parts}) > 1:
-        raise ConfigError(f"concat: ranks differ: {', '.join(written(p.shape) for p in parts)}")
-    along = [part.shape[at] for part in parts]
     others = [(*part.shape[:at], 1, *part.shape[at + 1 :]) for part in parts]
-    if not all(alike(others[0], shape) for shape in others):
-        raise ConfigError(
-            f"concat: shapes differ beside the axis: {', '.join(written(p.shape) for p in parts)}"
-        )
+    if len({part.ndim for part in parts}) > 1 or not all(alike(others[0], shape) for shape in others):
+        listed = ", ".join(written(part.shape) for part in parts)
+        raise ConfigError(f"concat: shapes differ beside the axis: {listed}")
+    along = [part.shape[at] for part in parts]
     known = [next((dim for dim in dims if dim is not None), None) for dims in zip(*others, strict=True)]
     known[at] = sum(sizes(along)) if is_static(along) else None
     return emit("Concat", parts, tuple(known), axis=at) if len(parts) > 1 else parts[0]
@@ -194,14 +192,10 @@ def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
         return tensor
     # The gradient of `x @ w.mT` transposes back what the product reads, which would be computed and kept.
     made = tensor.origin
-    if (
-        isinstance(made, Node)
-        and (made.domain, made.op_type) == ("", "Transpose")
-        and made.inputs[0] is not None
-    ):
-        before = made.attribute("perm")
-        if before is not None and [before[i] for i in order] == list(range(tensor.ndim)):
-            return made.inputs[0]
+    if isinstance(made, Node) and (made.domain, made.op_type) == ("", "Transpose"):
+        (before,), perm = made.inputs, made.attribute("perm")
+        if before is not None and perm and [perm[i] for i in order] == list(range(tensor.ndim)):
+            return before
     return emit("Transpose", [tensor], tuple(tensor.shape[i] for i in order), perm=order)
 
 
@@ -296,27 +290,15 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     if isinstance(index, (Tensor, np.ndarray)):
         return take(x, index, axis=0)
     items = _without_ellipsis(index if isinstance(index, tuple) else (index,), x)
-    cuts: dict[int, slice] = {}
-    dropped: list[int] = []
-    new: list[int] = []
-    axis = position = 0
-    for item in items:
-        if item is None:
-            new.append(position)
-            position += 1
-            continue
-        cuts[axis] = _cut(x, axis, item)
-        if isinstance(item, slice):
-            position += 1
-        else:
-            dropped.append(axis)
-        axis += 1
-    result = squeeze(sliced(x, cuts), dropped)
-    return expand_dims(result, axis=new) if new else result
+    given = [item for item in items if item is not None]
+    cuts = {axis: _cut(x, axis, item) for axis, item in enumerate(given)}
+    dropped = [axis for axis, item in enumerate(given) if not isinstance(item, slice)]
+    left = [item for item in items if item is None or isinstance(item, slice)]
+    new = [position for position, item in enumerate(left) if item is None]
+    return expand_dims(squeeze(sliced(x, cuts), dropped), axis=new)
 
 
 def _without_ellipsis(items: tuple[Any, ...], x: Tensor) -> list[Any]:
-    """Return the index with one item per dimension, and its Nones."""
     used = len([item for item in items if item is not None and item is not Ellipsis])
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if used > x.ndim or len(dots) > 1:
@@ -340,12 +322,7 @@ def _cut(x: Tensor, axis: int, item: Any) -> slice:
     return slice(i, None if i == -1 else i + 1)
 
 
-def checked_indices(indices: TensorLike, where: str) -> Tensor:
-    """Return indices as a tensor of integers."""
-    tensor = asarray(indices)
-    if tensor.type.dtype not in INDEX:
-        raise ConfigError(f"{where}: indices are int32 or int64, got {tensor!r}; use astype")
-    return tensor
+checked_indices = partial(of_kind, INDEX, "int32 or int64 indices")
 
 
 @example("take([10, 20, 30], [2, 0]).compute()", "array([30, 10])")
@@ -390,10 +367,8 @@ def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) ->
     """
     tensor, at_indices = asarray(x), checked_indices(indices, "take_along_axis")
     at = axis_of(axis, tensor.ndim, "take_along_axis")
-    if at_indices.ndim != tensor.ndim:
-        raise ConfigError(f"take_along_axis: {at_indices!r} does not have the rank of {tensor!r}")
     sides = [(*t.shape[:at], *t.shape[at + 1 :]) for t in (tensor, at_indices)]
-    if not alike(*sides):
+    if at_indices.ndim != tensor.ndim or not alike(*sides):
         raise ConfigError(
             f"take_along_axis: indices: got {at_indices!r}, wanted the shape of {tensor!r} but for axis {at}; "
             "use take to index whole slices"
@@ -402,21 +377,21 @@ def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) ->
 
 
 @example("full_like([1, 2], 7).compute()", "array([7, 7])")
-def full_like(x: TensorLike, /, value: float, dtype: npt.DTypeLike | None = None) -> Tensor:
+def full_like(x: TensorLike, /, value: float, dtype: DTypeLike = None) -> Tensor:
     """Return a tensor of the shape (and dtype) of `x` whose elements are `value`."""
     tensor = asarray(x)
-    filled = np.asarray(value, tensor.dtype if dtype is None else dtype)
+    filled = np.asarray(value, tensor.dtype if dtype is None else dtype_of(dtype).numpy())
     return broadcast_like(asarray(filled), tensor)
 
 
 @example("zeros_like([1.5, 2.5]).compute()", "array([0., 0.], dtype=float32)")
-def zeros_like(x: TensorLike, /, dtype: npt.DTypeLike | None = None) -> Tensor:
+def zeros_like(x: TensorLike, /, dtype: DTypeLike = None) -> Tensor:
     """Return zeros in the shape (and dtype) of `x`."""
     return full_like(x, 0, dtype)
 
 
 @example("ones_like([1.5, 2.5]).compute()", "array([1., 1.], dtype=float32)")
-def ones_like(x: TensorLike, /, dtype: npt.DTypeLike | None = None) -> Tensor:
+def ones_like(x: TensorLike, /, dtype: DTypeLike = None) -> Tensor:
     """Return ones in the shape (and dtype) of `x`."""
     return full_like(x, 1, dtype)
 
@@ -430,11 +405,13 @@ def astype(x: TensorLike, dtype: DTypeLike, /) -> Tensor:
 def positions(x: Tensor, axis: int) -> Tensor:
     """Return 0, 1, ... along one dimension, as an int64 vector."""
     dim = x.shape[axis]
-    if isinstance(dim, int):
-        return ints(range(dim))
-    end = squeeze(size_of(x, axis), 0)
-    zero, one = (asarray(np.asarray(n, np.int64)) for n in (0, 1))
-    return emit("Range", [zero, end, one], (dim,), _INT64)
+    return ints(range(dim)) if isinstance(dim, int) else counted(squeeze(size_of(x, axis), 0), dim)
+
+
+def counted(end: int | Tensor, dim: Dim) -> Tensor:
+    """Return 0, 1, ... below `end` as an int64 vector of size `dim`, which is computed when the graph runs."""
+    zero, one, last = (asarray(n, np.int64) for n in (0, 1, end))
+    return emit("Range", [zero, last, one], (dim,), _INT64)
 
 
 @example("tile([1, 2], (2, 2)).compute()", "array([[1, 2, 1, 2],\n       [1, 2, 1, 2]])")
@@ -448,12 +425,9 @@ def tile(x: TensorLike, repetitions: Sequence[int], /) -> Tensor:
     counts = [1] * (tensor.ndim - len(counts)) + counts
     if set(counts) <= {1}:
         return tensor
-    shape = tuple(_times(dim, n) for dim, n in zip(tensor.shape, counts, strict=True))
+    pairs = zip(tensor.shape, counts, strict=True)
+    shape = tuple(dim if n == 1 else dim * n if isinstance(dim, int) else None for dim, n in pairs)
     return emit("Tile", [tensor, ints(counts)], shape)
-
-
-def _times(dim: int | str | None, count: int) -> int | str | None:
-    return dim if count == 1 else dim * count if isinstance(dim, int) else None
 
 
 @example("repeat([1, 2], 2).compute()", "array([1, 1, 2, 2], dtype=int64)")
@@ -475,19 +449,15 @@ def repeat(x: TensorLike, repeats: int | Sequence[int] | Tensor, /, *, axis: int
     if counts is None or counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts < 0).any():
         raise ConfigError(f"repeat: repeats: got {repeats!r}, wanted constant whole numbers from 0 on")
     if counts.ndim:
-        return take(tensor, _repeated(tensor, at, counts), axis=at)
-    count = int(counts.item())
-    columns = expand_dims(positions(tensor, at), axis=1)
-    shape = (_times(columns.shape[0], count),)
-    return take(tensor, emit("Reshape", [tile(columns, (1, count)), ints([-1])], shape), axis=at)
-
-
-def _repeated(x: Tensor, axis: int, counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Tensor:
-    """Return the position that each element of the result is read from."""
-    size = x.shape[axis]
-    if isinstance(size, int) and len(counts) in (1, size):
-        return ints(np.repeat(np.arange(size), counts).tolist())
-    raise ConfigError(f"repeat: repeats: got {len(counts)} numbers, wanted one, or one for each of {size!r}")
+        size = tensor.shape[at]
+        if not isinstance(size, int) or len(counts) not in (1, size):
+            wanted = f"wanted one, or one for each of {size!r}"
+            raise ConfigError(f"repeat: repeats: got {len(counts)} numbers, {wanted}")
+        places = ints(np.repeat(np.arange(size), counts).tolist())
+    else:
+        columns = expand_dims(positions(tensor, at), axis=1)
+        places = reshape(tile(columns, (1, int(counts.item()))), (-1,))
+    return take(tensor, places, axis=at)
 
 
 @example("roll([1, 2, 3], 1).compute()", "array([3, 1, 2])")
@@ -525,21 +495,15 @@ def _rolled(x: Tensor, by: int, axis: int) -> Tensor:
     return concat([sliced(x, {axis: slice(cut, None)}), sliced(x, {axis: slice(0, cut)})], axis=axis)
 
 
+@example("unstack([[1, 2], [3, 4]])", "(<Tensor Squeeze: int64(2,)>, <Tensor Squeeze: int64(2,)>)")
 def unstack(x: TensorLike, /, *, axis: int = 0) -> tuple[Tensor, ...]:
-    """Return the slices of `x` along an axis of known size, without that axis.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> [part.shape for part in ff.unstack([[1, 2, 3], [4, 5, 6]])]
-    [(3,), (3,)]
-    """
+    """Return the slices of `x` along an axis of known size, without that axis."""
     tensor = asarray(x)
     at = axis_of(axis, tensor.ndim, "unstack")
     size = tensor.shape[at]
     if not isinstance(size, int):
         raise ConfigError(f"unstack: dimension {at} of {tensor!r} has no known size; declare it")
-    return tuple(squeeze(sliced(tensor, {at: slice(i, i + 1)}), at) for i in range(size))
+    return tuple(squeeze(part, at) for part in split(tensor, [1] * size, axis=at))
 
 
 __all__ = [

@@ -19,6 +19,7 @@ array([0., 0.], dtype=float32)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -81,8 +82,9 @@ class SGD:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_rates(self.rate, self.weight_decay)
-        _check_fraction("momentum", self.momentum)
+        _check("rate", self.rate)
+        _check("weight_decay", self.weight_decay)
+        _check("momentum", self.momentum, below=1)
         if self.nesterov and not self.momentum:
             raise ConfigError("SGD: nesterov without momentum; give a momentum")
 
@@ -155,12 +157,13 @@ class Adam:
     _decoupled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check_rates(self.rate, self.weight_decay)
-        _check_from_zero("epsilon", self.epsilon)
+        _check("rate", self.rate)
+        _check("weight_decay", self.weight_decay)
+        _check("epsilon", self.epsilon)
         if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
             raise ConfigError(f"betas: got {self.betas!r}, wanted two numbers from 0 to below 1")
         for beta in self.betas:
-            _check_fraction("betas", beta)
+            _check("betas", beta, below=1)
 
     def init(self, params: Tree) -> State:
         """Return zero moments for each parameter, and a step count (float32: exact up to 16 million)."""
@@ -224,12 +227,10 @@ def _zeros(w: Tensor) -> Tensor:
 
 
 def _rate(rate: Rate, w: Tensor) -> Rate:
-    """Return the rate, in the dtype of the parameter."""
     return cast(rate, w.type.dtype) if isinstance(rate, Tensor) else rate
 
 
 def _state_of(optimizer: str, state: State, names: Sequence[str]) -> dict[str, Tree]:
-    """Return the parts of a state that a step reads."""
     if missing := [name for name in names if name not in state]:
         wanted = "begin with state = optimizer.init(params), and go on with the state that each step returns"
         raise ConfigError(f"{optimizer}: state: got {sorted(state)}, without {missing}; {wanted}")
@@ -237,7 +238,6 @@ def _state_of(optimizer: str, state: State, names: Sequence[str]) -> dict[str, T
 
 
 def _check_alike(params: Tree, **others: Tree) -> None:
-    """Refuse trees whose keys or shapes differ from those of the parameters."""
     for what, other in others.items():
         for path, (w, x) in pytree.rows(params, other):
             if w.shape != x.shape:
@@ -245,17 +245,7 @@ def _check_alike(params: Tree, **others: Tree) -> None:
                 raise ConfigError(f"{what} {pytree.named(path)}: {got}")
 
 
-def _check_rates(rate: Rate, weight_decay: float) -> None:
-    for name, value in (("rate", rate), ("weight_decay", weight_decay)):
-        if not isinstance(value, Tensor):
-            _check_from_zero(name, value)
-
-
-def _check_from_zero(name: str, value: float) -> None:
-    if not value >= 0:
-        raise ConfigError(f"{name}: a number from 0 on, got {value!r}")
-
-
-def _check_fraction(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise ConfigError(f"{name}: a number from 0 to below 1, got {value!r}")
+def _check(name: str, value: Rate, below: float = math.inf) -> None:
+    if not isinstance(value, Tensor) and not 0 <= value < below:
+        wanted = "a number from 0 on" if below == math.inf else f"a number from 0 to below {below}"
+        raise ConfigError(f"{name}: {wanted}, got {value!r}")

@@ -9,13 +9,13 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.dims import alike, axis_of, broadcast, same, written
 from dask_ferro.graph.tensor.manipulation import expand_dims, moveaxis, squeeze
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit, promoted
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, emit, promoted
 
 
 @example("matmul([[1, 2], [3, 4]], [1, 1]).compute()", "array([3, 7])")
 def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """Return the matrix product over the last dimension of `x1` and the last but one of `x2`; the rest broadcasts."""
-    a, b = promoted("matmul", asarray(x1), asarray(x2))
+    a, b = promoted("matmul", x1, x2)
     if a.ndim == 0 or b.ndim == 0:
         raise ConfigError(f"matmul: {a!r} @ {b!r}: a scalar has no rows; use *")
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
@@ -37,7 +37,7 @@ def vecdot(x1: TensorLike, x2: TensorLike, /, *, axis: int = -1) -> Tensor:
     axis : int, optional
         Counted from the end (-1 is the last), so that it means the same in both.
     """
-    a, b = promoted("vecdot", asarray(x1), asarray(x2))
+    a, b = promoted("vecdot", x1, x2)
     if not -min(a.ndim, b.ndim) <= axis < 0:
         raise ConfigError(
             f"vecdot: axis: got {axis}, wanted one from {-min(a.ndim, b.ndim)} to -1, of both tensors"
@@ -57,7 +57,7 @@ def tensordot(x1: TensorLike, x2: TensorLike, /, *, axes: int | Sequence[Sequenc
     axes : int or pair of sequence of int, optional
         The number of the last dimensions of `x1` and of the first of `x2` to sum over; or those of each by number.
     """
-    a, b = promoted("tensordot", asarray(x1), asarray(x2))
+    a, b = promoted("tensordot", x1, x2)
     if isinstance(axes, int):
         if not 0 <= axes <= min(a.ndim, b.ndim):
             raise ConfigError(
@@ -72,18 +72,13 @@ def tensordot(x1: TensorLike, x2: TensorLike, /, *, axes: int | Sequence[Sequenc
             f"tensordot: axes: got {left} of {a!r} and {right} of {b!r}, wanted pairs of one size"
         )
     letters = string.ascii_lowercase
-    first = letters[: a.ndim]
-    second = [letters[a.ndim + i] for i in range(b.ndim)]
+    first, second = letters[: a.ndim], [letters[a.ndim + i] for i in range(b.ndim)]
     for i, j in zip(left, right, strict=True):
         second[j] = first[i]
-    rest = [c for i, c in enumerate(first) if i not in left] + [
-        c for j, c in enumerate(second) if j not in right
-    ]
-    kept = [dim for i, dim in enumerate(a.shape) if i not in left]
-    kept += [dim for j, dim in enumerate(b.shape) if j not in right]
-    return emit("Einsum", [a, b], tuple(kept), equation=f"{first},{''.join(second)}->{''.join(rest)}")
+    size = dict(zip([*first, *second], [*a.shape, *b.shape], strict=True))
+    rest = [c for c in [*first, *second] if (c in first) != (c in second)]
+    equation = f"{first},{''.join(second)}->{''.join(rest)}"
+    return emit("Einsum", [a, b], tuple(size[c] for c in rest), equation=equation)
 
 
-__all__ = [
-    "matmul", "tensordot", "vecdot",
-]  # fmt: skip
+__all__ = ["matmul", "tensordot", "vecdot"]

@@ -5,7 +5,7 @@ A leaf has a path: the keys and positions that lead to it.  Two trees match if t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -31,9 +31,15 @@ def leaves(tree: Tree, where: str = "parameters") -> list[Tensor]:
     return list(_tensors(tree, where).values())
 
 
-def like(tree: Tree, values: Sequence[Any]) -> Tree:
+def like(tree: Tree, values: Iterable[Any]) -> Tree:
     """Return the tree with `values` in place of its leaves, in order; named tuples keep their types."""
-    return _filled(tree, iter(values))
+    left = iter(values)
+    if isinstance(tree, Mapping):
+        return {key: like(part, left) for key, part in tree.items()}
+    if isinstance(tree, Sequence):
+        parts = [like(part, left) for part in tree]
+        return getattr(type(tree), "_make", tuple)(parts) if isinstance(tree, tuple) else parts
+    return next(left)
 
 
 def mapped(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -63,12 +69,3 @@ def _tensors(tree: Tree, where: str) -> dict[Path, Tensor]:
         if not isinstance(leaf, Tensor):
             raise ConfigError(f"{where}: a tensor, or lists and dicts of tensors, got {type(leaf).__name__}")
     return found
-
-
-def _filled(tree: Tree, values: Iterator[Any]) -> Tree:
-    if isinstance(tree, Mapping):
-        return {key: _filled(part, values) for key, part in tree.items()}
-    if isinstance(tree, Sequence):
-        parts = [_filled(part, values) for part in tree]
-        return getattr(type(tree), "_make", tuple)(parts) if isinstance(tree, tuple) else parts
-    return next(values)

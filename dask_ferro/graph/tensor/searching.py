@@ -68,7 +68,7 @@ def argsort(x: TensorLike, /, *, axis: int = -1, descending: bool = False, stabl
 
 
 def _sorted(x: TensorLike, axis: int, descending: bool, where: str) -> tuple[Tensor, Tensor]:
-    tensor = numbers(asarray(x), where)
+    tensor = numbers(x, where)
     if not tensor.ndim:
         raise ConfigError(f"{where}: {tensor!r} is a scalar and has no axis to sort along")
     at = axis_of(axis, tensor.ndim, where)
@@ -99,7 +99,7 @@ def searchsorted(
     sorter : Tensor, optional
         Indices that sort `x1`, as `argsort` gives them.
     """
-    vector, values = promoted("searchsorted", asarray(x1), asarray(x2))
+    vector, values = promoted("searchsorted", x1, x2)
     if vector.ndim != 1 or side not in ("left", "right"):
         raise ConfigError(
             f"searchsorted: got {vector!r} and side {side!r}, wanted a vector, 'left' or 'right'"

@@ -9,6 +9,7 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,19 +19,9 @@ from dask_ferro.graph.ir.dtypes import SIGNED, UNSIGNED
 from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of, is_static, sizes
 from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
 from dask_ferro.graph.tensor.elementwise import maximum, where
-from dask_ferro.graph.tensor.manipulation import broadcast_like, concat, expand_dims, reshape, shape_of
+from dask_ferro.graph.tensor.manipulation import concat, expand_dims, full_like, ints, reshape, shape_of
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import (
-    OPSET,
-    Tensor,
-    TensorLike,
-    asarray,
-    cast,
-    emit,
-    floating,
-    numbers,
-    widened,
-)
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit, floating, numbers, widened
 
 Axis = int | Sequence[int] | None
 
@@ -54,7 +45,7 @@ def reduce(op_type: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
         return x
     wide = x if op_type in _EXACT else widened(x)
     shape = reduced_shape(x.shape, axes, keepdims)
-    found = emit(op_type, [wide, asarray(np.asarray(axes, np.int64))], shape, keepdims=int(keepdims))
+    found = emit(op_type, [wide, ints(axes)], shape, keepdims=int(keepdims))
     return cast(found, x.type.dtype)
 
 
@@ -62,7 +53,7 @@ def _summable(x: TensorLike, where: str, dtype: DTypeLike = None) -> Tensor:
     """Return numbers in the dtype to sum them in; by default integers of 64 bits, and floats as they are."""
     if dtype is not None:
         return numbers(cast(asarray(x), dtype_of(dtype)), where)
-    tensor = numbers(asarray(x), where)
+    tensor = numbers(x, where)
     if tensor.type.dtype in SIGNED:
         return cast(tensor, ir.DataType.INT64)
     return cast(tensor, ir.DataType.UINT64) if tensor.type.dtype in UNSIGNED else tensor
@@ -125,7 +116,7 @@ def _wide_var(x: Tensor, axis: Axis, correction: float, keepdims: bool) -> Tenso
         return found
     total = count_over(wide, axes_of(axis, wide.ndim, "var"), wide.type.dtype)
     # No degrees of freedom give 0 / 0, which is NaN, or x / 0, which is inf, as in numpy.
-    return found * total / maximum(total - correction, asarray(np.zeros((), total.dtype)))
+    return found * total / maximum(total - correction, 0.0)
 
 
 def count_over(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Tensor:
@@ -193,23 +184,22 @@ def cumulative_prod(
     return _cumulated("CumProd", _summable(x, "cumulative_prod", dtype), axis, include_initial)
 
 
-# The identity of each cumulative op, and the operator set that has the op.
-_CUMULATIVE = {"CumSum": (0, OPSET), "CumProd": (1, 26)}
+# The identity of each cumulative op, and the operator set that has it first.
+_CUMULATIVE: dict[str, tuple[int, dict[str, Any]]] = {"CumSum": (0, {}), "CumProd": (1, {"opset": 26})}
 
 
 def _cumulated(op_type: str, x: Tensor, axis: int | None, include_initial: bool) -> Tensor:
     if axis is None and x.ndim != 1:
         raise ConfigError(f"{op_type}: {x!r} has {x.ndim} dimensions; name an axis")
     at = axis_of(axis or 0, x.ndim, op_type)
-    initial, opset = _CUMULATIVE[op_type]
-    place = asarray(np.asarray(at, np.int64))
-    found = cast(emit(op_type, [widened(x), place], x.shape, opset=opset), x.type.dtype)
+    initial, since = _CUMULATIVE[op_type]
+    place = asarray(np.int64(at))
+    found = cast(emit(op_type, [widened(x), place], x.shape, **since), x.type.dtype)
     if not include_initial:
         return found
     # A sum over the axis has the size of the first slice, also where no element is there.
     first = expand_dims(reduce("ReduceSum", x, at, keepdims=False), axis=at)
-    filled = broadcast_like(asarray(np.asarray(initial, x.dtype)), first)
-    return concat([filled, found], axis=at)
+    return concat([full_like(first, initial), found], axis=at)
 
 
 __all__ = [

@@ -14,8 +14,9 @@ names of dimensions ("N") are kept.  The functions are in the modules beside thi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeGuard
@@ -26,11 +27,12 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import regions
-from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, since, takes
+from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, INTEGER, since, takes
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, checked_dim, is_static, sizes, written
 from dask_ferro.graph.tensor.dtypes import DTypeLike as DTypeLike
 from dask_ferro.graph.tensor.dtypes import common_dtype, dtype_of
+from dask_ferro.graph.tensor.rows import example
 
 # The opset of recorded nodes; newer operators state their own.
 OPSET = 21
@@ -51,10 +53,6 @@ def evaluated_by(function: Callable[..., Any]) -> None:
     _evaluators.append(function)
 
 
-# The binary ops that ONNX has for bools.
-_OF_BOOLS = frozenset({"Equal", "And", "Or", "Xor"})
-
-
 def _operator(name: str) -> tuple[_Method, _Method]:
     """Return the methods of a binary function of the namespace, for a tensor on its left and on its right."""
 
@@ -68,7 +66,6 @@ def _operator(name: str) -> tuple[_Method, _Method]:
 
 
 def _unary(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the method of a function of one tensor of the namespace."""
     return lambda self: getattr(self.__array_namespace__(), name)(self)  # type: ignore[no-any-return]
 
 
@@ -209,10 +206,7 @@ class Tensor:
     __xor__, __rxor__ = _operator("bitwise_xor")
     __lshift__, __rlshift__ = _operator("bitwise_left_shift")
     __rshift__, __rrshift__ = _operator("bitwise_right_shift")
-    __neg__, __abs__, __invert__ = map(_unary, ("negative", "abs", "bitwise_invert"))
-
-    def __pos__(self) -> Tensor:
-        return self
+    __neg__, __pos__, __abs__, __invert__ = map(_unary, ("negative", "positive", "abs", "bitwise_invert"))
 
     def __divmod__(self, other: TensorLike) -> tuple[Tensor, Tensor]:
         return self // other, self % other
@@ -258,6 +252,7 @@ class Tensor:
 # ---- sources -----------------------------------------------------------------------------------------------
 
 
+@example('argument("x", ("N", 4)) * 2 + 1', "<Tensor Add: float32(N, 4)>")
 def argument(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, data: Any = None) -> Tensor:
     """Return a named input of the graph; its values are given when the graph runs.
 
@@ -276,12 +271,6 @@ def argument(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, 
     ------
     ConfigError
         An empty name, an invalid dimension, or a dtype that ONNX does not have.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.argument("x", ("N", 4)) * 2 + 1
-    <Tensor Add: float32(N, 4)>
     """
     if not isinstance(name, str) or not name:
         raise ConfigError(f"argument: a name is a string that is not empty, got {name!r}")
@@ -290,6 +279,7 @@ def argument(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, 
     return Tensor(TensorSource(type_, name, data=data), 0, type_)
 
 
+@example('asarray([[1.0, 2.0]], name="w")', "<Tensor w: float32(1, 2)>")
 def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = None) -> Tensor:
     """Return `values` as a constant of the graph, a weight if named; a tensor is returned unchanged.
 
@@ -306,34 +296,27 @@ def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = N
     ------
     ConfigError
         ONNX does not have the dtype.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.asarray([[1.0, 2.0]], name="w")
-    <Tensor w: float32(1, 2)>
     """
     if isinstance(values, Tensor):
         return values if dtype is None else cast(values, dtype_of(dtype))
     if hasattr(values, "__dask_graph__"):
-        return _bound_to(values, dtype, name)
+        lazy: Any = values
+        return bound_to(lazy if dtype is None else lazy.astype(dtype), name)
     is_onnx = isinstance(values, ir.TensorProtocol) and not isinstance(values, np.ndarray)
     tensor: ir.TensorProtocol = values if is_onnx else _stored(values, dtype)  # type: ignore[assignment]  # of the check above
     type_ = TensorType(tensor.dtype, tuple(int(n) for n in tensor.shape.numpy()))
     return Tensor(TensorSource(type_, name, tensor), 0, type_)
 
 
-def _bound_to(array: Any, dtype: DTypeLike, name: str | None) -> Tensor:
-    """Return an argument bound to a dask array, with the array's dtype and shape."""
-    lazy = array if dtype is None else array.astype(dtype)
+def bound_to(array: Any, name: str | None = None) -> Tensor:
+    """Return an argument bound to an array, with the array's dtype and shape."""
     # dask gives an unknown chunk size as NaN.
-    dims = tuple(None if math.isnan(n) else int(n) for n in lazy.shape)
-    type_ = TensorType(dtype_of(lazy.dtype), dims)
-    return Tensor(TensorSource(type_, name, data=lazy), 0, type_)
+    dims = tuple(None if math.isnan(n) else int(n) for n in array.shape)
+    type_ = TensorType(dtype_of(array.dtype), dims)
+    return Tensor(TensorSource(type_, name, data=array), 0, type_)
 
 
 def _stored(values: Any, dtype: Any) -> ir.TensorProtocol:
-    """Return array-like values as a tensor that a model can store."""
     array = np.asarray(values, dtype)
     # A list of Python floats has no dtype; an array of float64 was made so on purpose.
     if dtype is None and array.dtype == np.float64 and not isinstance(values, (np.ndarray, np.generic)):
@@ -389,49 +372,37 @@ def elementwise(op_type: str, x: Tensor, dtype: ir.DataType | None = None, **att
     return emit(op_type, [x], x.shape, dtype, **attributes)
 
 
+def of_kind(
+    dtypes: Set[ir.DataType], kind: str, x: TensorLike, where: str, remedy: str = "use astype"
+) -> Tensor:
+    """Return `x` as a tensor, or raise `ConfigError` if its dtype is none of those that `where` takes."""
+    tensor = asarray(x)
+    if tensor.type.dtype not in dtypes:
+        raise ConfigError(f"{where}: takes {kind}, got {tensor!r}; {remedy}")
+    return tensor
+
+
+# Each takes a tensor and the name of the call.  ONNX computes nothing with bool, int4 and complex.
+numbers = partial(of_kind, ARITHMETIC, "numbers")
+floating = partial(of_kind, ARITHMETIC_FLOATS, "floating point numbers")
+integers = partial(of_kind, INTEGER, "integers", remedy="use astype, or compare first")
+bools = partial(of_kind, frozenset({ir.DataType.BOOL}), "bool", remedy="compare first")
+
+
 def binary(
     op_type: str,
     a: TensorLike,
     b: TensorLike,
     *,
+    check: Callable[[TensorLike, str], Tensor] | None = numbers,
     result: ir.DataType | None = None,
-    only: ir.DataType | None = None,
-    floats: bool = False,
     **attributes: Any,
 ) -> Tensor:
-    """Return the output of a node of two broadcast inputs, promoted to one dtype.
-
-    `only` is the one dtype that the op takes; with `floats` it takes floating point numbers alone.
-    """
+    """Return the output of a node of two broadcast inputs, promoted to one dtype that passes `check`."""
     x, y = promoted(op_type, a, b)
-    if op_type not in _OF_BOOLS:
-        numbers(x, op_type)
-    if only is not None and x.type.dtype != only:
-        raise ConfigError(f"{op_type}: takes {only.numpy().name}, got {x.dtype.name}; compare first")
-    if floats and not x.is_floating:
-        raise ConfigError(f"{op_type}: takes floating point numbers, got {x.dtype.name}; use astype")
+    if check is not None:
+        check(x, op_type)
     return emit(op_type, [x, y], broadcast([x.shape, y.shape], op_type), result, **attributes)
-
-
-def numbers(x: TensorLike, where: str) -> Tensor:
-    """Return `x` as a tensor, or raise `ConfigError` if ONNX computes nothing with its dtype (bool, int4, complex)."""
-    tensor = asarray(x)
-    if tensor.type.dtype not in ARITHMETIC:
-        raise ConfigError(f"{where}: takes numbers, got {tensor!r}; use astype")
-    return tensor
-
-
-def floating(x: TensorLike, where: str) -> Tensor:
-    """Return `x` as a tensor, or raise `ConfigError` if its dtype is not a floating point one."""
-    tensor = asarray(x)
-    if not tensor.is_floating:
-        raise ConfigError(f"{where}: takes floating point numbers, got {tensor!r}; use astype")
-    return tensor
-
-
-def stopped(x: Tensor) -> Tensor:
-    """Return `x` behind an Identity through which no gradient passes."""
-    return Tensor(Node("Identity", (x,), (x.type,), {}, is_stop=True), 0, x.type)
 
 
 def promoted(where: str, *values: TensorLike) -> tuple[Tensor, ...]:
@@ -450,7 +421,6 @@ def _is_scalar(value: object) -> TypeGuard[Scalar]:
 
 
 def _weak(value: Scalar, dtype: ir.DataType, where: str) -> Tensor:
-    """Return a Python scalar in the dtype of the tensor beside it."""
     is_bool = dtype == ir.DataType.BOOL
     if isinstance(value, bool) != is_bool or (isinstance(value, float) and dtype not in ARITHMETIC_FLOATS):
         raise ConfigError(f"{where}: {value!r} with {dtype.numpy().name}; use astype on the tensor")

@@ -12,8 +12,7 @@ import pytest
 
 from dask_ferro.engines.array.table import KERNELS
 from dask_ferro.errors import ConfigError, UnsupportedOp
-from dask_ferro.graph.autodiff.grad import grad, value_and_grad, vjp
-from dask_ferro.graph.autodiff.table import EXPANSIONS, FLAT, RULES
+from dask_ferro.graph.autodiff.grad import EXPANSIONS, FLAT, RULES, grad, value_and_grad, vjp
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp

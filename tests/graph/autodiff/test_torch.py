@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.autodiff.table import EXPANSIONS, RULES
+from dask_ferro.graph.autodiff.grad import EXPANSIONS, RULES, grad
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.from_model import from_model

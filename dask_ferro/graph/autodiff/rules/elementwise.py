@@ -30,7 +30,6 @@ def _only_where(condition: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
 
 
 def _broadcast(rule: Rule) -> Rule:
-    """Return `rule` with a sum over broadcast axes."""
     return lambda call: rule(call) if _is_largest(call) else summed_to(rule(call), call.x)
 
 
@@ -42,9 +41,6 @@ def _is_largest(call: GradientRequest) -> bool:
 
 def _sigmoid(x: Tensor) -> Tensor:
     return elementwise("Sigmoid", x)
-
-
-# Arithmetic
 
 
 def _power_base(call: GradientRequest) -> Tensor:
@@ -67,10 +63,7 @@ def _power_exponent(call: GradientRequest) -> Tensor:
 def _share(call: GradientRequest) -> Tensor:
     """Return the gradient of a maximum or minimum: g for the input that attains it, split evenly among ties."""
     hits = [cast(x == call.y, call.g.type.dtype) for x in call.node.inputs if x is not None]
-    count = hits[0]
-    for hit in hits[1:]:
-        count = count + hit
-    return call.g * hits[call.index] / count
+    return call.g * hits[call.index] / sum(hits[1:], start=hits[0])
 
 
 def _clip_input(call: GradientRequest) -> Tensor:
@@ -89,9 +82,6 @@ def _clip_low(call: GradientRequest) -> Tensor:
 def _clip_high(call: GradientRequest) -> Tensor:
     x, low = call.input(0), call.maybe(1)
     return xp.where(x > call.x if low is None else (x > call.x) | (low > call.x), call.g, 0.0)
-
-
-# Activations
 
 
 def _gelu(x: Tensor, call: GradientRequest) -> Tensor:

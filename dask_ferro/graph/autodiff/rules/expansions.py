@@ -21,7 +21,7 @@ from dask_ferro.graph.tensor.nn.normalization import per_channel
 from dask_ferro.graph.tensor.statistical import reduce, root
 from dask_ferro.graph.tensor.tensor import Tensor, cast, emit, widened
 
-Expansion = Callable[[GradientRequest], tuple[Tensor, ...]]
+Expansion = Callable[[GradientRequest], Tensor | tuple[Tensor, ...]]
 
 
 def _batch(call: GradientRequest) -> tuple[Tensor, ...]:
@@ -97,9 +97,6 @@ def _across_channels(call: GradientRequest) -> Tensor:
     return x / (bias + total * (alpha / size)) ** power
 
 
-# Pooling
-
-
 def _over_space(call: GradientRequest) -> tuple[int, ...]:
     return tuple(range(2, call.input(0).ndim))
 
@@ -116,9 +113,6 @@ def _lp_pool(call: GradientRequest) -> Tensor:
     average = emit("AveragePool", [xp.abs(call.input(0)) ** p], call.y.shape, count_include_pad=1,
                    ceil_mode=call.get("ceil_mode", 0), **window)  # fmt: skip
     return root(average * float(math.prod(kernel)), p)
-
-
-# Attention
 
 
 def _with_heads(x: Tensor, heads: int) -> Tensor:
@@ -161,23 +155,19 @@ def _attention(call: GradientRequest) -> Tensor:
     return _without_heads(attended, call.input(0))
 
 
-def _one(expansion: Callable[[GradientRequest], Tensor]) -> Expansion:
-    return lambda call: (expansion(call),)
-
-
 EXPANSIONS: Mapping[str, Expansion] = {
     "BatchNormalization": _batch,
-    "InstanceNormalization": _one(_group),
-    "GroupNormalization": _one(_group),
-    "RMSNormalization": _one(_rms),
-    "MeanVarianceNormalization": _one(_mean_variance),
-    "LpNormalization": _one(_lp),
-    "LRN": _one(_across_channels),
-    "GlobalAveragePool": _one(lambda c: xp.mean(c.input(0), axis=_over_space(c), keepdims=True)),
-    "GlobalMaxPool": _one(lambda c: xp.max(c.input(0), axis=_over_space(c), keepdims=True)),
-    "GlobalLpPool": _one(_global_lp),
-    "LpPool": _one(_lp_pool),
-    "Attention": _one(_attention),
+    "InstanceNormalization": _group,
+    "GroupNormalization": _group,
+    "RMSNormalization": _rms,
+    "MeanVarianceNormalization": _mean_variance,
+    "LpNormalization": _lp,
+    "LRN": _across_channels,
+    "GlobalAveragePool": lambda c: xp.mean(c.input(0), axis=_over_space(c), keepdims=True),
+    "GlobalMaxPool": lambda c: xp.max(c.input(0), axis=_over_space(c), keepdims=True),
+    "GlobalLpPool": _global_lp,
+    "LpPool": _lp_pool,
+    "Attention": _attention,
     "GridSample": grid_sample,
     **dict.fromkeys(("RNN", "GRU", "LSTM"), recurrent),
 }

@@ -5,22 +5,12 @@ Elements that share a maximum or minimum share its gradient evenly (PyTorch's `s
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row
-from dask_ferro.graph.tensor.manipulation import (
-    broadcast_like,
-    expand_dims,
-    ints,
-    moveaxis,
-    positions,
-    reshape_like,
-    sliced,
-)
-from dask_ferro.graph.tensor.namespace import concat, permute_dims, zeros_like
+from dask_ferro.graph.tensor.manipulation import broadcast_like, ints, positions, reshape_like, sliced
+from dask_ferro.graph.tensor.namespace import concat, expand_dims, moveaxis, permute_dims, zeros_like
 from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of, emit
 
 _INT64 = ir.DataType.INT64
@@ -37,12 +27,7 @@ def scattered(x: Tensor, axis: int, indices: Tensor, g: Tensor) -> Tensor:
     return moveaxis(added, 0, axis) if axis else added
 
 
-def _gathered(call: GradientRequest) -> Tensor:
-    return scattered(call.x, call.get("axis", 0) % call.x.ndim, call.input(1), call.g)
-
-
 def _added(call: GradientRequest, places: Tensor, axis: int) -> Tensor:
-    """Return zeros like the input with g added at places along an axis."""
     inputs = [zeros_like(call.x), places, call.g]
     return emit("ScatterElements", inputs, call.x.shape, axis=axis, reduction="add")
 
@@ -78,7 +63,6 @@ def _places(condition: Tensor) -> Tensor:
 
 
 def _one_hot_values(call: GradientRequest) -> Tensor:
-    """Return the gradient of the two values of a OneHot: the sums of g where off and on were written."""
     ends = cast(ints([0, 1]), call.x.type.dtype)
     inputs = [call.input(0), call.input(1), ends]
     hot = emit("OneHot", inputs, call.y.shape, call.x.type.dtype, axis=call.get("axis", -1))
@@ -91,20 +75,13 @@ def _one_hot_values(call: GradientRequest) -> Tensor:
 
 
 def _written(call: GradientRequest, data: Tensor, updates: Tensor, reduction: str = "none") -> Tensor:
-    """Return `updates` written into `data` as the node does it."""
-    return emit(
-        call.node.op_type, [data, call.input(1), updates], data.shape, reduction=reduction, **_axis(call)
-    )
+    inputs = [data, call.input(1), updates]
+    return emit(call.node.op_type, inputs, data.shape, reduction=reduction, axis=call.get("axis"))
 
 
 def _read(call: GradientRequest, data: Tensor) -> Tensor:
-    """Return the elements of `data` at the places of the updates."""
     gather = call.node.op_type.replace("Scatter", "Gather")
-    return emit(gather, [data, call.input(1)], call.input(2).shape, **_axis(call))
-
-
-def _axis(call: GradientRequest) -> dict[str, Any]:
-    return {"axis": call.get("axis", 0)} if call.node.op_type == "ScatterElements" else {}
+    return emit(gather, [data, call.input(1)], call.input(2).shape, axis=call.get("axis"))
 
 
 def _reduction(call: GradientRequest) -> str:
@@ -141,7 +118,7 @@ def _shares(call: GradientRequest) -> tuple[Tensor, Tensor, Tensor]:
 
 
 TABLE: dict[str, Row] = {
-    "Gather": (_gathered, None),
+    "Gather": (lambda c: scattered(c.x, c.get("axis", 0) % c.x.ndim, c.input(1), c.g), None),
     "GatherElements": (lambda c: _added(c, c.input(1), c.get("axis", 0)), None),
     "GatherND": (_gathered_nd, None),
     "Compress": (_compressed, None),

@@ -29,7 +29,6 @@ def _transposed(call: GradientRequest) -> Tensor:
 
 def _tiled(call: GradientRequest) -> Tensor:
     repeats = call.constant(1, "repeats")
-    assert repeats is not None
     dims = list(chain.from_iterable(zip(repeats, call.x.shape, strict=True)))
     # ONNX takes a 0 in a Reshape as "copy this dimension", not as a size of 0.
     if 0 in dims:
@@ -43,11 +42,7 @@ def _tiled(call: GradientRequest) -> Tensor:
     return emit("ReduceSum", [folded, axes], call.x.shape, keepdims=0)
 
 
-# Join and cut
-
-
 def _joined(call: GradientRequest) -> Tensor:
-    """Return the part of g that belongs to one input of a Concat."""
     axis, parts = call.get("axis"), [x for x in call.node.inputs if x is not None]
     dims = [part.shape[axis] for part in parts]
     lengths = ints(sizes(dims)) if is_static(dims) else concat([size_of(p, axis % p.ndim) for p in parts])
@@ -56,9 +51,7 @@ def _joined(call: GradientRequest) -> Tensor:
 
 
 def _cut_apart(call: GradientRequest) -> Tensor:
-    """Return the gradients of a Split's pieces joined, zeros for those without one."""
-    found = enumerate(call.grads)
-    pieces = [zeros_like(call.output(i)) if g is None else g for i, g in found]
+    pieces = [zeros_like(call.output(i)) if g is None else g for i, g in enumerate(call.grads)]
     # A Split into one piece is the identity, and Concat of one piece would only copy.
     if len(pieces) == 1:
         return pieces[0]
@@ -67,8 +60,6 @@ def _cut_apart(call: GradientRequest) -> Tensor:
 
 def _sliced(call: GradientRequest) -> Tensor:
     starts, ends = call.constant(1, "starts"), call.constant(2, "ends")
-    assert starts is not None
-    assert ends is not None
     axes = call.constant(3, "axes") or tuple(range(len(starts)))
     steps = call.constant(4, "steps") or (1,) * len(starts)
     cuts = {a % call.x.ndim: slice(i, j, k) for a, i, j, k in zip(axes, starts, ends, steps, strict=True)}
@@ -76,10 +67,7 @@ def _sliced(call: GradientRequest) -> Tensor:
     # One Pad is cheaper than a scatter, and needs no indices.
     if pads is not None:
         return emit("Pad", [call.g, ints(pads)], call.x.shape)
-    places = {}
-    for axis, cut in cuts.items():
-        dim, every = call.x.shape[axis], positions(call.x, axis)
-        places[axis] = ints(range(dim)[cut]) if isinstance(dim, int) else sliced(every, {0: cut})
+    places = {axis: sliced(positions(call.x, axis), {0: cut}) for axis, cut in cuts.items()}
     return _read_back(call.x, places, call.g)
 
 
@@ -106,7 +94,6 @@ def _read_back(x: Tensor, places: dict[int, Tensor], g: Tensor) -> Tensor:
 
 
 def _padded(call: GradientRequest) -> Tensor:
-    """Return g without the padding, by a Pad of negative widths."""
     if call.get("mode", "constant") != "constant":
         return _unrepeated(call)
     pads, axes = -call.input(1), call.maybe(3)
@@ -117,7 +104,6 @@ def _padded(call: GradientRequest) -> Tensor:
 def _unrepeated(call: GradientRequest) -> Tensor:
     """Return the gradient of a Pad that repeats elements: each gets the sum over its copies, axis after axis."""
     pads = call.constant(1, "pads")
-    assert pads is not None
     axes = [axis % call.x.ndim for axis in call.constant(3, "axes") or range(call.x.ndim)]
     widths = zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True)
     moved = {axis: (before, after) for axis, before, after in widths if before or after}
@@ -133,7 +119,6 @@ def _unrepeated(call: GradientRequest) -> Tensor:
 
 
 def _pad_value(call: GradientRequest) -> Tensor:
-    """Return the gradient of the pad value: the sum of g outside the input's place."""
     # Elements outside the input's place are the pad value: its gradient is the difference of two sums.
     inside = _padded(GradientRequest(call.node, call.grads, 0))
     return reshape_like(call.g.sum() - inside.sum(), call.x)
@@ -146,9 +131,6 @@ def _center_cropped(call: GradientRequest) -> Tensor:
         shape_of(call.x) if axes is None else concat([size_of(call.x, axis % call.x.ndim) for axis in axes])
     )
     return emit("CenterCropPad", [call.g, wanted], call.x.shape, axes=axes)
-
-
-# Blocks and dtypes
 
 
 def _space_to_depth(call: GradientRequest) -> Tensor:
@@ -164,11 +146,6 @@ def _space_to_depth(call: GradientRequest) -> Tensor:
     shape = (call.x.shape[0], size**2, channels // size**2, area)
     parts = emit("Reshape", [blocks, ints([0, size**2, channels // size**2, -1])], shape)
     return reshape_like(permute_dims(parts, (0, 2, 1, 3)), call.x)
-
-
-def _triangle(call: GradientRequest) -> Tensor:
-    inputs = [call.g] if call.maybe(1) is None else [call.g, call.input(1)]
-    return emit("Trilu", inputs, call.g.shape, upper=call.get("upper", 1))
 
 
 def _dropped(call: GradientRequest) -> Tensor:
@@ -195,7 +172,7 @@ TABLE: dict[str, Row] = {
     "Slice": (_sliced, None),
     "Pad": (_padded, None, _pad_value, None),
     "CenterCropPad": (_center_cropped, None),
-    "Trilu": (_triangle, None),
+    "Trilu": (lambda c: emit("Trilu", [c.g, c.maybe(1)], c.g.shape, upper=c.get("upper", 1)), None),
     "DepthToSpace": (_space_to_depth,),
     "SpaceToDepth": (lambda c: emit("DepthToSpace", [c.g], c.x.shape, blocksize=c.get("blocksize")),),
 }

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -18,15 +19,8 @@ import onnx_ir as ir
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, summed_to
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, window_size
-from dask_ferro.graph.tensor.manipulation import (
-    broadcast_like,
-    expand_dims,
-    ints,
-    reshape_like,
-    sliced,
-    zeros_like,
-)
-from dask_ferro.graph.tensor.namespace import permute_dims, reshape, squeeze
+from dask_ferro.graph.tensor.manipulation import broadcast_like, ints, reshape_like, sliced
+from dask_ferro.graph.tensor.namespace import expand_dims, permute_dims, reshape, squeeze, zeros_like
 from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, emit, emit_all
 
 # ---- matrices ----------------------------------------------------------------------------------------------
@@ -65,16 +59,12 @@ def _rows(x: Tensor) -> Tensor:
     return emit("Flatten", [x], (rows, last), axis=x.ndim - 1)
 
 
-def _gemm_left(call: GradientRequest) -> Tensor:
-    b = call.input(1)
-    product = call.g @ (b if call.get("transB", 0) else b.mT)
-    return _scaled(product.mT if call.get("transA", 0) else product, call.get("alpha", 1.0))
-
-
-def _gemm_right(call: GradientRequest) -> Tensor:
-    a = call.input(0)
-    product = (a if call.get("transA", 0) else a.mT) @ call.g
-    return _scaled(product.mT if call.get("transB", 0) else product, call.get("alpha", 1.0))
+def _gemm(call: GradientRequest) -> Tensor:
+    """Return the gradient of one factor of a Gemm, by the other one."""
+    i, is_transposed = call.index, (call.get("transA", 0), call.get("transB", 0))
+    other = call.input(1 - i) if is_transposed[1 - i] else call.input(1 - i).mT
+    product = call.g @ other if i == 0 else other @ call.g
+    return _scaled(product.mT if is_transposed[i] else product, call.get("alpha", 1.0))
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:
@@ -144,109 +134,83 @@ def _einsum_terms(call: GradientRequest) -> tuple[list[str], str]:
 def _turned_back(call: GradientRequest) -> Tensor:
     """Return g turned by the opposite angles: each pair of features is a product with a rotation."""
     inputs = [call.g, call.input(1), -call.input(2), call.maybe(3)]
-    node = call.node
-    return emit("RotaryEmbedding", inputs, call.x.shape, opset=node.opset, **node.attributes)
+    return emit("RotaryEmbedding", inputs, call.x.shape, opset=call.node.opset, **call.node.attributes)
 
 
 # ---- windows -----------------------------------------------------------------------------------------------
 
 
-class _SlidingWindow(NamedTuple):
-    """The geometry of a sliding window, one entry a spatial axis."""
+class _Axis(NamedTuple):
+    """A window that slides along one spatial axis; a window of several axes is a list of them."""
 
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    before: tuple[int, ...]
-    after: tuple[int, ...]
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
 
-    def reach(self, axis: int) -> int:
-        """Return the extent of a window along an axis."""
-        return self.dilations[axis] * (self.kernel[axis] - 1) + 1
+    @property
+    def reach(self) -> int:
+        return self.dilation * (self.kernel - 1) + 1
 
 
 def _space(x: Tensor, call: GradientRequest) -> tuple[int, ...]:
-    dims = x.shape[2:]
-    if not all(isinstance(dim, int) for dim in dims):
+    if not is_static(x.shape[2:]):
         raise call.unsupported(f"spatial sizes of {x!r} are not all known; give them")
-    return tuple(dim for dim in dims if isinstance(dim, int))
+    return sizes(x.shape[2:])
 
 
 def _window(
     call: GradientRequest, kernel: Sequence[int], space: Sequence[int], counts: Sequence[int]
-) -> _SlidingWindow:
+) -> list[_Axis]:
     """Return the node's window; `space` slides into `counts` positions."""
-    rank = len(kernel)
-    window = _SlidingWindow(
-        tuple(kernel),
-        tuple(call.get("strides") or (1,) * rank),
-        tuple(call.get("dilations") or (1,) * rank),
-        (0,) * rank,
-        (0,) * rank,
-    )
-    auto = call.get("auto_pad", "NOTSET")
-    if auto in ("NOTSET", ""):
-        pads = tuple(call.get("pads") or (0,) * 2 * rank)
-        return window._replace(before=pads[:rank], after=pads[rank:])
-    if auto == "VALID":
+    rank, auto = len(kernel), call.get("auto_pad", "NOTSET")
+    pads = (auto in ("NOTSET", "") and call.get("pads")) or (0,) * 2 * rank
+    steps = (call.get(name) or (1,) * rank for name in ("strides", "dilations"))
+    window = [_Axis(*axis) for axis in zip(kernel, *steps, pads[:rank], pads[rank:], strict=True)]
+    if not auto.startswith("SAME"):
         return window
-    total = [max((counts[i] - 1) * window.strides[i] + window.reach(i) - space[i], 0) for i in range(rank)]
-    small, large = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    total = [max((n - 1) * a.stride + a.reach - m, 0) for a, m, n in zip(window, space, counts, strict=True)]
     # An odd pixel of padding goes behind for SAME_UPPER, in front for SAME_LOWER.
-    upper = auto == "SAME_UPPER"
-    return window._replace(before=small if upper else large, after=large if upper else small)
+    before = [t // 2 if auto == "SAME_UPPER" else t - t // 2 for t in total]
+    return [a._replace(before=b, after=t - b) for a, b, t in zip(window, before, total, strict=True)]
 
 
-def _conv_window(call: GradientRequest) -> _SlidingWindow:
+def _conv_window(call: GradientRequest) -> list[_Axis]:
     return _window(call, _space(call.input(1), call), _space(call.input(0), call), _space(call.y, call))
 
 
-def _conv_transpose_window(call: GradientRequest) -> _SlidingWindow:
+def _conv_transpose_window(call: GradientRequest) -> list[_Axis]:
     if call.get("auto_pad", "NOTSET") not in ("NOTSET", "") or call.get("output_shape"):
         raise call.unsupported("its padding is by auto_pad or output_shape; give pads")
     return _window(call, _space(call.input(1), call), _space(call.y, call), _space(call.input(0), call))
 
 
+def _slid(
+    op_type: str, call: GradientRequest, x: Tensor, w: Tensor, shape: Shape, window: list[_Axis], **more: Any
+) -> Tensor:
+    """Return a convolution, or a transposed one, in groups as the node has them."""
+    _, strides, dilations, before, after = map(list, zip(*window, strict=True))
+    geometry: dict[str, Any] = {"strides": strides, "dilations": dilations, "pads": before + after, **more}
+    return emit(op_type, [x, w], shape, group=call.get("group", 1), **geometry)
+
+
 def _transposed_conv(
-    call: GradientRequest, g: Tensor, w: Tensor, shape: Shape, window: _SlidingWindow
+    call: GradientRequest, g: Tensor, w: Tensor, shape: Shape, window: list[_Axis]
 ) -> Tensor:
     """Return the gradient of a convolution's input, which has a shape: `g` spread over it."""
-    space, counts = sizes(shape[2:]), _space(g, call)
-    extra = [
-        n + before + after - (count - 1) * stride - window.reach(i)
-        for i, (n, count, stride, before, after) in enumerate(
-            zip(space, counts, window.strides, window.before, window.after, strict=True)
-        )
-    ]
+    axes = zip(sizes(shape[2:]), _space(g, call), window, strict=True)
+    extra = [n + a.before + a.after - (count - 1) * a.stride - a.reach for n, count, a in axes]
     # With ceil_mode the last window may end behind the padding.
-    over = (max(-e, 0) for e in extra)
-    after = [pad + e for pad, e in zip(window.after, over, strict=True)]
-    return emit(
-        "ConvTranspose",
-        [g, w],
-        shape,
-        strides=list(window.strides),
-        dilations=list(window.dilations),
-        pads=[*window.before, *after],
-        output_padding=[max(e, 0) for e in extra],
-        group=call.get("group", 1),
-    )
+    padded = [a._replace(after=a.after + max(-e, 0)) for a, e in zip(window, extra, strict=True)]
+    rest = [max(e, 0) for e in extra]
+    return _slid("ConvTranspose", call, g, w, shape, padded, output_padding=rest)
 
 
-def _conv(call: GradientRequest, x: Tensor, w: Tensor, window: _SlidingWindow) -> Tensor:
-    """Return a convolution of `x` by `w`, in the window's steps."""
-    pads = zip(window.before, window.after, strict=True)
-    axes = zip(_space(x, call), _space(w, call), window.strides, pads, window.dilations, strict=True)
-    space = [window_size(*axis, "Conv") for axis in axes]
-    return emit(
-        "Conv",
-        [x, w],
-        (x.shape[0], w.shape[0], *space),
-        strides=list(window.strides),
-        dilations=list(window.dilations),
-        pads=[*window.before, *window.after],
-        group=call.get("group", 1),
-    )
+def _conv(call: GradientRequest, x: Tensor, w: Tensor, window: list[_Axis]) -> Tensor:
+    axes = zip(_space(x, call), _space(w, call), window, strict=True)
+    space = [window_size(n, m, a.stride, (a.before, a.after), a.dilation, "Conv") for n, m, a in axes]
+    return _slid("Conv", call, x, w, (x.shape[0], w.shape[0], *space), window)
 
 
 def _cut_to(x: Tensor, space: Sequence[Dim]) -> Tensor:
@@ -255,13 +219,13 @@ def _cut_to(x: Tensor, space: Sequence[Dim]) -> Tensor:
     return sliced(x, cuts)
 
 
-def _weight_of(call: GradientRequest, x: Tensor, g: Tensor, window: _SlidingWindow) -> Tensor:
+def _weight_of(call: GradientRequest, x: Tensor, g: Tensor, window: list[_Axis]) -> Tensor:
     """Return the gradient of a convolution's weight: `x` convolved by `g`, batch and channel exchanged."""
     # In the gradient of a weight the output positions are the taps: strides become dilations, and back.
-    swapped = window._replace(strides=window.dilations, dilations=window.strides)
+    swapped = [a._replace(stride=a.dilation, dilation=a.stride) for a in window]
     kernel = permute_dims(g, [1, 0, *range(2, g.ndim)])
     product = _conv(call, _channels_first(call, x), kernel, swapped)
-    return permute_dims(_cut_to(product, window.kernel), [1, 0, *range(2, g.ndim)])
+    return permute_dims(_cut_to(product, [a.kernel for a in window]), [1, 0, *range(2, g.ndim)])
 
 
 def _channels_first(call: GradientRequest, x: Tensor) -> Tensor:
@@ -290,54 +254,47 @@ def _max_pool(call: GradientRequest) -> Tensor:
     """Return g at the places of the maxima, whose indices a second pool gives."""
     if call.get("storage_order", 0):
         raise call.unsupported("its storage_order is 1; leave it out")
-    int64 = ir.DataType.INT64
     if len(call.node.types) > 1 and call.node.types[1] is not None:
         places = call.output(1)
     else:
-        types = [call.y.type, TensorType(int64, call.y.shape)]
+        types = [call.y.type, TensorType(ir.DataType.INT64, call.y.shape)]
         _, places = emit_all("MaxPool", [call.x], types, opset=call.node.opset, **call.node.attributes)
     # Windows overlap, so one place may get several gradients: they are added.
-    inputs = [_flat(zeros_like(call.x)), _flat(places), _flat(call.g)]
+    inputs = [reshape(x, (-1,)) for x in (zeros_like(call.x), places, call.g)]
     added = emit("ScatterElements", inputs, (call.x.size,), axis=0, reduction="add")
     return reshape_like(added, call.x)
-
-
-def _flat(x: Tensor) -> Tensor:
-    return emit("Reshape", [x, ints([-1])], (x.size,))
 
 
 def _average_pool(call: GradientRequest) -> Tensor:
     """Return g over its window's count, spread by a transposed convolution with ones."""
     space, counts = _space(call.x, call), _space(call.y, call)
     window = _window(call, call.get("kernel_shape"), space, counts)
+    # The mean of a window divides by its count, which differs at the borders.
     # The counts depend on shapes alone, so they are a constant of the graph.
     weights = 1 / _counts(window, space, counts, bool(call.get("count_include_pad", 0)))
-    # The mean of a window divides by its count, which differs at the borders.
     shared = call.g * asarray(np.asarray(weights, call.g.dtype))
     outer = call.x.shape[:2]
     planes = math.prod(sizes(outer)) if is_static(outer) else None
     single = emit("Reshape", [shared, ints([-1, 1, *counts])], (planes, 1, *counts))
-    ones = asarray(np.ones((1, 1, *window.kernel), call.g.dtype))
+    ones = asarray(np.ones((1, 1, *(a.kernel for a in window)), call.g.dtype))
     return reshape_like(_transposed_conv(call, single, ones, (planes, 1, *space), window), call.x)
 
 
 def _counts(
-    window: _SlidingWindow, space: Sequence[int], counts: Sequence[int], with_padding: bool
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    window: list[_Axis], space: Sequence[int], counts: Sequence[int], with_padding: bool
+) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """Return the number of elements that each position of the window averages."""
-    total = np.ones((1,) * len(space))
-    for axis, (size, count) in enumerate(zip(space, counts, strict=True)):
-        first = np.arange(count)[:, None] * window.strides[axis] - window.before[axis]
-        place = first + np.arange(window.kernel[axis]) * window.dilations[axis]
-        low, high = (-window.before[axis], size + window.after[axis]) if with_padding else (0, size)
-        inside = ((place >= low) & (place < high)).sum(axis=1)
-        total = total * inside.reshape([-1 if i == axis else 1 for i in range(len(space))])
-    return total
+    along = []
+    for a, size, count in zip(window, space, counts, strict=True):
+        place = np.arange(count)[:, None] * a.stride - a.before + np.arange(a.kernel) * a.dilation
+        low, high = (-a.before, size + a.after) if with_padding else (0, size)
+        along.append(((place >= low) & (place < high)).sum(axis=1))
+    return reduce(np.multiply.outer, along)
 
 
 TABLE: dict[str, Row] = {
     "MatMul": (_left_factor, _right_factor),
-    "Gemm": (_gemm_left, _gemm_right, lambda c: _scaled(summed_to(c.g, c.x), c.get("beta", 1.0))),
+    "Gemm": (_gemm, _gemm, lambda c: _scaled(summed_to(c.g, c.x), c.get("beta", 1.0))),
     "Einsum": (_einsum,),
     "RotaryEmbedding": (_turned_back, None, None, None),
     "Conv": (

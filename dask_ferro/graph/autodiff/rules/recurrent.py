@@ -7,11 +7,11 @@ samples, clipping and other activations are refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from dask_ferro.graph.autodiff.rule import GradientRequest
-from dask_ferro.graph.tensor.manipulation import sliced
-from dask_ferro.graph.tensor.namespace import concat, permute_dims, stack, tanh, zeros_like
+from dask_ferro.graph.tensor.namespace import concat, permute_dims, split, stack, unstack, zeros_like
 from dask_ferro.graph.tensor.tensor import Tensor, elementwise
 
 State = tuple[Tensor, ...]
@@ -22,11 +22,7 @@ _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False,
 
 # Activations that take no alpha and beta; exporters name the default ones too.
 _ACTIVATIONS: Mapping[str, Activation] = {
-    "tanh": tanh,
-    "relu": lambda x: elementwise("Relu", x),
-    "sigmoid": lambda x: elementwise("Sigmoid", x),
-    "softplus": lambda x: elementwise("Softplus", x),
-    "softsign": lambda x: elementwise("Softsign", x),
+    op.lower(): partial(elementwise, op) for op in ("Tanh", "Relu", "Sigmoid", "Softplus", "Softsign")
 }
 
 
@@ -45,9 +41,11 @@ class _CellParameters(NamedTuple):
 Cell = Callable[[Tensor, _CellParameters, State], State]
 
 
-def _columns(x: Tensor, n: int, first: int, last: int) -> Tensor:
-    """Return blocks `first` to `last` of n columns each."""
-    return sliced(x, {x.ndim - 1: slice(first * n, last * n)})
+def _cut(x: Tensor, shares: Sequence[int]) -> tuple[Tensor, ...]:
+    """Return parts of the last dimension in these proportions."""
+    size = x.shape[-1]
+    assert isinstance(size, int)
+    return split(x, [size // sum(shares) * share for share in shares], axis=-1)
 
 
 def _rnn_step(x: Tensor, r: _CellParameters, state: State) -> State:
@@ -56,34 +54,24 @@ def _rnn_step(x: Tensor, r: _CellParameters, state: State) -> State:
 
 
 def _gru_step(x: Tensor, r: _CellParameters, state: State) -> State:
-    (h,) = state
-    n = _hidden(r, 3)
-    f, g = r.activations
-    gates = f(_columns(x, n, 0, 2) + h @ _columns(r.weights, n, 0, 2) + _columns(r.bias, n, 0, 2))
-    update, reset = _columns(gates, n, 0, 1), _columns(gates, n, 1, 2)
-    weights, bias = _columns(r.weights, n, 2, 3), _columns(r.bias, n, 2, 3)
+    (h,), (f, g) = state, r.activations
+    (x_gates, x_new), (w_gates, w_new), (b_gates, b_new) = (_cut(t, (2, 1)) for t in (x, r.weights, r.bias))
+    update, reset = _cut(f(x_gates + h @ w_gates + b_gates), (1, 1))
     # PyTorch and cuDNN reset after the product, ONNX by default before it.
-    candidate = reset * (h @ weights + bias) if r.linear else (reset * h) @ weights + bias
-    return ((1 - update) * g(_columns(x, n, 2, 3) + candidate) + update * h,)
+    candidate = reset * (h @ w_new + b_new) if r.linear else (reset * h) @ w_new + b_new
+    return ((1 - update) * g(x_new + candidate) + update * h,)
 
 
 def _lstm_step(x: Tensor, r: _CellParameters, state: State) -> State:
-    h, c = state
-    n, p = _hidden(r, 4), r.peepholes
-    gate, cell, out = r.activations
-    # ONNX orders the gates of an LSTM i, o, f, c.
-    gates = x + h @ r.weights + r.bias
-    i, o, f, new = (_columns(gates, n, k, k + 1) for k in range(4))
-    if p is not None:
-        i, f = i + _columns(p, n, 0, 1) * c, f + _columns(p, n, 2, 3) * c
-    c = gate(f) * c + gate(i) * cell(new)
-    return gate(o if p is None else o + _columns(p, n, 1, 2) * c) * out(c), c
-
-
-def _hidden(r: _CellParameters, gates: int) -> int:
-    columns = r.weights.shape[-1]
-    assert isinstance(columns, int)
-    return columns // gates
+    (h, c), (gate, cell, out) = state, r.activations
+    # ONNX orders the gates of an LSTM i, o, f, c, and its peepholes i, o, f.
+    i, o, f, new = _cut(x + h @ r.weights + r.bias, (1, 1, 1, 1))
+    if r.peepholes is None:
+        c = gate(f) * c + gate(i) * cell(new)
+        return gate(o) * out(c), c
+    p_i, p_o, p_f = _cut(r.peepholes, (1, 1, 1))
+    c = gate(f + p_f * c) * c + gate(i + p_i * c) * cell(new)
+    return gate(o + p_o * c) * out(c), c
 
 
 # By operator: a step of its cell, the number of its states, and its usual activations.
@@ -161,14 +149,13 @@ def _direction(
     )
     # All steps are projected in one product: only the state has to wait for the step before.
     projected = x @ w.mT + both[:rows]
-    zeros = zeros_like(_columns(projected[0], hidden, 0, 1))
+    zeros = zeros_like(projected[0][:, :hidden])
     initial = [call.maybe(i) for i in (5, 6)[:states]]
     batch_first = bool(call.get("layout", 0))
     state: State = tuple(zeros if s is None else _turned(s, batch_first)[d] for s in initial)
-    steps = projected.shape[0]
-    assert isinstance(steps, int)
-    outputs: dict[int, Tensor] = {}
-    for t in reversed(range(steps)) if reverse else range(steps):
-        state = cell(projected[t], recurrence, state)
-        outputs[t] = state[0]
-    return stack([outputs[t] for t in range(steps)], axis=0), state
+    outputs = []
+    steps = unstack(projected)
+    for step in reversed(steps) if reverse else steps:
+        state = cell(step, recurrence, state)
+        outputs.append(state[0])
+    return stack(outputs[::-1] if reverse else outputs, axis=0), state

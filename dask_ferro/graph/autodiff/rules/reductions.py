@@ -25,10 +25,6 @@ def _back(rule: Callable[[GradientRequest, Tensor, Tensor], Tensor]) -> Row:
     return (fn, None)
 
 
-def _sum(call: GradientRequest) -> Tensor:
-    return broadcast_like(kept(call, call.g), call.x) if reduced_axes(call) else call.g
-
-
 def _extreme(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
     # Equality is exact here: a maximum is one of its elements, never rounded.
     hits = cast(call.x == y, g.type.dtype)
@@ -60,9 +56,8 @@ def _cumulative_product(call: GradientRequest) -> Tensor:
 
     The recurrence is solved by doubling, in log2(n) steps, and nothing is divided: factors may be 0.
     """
-    given = call.constant(1, "axis")
-    assert given is not None
-    axis = axis_of(given[0], call.x.ndim, "CumProd")
+    (given,) = call.constant(1, "axis")
+    axis = axis_of(given, call.x.ndim, "CumProd")
     size = call.x.shape[axis]
     if not isinstance(size, int):
         raise call.unsupported(f"dimension {axis} of {call.x!r} is not known; give its size")
@@ -129,7 +124,7 @@ def _layer_input(call: GradientRequest) -> Tensor:
 
 
 TABLE: dict[str, Row] = {
-    "ReduceSum": (_sum, None),
+    "ReduceSum": (lambda c: broadcast_like(kept(c, c.g), c.x) if reduced_axes(c) else c.g, None),
     "ReduceMean": _back(lambda c, g, y: shared_over(g, c.x, reduced_axes(c))),
     "ReduceMax": _back(_extreme),
     "ReduceMin": _back(_extreme),

@@ -25,59 +25,46 @@ def _resized(call: GradientRequest) -> Tensor:
     coordinates = call.get("coordinate_transformation_mode", "half_pixel")
     if coordinates == "tf_crop_and_resize" or call.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise call.unsupported(f"it keeps an aspect ratio, or has coordinates {coordinates!r}")
-    scales, g = _scales(call), widened(call.g)
-    for axis, (n, m) in enumerate(zip(call.x.shape, call.y.shape, strict=True)):
+    x, wanted, given, g = call.x, call.maybe(3), _scales(call), widened(call.g)
+    axes = [axis % x.ndim for axis in call.get("axes") or range(x.ndim)]
+    computed = {} if given or wanted is None else by_size(wanted)
+    for i, (axis, scale) in enumerate(zip(axes, given or [None] * len(axes), strict=True)):
+        n, m = x.shape[axis], call.y.shape[axis]
         # A known or named dimension of one size is not resized, nor one whose size is computed as the input's own.
-        keeps = (n is not None and n == m) or _keeps(call, axis)
-        if scales[axis] == 1 or (scales[axis] is None and keeps):
+        is_own = all(found[i] == (n if isinstance(n, int) else size) for size, found in computed.items())
+        if scale == 1 or (scale is None and ((n is not None and n == m) or (computed and is_own))):
             continue
         if not isinstance(n, int) or not isinstance(m, int):
             raise call.unsupported(f"sizes of {call.x!r} or {call.y!r} are not known; give them")
-        matrix = _matrix(call, n, m, scales[axis], g.dtype)
+        matrix = _matrix(call, n, m, scale, g.dtype)
         g = xp.moveaxis(xp.moveaxis(g, axis, -1) @ matrix.mT, -1, axis)
     return cast(g, call.x.type.dtype)
 
 
 def _matrix(call: GradientRequest, n: int, m: int, scale: float | None, dtype: np.dtype[Any]) -> Tensor:
     """Return the matrix (n, m) of a resize along one axis: the same node of an identity."""
-    inputs: list[Tensor | None] = [xp.reshape(xp.eye(n, dtype=dtype), (1, 1, n, n)), None]
-    inputs += (
-        [None, ints([1, 1, n, m])] if scale is None else [asarray(np.array([1, 1, 1, scale], np.float32))]
-    )
+    identity = xp.reshape(xp.eye(n, dtype=dtype), (1, 1, n, n))
+    size: list[Tensor | None] = [asarray([1.0, 1.0, 1.0, scale])] if scale else [None, ints([1, 1, n, m])]
     attributes = {name: value for name, value in call.node.attributes.items() if name != "axes"}
-    return xp.reshape(emit("Resize", inputs, (1, 1, n, m), opset=call.node.opset, **attributes), (n, m))
-
-
-def _keeps(call: GradientRequest, axis: int) -> bool:
-    """Return whether the size that a node is given for an axis is that of its input, known or not."""
-    sizes_given, n = call.maybe(3), call.x.shape[axis]
-    axes = [a % call.x.ndim for a in call.get("axes") or range(call.x.ndim)]
-    if axis not in axes:
-        return True
-    found = by_size(sizes_given) if sizes_given is not None else {}
-    place = axes.index(axis)
-    return bool(found) and all(v[place] == (n if isinstance(n, int) else size) for size, v in found.items())
+    matrix = emit("Resize", [identity, None, *size], (1, 1, n, m), opset=call.node.opset, **attributes)
+    return xp.reshape(matrix, (n, m))
 
 
 def _scales(call: GradientRequest) -> list[float | None]:
-    """Return the given scale of each axis; None where there is none, or sizes are given."""
-    found: list[float | None] = [None] * call.x.ndim
+    """Return the given scales; none if sizes are given."""
     given = call.maybe(2)
     if given is None or given.shape == (0,):
-        return found
+        return []
     values = known_value(given)
     if values is None:
         raise call.unsupported("its scales are computed; make them constants")
-    axes = [axis % call.x.ndim for axis in call.get("axes") or range(call.x.ndim)]
-    for axis, scale in zip(axes, values, strict=True):
-        found[axis] = float(scale)
-    return found
+    return [float(scale) for scale in values]
 
 
 # ---- GridSample --------------------------------------------------------------------------------------------
 
 
-def grid_sample(call: GradientRequest) -> tuple[Tensor, ...]:
+def grid_sample(call: GradientRequest) -> Tensor:
     """Return a GridSample of images (4-D) as reads of the nearest or the four surrounding pixels."""
     x, grid = call.input(0), widened(call.input(1))
     mode = call.get("mode", "linear").replace("bilinear", "linear")
@@ -94,17 +81,15 @@ def grid_sample(call: GradientRequest) -> tuple[Tensor, ...]:
     column = _padded(_unnormalized(grid[..., 0], width, corners), width, padding, corners)
     row = _padded(_unnormalized(grid[..., 1], height, corners), height, padding, corners)
     if mode == "nearest":
-        return (_read(x, xp.round(row), xp.round(column), call.y),)
+        return _read(x, xp.round(row), xp.round(column), call.y)
     top, left = xp.floor(row), xp.floor(column)
     down, right = row - top, column - left
-    total: Tensor | None = None
+    parts = []
     for i, weight_i in ((top, 1 - down), (top + 1, down)):
         for j, weight_j in ((left, 1 - right), (left + 1, right)):
             weight = cast(xp.expand_dims(weight_i * weight_j, axis=1), x.type.dtype)
-            part = _read(x, i, j, call.y) * weight
-            total = part if total is None else total + part
-    assert total is not None
-    return (total,)
+            parts.append(_read(x, i, j, call.y) * weight)
+    return sum(parts[1:], start=parts[0])
 
 
 def _unnormalized(at: Tensor, size: int, corners: bool) -> Tensor:
@@ -131,8 +116,8 @@ def _read(x: Tensor, row: Tensor, column: Tensor, like: Tensor) -> Tensor:
     place = xp.where(inside, row * float(width) + column, 0.0)
     channels = xp.astype(xp.expand_dims(place, axis=1), np.int64)
     picks = broadcast_like(channels, like)
-    flat = emit("Reshape", [x, asarray(np.array([0, 0, -1], np.int64))], (*x.shape[:2], height * width))
-    indices = emit("Reshape", [picks, asarray(np.array([0, 0, -1], np.int64))], (*like.shape[:2], None))
+    flat = emit("Reshape", [x, ints([0, 0, -1])], (*x.shape[:2], height * width))
+    indices = emit("Reshape", [picks, ints([0, 0, -1])], (*like.shape[:2], None))
     found = reshape_like(xp.take_along_axis(flat, indices, axis=2), like)
     return xp.where(xp.expand_dims(inside, axis=1), found, 0.0)
 

@@ -42,16 +42,8 @@ def narrowed(
 ) -> tuple[tuple[Tensor | None, ...], tuple[TensorType | None, ...]]:
     """Return the inputs of a node behind casts, and the types of its outputs, in a model of mixed precision.
 
-    Parameters
-    ----------
-    operator : tuple
-        Its domain, its name and the operator set.
-    inputs : sequence of Tensor or None
-        Some of them in half precision where the model has a wider dtype.
-    wanted, results : sequence of TensorType or None
-        The types of inputs and outputs in the model.
-    half : onnx_ir.DataType
-        float16 or bfloat16.
+    The operator is its domain, its name and the operator set; `wanted` and `results` are the types of inputs and
+    outputs in the model, and some of the inputs have the half precision instead.
     """
     floats = [
         x for x, t in zip(inputs, wanted, strict=True) if x is not None and t is not None and t.dtype in WIDE

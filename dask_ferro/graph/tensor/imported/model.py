@@ -19,19 +19,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
+from onnx.helper import make_tensor_value_info
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.dtypes import HALVES
-from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.model.external_data import Original
 from dask_ferro.graph.model.load import Loaded
 from dask_ferro.graph.tensor.dims import sizes, written
-from dask_ferro.graph.tensor.dtypes import dtype_of
 from dask_ferro.graph.tensor.from_model import Readable, needed_by, read, recorded, weight
 from dask_ferro.graph.tensor.imported.mixed_precision import WIDE
 from dask_ferro.graph.tensor.imported.parameters import Stored, chosen, nearest, stored_weights
 from dask_ferro.graph.tensor.imported.rewrite import rewrite
-from dask_ferro.graph.tensor.tensor import Tensor, TensorSource, TensorType, asarray, constant_of
+from dask_ferro.graph.tensor.tensor import Tensor, TensorSource, TensorType, asarray, bound_to, constant_of
 
 # A value of an input or a weight: a Tensor, or an array of any library that numpy reads.
 Value: TypeAlias = Any
@@ -203,17 +202,11 @@ class TensorModel:
         return {name: _bound(value) for name, value in given.items()}
 
     def _half(self, params: Mapping[str, TensorType], inputs: Mapping[str, Tensor]) -> ir.DataType | None:
-        """Return the half precision that values have in place of a wider dtype; None if they have none.
-
-        Raises
-        ------
-        ConfigError
-            They have float16 and bfloat16.
-        """
-        pairs = [(t, self.weights[name].type) for name, t in params.items() if name in self.weights]
-        known = self.inputs
-        pairs += [(x.type, known[name]) for name, x in inputs.items() if name in known]
-        found = {got.dtype for got, wanted in pairs if got.dtype in HALVES and wanted.dtype in WIDE}
+        """Return the one half precision that values have in place of a wider dtype, if any."""
+        known, wanted = self.inputs, {name: stored.type for name, stored in self.weights.items()}
+        pairs = [(got, wanted.get(name)) for name, got in params.items()]
+        pairs += [(x.type, known.get(name)) for name, x in inputs.items()]
+        found = {got.dtype for got, own in pairs if own and got.dtype in HALVES and own.dtype in WIDE}
         if len(found) > 1:
             names = " and ".join(sorted(dtype.numpy().name for dtype in found))
             raise ConfigError(f"model {self.name!r}: got {names}, wanted one of them; cast to one dtype")
@@ -298,7 +291,6 @@ class TensorModel:
         rewrite(original, stored, os.fspath(path), self._cut(original))
 
     def _cut(self, original: Original) -> list[onnx.ValueInfoProto] | None:
-        """Return the outputs to write where they are not those of the file."""
         if self.ends == _ends(self.loaded):
             return None
         made = set(chain.from_iterable(node.output for node in original.proto.graph.node))
@@ -307,7 +299,8 @@ class TensorModel:
                 f"save: {inner[0]!r} is no value of the file's graph, but of a function that it calls; write the"
                 " tensors that the model returns with ff.save_onnx"
             )
-        return [_info(name, self.readable.types[name]) for name in self.ends]
+        types = [(name, self.readable.types[name]) for name in self.ends]
+        return [make_tensor_value_info(name, int(type_.dtype or 0), type_.shape) for name, type_ in types]
 
 
 def tensor_model(loaded: Loaded, name: str) -> TensorModel:
@@ -335,21 +328,13 @@ def _ends(loaded: Loaded) -> tuple[str, ...]:
 
 
 def _bound(value: Value) -> Tensor:
-    """Return an input as a tensor; an array becomes an argument that is bound to it.
-
-    The argument has no name, so that one graph may call a model on several arrays.
-    """
-    if isinstance(value, Tensor) or hasattr(value, "__dask_graph__"):
-        return asarray(value)
-    array = np.asarray(value)
-    type_ = TensorType(dtype_of(array.dtype), array.shape)
-    return Tensor(TensorSource(type_, None, data=array), 0, type_)
+    # The argument has no name, so that one graph may call a model on several arrays.
+    is_lazy = isinstance(value, Tensor) or hasattr(value, "__dask_graph__")
+    return asarray(value) if is_lazy else bound_to(np.asarray(value))
 
 
 def _value(name: str, value: Value) -> npt.NDArray[np.generic]:
-    if not isinstance(value, Tensor):
-        return np.asarray(value)
-    found = constant_of(value)
+    found = constant_of(value) if isinstance(value, Tensor) else np.asarray(value)
     if found is None:
         raise ConfigError(
             f"save: {name!r}: got {value!r}, which has no value yet; compute it, or gather the step's params"
@@ -363,11 +348,3 @@ def _listed(types: Mapping[str, TensorType]) -> str:
 
 def _typed(type_: TensorType) -> str:
     return f"{type_.dtype.numpy().name}{written(type_.shape)}"
-
-
-def _info(name: str, type_: ValueType) -> onnx.ValueInfoProto:
-    shape = None if type_.shape is None else ir.Shape(type_.shape)
-    assert type_.dtype is not None
-    value = ir.Value(name=name, type=ir.TensorType(type_.dtype), shape=shape)
-    info: onnx.ValueInfoProto = ir.serde.serialize_value(value)
-    return info

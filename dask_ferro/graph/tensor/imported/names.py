@@ -42,13 +42,7 @@ def is_counted(name: str) -> bool:
 
 
 def known_names(graph: ir.Graph, stored: Iterable[str]) -> dict[str, str]:
-    """Return the network's name of each initializer; its own where the graph tells none.
-
-    Parameters
-    ----------
-    stored : iterable of str
-        Names of initializers of the graph.
-    """
+    """Return the network's name of each of the initializers `stored`; its own where the graph tells none."""
     found = {name: name for name in stored}
     # All names of the file stay taken, so that none gets another meaning.
     taken = set(found)

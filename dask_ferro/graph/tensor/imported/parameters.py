@@ -1,14 +1,7 @@
 """The parameters of a model: which weights may be trained, and which of them patterns choose.
 
-A weight of floating point numbers is a parameter.  These are left out:
-
-- means and variances of BatchNormalization, which an exported model uses as constants;
-- inputs that hold an operator's settings (the scales of a Resize or of a quantization);
-- scalars of files that are not from PyTorch, whose constants are weights with names as all others;
-- constants that an exporter folded: values with a count for a name that no layer reads as its weight;
-- values of Constant nodes, which are no weights of the file.
-
-The full name of a scalar or of a folded constant trains it all the same; a pattern does not reach it.
+A weight of floating point numbers is a parameter, unless `_fixed` has a reason against it.  The full name of a scalar
+or of a folded constant trains it all the same; a pattern does not reach it.
 """
 
 from __future__ import annotations
@@ -26,34 +19,22 @@ from dask_ferro.graph.tensor.imported.names import is_counted, is_weight, known_
 from dask_ferro.graph.tensor.tensor import TensorType
 from dask_ferro.words import few
 
-# Inputs by operator that are no parameters.
-_STATISTICS = {"BatchNormalization": (3, 4)}
-_SETTINGS = {
-    "DequantizeLinear": (1,),
-    "QuantizeLinear": (1,),
-    "QLinearConv": (1, 4, 6),
-    "QLinearMatMul": (1, 4, 6),
-    "Resize": (1, 2),
-    "Upsample": (1,),
-}
+# Inputs by operator that are no parameters, by the reason why.
+_CONSTANT_INPUTS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "a statistic of BatchNormalization, a constant of the exported model": {"BatchNormalization": (3, 4)},
+    "a setting of an operator": {
+        "DequantizeLinear": (1,), "QuantizeLinear": (1,), "QLinearConv": (1, 4, 6), "QLinearMatMul": (1, 4, 6),
+        "Resize": (1, 2), "Upsample": (1,),
+    },
+}  # fmt: skip
 # Names that a message lists: a network has hundreds.
 _SHOWN = 3
 
 
 class Stored(NamedTuple):
-    """A weight of a model's file.
+    """A weight of a model's file; `name` is its name in the network, `initializer` that in the file.
 
-    Attributes
-    ----------
-    name : str
-        As the network has it.
-    initializer : str
-        Its name in the file.
-    type : TensorType
-    fixed : str
-        The reason why it is no parameter; "" if it is one.
-    is_trainable : bool
-        Whether its full name trains it.
+    `fixed` is the reason why it is no parameter ("": it is one), and `is_trainable` is whether its full name trains it.
     """
 
     name: str
@@ -66,14 +47,9 @@ class Stored(NamedTuple):
 def stored_weights(
     graph: ir.Graph, types: Mapping[str, TensorType], *, has_named_scalars: bool = False
 ) -> dict[str, Stored]:
-    """Return the weights of a graph by their names in the network, in the order of the file.
+    """Return the weights of a graph by their names in the network, in the order of the file, which has these `types`.
 
-    Parameters
-    ----------
-    types : dict of str to TensorType
-        The initializers that the file stores, with their types.
-    has_named_scalars : bool, optional
-        Whether a scalar with a name is a parameter: PyTorch's exporters count the constants that they make.
+    With `has_named_scalars`, scalars with names are parameters: PyTorch's exporters count constants that they make.
     """
     found = {}
     for initializer, name in known_names(graph, types).items():
@@ -87,21 +63,15 @@ def stored_weights(
 
 def _fixed(value: ir.Value, name: str, type_: TensorType) -> tuple[str, bool]:
     """Return why a weight is no parameter ("": it is one), and whether its full name trains it."""
-    dtype = type_.dtype.numpy().name
     if type_.dtype not in ARITHMETIC_FLOATS:
-        return f"{dtype} has no gradient; train a model before it is quantized", False
-    if _only_read_by(value, _STATISTICS):
-        return "a statistic of BatchNormalization, a constant of the exported model", False
-    if _only_read_by(value, _SETTINGS):
-        return "a setting of an operator", False
+        return f"{type_.dtype.numpy().name} has no gradient; train a model before it is quantized", False
+    uses = value.uses()
+    for reason, places in _CONSTANT_INPUTS.items():
+        if uses and all(index in places.get(node.op_type, ()) for node, index in uses):
+            return reason, False
     if is_counted(name) and not is_weight(value):
         return "a constant that the exporter folded", True
     return "", True
-
-
-def _only_read_by(value: ir.Value, places: Mapping[str, tuple[int, ...]]) -> bool:
-    uses = value.uses()
-    return bool(uses) and all(index in places.get(node.op_type, ()) for node, index in uses)
 
 
 def chosen(
@@ -110,12 +80,7 @@ def chosen(
     freeze: str | Sequence[str],
     model: str,
 ) -> list[Stored]:
-    """Return the weights to train, in the order of the file.
-
-    Parameters
-    ----------
-    train, freeze : str or sequence of str
-        Names, or patterns as of `fnmatch`; None trains all parameters.
+    """Return the weights to train in the order of the file, by names or `fnmatch` patterns; None trains all parameters.
 
     Raises
     ------

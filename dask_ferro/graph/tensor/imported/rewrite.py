@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import BinaryIO
 
 import numpy as np
@@ -33,16 +34,9 @@ Values = Mapping[str, npt.NDArray[np.generic]]
 def rewrite(
     original: Original, values: Values, path: str, outputs: Sequence[onnx.ValueInfoProto] | None = None
 ) -> None:
-    """Write a model's file again.
+    """Write a model's file again with new values of initializers, by their names in the file, of the same types.
 
-    Parameters
-    ----------
-    original : Original
-    values : mapping of str to array
-        New values of initializers by their names in the file, of the same dtypes and shapes.
-    path : str
-    outputs : sequence of ValueInfoProto, optional
-        The outputs of the written model, which may be values inside of the graph; by default those of the file.
+    The `outputs` are those of the written model, and may be values inside of the graph; by default those of the file.
 
     Raises
     ------
@@ -79,14 +73,11 @@ def _cut(proto: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto]) -> None
 def _fill(proto: onnx.ModelProto, original: Original, values: Values, beside: str, file: BinaryIO) -> None:
     """Write all data that the messages refer to, and the new values, each where its tensor's data was."""
     own = list(proto.graph.initializer)
-    # The graph's own come first.
+    # The graph's own come first; those of bodies may have the same names.
     inner = external_tensors(proto)[sum(map(_is_external, own)) :]
     # By the text of a reference, its offset and length: tensors of one place share one place in the new file too.
     places: dict[str, tuple[int, int]] = {}
-    for tensor, new in [
-        *((tensor, values.get(tensor.name)) for tensor in own),
-        *((tensor, None) for tensor in inner),
-    ]:
+    for tensor, new in zip_longest([*own, *inner], [values.get(tensor.name) for tensor in own]):
         is_external = _is_external(tensor)
         if new is None and not is_external:
             continue

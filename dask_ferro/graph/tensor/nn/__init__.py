@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dask_ferro.graph.tensor.nn.activations import gelu, log_softmax, relu, sigmoid, silu, softmax, softplus
 from dask_ferro.graph.tensor.nn.attention import attention, causal, rotary_embedding
-from dask_ferro.graph.tensor.nn.attention import softmax_of_seen as softmax_of_seen
 from dask_ferro.graph.tensor.nn.convolution import avg_pool2d, conv1d, conv2d, conv3d, max_pool2d
 from dask_ferro.graph.tensor.nn.layers import embedding, linear, stop_gradient
 from dask_ferro.graph.tensor.nn.losses import (

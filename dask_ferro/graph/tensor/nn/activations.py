@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.dims import axis_of
-from dask_ferro.graph.tensor.rows import example
+from dask_ferro.graph.tensor.elementwise import Unary
+from dask_ferro.graph.tensor.rows import example, row
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, elementwise, floating, widened
 
 _GELU_SINCE = 20
+
+
+def _activation(name: str, says: str, x: str, shown: str, compute: Callable[[Tensor], Tensor]) -> Unary:
+    call = f"nn.{name}({x}).compute().round(3)"
+
+    @row(name, f"{says}, elementwise", call, f"array({shown}, dtype=float32)")
+    def function(x: TensorLike, /) -> Tensor:
+        return compute(floating(x, name))
+
+    return function
 
 
 def _in_float32(op_type: str, x: Tensor, **attributes: Any) -> Tensor:
@@ -20,30 +33,15 @@ def _in_float32(op_type: str, x: Tensor, **attributes: Any) -> Tensor:
     return cast(elementwise(op_type, widened(x), **attributes), x.type.dtype)
 
 
-@example("nn.relu([-1.0, 2.0]).compute()", "array([0., 2.], dtype=float32)")
-def relu(x: TensorLike, /) -> Tensor:
-    """Return max(x, 0), elementwise."""
-    return elementwise("Relu", floating(x, "relu"))
-
-
-@example("nn.sigmoid([0.0, 2.0]).compute().round(3)", "array([0.5  , 0.881], dtype=float32)")
-def sigmoid(x: TensorLike, /) -> Tensor:
-    """Return 1 / (1 + exp(-x)), elementwise and without overflow."""
-    return _in_float32("Sigmoid", floating(x, "sigmoid"))
-
-
-@example("nn.silu([0.0, 2.0]).compute().round(3)", "array([0.   , 1.762], dtype=float32)")
-def silu(x: TensorLike, /) -> Tensor:
-    """Return x * sigmoid(x), elementwise."""
-    tensor = floating(x, "silu")
-    wide = widened(tensor)
-    return cast(wide * sigmoid(wide), tensor.type.dtype)
-
-
-@example("nn.softplus([0.0, 2.0]).compute().round(3)", "array([0.693, 2.127], dtype=float32)")
-def softplus(x: TensorLike, /) -> Tensor:
-    """Return log(1 + exp(x)), elementwise and without overflow."""
-    return _in_float32("Softplus", floating(x, "softplus"))
+# fmt: off
+relu = _activation("relu", "max(x, 0)", "[-1.0, 2.0]", "[0., 2.]", partial(elementwise, "Relu"))
+sigmoid = _activation("sigmoid", "1 / (1 + exp(-x)) without overflow", "[0.0, 2.0]", "[0.5  , 0.881]",
+    partial(_in_float32, "Sigmoid"))
+silu = _activation("silu", "x * sigmoid(x)", "[0.0, 2.0]", "[0.   , 1.762]",
+    lambda x: cast(widened(x) * sigmoid(widened(x)), x.type.dtype))
+softplus = _activation("softplus", "log(1 + exp(x)) without overflow", "[0.0, 2.0]", "[0.693, 2.127]",
+    partial(_in_float32, "Softplus"))
+# fmt: on
 
 
 @example("nn.gelu([0.0, 2.0]).compute().round(3)", "array([0.   , 1.954], dtype=float32)")

@@ -88,10 +88,7 @@ def softmax_of_seen(scores: Tensor) -> Tensor:
     return xp.where(masked, 0.0, softmax(xp.where(masked, 0.0, scores), axis=-1))
 
 
-@example(
-    "nn.causal(ff.asarray([[1.0, 1.0], [1.0, 1.0]])).compute()",
-    "array([[  1., -inf],\n       [  1.,   1.]], dtype=float32)",
-)
+@example("nn.causal(ff.ones((2, 2))).compute()", "array([[  1., -inf],\n       [  1.,   1.]], dtype=float32)")
 def causal(scores: Tensor) -> Tensor:
     """Return scores of queries (rows) by keys (columns), with -inf for keys after the query's position."""
     _check_rank(scores, "causal")
@@ -142,13 +139,9 @@ def rotary_embedding(
     frequencies = np.asarray(base ** (-np.arange(0, size, 2) / size))
     angles = xp.expand_dims(cast(at, ir.DataType.DOUBLE), axis=-1) * frequencies
     cosines, sines = (cast(turn(angles), wide.type.dtype) for turn in (xp.cos, xp.sin))
-    return cast(rotated(wide, cosines, sines, interleaved), tensor.type.dtype)
-
-
-def rotated(x: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool) -> Tensor:
-    """Return each pair of features, the last dimension of `x`, turned by an angle."""
-    half = x.shape[-1] // 2  # type: ignore[operator]  # a known size
-    pairs = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(None, half), slice(half, None))
-    first, second = (x[..., cut] for cut in pairs)
+    pairs = (slice(0, None, 2), slice(1, None, 2))
+    halves = (slice(None, size // 2), slice(size // 2, None))
+    first, second = (wide[..., cut] for cut in (pairs if interleaved else halves))
     turned = first * cosines - second * sines, first * sines + second * cosines
-    return reshape_like(xp.stack(turned, axis=-1), x) if interleaved else xp.concat(turned, axis=-1)
+    joined = reshape_like(xp.stack(turned, axis=-1), wide) if interleaved else xp.concat(turned, axis=-1)
+    return cast(joined, tensor.type.dtype)

@@ -20,7 +20,6 @@ _SPACE = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width"
 
 
 def _counts(value: Sizes, name: str, rank: int, where: str, least: int = 1) -> tuple[int, ...]:
-    """Return one number for each spatial dimension, each checked to be at least `least`."""
     given = tuple(value) if isinstance(value, Sequence) else (value,) * rank
     if len(given) != rank or not all(is_count(n, least) for n in given):
         several = " and ".join(f"one for {dim}" for dim in _SPACE[rank])
@@ -30,7 +29,6 @@ def _counts(value: Sizes, name: str, rank: int, where: str, least: int = 1) -> t
 
 
 def _spatial(x: TensorLike, rank: int, where: str) -> Tensor:
-    """Return floating point numbers of (batch, channels, ...), with `rank` spatial dimensions."""
     tensor = floating(x, where)
     if tensor.ndim != rank + 2:
         raise ConfigError(f"{where}: takes (batch, channels, {', '.join(_SPACE[rank])}), got {tensor!r}")
@@ -44,10 +42,8 @@ def _windows(
     rank = len(kernel)
     strides, spans = _counts(stride, "stride", rank, where), _counts(dilation, "dilation", rank, where)
     pads = _counts(padding, "padding", rank, where, 0)
-    shape = tuple(
-        window_size(x.shape[2 + i], kernel[i], strides[i], (pads[i], pads[i]), spans[i], where)
-        for i in range(rank)
-    )
+    axes = zip(x.shape[2:], kernel, strides, zip(pads, pads, strict=True), spans, strict=True)
+    shape = tuple(window_size(*axis, where) for axis in axes)
     return shape, {"strides": list(strides), "pads": [*pads, *pads], "dilations": list(spans)}
 
 
@@ -166,9 +162,7 @@ def max_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, pa
     return _pooled("MaxPool", x, size, stride, padding, "max_pool2d")
 
 
-@example(
-    'nn.avg_pool2d(ff.argument("x", ("N", 3, 32, 32)), 2)', "<Tensor AveragePool: float32(N, 3, 16, 16)>"
-)
+@example('nn.avg_pool2d(ff.argument("x", ("N", 3, 8, 8)), 2)', "<Tensor AveragePool: float32(N, 3, 4, 4)>")
 def avg_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, padding: Sizes = 0) -> Tensor:
     """Return the mean of each window, channel by channel; its padding counts as zeros, as in PyTorch.
 

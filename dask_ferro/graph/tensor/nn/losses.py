@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,16 +14,7 @@ from dask_ferro.graph.tensor.dims import alike, axis_of, written
 from dask_ferro.graph.tensor.manipulation import checked_indices, scalar_size
 from dask_ferro.graph.tensor.nn.activations import log_softmax, softplus
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import (
-    Tensor,
-    TensorLike,
-    asarray,
-    cast,
-    constant_of,
-    floating,
-    promoted,
-    widened,
-)
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, constant_of, floating, promoted, widened
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
@@ -76,7 +68,7 @@ def cross_entropy(
     Labels that are inputs are checked when the graph runs: if one of them is outside the classes (-1 too), the
     sample's loss, the mean, the sum and the gradient of its logits are NaN, in every engine.
     """
-    scores, classes = floating(logits, "cross_entropy"), asarray(labels)
+    scores, classes = floating(logits, "cross_entropy"), xp.asarray(labels)
     at = axis_of(min(1, scores.ndim - 1) if axis is None else axis, scores.ndim, "cross_entropy")
     samples = scores.shape[:at] + scores.shape[at + 1 :]
     if not alike(classes.shape, samples):
@@ -96,10 +88,9 @@ def cross_entropy(
     known = valid if counts is None else valid | ~counts
     # A product with NaN, so that the gradient is NaN too.
     losses = picked * xp.where(known, np.asarray(-1.0, picked.dtype), float("nan"))
-    if counts is None:
-        return _reduced(losses, reduction)
-    losses = xp.where(counts, losses, 0.0)
-    if reduction != "mean":
+    if counts is not None:
+        losses = xp.where(counts, losses, 0.0)
+    if counts is None or reduction != "mean":
         return _reduced(losses, reduction)
     # A count may exceed float16's largest number, 65,504.
     wide = widened(losses)
@@ -119,7 +110,6 @@ def _picked(found: Tensor, labelled: Tensor, at: int, smoothing: float) -> tuple
 
 
 def _check_labels(labels: Tensor, classes: Dim, ignore_index: int | None) -> None:
-    """Refuse constant labels outside the classes, and an `ignore_index` that is not an integer."""
     if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, int)):
         raise ConfigError(f"cross_entropy: ignore_index: got {ignore_index!r}, wanted an integer or None")
     known = constant_of(labels)
@@ -147,17 +137,17 @@ def mse(x1: TensorLike, x2: TensorLike, /, *, reduction: str = "mean") -> Tensor
     reduction : {"mean", "sum", "none"}, optional
         Over all elements: without one, the result has the shape of both.
     """
-    a, b = _alike("mse", x1, x2)
-    difference = widened(a) - widened(b)
-    return cast(_reduced(difference * difference, reduction), a.type.dtype)
+    return _loss("mse", x1, x2, reduction, lambda a, b: xp.square(a - b))
 
 
-def _alike(where: str, x1: TensorLike, x2: TensorLike) -> tuple[Tensor, Tensor]:
-    """Return two tensors of one dtype; they have to be of one shape."""
+def _loss(
+    where: str, x1: TensorLike, x2: TensorLike, reduction: str, each: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Return the reduced losses of two tensors of one shape; those of half precision are computed in float32."""
     a, b = promoted(where, x1, x2)
     if not alike(a.shape, b.shape):
         raise ConfigError(f"{where}: got {a!r} and {b!r}, wanted one shape; reshape one, or use broadcast_to")
-    return a, b
+    return cast(_reduced(each(widened(a), widened(b)), reduction), a.type.dtype)
 
 
 @example("nn.huber([1.0, 5.0], [2.0, 2.0]).compute()", "array(1.5, dtype=float32)")
@@ -184,14 +174,16 @@ def smooth_l1(x1: TensorLike, x2: TensorLike, /, *, beta: float = 1.0, reduction
 
 def _huber(where: str, x1: TensorLike, x2: TensorLike, bound: float, over: float, reduction: str) -> Tensor:
     """Return the parabola up to a bound and the line beyond, divided by `over`; the distance itself if that is 0."""
-    a, b = _alike(where, x1, x2)
-    distance = xp.abs(widened(floating(a, where)) - widened(b))
-    if over == 0:
-        return cast(_reduced(distance, reduction), a.type.dtype)
-    # The parabola is of the bounded distance, so that it does not overflow where the line is taken.
-    near = xp.minimum(distance, bound)
-    losses = near * near * (0.5 / over) + (distance - near) * (bound / over)
-    return cast(_reduced(losses, reduction), a.type.dtype)
+
+    def each(a: Tensor, b: Tensor) -> Tensor:
+        distance = xp.abs(a - b)
+        if over == 0:
+            return distance
+        # The parabola is of the bounded distance, so that it does not overflow where the line is taken.
+        near = xp.minimum(distance, bound)
+        return near * near * (0.5 / over) + (distance - near) * (bound / over)
+
+    return _loss(where, x1, x2, reduction, each)
 
 
 @example("nn.binary_cross_entropy([0.5, 0.9], [0.0, 1.0]).compute().round(3)", "np.float32(0.399)")
@@ -210,10 +202,8 @@ def binary_cross_entropy(x1: TensorLike, x2: TensorLike, /, *, reduction: str = 
     reduction : {"mean", "sum", "none"}, optional
         Over all elements.
     """
-    a, b = _alike("binary_cross_entropy", x1, x2)
-    p, t = widened(floating(a, "binary_cross_entropy")), widened(b)
-    losses = -(t * _log(p) + (1 - t) * _log(1 - p))
-    return cast(_reduced(losses, reduction), a.type.dtype)
+    where = "binary_cross_entropy"
+    return _loss(where, x1, x2, reduction, lambda p, t: -(t * _log(p) + (1 - t) * _log(1 - p)))
 
 
 def _log(p: Tensor) -> Tensor:
@@ -236,9 +226,9 @@ def binary_cross_entropy_with_logits(
     Parameters are those of `binary_cross_entropy`, with any scores as x1; `positive_weight` is the weight of the term
     of the targets, and broadcasts to them.
     """
-    where = "binary_cross_entropy_with_logits"
-    a, b = _alike(where, x1, x2)
-    scores, t = widened(floating(a, where)), widened(b)
     weight: TensorLike = 1.0 if positive_weight is None else positive_weight
-    losses = (1 - t) * scores + (1 + (weight - 1) * t) * softplus(-scores)  # type: ignore[operator]
-    return cast(_reduced(losses, reduction), a.type.dtype)
+
+    def each(scores: Tensor, t: Tensor) -> Tensor:
+        return (1 - t) * scores + (1 + (weight - 1) * t) * softplus(-scores)  # type: ignore[operator]
+
+    return _loss("binary_cross_entropy_with_logits", x1, x2, reduction, each)

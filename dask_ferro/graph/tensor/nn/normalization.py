@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import alike, axis_of, broadcast, written
+from dask_ferro.graph.tensor.nn.layers import stop_gradient
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import count_over, reduce
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit, promoted, stopped, widened
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, emit, floating, promoted, widened
 
 # The operator set that has RMSNormalization.
 _RMS_SINCE = 23
 
 
-@example(
-    "nn.layer_norm([[1.0, 3.0]], [1.0, 1.0], [0.0, 0.0]).compute().round(3)",
-    "array([[-1.,  1.]], dtype=float32)",
-)
+@example("nn.layer_norm([[1.0, 3.0]], [1.0, 1.0]).compute().round(3)", "array([[-1.,  1.]], dtype=float32)")
 def layer_norm(
     x: TensorLike,
     scale: TensorLike,
@@ -41,29 +41,23 @@ def layer_norm(
         Added to the variance.
     """
     given = [x, scale] if bias is None else [x, scale, bias]
-    first, parts = _parts(given, axis, "layer_norm")
-    wide = [widened(part) for part in parts]
-    found = emit("LayerNormalization", wide, parts[0].shape, axis=first, epsilon=float(epsilon))
-    return cast(found, parts[0].type.dtype)
+    return _normalized("LayerNormalization", "layer_norm", given, axis, epsilon)
 
 
-def _parts(given: list[TensorLike], axis: int, where: str) -> tuple[int, tuple[Tensor, ...]]:
-    """Return the first normalized dimension, and the tensors in one dtype; the others have to fit the first."""
-    parts = _floats(given, where, "the normalized dimensions are axis= and those after it, not a shape")
+def _normalized(
+    op_type: str, where: str, given: list[TensorLike], axis: int, epsilon: float | None, **since: Any
+) -> Tensor:
+    """Return the output of a node that normalizes its first input; the others have to fit it."""
+    remedy = "use astype; the normalized dimensions are axis= and those after it, not a shape"
+    parts = promoted(where, *(floating(part, where, remedy=remedy) for part in given))
     first = axis_of(axis, parts[0].ndim, where)
     for part in parts[1:]:
         if broadcast([parts[0].shape[first:], part.shape], where) != parts[0].shape[first:]:
             raise ConfigError(f"{where}: {part!r} does not fit {written(parts[0].shape[first:])}")
-    return first, parts
-
-
-def _floats(given: list[TensorLike], where: str, remedy: str) -> tuple[Tensor, ...]:
-    """Return the tensors in one dtype; each has to be of floating point numbers."""
-    parts = [asarray(part) for part in given]
-    for part in parts:
-        if not part.is_floating:
-            raise ConfigError(f"{where}: got {part!r}, wanted floating point numbers; use astype; {remedy}")
-    return promoted(where, *parts)
+    wide = [widened(part) for part in parts]
+    added = float(np.finfo(wide[0].dtype).eps if epsilon is None else epsilon)
+    found = emit(op_type, wide, parts[0].shape, axis=first, epsilon=added, **since)
+    return cast(found, parts[0].type.dtype)
 
 
 @example("nn.rms_norm([[1.0, 7.0]], [1.0, 1.0]).compute().round(3)", "array([[0.2, 1.4]], dtype=float32)")
@@ -73,11 +67,7 @@ def rms_norm(x: TensorLike, scale: TensorLike, /, *, axis: int = -1, epsilon: fl
     Parameters are those of `layer_norm` (arXiv:1910.07467); `epsilon` is the dtype's (1.2e-7 in float32 and in half
     precision) if left out, as in PyTorch.
     """
-    first, parts = _parts([x, scale], axis, "rms_norm")
-    wide = [widened(part) for part in parts]
-    added = float(np.finfo(wide[0].dtype).eps if epsilon is None else epsilon)
-    found = emit("RMSNormalization", wide, parts[0].shape, axis=first, epsilon=added, opset=_RMS_SINCE)
-    return cast(found, parts[0].type.dtype)
+    return _normalized("RMSNormalization", "rms_norm", [x, scale], axis, epsilon, opset=_RMS_SINCE)
 
 
 @example(
@@ -162,13 +152,15 @@ def batch_norm_training(
     unbiased = xp.where(count > 1.0, xp.squeeze(spread, axes) * count / (count - 1), old_variance)
     pairs = zip((old_mean, old_variance), (xp.squeeze(centre, axes), unbiased), strict=True)
     dtype = parts[0].type.dtype
-    next_mean, next_variance = (cast(stopped(old + momentum * (new - old)), dtype) for old, new in pairs)
+    running = (old + momentum * (new - old) for old, new in pairs)
+    next_mean, next_variance = (cast(stop_gradient(new), dtype) for new in running)
     return cast(y, dtype), next_mean, next_variance
 
 
 def _channels(given: list[TensorLike], where: str) -> tuple[Tensor, ...]:
     """Return the tensors in one dtype: (batch, channels, ...), and four of (channels)."""
-    parts = _floats(given, where, "the statistics before a training are zeros and ones")
+    remedy = "use astype; the statistics before a training are zeros and ones"
+    parts = promoted(where, *(floating(part, where, remedy=remedy) for part in given))
     data = parts[0]
     if data.ndim < 2:
         raise ConfigError(f"{where}: takes (batch, channels, ...), got {data!r}")

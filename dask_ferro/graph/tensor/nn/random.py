@@ -116,7 +116,6 @@ def _mixed(x: _Bits) -> _Bits:
 
 
 def _key(seed: _Bits, layer: int | str, step: _Bits) -> _Bits:
-    """Return the odd key of one call in one step."""
     text = str(layer).encode()
     told = np.asarray(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"), np.uint64)
     with np.errstate(over="ignore"):

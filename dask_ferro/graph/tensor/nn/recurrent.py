@@ -12,15 +12,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.dims import alike, written
 from dask_ferro.graph.tensor.manipulation import concat, expand_dims, permute_dims, sliced, squeeze
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import (
-    Tensor,
-    TensorLike,
-    TensorType,
-    asarray,
-    emit_all,
-    floating,
-    promoted,
-)
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, TensorType, emit_all, floating, promoted
 
 # Where each gate of ONNX lies in PyTorch's weights: i o f c of i f g o, and z r h of r z n.
 _LSTM_GATES, _GRU_GATES = (0, 3, 1, 2), (1, 0, 2)
@@ -100,12 +92,11 @@ def _layer(
     state: Sequence[TensorLike],
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Return the outputs of one recurrent node: all steps, and the last state."""
     where = op_type.lower()
     if (weights[2] is None) != (weights[3] is None):
         raise ConfigError(f"{where}: got one bias, wanted both bias_ih and bias_hh, or none")
     given = [x, *(w for w in weights if w is not None), *state]
-    data, *parts = promoted(where, *(floating(asarray(part), where) for part in given))
+    data, *parts = promoted(where, *(floating(part, where) for part in given))
     own, first = parts[: len(parts) - len(state)], parts[len(parts) - len(state) :]
     hidden = _checked(where, data, own, len(gates))
     data = permute_dims(data, (1, 0, 2)) if batch_first else data
