@@ -87,11 +87,7 @@ class BundleTask(PortableTask):
     """The task of one of several bundles: Dask's optimizer would put together again what was cut."""
 
     __slots__ = ()
-
-    @property
-    def block_fusion(self) -> bool:
-        """True: it stays by itself."""
-        return True
+    block_fusion = True
 
 
 class LazyLayer(Layer):

@@ -175,7 +175,9 @@ def by_name(sig: Signature, given: Any, title: str) -> dict[str, Any]:
     else:
         values = given if isinstance(given, tuple) else (given,)
         given = dict(zip(names, values, strict=False))
-        problem = f"got {many(len(values), 'input')}, wanted {len(names)}" if len(values) != len(names) else ""
+        problem = (
+            f"got {many(len(values), 'input')}, wanted {len(names)}" if len(values) != len(names) else ""
+        )
     if problem:
         raise ConfigError(
             f"{title}: {problem}; the model takes {'; '.join(map(str, sig.inputs)) or 'no inputs'}"

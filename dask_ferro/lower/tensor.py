@@ -14,7 +14,6 @@ from typing import Any
 import dask
 import onnx
 
-from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.load import load as load_model
 from dask_ferro.graph.tensor.emit import Outputs, build
 from dask_ferro.graph.tensor.imported.model import TensorModel, tensor_model

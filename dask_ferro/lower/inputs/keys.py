@@ -62,7 +62,9 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Fee
 
 def of_future(future: Any) -> Feed:
     """Return what a future holds as tasks read it."""
-    return Feed(KeySeries(one=future.key), {future.key: {future.key: future}}, {future.key: set()}, future.key)
+    return Feed(
+        KeySeries(one=future.key), {future.key: {future.key: future}}, {future.key: set()}, future.key
+    )
 
 
 def _collection(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:

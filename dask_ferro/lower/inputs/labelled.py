@@ -37,8 +37,8 @@ class LabelledInputs(NamedTuple):
     def results(self, sig: Signature, arrays: Mapping[str, Any], *, cut: bool) -> Any:
         """Return a model's outputs with dimensions and coordinates: a DataArray of one, a Dataset of several.
 
-        Attributes are as xarray's option ``keep_attrs`` says.  `sig` has the inputs of this call that carry the batch, and
-        `cut` tells whether each output is known to carry it, because it is made chunk by chunk.
+        Attributes are as xarray's option ``keep_attrs`` says.  `sig` has the inputs of this call that carry the
+        batch, and `cut` tells whether each output is known to carry it, because it is made chunk by chunk.
 
         Raises
         ------

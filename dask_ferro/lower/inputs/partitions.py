@@ -17,11 +17,6 @@ from dask_ferro.lower.signature import Signature
 Frame = Any
 
 
-def is_dask_frame(value: object) -> bool:
-    """Return whether a value is a data frame of dask.dataframe."""
-    return type(value).__module__.startswith("dask.dataframe") and getattr(value, "ndim", 0) == 2
-
-
 def partitioned(model: Any, table: Frame, sig: Signature, options: Mapping[str, object], title: str) -> Frame:
     """Return a model over the partitions of a dask.dataframe, as a dask.dataframe with the same divisions.
 

@@ -40,6 +40,8 @@ class Sent(DataNode):
     """
 
     __slots__ = ("future",)
+    # Inside a fused task its value would be sent.
+    block_fusion = True
 
     def __init__(self, key: Key, value: Any, future: Any) -> None:
         super().__init__(key, value)
@@ -48,11 +50,6 @@ class Sent(DataNode):
     def copy(self) -> Sent:
         """Return a copy of the node under the same key."""
         return Sent(self.key, self.value, self.future)
-
-    @property
-    def block_fusion(self) -> bool:
-        """True: inside a fused task its value would be sent."""
-        return True
 
     def substitute(self, subs: dict[Any, Any], key: Any = None) -> Any:
         """Return the node under another key or, inside a fused task, an alias of the workers' key."""

@@ -148,7 +148,7 @@ def with_batched(
 ) -> PreparedModel:
     """Return the model with the inputs that carry the batch in this call.
 
-    `names` are those that the caller says are cut; `is_cut` tells whether rows are cut at all, as else it does not matter.
+    `names` are those that the caller says are cut, and `is_cut` tells whether rows are cut at all.
 
     Raises
     ------

@@ -24,7 +24,7 @@ from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.labelled import LabelledInputs, read_labelled
-from dask_ferro.lower.inputs.partitions import is_dask_frame, partitioned
+from dask_ferro.lower.inputs.partitions import partitioned
 from dask_ferro.lower.inputs.tables import TableForm, table_of
 from dask_ferro.lower.model.bound import BoundModel, bind, checked_batch, inputs_by_name, with_batched
 from dask_ferro.lower.model.render import facts_of
@@ -249,8 +249,9 @@ class ModelGraph(DaskMethodsMixin):
         from dask_ferro.lower.model.outputs import outputs_of
 
         options = {"batch": batch, "batched": batched, "dims": dims}
-        if len(args) == 1 and not named and is_dask_frame(args[0]):
-            return partitioned(self, args[0], self._opened.signature, options, self._title)
+        table = args[0] if len(args) == 1 and not named else None
+        if type(table).__module__.startswith("dask.dataframe") and getattr(table, "ndim", 0) == 2:
+            return partitioned(self, table, self._opened.signature, options, self._title)
         bound, labels, _ = self._bound(args, named, options)
         made = outputs_of(bound, live_client())
         if labels is None:

@@ -147,7 +147,10 @@ def _picks(made: Lowered, index: int, series: KeySeries, *, is_open: bool) -> li
         return [TaskSeries(series, chunks, pick, picked)]
     shape = KeySeries(one=f"ferro-output-{made.token}-{index}-shape")
     names = (Literal((model.name,)), Literal((model.signature.outputs[index].name,)))
-    return [TaskSeries(shape, 1, shape_at, picked), TaskSeries(series, chunks, pick, (*picked, shape, *names))]
+    return [
+        TaskSeries(shape, 1, shape_at, picked),
+        TaskSeries(series, chunks, pick, (*picked, shape, *names)),
+    ]
 
 
 def _delayed(made: Lowered, index: int) -> Delayed:
@@ -173,7 +176,9 @@ def _may_have(size: Dim, rows: Sequence[float]) -> bool:
 # ---- chunks put together ------------------------------------------------------------------------------------
 
 
-def assemble(results: Sequence[Sequence[Any]], places: Mapping[str, int | None], model: str) -> dict[str, Any]:
+def assemble(
+    results: Sequence[Sequence[Any]], places: Mapping[str, int | None], model: str
+) -> dict[str, Any]:
     """Return outputs by name, of the values of `Lowered.keys` and where each lies in them (`Lowered.places`)."""
     made = zip(places.items(), results, strict=True)
     return together_by_name({name: joined(values, place, model, name) for (name, place), values in made})

@@ -61,7 +61,9 @@ class PreparedModel:
             if has_sizes and not isinstance(self.signature.batch, int):
                 inferred = self.types(arrays, rows, trusts_declared=False)
                 shapes = {s.name: inferred[s.name].shape for s in outputs}
-                types |= {n: inferred[n] for n, shape in shapes.items() if shape is not None and None not in shape}
+                types |= {
+                    n: inferred[n] for n, shape in shapes.items() if shape is not None and None not in shape
+                }
             cost = model_cost(self.loaded.model, types)
             return SizedModel(types, cost, sum(cost.seconds))
 
