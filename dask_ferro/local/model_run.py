@@ -29,7 +29,7 @@ from dask_ferro.local.array_files import read, save
 from dask_ferro.local.cluster_context import connected, started
 from dask_ferro.local.progress import Progress, followed
 from dask_ferro.lower.model.collection import ModelGraph, from_onnx, opened_of
-from dask_ferro.lower.model.inventory import slices, spec_as_dict
+from dask_ferro.lower.model.inventory import spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
 from dask_ferro.observe.tracing import checked, trace
 
@@ -220,7 +220,8 @@ def trial(
         rows = row_count(sig, arrays) if request.model else None
         of_chunk = rows if rows is None else min(rows, batch or rows)
         sized = opened.sized(arrays, of_chunk)
-        repeats = slices(sig, of_chunk) if of_chunk else 1
+        # A model of batch 1 runs once for each row.
+        repeats = of_chunk if of_chunk and sig.fixed_rows else 1
         return Trial(
             model=model.name,
             digest=model.digest,

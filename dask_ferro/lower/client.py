@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,11 +28,6 @@ def written_for(client: Any) -> Iterator[None]:
         _CHOSEN.reset(token)
 
 
-def pool_threads() -> int | None:
-    """Return the threads of Dask's `pool` or `num_workers` in the configuration; None: neither is set."""
-    return pool_size(dask.config.get("pool", None)) or dask.config.get("num_workers", None)
-
-
 def client_of(schedule: Any) -> Any:
     """Return the client whose `get` a Dask scheduler function is, or None."""
     owner = getattr(schedule, "__self__", None)
@@ -40,7 +36,7 @@ def client_of(schedule: Any) -> Any:
 
 
 def live_client() -> Any:
-    """Return the current client if it is not asynchronous, or None."""
+    """Return the current client; None without one, or if it is asynchronous and its methods return coroutines."""
     client = current_client()
     return None if client is None or client.asynchronous else client
 
@@ -53,8 +49,6 @@ def client_name() -> str | None:
 
 def current_client() -> Any:
     """Return the distributed client that a computation would go to by default, or None."""
-    import sys
-
     chosen = _CHOSEN.get()
     if chosen is not None:
         return chosen[0]
@@ -80,9 +74,10 @@ def slots() -> int:
     wanted = config.value("bundle.workers")
     if wanted is not None:
         return wanted
-    client = current_client()
-    # The methods of an asynchronous client return coroutines, which cannot be awaited here.
-    if client is None or client.asynchronous:
-        return pool_threads() or int(CPU_COUNT)
+    client = live_client()
+    if client is None:
+        found = pool_size(dask.config.get("pool", None)) or dask.config.get("num_workers", None)
+    else:
+        found = sum(client.nthreads().values())
     # The size of a cluster without workers is not known yet.
-    return sum(client.nthreads().values()) or int(CPU_COUNT)
+    return found or int(CPU_COUNT)

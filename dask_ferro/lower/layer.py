@@ -22,20 +22,15 @@ Key = Any
 
 
 class KeySeries(NamedTuple):
-    """The keys of all chunks: ``(*head, c, *tail)``, or one key for all chunks.
-
-    Without a tail (None) the head is the one key: that of a dask array of no axes.
-    """
+    """The keys of all chunks: ``(*head, c, *tail)``, or one key for all chunks."""
 
     head: tuple[Any, ...] = ()
-    tail: tuple[int, ...] | None = ()
+    tail: tuple[int, ...] = ()
     one: Key | None = None
 
     def at(self, chunk: int) -> Key:
         """Return the key of a chunk."""
-        if self.one is not None:
-            return self.one
-        return self.head if self.tail is None else (*self.head, chunk, *self.tail)
+        return (*self.head, chunk, *self.tail) if self.one is None else self.one
 
     def over(self, chunks: int) -> Iterator[TaskRef]:
         """Yield references to the results of all chunks."""
@@ -92,24 +87,13 @@ class BundleTask(PortableTask):
     """The task of one of several bundles: Dask's optimizer would put together again what was cut."""
 
     __slots__ = ()
-
-    @property
-    def block_fusion(self) -> bool:
-        """True: it stays by itself."""
-        return True
+    block_fusion = True
 
 
 class LazyLayer(Layer):
     """A layer whose tasks are generated on first access and are not serialized.
 
     A scheduler that cannot load it refuses the graph with a sentence that names what it lacks.
-
-    Parameters
-    ----------
-    series : sequence of TaskSeries
-    kind : type
-        Of the tasks.
-    annotations : dict, optional
     """
 
     _tasks: dict[Key, GraphNode] | None = None

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pickle import loads
 from typing import Any
@@ -28,18 +27,13 @@ _MODULE = (
     "(lambda module: exec(__import__('zlib').decompress(sent['source']), vars(module)) or module)"
     "(type(__import__('sys'))('stand_in'))"
 )
-# What a process got that cannot import it.
-NONE = "none that can be imported"
 _is_inside: ContextVar[bool] = ContextVar("dask_ferro_portable", default=False)
 
 
 def portable(value: object, around: Callable[[Any], object] | None = None) -> tuple[object, ...] | None:
     """Return what the `__reduce__` of an object returns, so that it loads everywhere; None inside another such object.
 
-    Parameters
-    ----------
-    around : callable (stand-in) -> object, optional
-        Makes what takes the object's place of a stand-in, with Dask's own classes.
+    `around` makes what takes the object's place of a stand-in, with Dask's own classes.
     """
     if _is_inside.get():
         return None
@@ -58,7 +52,7 @@ def portable(value: object, around: Callable[[Any], object] | None = None) -> tu
 def _frame() -> dict[str, object]:
     """Return the part of a message that is always the same."""
     source = files("dask_ferro.lower").joinpath("stand_in.py").read_bytes()
-    wanted = own_version()
+    wanted = stand_in.own_version()
     return {
         "expression": _EXPRESSION,
         "module": _MODULE,
@@ -103,11 +97,3 @@ class PortablePlugin:
 def remedy(wanted: str) -> str:
     """Return the remedy for processes without dask_ferro."""
     return f"install it in the environment that starts these processes: pip install dask-ferro=={wanted}"
-
-
-def own_version() -> str:
-    """Return the version of this dask_ferro; "": it is run from its source, without metadata."""
-    try:
-        return version("dask-ferro")
-    except PackageNotFoundError:
-        return ""

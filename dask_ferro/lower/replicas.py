@@ -26,10 +26,7 @@ ReplicaRule: TypeAlias = Callable[["TaskState", set["WorkerState"]], set["Worker
 class RuledReplicas(ReduceReplicas):
     """Dask's policy, whose suggestions pass through rules, by the names of those who put them.
 
-    Parameters
-    ----------
-    replaced : set of ReduceReplicas
-        Restored once there are no rules.
+    What it replaced is restored once there are no rules.
     """
 
     def __init__(self, replaced: set[ReduceReplicas]) -> None:

@@ -27,7 +27,7 @@ from dask_ferro.graph.ir import ml_types
 from dask_ferro.graph.ir.dtypes import array_dtype, is_integer
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.lower.upstream import is_masked
-from dask_ferro.words import at_most
+from dask_ferro.words import at_most, many
 
 Dim = int | str | None
 # Labels of columns that a model's text shows; some classifiers have thousands of classes.
@@ -54,13 +54,9 @@ class ValueSpec(NamedTuple):
         if self.kind != "tensor" or self.dtype is None:
             return f"{self.name}: {self.kind}"
         dims = "?" if self.shape is None else ", ".join("?" if d is None else str(d) for d in self.shape)
-        return f"{self.name}: {self.dtype.name}[{dims}]{self._columns}"
-
-    @property
-    def _columns(self) -> str:
-        """The labels of the columns, as text."""
         labels = self.classes or self.columns
-        return f" (columns: {', '.join(at_most(_LABELS_SHOWN, map(repr, labels)))})" if labels else ""
+        columns = f" (columns: {', '.join(at_most(_LABELS_SHOWN, map(repr, labels)))})" if labels else ""
+        return f"{self.name}: {self.dtype.name}[{dims}]{columns}"
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,6 @@ def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
 
 
 def _is_open(spec: ValueSpec) -> bool:
-    """Whether axis 0 can be the batch: it has no size, or the size 1."""
     first = spec.shape[0] if spec.shape else 0
     # Exporters that fix the batch size write 1 for any number of rows.
     return first == 1 or not isinstance(first, int)
@@ -142,12 +137,9 @@ def with_batch(sig: Signature, names: Collection[str]) -> Signature:
     carrying = [s for s in sig.inputs if s.name in names]
     batch = next((s.shape[0] for s in carrying if s.shape and s.shape[0] is not None), None)
     carries = tuple(s.name in names for s in sig.inputs)
-    return Signature(sig.inputs, sig.outputs, batch, carries, tuple(_gives(s, batch) for s in sig.outputs))
-
-
-def _gives(spec: ValueSpec, batch: Dim) -> bool:
-    """Whether an output may have the batch on axis 0."""
-    return not isinstance(batch, int) or spec.shape is None or spec.shape[:1] in ((batch,), (None,))
+    is_open = not isinstance(batch, int)
+    gives = tuple(is_open or s.shape is None or s.shape[:1] in ((batch,), (None,)) for s in sig.outputs)
+    return Signature(sig.inputs, sig.outputs, batch, carries, gives)
 
 
 def spec_of(value: ir.Value, its: ValueType) -> ValueSpec:
@@ -169,12 +161,7 @@ def _with_columns(spec: ValueSpec, text: str) -> ValueSpec:
 
 
 def by_name(sig: Signature, given: Any, title: str) -> dict[str, Any]:
-    """Return the inputs as a dict by name.
-
-    Parameters
-    ----------
-    given : array, or mapping of str to array, or sequence of arrays
-        One array serves a model with one input; a mapping names them; a tuple follows the model's order.
+    """Return the inputs as a dict by name: one array of a model with one input, a mapping, or a tuple in its order.
 
     Raises
     ------
@@ -183,27 +170,19 @@ def by_name(sig: Signature, given: Any, title: str) -> dict[str, Any]:
     """
     names = [s.name for s in sig.inputs]
     if isinstance(given, Mapping):
-        unknown = sorted(set(given) - set(names))
-        missing = [n for n in names if n not in given]
-        problems = [f"unknown input {n!r}" for n in unknown] + [f"missing input {n!r}" for n in missing]
-        if problems:
-            raise ConfigError(f"{title}: {', '.join(problems)}; the model takes {_listing(sig)}")
-        return {n: given[n] for n in names}
-    if isinstance(given, tuple):
-        if len(given) != len(names):
-            raise ConfigError(
-                f"{title}: got {len(given)} inputs, wanted {len(names)}; the model takes {_listing(sig)}"
-            )
-        return dict(zip(names, given, strict=True))
-    if len(names) != 1:
-        raise ConfigError(
-            f"{title}: got one array, wanted {len(names)} inputs; pass a dict by name: {_listing(sig)}"
+        unknown = [f"unknown input {name!r}" for name in sorted(set(given) - set(names))]
+        problem = ", ".join(unknown + [f"missing input {name!r}" for name in names if name not in given])
+    else:
+        values = given if isinstance(given, tuple) else (given,)
+        given = dict(zip(names, values, strict=False))
+        problem = (
+            f"got {many(len(values), 'input')}, wanted {len(names)}" if len(values) != len(names) else ""
         )
-    return {names[0]: given}
-
-
-def _listing(sig: Signature) -> str:
-    return "; ".join(str(s) for s in sig.inputs) or "no inputs"
+    if problem:
+        raise ConfigError(
+            f"{title}: {problem}; the model takes {'; '.join(map(str, sig.inputs)) or 'no inputs'}"
+        )
+    return {name: given[name] for name in names}
 
 
 def shape_of(value: Any) -> tuple[Any, ...] | None:
@@ -215,60 +194,51 @@ def shape_of(value: Any) -> tuple[Any, ...] | None:
 def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
     """Raise `ConfigError` that lists every mismatch of dtype, rank or size.
 
-    Parameters
-    ----------
-    arrays : mapping of str to array-like with dtype and shape
-        By input name; values without a shape (futures, delayed values) are not checked.
+    Values without a shape (futures, delayed values) are not checked.
     """
     problems: list[str] = []
     symbols: dict[str, tuple[int, str]] = {}
     for spec, carries in zip(sig.inputs, sig.carries, strict=True):
         given = arrays[spec.name]
         if spec.kind != "tensor":
-            problems += [f"input {spec.name!r} holds {what}" for what in unreadable_items(given)]
+            problems += _unreadable(spec, given)
+        elif shape_of(given) is None and comes_later(given):
             continue
-        if shape_of(given) is None and comes_later(given):
-            continue
-        if shape_of(given) is None or not hasattr(given, "dtype"):
+        elif shape_of(given) is None or not hasattr(given, "dtype"):
             problems.append(
                 f"input {spec.name!r} is a {type(given).__name__}, wanted an array: {spec}; pass a numpy array,"
                 " a dask array, a delayed value or a future"
             )
-            continue
-        if isinstance(given, np.ma.MaskedArray) or (is_dask_array(given) and is_masked(given)):
-            problems.append(
-                f"input {spec.name!r} is a masked array, which models do not support: fill it with .filled(value)"
-            )
-            continue
-        problems += _dtype_problem(spec, given)
-        if given.dtype == np.dtype(object):
-            problems += [f"input {spec.name!r} holds {what}" for what in unreadable_items(given)]
-        problems += _shape_problems(spec, given, symbols, free_rows=carries and bool(sig.fixed_rows))
+        else:
+            problems += _dtype_problem(spec, given) or _unreadable(spec, given)
+            problems += _shape_problems(spec, given, symbols, free_rows=carries and bool(sig.fixed_rows))
     if problems:
         raise ConfigError(f"{title}: " + "; ".join(problems))
 
 
-def unreadable_items(given: Any) -> list[str]:
+def _unreadable(spec: ValueSpec, given: Any) -> list[str]:
     """Return descriptions of arrays that an engine would misread: of foreign byte order, a mask, no text."""
     if isinstance(given, (list, tuple)):
-        return list(dict.fromkeys(chain.from_iterable(map(unreadable_items, given))))
-    if isinstance(given, np.ma.MaskedArray):
-        return ["a masked array, which models do not support: fill it with .filled(value)"]
-    if isinstance(given, np.ndarray) and not given.dtype.isnative:
-        return [f"an array of {given.dtype}: convert it with .astype({given.dtype.newbyteorder('=').name!r})"]
-    if isinstance(given, np.ndarray) and given.dtype == np.dtype(object):
+        return list(dict.fromkeys(chain.from_iterable(_unreadable(spec, item) for item in given)))
+    found: list[str] = []
+    remedy = ""
+    if isinstance(given, np.ma.MaskedArray) or (is_dask_array(given) and is_masked(given)):
+        found, remedy = ["a masked array"], "models do not support masks, fill it with .filled(value)"
+    elif isinstance(given, np.ndarray) and not given.dtype.isnative:
+        found = [f"an array of {given.dtype}"]
+        remedy = f"convert it with .astype({given.dtype.newbyteorder('=').name!r})"
+    elif isinstance(given, np.ndarray) and given.dtype == np.dtype(object):
         # An array that stands in for a source is one element, however many rows it has.
         elements = given.flat if any(given.strides) else given.flat[:1]
         kinds = sorted({k.__name__ for k in set(map(type, elements)) if not issubclass(k, str)})
+        found = [f"{k} among its texts, which would be read as a text" for k in kinds]
         remedy = "fill or drop missing values first, and convert others with str()"
-        return [f"{k} among its texts, which would be read as a text: {remedy}" for k in kinds]
-    return []
+    return [f"input {spec.name!r} holds {what}: {remedy}" for what in found]
 
 
 def _dtype_problem(spec: ValueSpec, given: Any) -> list[str]:
-    if spec.dtype is None or given.dtype == spec.dtype:
-        return []
-    if spec.dtype == np.dtype(object) and given.dtype.kind in "OUT":
+    is_text = spec.dtype == np.dtype(object) and given.dtype.kind in "OUT"
+    if spec.dtype is None or given.dtype == spec.dtype or is_text:
         return []
     return [
         f"input {spec.name!r} has dtype {given.dtype}, wanted {spec.dtype}: convert it with"
@@ -343,7 +313,7 @@ def as_array(spec: ValueSpec, given: Any, title: str) -> Any:
         return given.astype(object) if given.dtype.kind == "T" and spec.dtype == np.dtype(object) else given
     if isinstance(given, np.generic):
         return np.asarray(given)
-    if isinstance(given, (list, tuple, range, int, float, bool, complex, str, bytes)):
+    if isinstance(given, (list, tuple, range, int, float, complex, str, bytes)):
         return _from_python(spec, given, title)
     is_on_host = hasattr(given, "__array__") and not hasattr(given, "__cuda_array_interface__")
     if is_on_host and hasattr(given, "dtype") and shape_of(given) is not None:
@@ -372,7 +342,7 @@ def converted(spec: ValueSpec, values: np.ndarray, what: str) -> np.ndarray:
     dtype = spec.dtype
     if dtype is None or values.dtype == dtype:
         return values
-    if values.size and not holds(dtype, values):
+    if values.size and not _holds(dtype, values):
         raise ConfigError(
             f"{what} holds {values.dtype}, which {dtype} cannot represent without loss, wanted {dtype}: convert it"
             f" with .astype({dtype.name!r})"
@@ -384,7 +354,7 @@ def converted(spec: ValueSpec, values: np.ndarray, what: str) -> np.ndarray:
     return cast
 
 
-def holds(dtype: np.dtype[Any], found: Any) -> bool:
+def _holds(dtype: np.dtype[Any], found: Any) -> bool:
     """Return whether `dtype` can represent an array's numbers or strings; only floats may be rounded."""
     if dtype == np.dtype(object):
         return found.dtype.kind in "OUT"
@@ -399,19 +369,15 @@ def holds(dtype: np.dtype[Any], found: Any) -> bool:
 
 def synthetic(sig: Signature, batch: int | None) -> dict[str, Any]:
     """Return seeded inputs: standard normal floats, small integers; open dimensions are 1, a batch axis `batch`."""
-    return {
-        spec.name: _synthetic(spec, batch if carries and batch and not sig.fixed_rows else None)
-        for spec, carries in zip(sig.inputs, sig.carries, strict=True)
-    }
-
-
-def _synthetic(spec: ValueSpec, rows: int | None) -> Any:
-    if spec.kind != "tensor" or spec.dtype is None:
-        kind = f"an {spec.kind}" if spec.kind[0] in "aeiou" else f"a {spec.kind}"
-        raise ConfigError(
-            f"input {spec.name!r} is {kind}: no synthetic input can be generated for it, pass inputs="
-        )
-    return made_up(spec, rows)
+    made = {}
+    for spec, carries in zip(sig.inputs, sig.carries, strict=True):
+        if spec.kind != "tensor" or spec.dtype is None:
+            kind = f"an {spec.kind}" if spec.kind[0] in "aeiou" else f"a {spec.kind}"
+            raise ConfigError(
+                f"input {spec.name!r} is {kind}: no synthetic input can be generated for it, pass inputs="
+            )
+        made[spec.name] = made_up(spec, batch if carries and batch and not sig.fixed_rows else None)
+    return made
 
 
 def made_up(spec: ValueSpec, rows: int | None) -> Any:

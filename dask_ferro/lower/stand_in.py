@@ -11,6 +11,8 @@ import pickle
 from importlib import metadata
 from typing import Any
 
+# What a process has that cannot import the package.
+NONE = "none that can be imported"
 # The metric in which a worker tells the scheduler what it has in place of the package.
 LACKS = "ferro-lacks"
 
@@ -21,7 +23,7 @@ def load(sent: dict[str, Any]) -> object:
         return pickle.loads(sent["payload"])
     # Whatever another release raises; an error of the same release that is no import is the object's own.
     except Exception as error:
-        got, is_missing = _version(), isinstance(error, ImportError)
+        got, is_missing = own_version(), isinstance(error, ImportError)
         if got == sent["wanted"] and not is_missing and "dask_ferro" not in str(error):
             raise
         if got == sent["wanted"] and is_missing:
@@ -30,14 +32,14 @@ def load(sent: dict[str, Any]) -> object:
         return stand_in if sent["around"] is None else sent["around"](stand_in)
 
 
-def _version() -> str:
+def own_version() -> str:
+    """Return the version of the package in this process; "": it is run from its source, without metadata."""
     try:
         __import__("dask_ferro")
     except ImportError:
-        return "none that can be imported"
+        return NONE
     try:
         return metadata.version("dask-ferro")
-    # It is run from its source.
     except metadata.PackageNotFoundError:
         return ""
 

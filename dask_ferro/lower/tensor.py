@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import PurePath, PurePosixPath
 from typing import Any
 
 import dask
 import onnx
 
-from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.load import load as load_model
 from dask_ferro.graph.tensor.emit import Outputs, build
 from dask_ferro.graph.tensor.imported.model import TensorModel, tensor_model
 from dask_ferro.graph.tensor.tensor import Tensor, evaluated_by
 from dask_ferro.lower.model.collection import from_onnx
-from dask_ferro.lower.prepared.remote import fetched
+from dask_ferro.lower.prepared.opening import read_source
 from dask_ferro.lower.signature import is_dask_array
 from dask_ferro.lower.worker.models import limits
 
@@ -56,14 +54,9 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> TensorModel
     >>> scores = model(images, params=params)  # doctest: +SKIP
     >>> loss, grads = ff.value_and_grad(ff.nn.mse(scores, wanted), params)  # doctest: +SKIP
     """
-    name = "model"
-    if isinstance(model, str) and "://" in model:
-        name, model = PurePosixPath(model.partition("?")[0]).stem, fetched(model)
-    elif isinstance(model, (str, os.PathLike)):
-        name = PurePath(model).stem
-    elif isinstance(model, onnx.ModelProto):
-        name = model.graph.name or name
-    return tensor_model(load_model(model, limits=limits(), keeps_original=True), name)
+    source, name = read_source(model)
+    loaded = load_model(source, limits=limits(), keeps_original=True)
+    return tensor_model(loaded, name or loaded.model.graph.name or "model")
 
 
 def to_graph(outputs: Outputs, inputs: Mapping[str, Any] | None = None) -> Any:
@@ -85,14 +78,10 @@ def to_graph(outputs: Outputs, inputs: Mapping[str, Any] | None = None) -> Any:
     """
     model, bound = build(outputs)
     given = bound | dict(inputs or {})
-    names = [str(value.name) for value in model.graph.inputs]
-    unknown, missing = sorted(given.keys() - set(names)), [name for name in names if name not in given]
-    if unknown or missing:
-        listed = [f"no argument is named {name!r}" for name in unknown]
-        listed += [f"argument {name!r} has no value" for name in missing]
-        raise ConfigError(f"compute: {'; '.join(listed)}; the tensors' arguments are {names}")
     graph = from_onnx(model)
-    return graph({name: _whole(given[name]) for name in names}) if names else graph
+    if not (given or graph.inputs):
+        return graph
+    return graph({name: _whole(value) for name, value in given.items()})
 
 
 def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
@@ -135,7 +124,6 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
 
 
 def _whole(value: Any) -> Any:
-    """Return a dask array as one delayed value; other values as they are."""
     return value.rechunk(-1).to_delayed().item() if is_dask_array(value) else value
 
 

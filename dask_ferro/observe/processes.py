@@ -19,7 +19,8 @@ from distributed import Client
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.portable import NONE, own_version, remedy
+from dask_ferro.lower.portable import remedy
+from dask_ferro.lower.stand_in import NONE, own_version
 from dask_ferro.observe import shipped
 from dask_ferro.observe.facts import PACKAGES, ProcessFacts
 from dask_ferro.observe.findings import fault

@@ -12,7 +12,7 @@ from math import inf
 from operator import attrgetter
 from time import localtime, strftime
 
-from dask_ferro.lower import portable
+from dask_ferro.lower import portable, stand_in
 from dask_ferro.observe.facts import (
     PACKAGES,
     ClusterFacts,
@@ -83,7 +83,7 @@ def fits(ours: str, theirs: str) -> bool:
 
 def releases_differ(releases: Mapping[str, str | None], release: str) -> Iterator[ClusterFinding]:
     """Yield the findings for places without dask_ferro (None), or with another release than the client's."""
-    missing = {where: portable.NONE for where, got in releases.items() if got is None}
+    missing = {where: stand_in.NONE for where, got in releases.items() if got is None}
     yield from fault("error", "dask_ferro", missing, release or "the client's", portable.remedy(release))
     others = {where: got for where, got in releases.items() if got and release and got != release}
     for severity, works in (("error", False), ("warning", True)):
@@ -97,7 +97,7 @@ def _packages(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     """Yield the findings for packages that processes lack, or have in another release than the client."""
     if not facts.processes:
         # Workers tell the scheduler without being asked.
-        release = portable.own_version()
+        release = stand_in.own_version()
         expected = f"{release}: tasks of models and bundles fail there, and nothing is measured"
         got = {f"worker {name}": has for name, has in facts.lacking.items()}
         yield from fault("warning", "dask_ferro", got, expected, portable.remedy(release), "workers")
@@ -122,7 +122,7 @@ def _package(package: str, release: str, processes: Mapping[str, ProcessFacts]) 
     # A worker that lacks dask_ferro needs its whole environment.
     bare = [at for at, one in processes.items() if one.lacks(package) and not one.lacks("dask_ferro")]
     yield from fault(
-        "error", package, dict.fromkeys(bare, portable.NONE), release or "the client's",
+        "error", package, dict.fromkeys(bare, stand_in.NONE), release or "the client's",
         f"install it in the worker's environment: pip install {package}=={release}",
     )  # fmt: skip
     releases = {at: one.versions.get(package) for at, one in processes.items()}

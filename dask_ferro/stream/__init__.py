@@ -22,10 +22,9 @@ import onnx
 
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.inputs.batching import batched as with_batched
-from dask_ferro.lower.inputs.row_check import check_rows
-from dask_ferro.lower.model.bound import checked_batch
-from dask_ferro.lower.model.collection import ModelGraph, defaults_of, from_onnx, opened_of, run_here
+from dask_ferro.lower.model.bound import checked_batch, with_batched
+from dask_ferro.lower.model.collection import ModelGraph, defaults_of, from_onnx, opened_of
+from dask_ferro.lower.model.row_check import check_rows
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.ends import Ends, Reading, check_places, ends_of, journal_folder
 from dask_ferro.stream.formats.csv import CsvOptions
@@ -239,7 +238,7 @@ def _run(
         work = Work(opened, ends, Chunks(rows, min(batch, max(1, rows))))
         if rows > work.chunks.batch:
             shapes = standins(opened.signature, ends.sources, rows)
-            check_rows(opened, shapes, partial(run_here, opened))
+            check_rows(opened, shapes)
         start = _begin(work, before, journal, pool)
         run = start.header.run
         job = StreamJob(work.call, work.chunks, start.sinks, journal.parts(run), run, work.named)

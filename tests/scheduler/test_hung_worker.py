@@ -13,7 +13,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.pickle import dumps
 
 import dask_ferro as ff
-from dask_ferro.lower.inputs.shipping import ask_workers, sees
+from dask_ferro.lower.inputs.shipping import ask_workers
 from dask_ferro.scheduler import reach
 from tests.clusters import running, stopped
 from tests.waiting import until
@@ -165,7 +165,7 @@ def test_what_workers_see_is_not_asked_for_longer_than_that():
     """Whether they see the model's file is asked at its first use: one that hangs held up every compute."""
     with running(2) as client:
         pids = client.run(os.getpid)
-        assert set(ask_workers(client, sees, __file__).values()) == {True}
+        assert set(ask_workers(client, os.path.exists, __file__).values()) == {True}
         hung = min(pids)
         with stopped(pids[hung]), dask.config.set({"ferro.scheduler.answer": "1s"}):
-            assert bounded(ask_workers, client, sees, __file__) == {}
+            assert bounded(ask_workers, client, os.path.exists, __file__) == {}

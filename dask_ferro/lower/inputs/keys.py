@@ -41,23 +41,17 @@ def token_of(value: Any) -> str:
 def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Feed:
     """Return an input as tasks read it.
 
-    Parameters
-    ----------
-    value : array, dask array, delayed value or future
-    chunks : sequence of int or None
-        Rows of each chunk where the value is to be cut along axis 0; None: whole.
-    token : str
-        Of the value.
+    `chunks` are the rows of each chunk where the value is cut along axis 0; None: it is taken whole.
     """
     if is_dask_collection(value):
         return _collection(name, value, chunks)
     if not isinstance(value, np.ndarray) and is_future(value):
-        return Feed(KeySeries(one=value.key), {value.key: {value.key: value}}, {value.key: set()}, value.key)
+        return of_future(value)
     # One row serves every chunk.
     cut = None if chunks is None or len(value) == 1 else tuple(chunks)
     count = len(cut or "1")
     if not isinstance(value, np.ndarray) or value.nbytes <= EMBED_BYTES + _TASK_BYTES * count:
-        return Feed(Literal(tuple([value] if cut is None else _cut(value, cut))), {}, {})
+        return Feed(Literal((value,) if cut is None else tuple(np.split(value, np.cumsum(cut)[:-1]))), {}, {})
     import dask.array as da
 
     label = f"ferro-input-{name}-{token}{'' if cut is None else f'-{tokenize(cut)[:8]}'}"
@@ -66,20 +60,24 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Fee
     return _collection(name, lazy, cut)
 
 
+def of_future(future: Any) -> Feed:
+    """Return what a future holds as tasks read it."""
+    return Feed(
+        KeySeries(one=future.key), {future.key: {future.key: future}}, {future.key: set()}, future.key
+    )
+
+
 def _collection(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:
     graph, top = layers_of(name, value)
+    if chunks is not None:
+        series = KeySeries((value.name,), (0,) * (value.ndim - 1))
+        return Feed(series, graph.layers, graph.dependencies, top)
     keys = list(dask.core.flatten(value.__dask_keys__()))
-    if chunks is None:
-        if len(keys) != 1:
-            remedy = (
-                "make it one chunk with .rechunk(-1)"
-                if is_dask_array(value)
-                else "make it without batch=, or compute it first"
-            )
-            raise ConfigError(f"input {name!r} is taken whole and comes in {len(keys)} chunks; {remedy}")
-        return Feed(KeySeries(one=keys[0]), graph.layers, graph.dependencies, top)
-    series = KeySeries((value.name,), (0,) * (value.ndim - 1))
-    return Feed(series, graph.layers, graph.dependencies, top)
+    if len(keys) != 1:
+        is_array = is_dask_array(value)
+        remedy = "one chunk with .rechunk(-1)" if is_array else "without batch=, or compute it first"
+        raise ConfigError(f"input {name!r} is taken whole and comes in {len(keys)} chunks; make it {remedy}")
+    return Feed(KeySeries(one=keys[0]), graph.layers, graph.dependencies, top)
 
 
 def layers_of(name: str, value: Any) -> tuple[HighLevelGraph, str]:
@@ -89,16 +87,5 @@ def layers_of(name: str, value: Any) -> tuple[HighLevelGraph, str]:
     graph = value.__dask_graph__()
     if not isinstance(graph, HighLevelGraph):
         graph = HighLevelGraph.from_collections(f"ferro-{id(value)}", graph, dependencies=[])
-    return graph, _top_layer(value, graph)
-
-
-def _top_layer(value: Any, graph: HighLevelGraph) -> str:
-    """Return the layer that holds the collection's own keys."""
-    named = getattr(value, "__dask_layers__", None)
-    found = [n for n in (named() if named is not None else ()) if n in graph.layers]
-    return found[0] if found else next(reversed(list(graph.layers)))
-
-
-def _cut(value: Any, chunks: Sequence[int]) -> list[Any]:
-    stops = np.cumsum(chunks)
-    return [value[stop - rows : stop] for stop, rows in zip(stops, chunks, strict=True)]
+    own = [layer for layer in getattr(value, "__dask_layers__", tuple)() if layer in graph.layers]
+    return graph, next(iter(own), list(graph.layers)[-1])

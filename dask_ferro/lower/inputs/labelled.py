@@ -26,35 +26,19 @@ Dims = tuple[Hashable, ...]
 
 
 class LabelledInputs(NamedTuple):
-    """The labels of a call's inputs, for its results.
+    """The labels of a call's inputs, for its results."""
 
-    Attributes
-    ----------
-    labelled : mapping of str to xarray.DataArray
-        The inputs that have labels, with the dimensions in the order of the model's axes.
-    title : str
-        For errors.
-    dataset : xarray.Dataset or None
-        Where the inputs are its variables.
-    """
-
+    # The DataArrays by name, with the dimensions in the order of the model's axes.
     labelled: Mapping[str, Any]
     title: str
+    # Where the inputs are variables of a Dataset.
     dataset: Any = None
 
     def results(self, sig: Signature, arrays: Mapping[str, Any], *, cut: bool) -> Any:
         """Return a model's outputs with dimensions and coordinates: a DataArray of one, a Dataset of several.
 
-        Attributes are as xarray's option ``keep_attrs`` says.
-
-        Parameters
-        ----------
-        sig : Signature
-            With the inputs of this call that carry the batch.
-        arrays : mapping of str to array
-            The outputs by name, numpy's or dask's.
-        cut : bool
-            Whether each output is known to carry the batch, because it is made chunk by chunk.
+        Attributes are as xarray's option ``keep_attrs`` says.  `sig` has the inputs of this call that carry the
+        batch, and `cut` tells whether each output is known to carry it, because it is made chunk by chunk.
 
         Raises
         ------
@@ -95,12 +79,12 @@ class LabelledInputs(NamedTuple):
         return whole.assign_attrs(xr.apply_ufunc(lambda x: x, xr.Dataset(attrs=self.dataset.attrs)).attrs)
 
     def _dims(self, sig: Signature, spec: ValueSpec, shape: Sequence[int], batch: bool) -> Dims:
-        """Return the dimensions of one output."""
         found: list[Hashable] = []
         taken = _names_of(self.labelled)
+        batch_dims = {one.dims[0]: one.shape[0] for name, one in self.labelled.items() if name in sig.carried}
         for axis, size in enumerate(shape):
             declared = spec.shape[axis] if spec.shape and axis < len(spec.shape) else None
-            candidates = self._batch_dims(sig) if batch and axis == 0 else self._dims_of(sig, declared)
+            candidates = batch_dims if batch and axis == 0 else self._dims_of(sig, declared)
             fitting = [d for d, known in candidates.items() if known == size and d not in found]
             if len(fitting) > 1:
                 raise ConfigError(
@@ -109,10 +93,6 @@ class LabelledInputs(NamedTuple):
                 )
             found.append(fitting[0] if fitting else _new_name(spec, axis, declared, taken.union(found)))
         return tuple(found)
-
-    def _batch_dims(self, sig: Signature) -> dict[Hashable, int]:
-        """Return the dimensions that the inputs have as their batch, with their sizes."""
-        return {one.dims[0]: one.shape[0] for name, one in self.labelled.items() if name in sig.carried}
 
     def _dims_of(self, sig: Signature, symbol: object) -> dict[Hashable, int]:
         """Return the dimensions that inputs have for an axis of this name in the model, with their sizes."""
@@ -131,7 +111,6 @@ def _names_of(labelled: Mapping[str, Any]) -> set[Hashable]:
 
 
 def _new_name(spec: ValueSpec, axis: int, declared: object, taken: Set[Hashable]) -> str:
-    """Return a name for an axis that is none of the inputs'."""
     if isinstance(declared, str) and declared.isidentifier() and declared not in taken:
         return declared
     name = f"{spec.name}_dim_{axis}"
@@ -190,13 +169,19 @@ def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple
     ]
     if problems:
         raise ConfigError(f"{title}: {'; '.join(problems)}")
-    _check_aligned(xr, labelled, title)
+    try:
+        xr.align(*labelled.values(), join="exact", copy=False)
+    except ValueError as error:
+        sizes = ", ".join(f"{name}: {dict(one.sizes)}" for name, one in labelled.items())
+        raise ConfigError(
+            f"{title}: inputs have different coordinates or sizes ({sizes}), and rows would be put together that are"
+            f" not ({str(error).partition(chr(10))[0]}); align them first, xr.align(a, b, join='inner'), or rename one"
+        ) from error
     arrays = {**named, **{name: one.data for name, one in labelled.items()}}
     return arrays, LabelledInputs(labelled, title, given if isinstance(given, xr.Dataset) else None)
 
 
 def _named(given: Any, sig: Signature, xr: Any, title: str) -> Mapping[str, Any] | None:
-    """Return the inputs by name; None where none is of xarray."""
     if isinstance(given, xr.Dataset):
         missing = [s for s in sig.inputs if s.name not in given.variables]
         if missing:
@@ -224,6 +209,7 @@ def _ordered(spec: ValueSpec, array: Any, dims: Sequence[Hashable] | None, probl
         order = (*(d for d in dims if d in array.dims), *(d for d in array.dims if d not in dims))
     elif spec.shape and set(spec.shape) == set(array.dims) and len(spec.shape) == array.ndim:
         order = spec.shape
+    behind = zip((spec.shape or ())[1:], [array.sizes[d] for d in order[1:]], strict=False)
     what = f"input {spec.name!r} has dimensions {dict(array.sizes)}, wanted {spec}"
     if spec.shape is not None and rank < array.ndim and rank > 0:
         rest, stacked = array.dims[array.ndim - rank + 1 :], array.dims[: array.ndim - rank + 1]
@@ -234,28 +220,10 @@ def _ordered(spec: ValueSpec, array: Any, dims: Sequence[Hashable] | None, probl
         )
     elif spec.shape is not None and rank != array.ndim:
         problems.append(f"{what}: add the missing dimension with x.expand_dims")
-    elif array.ndim > 1 and dims is None and _misfits(spec, [array.sizes[d] for d in order]):
+    elif dims is None and any(isinstance(wanted, int) and wanted != size for wanted, size in behind):
         problems.append(
             f"{what}: name the batch dimension, as dims={array.dims[-1]!r}, or transpose the array"
         )
     moved = array.transpose(*order)
     # Read once, where it is not in memory yet and not of dask.
     return moved.copy(deep=False, data=moved.data)
-
-
-def _misfits(spec: ValueSpec, sizes: Sequence[int]) -> bool:
-    """Return whether fixed sizes behind the batch axis are others."""
-    pairs = list(zip(spec.shape or (), sizes, strict=True))[1:]
-    return any(isinstance(wanted, int) and wanted != size for wanted, size in pairs)
-
-
-def _check_aligned(xr: Any, labelled: Mapping[str, Any], title: str) -> None:
-    """Raise `ConfigError` where inputs have one dimension with different sizes or coordinates."""
-    try:
-        xr.align(*labelled.values(), join="exact", copy=False)
-    except ValueError as error:
-        sizes = ", ".join(f"{name}: {dict(one.sizes)}" for name, one in labelled.items())
-        raise ConfigError(
-            f"{title}: inputs have different coordinates or sizes ({sizes}), and rows would be put together that are"
-            f" not ({str(error).partition(chr(10))[0]}); align them first, xr.align(a, b, join='inner'), or rename one"
-        ) from error

@@ -20,11 +20,7 @@ Frame = Any
 def partitioned(model: Any, table: Frame, sig: Signature, options: Mapping[str, object], title: str) -> Frame:
     """Return a model over the partitions of a dask.dataframe, as a dask.dataframe with the same divisions.
 
-    Parameters
-    ----------
-    model : ModelGraph
-    options : mapping of str to object
-        Arguments of the call, by name; one that is not None is refused, as partitions are the batches.
+    An option of the call that is not None is refused, as partitions are the batches.
 
     Raises
     ------
@@ -60,7 +56,6 @@ def predicted(part: Frame, predict: Callable[[Frame], Frame]) -> Frame:
 
 
 def _no_results(model: Any, empty: Frame, sample: Frame, sig: Signature, title: str) -> Frame:
-    """Return the results of no rows: as the model declares them, else of a sample."""
     results = empty_results(sig)
     if len(results) == len(sig.outputs):
         return TableForm(nw.Implementation.PANDAS, 0, empty.index, sig).table(results, title)

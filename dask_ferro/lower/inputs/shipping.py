@@ -20,8 +20,8 @@ import onnx_ir as ir
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.digest import of_bytes, of_outputs
-from dask_ferro.lower.inputs.keys import Feed
-from dask_ferro.lower.layer import Key, KeySeries
+from dask_ferro.lower.inputs.keys import Feed, of_future
+from dask_ferro.lower.layer import Key
 from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.upstream import Alias, DataNode
@@ -36,16 +36,12 @@ _sent: WeakKeyDictionary[Any, dict[str, ref[Any]]] = WeakKeyDictionary()
 class Sent(DataNode):
     """A value that workers and this process hold: pickled, it is an alias of the workers' key.
 
-    Parameters
-    ----------
-    key : str
-    value : object
-        What tasks of this process are handed.
-    future : distributed.Future
-        The future of the data, which stays on the workers while somebody holds the future.
+    Tasks of this process are handed the value; the workers have it while somebody holds the future.
     """
 
     __slots__ = ("future",)
+    # Inside a fused task its value would be sent.
+    block_fusion = True
 
     def __init__(self, key: Key, value: Any, future: Any) -> None:
         super().__init__(key, value)
@@ -54,11 +50,6 @@ class Sent(DataNode):
     def copy(self) -> Sent:
         """Return a copy of the node under the same key."""
         return Sent(self.key, self.value, self.future)
-
-    @property
-    def block_fusion(self) -> bool:
-        """True: inside a fused task its value would be sent."""
-        return True
 
     def substitute(self, subs: dict[Any, Any], key: Any = None) -> Any:
         """Return the node under another key or, inside a fused task, an alias of the workers' key."""
@@ -74,16 +65,12 @@ class Sent(DataNode):
 def sent(key: str, value: Any, client: Any, *, workers: Sequence[str] | None = None) -> Feed:
     """Send a value straight to the workers; its future stands in the graph under its own key.
 
-    `key` names the content, so the same value is sent once while somebody holds it.
-
-    Parameters
-    ----------
-    workers : sequence of str, optional
-        Addresses of workers that get it; where one has left, or none is given, any worker may.
+    `key` names the content, so the same value is sent once while somebody holds it.  Each of `workers` (their
+    addresses) gets it; where one has left, or none is given, any worker may.
     """
     known = _sent.setdefault(client, {})
-    future = _held(known.get(key))
-    if future is None:
+    future = known[key]() if key in known else None
+    if future is None or future.status != "finished":
         if key not in known and len(known) >= _KEYS_KEPT:
             del known[next(iter(known))]
         there = [worker for worker in workers or () if worker in client.nthreads()]
@@ -91,8 +78,7 @@ def sent(key: str, value: Any, client: Any, *, workers: Sequence[str] | None = N
         name = f"{key}-{uuid4().hex[:8]}"
         future = client.scatter({name: value}, workers=there or None, direct=True)[name]
         known[key] = ref(future)
-    name = future.key
-    return Feed(KeySeries(one=name), {name: {name: future}}, {name: set()}, name)
+    return of_future(future)
 
 
 def usable_here(feed: Feed, value: Any) -> Feed:
@@ -100,17 +86,6 @@ def usable_here(feed: Feed, value: Any) -> Feed:
     key = feed.top
     assert key is not None
     return feed._replace(layers={key: {key: Sent(key, value, feed.layers[key][key])}})
-
-
-def _held(reference: ref[Any] | None) -> Any:
-    """Return the future of data that is still there, else None."""
-    future = None if reference is None else reference()
-    return None if future is None or future.status != "finished" else future
-
-
-def sees(path: str) -> bool:
-    """Whether this process sees the file; runs in workers."""
-    return os.path.exists(path)
 
 
 def copy_for(opened: PreparedModel, client: Any) -> Feed | None:
@@ -123,31 +98,28 @@ def copy_for(opened: PreparedModel, client: Any) -> Feed | None:
 
 
 def unseen_content(opened: PreparedModel, client: Any) -> np.ndarray[Any, Any] | None:
-    """Return the bytes of the model's file, or None when all workers see its path.
+    """Return the bytes of the model's file as it was loaded, or None when all workers see its path.
 
     Raises
     ------
     ConfigError
-        When the model has external data files, which do not travel.
+        When the model has external data files, which do not travel, or the file was mapped and is another one by now.
     """
     if client is None or _all_see(client, opened.ref.path):
         return None
-    if _has_external_data(opened):
+    loaded, path = opened.loaded, opened.ref.path
+    tensors = (value.const_value for value in loaded.model.graph.initializers.values())
+    in_files = any(isinstance(t, ir.ExternalTensor) and str(t.path) != path for t in tensors)
+    # A model in memory without files of its own was read from more than this one file.
+    if loaded.content is None and (in_files or not loaded.files):
         raise ConfigError(
-            f"model {opened.ref.path!r}: some workers cannot see it, and its weights lie in files of their own;"
-            " put it on a file system that all workers share"
+            f"model {path!r}: some workers cannot see it, and its weights lie in files of their own; put it on a file"
+            " system that all workers share"
         )
     return _content(opened)
 
 
 def _content(opened: PreparedModel) -> np.ndarray[Any, Any]:
-    """Return the bytes of the model file as it was loaded.
-
-    Raises
-    ------
-    ConfigError
-        It was mapped, and is another one by now.
-    """
     if opened.loaded.content is not None:
         return np.frombuffer(opened.loaded.content, dtype=np.uint8)
     content = np.fromfile(opened.ref.path, dtype=np.uint8)
@@ -190,12 +162,6 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
         return {}
     # The scheduler could not reach these: its other workers do their work.
     answers = {address: told for address, told in answers.items() if not isinstance(told, CommClosedError)}
-    _refuse(answers)
-    return answers
-
-
-def _refuse(answers: dict[str, Any]) -> None:
-    """Raise the first error in the answers of workers; those without dask_ferro are counted in one sentence."""
     errors = {address: answer for address, answer in answers.items() if isinstance(answer, Exception)}
     for address, error in errors.items():
         if not isinstance(error, ImportError):
@@ -204,23 +170,15 @@ def _refuse(answers: dict[str, Any]) -> None:
         # The stand-in's sentence begins with its worker.
         what = str(error).partition(": ")[2]
         raise ConfigError(f"{address}, {lacking} of {len(answers)} workers: {what}") from error
+    return answers
 
 
 def _all_see(client: Any, path: str) -> bool:
     known = _asked.setdefault(client, {})
     if path not in known:
-        answers = ask_workers(client, sees, path).values()
+        answers = ask_workers(client, os.path.exists, path).values()
         # There is no worker yet, or one hangs: the answer is not kept.
         if not answers:
             return True
         known[path] = all(answers)
     return known[path]
-
-
-def _has_external_data(opened: PreparedModel) -> bool:
-    if opened.loaded.content is not None:
-        return False
-    tensors = (v.const_value for v in opened.loaded.model.graph.initializers.values())
-    in_files = any(isinstance(t, ir.ExternalTensor) and str(t.path) != opened.ref.path for t in tensors)
-    # A model in memory without files of its own was read from more than this one file.
-    return in_files or not opened.loaded.files

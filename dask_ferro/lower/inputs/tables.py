@@ -36,39 +36,23 @@ _warned: WeakSet[PreparedModel] = WeakSet()
 
 
 class TableForm(NamedTuple):
-    """What a result needs to be a table like the caller's.
-
-    Attributes
-    ----------
-    implementation : narwhals.Implementation
-    rows : int
-    index : object
-        The table's index where the library has one, else None.
-    sig : Signature
-    """
+    """What a result needs to be a table like the caller's."""
 
     implementation: nw.Implementation
     rows: int
+    # The table's index where the library has one, else None.
     index: Any
     sig: Signature
 
     def table(self, results: Mapping[str, Any], title: str) -> Any:
-        """Return a model's outputs by name as a table.
-
-        Raises
-        ------
-        ConfigError
-            An output has no row for each row of the table, or more than two axes.
-        """
+        """Return a model's outputs by name as a table; raises as `result_columns` does."""
         columns = result_columns(self.sig, results, self.rows, title)
         if not self.rows:
             # One row stands in: the libraries know the type of texts by their values alone.
             columns = {n: np.full(1, "" if v.dtype.kind == "O" else 0, v.dtype) for n, v in columns.items()}
-        if self.index is not None:
-            made = self.implementation.to_native_namespace().DataFrame(columns)
-            return made.iloc[: self.rows].set_axis(self.index, axis=0)
         # narwhals' own type leaves out its lazy libraries, which no table in memory is of.
-        return nw.from_dict(columns, backend=self.implementation).head(self.rows).to_native()  # type: ignore[arg-type]
+        made = nw.from_dict(columns, backend=self.implementation).head(self.rows).to_native()  # type: ignore[arg-type]
+        return made if self.index is None else made.set_axis(self.index, axis=0)
 
 
 class TableInputs(NamedTuple):
@@ -102,9 +86,13 @@ def table_of(model: PreparedModel, given: Any) -> TableInputs | None:
     return table
 
 
-def is_series(value: object) -> bool:
-    """Return whether a value is one column of a table in memory."""
-    return is_of_a_library(value) and isinstance(
+def _is_of_a_library(value: object) -> bool:
+    # Of all its classes, as people derive their own data frames.
+    return any(kind.__module__.partition(".")[0] in _LIBRARIES for kind in type(value).__mro__)
+
+
+def _is_series(value: object) -> bool:
+    return _is_of_a_library(value) and isinstance(
         nw.from_native(value, pass_through=True, series_only=True), nw.Series
     )
 
@@ -134,14 +122,19 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
     ConfigError
         Columns that are missing or do not fit, all of them at once; rows or columns that are no table.
     """
-    if isinstance(given, Mapping) and any(map(is_series, given.values())):
+    if isinstance(given, Mapping) and any(map(_is_series, given.values())):
         given = _joined(given, title)
     frame = None
     # A LazyFrame has to compute its columns.
-    if is_of_a_library(given) and not hasattr(given, "collect"):
+    if _is_of_a_library(given) and not hasattr(given, "collect"):
         frame = nw.from_native(_labelled(given, title), pass_through=True, eager_only=True)
     if not isinstance(frame, nw.DataFrame):
-        refuse_no_tables(given, sig, title)
+        got, remedy = _form_of(given, sig)
+        if got and all(spec.kind == "tensor" for spec in sig.inputs):
+            raise ConfigError(
+                f"{title}: got {got}, wanted arrays ({'; '.join(map(str, sig.inputs))}) or a table (a data frame of"
+                f" pandas, polars, pyarrow, modin, cuDF or dask.dataframe, or a dict of their columns): pass {remedy}"
+            )
         return None
     problems: list[str] = []
     arrays = {}
@@ -152,7 +145,7 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
     for name, columns in columns_for(sig, frame.columns, title, vectors).items():
         arrays[name] = _input(frame, columns, specs[name], problems)
         is_ordered = isinstance(columns, list) and len(columns) > 1 and not specs[name].columns
-        by_position = columns if is_ordered and not tells_positions(columns) else by_position
+        by_position = columns if is_ordered and not _tells_positions(columns) else by_position
     if problems:
         raise ConfigError(f"{title}: {'; '.join(problems)}")
     index = given.index if frame.implementation.is_pandas_like() else None
@@ -166,11 +159,7 @@ def columns_for(
     """Return the columns of each input: the name of one, or all of them in order for a matrix.
 
     A matrix is one column only if that has lists or arrays (`vectors`) and the input's name, or if it is the only one.
-
-    Raises
-    ------
-    ConfigError
-        An input, or a name of a matrix's columns, has no column.
+    Raises `ConfigError` where an input, or a name of a matrix's columns, has no column.
     """
     if len(sig.inputs) == 1 and len(columns) == 1 and columns[0] in vectors:
         return {sig.inputs[0].name: columns[0]}
@@ -179,7 +168,7 @@ def columns_for(
         if spec.name in columns and (spec.name in vectors or len(columns) == 1):
             return {spec.name: spec.name}
         unknown = [name for name in spec.columns if name not in columns]
-        if not unknown or tells_positions(columns):
+        if not unknown or _tells_positions(columns):
             return {spec.name: list(columns if unknown else spec.columns or columns)}
         raise ConfigError(
             f"{title}: the table has no column for {_listed(unknown)} of input {spec.name!r}; it has"
@@ -203,7 +192,7 @@ def takes_matrix(sig: Signature) -> bool:
     return sig.inputs[0].kind == "tensor" and (shape is None or (len(shape) == 2 and shape[1] != 1))
 
 
-def tells_positions(columns: Sequence[str]) -> bool:
+def _tells_positions(columns: Sequence[str]) -> bool:
     """Return whether names are numbers in order, from 0 or 1, behind one prefix: they say no more than the order."""
     prefix = columns[0].rstrip("0123456789") if columns else ""
     counted = [f"{prefix}{number}" for number in range(len(columns) + 1)]
@@ -221,23 +210,6 @@ def described(sig: Signature) -> str:
     return "a column for each input, by name"
 
 
-def is_of_a_library(value: object) -> bool:
-    """Return whether a value is of a library that has tables."""
-    # Of all its classes, as people derive their own data frames.
-    return any(kind.__module__.partition(".")[0] in _LIBRARIES for kind in type(value).__mro__)
-
-
-def refuse_no_tables(given: Any, sig: Signature, title: str) -> None:
-    """Raise `ConfigError` where rows or columns have a form that is neither a table nor an input."""
-    got, remedy = _form_of(given, sig)
-    if not got or any(spec.kind != "tensor" for spec in sig.inputs):
-        return
-    raise ConfigError(
-        f"{title}: got {got}, wanted arrays ({'; '.join(map(str, sig.inputs))}) or a table (a data frame of pandas,"
-        f" polars, pyarrow, modin, cuDF or dask.dataframe, or a dict of their columns): pass {remedy}"
-    )
-
-
 def _form_of(given: Any, sig: Signature) -> tuple[str, str]:
     """Return what rows or columns that are no table are, and a table of them; "" of a table and of inputs."""
     named = given if isinstance(given, Mapping) else {}
@@ -250,7 +222,7 @@ def _form_of(given: Any, sig: Signature) -> tuple[str, str]:
         return "one row as a dict", "pandas.DataFrame([row])"
     if isinstance(given, np.ndarray) and given.dtype.names:
         return "a structured array", "pandas.DataFrame(records)"
-    if not is_of_a_library(given):
+    if not _is_of_a_library(given):
         return "", ""
     if hasattr(given, "collect"):
         return f"a {type(given).__name__}, which is not computed yet", "table.collect()"
@@ -304,26 +276,32 @@ def _plain(frame: nw.DataFrame, columns: Sequence[str], spec: ValueSpec) -> np.n
 
 def _values(column: nw.Series, spec: ValueSpec, problems: list[str]) -> np.ndarray:
     """Return a column as an array of the input's dtype; what is wrong is added to `problems`."""
-    dtype, what = spec.dtype, f"column {column.name!r} for input {spec.name!r}"
-    if spec.kind != "tensor" or dtype is None:
-        problems.append(
-            f"{what}: the input is no tensor of a known dtype ({spec}); pass it by name, without a table"
-        )
-        return np.empty(0)
-    missing = int(column.null_count())
-    is_text = dtype == np.dtype(object)
-    if missing and (is_text or dtype.kind != "f"):
-        problems.append(
-            f"{what} has {missing} missing values, which {spec} cannot hold: fill or drop them first"
-        )
-        return np.empty(0)
-    if is_text:
-        return _texts(column, what, problems)
     try:
-        return converted(spec, _numbers(column), f"{what} ({column.dtype})")
+        return _converted(column, spec, f"column {column.name!r} for input {spec.name!r}")
     except ConfigError as error:
         problems.append(str(error))
         return np.empty(0)
+
+
+def _converted(column: nw.Series, spec: ValueSpec, what: str) -> np.ndarray:
+    if spec.kind != "tensor" or spec.dtype is None:
+        raise ConfigError(
+            f"{what}: the input is no tensor of a known dtype ({spec}); pass it by name, without a table"
+        )
+    missing = int(column.null_count())
+    if missing and spec.dtype.kind != "f":
+        raise ConfigError(
+            f"{what} has {missing} missing values, which {spec} cannot hold: fill or drop them first"
+        )
+    if spec.dtype != np.dtype(object):
+        return converted(spec, _numbers(column), f"{what} ({column.dtype})")
+    items = column.to_list()
+    other = next((item for item in items if not isinstance(item, str)), None)
+    if other is not None:
+        raise ConfigError(
+            f"{what} holds {other!r}, and the input takes strings: convert the column with .astype(str)"
+        )
+    return np.array(items, dtype=object)
 
 
 def _numbers(column: nw.Series) -> np.ndarray:
@@ -353,35 +331,21 @@ def lists_as_array(column: Any, what: str) -> np.ndarray:
 
     shape = [len(column)]
     array = concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks()
-    while hasattr(array, "flatten") and hasattr(array.type, "value_type"):
-        _refuse_missing(array, what)
+    while True:
+        if array.null_count:
+            raise ConfigError(f"{what}: {array.null_count} values are missing (null); fill them in first")
+        if not (hasattr(array, "flatten") and hasattr(array.type, "value_type")):
+            return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(shape)
         low, high = compute.min_max(compute.list_value_length(array)).as_py().values()
         if low != high:
             raise ConfigError(f"{what}: lists of {low} to {high} values, wanted as many in every row")
         shape.append(getattr(array.type, "list_size", low or 0))
         array = array.flatten()
-    _refuse_missing(array, what)
-    return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(shape)
-
-
-def _refuse_missing(array: Any, what: str) -> None:
-    if array.null_count:
-        raise ConfigError(f"{what}: {array.null_count} values are missing (null); fill them in first")
-
-
-def _texts(column: nw.Series, what: str, problems: list[str]) -> np.ndarray:
-    items = column.to_list()
-    other = next((item for item in items if not isinstance(item, str)), None)
-    if other is not None:
-        problems.append(
-            f"{what} holds {other!r}, and the input takes strings: convert the column with .astype(str)"
-        )
-    return np.array(items, dtype=object)
 
 
 def _joined(given: Mapping[str, Any], title: str) -> Any:
     """Return a mapping of columns as a table of their library."""
-    others = [name for name, value in given.items() if not is_series(value)]
+    others = [name for name, value in given.items() if not _is_series(value)]
     if others:
         raise ConfigError(
             f"{title}: {', '.join(map(repr, others))} is no column of a table, and the other inputs are: pass columns"
@@ -421,7 +385,18 @@ def result_columns(
     columns: dict[str, np.ndarray] = {}
     classes = {spec.name: spec.classes for spec in sig.outputs}
     for name, value in results.items():
-        made = _columns_of(name, value, rows, title, classes.get(name, ()))
+        shape = np.shape(value)
+        if isinstance(value, list) or len(shape) not in (1, 2) or shape[0] != rows:
+            got = "a list" if isinstance(value, list) else f"shape {shape}"
+            raise ConfigError(
+                f"{title}: output {name!r} has {got}, and a table of {rows} rows needs one or two axes with a row for"
+                " each; pass arrays instead of a table (in ff.run, a sink .npy or .zarr), or choose other outputs"
+            )
+        if len(shape) == 1 or shape[1] == 1:
+            made = {name: value.reshape(rows)}
+        else:
+            labels = classes[name] if len(classes[name]) == shape[1] else range(shape[1])
+            made = {f"{name}_{label}": value[:, k] for k, label in enumerate(labels)}
         if clashes := [column for column in made if column in columns or column in taken]:
             raise ConfigError(
                 f"{title}: output {name!r} gives columns {clashes}, which are there already; choose other outputs"
@@ -429,24 +404,6 @@ def result_columns(
             )
         columns |= made
     return columns
-
-
-def _columns_of(
-    name: str, value: Any, rows: int, title: str, classes: Sequence[object]
-) -> dict[str, np.ndarray]:
-    shape = np.shape(value)
-    if isinstance(value, list) or len(shape) not in (1, 2) or shape[0] != rows:
-        got = "a list" if isinstance(value, list) else f"shape {shape}"
-        raise ConfigError(
-            f"{title}: output {name!r} has {got}, and a table of {rows} rows needs one or two axes with a row for each;"
-            " pass arrays instead of a table (in ff.run, a sink .npy or .zarr), or choose other outputs"
-        )
-    if len(shape) == 1:
-        return {name: value}
-    if shape[1] == 1:
-        return {name: value[:, 0]}
-    labels = classes if len(classes) == shape[1] else range(shape[1])
-    return {f"{name}_{label}": value[:, k] for k, label in enumerate(labels)}
 
 
 def empty_results(sig: Signature) -> dict[str, np.ndarray]:

@@ -1,4 +1,11 @@
-"""`bind`: a model on inputs that fit it, as a value: which inputs are cut, the rows of each chunk, and its bundles."""
+"""`bind`: a model on inputs that fit it, as a value: which inputs are cut, the rows of each chunk, and its bundles.
+
+Inputs whose axis 0 has the batch's symbol are cut.  Others whose axis 0 is open (skl2onnx's `[None, 1]` for each
+column, torch's `dynamic_axes` with a name for each input) may be where they have as many rows, or that may be chance: a
+table of as many entries.  So rows are followed through the model with all of these cut, then with none.  A cut with
+which each output row is made of its own rows alone is right, whichever was meant; where neither is, the caller has to
+say.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +17,28 @@ from typing import Any
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
-from dask_ferro.lower.inputs.batching import cut
+from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.prepared.opening import with_defaults_replaced
 from dask_ferro.lower.prepared.prepared import PreparedModel, SizedModel
-from dask_ferro.lower.signature import Signature, as_array, by_name, check_arrays, is_dask_array, shape_of
+from dask_ferro.lower.signature import (
+    Signature,
+    as_array,
+    by_name,
+    check_arrays,
+    fixed_batch,
+    is_dask_array,
+    may_carry,
+    shape_of,
+)
+
+AT_ONCE = "run it on all rows at once: no batch=, dask arrays of one chunk along axis 0, in ff.run a batch= of all rows"
 
 
 class BoundModel:
     """A model on its inputs, before it is lowered to a Dask graph.
 
-    Parameters
-    ----------
-    model : PreparedModel
-        With the inputs of this call that carry the batch.
-    arrays : mapping of str to array
-        Checked inputs by name.
-    rows : tuple of int or None
-        Rows of each chunk, nan where dask does not know them; None: inputs are taken whole.
-    granularity : Granularity
-        As the caller asked.
-
-    Attributes
-    ----------
-    chunks : int
-    has_dask_rows : bool
-        Whether an input that is cut is a dask array.
-    splits : bool
-        Whether a task runs the model's fixed batch size slice by slice.
+    The model has the inputs of this call that carry the batch; `arrays` are the checked inputs by name.  `rows` are the
+    rows of each chunk, nan where dask does not know them; None: inputs are taken whole.
     """
 
     def __init__(
@@ -49,9 +51,12 @@ class BoundModel:
         self.model, self.arrays, self.rows, self.granularity = model, arrays, rows, granularity
         self.chunks = 1 if rows is None else len(rows)
         fixed, carried = model.signature.fixed_rows, [arrays[name] for name in model.signature.carried]
+        # Whether an input that is cut is a dask array.
         self.has_dask_rows = any(map(is_dask_array, carried))
-        lengths = rows or tuple(len(array) for array in carried if shape_of(array))
-        self.splits = bool(fixed) and any(n != fixed for n in lengths)
+        # Rows of the chunks, or of the inputs that carry the batch where these are taken whole.
+        self.lengths = rows or tuple(len(array) for array in carried if shape_of(array))
+        # Whether a task runs the model's fixed batch size slice by slice.
+        self.splits = bool(fixed) and any(n != fixed for n in self.lengths)
         # Dask's unknown sizes are nan.
         self._largest_chunk = max((n for n in rows or () if n == n), default=None)
 
@@ -69,7 +74,7 @@ class BoundModel:
         """
         has_unknown_rows = any(n != n for n in self.rows or ())
         granularity = "model" if self.splits or has_unknown_rows else self.granularity
-        return self.model.plan(self.arrays, self._largest_chunk, max(1, self.chunks), granularity)
+        return self.model.plan(self.arrays, self._largest_chunk, self.chunks, granularity)
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -103,12 +108,7 @@ def bind(
 ) -> BoundModel:
     """Return a model on its inputs: an array, a mapping of arrays by name, or a tuple of them.
 
-    Parameters
-    ----------
-    batch : int or None
-        Rows of a chunk.
-    batched : collection of str or None
-        The inputs that are cut, where the caller says so.
+    `batch` and `batched` are the rows of a chunk and the inputs that are cut, where the caller says so.
 
     Raises
     ------
@@ -119,10 +119,15 @@ def bind(
     if names:
         model = with_defaults_replaced(model, names)
     sig, title = model.signature, f"model {model.name!r}"
+    batch = checked_batch(batch, title)
     named = by_name(sig, given, title)
     arrays = {spec.name: as_array(spec, named[spec.name], title) for spec in sig.inputs}
     check_arrays(sig, arrays, title)
-    return BoundModel(*cut(model, arrays, batched, batch), granularity)
+    # Which inputs carry the batch has to be known before chunks are made or looked at.
+    is_cut = batch is not None or any(map(is_dask_array, arrays.values()))
+    model = with_batched(model, arrays, batched, is_cut=is_cut)
+    arrays = _rechunked(arrays, model.signature.carried, batch)
+    return BoundModel(model, arrays, _row_chunks(model.signature, arrays, batch), granularity)
 
 
 def checked_batch(batch: Any, title: str) -> int | None:
@@ -133,3 +138,164 @@ def checked_batch(batch: Any, title: str) -> int | None:
     if isinstance(batch, bool) or not hasattr(batch, "__index__") or batch < 1:
         raise ConfigError(f"{title}: batch={batch!r}, wanted a number of rows of at least 1, or None")
     return operator.index(batch)
+
+
+# ---- which inputs are cut ------------------------------------------------------------------------------------
+
+
+def with_batched(
+    opened: PreparedModel, arrays: Mapping[str, Any], names: Collection[str] | None, *, is_cut: bool
+) -> PreparedModel:
+    """Return the model with the inputs that carry the batch in this call.
+
+    `names` are those that the caller says are cut, and `is_cut` tells whether rows are cut at all.
+
+    Raises
+    ------
+    ConfigError
+        `names` that cannot be cut, or several inputs that may be and no way to tell.
+    """
+    sig = opened.signature
+    if names is not None:
+        return opened.with_batch(_checked(sig, names, f"model {opened.name!r}"))
+    alike = _alike(sig, arrays) if is_cut and not isinstance(sig.batch, int) else []
+    if not alike:
+        return opened
+    found: list[Collection[Finding]] = []
+    # All first: inputs with as many rows mostly belong together.
+    for carrying in ((*sig.carried, *alike), sig.carried):
+        view = opened.with_batch(carrying)
+        found.append(view.row_dependence(arrays).values())
+        if not found[-1]:
+            return view
+    if all(any(finding.sure for finding in findings) for findings in found):
+        refuse_sure(opened.name, found[0])
+    reasons = dict.fromkeys(finding.why for finding in found[0])
+    shown = ", ".join(map(repr, (*sig.carried, *alike)))
+    raise ConfigError(
+        f"model {opened.name!r}: inputs {shown} have as many rows and no common name for them, and the model does not"
+        f" tell which are cut together ({'; '.join(reasons)}); name them: batched=({shown}), or"
+        f" batched=({sig.carried[0]!r},) if the others go whole to each chunk"
+    )
+
+
+def refuse_sure(name: str, found: Collection[Finding]) -> None:
+    """Raise `ConfigError` where one of the findings is sure."""
+    if sure := dict.fromkeys(finding.why for finding in found if finding.sure):
+        raise ConfigError(
+            f"model {name!r}: the rows cannot be cut, as chunks of them give other numbers than all:"
+            f" {'; '.join(sure)}; {AT_ONCE}"
+        )
+
+
+def _alike(sig: Signature, arrays: Mapping[str, Any]) -> list[str]:
+    """Return the inputs whose axis 0 has another name or none, and as many rows as the batch."""
+    rows = {name: _rows(arrays[name]) for name in arrays}
+    wanted = next((rows[name] for name in sig.carried if rows[name] is not None), None)
+    others = [s.name for s in sig.inputs if s.name not in sig.carried and may_carry(s)]
+    return [name for name in others if wanted is not None and rows[name] == wanted]
+
+
+def _rows(value: Any) -> float | None:
+    shape = shape_of(value)
+    if not shape:
+        return None
+    # Of unknown rows, which are nan, the number of chunks counts.
+    return shape[0] if shape[0] == shape[0] else -len(value.chunks[0])
+
+
+def _checked(sig: Signature, names: Collection[str], title: str) -> tuple[str, ...]:
+    if not isinstance(names, Collection):
+        raise ConfigError(
+            f"{title}: batched={names!r}, wanted names of inputs: {', '.join(s.name for s in sig.inputs)}"
+        )
+    wanted = (names,) if isinstance(names, str) else tuple(names)
+    known = {s.name: s for s in sig.inputs}
+    unknown = [n for n in wanted if n not in known]
+    if unknown or not wanted:
+        got = ", ".join(map(repr, unknown)) or "nothing"
+        raise ConfigError(f"{title}: batched= names {got}; wanted some of its inputs: {', '.join(known)}")
+    fixed = [s for s in sig.inputs if s.name in wanted and not may_carry(s)]
+    if fixed:
+        listed = "; ".join(map(str, fixed))
+        raise ConfigError(
+            f"{title}: batched= names inputs without an open axis 0, which cannot be cut: {listed}; leave them out"
+        )
+    symbols = {s.shape[0] for s in sig.inputs if s.name in wanted and s.shape} - {None}
+    left = [s.name for s in sig.inputs if s.name not in wanted and s.shape and s.shape[0] in symbols]
+    if left:
+        raise ConfigError(
+            f"{title}: batched= leaves out {', '.join(map(repr, left))}, whose axis 0 has the same name as that of an"
+            " input that is cut; name them too"
+        )
+    return wanted
+
+
+# ---- chunks --------------------------------------------------------------------------------------------------
+
+
+def _rechunked(arrays: Mapping[str, Any], names: Collection[str], batch: int | None) -> dict[str, Any]:
+    """Return the inputs, of which those of dask of these names have chunks of `batch` rows.
+
+    If there are such, all dask arrays have one chunk along the other axes, as a task takes whole rows.
+    """
+    made = dict(arrays)
+    if not any(is_dask_array(arrays[name]) for name in names):
+        return made
+    for name, array in arrays.items():
+        if not is_dask_array(array):
+            continue
+        sizes = {axis: -1 for axis, sizes in enumerate(array.chunks) if axis and len(sizes) > 1}
+        if batch is not None and name in names:
+            if any(n != n for n in array.chunks[0]):
+                raise ConfigError(
+                    f"input {name!r} is a dask array whose chunks have unknown sizes, so batch={batch} cannot cut it;"
+                    " call .compute_chunk_sizes() first, or leave batch= out"
+                )
+            sizes[0] = batch
+        made[name] = array.rechunk(sizes) if sizes else array
+    return made
+
+
+def _row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> tuple[int, ...] | None:
+    """Return the rows of each chunk, or None when the inputs are taken whole."""
+    carried = {name: arrays[name] for name in sig.carried}
+    chunked = {name: tuple(a.chunks[0]) for name, a in carried.items() if is_dask_array(a)}
+    # Sizes that dask does not know are nan, which equals nothing: they are not compared, and neither is their sum.
+    known = [{n for n in sizes if n == n} for sizes in zip(*chunked.values(), strict=False)]
+    if len(set(map(len, chunked.values()))) > 1 or any(len(sizes) > 1 for sizes in known):
+        raise ConfigError(f"inputs are chunked differently along axis 0: {chunked}; rechunk them alike")
+    lengths = {name: len(a) for name, a in carried.items() if shape_of(a) and not is_dask_array(a)}
+    lengths |= {name: sum(sizes) for name, sizes in chunked.items() if sum(sizes) == sum(sizes)}
+    # An input of one row is repeated for every row, so its length does not count.
+    if sig.fixed_rows:
+        lengths = {name: n for name, n in lengths.items() if n != 1 or len(lengths) == 1}
+    cutting = bool(chunked) or batch is not None
+    if (cutting or sig.fixed_rows) and len(set(lengths.values())) > 1:
+        raise ConfigError(f"inputs differ in length along the batch axis: {lengths}")
+    if cutting and not all(shape_of(a) for a in carried.values()):
+        raise ConfigError(
+            "an input that carries the batch is a future or a delayed value: it cannot be cut in chunks"
+        )
+    fixed = next((fixed_batch(s) for s in sig.inputs if s.name in carried), "")
+    splitting = bool(sig.fixed_rows) and any(n != sig.fixed_rows for n in lengths.values())
+    if (cutting or splitting) and not all(sig.gives):
+        without = [str(s) for s, gives in zip(sig.outputs, sig.gives, strict=True) if not gives]
+        more = f"the model's batch is fixed at 1, and it was given more: pass one row at a time; {fixed}"
+        raise ConfigError(
+            f"outputs without the batch axis cannot be joined from chunks: {without};"
+            f" {more if splitting else AT_ONCE}"
+        )
+    rows = next(iter(lengths.values()), 0)
+    if chunked:
+        chunks = next(iter(chunked.values()))
+    elif batch is None or rows <= batch:
+        return None
+    else:
+        chunks = tuple(min(batch, rows - start) for start in range(0, rows, batch))
+    if isinstance(sig.batch, int) and sig.batch > 1 and any(n != sig.batch for n in chunks):
+        raise ConfigError(
+            f"the model's batch is fixed at {sig.batch} rows, so it cannot be cut into chunks of {chunks}; run without"
+            f" batch=, and with dask arrays of one chunk along axis 0; {fixed}"
+        )
+    return chunks

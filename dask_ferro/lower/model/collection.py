@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import replace
-from functools import cached_property, partial
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +23,12 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.client import live_client
-from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.labelled import LabelledInputs, read_labelled
 from dask_ferro.lower.inputs.partitions import partitioned
-from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.inputs.tables import TableForm, table_of
-from dask_ferro.lower.model.bound import BoundModel, bind, checked_batch, inputs_by_name
-from dask_ferro.lower.model.render import Fact, as_text, facts
+from dask_ferro.lower.model.bound import BoundModel, bind, checked_batch, inputs_by_name, with_batched
+from dask_ferro.lower.model.render import facts_of
+from dask_ferro.lower.model.row_check import check_rows
 from dask_ferro.lower.portable import portable
 from dask_ferro.lower.prepared.opening import open_model, reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
@@ -191,15 +189,22 @@ class ModelGraph(DaskMethodsMixin):
         return self.plan.bundles
 
     def __repr__(self) -> str:
-        return as_text(self.name, facts_of(self))
+        facts = facts_of(self._opened, self.ops, self._own_bundles)
+        lines = "".join(f"\n  {label:<10}{text}" for label, text in facts)
+        return f"<ModelGraph {self.name!r}{lines}>"
 
     def _repr_html_(self) -> str:
         from dask_ferro.views.model import card
 
-        facts = facts_of(self)
-        # A model that cannot be planned yet has the reason among its facts.
-        is_planned = any(name == "projected" for name, _ in facts)
-        return card(self.name, facts, self.bundles if is_planned else ())
+        bundles = self._own_bundles
+        return card(self.name, facts_of(self._opened, self.ops, bundles), bundles)
+
+    @property
+    def _own_bundles(self) -> Sequence[Bundle]:
+        try:
+            return self.bundles
+        except Exception:  # noqa: BLE001 - a repr must not raise; whatever it is, computing it raises it again
+            return ()
 
     # -- calling it ----------------------------------------------------------------------------------------
 
@@ -222,8 +227,8 @@ class ModelGraph(DaskMethodsMixin):
             Rows per task, along axis 0; dask arrays are rechunked to it.  Rows that are cut into chunks, by `batch`
             or by a dask array, must not depend on each other.
         batched : str or collection of str, optional
-            The inputs that are cut.  By default those whose axis 0 has the name of the batch, and of those with other
-            names or none that have as many rows the ones with which the model computes each row by itself.
+            The inputs that are cut.  By default those whose axis 0 has the name of the batch, and all others with
+            other names or none that have as many rows, if the model then computes each row by itself.
         dims : str or sequence of str, optional
             Of xarray's arrays, the batch dimension; or all dimensions in the order of the model's axes.
 
@@ -244,29 +249,29 @@ class ModelGraph(DaskMethodsMixin):
         from dask_ferro.lower.model.outputs import outputs_of
 
         options = {"batch": batch, "batched": batched, "dims": dims}
-        given = self._given(args, named, options)
-        if type(given).__module__.startswith("dask.dataframe") and getattr(given, "ndim", 0) == 2:
-            return partitioned(self, given, self._opened.signature, options, self._title)
-        bound, labels, _ = self._bound(given, **options)
+        table = args[0] if len(args) == 1 and not named else None
+        if type(table).__module__.startswith("dask.dataframe") and getattr(table, "ndim", 0) == 2:
+            return partitioned(self, table, self._opened.signature, options, self._title)
+        bound, labels, _ = self._bound(args, named, options)
         made = outputs_of(bound, live_client())
-        return made if labels is None else self._labelled(bound, labels, made)
+        if labels is None:
+            return made
+        several = made if len(self.outputs) > 1 else dict.fromkeys(self.outputs, made)
+        return labels.results(bound.model.signature, several, cut=bound.rows is not None)
 
     def planned(
         self, /, *args: Any, batch: int | None = None, batched: Names = None, dims: Any = None, **named: Any
     ) -> BoundModel:
         """Return a call, whose arguments these are, before it is a graph: its bundles and the number of its chunks."""
         options = {"batch": batch, "batched": batched, "dims": dims}
-        return self._bound(self._given(args, named, options), **options)[0]
+        return self._bound(args, named, options)[0]
 
     @property
     def _title(self) -> str:
         return f"model {self.name!r}"
 
-    def _given(self, args: tuple[object, ...], named: dict[str, object], options: dict[str, object]) -> Any:
-        return inputs_by_name(self._opened.signature, args, named, options, self._title)
-
     def _bound(
-        self, given: Any, batch: int | None, batched: Names, dims: Any, *, at_once: bool = False
+        self, args: tuple[Any, ...], named: dict[str, Any], options: dict[str, Any], *, at_once: bool = False
     ) -> tuple[BoundModel, LabelledInputs | None, TableForm | None]:
         """Return the model on the inputs of a call, with what their results need to be labelled or a table.
 
@@ -275,22 +280,16 @@ class ModelGraph(DaskMethodsMixin):
         opened, defaults, title = self._opened, self._defaults, self._title
         if at_once:
             defaults = defaults._replace(batch=None, granularity="model")
-        batch = checked_batch(batch if batch is not None else defaults.batch, title)
-        given, labels = read_labelled(given, opened.signature, dims, title)
+        given = inputs_by_name(opened.signature, args, named, options, title)
+        given, labels = read_labelled(given, opened.signature, options["dims"], title)
         table = table_of(opened, given)
-        inputs = given if table is None else table.arrays
-        cut = batched if batched is not None else defaults.batched
-        bound = bind(opened, inputs, batch=batch, batched=cut, granularity=defaults.granularity)
+        chosen = {name: value for name, value in options.items() if name != "dims" and value is not None}
+        settings = defaults._replace(**chosen)._asdict()
+        bound = bind(opened, given if table is None else table.arrays, **settings)
         if at_once and (lazy := [name for name, array in bound.arrays.items() if comes_later(array)]):
             raise ConfigError(f"{title}: predict computes at once, and {lazy} is lazy: call model(x) instead")
         _check_chunks(bound)
         return bound, labels, None if table is None else table.form
-
-    def _labelled(self, bound: BoundModel, labels: LabelledInputs, results: Any) -> Any:
-        return labels.results(bound.model.signature, self._by_name(results), cut=bound.rows is not None)
-
-    def _by_name(self, results: Any) -> Any:
-        return results if len(self.outputs) > 1 else dict.fromkeys(self.outputs, results)
 
     def predict(
         self, /, *args: Any, batch: int | None = None, batched: Names = None, dims: Any = None, **named: Any
@@ -328,11 +327,13 @@ class ModelGraph(DaskMethodsMixin):
         from dask_ferro.lower.model.outputs import values_of
 
         options = {"batch": batch, "batched": batched, "dims": dims}
-        bound, labels, form = self._bound(self._given(args, named, options), **options, at_once=True)
+        bound, labels, form = self._bound(args, named, options, at_once=True)
         results = values_of(bound)
         if labels is not None:
-            return self._labelled(bound, labels, results)
-        return results if form is None else form.table(self._by_name(results), self._title)
+            return labels.results(bound.model.signature, results, cut=bound.rows is not None)
+        if form is not None:
+            return form.table(results, self._title)
+        return results if len(results) > 1 else next(iter(results.values()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         ref, loaded = self._opened.ref, self._opened.loaded
@@ -394,19 +395,12 @@ class ModelGraph(DaskMethodsMixin):
 
 
 def _reopen(ref: ModelRef, content: bytes | None, name: str, defaults: CallDefaults) -> ModelGraph:
-    """Return a model that another process has pickled."""
-    opened = reopened(ref, content)
-    return ModelGraph(opened if opened.name == name else replace(opened, name=name), defaults)
+    return ModelGraph(reopened(ref, content, name), defaults)
 
 
 def opened_of(model: ModelGraph) -> PreparedModel:
     """Return the loaded model of a graph, its signature and plans: for what shows, compares or streams it."""
     return model._opened
-
-
-def facts_of(model: ModelGraph) -> list[Fact]:
-    """Return the facts that the text and the card of a model show."""
-    return facts(model._opened, model.ops, lambda: model.bundles)
 
 
 def defaults_of(model: ModelGraph) -> CallDefaults:
@@ -415,13 +409,5 @@ def defaults_of(model: ModelGraph) -> CallDefaults:
 
 
 def _check_chunks(bound: BoundModel) -> None:
-    """Raise `ConfigError` where the chunks of a bound model give other numbers than all rows at once."""
-    if bound.rows is not None and len(bound.rows) > 1:
-        check_rows(bound.model, bound.arrays, partial(run_here, bound.model))
-
-
-def run_here(model: PreparedModel, arrays: Mapping[str, Any]) -> Any:
-    """Return the outputs of a model for all rows of `arrays` at once, computed in this process."""
-    from dask_ferro.lower.model.outputs import values_of
-
-    return values_of(BoundModel(model, arrays, None, "model"))
+    if bound.chunks > 1:
+        check_rows(bound.model, bound.arrays)

@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -30,43 +29,28 @@ from dask_ferro.lower.worker.models import limits
 
 @dataclass(frozen=True)
 class Inventory:
-    """A model in tables.
-
-    Attributes
-    ----------
-    mapped : tuple of str
-        Files whose pages the weights are, by the limit of this process (`ferro.limits.mapped-above`); none where they
-        are read into memory.
-    inputs, outputs : tuple of ValueSpec
-    rows : int
-        Rows that the costs are projected for; open dimensions but the batch count as 1.
-    ops : tuple of OpRow
-        One for each operator, the most seconds first.
-    engines : mapping of str to mapping of str to int
-        For each operator, how many of its nodes each engine computes, as routed; "none" where no engine does.
-    able : mapping of str to mapping of str to int
-        For each operator, how many of its nodes each engine could compute.
-    plan : Plan or None
-        None when there are problems.
-    bound : Bound
-        Work and critical path.
-    problems : tuple of str
-        One for each node that nothing here computes.
-    """
+    """A model in tables."""
 
     name: str
     digest: str
     opset: int
     weight_bytes: int
+    # Files whose pages the weights are, by the limit of this process (`ferro.limits.mapped-above`).
     mapped: tuple[str, ...]
     inputs: tuple[ValueSpec, ...]
     outputs: tuple[ValueSpec, ...]
+    # Rows that the costs are projected for; open dimensions but the batch count as 1.
     rows: int
+    # One for each operator, the most seconds first.
     ops: tuple[OpRow, ...]
+    # How many nodes of each operator each engine computes, as routed ("none" where no engine does), and could compute.
     engines: Mapping[str, Mapping[str, int]]
     able: Mapping[str, Mapping[str, int]]
+    # None when there are problems.
     plan: Plan | None
+    # Work and critical path.
     bound: Bound
+    # One for each node that nothing here computes.
     problems: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -166,7 +150,6 @@ def _engines(rated: Sequence[Support], made: Plan | None) -> list[str]:
 
 
 def _at(loaded: Loaded, sig: Signature, batch: int | None, path: str) -> tuple[int, Mapping[str, ValueType]]:
-    """The rows that one run takes, and the value types at that many."""
     # An open batch is priced for one row, so that costs of models compare.
     if isinstance(sig.batch, str):
         return batch or 1, infer(loaded.model, dims={sig.batch: batch or 1})
@@ -174,8 +157,3 @@ def _at(loaded: Loaded, sig: Signature, batch: int | None, path: str) -> tuple[i
     if batch is not None and sig.batch is not None and batch != own:
         raise ConfigError(f"model {path!r}: got a batch of {batch}, but its own is fixed at {own}")
     return own, infer(loaded.model)
-
-
-def slices(sig: Signature, rows: int) -> int:
-    """Return how often a model of fixed batch size runs for `rows` rows; 1 for any other."""
-    return ceil(rows / sig.fixed_rows) if sig.fixed_rows else 1

@@ -15,6 +15,7 @@ from typing import Any
 
 import dask
 from dask.highlevelgraph import HighLevelGraph
+from tlz import merge
 
 from dask_ferro.engines.selection import route
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, ValueSource
@@ -43,23 +44,14 @@ from dask_ferro.trace import ABOUT
 
 @dataclass(frozen=True)
 class Lowered:
-    """A Dask graph of a model on its inputs, and where its outputs are.
-
-    Attributes
-    ----------
-    graph : HighLevelGraph
-    layer_name : str
-        Of the bundles' layer.
-    token : str
-        Of model, inputs and plan.
-    series : tuple of KeySeries
-        Keys of each bundle.
-    bound : BoundModel
-    """
+    """A Dask graph of a model on its inputs, and where its outputs are."""
 
     graph: HighLevelGraph
+    # The layer of the bundles.
     layer_name: str
+    # Of model, inputs and plan.
     token: str
+    # Keys of each bundle.
     series: tuple[KeySeries, ...]
     bound: BoundModel
 
@@ -70,34 +62,22 @@ class Lowered:
         return self.series[source.bundle], None if is_only else source.place
 
     @property
-    def _last(self) -> dict[int, int]:
-        """The bundles that hold outputs, each once, with their numbers among these."""
-        return {b: i for i, b in enumerate(dict.fromkeys(s.bundle for s in self.bound.plan.outputs))}
-
-    @property
     def keys(self) -> list[list[Key]]:
-        """The keys to compute: a list of chunks for each bundle that holds an output."""
-        return [list(map(self.series[b].at, range(self.bound.chunks))) for b in self._last]
+        """The keys to compute: those of each output's chunks."""
+        sources = (self.source(index)[0] for index in range(len(self.bound.plan.outputs)))
+        return [list(map(source.at, range(self.bound.chunks))) for source in sources]
 
     @property
-    def places(self) -> dict[str, tuple[int, int | None]]:
-        """Where each output lies in the values of `keys`: the list, and the place in each value; None: the value."""
-        last, outputs = (
-            self._last,
-            zip(self.bound.model.signature.outputs, self.bound.plan.outputs, strict=True),
-        )
-        return {spec.name: (last[s.bundle], self.source(i)[1]) for i, (spec, s) in enumerate(outputs)}
+    def places(self) -> dict[str, int | None]:
+        """Where each output lies in its bundle's values; None: it is the value."""
+        return {spec.name: self.source(i)[1] for i, spec in enumerate(self.bound.model.signature.outputs)}
 
 
 def lower(bound: BoundModel, client: Any, *, are_arrays: bool) -> Lowered:
     """Return the Dask graph of a model on its inputs.
 
-    Parameters
-    ----------
-    client : distributed.Client or None
-        Its workers are asked whether they see the model's file.
-    are_arrays : bool
-        Whether the outputs become dask arrays, whose shapes hold; else they have the shapes that are computed.
+    The workers of `client` are asked whether they see the model's file.  `are_arrays` tells whether the outputs become
+    dask arrays, whose shapes hold; else they have the shapes that are computed.
     """
     model, sig, bundles = bound.model, bound.model.signature, bound.plan.bundles
     tokens = {name: token_of(value) for name, value in bound.arrays.items()}
@@ -130,18 +110,10 @@ def lower(bound: BoundModel, client: Any, *, are_arrays: bool) -> Lowered:
     sources = bound.plan.outputs
     name = series[sources[0].bundle].head[0] if sources else f"ferro-{token}"
     below = feeds if copy is None else [*feeds, copy]
-    return Lowered(_graph(name, layer, below), name, token, series, bound)
-
-
-def _graph(name: str, layer: LazyLayer, below: Sequence[Feed]) -> HighLevelGraph:
-    """Return the bundles' layer over those of the inputs."""
-    layers: dict[str, Any] = {}
-    dependencies: dict[str, set[str]] = {}
-    for one in below:
-        layers.update(one.layers)
-        dependencies.update({k: set(v) for k, v in one.dependencies.items()})
-    read = {one.top for one in below if one.top is not None}
-    return HighLevelGraph({**layers, name: layer}, {**dependencies, name: read})
+    layers = merge(*(one.layers for one in below), {name: layer})
+    tops = {one.top for one in below if one.top is not None}
+    needs = merge(*(one.dependencies for one in below), {name: tops})
+    return Lowered(HighLevelGraph(layers, needs), name, token, series, bound)
 
 
 def _bundle_ref(bound: BoundModel, number: int, *, are_arrays: bool) -> BundleRef:
@@ -166,7 +138,6 @@ def _bundle_ref(bound: BoundModel, number: int, *, are_arrays: bool) -> BundleRe
 
 
 def _output_check(bound: BoundModel, number: int, *, are_arrays: bool) -> OutputCheck | None:
-    """Return the check of a bundle's results that are outputs of the model; None: there is none."""
     plan, sig = bound.plan, bound.model.signature
     is_cut = bound.rows is not None and (bound.chunks > 1 or bound.has_dask_rows)
     # Of a model of batch 1 that is run row by row, the rows are not those that were inferred.

@@ -23,7 +23,7 @@ from dask_ferro.lower.layer import Key, KeySeries, LazyLayer, Literal, TaskSerie
 from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.model.lowering import Lowered, lower
 from dask_ferro.lower.portable import PortableCall, PortableTask
-from dask_ferro.lower.signature import Dim, shape_of
+from dask_ferro.lower.signature import Dim
 from dask_ferro.lower.upstream import List, TaskRef
 from dask_ferro.lower.worker.outputs import joined, pick, shape_at, together_by_name
 
@@ -94,22 +94,15 @@ class Outputs(Mapping[str, Any], DaskMethodsMixin):
 
 
 def outputs_of(bound: BoundModel, client: Any) -> Any:
-    """Return the output of a model on its inputs, a dask array or a delayed value; `Outputs` of several.
-
-    Raises
-    ------
-    ConfigError
-        An output that has no row for each row, of rows that are cut.
-    """
+    """Return the output of a model on its inputs, a dask array or a delayed value; `Outputs` of several."""
     made = lower(bound, client, are_arrays=True)
     return _output(made, 0) if len(bound.plan.outputs) == 1 else Outputs(made)
 
 
-def values_of(bound: BoundModel) -> Any:
-    """Return the value of a model on its inputs, or a dict of several by name, computed in this process."""
+def values_of(bound: BoundModel) -> dict[str, Any]:
+    """Return the outputs of a model on its inputs by name, computed in this process."""
     made = lower(bound, None, are_arrays=False)
-    values = assemble(dask.get(made.graph, made.keys), made.places, bound.model.name)  # type: ignore[attr-defined, arg-type]
-    return values if len(values) > 1 else next(iter(values.values()))
+    return assemble(dask.get(made.graph, made.keys), made.places, bound.model.name)  # type: ignore[attr-defined, arg-type]
 
 
 # ---- an output as a collection ------------------------------------------------------------------------------
@@ -129,42 +122,38 @@ def _output(made: Lowered, index: int) -> Any:
     if bound.rows is not None:
         sizes[0] = bound.rows
     elif bound.splits and sizes:
-        sizes[0] = (_rows(bound),)
+        # An input of one row is repeated for every row.
+        sizes[0] = (next((n for n in bound.lengths if n != 1), np.nan),)
     source, place = made.source(index)
     is_open = bound.chunks > 1 and not all(isinstance(d, int) for d in shape[1:])
     name: str = source.head[0]
     top: Layer | None = None
     if place is not None or is_open or not shape:
         name = f"ferro-output-{made.token}-{index}"
-        series = KeySeries((name,), (0,) * (len(shape) - 1) if shape else None)
-        top = LazyLayer(_picks(series, source, place, bound.chunks, (bound.model.name, spec.name), is_open))
+        series = KeySeries((name,), (0,) * (len(shape) - 1)) if shape else KeySeries(one=(name,))
+        top = LazyLayer(_picks(made, index, series, is_open=is_open))
     elif name not in made.graph.layers:
         # A dask array is named after a layer: here an empty one, over the layer that has its keys.
         top = MaterializedLayer({})
-    return da.Array(_over(made, name, top), name, tuple(sizes), dtype=spec.dtype)
+    graph = made.graph if top is None else _over(made, name, top)
+    return da.Array(graph, name, tuple(sizes), dtype=spec.dtype)
 
 
-def _picks(
-    series: KeySeries,
-    source: KeySeries,
-    place: int | None,
-    chunks: int,
-    names: tuple[str, str],
-    is_open: bool,
-) -> list[TaskSeries]:
+def _picks(made: Lowered, index: int, series: KeySeries, *, is_open: bool) -> list[TaskSeries]:
     """Return tasks that pick one output of a bundle; where its axes are open, they compare it with the first chunk."""
-    at = Literal((place,))
+    (source, place), chunks, model = made.source(index), made.bound.chunks, made.bound.model
+    picked = (source, Literal((place,)))
     if not is_open:
-        return [TaskSeries(series, chunks, pick, (source, at))]
-    shape = KeySeries(one=f"{series.head[0]}-shape")
+        return [TaskSeries(series, chunks, pick, picked)]
+    shape = KeySeries(one=f"ferro-output-{made.token}-{index}-shape")
+    names = (Literal((model.name,)), Literal((model.signature.outputs[index].name,)))
     return [
-        TaskSeries(shape, 1, shape_at, (source, at)),
-        TaskSeries(series, chunks, pick, (source, at, shape, *(Literal((name,)) for name in names))),
+        TaskSeries(shape, 1, shape_at, picked),
+        TaskSeries(series, chunks, pick, (*picked, shape, *names)),
     ]
 
 
 def _delayed(made: Lowered, index: int) -> Delayed:
-    """Return an output as one delayed value, joined from its chunks."""
     (source, place), model = made.source(index), made.bound.model
     name = f"ferro-output-{made.token}-{index}"
     parts = List(*(TaskRef(source.at(chunk)) for chunk in range(made.bound.chunks)))
@@ -172,14 +161,10 @@ def _delayed(made: Lowered, index: int) -> Delayed:
     return Delayed(name, _over(made, name, MaterializedLayer({name: task})))
 
 
-def _over(made: Lowered, name: str, top: Any) -> HighLevelGraph:
-    """Return the graph with a layer over that of the bundles; the graph itself where there is none."""
-    graph = made.graph
-    if top is None:
-        return graph
-    # A persisted graph has no layer of bundles: its results lie in all of its layers.
-    below = {made.layer_name} if made.layer_name in graph.layers else set(graph.layers)
-    return HighLevelGraph({**graph.layers, name: top}, {**graph.dependencies, name: below})
+def _over(made: Lowered, name: str, top: Layer) -> HighLevelGraph:
+    """Return the graph with a layer over that of the bundles."""
+    layers, needs = made.graph.layers, made.graph.dependencies
+    return HighLevelGraph({**layers, name: top}, {**needs, name: {made.layer_name}})
 
 
 def _may_have(size: Dim, rows: Sequence[float]) -> bool:
@@ -188,20 +173,12 @@ def _may_have(size: Dim, rows: Sequence[float]) -> bool:
     return not isinstance(size, int) or len(known) < len(rows) or size == max(known, default=size)
 
 
-def _rows(bound: BoundModel) -> float:
-    """Return the rows of a model of batch 1 that is run row by row; nan: not known."""
-    shapes = [shape_of(bound.arrays[name]) for name in bound.model.signature.carried]
-    # An input of one row is repeated for every row.
-    return next((shape[0] for shape in shapes if shape and shape[0] != 1), np.nan)
-
-
 # ---- chunks put together ------------------------------------------------------------------------------------
 
 
 def assemble(
-    results: Sequence[Sequence[Any]], places: Mapping[str, tuple[int, int | None]], model: str
+    results: Sequence[Sequence[Any]], places: Mapping[str, int | None], model: str
 ) -> dict[str, Any]:
     """Return outputs by name, of the values of `Lowered.keys` and where each lies in them (`Lowered.places`)."""
-    return together_by_name(
-        {name: joined(results[series], place, model, name) for name, (series, place) in places.items()}
-    )
+    made = zip(places.items(), results, strict=True)
+    return together_by_name({name: joined(values, place, model, name) for (name, place), values in made})

@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import onnx
 import onnx_ir as ir
@@ -28,32 +27,16 @@ _KEPT = 8
 
 
 def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
-    """Return a model that is loaded and checked, and stored where workers find it.
+    """Return a model that is loaded and checked, and stored where workers find it; raises as `from_onnx` does.
 
-    Parameters
-    ----------
-    source : path, address, bytes, onnx.ModelProto or onnx_ir.Model
-        An `onnx_ir.Model` that this process made is not checked again.
-    outputs : str or collection of str, optional
-        The outputs to keep.
-
-    Raises
-    ------
-    ModelError
-        The file is unreadable, inconsistent or unsafe.
-    ConfigError
-        Outputs that the model does not have.
-    UnsupportedOp
-        No engine computes some node.
+    An `onnx_ir.Model` that this process made is not checked again.  `outputs` are the names of those to keep.
     """
     bounds = limits()
-    if isinstance(source, str) and is_address(source):
-        opened = open_model(fetched(source), outputs=outputs)
-        return replace(opened, name=PurePosixPath(source.partition("?")[0]).stem)
+    source, name = read_source(source)
     if isinstance(source, (str, os.PathLike)):
         loaded = load(source, limits=bounds, outputs=outputs)
         assert loaded.path is not None
-        return _prepared(loaded, loaded.path, Path(source).stem)
+        return _prepared(loaded, loaded.path, name)
     if isinstance(source, ir.Model):
         loaded = load_own(source, bounds)
         return _prepared(loaded, spool(loaded.content or b""), loaded.model.graph.name or "model")
@@ -68,11 +51,14 @@ def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
         loaded = replace(loaded, path=os.path.realpath(path))
     else:
         loaded = load(path, limits=bounds, outputs=loaded.outputs or None)
-    return _prepared(loaded, path, loaded.model.graph.name or "model")
+    return _prepared(loaded, path, name or loaded.model.graph.name or "model")
 
 
-# Models by the defaults that calls replace.
-_replacing: WeakKeyDictionary[PreparedModel, dict[frozenset[str], PreparedModel]] = WeakKeyDictionary()
+def read_source(source: Any) -> tuple[Any, str]:
+    """Return what a caller gave as a model, read from its address if it has one, and its file's name; "": no file."""
+    if isinstance(source, str) and is_address(source):
+        return fetched(source), PurePosixPath(source.partition("?")[0]).stem
+    return source, Path(source).stem if isinstance(source, (str, os.PathLike)) else ""
 
 
 def with_defaults_replaced(model: PreparedModel, names: frozenset[str]) -> PreparedModel:
@@ -80,8 +66,8 @@ def with_defaults_replaced(model: PreparedModel, names: frozenset[str]) -> Prepa
 
     A default is an initializer that is an input too (from IR version 4 on; before, each initializer had to be one).
     """
-    kept = _replacing.setdefault(model, {})
-    if names not in kept:
+
+    def make() -> PreparedModel:
         proto = onnx.load(model.ref.path, load_external_data=False)
         weights = [tensor for tensor in proto.graph.initializer if tensor.name not in names]
         defaults = {tensor.name for tensor in proto.graph.initializer} & {i.name for i in proto.graph.input}
@@ -96,22 +82,19 @@ def with_defaults_replaced(model: PreparedModel, names: frozenset[str]) -> Prepa
         del proto.graph.initializer[:]
         proto.graph.initializer.extend(weights)
         made = open_model(proto, outputs=model.ref.outputs or None)
-        kept[names] = replace(made, name=model.name).with_batch(model.signature.carried)
-    return kept[names]
+        return replace(made, name=model.name).with_batch(model.signature.carried)
+
+    return model.kept(("replaced", names), make)
 
 
 # So that each task of a worker that unpickles a model gets the one that is open.
 _reopened: Cache[PreparedModel] = Cache(_KEPT, size=lambda model: 1)
 
 
-def reopened(ref: ModelRef, content: bytes | None) -> PreparedModel:
+def reopened(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
     """Return a model that another process had open, opened once in this one.
 
-    Parameters
-    ----------
-    ref : ModelRef
-    content : bytes, optional
-        The file's content, if the file goes with the process that made it.
+    `content` is the file's content, if the file goes with the process that made it.
 
     Raises
     ------
@@ -122,7 +105,7 @@ def reopened(ref: ModelRef, content: bytes | None) -> PreparedModel:
         ref = reference(spool(content), ref.digest, ref.outputs)
     loaded = load_once(ref)
     return _reopened.get(
-        ref, lambda: _prepared(loaded, ref.path, Path(ref.path).stem), lambda kept: kept.loaded is loaded
+        (ref, name), lambda: _prepared(loaded, ref.path, name), lambda kept: kept.loaded is loaded
     )
 
 

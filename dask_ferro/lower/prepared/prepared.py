@@ -38,41 +38,36 @@ class SizedModel(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PreparedModel:
-    """A loaded model with its signature and the engines of its nodes; `prepared.opening` makes it.
-
-    Attributes
-    ----------
-    loaded : Loaded
-    name : str
-    ref : ModelRef
-        Where workers find it, and its digest.
-    inference : Inference
-    signature : Signature
-    support : sequence of Support
-        The engines of each node.
-    """
+    """A loaded model with its signature and the engines of its nodes; `prepared.opening` makes it."""
 
     loaded: Loaded
     name: str
+    # Where workers find it, and its digest.
     ref: ModelRef
     inference: Inference
     signature: Signature
+    # The engines of each node.
     support: Sequence[Support]
-    # Types, costs, plans and row dependence by the shapes of the inputs, for further calls.
+    # Types, costs, plans and row dependence by the shapes of the inputs, and views of other inputs that are cut.
     _by_shape: dict[Hashable, Any] = field(default_factory=dict)
-    _views: dict[tuple[bool, ...], PreparedModel] = field(default_factory=dict)
 
     def sized(self, arrays: Mapping[str, Any], rows: int | None) -> SizedModel:
         """Return types and seconds when the inputs have the shapes of `arrays`, with `rows` rows."""
 
         def make() -> SizedModel:
-            types = self.types(arrays, rows)
-            if self._is_declared_fixed:
-                types |= self._inferred_outputs(arrays, rows)
+            types, outputs = self.types(arrays, rows), self.signature.outputs
+            has_sizes = any(spec.shape and isinstance(spec.shape[0], int) for spec in outputs)
+            # Converters declare a size on axis 0 of outputs whose batch is open, in error.
+            if has_sizes and not isinstance(self.signature.batch, int):
+                inferred = self.types(arrays, rows, trusts_declared=False)
+                shapes = {s.name: inferred[s.name].shape for s in outputs}
+                types |= {
+                    n: inferred[n] for n, shape in shapes.items() if shape is not None and None not in shape
+                }
             cost = model_cost(self.loaded.model, types)
             return SizedModel(types, cost, sum(cost.seconds))
 
-        return self._kept(("sized", _shapes(arrays), rows), make)
+        return self.kept(("sized", _shapes(arrays), rows), make)
 
     def types(
         self, arrays: Mapping[str, Any], rows: int | None, *, trusts_declared: bool = True
@@ -89,20 +84,6 @@ class PreparedModel:
             if all(d == d for d in shape):
                 shapes[spec.name] = tuple(int(d) for d in shape)
         return self.inference.types(shapes=shapes, trusts_declared=trusts_declared)
-
-    @property
-    def _is_declared_fixed(self) -> bool:
-        """Whether outputs of an open batch are declared with a size on axis 0, as converters write it in error."""
-        sig = self.signature
-        return not isinstance(sig.batch, int) and any(
-            s.shape and isinstance(s.shape[0], int) for s in sig.outputs
-        )
-
-    def _inferred_outputs(self, arrays: Mapping[str, Any], rows: int | None) -> dict[str, ValueType]:
-        """Return the types of outputs as inference finds them without the declared ones."""
-        types = self.types(arrays, rows, trusts_declared=False)
-        found = {s.name: types[s.name] for s in self.signature.outputs}
-        return {n: t for n, t in found.items() if t.shape is not None and None not in t.shape}
 
     def row_dependence(self, arrays: Mapping[str, Any]) -> Mapping[str, Finding]:
         """Return the outputs whose rows may depend on each other, with the reasons.
@@ -126,16 +107,14 @@ class PreparedModel:
 
         # Without the rows: the answer is the same for any number of them.
         shapes = ((n, s[1:] if s and n in sig.carried else s) for n, s in _shapes(arrays))
-        return self._kept(("dependence", *shapes), make)
+        return self.kept(("dependence", *shapes), make)
 
     def with_batch(self, names: Collection[str]) -> PreparedModel:
         """Return this model with the batch on axis 0 of these inputs."""
         sig = with_batch(self.signature, names)
         if sig.carries == self.signature.carries:
             return self
-        if sig.carries not in self._views:
-            self._views[sig.carries] = replace(self, signature=sig, _by_shape={})
-        return self._views[sig.carries]
+        return self.kept(("batch", sig.carries), lambda: replace(self, signature=sig, _by_shape={}))
 
     def plan(
         self,
@@ -149,14 +128,14 @@ class PreparedModel:
         shared = granularity == "auto" and sized.seconds > _WORTH_CUTTING_S
         # The number of workers is asked for only where cutting may pay: a cluster answers after a round trip.
         workers = max(1, ceil(slots() / chunks)) if shared else 1
-        return self._kept(
+        return self.kept(
             ("plan", _shapes(arrays), rows, granularity, workers),
             lambda: plan(
                 self.loaded.model, sized.types, granularity=granularity, workers=workers, cost=sized.cost
             ),
         )
 
-    def _kept(self, key: Hashable, make: Callable[[], _T]) -> _T:
+    def kept(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """Return what is kept by a key, which `make` returns the first time."""
         kept = self._by_shape
         if key not in kept:

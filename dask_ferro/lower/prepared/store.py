@@ -25,11 +25,13 @@ _LOCK = "lock"
 def spool(content: bytes) -> str:
     """Write a model's content to the store; return its path."""
     name = blake2b(content, digest_size=20).hexdigest()
-    path = _folder() / f"{name}.onnx"
+    folder = Path(config.value("store") or _own_folder(os.getpid()))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.onnx"
     # Digested again: a file of this name may have been cut short or changed.
     if not path.exists() or blake2b(path.read_bytes(), digest_size=20).hexdigest() != name:
         # Written under another name and moved, so that no process reads half a model.
-        handle, part = tempfile.mkstemp(dir=path.parent)
+        handle, part = tempfile.mkstemp(dir=folder)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         os.replace(part, path)
@@ -38,42 +40,26 @@ def spool(content: bytes) -> str:
 
 def is_temporary(path: str) -> bool:
     """Return whether a file lies in this process's own folder, which goes with it."""
-    # A process that was never given bytes has no such folder, and none is made for the question.
-    has_own = not config.value("store") and _own_folder.cache_info().currsize > 0
-    return has_own and Path(path).parent == _own_folder(os.getpid())
-
-
-def _folder() -> Path:
-    shared = config.value("store")
-    if shared:
-        Path(shared).mkdir(parents=True, exist_ok=True)
-        return Path(shared)
-    return _own_folder(os.getpid())
+    return Path(path).parent.name.startswith(f"{_PREFIX}{os.getpid()}-")
 
 
 @cache
 def _own_folder(pid: int) -> Path:
-    _remove_abandoned(Path(tempfile.gettempdir()))
+    # Without locks no folder is ever seen to be abandoned.
+    if portable.has_locks():
+        _remove_abandoned(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{pid}-"))
-    _hold(folder)
+    if portable.has_locks():
+        # The lock has its name only once it is held, for as long as this process lives.
+        part = folder / f"{_LOCK}.part"
+        portable.lock(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600), waits=True)
+        os.replace(part, folder / _LOCK)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def _hold(folder: Path) -> None:
-    """Lock a folder for as long as this process lives; the lock has its name only once it is held."""
-    # Without locks no folder is ever seen to be abandoned.
-    if not portable.has_locks():
-        return
-    part = folder / f"{_LOCK}.part"
-    portable.lock(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600), waits=True)
-    os.replace(part, folder / _LOCK)
-
-
 def _remove_abandoned(place: Path) -> None:
     """Remove this user's folders whose process has ended; unreadable and undeletable ones stay."""
-    if not portable.has_locks():
-        return
     for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
         try:
             if lock.parent.is_symlink() or lock.parent.stat().st_uid != portable.user_id():
