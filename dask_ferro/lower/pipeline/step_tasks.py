@@ -16,7 +16,7 @@ from typing import Any
 
 from dask.highlevelgraph import MaterializedLayer
 
-from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, RELEASING, WEIGHT_GRAD, Action
+from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.parts import Port, holders_of
@@ -26,12 +26,10 @@ from dask_ferro.lower.pipeline.run import of_micro_batch
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
-from dask_ferro.lower.ranks.stage_workers import placed
+from dask_ferro.lower.ranks.stage_workers import Home, placed
 from dask_ferro.lower.upstream import Task, TaskRef
-from dask_ferro.lower.worker.segment_run import added_to, after, share, taken
+from dask_ferro.lower.worker.segment_run import added, after, share
 from dask_ferro.trace import About
-
-Home = tuple[int, NodePlacement]  # a rank, and where it is
 
 
 def lowest_priority(schedule: Schedule, pieces: Iterable[Cut]) -> int:
@@ -83,9 +81,7 @@ class StepTasks:
 
     def layer(self, homes: Homes) -> MaterializedLayer:
         """Return the tasks as a layer, with workers where there are any."""
-        workers = {key: homes.of(*home) for key, home in self.home.items()} if homes.order else {}
-        stage = {key: site.stage or 0 for key, (_, site) in self.home.items()}
-        return placed(self.tasks, self._priorities(), stage, workers, self.about)
+        return placed(self.tasks, self._priorities(), self.home, homes, self.about)
 
     def _priorities(self) -> dict[Key, int]:
         """Return priorities: by the schedule first, by the graph within an action."""
@@ -96,17 +92,11 @@ class StepTasks:
     def _take(self, call: RankCall, micro_batch: int) -> None:
         """Assign the tasks of a call to actions; inputs have a slightly higher priority than their first readers."""
         for key, task in call.tasks.items():
-            self._put(
-                key,
-                task,
-                (call.rank[key], call.site[key]),
-                self._action(call.site[key], micro_batch),
-                1 if key in call.entries else call.priority[key],
-            )
+            home, inner = call.home[key], 1 if key in call.entries else call.priority[key]
+            self._put(key, task, home, self._action(home[1], micro_batch), inner)
         for key, told in call.about.items():
-            self.about[key] = tuple(
-                About(*told)._replace(stage=call.site[key].stage, micro_batch=micro_batch)
-            )
+            stage = call.home[key][1].stage
+            self.about[key] = tuple(About(*told)._replace(stage=stage, micro_batch=micro_batch))
 
     def _put(self, key: Key, task: Task, home: Home, action: Action, inner: int) -> None:
         self.tasks[key], self.home[key] = task, home
@@ -187,8 +177,8 @@ class StepTasks:
         ends: dict[str, Key] = {}
         for number, ((chunk, rank), names) in enumerate(groups.items()):
             home = (rank, NodePlacement(self.schedule.stage_of[chunk], action=f"{chunk}{WEIGHT_GRAD}"))
-            order, last = self._folded(chunk, names) or (names, self._added(number, names, home))
-            for index, name in enumerate(order):
+            last = self._added(number, names, home)
+            for index, name in enumerate(names):
                 ends[name] = (f"gradient-{self.token}", number, index)
                 task = Task(ends[name], share, TaskRef(last), index, self.share.divisor, dtypes[name])
                 self._put(ends[name], task, home, self._action(home[1], len(self.calls) - 1), 0)
@@ -202,37 +192,11 @@ class StepTasks:
             reads = call.reading([call.place(name, home[0]) for name in names], home)
             key = (f"gradient_sum-{self.token}", number, i)
             before = None if last is None else TaskRef(last)
-            arguments = (before, self.share.weights[i], taken, call.source.ref, reads.how, *reads.arguments)
-            task = Task(key, added_to, *arguments, **call.extra_of(reads))
+            arguments = (call.source.ref, reads.how, before, self.share.weights[i], *reads.arguments)
+            task = Task(key, added, *arguments, **call.extra_of(reads))
             self._put(key, task, home, self._action(home[1], i), 0)
             last = key
         return last
-
-    def _folded(self, chunk: int, names: Sequence[str]) -> tuple[Sequence[str], Key] | None:
-        """Fold a chunk's gradient sum into its W tasks; return the values in their order, and the last key.
-
-        None where a W makes other values than those, where another task reads them (an I may make all gradients of a
-        chunk), or where the Ws of a chunk are not in the order of micro-batches.
-        """
-        made = [call.values_for_end(names[0]) for call in self.calls]
-        if not self._in_order(chunk) or any(found is None or {*found[1]} != {*names} for found in made):
-            return None
-        last: Any = None
-        for call, weight, (key, _) in zip(self.calls, self.share.weights, filter(None, made), strict=True):
-            task = call.tasks[key]
-            before = None if last is None else TaskRef(last)
-            call.tasks[key] = Task(key, added_to, before, weight, task.func, *task.args, **task.kwargs)
-            last = key
-        return next(filter(None, made))[1], last
-
-    def _in_order(self, chunk: int) -> bool:
-        """Return whether a chunk has Ws, and the Ws and whole backwards of it are in the order of micro-batches."""
-        # Out of order, a W would have to wait for one that comes later in its own list.
-        mine = [
-            action for action in self.schedule.actions if action.chunk == chunk and action.kind in RELEASING
-        ]
-        order = [action.micro_batch for action in mine]
-        return any(action.kind == WEIGHT_GRAD for action in mine) and order == sorted(order)
 
     def _chunk(self, name: str) -> int:
         """Return the chunk that makes a value; the last one has those that no action makes."""

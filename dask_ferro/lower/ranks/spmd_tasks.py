@@ -35,6 +35,7 @@ from dask_ferro.lower.ranks.passing import (
     passings,
     sent_values,
 )
+from dask_ferro.lower.ranks.stage_workers import Home
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.models import ModelRef
 from dask_ferro.lower.worker.segment_run import (
@@ -175,15 +176,13 @@ class RankCall:
         # Of an input that several ranks have, the place of each rank's own copy.
         self._copies: dict[tuple[str, int], PartPlace] = {}
         self.tasks: dict[Key, Task] = {}
-        self.rank: dict[Key, int] = {}
-        self.site: dict[Key, NodePlacement] = {}
+        self.home: dict[Key, Home] = {}
         self.priority: dict[Key, int] = {}
         self.about: dict[Key, tuple[Any, ...]] = {}
         # Tasks that compute nothing: inputs, and weights as they are.
         self.entries: set[Key] = set()
         # Inputs without a task: they are inside the tasks that read them.
         self.inline: dict[Key, np.ndarray] = {}
-        self._trains = source.trains
         self._recipes: dict[int, tuple[BundleRef, list[PartPlace]]] = {}
         # Results of collectives that their readers compute, by keys that no task has.
         self._stars: dict[Key, Star] = {}
@@ -254,15 +253,13 @@ class RankCall:
     def _end(
         self,
         what: str,
-        home: tuple[int, NodePlacement],
+        home: Home,
         call: Callable[..., Any],
         places: Sequence[PartPlace],
         priority: int,
     ) -> Key:
-        key, reads = self._key("spmd-output", what), self.reading(places, home)
-        self._task(
-            key, home, priority, call, self.source.ref, reads.how, *reads.arguments, **self.extra_of(reads)
-        )
+        key = self._key("spmd-output", what)
+        self._reading_task(key, home, priority, call, places)
         # A trace has the region of the sums that it computes.
         star = next((self._stars[place.key] for place in places if place.key in self._stars), None)
         if star is not None:
@@ -274,7 +271,8 @@ class RankCall:
 
         Packed outputs stay where they are made; without any, each output has a key, else those of a rank share one.
         """
-        found, others = {}, dict[tuple[int, NodePlacement], list[str]]()
+        found: dict[str, PartPlace] = {}
+        others: dict[Home, list[str]] = {}
         for name, rank in holder.items():
             place = self.place(name, rank)
             if name in self.source.packed and place.key in self.tasks:
@@ -289,19 +287,7 @@ class RankCall:
             found |= {name: PartPlace(key, i) for i, name in enumerate(names)}
         return found
 
-    def values_for_end(self, name: str) -> tuple[Key, tuple[str, ...]] | None:
-        """Return the key of the segment that makes a value, and all values that it makes.
-
-        None without a segment, and where a task of the graph reads any of these values.
-        """
-        place = self.places.get(name)
-        number = None if place is None else self._segments.get(place.key)
-        if place is None or number is None:
-            return None
-        made = self.source.pieces.segments[number].outputs
-        return (place.key, made) if self._readers.keys().isdisjoint(made) else None
-
-    def reading(self, places: Sequence[PartPlace], home: tuple[int, NodePlacement]) -> PartReading:
+    def reading(self, places: Sequence[PartPlace], home: Home) -> PartReading:
         """Return how one more task, of a rank at a site, reads values: each call is another reader of them.
 
         It computes values again that were not sent, computes collectives that have no task, and removes values of
@@ -348,7 +334,7 @@ class RankCall:
         """Return whether values of a segment are not sent, or are removed before its key is forgotten."""
         # Tasks that may compute a backward again depend on a forward's key longer than the backward itself does.
         action = segment.site.action
-        if self._trains and action is not None and action[-1] in (FORWARD, INPUT_GRAD):
+        if self.source.trains and action is not None and action[-1] in (FORWARD, INPUT_GRAD):
             return True
         sent = sum(name in self.source.away for name in segment.outputs)
         # Packed outputs are read by the next call and by the client, which find all of them.
@@ -357,7 +343,7 @@ class RankCall:
         # Where all values are sent, nothing is left out.
         return 0 < sent < len(segment.outputs) or (sent > 1 and action is not None)
 
-    def _travel(self, number: int, wanted: Iterable[int], home: tuple[int, NodePlacement]) -> bool:
+    def _travel(self, number: int, wanted: Iterable[int], home: Home) -> bool:
         """Whether the outputs of a segment that a task reads are among those that are sent."""
         segment = self.source.pieces.segments[number]
         if segment.rank != home[0] or not segment.site.is_with(home[1]):
@@ -416,24 +402,20 @@ class RankCall:
             places = [PartPlace(key, index) for index in range(len(names))]
             if self.source.passings[name.number] == "direct" and wanted[i]:
                 key, home = name.key("sum", i), (rank, bucket.site)
-                reads = self.reading(places, home)
-                arguments = (self.source.ref, reads.how, *reads.arguments)
-                self._task(key, home, -name.number, taken, *arguments, **self.extra_of(reads))
+                self._reading_task(key, home, -name.number, taken, places)
                 self.about[key] = tuple(self.source.buckets[name.number])
                 places = [PartPlace(key, index) for index in range(len(names))]
             self.places.update(zip(names, places, strict=True))
 
     def _given(
-        self, name: Name, index: int, values: Sequence[str], home: tuple[int, NodePlacement], priority: int
+        self, name: Name, index: int, values: Sequence[str], home: Home, priority: int
     ) -> Key:
         """Return the key that holds a rank's inputs of a bucket, and no other values."""
         places = [self.place(value, home[0]) for value in values]
         if len(places) == 1 and places[0].index < 0:
             return places[0].key
-        key, reads = name.key("given", index), self.reading(places, home)
-        self._task(
-            key, home, priority, taken, self.source.ref, reads.how, *reads.arguments, **self.extra_of(reads)
-        )
+        key = name.key("given", index)
+        self._reading_task(key, home, priority, taken, places)
         return key
 
     def place(self, name: str, rank: int) -> PartPlace:
@@ -447,6 +429,14 @@ class RankCall:
         return self._copies.get((name, rank), self.places[name])
 
     # Tasks.
+
+    def _reading_task(
+        self, key: Key, home: Home, priority: int, call: Callable[..., Any], places: Sequence[PartPlace]
+    ) -> None:
+        """Add a task that calls `taken`, or a function with its arguments, for values at some places."""
+        reads = self.reading(places, home)
+        arguments = (self.source.ref, reads.how, *reads.arguments)
+        self._task(key, home, priority, call, *arguments, **self.extra_of(reads))
 
     def extra_of(self, reads: PartReading) -> Mapping[str, Any]:
         """Return the model's content, for a task that may have to compute values again."""
@@ -468,14 +458,14 @@ class RankCall:
     def _task(
         self,
         key: Key,
-        home: tuple[int, NodePlacement],
+        home: Home,
         priority: int,
         call: Callable[..., Any],
         *of: Any,
         **by_name: Any,
     ) -> None:
         self.tasks[key] = Task(key, call, *of, **by_name)
-        (self.rank[key], self.site[key]), self.priority[key] = home, self.first + priority
+        self.home[key], self.priority[key] = home, self.first + priority
 
 
 def same(array: Any) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from dask.highlevelgraph import MaterializedLayer
@@ -28,35 +28,41 @@ if TYPE_CHECKING:
     from distributed import Client, Scheduler
     from distributed.scheduler import TaskState, WorkerState
 
+    from dask_ferro.graph.sharding.node_placement import NodePlacement
+    from dask_ferro.lower.ranks.rank_assignment import Homes
+
 STAGE = "ferro_stage"  # the annotation of a stage's tasks
+# A rank, and where it is.
+Home: TypeAlias = "tuple[int, NodePlacement]"
 _has: WeakSet[Any] = WeakSet()
 
 
 def placed(
     tasks: Mapping[Any, Any],
     priority: Mapping[Any, int],
-    stage: Mapping[Any, int],
-    workers: Mapping[Any, str],
-    told: Mapping[Any, tuple[Any, ...]] | None = None,
+    homes: Mapping[Any, Home],
+    there: Homes,
+    told: Mapping[Any, tuple[Any, ...]],
     **others: Any,
 ) -> MaterializedLayer:
     """Return tasks as a layer annotated with workers and priorities, as functions of the key, which Dask expects.
 
     Parameters
     ----------
-    priority, stage, workers : mapping
-        Values for each task, by its key; without workers tasks run anywhere, and stages are not annotated.
-    told : mapping, optional
+    priority, homes : mapping
+        Values for each task, by its key.
+    there : Homes
+        Without workers tasks run anywhere, and stages are not annotated.
+    told : mapping
         The trace annotation of tasks, by key.
     **others
         Other annotations.
     """
-    annotations: dict[str, Any] = {"priority": priority.__getitem__, **others}
-    if told is not None:
-        annotations[ABOUT] = told.get
-    if workers:
-        one = {key: [address] for key, address in workers.items()}
-        annotations |= {"workers": one.__getitem__, STAGE: stage.__getitem__}
+    annotations: dict[str, Any] = {"priority": priority.__getitem__, ABOUT: told.get, **others}
+    if there.order:
+        workers = {key: [there.of(*home)] for key, home in homes.items()}
+        stages = {key: site.stage or 0 for key, (_, site) in homes.items()}
+        annotations |= {"workers": workers.__getitem__, STAGE: stages.__getitem__}
     return MaterializedLayer(tasks, annotations=annotations)
 
 

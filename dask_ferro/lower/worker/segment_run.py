@@ -163,15 +163,14 @@ def taken(model: ModelRef, reading: Reading, *arguments: Any, copy: Any = None) 
     return found
 
 
-def added_to(
-    before: Terms | None, weight: int, call: Callable[..., Any], *arguments: Any, **by_name: Any
+def added(
+    model: ModelRef, reading: Reading, before: Terms | None, weight: int, *arguments: Any, copy: Any = None
 ) -> Terms:
-    """Return the results of a call times a weight, added to the terms before.
+    """Return the values of `taken` times a weight, added to the terms before.
 
     Half precision is float32 until `share` rounds it.
     """
-    found = call(*arguments, **by_name)
-    terms = [_widened(term) for term in (found if isinstance(found, (tuple, list)) else (found,))]
+    terms = [_widened(term) for term in taken(model, reading, *arguments, copy=copy)]
     # An infinite gradient is a result of the model, and needs no warning from numpy.
     with np.errstate(all="ignore"):
         terms = terms if weight == 1 else [term * weight for term in terms]
@@ -179,7 +178,7 @@ def added_to(
 
 
 def share(sums: Terms, index: int, parts: int, dtype: np.dtype[Any] | None) -> Any:
-    """Return one of the sums of `added_to`, divided by `parts`, in the dtype of its terms (None: the sum's own)."""
+    """Return one of the sums of `added`, divided by `parts`, in the dtype of its terms (None: the sum's own)."""
     with np.errstate(all="ignore"):
         found = np.asarray(sums[index] / parts)
         return found if dtype is None else found.astype(dtype, copy=False)

@@ -260,7 +260,7 @@ def test_the_same_call_has_the_same_keys_and_another_has_none_of_them():
     assert keys[0].isdisjoint(keys[2])
 
 
-def test_split_backwards_sum_their_own_gradients_and_whole_ones_have_a_task_for_it():
+def test_gradients_of_a_micro_batch_are_added_by_one_task_a_stage():
     net = mlp(layers=4)
     counts = {}
     for schedule in ("1f1b", "zb-h1"):
@@ -270,7 +270,7 @@ def test_split_backwards_sum_their_own_gradients_and_whole_ones_have_a_task_for_
         counts[schedule] = {name: names.count(name) for name in sorted(set(names))}
     assert counts == {
         "1f1b": {"backward": 8, "forward": 8, "gradient": 9, "gradient_sum": 8},
-        "zb-h1": {"forward": 8, "gradient": 9, "input_grad": 4, "weight_grad": 8},
+        "zb-h1": {"forward": 8, "gradient": 9, "gradient_sum": 8, "input_grad": 4, "weight_grad": 8},
     }
 
 
