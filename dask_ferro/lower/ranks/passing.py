@@ -42,48 +42,13 @@ class PartReading(NamedTuple):
     arguments: tuple[TaskRef | np.ndarray, ...]
 
 
-class BucketReaders(NamedTuple):
-    """The readers of a bucket's values.
+def passings(pieces: Cut, ends: Collection[str], packed: Collection[str]) -> tuple[Passing, ...]:
+    """Return how the values of each bucket pass between tasks.
 
-    Attributes
-    ----------
-    most : int
-        The largest number of tasks of one rank that read a value: segments, buckets and the caller.
-    is_last : bool
-        Whether its terms are the last that its readers wait for.
-    in_segments : bool
-        Whether segments alone make its terms, whose results can be sent in part, and no bucket reads its results.
-    stays : bool
-        Whether a result stays where it is made, as an input of the next call.
-    in_action : bool
-        Whether it is part of a pipeline's action.
-    """
-
-    most: int
-    is_last: bool = False
-    in_segments: bool = True
-    stays: bool = False
-    in_action: bool = False
-
-
-def passing(bucket: Bucket, readers: BucketReaders) -> Passing:
-    """Return how a bucket's values pass between tasks.
-
-    1. In a pipeline, in exchanges, and where terms are not made by segments: given.
+    1. In a pipeline, in exchanges, and where terms are not made by segments that are sent in part: given.
     2. Where a value has several readers, which would all sum it, or stays where it is made: direct.
     3. Where the terms of a large bucket are there before its readers can start: direct.
     4. Otherwise: folded.
-    """
-    if readers.in_action or not readers.in_segments or form(bucket) != "star":
-        return "given"
-    if readers.most > 1 or readers.stays:
-        return "direct"
-    received = (len(bucket.ranks) - 1) * bucket.nbytes
-    return "folded" if readers.is_last or received <= _FOLDED_BYTES else "direct"
-
-
-def passings(pieces: Cut, ends: Collection[str], packed: Collection[str]) -> tuple[Passing, ...]:
-    """Return how the values of each bucket pass between tasks.
 
     Parameters
     ----------
@@ -93,24 +58,25 @@ def passings(pieces: Cut, ends: Collection[str], packed: Collection[str]) -> tup
     packed : collection of str
         Those that stay where they are made, as inputs of the next call.
     """
-    read = Counter(chain.from_iterable(segment.inputs for segment in pieces.segments))
-    read.update(ends)
+    # Of one rank: segments, buckets and the caller.
+    readers = Counter(chain.from_iterable(segment.inputs for segment in pieces.segments))
+    readers.update(ends)
     # The result of a segment with packed outputs is their tuple, and is never sent in part.
     open_ = [segment.outputs for segment in pieces.segments if not {*packed} & {*segment.outputs}]
     made = set(chain.from_iterable(open_))
     by_buckets = set(chain.from_iterable(chain.from_iterable(bucket.reads) for bucket in pieces.buckets))
     last = _last_of(pieces)
-    found = []
+    found: list[Passing] = []
     for number, bucket in enumerate(pieces.buckets):
         results = set(chain.from_iterable(bucket.makes))
-        facts = BucketReaders(
-            max((read[name] for name in results), default=0),
-            number in last,
-            made.issuperset(chain.from_iterable(bucket.reads)) and results.isdisjoint(by_buckets),
-            not results.isdisjoint(packed),
-            bucket.site.action is not None,
-        )
-        found.append(passing(bucket, facts))
+        in_segments = made.issuperset(chain.from_iterable(bucket.reads)) and results.isdisjoint(by_buckets)
+        received = (len(bucket.ranks) - 1) * bucket.nbytes
+        if bucket.site.action is not None or not in_segments or form(bucket) != "star":
+            found.append("given")
+        elif any(readers[name] > 1 for name in results) or not results.isdisjoint(packed):
+            found.append("direct")
+        else:
+            found.append("folded" if number in last or received <= _FOLDED_BYTES else "direct")
     return tuple(found)
 
 

@@ -5,36 +5,51 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment
 from dask_ferro.lower.ranks.exchange import Collectives, at_once
-from dask_ferro.lower.ranks.passing import BucketReaders, passing, passings
+from dask_ferro.lower.ranks.passing import passings
 from dask_ferro.lower.worker.segment_run import Combination, Reading, SegmentValues, taken
 from tests.each import every
 
 KIB, MIB = 2**10, 2**20
-ONCE = BucketReaders(1)
+
+
+def passed(kind="AllReduce", ranks=2, nbytes=KIB, *, later=False, ends=(), packed=(), action=None, by_bucket=False):
+    """How a bucket passes whose terms a segment of each rank makes, and whose results another one reads."""
+    site = NodePlacement(action=action)
+    names = [tuple((f"{name}{rank}",) for rank in range(ranks)) for name in "abc"]
+    terms = [RankSegment(rank, (0,), (), term, 0, site) for rank, term in enumerate(names[0])]
+    buckets = [Bucket(kind, tuple(range(ranks)), ({},), names[0], names[1], nbytes, site)]
+    # Another bucket, that reads its results, or that its readers wait for too.
+    if by_bucket or later:
+        reads = names[1] if by_bucket else names[0]
+        buckets.append(Bucket(kind, tuple(range(ranks)), ({},), reads, names[2], KIB, site))
+    reads = [(*names[1][rank], *(names[2][rank] if later else ())) for rank in range(ranks)]
+    readers = [RankSegment(rank, (1,), read, (), 2, site) for rank, read in enumerate(reads)]
+    return passings(Cut((*terms, *readers), tuple(buckets)), ends, packed)[0]
 
 
 @every(
-    ("kind", "ranks", "nbytes", "readers", "wanted"),
+    ("how", "wanted"),
     [
-        pytest.param("AllReduce", 2, KIB, ONCE, "folded", id="a small sum is part of its reader"),
-        pytest.param("AllReduce", 8, KIB, ONCE, "folded", id="of eight ranks too"),
-        pytest.param("AllGather", 2, KIB, ONCE, "folded", id="small parts are joined by their reader"),
-        pytest.param("AllReduce", 2, KIB, ONCE._replace(most=2), "direct", id="two readers share one sum"),
-        pytest.param("AllReduce", 2, KIB, ONCE._replace(stays=True), "direct", id="a parameter has a task"),
-        pytest.param("AllReduce", 2, 8 * MIB, ONCE, "direct", id="a large sum is ready before its reader"),
+        pytest.param({}, "folded", id="a small sum is part of its reader"),
+        pytest.param({"ranks": 8}, "folded", id="of eight ranks too"),
+        pytest.param({"kind": "AllGather"}, "folded", id="small parts are joined by their reader"),
+        pytest.param({"ends": ["b0"]}, "direct", id="two readers share one sum"),
+        pytest.param({"packed": ["b0"]}, "direct", id="a parameter has a task"),
+        pytest.param({"nbytes": 8 * MIB, "later": True}, "direct", id="a large sum is ready before its reader"),
+        pytest.param({"nbytes": 8 * MIB}, "folded", id="the last sum is not"),
         pytest.param(
-            "AllReduce", 2, 8 * MIB, ONCE._replace(is_last=True), "folded", id="the last sum is not"
+            {"ranks": 4, "nbytes": 2 * MIB, "later": True}, "direct", id="three terms of 2 MiB are large"
         ),
-        pytest.param("AllReduce", 4, 2 * MIB, ONCE, "direct", id="three terms of 2 MiB are large"),
-        pytest.param("AllReduce", 4, 64 * MIB, ONCE, "given", id="an exchange has its own tasks"),
-        pytest.param("AllReduce", 2, KIB, ONCE._replace(in_action=True), "given", id="a pipeline's action"),
-        pytest.param("AllReduce", 2, KIB, ONCE._replace(in_segments=False), "given", id="a bucket's result"),
+        pytest.param({"ranks": 4, "nbytes": 64 * MIB}, "given", id="an exchange has its own tasks"),
+        pytest.param({"action": "0F"}, "given", id="a pipeline's action"),
+        pytest.param({"by_bucket": True}, "given", id="a bucket's result"),
     ],
 )
-def test_how_values_pass_depends_on_form_readers_and_size(kind, ranks, nbytes, readers, wanted):
-    assert passing(Bucket(kind, tuple(range(ranks)), (), (), (), nbytes), readers) == wanted
+def test_how_values_pass_depends_on_form_readers_and_size(how, wanted):
+    assert passed(**how) == wanted
 
 
 def pieces():
