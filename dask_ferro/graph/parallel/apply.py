@@ -32,7 +32,7 @@ from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, parse_plan, read_plan, together
 from dask_ferro.graph.parallel.node_values import (
     Placed,
-    from_front,
+    front_dims,
     lies_alike,
     named,
     shown,
@@ -53,6 +53,7 @@ from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.tensor import Tensor
+from dask_ferro.words import few
 
 DATA, TENSOR = "data", "tensor"
 # The key of a model's metadata with the text of its plan.
@@ -136,16 +137,9 @@ class Applied:
         placed |= outputs or {}
         return propagate(self.model, types, self.mesh, given, outputs=placed, terms=terms)
 
-    def spmd(
-        self,
-        *,
-        follow: Mapping[str, str] | None = None,
-        dims: Mapping[str, int] | None = None,
-        terms: Collection[str] = (),
-        outputs: Mapping[str, Placed] | None = None,
-    ) -> Spmd:
-        """Return the graph of all ranks; parameters and errors are those of `shard`."""
-        return lower(self.shard(follow=follow, dims=dims, terms=terms, outputs=outputs))
+    def spmd(self, **options: Any) -> Spmd:
+        """Return the graph of all ranks; options and errors are those of `shard`."""
+        return lower(self.shard(**options))
 
 
 def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFile | None = None) -> Applied:
@@ -215,7 +209,7 @@ class _Applying:
         self._check_stages(regions)
         self._check_remat(regions)
         for asked, problem in misfits(regions, self._placed, self.mesh):
-            self._wrong(asked.line, asked.key, problem)
+            self._wrong(asked, problem)
         if self.problems:
             raise self.plan.refusal(list(self.problems))
         by_node = {node.name or "": region for node, region in regions.items()}
@@ -259,11 +253,13 @@ class _Applying:
                     f"{node.name!r} draws random numbers, which would differ; use ff.nn.dropout"
                 )
         for name, problem in problems.items():
-            region = self.by_name[name]
-            self._wrong(region.lines.get("remat", region.line), f"{name}.remat", problem)
+            self._wrong_in(self.by_name[name], "remat", problem)
 
-    def _wrong(self, line: int, key: str, problem: str) -> None:
-        self.problems[at(line, key, problem)] = None
+    def _wrong(self, asked: Asked, problem: str) -> None:
+        self.problems[at(asked.line, asked.key, problem)] = None
+
+    def _wrong_in(self, region: RegionPlan, key: str, problem: str) -> None:
+        self.problems[at(region.lines.get(key, region.line), f"{region.name}.{key}", problem)] = None
 
     # Regions.
 
@@ -292,7 +288,8 @@ class _Applying:
             if region.name not in used and region.name not in backward:
                 there = sorted({p for p in paths.values() if p}) or [n.name or "" for n in self.model.graph]
                 wanted = f"its signals or nodes are like {', '.join(map(repr, there[:6]))}"
-                self._wrong(region.line, region.name, f"the graph has no such region; {wanted}")
+                problem = at(region.line, region.name, f"the graph has no such region; {wanted}")
+                self.problems[problem] = None
         return found
 
     # Placements.
@@ -303,11 +300,7 @@ class _Applying:
         sizes = {len(region.workers) for region in self.plan.regions if region.workers}
         if len(sizes) > 1:
             region = next(region for region in self.plan.regions if region.workers)
-            self._wrong(
-                region.lines["workers"],
-                f"{region.name}.workers",
-                f"regions have {sorted(sizes)}; give a `mesh`",
-            )
+            self._wrong_in(region, "workers", f"regions have {sorted(sizes)}; give a `mesh`")
         return Mesh({TENSOR: max(sizes)}) if sizes else _ONE
 
     def _inputs(self) -> dict[str, Placed]:
@@ -319,9 +312,9 @@ class _Applying:
             if not names:
                 # A number has no dimension to split.
                 others = [v.name or "" for v in graph.inputs if v.shape is None or len(v.shape)] or [*known]
-                self._wrong(asked.line, asked.key, f"no such input; the graph has {', '.join(others)}")
+                self._wrong(asked, f"no such input; the graph has {', '.join(others)}")
             placed = self._placed(asked, DATA)
-            found.update((name, from_front(placed, known[name])) for name in names)
+            found.update((name, front_dims(placed, known[name])) for name in names)
         return found
 
     def _placements(self, inputs: Mapping[str, Placed], values: Mapping[str, Placed]) -> dict[str, Placed]:
@@ -333,7 +326,7 @@ class _Applying:
                         f"{name!r} is placed as {shown(inputs[name])}, and by a region's `shard` as"
                         f" {shown(values[name])}; keep one of them"
                     )
-                    self._wrong(asked.line, asked.key, problem)
+                    self._wrong(asked, problem)
         return {**inputs, **values}
 
     def _values(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, Placed]:
@@ -344,11 +337,9 @@ class _Applying:
             for key, asked in region.shard.items():
                 for value in named(node, key):
                     used.add(asked.key)
-                    name, own = value.name or "", from_front(self._placed(asked), value)
+                    name, own = value.name or "", front_dims(self._placed(asked), value)
                     if found.setdefault(name, own) != own:
-                        self._wrong(
-                            asked.line, asked.key, f"{name!r} is placed differently by another region"
-                        )
+                        self._wrong(asked, f"{name!r} is placed differently by another region")
         for region in self.plan.regions:
             mine = [node for node, r in regions.items() if region.shard.items() <= r.shard.items()]
             for asked in region.shard.values():
@@ -356,7 +347,7 @@ class _Applying:
                     there = sorted({v.name or "" for v in chain.from_iterable(map(sources, mine))})
                     listed = ", ".join(map(repr, there[:6]))
                     problem = f"no such value in the region; its weights and inputs are {listed or 'none'}"
-                    self._wrong(asked.line, asked.key, problem)
+                    self._wrong(asked, problem)
         return found
 
     def _all_split(
@@ -379,7 +370,7 @@ class _Applying:
                 placed = split_or_whole(split, value, self.mesh)
                 if found.setdefault(value.name or "", placed) != placed:
                     problem = f"{value.name!r} is placed differently by another region; name it in `inputs`"
-                    self._wrong(asked.line, asked.key, problem)
+                    self._wrong(asked, problem)
         return found
 
     def _optimizer_state(self) -> dict[str, int]:
@@ -395,11 +386,11 @@ class _Applying:
         if not isinstance(asked.split, int):
             for name in asked.split:
                 if name not in axes:
-                    self._wrong(asked.line, asked.key, f"no axis {name!r}; the mesh has {', '.join(axes)}")
+                    self._wrong(asked, f"no axis {name!r}; the mesh has {', '.join(axes)}")
             return {name: Shard(dim) for name, dim in asked.split.items() if name in axes}
         if axis not in axes and len(axes) > 1:
             wanted = remedy or f"name one of {', '.join(axes)}, as in {{{axes[0]}: 0}}"
-            self._wrong(asked.line, asked.key, f"which axis? {wanted}")
+            self._wrong(asked, f"which axis? {wanted}")
         return {axis if axis in axes else axes[0]: Shard(asked.split)}
 
     def _check_workers(self) -> None:
@@ -408,14 +399,13 @@ class _Applying:
         for region in self.plan.regions:
             if region.workers is None:
                 continue
-            key = f"{region.name}.workers"
             if len(region.workers) != self.mesh.ranks:
                 wanted = f"wanted {self.mesh.ranks}, one for each rank of {dict(self.mesh.axes)}"
-                self._wrong(region.lines["workers"], key, f"got {len(region.workers)} workers, {wanted}")
+                self._wrong_in(region, "workers", f"got {len(region.workers)} workers, {wanted}")
             first = of_stage.setdefault(region.stage, region)
             if first.workers != region.workers:
                 got = f"got {list(region.workers)}, and {first.name!r} has {list(first.workers or ())}"
-                self._wrong(region.lines["workers"], key, f"{got}; regions of one stage share their workers")
+                self._wrong_in(region, "workers", f"{got}; regions of one stage share their workers")
 
     def _check_stages(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
         """Check that stages and workers are numbered from 0 without a gap; nodes without a stage are in stage 0."""
@@ -432,17 +422,8 @@ class _Applying:
         # A missing number would be a stage or a worker without nodes.
         missing = sorted(set(range(max(named, default=-1))) - named.keys() - rest)
         if missing:
-            region = named[max(named)]
-            problem = (
-                f"got {max(named)}, and no region has {_few(missing)}; number them 0, 1, ... without a gap"
-            )
-            self._wrong(region.lines[key], f"{region.name}.{key}", problem)
-
-
-def _few(numbers: Sequence[int]) -> str:
-    """Return numbers as text, at most the first three."""
-    shown = ", ".join(map(str, numbers[:3]))
-    return f"{shown}, ..." if len(numbers) > 3 else shown
+            problem = f"got {max(named)}, and no region has {few(missing)}; number them 0, 1, ... without a gap"
+            self._wrong_in(named[max(named)], key, problem)
 
 
 def _covered(name: str, paths: Iterable[str]) -> set[str]:

@@ -204,16 +204,15 @@ class _Reader:
         for region in plan.regions:
             if region.backward is not None and region.backward not in nodes:
                 wanted = f"wanted a region of this plan{did_you_mean(region.backward, nodes)}"
-                self._wrong(
-                    region.lines["backward"], f"{region.name}.backward", f"got {region.backward!r}, {wanted}"
-                )
+                problem = f"got {region.backward!r}, {wanted}"
+                self.problems.append(at(region.lines["backward"], f"{region.name}.backward", problem))
 
     def _region(self, name: str, node: Any, line: int) -> RegionPlan:
         found = dict(self._items(node, name))
         for key in found:
             if key not in _KEYS:
                 wanted = f"wanted one of {', '.join(_KEYS)}{did_you_mean(key, _KEYS)}"
-                self._wrong(found[key].start_mark.line + 1, f"{name}.{key}", f"no such key; {wanted}")
+                self._wrong(found[key], f"{name}.{key}", f"no such key; {wanted}")
         values = {
             key: self._scalar(found[key], f"{name}.{key}", _PLAIN[key]) for key in found if key in _PLAIN
         }
@@ -232,9 +231,9 @@ class _Reader:
         told = dict(self._items(node, key))
         line = node.start_mark.line + 1
         for name in told.keys() - _GT_KEYS:
-            self._wrong(line, f"{key}.{name}", f"no such key beside `workers`; wanted {', '.join(_GT_KEYS)}")
+            self._wrong(node, f"{key}.{name}", f"no such key beside `workers`; wanted {', '.join(_GT_KEYS)}")
         if "workers" in found and "workers" in told:
-            self._wrong(line, f"{key}.workers", f"{region.name}.workers is given too; keep one of them")
+            self._wrong(node, f"{key}.workers", f"{region.name}.workers is given too; keep one of them")
         where = told.get("workers", found.get("workers"))
         workers = None if where is None else self._workers(where, f"{key}.workers")
         whole = "replicated" in told and self._scalar(told["replicated"], f"{key}.replicated", _flag)
@@ -264,26 +263,26 @@ class _Reader:
             (axis, self._scalar(value, f"mesh.{axis}", _count)) for axis, value in self._items(node, "mesh")
         ]
         if not pairs:
-            self._wrong(node.start_mark.line + 1, "mesh", "got no axis, wanted such as {data: 2, tensor: 4}")
+            self._wrong(node, "mesh", "got no axis, wanted such as {data: 2, tensor: 4}")
         return {axis: size for axis, size in pairs if size is not None}
 
     def _workers(self, node: Any, key: str) -> tuple[int, ...] | None:
         if not isinstance(node, yaml.SequenceNode) or not node.value:
-            self._wrong(node.start_mark.line + 1, key, "wanted a list of numbers of workers, such as [0, 1]")
+            self._wrong(node, key, "wanted a list of numbers of workers, such as [0, 1]")
             return None
         found = [self._scalar(one, key, _number) for one in node.value]
         if len(set(found)) < len(found):
-            self._wrong(node.start_mark.line + 1, key, f"got {found}, wanted every worker once")
+            self._wrong(node, key, f"got {found}, wanted every worker once")
         return tuple(one for one in found if one is not None)
 
     def _items(self, node: Any, key: str) -> Iterator[tuple[str, Any]]:
         if not isinstance(node, yaml.MappingNode):
-            self._wrong(node.start_mark.line + 1, key, "wanted a mapping, `name: value`")
+            self._wrong(node, key, "wanted a mapping, `name: value`")
             return
         seen: set[str] = set()
         for name, value in node.value:
             if str(name.value) in seen:
-                self._wrong(name.start_mark.line + 1, f"{key}.{name.value}", "is given twice; keep one")
+                self._wrong(name, f"{key}.{name.value}", "is given twice; keep one")
             seen.add(str(name.value))
             yield str(name.value), value
 
@@ -293,15 +292,15 @@ class _Reader:
             value = yaml.SafeLoader("").construct_object(node, deep=True)
         except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError) as error:
             told = getattr(error, "problem", None) or str(error)
-            self._wrong(node.start_mark.line + 1, key, f"cannot be read ({told})")
+            self._wrong(node, key, f"cannot be read ({told})")
             return None
         if wanted := check(value):
-            self._wrong(node.start_mark.line + 1, key, f"got {reprlib.repr(value)}, wanted {wanted}")
+            self._wrong(node, key, f"got {reprlib.repr(value)}, wanted {wanted}")
             return None
         return value
 
-    def _wrong(self, line: int, key: str, problem: str) -> None:
-        self.problems.append(at(line, key, problem))
+    def _wrong(self, node: Any, key: str, problem: str) -> None:
+        self.problems.append(at(node.start_mark.line + 1, key, problem))
 
 
 def _is_gt(node: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.inference import ValueType, infer
-from dask_ferro.graph.sharding.given import divides
+from dask_ferro.graph.sharding.given import divides, from_front
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
 
@@ -48,13 +48,10 @@ def _means(key: str, name: str) -> bool:
     return key == name or key == name.replace("/", ".").rsplit(".", 1)[-1] or fnmatchcase(name, key)
 
 
-def from_front(placed: Placed, value: ir.Value) -> dict[str, Placement]:
+def front_dims(placed: Placed, value: ir.Value) -> dict[str, Placement]:
     """Return a placement of a value with its dimensions counted from the front, where the value's rank is known."""
     rank = 0 if value.shape is None else len(value.shape)
-    return {
-        axis: Shard(p.dim + rank) if isinstance(p, Shard) and -rank <= p.dim < 0 else p
-        for axis, p in placed.items()
-    }
+    return {axis: from_front(p, rank) for axis, p in placed.items()}
 
 
 def split_or_whole(placed: Placed, value: ir.Value, mesh: Mesh) -> dict[str, Placement]:
@@ -62,7 +59,7 @@ def split_or_whole(placed: Placed, value: ir.Value, mesh: Mesh) -> dict[str, Pla
 
     An open size counts as divided: `with_rows` decides once it is known.
     """
-    own = from_front(placed, value)
+    own = front_dims(placed, value)
     return own if _has_parts(own, value.shape, mesh) else dict.fromkeys(own, WHOLE)
 
 

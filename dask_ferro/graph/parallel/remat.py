@@ -11,7 +11,7 @@ backward phase, so a pipeline runs them with the region's backward, on its stage
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from itertools import chain
 
@@ -21,6 +21,7 @@ from dask_ferro.graph.ir.regions import BACKWARD, PHASE_KEY, REMAT_KEY, region_o
 from dask_ferro.graph.ops.table import facts_of
 from dask_ferro.graph.parallel.config import RegionPlan
 from dask_ferro.graph.sharding.node_placement import CHUNK
+from dask_ferro.graph.sharding.plan import needed
 
 # The end of the names of repeated nodes and their values.
 _AGAIN = "remat"
@@ -90,9 +91,11 @@ def _unit_again(
     inside = set(own) | set(readers)
     made_there = chain.from_iterable(node.outputs for node in own)
     lost = {value for value in made_there if not _is_kept(value, inside, forward)}
-    needed = _needed(own, readers, lost)
+    read = lost.intersection(chain.from_iterable(node.inputs for node in readers))
+    # Through lost values alone.
+    repeated = needed({node: [v for v in node.inputs if v in lost] for node in own}, read)
     again: dict[ir.Value, ir.Value] = {}
-    made = {_copied(node, again, lost): node for node in own if node in needed}
+    made = {_copied(node, again, lost): node for node in repeated}
     if not made:
         return {}
     # As late as they can be, so that their results wait for no other nodes.
@@ -113,18 +116,6 @@ def _is_kept(value: ir.Value, inside: set[ir.Node], forward: Mapping[ir.Node, st
         user in forward or region_of(user).phase == BACKWARD
         for user in others
     )
-
-
-def _needed(own: Sequence[ir.Node], readers: Iterable[ir.Node], lost: set[ir.Value]) -> set[ir.Node]:
-    """Return the nodes of a unit on which lost values that are read depend, through lost values."""
-    wanted = lost.intersection(chain.from_iterable(node.inputs for node in readers))
-    found: set[ir.Node] = set()
-    # From the last: a node is needed if anything behind it is.
-    for node in reversed(own):
-        if not wanted.isdisjoint(node.outputs):
-            found.add(node)
-            wanted.update(value for value in node.inputs if value in lost)
-    return found
 
 
 def _copied(node: ir.Node, again: dict[ir.Value, ir.Value], lost: set[ir.Value]) -> ir.Node:

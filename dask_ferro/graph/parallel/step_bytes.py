@@ -16,7 +16,7 @@ from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.parallel.apply import model_of
 from dask_ferro.graph.parallel.state_layouts import state_layouts
-from dask_ferro.graph.pipeline.stages import LOSS
+from dask_ferro.graph.pipeline.stages import LOSS, input_names
 from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph
 from dask_ferro.graph.sharding.plan import Sharding
 from dask_ferro.graph.sharding.redistribute import shards
@@ -91,9 +91,7 @@ def step_graph(graph: object, params: Tree | None, optimizer: Optimizer | None) 
     grads = [f"gradient_{i}" for i in range(len(leaves))]
     outputs = {LOSS: loss, **others, **dict(zip(grads, grad(loss, leaves), strict=True))}
     model, bound = build(outputs, leaves)
-    # A parameter that is given twice is one input; the first inputs are the parameters.
-    order = list(dict.fromkeys(leaf.key for leaf in leaves))
-    names = tuple(str(model.graph.inputs[order.index(leaf.key)].name) for leaf in leaves)
+    names = input_names(model, leaves)
     update = None if optimizer is None else update_graph(optimizer, params, names, grads)
     return StepGraph(model, frozenset(bound), names, update)
 

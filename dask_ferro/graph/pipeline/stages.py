@@ -100,10 +100,13 @@ def staged(
         grads = tuple(f"gradient_{i}" for i in range(len(leaves)))
         named |= dict(zip(grads, found, strict=True))
     model, bound = build(named, leaves, name="pipeline")
-    # A parameter that is given twice is one input.
+    return Staged(assigned(model, chunks), bound, input_names(model, leaves), grads)
+
+
+def input_names(model: ir.Model, leaves: Sequence[Tensor]) -> tuple[str, ...]:
+    """Return the input of each tensor that a model was built with; one that is given twice is one input."""
     order = list(dict.fromkeys(leaf.key for leaf in leaves))
-    params = tuple(str(model.graph.inputs[order.index(leaf.key)].name) for leaf in leaves)
-    return Staged(assigned(model, chunks), bound, params, grads)
+    return tuple(str(model.graph.inputs[order.index(leaf.key)].name) for leaf in leaves)
 
 
 # ---- chunks of forward nodes -------------------------------------------------------------------------------
@@ -188,20 +191,13 @@ def balanced(weights: Sequence[float], crossing: Sequence[float], pieces: int) -
     crossing : sequence of float
         The bytes across a cut after each item but the last.
     pieces : int
-        The number of pieces; none is empty.
-
-    Raises
-    ------
-    ConfigError
-        There are fewer items than pieces.
+        The number of pieces, at most one for each item; none is empty.
 
     Examples
     --------
     >>> balanced([1, 1, 1, 3], [0, 0, 0], 2)
     (0, 3)
     """
-    if not 1 <= pieces <= len(weights):
-        raise ConfigError(f"cut: got {len(weights)} items, wanted at least the {pieces} pieces")
     sums = [0.0, *accumulate(weights)]
     limit = _lightest(sums, pieces) * (1 + _SLACK)
     return _cheapest(sums, crossing, pieces, limit)

@@ -71,20 +71,20 @@ def layouts(
             close = difflib.get_close_matches(name, choices, 1) or choices[:8]
             problems.append(f"{name!r}: no such value in the model; it has {', '.join(map(repr, close))}")
             continue
-        layout, wrong = _layout(placed, mesh)
+        rank = len(type_of(known[name], types).shape or ())
+        layout, wrong = _layout(placed, mesh, rank)
         may_be_partial = what == "outputs" or known[name].is_graph_input()
         wrong = wrong or list(_misfits(layout, types, known[name], mesh, may_be_partial))
         shown = text(layout) if layout else repr(placed)
         problems += [f"{name!r} as {shown}: {each}" for each in wrong]
         if not wrong:
-            rank = len(type_of(known[name], types).shape or ())
-            found[name] = tuple(_plain(p, rank, size) for p, size in zip(layout, mesh.sizes, strict=False))
+            found[name] = tuple(WHOLE if n == 1 else p for p, n in zip(layout, mesh.sizes, strict=True))
     if problems:
         raise ConfigError("\n".join([f"{what}: impossible placements:", *(f"  - {p}" for p in problems)]))
     return found
 
 
-def _layout(placed: Placed, mesh: Mesh) -> tuple[Layout, list[str]]:
+def _layout(placed: Placed, mesh: Mesh, rank: int) -> tuple[Layout, list[str]]:
     names = ", ".join(mesh.axes)
     if isinstance(placed, Mapping):
         unknown = [repr(axis) for axis in placed if axis not in mesh.axes]
@@ -101,7 +101,7 @@ def _layout(placed: Placed, mesh: Mesh) -> tuple[Layout, list[str]]:
         return (), [
             f"want one placement for each axis of the mesh ({names}), or a mapping from axis to placement"
         ]
-    return layout, []
+    return tuple(from_front(p, rank) for p in layout), []
 
 
 def _misfits(
@@ -120,20 +120,20 @@ def _misfits(
             if not may_be_partial:
                 yield "only inputs and outputs of the graph may be Partial"
         elif isinstance(placement, Shard):
-            dim = _from_front(placement.dim, shape)
-            ranks[dim] = (ranks[dim] or 1) * size
+            ranks[placement.dim] = (ranks[placement.dim] or 1) * size
     for dim, count in ranks.items():
         yield from _unsplit(dim, shape, count)
 
 
-def _from_front(dim: int, shape: Sequence[object] | None) -> int:
-    """Return a dimension counted from the front; one that a value does not have is returned as it is."""
-    rank = len(shape or ())
-    return dim + rank if -rank <= dim < 0 else dim
+def from_front(placement: Placement, rank: int) -> Placement:
+    """Return a placement with its dimension counted from the front; one that it does not have is left as it is."""
+    if isinstance(placement, Shard) and -rank <= placement.dim < 0:
+        return Shard(placement.dim + rank)
+    return placement
 
 
 def _unsplit(dim: int, shape: Sequence[int | str | None] | None, ranks: int) -> Iterator[str]:
-    if shape is None or not -len(shape) <= dim < len(shape):
+    if shape is None or not 0 <= dim < len(shape):
         yield f"its shape is {shape}, so there is no dimension {dim}"
     elif not isinstance(shape[dim], int):
         yield f"its dimension {dim} is {shape[dim]!r}; give it a size, as in dims={{{shape[dim]!r}: {8 * ranks}}}"
@@ -144,13 +144,6 @@ def _unsplit(dim: int, shape: Sequence[int | str | None] | None, ranks: int) -> 
 def divides(ranks: int, size: object) -> bool:
     """Return whether a size is known, and ranks have equal parts of it."""
     return isinstance(size, int) and size >= ranks and size % ranks == 0
-
-
-def _plain(placement: Placement, rank: int, size: int) -> Placement:
-    """Return a placement with its dimension counted from the front; on an axis of one rank it is `Replicate`."""
-    if size == 1:
-        return WHOLE
-    return Shard(placement.dim % rank) if isinstance(placement, Shard) else placement
 
 
 def unnamed_axes(mesh: Mesh, asked: Mapping[str, Placed]) -> dict[str, frozenset[int]]:

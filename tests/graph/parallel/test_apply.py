@@ -258,7 +258,7 @@ class TestNumbersAndPlacementsThatContradict:
                 r" 1\}; keep one", id="another dimension"),
             pytest.param({"mesh": {"tensor": 2}, "inputs": {"*.weight": "whole"}, "l1": {"shard": {"weight": 1}}},
                 r"inputs.\*.weight: 'l1.weight' is placed as whole", id="whole against split, by a pattern"),
-            pytest.param({"l1": {"workers": [7]}}, "l1.workers: got 7, and no region has 0, 1, 2, ...",
+            pytest.param({"l1": {"workers": [7]}}, "l1.workers: got 7, and no region has 0, 1, 2 and 4 more",
                 id="worker 7"),
             pytest.param({"l1": {"stage": 0, "workers": [0, 2]}},
                 "l1.workers: got 2, and no region has 1; number them 0, 1, ... without a gap",
