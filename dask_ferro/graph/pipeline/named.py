@@ -14,13 +14,11 @@ There are p stages, m micro-batches and v chunks per stage; s is the stage, from
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from itertools import chain
 
-from dask_ferro.errors import ConfigError, is_count
+from dask_ferro.errors import ConfigError, did_you_mean, is_count
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.schedule import Schedule
 
@@ -29,13 +27,6 @@ Step = tuple[int, str]
 
 # Chunks per stage by default; the other schedules have one.
 _CHUNKS = {"interleaved": 2, "zb-v": 2, "dualpipe-v": 2}
-# What papers and PyTorch call schedules, where it is not like our name: lower case, letters and digits only.
-_ELSEWHERE = {
-    "interleaved1f1b": "interleaved",
-    "interleavedzerobubble": "zb-h1",
-    "zb1p": "zb-h1",
-    "zbvzerobubble": "zb-v",
-}
 # In place of the chunk of a weight gradient: of the input gradients without one, the oldest, of any chunk.
 _OLDEST = -1
 
@@ -43,17 +34,6 @@ _OLDEST = -1
 def usual_chunks(name: str) -> int:
     """Return the default number of chunks per stage of a named schedule."""
     return _CHUNKS.get(name, 1)
-
-
-def _unknown(name: object) -> ConfigError:
-    """Return the error for a name that no schedule has, with the nearest one that exists."""
-    word = re.sub(r"[^0-9a-z]", "", str(name).lower()).removeprefix("schedule")
-    meant = _ELSEWHERE | {re.sub(r"[^0-9a-z]", "", one): one for one in NAMES}
-    close = get_close_matches(word, meant, 1)
-    hint = f"; did you mean {meant[close[0]]!r}?" if close else ""
-    return ConfigError(
-        f"schedule: got {name!r}, wanted one of {', '.join(NAMES)}, or a list of your own{hint}"
-    )
 
 
 def known(name: str, stages: int, micro_batches: int, chunks: int | None = None) -> Schedule:
@@ -102,7 +82,10 @@ def known(name: str, stages: int, micro_batches: int, chunks: int | None = None)
     <Schedule 'dualpipe-v': 4 stages, 8 chunks, 8 micro-batches, 150 actions>
     """
     if name not in NAMES:
-        raise _unknown(name)
+        raise ConfigError(
+            f"schedule: got {name!r}, wanted one of {', '.join(NAMES)}, or a list of your own"
+            f"{did_you_mean(str(name).lower(), NAMES)}"
+        )
     for what, number in (("stages", stages), ("micro_batches", micro_batches)):
         if not is_count(number):
             raise ConfigError(f"schedule {name!r}: {what}: got {number!r}, wanted a whole number above 0")

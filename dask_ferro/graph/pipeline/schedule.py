@@ -145,7 +145,8 @@ class Schedule:
 
     def forward(self) -> Schedule:
         """Return the schedule of inference: the forwards in their order."""
-        return Schedule(tuple(map(_forwards, self.stages)), f"{self.name}, forward")
+        forwards = (tuple(action for action in row if action.kind == FORWARD) for row in self.stages)
+        return Schedule(tuple(forwards), f"{self.name}, forward")
 
     def __repr__(self) -> str:
         counts = f"{len(self.stages)} stages, {self.chunks} chunks, {self.micro_batches} micro-batches"
@@ -176,10 +177,6 @@ class Schedule:
         (2, 1)
         """
         return cls(_read(rows, name), name)
-
-
-def _forwards(row: Sequence[Action]) -> tuple[Action, ...]:
-    return tuple(action for action in row if action.kind == FORWARD)
 
 
 def _read(rows: Iterable[Iterable[Action | str]], name: str) -> tuple[tuple[Action, ...], ...]:

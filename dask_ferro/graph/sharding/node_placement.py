@@ -44,21 +44,18 @@ class NodePlacement(NamedTuple):
         """Return whether two placements have the same workers."""
         return (self.stage, self.workers) == (other.stage, other.workers)
 
-    def metadata(self) -> dict[str, str]:
-        """Return the placement as node metadata."""
-        workers = None if self.workers is None else ",".join(map(str, self.workers))
-        said = {STAGE: self.stage, DEVICE: self.device, WORKERS: workers, ACTION: self.action}
-        return {key: str(value) for key, value in said.items() if value is not None}
-
 
 UNPLACED = NodePlacement()
 
 
 def place(node: ir.Node, placement: NodePlacement) -> None:
     """Write a placement into a node's metadata, in place of an earlier one."""
-    for key in (STAGE, DEVICE, WORKERS, ACTION):
+    workers = None if placement.workers is None else ",".join(map(str, placement.workers))
+    told = {STAGE: placement.stage, DEVICE: placement.device, WORKERS: workers, ACTION: placement.action}
+    for key, value in told.items():
         node.metadata_props.pop(key, None)
-    node.metadata_props.update(placement.metadata())
+        if value is not None:
+            node.metadata_props[key] = str(value)
 
 
 def placement_of(node: ir.Node) -> NodePlacement:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
-from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, LayoutStep, Mesh, Price, shards, text
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, LayoutStep, Mesh, Price, shards
 
 
 class Compute(NamedTuple):
@@ -107,16 +107,6 @@ class Sharding:
         """Return the bytes of a value on a rank."""
         return value_bytes(type_of(value, self.types)) / shards(layout, self.mesh)
 
-    @property
-    def seconds(self) -> float:
-        """The projected seconds of a rank, without overlap of computation and communication."""
-        computed = sum(entry.seconds for entry in self.entries if isinstance(entry, Compute))
-        return computed + sum(move.price.seconds for move in self.moves)
-
-    def __str__(self) -> str:
-        """Return a line for each node and redistribution."""
-        return "\n".join(_line(entry) for entry in self.entries)
-
 
 def needed(reads: Mapping[ir.Node, Sequence[ir.Value | None]], outputs: Iterable[ir.Value]) -> list[ir.Node]:
     """Return the nodes that outputs depend on, in order.
@@ -134,17 +124,3 @@ def needed(reads: Mapping[ir.Node, Sequence[ir.Value | None]], outputs: Iterable
             wanted.update(reads[node])
             found.append(node)
     return found[::-1]
-
-
-def _line(entry: Entry) -> str:
-    if isinstance(entry, Folded):
-        return f"{entry.value.name} = {entry.array.tolist()}"
-    if isinstance(entry, LayoutChange):
-        named = " + ".join(step.kind for step in entry.steps)
-        return (
-            f"{entry.value.name}: {text(entry.source)} -> {text(entry.target)}  {named}, "
-            f"{entry.price.bytes:.3g} bytes, {entry.price.seconds:.3g} s"
-        )
-    read = (f"{v.name}:{text(at)}" for v, at in zip(entry.node.inputs, entry.inputs, strict=True) if v and at)
-    made = (f"{v.name}:{text(at)}" for v, at in zip(entry.node.outputs, entry.outputs, strict=True) if v.name)
-    return f"{', '.join(made)} = {entry.node.op_type}({', '.join(read)})"

@@ -35,7 +35,7 @@ from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.sharding.given import Placed, layouts, refuse, unnamed_axes
 from dask_ferro.graph.sharding.node_placement import sequence_of
-from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
+from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
 from dask_ferro.graph.sharding.plan import (
     Compute,
     Entry,
@@ -57,8 +57,6 @@ from dask_ferro.graph.sharding.redistribute import (
 )
 from dask_ferro.graph.sharding.strategies import Strategy, sequence_shards, strategies, taken
 from dask_ferro.policy.estimates import SAME_HOST, Link
-
-__all__ = ["Mesh", "Partial", "Placed", "Replicate", "Shard", "Sharding", "propagate"]
 
 
 def propagate(
@@ -130,10 +128,6 @@ def propagate(
 _SUMS = (Partial("sum"), Partial("mean"))
 
 
-def _has_terms(layout: Layout) -> bool:
-    return any(isinstance(placement, Partial) for placement in layout)
-
-
 class _PlacedOperand(NamedTuple):
     """An operand, its placements along the axes that are chosen, and the price of these."""
 
@@ -183,10 +177,8 @@ class _Propagation:
                 self.left[value] = frozenset(i for i, is_left in enumerate(left) if is_left)
         # So may a value of which one linear node makes such an output: a gradient that is widened at last.
         for node in reversed(self.nodes):
-            found, axes = (
-                rule(TypedNode(node, self.types, self.opset)),
-                self.left.get(node.outputs[0], frozenset()),
-            )
+            found = rule(TypedNode(node, self.types, self.opset))
+            axes = self.left.get(node.outputs[0], frozenset())
             for group in found.linear if found is not None and axes else ():
                 operand = self.taken[node][group[0]]
                 if len(group) == 1 and operand is not None and self.readers[operand] == 1:
@@ -228,7 +220,7 @@ class _Propagation:
         forms = self.forms[value]
         if wanted is None:
             # The last complete layout is the readers' and needs no further redistribution.
-            complete = [form for form in forms if not _has_terms(form)]
+            complete = [form for form in forms if not any(isinstance(p, Partial) for p in form)]
             reduced = tuple(WHOLE if isinstance(p, Partial) else p for p in forms[0])
             wanted = complete[-1] if complete else reduced
         if wanted not in forms:
@@ -328,7 +320,8 @@ class _Propagation:
         """Return whether a strategy uses an operand's current layout, and no Partial that others need complete."""
         pairs = zip(self.taken[node], strategy.inputs, strict=True)
         parts = [(v, p) for v, p in pairs if v is not None and p != WHOLE]
-        lies = [self._lies(value, placement, axis) for value, placement in parts]
+        # Whether a value has the placement in one of its layouts.
+        lies = [any(form[axis] == p for form in self.forms[value]) for value, p in parts]
         passed = all(self.readers[v] == 1 for v, p in parts if isinstance(p, Partial))
         # Terms that are rounded are added without another rounding only where that is left to the caller.
         made = zip(node.outputs, strategy.outputs, strict=True)
@@ -352,10 +345,6 @@ class _Propagation:
             for v, p in zip(self.taken[node], strategy.inputs, strict=True)
             if v is not None
         )
-
-    def _lies(self, value: ir.Value, placement: Placement, axis: int) -> bool:
-        """Return whether a value has a placement along an axis in one of its layouts."""
-        return any(form[axis] == placement for form in self.forms[value])
 
     def _settled(self, node: ir.Node, chosen: Sequence[Strategy]) -> list[_PlacedOperand]:
         """Return the operands with their placements along the axes chosen so far."""

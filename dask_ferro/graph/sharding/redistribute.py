@@ -241,17 +241,12 @@ def shards(layout: Sequence[Placement], mesh: Mesh, *, without: Collection[int] 
     return prod(size for axis, (p, size) in pairs if isinstance(p, Shard) and axis not in without)
 
 
-def step_price(step: LayoutStep, nbytes: float, layout: Sequence[Placement], mesh: Mesh, link: Link) -> Price:
-    """Return the price of a step, for a value of `nbytes` in a layout."""
-    ranks = prod(mesh.sizes[axis] for axis in step.axes)
-    return price(step.kind, nbytes / shards(layout, mesh, without=step.axes), ranks, link)
-
-
 def total(steps: Sequence[LayoutStep], source: Layout, nbytes: float, mesh: Mesh, link: Link) -> Price:
     """Return the price of successive steps for a value of `nbytes` that starts at `source`."""
     now, sent, seconds = source, 0.0, 0.0
     for step in steps:
-        each = step_price(step, nbytes, now, mesh, link)
+        ranks = prod(mesh.sizes[axis] for axis in step.axes)
+        each = price(step.kind, nbytes / shards(now, mesh, without=step.axes), ranks, link)
         sent, seconds = sent + each.bytes, seconds + each.seconds
         now = step.after(now)
     return Price(sent, seconds)

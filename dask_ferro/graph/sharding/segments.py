@@ -259,17 +259,12 @@ def _numbers(
 
 def _minor(nodes: Sequence[ir.Node], most: int) -> set[ir.Node]:
     """Return the collectives of at most so many bytes that no other one waits for; an unknown size is none of these."""
-    waited = _waited(nodes)
-    return {n for n in nodes if is_collective(n) and n not in waited and 0 < _bytes(n.inputs[0]) <= most}
-
-
-def _waited(nodes: Sequence[ir.Node]) -> set[ir.Node]:
-    """Return the nodes on which collectives depend."""
-    found: set[ir.Node] = set()
+    # The nodes on which collectives depend.
+    waited: set[ir.Node] = set()
     for node in reversed(nodes):
-        if any(is_collective(user) or user in found for user in node.successors()):
-            found.add(node)
-    return found
+        if any(is_collective(user) or user in waited for user in node.successors()):
+            waited.add(node)
+    return {n for n in nodes if is_collective(n) and n not in waited and 0 < _bytes(n.inputs[0]) <= most}
 
 
 def _bytes(value: ir.Value | None) -> int:
@@ -334,15 +329,12 @@ def _segment(
     inside, ends = set(own), set(model.graph.outputs)
     read = dict.fromkeys(chain.from_iterable(node.inputs for node in own))
     made = chain.from_iterable(node.outputs for node in own)
-    # Weights are part of the segment itself and are never sent between tasks.
-    inputs = [v for v in read if v is not None and v.producer() not in inside and not _is_weight(v)]
+    # These are part of the segment itself and are never sent between tasks.
+    weights = {v for v in read if v is not None and v.is_initializer() and not v.is_graph_input()}
+    inputs = [v for v in read if v is not None and v.producer() not in inside and v not in weights]
     # Values that only the segment reads stay in its task and are freed with it.
     outputs = [v for v in made if v in ends or not inside.issuperset(v.consumers())]
     return RankSegment(rank, tuple(mine), _named(inputs), _named(outputs), before, site)
-
-
-def _is_weight(value: ir.Value) -> bool:
-    return value.is_initializer() and not value.is_graph_input()
 
 
 def _named(values: Iterable[ir.Value | None]) -> tuple[str, ...]:
@@ -356,14 +348,10 @@ def _bucket(group: list[ir.Node], site: NodePlacement) -> Bucket:
     return Bucket(
         first.op_type,
         ranks,
-        tuple(map(_attributes, group)),
+        tuple({name: value.value for name, value in node.attributes.items()} for node in group),
         # Values by collective become values by rank.
         tuple(map(_named, zip(*(node.inputs for node in group), strict=True))),
         tuple(map(_named, zip(*(node.outputs for node in group), strict=True))),
         sum(_bytes(node.inputs[0]) for node in group),
         site,
     )
-
-
-def _attributes(node: ir.Node) -> dict[str, int | str]:
-    return {name: attribute.value for name, attribute in node.attributes.items()}

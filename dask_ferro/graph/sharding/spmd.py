@@ -32,8 +32,6 @@ from dask_ferro.graph.sharding.placements import PLACEMENT, Shard
 from dask_ferro.graph.sharding.plan import Compute, Folded, LayoutChange, Sharding, needed
 from dask_ferro.graph.sharding.redistribute import Layout, LayoutStep, collective, text
 
-__all__ = ["RANK", "RANKS", "Port", "Spmd", "lower"]
-
 # The part of each rank, in order.
 Pieces: TypeAlias = tuple[ir.Value, ...]
 

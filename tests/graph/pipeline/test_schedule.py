@@ -234,8 +234,7 @@ def test_every_known_schedule_is_complete_and_in_order_and_keeps_its_bound(size)
 @every(
     ("arguments", "problem"),
     [
-        pytest.param(("1F1B", 2, 2), "got '1F1B', wanted one of gpipe.*did you mean '1f1b'", id="no such name"),
-        pytest.param(("ZBVZeroBubble", 2, 2), "did you mean 'zb-v'", id="torch's name, unlike ours"),
+        pytest.param(("1F1B", 2, 2), "got '1F1B', wanted one of gpipe.*did you mean 1f1b", id="no such name"),
         pytest.param(("knots", 2, 2), "or a list of your own$", id="a name like none"),
         pytest.param((("1f1b",), 2, 2), "got .'1f1b',., wanted", id="no name at all"),
         pytest.param(("gpipe", 0, 2), "stages: got 0, wanted a whole number above 0", id="no stages"),
