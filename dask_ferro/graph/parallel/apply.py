@@ -422,7 +422,9 @@ class _Applying:
         # A missing number would be a stage or a worker without nodes.
         missing = sorted(set(range(max(named, default=-1))) - named.keys() - rest)
         if missing:
-            problem = f"got {max(named)}, and no region has {few(missing)}; number them 0, 1, ... without a gap"
+            problem = (
+                f"got {max(named)}, and no region has {few(missing)}; number them 0, 1, ... without a gap"
+            )
             self._wrong_in(named[max(named)], key, problem)
 
 

@@ -81,7 +81,9 @@ class StepTasks:
 
     def layer(self, homes: Homes) -> MaterializedLayer:
         """Return the tasks as a layer, with workers where there are any."""
-        return placed(self.tasks, self._priorities(), self.home, homes, self.about)
+        return placed(
+            self.tasks, self._priorities(), self.home, homes.of if homes.order else None, self.about
+        )
 
     def _priorities(self) -> dict[Key, int]:
         """Return priorities: by the schedule first, by the graph within an action."""

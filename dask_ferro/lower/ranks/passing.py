@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from dask_ferro.graph.sharding.segments import Bucket, Cut
+from dask_ferro.graph.sharding.segments import Cut
 from dask_ferro.lower.ranks.exchange import Collectives, Key, at_once, form
 from dask_ferro.lower.upstream import TaskRef
 from dask_ferro.lower.worker.segment_run import Combination, Picks, Reading

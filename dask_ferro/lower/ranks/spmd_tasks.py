@@ -407,9 +407,7 @@ class RankCall:
                 places = [PartPlace(key, index) for index in range(len(names))]
             self.places.update(zip(names, places, strict=True))
 
-    def _given(
-        self, name: Name, index: int, values: Sequence[str], home: Home, priority: int
-    ) -> Key:
+    def _given(self, name: Name, index: int, values: Sequence[str], home: Home, priority: int) -> Key:
         """Return the key that holds a rank's inputs of a bucket, and no other values."""
         places = [self.place(value, home[0]) for value in values]
         if len(places) == 1 and places[0].index < 0:

@@ -12,7 +12,7 @@ and Dask's active memory manager drops only those of other workers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from distributed.scheduler import TaskState, WorkerState
 
     from dask_ferro.graph.sharding.node_placement import NodePlacement
-    from dask_ferro.lower.ranks.rank_assignment import Homes
 
 STAGE = "ferro_stage"  # the annotation of a stage's tasks
 # A rank, and where it is.
@@ -41,7 +40,7 @@ def placed(
     tasks: Mapping[Any, Any],
     priority: Mapping[Any, int],
     homes: Mapping[Any, Home],
-    there: Homes,
+    address: Callable[..., str] | None,
     told: Mapping[Any, tuple[Any, ...]],
     **others: Any,
 ) -> MaterializedLayer:
@@ -51,16 +50,16 @@ def placed(
     ----------
     priority, homes : mapping
         Values for each task, by its key.
-    there : Homes
-        Without workers tasks run anywhere, and stages are not annotated.
+    address : callable or None
+        Returns the address of a home's worker; None: tasks run anywhere, and stages are not annotated.
     told : mapping
         The trace annotation of tasks, by key.
     **others
         Other annotations.
     """
     annotations: dict[str, Any] = {"priority": priority.__getitem__, ABOUT: told.get, **others}
-    if there.order:
-        workers = {key: [there.of(*home)] for key, home in homes.items()}
+    if address is not None:
+        workers = {key: [address(*home)] for key, home in homes.items()}
         stages = {key: site.stage or 0 for key, (_, site) in homes.items()}
         annotations |= {"workers": workers.__getitem__, STAGE: stages.__getitem__}
     return MaterializedLayer(tasks, annotations=annotations)

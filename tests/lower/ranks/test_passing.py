@@ -15,7 +15,9 @@ from tests.each import every
 KIB, MIB = 2**10, 2**20
 
 
-def passed(kind="AllReduce", ranks=2, nbytes=KIB, *, later=False, ends=(), packed=(), action=None, by_bucket=False):
+def passed(
+    kind="AllReduce", ranks=2, nbytes=KIB, *, later=False, ends=(), packed=(), action=None, by_bucket=False
+):
     """How a bucket passes whose terms a segment of each rank makes, and whose results another one reads."""
     site = NodePlacement(action=action)
     names = [tuple((f"{name}{rank}",) for rank in range(ranks)) for name in "abc"]
@@ -38,7 +40,9 @@ def passed(kind="AllReduce", ranks=2, nbytes=KIB, *, later=False, ends=(), packe
         pytest.param({"kind": "AllGather"}, "folded", id="small parts are joined by their reader"),
         pytest.param({"ends": ["b0"]}, "direct", id="two readers share one sum"),
         pytest.param({"packed": ["b0"]}, "direct", id="a parameter has a task"),
-        pytest.param({"nbytes": 8 * MIB, "later": True}, "direct", id="a large sum is ready before its reader"),
+        pytest.param(
+            {"nbytes": 8 * MIB, "later": True}, "direct", id="a large sum is ready before its reader"
+        ),
         pytest.param({"nbytes": 8 * MIB}, "folded", id="the last sum is not"),
         pytest.param(
             {"ranks": 4, "nbytes": 2 * MIB, "later": True}, "direct", id="three terms of 2 MiB are large"
