@@ -219,14 +219,14 @@ def _own_parts(spmd: Spmd, names: Collection[str]) -> frozenset[str]:
 
 
 def _graph(call: RankCall, there: Homes, below: Sequence[Below]) -> HighLevelGraph:
-    sites = call.site.items()
     # A required device may be on another worker only; the plan's worker is then a preference.
-    loose = {key: bool(site.device) for key, site in sites}
+    devices = {key: site.device for key, (_, site) in call.home.items()}
+    loose = {key: bool(device) for key, device in devices.items()}
     others: dict[str, Any] = {"allow_other_workers": loose.__getitem__} if there.order else {}
     if any(loose.values()):
-        wants = {key: {"require": site.device} if site.device else {} for key, site in sites}
+        wants = {key: {"require": device} if device else {} for key, device in devices.items()}
         others[_FERRO] = wants.__getitem__
-    where = {key: there.of(rank, call.site[key]) for key, rank in call.rank.items()} if there.order else {}
-    stage = {key: site.stage or 0 for key, site in sites}
-    layer = placed(call.tasks, call.priority, stage, where, call.about, **others)
+    layer = placed(
+        call.tasks, call.priority, call.home, there.of if there.order else None, call.about, **others
+    )
     return stacked(f"spmd-{call.token}", layer, below)
