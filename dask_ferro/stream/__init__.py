@@ -25,6 +25,7 @@ from dask_ferro.lower.client import current_client
 from dask_ferro.lower.model.bound import checked_batch, with_batched
 from dask_ferro.lower.model.collection import ModelGraph, defaults_of, from_onnx, opened_of
 from dask_ferro.lower.model.row_check import check_rows
+from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.ends import Ends, Reading, check_places, ends_of, journal_folder
 from dask_ferro.stream.formats.csv import CsvOptions
@@ -32,6 +33,7 @@ from dask_ferro.stream.formats.images import Preprocess
 from dask_ferro.stream.journal import Header, Journal, Start, held
 from dask_ferro.stream.pools import AnyPool, beside, pool_for
 from dask_ferro.stream.progress import bar
+from dask_ferro.stream.sinks import done_in
 from dask_ferro.stream.window import ChunkFailed, drive
 from dask_ferro.stream.work import (
     StreamJob,
@@ -231,17 +233,17 @@ def _run(
     check_places(ends.paths, ends.places.values(), journal.folder)
     rows = check_sources(opened.signature, ends.sources, title)
     with held([place.path for place in ends.places.values()]) as holds, pool_for(client) as pool:
-        before = None if overwrite else journal.header()
+        was = journal.header()
+        before = None if overwrite else was
         if batch is None:
-            batch = before.batch if before else default_batch(opened, ends, rows, pool.slots)
+            batch = before.work["batch"] if before else default_batch(opened, ends, rows, pool.slots)
         # Clipped to the rows of the source, because numpy accepts no shape of 10**30.
         work = Work(opened, ends, Chunks(rows, min(batch, max(1, rows))))
         if rows > work.chunks.batch:
             shapes = standins(opened.signature, ends.sources, rows)
             check_rows(opened, shapes)
-        start = _begin(work, before, journal, pool)
-        run = start.header.run
-        job = StreamJob(work.call, work.chunks, start.sinks, journal.parts(run), run, work.named)
+        start = _begin(work, was, before, journal, pool)
+        job = StreamJob(work.call, work.chunks, start.sinks, journal.parts(start.header.run), work.named)
         if job.named or len(start.done) < job.chunks.count:
             pool.begin(opened, job, work.feeds(), [*ends.paths, *journal.seen(start)])
         computed, seconds = _fly(job, pool, start, ends, journal, progress)
@@ -249,19 +251,22 @@ def _run(
         if not header.is_finished:
             header = _finish(start, job, ends, journal, holds)
     left = rows - sum(map(job.chunks.length, start.done))
-    return Summary(rows - len(header.skipped), left, computed, len(start.done), seconds, header.skipped)
+    return Summary(
+        rows - len(header.skipped), left, computed, len(start.done), seconds, tuple(header.skipped)
+    )
 
 
-def _begin(work: Work, before: Header | None, journal: Journal, pool: AnyPool) -> Start:
+def _begin(work: Work, was: Header | None, before: Header | None, journal: Journal, pool: AnyPool) -> Start:
+    """Begin a run in place of the one that was, or resume the one before."""
     header = work.header(journal.folder)
-    if before is None:
-        rows = work.known_rows()
-        layouts = work.layouts(pool.first_row(work.opened, work.call, work.feeds()) if rows is None else rows)
-    else:
+    if before is not None:
         journal.check_same(before, header)
-        layouts = work.layouts({name: output[2:4] for name, output in before.outputs.items()})
+    rows = work.known_rows()
+    sinks = work.sinks(pool.first_row(work.opened, work.call, work.feeds()) if rows is None else rows)
     with _writable(work.ends):
-        return journal.anew(header, layouts) if before is None else journal.again(before, layouts)
+        if before is None:
+            return journal.anew(header, was, sinks)
+        return journal.again(header, before, sinks)
 
 
 @contextmanager
@@ -293,7 +298,7 @@ def _fly(
     noted = start.header.read if start.header.is_finished or not again else notes_in(job.parts)[1]
     begin = time.perf_counter()
     try:
-        with bar(chunks.rows, chunks.rows - rows, progress) as advance:
+        with bar("rows", chunks.rows, chunks.rows - rows, progress) as advance:
             known = [(number, noted.get(str(number), [])) for number in again]
             for number in drive([*known, *((number, None) for number in left)], pool):
                 advance(0 if number in start.done else chunks.length(number))
@@ -305,33 +310,36 @@ def _fly(
             f"rows {first} to {stop_row - 1} failed: {type(failed.error).__name__}: {failed.error}{others}."
         )
         # It is not known of which rows the chunks are.
-        _check_sources(start, ends, journal, f" The first to fail: {what}", is_end=False)
+        _check_sources(start, ends, journal, f" The first to fail: {what}")
         remedy = (
             _CORRECT if isinstance(failed.error, _LASTING) else "call ff.run as before to compute the others"
         )
-        raise kind(f"{what} {_kept(job, start)}; {remedy}") from failed.error
+        raise kind(f"{what} {_kept(job)}; {remedy}") from failed.error
     except BaseException as stop:
         # An interrupt, or the end of the cluster: done chunks stay done.
         remedy = _CORRECT if isinstance(stop, _LASTING) else "call ff.run as before to resume"
-        stop.add_note(f"{_kept(job, start)}; {remedy}")
+        stop.add_note(f"{_kept(job)}; {remedy}")
         raise
     return len(left), time.perf_counter() - begin
 
 
-def _kept(job: StreamJob, start: Start) -> str:
-    done = start.done if start.header.is_finished else frozenset.intersection(*(s.done() for s in job.sinks))
-    return f"{len(done)} of {job.chunks.count} chunks are done, and in {job.parts!r}"
+def _kept(job: StreamJob) -> str:
+    return (
+        f"{len(done_in(job.sinks, job.chunks))} of {job.chunks.count} chunks are done, and in {job.parts!r}"
+    )
 
 
-def _check_sources(
-    start: Start, ends: Ends, journal: Journal, failed: str = "", *, is_end: bool = True
-) -> None:
-    """Raise where a source has changed; which rows the chunks have is not known then, so none counts."""
-    for name, was in start.header.sources.items():
+def _check_sources(start: Start, ends: Ends, journal: Journal, failed: str = "") -> None:
+    """Raise where a source has changed; which rows the chunks have is not known then, so none counts.
+
+    `failed` tells of a chunk that failed before the end.
+    """
+    for name, source in ends.read.items():
+        was = start.header.work[f"source of {name!r}"]
         try:
-            now = ends.read[name].fingerprint()
+            now = source.fingerprint()
         except (OSError, ConfigError) as error:
-            if not is_end:
+            if failed:
                 # It may be available again when the run resumes.
                 continue
             raise ConfigError(
@@ -339,7 +347,7 @@ def _check_sources(
                 " done; call ff.run as before when the source is available again"
             ) from error
         if now != was:
-            journal.drop(start.header)
+            files.remove(journal.parts(start.header.run))
             raise ConfigError(
                 f"source of {name!r} changed while the run read it. No result is kept; call ff.run with overwrite=True"
                 f" when the source no longer changes (it was {was}, and is {now}).{failed}"
@@ -348,8 +356,7 @@ def _check_sources(
 
 def _finish(start: Start, job: StreamJob, ends: Ends, journal: Journal, holds: Sequence[Any]) -> Header:
     _check_sources(start, ends, journal)
-    done = [sink.done() for sink in job.sinks if not journal.is_made(start.header, sink.layout.name)]
-    if missing := sorted(set(range(job.chunks.count)) - frozenset.intersection(*done)) if done else []:
+    if missing := sorted(frozenset(range(job.chunks.count)) - done_in(job.sinks, job.chunks)):
         raise RuntimeError(
             f"{len(missing)} parts are gone from {job.parts!r} (the first: {missing[0]}); call ff.run as before to"
             " compute these again"

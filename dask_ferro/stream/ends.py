@@ -35,7 +35,7 @@ from dask_ferro.lower.prepared.remote import OBJECT_STORES, is_address, kind_of,
 from dask_ferro.lower.signature import Signature
 from dask_ferro.stream import files
 from dask_ferro.stream.formats import rows_of
-from dask_ferro.stream.formats.arrays import ZARR_MARKS, is_group, open_array, open_npy, open_zarr
+from dask_ferro.stream.formats.arrays import ZARR_MARKS, open_array, open_npy, open_zarr
 from dask_ferro.stream.formats.csv import CsvOptions, CsvTable, open_csv
 from dask_ferro.stream.formats.images import PATH, ImageSource, Preprocess, identity, open_images
 from dask_ferro.stream.formats.images import SUFFIXES as IMAGES
@@ -59,32 +59,27 @@ class InputRows(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class Columns(NamedTuple):
-    """A source that is a table: the columns that go to the inputs, in the inputs' order, and those that are kept."""
-
-    table: TableSource | ImageSource
-    features: tuple[str, ...]
-    keep: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Ends:
     """Where the rows of a run come from and go to.
 
     `sources` are by input, of a table as `InputRows`; `places` are where the outputs go, in the model's order.  `paths`
-    are the sources' real ones, and `settings` tell runs apart as well.
+    are the sources' real ones, and `settings` tell runs apart as well.  Of a table, `features` are the columns that go
+    to the inputs, in the inputs' order, and `keep` those that are kept.
     """
 
     sources: Mapping[str, Any]
     places: Mapping[str, SinkPath]
     paths: list[str]
-    columns: Columns | None = None
+    table: TableSource | ImageSource | None = None
+    features: tuple[str, ...] | None = None
+    keep: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def read(self) -> dict[str, Any]:
         """What is read, by name: the table, or the source of each input."""
-        return {"table": self.columns.table} if self.columns else dict(self.sources)
+        return dict(self.sources) if self.table is None else {"table": self.table}
 
 
 class Reading(NamedTuple):
@@ -111,9 +106,8 @@ def ends_of(sig: Signature, source: Any, sink: Any, reading: Reading, title: str
         ends = _table_ends(sig, _open_table(source, place, reading, client), place, places, reading, title)
     else:
         given = named_sources([spec.name for spec in sig.inputs], source)
-        located = {name: _located(one) for name, one in given.items()}
-        sources = {name: open_source(located[name] or one, name) for name, one in given.items()}
-        ends = Ends(sources, places, [one.whole for one in located.values() if one])
+        sources = {name: open_source(one, name) for name, one in given.items()}
+        ends = Ends(sources, places, [one.path for one in sources.values() if hasattr(one, "path")])
     _check_columns(sig, ends, reading, title)
     return ends
 
@@ -143,7 +137,7 @@ def _check_columns(sig: Signature, ends: Ends, reading: Reading, title: str) -> 
     tables = [place for place in ends.places.values() if place.is_table]
     for place in tables:
         results = {name: empty[name] for name in place.outputs if name in empty}
-        result_columns(sig, results, 0, title, ends.columns.keep if ends.columns else ())
+        result_columns(sig, results, 0, title, ends.keep)
     if reading.keep is not None and not tables:
         sinks = ", ".join(repr(place.path) for place in ends.places.values())
         raise ConfigError(
@@ -189,8 +183,8 @@ def _table_ends(
     found = read_table(first, sig, title)
     assert found is not None
     sources = {name: InputRows(table.rows, a.shape[1:], a.dtype) for name, a in found.arrays.items()}
-    columns = Columns(table, features, kept)
-    return Ends(sources, places, [place.whole] if place else [], columns, settings)
+    paths = [files.resolved(files.folder_of(place.path))] if place else []
+    return Ends(sources, places, paths, table, features, kept, settings)
 
 
 def _check_names(option: str, names: Sequence[str], table: TableSource, title: str) -> None:
@@ -233,7 +227,10 @@ def _image_ends(
         raise ConfigError(
             f"{title}: {shown(os.fspath(source))!r} is of images, which go to one input, and it has {names}"
         )
-    images = open_images(os.fspath(source), reading.preprocess, sig.inputs[0], reading.unreadable == "skip")
+    with readable(os.fspath(source)):
+        images = open_images(
+            os.fspath(source), reading.preprocess, sig.inputs[0], reading.unreadable == "skip"
+        )
     kept = (PATH,) if reading.keep is None else reading.keep
     if set(kept) - {PATH}:
         raise ConfigError(f"{title}: keep={list(kept)}, and of images there is {PATH!r} alone")
@@ -247,7 +244,7 @@ def _image_ends(
         "unreadable": reading.unreadable,
     }
     paths = sorted({files.resolved(os.path.dirname(file)) for file in images.files})
-    return Ends({sig.inputs[0].name: images}, places, paths, Columns(images, (), kept), settings)
+    return Ends({sig.inputs[0].name: images}, places, paths, images, (), kept, settings)
 
 
 # ---- sources ------------------------------------------------------------------------------------------------
@@ -262,11 +259,6 @@ class SourcePath(NamedTuple):
 
     kind: str | None
     path: str
-
-    @property
-    def whole(self) -> str:
-        """The file or the folder, of a pattern that which has all of its files."""
-        return files.resolved(files.folder_of(self.path)) if files.is_pattern(self.path) else self.path
 
 
 def _located(source: Any) -> SourcePath | None:
@@ -304,30 +296,31 @@ def named_sources(names: Sequence[str], source: Any) -> dict[str, Any]:
     """Return the source of each model input."""
     if isinstance(source, Mapping):
         given = dict(source)
-    elif len(names) == 1 or _is_zarr_group(source):
-        given = dict.fromkeys(names, source)
+    elif len(names) == 1:
+        given = {names[0]: source}
+    elif (place := _located(source)) is not None and place.kind == "zarr":
+        # A group has an array for each input.
+        given = {name: files.joined(place.path, name) for name in names}
     else:
         raise ConfigError(
             f"the model has inputs {', '.join(names)}; pass a mapping of them to sources, or {_TABLES}"
         )
-    problems = [f"unknown input {n!r}" for n in given if n not in names]
-    problems += [f"no source for input {n!r}" for n in names if n not in given]
-    if problems:
-        raise ConfigError(f"{'; '.join(problems)}; the model has inputs {', '.join(names)}")
+    _check_named(given, names, "input", "source")
     return {name: given[name] for name in names}
 
 
-def _is_zarr_group(source: Any) -> bool:
-    place = _located(source)
-    if place is None or place.kind != "zarr":
-        return False
-    with readable(place.path):
-        return is_group(place.path)
+def _check_named(
+    given: Mapping[str, Any], names: Sequence[str], what: str, end: str, remedy: str = ""
+) -> None:
+    problems = [f"no {what} {n!r}" for n in given if n not in names]
+    problems += [f"no {end} for {what} {n!r}" for n in names if n not in given]
+    if problems:
+        raise ConfigError(f"{'; '.join(problems)}; the model has {what}s {', '.join(names)}{remedy}")
 
 
 def open_source(source: Any, name: str) -> Any:
     """Return the rows for a model input: of a path, or an array of numpy or Dask."""
-    place = source if isinstance(source, SourcePath) else _located(source)
+    place = _located(source)
     if place is not None:
         with readable(place.path):
             if place.kind == "npy":
@@ -370,13 +363,8 @@ def _fit(path: str, what: str) -> str:
 def named_places(names: Sequence[str], sink: Any) -> dict[str, SinkPath]:
     """Return where the outputs of a model go, in its order, by their names."""
     if isinstance(sink, Mapping):
-        problems = [f"no output {n!r}" for n in sink if n not in names]
-        problems += [f"no sink for output {n!r}" for n in names if n not in sink]
-        if problems:
-            raise ConfigError(
-                f"{'; '.join(problems)}; the model has outputs {', '.join(names)}: name a sink for each, or choose some"
-                " by ff.from_onnx(model, outputs=...)"
-            )
+        remedy = ": name a sink for each, or choose some by ff.from_onnx(model, outputs=...)"
+        _check_named(sink, names, "output", "sink", remedy)
         wanted: dict[tuple[str, ...], str] = {(name,): _path(sink[name]) for name in names}
     else:
         wanted = _spread(tuple(names), _path(sink))

@@ -13,7 +13,6 @@ import io
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -38,8 +37,6 @@ _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", 
 # The objects that are put last, without which a folder at an address is no complete output.
 COMPLETE = "_SUCCESS"
 MARKS = (COMPLETE, "zarr.json")
-# Stamps are read and objects are opened so many at a time, since each takes a round trip.
-READERS = 16
 
 
 class Stamp(NamedTuple):
@@ -92,9 +89,11 @@ def is_pattern(path: str) -> bool:
     return "*" in path and (is_address(path) or not os.path.lexists(path))
 
 
-def folder_of(pattern: str) -> str:
-    """Return the folder that a pattern is in: what is before its first star, up to a slash."""
-    folder, slash, _ = pattern[: pattern.index("*")].rpartition("/")
+def folder_of(path: str) -> str:
+    """Return the folder that a pattern is in, which ends before its first star; any other path as it is."""
+    if not is_pattern(path):
+        return path
+    folder, slash, _ = path.partition("*")[0].rpartition("/")
     return folder or slash
 
 
@@ -266,9 +265,6 @@ def stamps(paths: Sequence[str]) -> dict[str, Stamp]:
         folders = {os.path.dirname(path) for path in paths}
         listed = {joined(f, n): info for f in folders for n, info in find(f).items()}
         return {path: _stamp(listed[path]) if path in listed else stamp(path) for path in paths}
-    if len(paths) > 1 and is_address(paths[0]):
-        with ThreadPoolExecutor(READERS, thread_name_prefix="ferro-stream-stat") as threads:
-            return dict(zip(paths, threads.map(stamp, paths), strict=True))
     return {path: stamp(path) for path in paths}
 
 

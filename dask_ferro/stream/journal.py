@@ -29,7 +29,8 @@ from dask_ferro.lock import held as held_paths
 from dask_ferro.lock import record, refused
 from dask_ferro.lower.prepared.remote import is_address
 from dask_ferro.stream import files
-from dask_ferro.stream.sinks import Layout, Sink
+from dask_ferro.stream.chunks import Chunks
+from dask_ferro.stream.sinks import Sink, done_in
 
 SUFFIX = ".ferro-progress"
 _FILE = "run.json"
@@ -58,41 +59,21 @@ class Output(NamedTuple):
 
     kind: str
     sink: str
-    dtype: str
-    row_shape: tuple[int, ...]
     replaces: str = ""
     made: str = ""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The description of a run; headers that differ in what follows `run` describe the same work."""
+    """The description of a run: its work, by which runs are told apart, and how far it is."""
 
-    model: str
-    sources: Mapping[str, str]
-    rows: int
-    batch: int
-    settings: Mapping[str, Any]
+    work: Mapping[str, Any]
     outputs: Mapping[str, Output]
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     publishes: bool = False
     is_finished: bool = False
-    skipped: tuple[str, ...] = ()
+    skipped: Sequence[str] = ()
     read: Mapping[str, list[str]] = field(default_factory=dict)
-
-
-def differences(was: Header, now: Header) -> list[str]:
-    """Return the differences between the work of two runs; dtypes and shapes follow from the rest."""
-    old, new = _work_of(was), _work_of(now)
-    pairs = {what: (old.get(what), new.get(what)) for what in old | new}
-    return [f"{what} (was {_short(a)}, is {_short(b)})" for what, (a, b) in pairs.items() if a != b]
-
-
-def _work_of(header: Header) -> dict[str, Any]:
-    sources = {f"source of {name!r}": source for name, source in header.sources.items()}
-    sinks = {f"sink of {name!r}": f"{o.sink} ({o.kind})" for name, o in header.outputs.items()}
-    sizes = {"rows": header.rows, "batch": header.batch}
-    return {"the model": header.model, **sources, **sizes, **header.settings, **sinks}
 
 
 def _short(value: Any) -> str:
@@ -101,7 +82,7 @@ def _short(value: Any) -> str:
 
 
 class Start(NamedTuple):
-    """The state in which a run begins: its record, the sinks of its parts, and the chunks that are done."""
+    """The state in which a run begins: its record, the sinks that are not complete, and the chunks that are done."""
 
     header: Header
     sinks: tuple[Sink, ...]
@@ -117,8 +98,7 @@ class Journal:
     def header(self) -> Header | None:
         try:
             found = json.loads(files.read(self._path(_FILE)))
-            outputs = {n: Output(*o)._replace(row_shape=tuple(o[3])) for n, o in found.pop("outputs").items()}
-            return Header(**{**found, "skipped": tuple(found["skipped"])}, outputs=outputs)
+            return Header(**found | {"outputs": {n: Output(*o) for n, o in found["outputs"].items()}})
         except FileNotFoundError:
             # Desktops and file systems leave hidden files (.DS_Store, .nfs0001), which do not matter.
             if not any(name[0] != "." for name in files.names_in(self.folder)):
@@ -146,71 +126,47 @@ class Journal:
         return self._path(f"parts-{run}")
 
     def seen(self, start: Start) -> list[str]:
-        """Return what workers have to see of a run that is not finished."""
-        if start.header.is_finished:
-            return []
-        is_store = is_address(self.folder)
-        return [self._path(_FILE)] if is_store else [sink.folder for sink in start.sinks]
+        """Return what workers have to see of a run."""
+        return [self._path(_FILE)] if is_address(self.folder) else [sink.folder for sink in start.sinks]
 
-    def path_of(self, output: Output) -> str:
+    def placed(self, sinks: Sequence[Sink], run: str) -> list[Sink]:
+        """Return sinks with the folders of a run's parts."""
+        return [replace(sink, folder=files.joined(self.parts(run), str(k))) for k, sink in enumerate(sinks)]
+
+    def _path_of(self, output: Output) -> str:
         return files.joined(os.path.dirname(self.folder), output.sink)
 
-    def sinks(self, header: Header, layouts: Sequence[Layout]) -> tuple[Sink, ...]:
-        kinds = [header.outputs[layout.name].kind for layout in layouts]
-        folders = [files.joined(self.parts(header.run), str(k)) for k in range(len(layouts))]
-        return tuple(Sink(*one) for one in zip(kinds, folders, layouts, strict=True))
+    def _path(self, name: str) -> str:
+        return files.joined(self.folder, name)
 
-    def sweep(self, run: str) -> None:
+    def _sweep(self, run: str) -> None:
         """Remove what killed and overwritten runs left, except the parts of one run."""
         for name in files.names_in(self.folder):
             if name not in (_FILE, f"parts-{run}"):
                 files.remove(self._path(name))
 
-    def _path(self, name: str) -> str:
-        return files.joined(self.folder, name)
-
-    def drop(self, header: Header) -> None:
-        current = self.header()
-        if current is not None and current.run == header.run:
-            files.remove(self.parts(header.run))
-
-    def is_made(self, header: Header, name: str) -> bool:
-        output = header.outputs[name]
-        return bool(output.made) and files.output_stamp(self.path_of(output)) == output.made
-
     # ---- the beginning of a run ---------------------------------------------------------------------------
 
     def check_same(self, was: Header, now: Header) -> None:
-        if found := differences(was, now):
+        """Raise `ConfigError` for other work than that of the run before."""
+        pairs = {what: (was.work.get(what), now.work.get(what)) for what in {**was.work, **now.work}}
+        found = [f"{what} (was {_short(a)}, is {_short(b)})" for what, (a, b) in pairs.items() if a != b]
+        if found:
             raise ConfigError(
                 f"{self.folder!r} is of another run: call ff.run with the earlier arguments to resume it, or pass"
                 f" overwrite=True to start a new run. They differ in {'; '.join(found)}"
             )
 
-    def anew(self, header: Header, layouts: Sequence[Layout]) -> Start:
+    def anew(self, header: Header, was: Header | None, sinks: Sequence[Sink]) -> Start:
         """Begin a run; what is at the places stays until the new outputs are complete."""
-        was = self.header()
-        outputs = {}
-        for layout in layouts:
-            output = header.outputs[layout.name]
-            outputs[layout.name] = output._replace(
-                dtype="" if layout.schema is not None else layout.dtype.str,
-                row_shape=layout.row_shape,
-                replaces=self._replaceable(output, was),
-                made="",
-            )
-        plain = replace(header, outputs=outputs, publishes=False, is_finished=False, skipped=(), read={})
-        header = self.save(plain)
-        self.sweep(header.run)
-        sinks = self.sinks(header, layouts)
-        files.make_folder(self.parts(header.run))
-        for sink in sinks:
-            sink.prepare()
-        return Start(header, sinks, frozenset())
+        outputs = {n: o._replace(replaces=self._replaceable(o, was)) for n, o in header.outputs.items()}
+        header = self.save(replace(header, outputs=outputs))
+        self._sweep(header.run)
+        return self._prepared(header, self.placed(sinks, header.run), sinks[0].chunks)
 
     def _replaceable(self, output: Output, was: Header | None) -> str:
         """Return the stamp of an earlier run's output at a place, "" where the place is free."""
-        path = self.path_of(output)
+        path = self._path_of(output)
         lies = files.output_stamp(path)
         if not lies:
             return ""
@@ -224,31 +180,32 @@ class Journal:
             " remove it yourself, or choose another path"
         )
 
-    def again(self, header: Header, layouts: Sequence[Layout]) -> Start:
+    def again(self, header: Header, was: Header, sinks: Sequence[Sink]) -> Start:
         """Resume a run; it begins anew where an output or its parts are missing."""
-        places = [self.path_of(output) for output in header.outputs.values()]
-        found = [files.output_stamp(path) for path in places]
-        for path, lies, output in zip(places, found, header.outputs.values(), strict=True):
-            if lies not in ("", output.replaces, output.made) and not (is_address(path) and header.publishes):
-                raise self._foreign(path, header)
-        published = [
-            bool(o.made) and o.made == s for o, s in zip(header.outputs.values(), found, strict=True)
-        ]
-        chunks = layouts[0].chunks
-        sinks = self.sinks(header, layouts)
-        if header.is_finished and all(published):
-            self.sweep("")
-            return Start(header, sinks, frozenset(range(chunks.count)))
-        there = [is_address(self.folder) or files.exists(sink.folder) for sink in sinks]
-        if header.is_finished or not all(p or t for p, t in zip(published, there, strict=True)):
-            return self.anew(replace(header, run=uuid.uuid4().hex[:12]), layouts)
-        self.sweep(header.run)
-        done = frozenset(range(chunks.count))
-        for sink, is_out in zip(sinks, published, strict=True):
-            if not is_out:
-                sink.prepare()
-                done &= sink.done()
-        return Start(header, sinks, done)
+        left = [sink for sink in self.placed(sinks, was.run) if not self._is_complete(sink, was)]
+        if was.is_finished and not left:
+            self._sweep("")
+            return Start(was, (), frozenset(range(sinks[0].chunks.count)))
+        if was.is_finished or not all(is_address(self.folder) or files.exists(s.folder) for s in left):
+            return self.anew(header, was, sinks)
+        self._sweep(was.run)
+        return self._prepared(was, left, sinks[0].chunks)
+
+    def _is_complete(self, sink: Sink, header: Header) -> bool:
+        """Return whether an output is at its place; raises `ConfigError` where something else is."""
+        output = header.outputs[sink.name]
+        path, is_store = self._path_of(output), is_address(self.folder)
+        lies = files.output_stamp(path)
+        if lies not in ("", output.replaces, output.made) and not (is_store and header.publishes):
+            raise self._foreign(path, header)
+        has_mark = not (is_store and sink.mark) or files.exists(files.joined(path, sink.mark))
+        return bool(output.made) and lies == output.made and has_mark
+
+    def _prepared(self, header: Header, sinks: Sequence[Sink], chunks: Chunks) -> Start:
+        files.make_folder(self.parts(header.run))
+        for sink in sinks:
+            sink.prepare()
+        return Start(header, tuple(sinks), done_in(sinks, chunks))
 
     def _foreign(self, path: str, header: Header) -> ConfigError:
         if header.is_finished:
@@ -265,20 +222,11 @@ class Journal:
 
     def publish(self, start: Start, skipped: Sequence[str], read: Mapping[str, list[str]]) -> Header:
         """Put the outputs together, and move them to their places."""
-        header = self._current(start.header.run)
-        header = replace(header, skipped=tuple(skipped), read=read)
+        header = replace(start.header, skipped=skipped, read=read)
         for sink in start.sinks:
             header = self._publish(sink, header)
         header = self.save(replace(header, is_finished=True, publishes=False))
-        self.sweep("")
-        return header
-
-    def _current(self, run: str) -> Header:
-        header = self.header()
-        if header is None or header.run != run:
-            raise ConfigError(
-                f"{self.folder!r} is no longer the record of this run: another run began here meanwhile"
-            )
+        self._sweep("")
         return header
 
     def _made(self, header: Header, name: str, stamp: str) -> Header:
@@ -287,25 +235,19 @@ class Journal:
 
     def _publish(self, sink: Sink, header: Header) -> Header:
         """Put an output together at its place: by a rename, or at an address by copies in the same store."""
-        name, is_store = sink.layout.name, is_address(self.folder)
-        output = header.outputs[name]
-        path = self.path_of(output)
-        lies = files.output_stamp(path)
+        name, is_store = sink.name, is_address(self.folder)
+        path = self._path_of(header.outputs[name])
         whole, pieces = sink.whole()
-        complete = files.joined(path, sink.mark) if is_store and pieces is None else path
-        if output.made and lies == output.made and files.exists(complete):
-            return header
-        if not header.publishes and lies not in ("", output.replaces):
+        if pieces is not None and not is_store:
+            files.put_joined(whole, pieces)
+        lies = files.output_stamp(path)
+        if not header.publishes and lies not in ("", header.outputs[name].replaces):
             raise self._foreign(path, header)
         if not is_store:
-            if pieces is not None:
-                files.put_joined(whole, pieces)
             header = self._made(header, name, files.output_stamp(whole))
             if lies:
                 # It is removed with the parts; a run that dies before the next line finds them, and goes on.
                 os.rename(path, f"{sink.folder}.old")
-            if files.exists(path):
-                raise self._foreign(path, header)
             os.rename(whole, path)
             return header
         # From here on a run that resumes knows that the place is its own.
@@ -314,34 +256,29 @@ class Journal:
             files.put_joined(path, pieces)
             return self._made(header, name, files.output_stamp(path))
         # First, so that nobody takes what is left of the old output for a whole one.
-        files.remove(complete)
+        files.remove(files.joined(path, sink.mark))
         files.remove(path)
         names = [one for one in files.find(whole) if one not in files.MARKS]
         files.copy([files.joined(whole, n) for n in names], [files.joined(path, n) for n in names])
         header = self._made(header, name, files.output_stamp(path))
-        files.put(
-            complete, files.read(files.joined(whole, sink.mark)) if sink.mark != files.COMPLETE else b""
-        )
+        mark = b"" if sink.mark == files.COMPLETE else files.read(files.joined(whole, sink.mark))
+        files.put(files.joined(path, sink.mark), mark)
         return header
 
 
 # ---- locks ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class AddressLock:
     """The lock of a sink at an address: an object that is created, with the process that has it."""
 
-    sink: str
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    @property
-    def path(self) -> str:
-        return files.resolved(self.sink + LOCK)
+    def __init__(self, sink: str) -> None:
+        self.sink, self.path = sink, files.resolved(sink + LOCK)
+        self._record = record() | {"token": uuid.uuid4().hex}
 
     def __enter__(self) -> Self:
         """Create the object, also in place of one of a process of this host that has ended."""
-        content = json.dumps(record() | {"token": self.token}).encode()
+        content = json.dumps(self._record).encode()
         try:
             files.put_new(self.path, content)
         except FileExistsError:
@@ -359,7 +296,7 @@ class AddressLock:
 
     def check(self) -> None:
         """Raise `ConfigError` if the object was removed or replaced."""
-        if self._holder().get("token") != self.token:
+        if self._holder() != self._record:
             raise ConfigError(
                 f"sink {self.sink!r}: its lock {self.path!r} was removed or replaced while it was written; nothing of"
                 " another run was touched"
@@ -369,7 +306,7 @@ class AddressLock:
         """Remove the object if it is still this process'."""
         # A store that is gone keeps it, and the next run on this host finds that its process ended.
         with suppress(OSError):
-            if self._holder().get("token") == self.token:
+            if self._holder() == self._record:
                 files.remove(self.path)
 
     def _holder(self) -> dict[str, Any]:
@@ -394,6 +331,6 @@ def held(sinks: Sequence[str]) -> Iterator[list[Any]]:
     """Hold the locks of some sinks, paths or addresses, while the block runs; `check()` each before the end."""
     paths = [sink for sink in sinks if not is_address(sink)]
     with ExitStack() as stack:
-        holds: list[Any] = list(stack.enter_context(held_paths(paths))) if paths else []
+        holds: list[Any] = list(stack.enter_context(held_paths(paths)))
         holds += [stack.enter_context(AddressLock(sink)) for sink in sorted(set(sinks) - set(paths))]
         yield holds

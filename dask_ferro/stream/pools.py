@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from typing import Any
@@ -115,17 +115,12 @@ class ClientPool:
 
     def _threads(self) -> Any:
         self._check_open()
-        try:
-            return self._client.nthreads()
-        except AttributeError:
-            # Dask raises it for a client that has just been closed.
-            self._check_open()
-            raise
+        return self._client.nthreads()
 
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
         self._await_worker()
         pieces = [unseen_content(opened, self._client), *(feed.at(0) for feed in feeds)]
-        return self._result(self._submit(partial(first_row, call), *pieces))
+        return self._submit(partial(first_row, call), *pieces).result()
 
     def begin(
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
@@ -137,18 +132,15 @@ class ClientPool:
         content = unseen_content(opened, self._client)
         self._copy = None if content is None else self._submit(rows_of, content)
         self._whole = {i: self._submit(rows_of, f.at(0)) for i, f in enumerate(feeds) if not f.carries}
-        seen = ask_workers(self._client, unseen, paths)
-        blind = {w: p for w, p in seen.items() if p is not None}
+        blind = [(w, p) for w, p in ask_workers(self._client, unseen, paths).items() if p is not None]
         if blind:
-            worker, path = next(iter(blind.items()))
+            worker, path = blind[0]
+            more = (
+                ", and give the workers the packages and credentials of addresses" if is_address(path) else ""
+            )
             raise ConfigError(
                 f"{len(blind)} workers do not see all files of the run, for instance {worker} not {path!r}; put"
-                " source and sink on a file system that all workers share"
-                + (
-                    ", and give the workers the packages and credentials of addresses"
-                    if is_address(path)
-                    else ""
-                )
+                f" source and sink on a file system that all workers share{more}"
             )
 
     def limit(self) -> int:
@@ -173,18 +165,13 @@ class ClientPool:
 
     def _await_worker(self) -> None:
         """Wait for a worker; a waiting task makes an elastic cluster start one."""
-        if not self._threads():
-            self._result(self._client.submit(os.getpid, pure=False))
-
-    def _result(self, future: Any) -> Any:
-        while True:
-            try:
-                return future.result(timeout=LOOK_S)
-            except TimeoutError:
-                # The task itself raised it.
-                if future.done():
-                    raise
-                self.look()
+        if self._threads():
+            return
+        waiting = self._client.submit(os.getpid, pure=False)
+        while not waiting.done():
+            self.look()
+            with suppress(TimeoutError):
+                waiting.result(timeout=LOOK_S)
 
     def look(self) -> None:
         """Warn when there has been no worker for a while; raise when the client was closed, as no chunk would end."""
@@ -242,21 +229,16 @@ async def beside(run: Callable[[Any], Any], client: Any) -> Any:
 
     # Not the caller's client, whose methods return coroutines of the caller's loop.
     connect = partial(Client, client.scheduler.address, security=client.security, set_as_default=False)
-    connecting = asyncio.ensure_future(asyncio.to_thread(connect))
-    running: asyncio.Future[Any] | None = None
+    own = await asyncio.to_thread(connect)
+    running = asyncio.ensure_future(asyncio.to_thread(run, own))
     try:
-        # Threads cannot be cancelled, so they are waited for below.
-        own = await asyncio.shield(connecting)
-        running = asyncio.ensure_future(asyncio.to_thread(run, own))
+        # A thread cannot be cancelled, so it is waited for below.
         return await asyncio.shield(running)
     finally:
-        await asyncio.wait([connecting])
-        if connecting.exception() is None:
-            await asyncio.to_thread(connecting.result().close)
-        if running is not None:
-            await asyncio.wait([running])
-            # Read, since the event loop reports an error that nobody has.
-            running.exception()
+        await asyncio.to_thread(own.close)
+        await asyncio.wait([running])
+        # Read, since the event loop reports an error that nobody has.
+        running.exception()
 
 
 @contextmanager

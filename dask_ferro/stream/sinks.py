@@ -11,10 +11,10 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -35,31 +35,24 @@ _PART = re.compile(r"part-(\d+)\.(?:raw|csv|parquet)|(\d+)(?:/\d+)*")
 KINDS = {".npy": "npy", ".zarr": "zarr", ".csv": "csv"} | dict.fromkeys(PARQUET, "parquet")
 
 
-class Layout(NamedTuple):
-    """The layout of a sink: its outputs' names, its chunks, and dtype and shape of a row, or a table's schema."""
+@dataclass(frozen=True)
+class Sink:
+    """The parts of an output, or of a table of several, in a folder; picklable.
 
+    `dtype` and `row_shape` are those of an array, and `schema` is that of a table.
+    """
+
+    kind: str
     outputs: tuple[str, ...]
     chunks: Chunks
     dtype: np.dtype[Any]
     row_shape: tuple[int, ...]
     schema: Any = None
+    folder: str = ""
 
     @property
     def name(self) -> str:
         return ", ".join(self.outputs)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.chunks.rows, *self.row_shape)
-
-
-@dataclass(frozen=True)
-class Sink:
-    """The parts of an output, or of a table of several, in a folder; picklable."""
-
-    kind: str
-    folder: str
-    layout: Layout
 
     def prepare(self) -> None:
         """Make the folder; of zarr the array, and of no rows the one part that has the types."""
@@ -68,29 +61,27 @@ class Sink:
                 self._create()
             return
         files.make_folder(self.folder)
-        if self.layout.schema is not None and not self.layout.chunks.rows:
-            self.write(0, self.layout.schema.empty_table())
+        if self.schema is not None and not self.chunks.rows:
+            self.write(0, self.schema.empty_table())
 
     def _create(self) -> None:
         # A chunk of a run has zarr chunks of its own, so no two tasks write one file; zarr has no chunks of length 0.
-        chunks = (max(1, self.layout.chunks.batch), *(max(1, d) for d in self.layout.row_shape))
+        chunks = (max(1, self.chunks.batch), *(max(1, d) for d in self.row_shape))
         with files.errors_of(self.folder):
             zarr.create_array(
                 zarr_store(self.folder, read_only=False),
-                shape=self.layout.shape,
+                shape=(self.chunks.rows, *self.row_shape),
                 chunks=chunks,
-                dtype=self.layout.dtype,
+                dtype=self.dtype,
             )
 
     def write(self, number: int, rows: Any) -> None:
         """Write the part of a chunk, which is whole when its file is there."""
         if self.kind == "zarr":
-            span = slice(*self.layout.chunks.span(number))
+            span = slice(*self.chunks.span(number))
             with files.errors_of(self.folder):
                 zarr.open_array(zarr_store(self.folder, read_only=False), mode="r+")[span] = rows
-            if not files.exists(
-                files.joined(self.folder, "c", *[str(number), *"0" * len(self.layout.row_shape)])
-            ):
+            if not files.exists(files.joined(self.folder, "c", *[str(number), *"0" * len(self.row_shape)])):
                 # Rows of zeros have no file.
                 files.make_folder(self._empty)
                 files.put(files.joined(self._empty, f"part-{number}.raw"), b"")
@@ -98,12 +89,11 @@ class Sink:
             files.put(self._part(number), _content(self.kind, rows, is_first=number == 0))
 
     def done(self) -> frozenset[int]:
-        count = self.layout.chunks.count
         names = [*files.names_in(self.folder), *files.names_in(self._empty)]
         if self.kind == "zarr":
             names += files.find(files.joined(self.folder, "c"))
-        found = (int(match[1] or match[2]) for name in names if (match := _PART.fullmatch(name)))
-        return frozenset(number for number in found if number < count)
+        matches = filter(None, map(_PART.fullmatch, names))
+        return frozenset(int(match[1] or match[2]) for match in matches)
 
     @property
     def _empty(self) -> str:
@@ -123,30 +113,35 @@ class Sink:
 
     @property
     def mark(self) -> str:
-        """The name of the object without which readers see no complete output at an address; it is put last."""
-        return "zarr.json" if self.kind == "zarr" else files.COMPLETE
+        """The name of the object without which readers see no complete folder at an address, put last; "" of a file."""
+        return {"zarr": "zarr.json", "parquet": files.COMPLETE}.get(self.kind, "")
 
     def _joined(self) -> Iterator[Any]:
-        count = max(self.layout.chunks.count, int(self.kind == "csv"))
+        count = max(self.chunks.count, int(self.kind == "csv"))
         if self.kind == "npy":
-            yield npy_header(self.layout)
+            yield self._npy_header()
         for number in range(count):
             with files.opened(self._part(number)) as file:
                 yield from iter(partial(file.read, _BLOCK), b"")
 
+    def _npy_header(self) -> bytes:
+        buffer = io.BytesIO()
+        shape = (self.chunks.rows, *self.row_shape)
+        descr = npy_format.dtype_to_descr(self.dtype)
+        npy_format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": False, "shape": shape})
+        return buffer.getvalue()
+
     def _part(self, number: int) -> str:
         # The same number of digits in each name, so that names sort like their numbers.
-        digits = max(6, len(str(self.layout.chunks.count)))
+        digits = max(6, len(str(self.chunks.count)))
         return files.joined(
             self.folder, f"part-{number:0{digits}d}.{'raw' if self.kind == 'npy' else self.kind}"
         )
 
 
-def npy_header(layout: Layout) -> bytes:
-    buffer = io.BytesIO()
-    descr = npy_format.dtype_to_descr(layout.dtype)
-    npy_format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": False, "shape": layout.shape})
-    return buffer.getvalue()
+def done_in(sinks: Sequence[Sink], chunks: Chunks) -> frozenset[int]:
+    """Return the chunks that have a part in each of some sinks."""
+    return frozenset(range(chunks.count)).intersection(*(sink.done() for sink in sinks))
 
 
 def _content(kind: str, rows: Any, *, is_first: bool) -> Any:

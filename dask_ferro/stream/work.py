@@ -32,7 +32,7 @@ from dask_ferro.stream.formats import Array, numeric, pa, rows_of
 from dask_ferro.stream.formats.images import ImageRows
 from dask_ferro.stream.formats.tables import Schema, Table, digest_of
 from dask_ferro.stream.journal import Header, Output
-from dask_ferro.stream.sinks import Layout, Sink, check_kind
+from dask_ferro.stream.sinks import Sink, check_kind
 
 # Types and costs are computed for this number of rows: the overhead of a node is small for it, and an output of this
 # length has a row for each input row, because another axis hardly has the size of a prime.
@@ -41,20 +41,33 @@ _SAMPLE_ROWS = 251
 _NOTE = "note-"
 
 
-class TableCall(NamedTuple):
-    """How columns go to a model's inputs, whose rows have `shapes` then, and outputs to columns after those kept."""
+class ChunkCall(NamedTuple):
+    """A call of a whole model: a bundle of its nodes, and others of outputs that are inputs.
 
+    `outputs` are the bundle of each output, and its place there.  Of a table, `features` are the columns that go to the
+    inputs, whose rows have `shapes` then, and `keep` those before the results; None of arrays.
+    """
+
+    model: ModelRef
+    bundles: tuple[BundleRef, ...]
+    outputs: Mapping[str, tuple[int, int]]
     sig: Signature
     title: str
-    features: tuple[str, ...]
+    features: tuple[str, ...] | None
     keep: tuple[str, ...]
     shapes: Mapping[str, tuple[int, ...]]
 
-    def inputs(self, table: Table) -> list[Array]:
-        if isinstance(table, ImageRows):
-            return [table.images]
+    def results(self, inputs: Sequence[Array], copy: Any) -> dict[str, Any]:
+        made = [bundle.each(run_bundle(self.model, bundle, *inputs, copy=copy)) for bundle in self.bundles]
+        return {name: made[bundle][place] for name, (bundle, place) in self.outputs.items()}
+
+    def inputs(self, read: Sequence[Any]) -> list[Array]:
+        if self.features is None:
+            return list(read)
+        if isinstance(read[0], ImageRows):
+            return [read[0].images]
         # Columns may be chosen twice, or in another order than the table's.
-        found = read_table(table.select(list(dict.fromkeys(self.features))), self.sig, self.title)
+        found = read_table(read[0].select(list(dict.fromkeys(self.features))), self.sig, self.title)
         assert found is not None
         for name, array in found.arrays.items():
             if array.shape[1:] != self.shapes[name]:
@@ -78,26 +91,6 @@ class TableCall(NamedTuple):
         return pa.table([*kept, *values], names=[*self.keep, *made])
 
 
-class ChunkCall(NamedTuple):
-    """A call of a whole model: a bundle of its nodes, and others of outputs that are inputs.
-
-    `outputs` are the bundle of each output, and its place there.  `reads` tells that the inputs are columns of a table.
-    """
-
-    model: ModelRef
-    bundles: tuple[BundleRef, ...]
-    outputs: Mapping[str, tuple[int, int]]
-    table: TableCall
-    reads: bool
-
-    def results(self, inputs: Sequence[Array], copy: Any) -> dict[str, Any]:
-        made = [bundle.each(run_bundle(self.model, bundle, *inputs, copy=copy)) for bundle in self.bundles]
-        return {name: made[bundle][place] for name, (bundle, place) in self.outputs.items()}
-
-    def inputs(self, read: Sequence[Any]) -> list[Array]:
-        return self.table.inputs(read[0]) if self.reads else list(read)
-
-
 class StreamJob(NamedTuple):
     """The part of a run that all its tasks share; some kilobytes, for every model and any number of rows."""
 
@@ -105,7 +98,6 @@ class StreamJob(NamedTuple):
     chunks: Chunks
     sinks: tuple[Sink, ...]
     parts: str
-    run: str
     # The positions of what is identified by its name alone, of whose rows a digest is recorded.
     named: tuple[int, ...] = ()
 
@@ -113,7 +105,7 @@ class StreamJob(NamedTuple):
 def first_row(call: ChunkCall, copy: Any, *pieces: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return dtype and row shape of each output, from running the model on the first row of its batched inputs."""
     inputs = call.inputs(list(map(rows_of, pieces)))
-    inputs = [rows[:1] if one else rows for rows, one in zip(inputs, call.table.sig.carries, strict=True)]
+    inputs = [rows[:1] if one else rows for rows, one in zip(inputs, call.sig.carries, strict=True)]
     results = {name: np.asarray(value) for name, value in call.results(inputs, copy).items()}
     return {name: (value.dtype.str, value.shape[1:]) for name, value in results.items()}
 
@@ -143,23 +135,23 @@ def run_chunk(job: StreamJob, number: int, known: Sequence[str] | None, copy: An
         files.put(files.joined(job.parts, f"{_NOTE}{number}"), json.dumps(note).encode())
     rows = job.chunks.length(number) - len(skipped)
     parts = []
-    for layout in (sink.layout for sink in job.sinks):
-        if layout.schema is None:
-            part = results[layout.name]
-            _check(part, layout, rows, job.call.model.path)
+    for sink in job.sinks:
+        if sink.schema is None:
+            part = results[sink.name]
+            _check(part, sink, rows, job.call.model.path)
         else:
-            part = job.call.table.columns(read[0], {name: results[name] for name in layout.outputs}, rows)
+            part = job.call.columns(read[0], {name: results[name] for name in sink.outputs}, rows)
         parts.append(part)
     for sink, part in zip(job.sinks, parts, strict=True):
         sink.write(number, part)
 
 
-def _check(value: Any, layout: Layout, length: int, model: str) -> None:
+def _check(value: Any, sink: Sink, length: int, model: str) -> None:
     got = (getattr(value, "shape", None), getattr(value, "dtype", None))
-    wanted = ((length, *layout.row_shape), layout.dtype)
+    wanted = ((length, *sink.row_shape), sink.dtype)
     if got != wanted:
         raise ConfigError(
-            f"model {os.path.basename(model)!r}: output {layout.name!r} is {got[1]}{list(got[0] or ())}, wanted"
+            f"model {os.path.basename(model)!r}: output {sink.name!r} is {got[1]}{list(got[0] or ())}, wanted"
             f" {wanted[1]}{list(wanted[0])}, as the model declares it or inference finds it: a streamed model must"
             " return one row for each row of its inputs, all of the same shape"
         )
@@ -240,7 +232,7 @@ def default_batch(opened: PreparedModel, ends: Ends, rows: int, slots: int) -> i
     sample, sized = _sampled(opened, ends.sources)
     weights = opened.loaded.model.graph.initializers
     largest = max((value_bytes(t) for name, t in sized.types.items() if name not in weights), default=0)
-    read = [source for name, source in ends.read.items() if name in sig.carried or ends.columns is not None]
+    read = [source for name, source in ends.read.items() if name in sig.carried or ends.table is not None]
     own = max(source.grain for source in read)
     return batch_rows(
         rows,
@@ -269,10 +261,9 @@ class Work:
         outputs = {s.name: (o.bundle, o.place) for s, o in zip(sig.outputs, plan.outputs, strict=True)}
         splits = bool(sig.fixed_rows) and (chunks.batch != sig.fixed_rows or chunks.rows % chunks.batch != 0)
         bundles = tuple(self._bundle(bundle, splits=splits) for bundle in plan.bundles)
-        features, keep = (ends.columns.features, ends.columns.keep) if ends.columns else ((), ())
         given = {name: source.row_shape for name, source in ends.sources.items()}
-        table = TableCall(sig, f"model {self.opened.name!r}", features, keep, given)
-        return ChunkCall(self.opened.ref, bundles, outputs, table, ends.columns is not None)
+        title = f"model {self.opened.name!r}"
+        return ChunkCall(self.opened.ref, bundles, outputs, sig, title, ends.features, ends.keep, given)
 
     def _bundle(self, bundle: Bundle, *, splits: bool) -> BundleRef:
         taken = [source.place for source in bundle.sources]
@@ -285,19 +276,14 @@ class Work:
 
     def feeds(self) -> list[RowFeed]:
         """Return the rows of each model input, in the model's order; of a table all in one piece."""
-        sig, columns = self.opened.signature, self.ends.columns
-        if columns is not None:
-            return [RowFeed(columns.table.pieces(self.chunks), True)]
-        # A row of zeros for a source without rows, by which the shapes of outputs are known.
-        row = standins(sig, self.ends.sources, 1)
+        sig = self.opened.signature
+        if self.ends.table is not None:
+            return [RowFeed(self.ends.table.pieces(self.chunks), True)]
         feeds = []
         for spec, carries in zip(sig.inputs, sig.carries, strict=True):
             source = self.ends.sources[spec.name]
-            if carries and not source.rows:
-                feeds.append(RowFeed(lambda number, array=row[spec.name]: np.array(array), True))  # type: ignore[misc]
-            else:
-                chunks = self.chunks if carries else Chunks(source.rows, max(1, source.rows))
-                feeds.append(RowFeed(source.pieces(chunks), carries))
+            chunks = self.chunks if carries else Chunks(source.rows, max(1, source.rows))
+            feeds.append(RowFeed(source.pieces(chunks), carries))
         return feeds
 
     @property
@@ -307,57 +293,59 @@ class Work:
 
     def header(self, folder: str) -> Header:
         above = os.path.dirname(folder)
-        places = self.ends.places.items()
-        outputs = {n: Output(p.kind, _relative(p.path, above), "", ()) for n, p in places}
-        batched = list(self.opened.signature.carried)
-        settings = {"batched": batched, **self.ends.settings}
-        sources = {name: source.fingerprint() for name, source in self.ends.read.items()}
-        rows, batch = self.chunks.rows, self.chunks.batch
-        return Header(self.opened.loaded.digest, sources, rows, batch, settings, outputs)
+        outputs = {n: Output(p.kind, _relative(p.path, above)) for n, p in self.ends.places.items()}
+        work = {
+            "the model": self.opened.loaded.digest,
+            **{f"source of {name!r}": source.fingerprint() for name, source in self.ends.read.items()},
+            "rows": self.chunks.rows,
+            "batch": self.chunks.batch,
+            "batched": list(self.opened.signature.carried),
+            **self.ends.settings,
+            **{f"sink of {name!r}": f"{output.sink} ({output.kind})" for name, output in outputs.items()},
+        }
+        return Header(work, outputs)
 
     def known_rows(self) -> dict[str, tuple[Any, Any]] | None:
         """Return dtype and row shape of the outputs from the model's types, or None when these are incomplete.
 
         Raises `ConfigError` for outputs that are known not to have a row for each row of the inputs.
         """
-        sig, sources, batch = self.opened.signature, self.ends.sources, self.chunks.batch
-        sample, sized = _sampled(self.opened, sources)
-        types = self.opened.sized(standins(sig, sources, batch), batch).types
+        sample, sized = _sampled(self.opened, self.ends.sources)
         known, problems = {}, []
-        for spec in sig.outputs:
+        for spec in self.opened.signature.outputs:
             shape = sized.types[spec.name].shape
             if spec.kind != "tensor":
                 problems.append(f"output {spec.name!r} is a {spec.kind}, wanted a tensor")
             elif shape is not None and (not shape or (isinstance(shape[0], int) and shape[0] != sample)):
                 problems.append(f"output {spec} does not carry the batch axis, so it is not one of rows")
-            known[spec.name] = (spec.dtype, (types[spec.name].shape or (0, None))[1:])
+            known[spec.name] = (spec.dtype, (shape or (0, None))[1:])
         if problems:
             raise ConfigError(
-                f"{self.call.table.title}: {'; '.join(problems)}; choose others by ff.from_onnx(model, outputs=...)"
+                f"{self.call.title}: {'; '.join(problems)}; choose others by ff.from_onnx(model, outputs=...)"
             )
         arrays = [known[place.outputs[0]] for place in self.ends.places.values() if not place.is_table]
         is_known = all(d is not None and all(isinstance(n, int) for n in rest) for d, rest in arrays)
         return known if is_known else None
 
-    def layouts(self, rows: Mapping[str, Sequence[Any]]) -> list[Layout]:
-        """Return the layouts of the sinks from dtype and row shape of each output that is an array."""
+    def sinks(self, rows: Mapping[str, Sequence[Any]]) -> list[Sink]:
+        """Return the sinks, from dtype and row shape of each output that is an array."""
         made = []
-        for name, place in self.ends.places.items():
+        for place in self.ends.places.values():
             check_kind(place.kind)
             if place.is_table:
-                layout = Layout(place.outputs, self.chunks, np.dtype(object), (), self._schema(place.outputs))
+                schema = self._schema(place.outputs)
+                made.append(Sink(place.kind, place.outputs, self.chunks, np.dtype(object), (), schema))
             else:
-                dtype, shape = rows[name]
-                dtype = numeric(np.dtype(dtype), f"output {name!r}")
-                layout = Layout(place.outputs, self.chunks, dtype, tuple(shape))
-            made.append(layout)
+                (name,) = place.outputs
+                dtype = numeric(np.dtype(rows[name][0]), f"output {name!r}")
+                made.append(Sink(place.kind, place.outputs, self.chunks, dtype, tuple(rows[name][1])))
         return made
 
     def _schema(self, outputs: Sequence[str]) -> Schema:
         """Return the columns of a table of some outputs, as far as the model declares these."""
         empty = {n: v for n, v in empty_results(self.opened.signature).items() if n in outputs}
-        columns = self.ends.columns
-        return self.call.table.columns(columns and columns.table.schema.empty_table(), empty, 0).schema
+        table = self.ends.table
+        return self.call.columns(table and table.schema.empty_table(), empty, 0).schema
 
 
 def _relative(path: str, above: str) -> str:

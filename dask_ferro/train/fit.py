@@ -126,7 +126,7 @@ def fit(
     monitor : str, optional
         "loss", or the name of a metric.
     progress : bool, optional
-        Whether to show a progress line; by default, if standard error is a terminal.
+        Whether to show a progress line; by default, if standard error is a terminal, and in a notebook.
     **options
         `micro_batches`, `schedule`, `stages`, `reduction` and `workers`, as `ff.parallel` takes them.
 

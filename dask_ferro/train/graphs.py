@@ -41,23 +41,9 @@ class BatchGraphs(NamedTuple):
 def batch_graphs(
     loss: Loss, metrics: Metrics, precision: str | None, params: Tree, form: Any, first: Batch
 ) -> BatchGraphs:
-    """Return loss and metrics of a batch.
+    """Return loss and metrics of a batch, as `ff.fit` takes them.
 
-    Parameters
-    ----------
-    loss, metrics, precision
-        As `ff.fit` takes them.
-    params : tree of Tensor
-    form : Any
-        A batch in the user's form, with names.
-    first : dict of str to array
-        A batch, for dtypes and row shapes.
-
-    Raises
-    ------
-    ConfigError
-        A loss or metric that is no scalar, a loss that reads no parameter, a batch whose arrays are not those that the
-        loss reads, or a precision for a loss that is a Tensor.
+    `form` is a batch in the user's form, with names; `first` is one whose dtypes and row shapes all have.
     """
     if isinstance(loss, Tensor):
         if precision is not None:

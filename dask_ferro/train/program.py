@@ -29,7 +29,6 @@ from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.pipeline.run import PipelineRun
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.sharded import gather
-from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS, STEP, Loss, Metrics, batch_graphs, own_inputs
 from dask_ferro.train.trees import leaves_of
@@ -41,17 +40,9 @@ RATE, LOSS_SCALE = "fit.rate", "fit.scale"
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What is trained and how, as `ff.fit` was asked.
+    """What is trained and how, as `ff.fit` was asked; `options` are keywords of `parallel`.
 
-    Attributes
-    ----------
-    loss, metrics, clip, accumulate, precision, nonfinite
-        As `ff.fit` takes them.
-    optimizer : Optimizer
-        Where the rate is a function of the step, one that reads the argument `RATE`.
-    scale : LossScale, optional
-    options : mapping
-        Keywords of `parallel`.
+    Where the rate is a function of the step, the optimizer reads the argument `RATE`.
     """
 
     loss: Loss
@@ -97,13 +88,7 @@ class Trained(NamedTuple):
 
 
 def with_rate(optimizer: Optimizer) -> Optimizer:
-    """Return an optimizer whose rate is an input of each step.
-
-    Raises
-    ------
-    ConfigError
-        It has no field `rate`.
-    """
+    """Return an optimizer whose rate is an input of each step; raises `ConfigError` if it has no field `rate`."""
     if not dataclasses.is_dataclass(optimizer) or not hasattr(optimizer, "rate"):
         raise ConfigError(
             f"fit: rate: {type(optimizer).__name__} has no field `rate` to replace; use ff.optim's optimizers, or a"
@@ -140,13 +125,7 @@ def _numbers(
 
 
 def waiting(client: Any) -> Any:
-    """Return a client whose results are waited for.
-
-    Raises
-    ------
-    ConfigError
-        It is asynchronous.
-    """
+    """Return a client whose results are waited for; raises `ConfigError` for an asynchronous one."""
     if client.asynchronous:
         raise ConfigError(
             "fit: the client is asynchronous, and steps are waited for; use a synchronous client"
@@ -157,15 +136,8 @@ def waiting(client: Any) -> Any:
 class TrainingProgram(ABC):
     """The steps of a training: loss, metrics and update of a batch.
 
-    Parameters
-    ----------
-    recipe : Recipe
-    params : tree of Tensor
-        Constants with names.
-    form : Any
-        A batch in the user's form, with names.
-    first : dict of str to array
-        A batch, whose dtypes and row shapes all others have.
+    `params` are constants with names, `form` is a batch in the user's form, with names, and `first` one whose dtypes
+    and row shapes all others have.
     """
 
     def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
@@ -173,10 +145,6 @@ class TrainingProgram(ABC):
         self._graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, form, first)
         # The loss whose gradients are computed.
         self._scaled = _scaled(self._graphs.loss, recipe)
-
-    @abstractmethod
-    def ranks(self, rows: int) -> Ranks:
-        """Return the graph that all ranks compute, for batches or micro-batches of a number of rows."""
 
     @abstractmethod
     def check(self, sizes: Sequence[int]) -> None:
@@ -217,10 +185,6 @@ class StepProgram(TrainingProgram):
             **recipe.options,
         )
         self._reads = frozenset(self.pipeline.inputs)
-
-    def ranks(self, rows: int) -> Ranks:
-        """Return the graph of loss and gradients of all ranks, for micro-batches of a number of rows."""
-        return self.pipeline.ranks(rows)
 
     def _batched(self, params: Tree, first: Batch) -> list[str]:
         """Return the inputs that carry the batch, among those that loss and metrics read."""

@@ -67,13 +67,7 @@ class CosineRate:
 
 
 def rate_of(rate: RateOf | float | None) -> RateOf | None:
-    """Return a rate as a function of the update; a number stays what it is.
-
-    Raises
-    ------
-    ConfigError
-        It is neither.
-    """
+    """Return a rate as a function of the update; a number stays what it is."""
     if rate is None or callable(rate):
         return rate
     value = _checked(rate, "rate", "a number from 0 on, or a function from the number of updates to one")
@@ -81,13 +75,7 @@ def rate_of(rate: RateOf | float | None) -> RateOf | None:
 
 
 def rate_at(rate: RateOf, update: int) -> float:
-    """Return the rate of an update.
-
-    Raises
-    ------
-    ConfigError
-        The function returns no finite number from 0 on.
-    """
+    """Return the rate of an update; raises `ConfigError` if it is no finite number from 0 on."""
     return _checked(rate(update), f"rate({update})", "a finite number from 0 on")
 
 

@@ -60,16 +60,7 @@ class FitStep:
 
 
 class SubmittedStep:
-    """A step whose numbers may not be computed yet.
-
-    Parameters
-    ----------
-    trained : Trained
-    ends : bool
-        Whether the batch ends its group.
-    **facts
-        Attributes of the step that are known.
-    """
+    """A step whose numbers may not be computed yet; `ends` tells that its batch ends its group."""
 
     def __init__(self, trained: Trained, *, ends: bool, **facts: Any) -> None:
         more = {_SCALE: trained.scale, _UPDATED: trained.updated}

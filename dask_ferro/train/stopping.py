@@ -8,20 +8,10 @@ from math import inf
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """The state of early stopping.
+    """The state of early stopping, which stops after `most` epochs without an improvement; None: never.
 
-    Attributes
-    ----------
-    most : int or None
-        The epochs without an improvement after which it stops; None: never.
-    monitor : str
-        The name of the value: "loss", or a metric.
-    best : float
-        The smallest mean of an epoch.
-    waited : int
-        The epochs since then.
-    total, rows : float, int
-        The sum of the value over the rows of this epoch, and their number.
+    `best` is the smallest mean of an epoch, `waited` the epochs since then, and `total` the sum of the value over the
+    `rows` of this epoch.
     """
 
     most: int | None = None

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
-from itertools import chain
+from contextlib import ExitStack
+from itertools import chain, pairwise
 from math import isfinite
 from threading import Lock
 from typing import Any, NamedTuple
@@ -25,11 +25,11 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lock import Hold
 from dask_ferro.lower.client import current_client
+from dask_ferro.stream.progress import bar
 from dask_ferro.train.data.batch import Batch, digest_of, rows_of
 from dask_ferro.train.data.source import Source
 from dask_ferro.train.leaving import written_in_a_thread
 from dask_ferro.train.program import Recipe, TrainingProgram
-from dask_ferro.train.progress import bar
 from dask_ferro.train.rates import RateOf, rate_at
 from dask_ferro.train.saved import checkpoint as files
 from dask_ferro.train.saved import reading
@@ -57,17 +57,7 @@ class CheckpointOptions(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The state of a training between two steps.
-
-    Attributes
-    ----------
-    position : Position
-    stopping : EarlyStopping
-    params, state : tree of array
-        Of the last step.
-    batch : dict of str to array
-        The last batch.
-    """
+    """The state of a training between two steps; params, state and batch are those of the last one."""
 
     position: Position
     stopping: EarlyStopping
@@ -143,9 +133,9 @@ class Fit:
             if self._keeping.folder is not None:
                 held = files.held(self._keeping.folder, self._now.position.step)
                 self._holds = stack.enter_context(held)
-            show = stack.enter_context(bar(total, self._now.position.step, self._progress))
+            advance = stack.enter_context(bar("batches", total, self._now.position.step, self._progress))
             try:
-                yield from self._steps(show)
+                yield from self._steps(advance)
                 self._save()
             except BaseException as error:
                 # A loop that is left, by Ctrl-C, an error or `break`, goes on from here next time.
@@ -165,7 +155,7 @@ class Fit:
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
-    def _steps(self, show: Callable[[int, int, float], None]) -> Iterator[FitStep]:
+    def _steps(self, advance: Callable[..., None]) -> Iterator[FitStep]:
         every = self._keeping.every
         while self._now.position.epoch < self._epochs and not self._now.stopping.is_over:
             for submitted, after, later in _early(self._submitted(), self._beyond):
@@ -173,7 +163,7 @@ class Fit:
                 step = submitted.computed(later)
                 # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
                 self._now = after._replace(stopping=self._counted(step, after.position))
-                show(step.epoch, after.position.step, step.loss)
+                advance(1, head=f"epoch {step.epoch + 1}", said=f"  loss {step.loss:.4g}")
                 yield step
                 # Only now is the caller done with the step.
                 if every is not None and self._now.position.step % every == 0:
@@ -181,13 +171,7 @@ class Fit:
             self._now = self._now.epoch_ended()
 
     def _counted(self, step: FitStep, after: Position) -> EarlyStopping:
-        """Return early stopping after a step.
-
-        Raises
-        ------
-        ConfigError
-            Its loss is not finite, and the training is to stop there.
-        """
+        """Return early stopping after a step; raises `ConfigError` if its loss ends the training."""
         stopping, nonfinite = self._now.stopping, self._recipe.nonfinite
         if nonfinite != "continue" and not isfinite(step.loss):
             if nonfinite == "skip":
@@ -206,14 +190,17 @@ class Fit:
     def _beyond(self, batch: Batch) -> int:
         """Return how many steps with batches like this one may be submitted beyond the one that the loop has."""
         here = sum(value.nbytes for value in batch.values() if isinstance(value, np.ndarray))
-        return steps_beyond(self._nbytes + here) if current_client() is not None else 0
+        if current_client() is None:
+            return 0
+        return max(1, min(_STEPS_BEYOND, _BYTES_BEYOND // max(1, self._nbytes + here)))
 
     def _submitted(self) -> Iterator[_Submitted]:
         """Submit the steps that are left, with early stopping those of an epoch; yield each, and the state after it."""
         batches, now = self._left(), self._now
         while True:
-            for batch, is_last in _with_end(batches):
-                step, now = self._advance(now, batch, is_last)
+            # One batch ahead, since the last of an epoch ends its group.
+            for batch, following in pairwise(chain[Any](batches, (None,))):
+                step, now = self._advance(now, batch, following is None)
                 yield step, now
             now = now.epoch_ended()
             if now.stopping.most is not None or now.position.epoch == self._epochs:
@@ -221,13 +208,7 @@ class Fit:
             batches = self._source.epoch(now.position.epoch, 0)
 
     def _left(self) -> Iterator[Batch]:
-        """Return the batches of this epoch that are not done.
-
-        Raises
-        ------
-        ConfigError
-            The last batch before the position is another one than it was.
-        """
+        """Return the batches of this epoch that are not done, if the last one before is the one that it was."""
         at = self._now.position
         found = self._source.epoch(at.epoch, max(at.batch - 1, 0))
         if not at.batch:
@@ -290,13 +271,7 @@ class Fit:
             self._saved = at.step
 
     def _resume(self, folder: str) -> None:
-        """Go on from the newest checkpoint of a folder, if there is one.
-
-        Raises
-        ------
-        ConfigError
-            It is damaged, or of another training.
-        """
+        """Go on from the newest checkpoint of a folder, if there is one, and it is of this training."""
         found = reading.found_in(folder)
         if not found:
             return
@@ -324,11 +299,6 @@ def _filled(tree: Tree, prefix: str, arrays: Mapping[str, Any]) -> Tree:
     return pytree.like(tree, [arrays.get(name, leaf) for name, leaf in named_leaves(tree, prefix)])
 
 
-def steps_beyond(nbytes: int) -> int:
-    """Return how many steps may be submitted beyond the one that the loop has, by the bytes that a step holds."""
-    return max(1, min(_STEPS_BEYOND, _BYTES_BEYOND // max(1, nbytes)))
-
-
 def _early(
     steps: Iterator[_Submitted], beyond: Callable[[Batch], int]
 ) -> Iterator[tuple[SubmittedStep, _State, list[SubmittedStep]]]:
@@ -351,13 +321,3 @@ def _early(
         yield first()
     if failed is not None:
         raise failed
-
-
-def _with_end(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Yield each batch, and whether it is the last."""
-    with suppress(StopIteration):
-        held = next(batches)
-        for batch in batches:
-            yield held, False
-            held = batch
-        yield held, True

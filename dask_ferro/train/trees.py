@@ -29,13 +29,7 @@ def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def whole(tree: Tree) -> Tree:
-    """Return a tree of arrays, not to be written to; sharded ones are fetched, together.
-
-    Raises
-    ------
-    ConfigError
-        They are on workers, and there is no client.
-    """
+    """Return a tree of arrays, not to be written to; sharded ones are fetched, together."""
     check_reachable(tree)
     leaves = dict(enumerate(leaves_of(tree)))
     # One round trip for all of them.
@@ -68,11 +62,6 @@ def constants(params: Tree) -> Tree:
     """Return parameters as tensors: an array becomes a constant with its keys as its name.
 
     Constants of one name, as those of two models, get their keys as names too.
-
-    Raises
-    ------
-    ConfigError
-        There are none, one of them is an argument without a value or computed, or one is given twice.
     """
     named = [(name or "params", leaf) for name, leaf in named_leaves(params)]
     leaves = [_constant(name, leaf) for name, leaf in named]

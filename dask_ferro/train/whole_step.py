@@ -71,11 +71,6 @@ def is_whole(options: Mapping[str, Any]) -> bool:
     return options.keys() <= _WHOLE and options.get("micro_batches", 1) == 1 and not is_apart
 
 
-def _is_split(plan: PlanFile | None) -> bool:
-    """Return whether a plan splits the optimizer's state further than the parameters."""
-    return plan is not None and plan.enabled and plan.optimizer_state is not None
-
-
 class WholeStep(TrainingProgram):
     """The steps of a training in this process, on one worker, or on the ranks of a plan."""
 
@@ -90,7 +85,9 @@ class WholeStep(TrainingProgram):
         ends = dict(zip((*self._after, *self._then), chain(leaves_of(after), leaves_of(then)), strict=True))
         kept = [*leaves_of(params), *leaves_of(state)]
         self._grads = [f"gradient {i}" for i in range(len(self._after))]
-        is_split = _is_split(recipe.options.get("plan"))
+        plan = recipe.options.get("plan")
+        # Named, where the plan splits the optimizer's state further than the parameters.
+        is_split = plan is not None and plan.enabled and plan.optimizer_state is not None
         names = dict(zip(self._grads, leaves_of(grads), strict=True)) if is_split else {}
         # The loss that the caller reads has no scale, of which a rank's tuple would be read too.
         told = self._graphs.loss if recipe.scale is None else widened(self._graphs.loss)
@@ -103,7 +100,7 @@ class WholeStep(TrainingProgram):
             value.name = f"fit.state.{i}"
         self._names = [str(value.name) for value in self._model.graph.inputs]
         self._kept = self._names[: len(kept)]
-        self._applied = self._placed(apply(self._model, recipe.options.get("plan")), params)
+        self._applied = self._placed(apply(self._model, plan), params)
         self._made: dict[int, Ranks] = {}
 
     def _placed(self, applied: Applied, params: Tree) -> Applied:

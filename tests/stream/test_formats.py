@@ -22,7 +22,7 @@ from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.ends import named_places, named_sources, open_source
 from dask_ferro.stream.formats import rows_of
 from dask_ferro.stream.formats.arrays import open_npy
-from dask_ferro.stream.sinks import Layout, Sink, check_kind
+from dask_ferro.stream.sinks import Sink, check_kind
 from tests.each import each, every
 from tests.graphs import mlp
 from tests.graphs import written as written_model
@@ -35,7 +35,7 @@ X = RNG.standard_normal((10, 3), dtype=np.float32)
 def sink_of(tmp_path, kind, array, batch=4):
     """Return a sink that is prepared for an array, and how it is cut."""
     chunks = Chunks(len(array), batch)
-    sink = Sink(kind, str(tmp_path / "parts"), Layout(("y",), chunks, array.dtype, array.shape[1:]))
+    sink = Sink(kind, ("y",), chunks, array.dtype, array.shape[1:], folder=str(tmp_path / "parts"))
     sink.prepare()
     return sink, chunks
 
@@ -351,7 +351,7 @@ def test_sources_that_are_none(source, said):
         (["x"], "a.npy", {"x": "a.npy"}),
         (["x", "m"], {"m": "b.npy", "x": "a.npy"}, {"x": "a.npy", "m": "b.npy"}),
         (["x", "m"], "a.npy", "inputs x, m; pass a mapping"),
-        (["x"], {"y": "a.npy"}, "unknown input 'y'; no source for input 'x'"),
+        (["x"], {"y": "a.npy"}, "no input 'y'; no source for input 'x'"),
     ],
 )
 def test_which_source_is_for_which_input(names, source, wanted, tmp_path, monkeypatch):
@@ -367,7 +367,7 @@ def test_which_source_is_for_which_input(names, source, wanted, tmp_path, monkey
 def test_a_group_holds_several_inputs(tmp_path):
     group = str(tmp_path / "g.zarr")
     zarr.create_group(group)
-    assert named_sources(["x", "m"], group) == {"x": group, "m": group}
+    assert named_sources(["x", "m"], group) == {"x": f"{group}/x", "m": f"{group}/m"}
 
 
 @every(

@@ -71,9 +71,9 @@ def job_of(sink):
     journal = Journal(journal_folder(sink, places))
     header = journal.header()
     ends = Ends({"x": open_source(X, "x")}, places, [])
-    work = Work(opened, ends, Chunks(header.rows, header.batch))
-    sinks = journal.sinks(header, work.layouts(work.known_rows()))
-    return StreamJob(work.call, work.chunks, sinks, journal.parts(header.run), header.run)
+    work = Work(opened, ends, Chunks(header.work["rows"], header.work["batch"]))
+    sinks = journal.placed(work.sinks(work.known_rows()), header.run)
+    return StreamJob(work.call, work.chunks, tuple(sinks), journal.parts(header.run))
 
 
 # ---- right rows ------------------------------------------------------------------------------------------

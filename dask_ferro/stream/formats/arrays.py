@@ -250,11 +250,3 @@ def _refuse_packed(path: str, attributes: Mapping[str, Any]) -> None:
             f"source {path!r} has {', '.join(packed)}, by which xarray unpacks or masks its values and zarr does not:"
             " pass xarray.open_zarr(...)[name].data, a dask array"
         )
-
-
-def is_group(path: str) -> bool:
-    try:
-        with files.errors_of(path):
-            return isinstance(zarr.open(zarr_store(path), mode="r"), zarr.Group)
-    except (OSError, ValueError, KeyError):
-        return False

@@ -94,7 +94,8 @@ class CsvTable(TableSource):
         chosen, kept = dict(self.options.types), set(keep)
         texts = {name for name, dtype in features.items() if dtype == np.dtype(object)}
         free = kept - texts - set(chosen)
-        numbers = [field.name for field in self.schema if field.name in free and _is_number(field.type)]
+        is_number = (pa.types.is_integer, pa.types.is_floating)
+        numbers = [f.name for f in self.schema if f.name in free and any(test(f.type) for test in is_number)]
         exact = self._kept_by_numbers(numbers)
         lost = set(numbers) - set(exact)
         fields = []
@@ -167,10 +168,6 @@ class CsvTable(TableSource):
         except (pa.ArrowException, UnicodeError) as error:
             raise _misread(self.label, str(error)) from error
         return table.cast(self.schema)
-
-
-def _is_number(kind: Any) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _exact(texts: Any, kind: Any, name: str) -> Any:

@@ -121,10 +121,6 @@ class ImageRows:
     images: Array
     skipped: tuple[str, ...]
 
-    @property
-    def num_rows(self) -> int:
-        return len(self.images)
-
     def select(self, columns: Sequence[str]) -> Table:
         return self.paths.select(list(columns))
 
@@ -135,11 +131,8 @@ def open_images(path: str, preprocess: str | Preprocess | None, spec: ValueSpec,
     function = _function(preprocess, spec)
     # Not real paths, since names and order are those of links.
     whole = files.resolved(path) if is_address(path) else os.path.abspath(path)
-    try:
-        found = tuple(files.files_of(whole, SUFFIXES))
-        opened = files.stamps(found)
-    except OSError as error:
-        raise ConfigError(f"source {whole!r} cannot be read: {error.strerror or error}") from error
+    found = tuple(files.files_of(whole, SUFFIXES))
+    opened = files.stamps(found)
     if not found:
         raise ConfigError(f"source {whole!r}: no file matches; wanted images: {', '.join(SUFFIXES)}")
     first = _first(found if skips else found[:1], function)

@@ -38,6 +38,8 @@ Schema = Any
 PARQUET = (".parquet", ".pq")
 # pandas stores an index without a name as a column with this prefix.
 _INDEX = "__index_level_"
+# Objects are opened so many at a time, since each takes a round trip or two.
+_READERS = 16
 # What a value of a table costs to be read and written, on a core of a laptop.
 VALUE_S = 1e-7
 
@@ -179,12 +181,11 @@ def open_parquet(path: str) -> ParquetTable:
         )
     opened = files.stamps(paths)
     try:
-        # Threads, since a footer at an address takes a round trip or two.
-        with ThreadPoolExecutor(files.READERS, thread_name_prefix="ferro-stream-open") as threads:
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="ferro-stream-open") as threads:
             metas = list(threads.map(_footer, paths))
     except pa.ArrowException as error:
         raise ConfigError(f"source {path!r} is not parquet: {error}") from error
-    top = (files.folder_of(path) if files.is_pattern(path) else path).rstrip("/")
+    top = files.folder_of(path).rstrip("/")
     folders = [os.path.dirname(file[len(top) :]).strip("/") for file in paths]
     schemas = [meta.schema.to_arrow_schema() for meta in metas]
     refuse_duplicates(schemas[0].names, f"source {path!r}")

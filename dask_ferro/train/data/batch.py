@@ -16,13 +16,7 @@ V = TypeVar("V")
 
 
 class Named(dict[Hashable, V]):
-    """Names or tensors by the keys of a batch; reading another key is an error with the reason.
-
-    Attributes
-    ----------
-    left_out : mapping of str to str
-        Why columns and arrays are not in it, by name.
-    """
+    """Names or tensors by the keys of a batch; reading another key is an error with the reason, of those `left_out`."""
 
     def __init__(
         self, items: Mapping[Hashable, V] | None = None, left_out: Mapping[str, str] | None = None
@@ -47,13 +41,7 @@ def form_of(batch: Any) -> Any:
 
 
 def named(batch: Any, form: Any) -> Batch:
-    """Return a batch as arrays by name.
-
-    Raises
-    ------
-    ConfigError
-        It has another form.
-    """
+    """Return a batch as arrays by name; raises `ConfigError` if it has another form."""
     if (own := form_of(batch)) != form:
         raise ConfigError(
             f"fit: batches: got a batch of {_shown(own)}, wanted {_shown(form)}, as the first one"
@@ -65,13 +53,7 @@ def named(batch: Any, form: Any) -> Batch:
 
 
 def as_array(value: Any, name: str) -> Any:
-    """Return an array of numpy, or a dask array as it is.
-
-    Raises
-    ------
-    ConfigError
-        It is None or text, or values of it are masked; in a dask array, whether they are is not known.
-    """
+    """Return an array of numpy, or a dask array as it is; raises `ConfigError` for None, texts and masks."""
     if value is None or isinstance(value, (str, bytes)):
         raise ConfigError(f"fit: {name}: got {value!r}, wanted an array")
     if np.ma.is_masked(value) or (is_dask_array(value) and _is_masked(value)):
@@ -99,13 +81,7 @@ def copied(value: Any) -> Any:
 
 
 def rows_of(batch: Batch) -> int:
-    """Return the number of rows of a batch.
-
-    Raises
-    ------
-    ConfigError
-        Arrays of different lengths, or without axes.
-    """
+    """Return the number of rows of a batch; raises `ConfigError` for arrays of different lengths, or without axes."""
     lengths = {name: int(value.shape[0]) if value.ndim else -1 for name, value in batch.items()}
     rows = next(iter(lengths.values()), -1)
     if rows < 0 or set(lengths.values()) != {rows}:

@@ -70,18 +70,8 @@ def batches(
 ) -> Iterator[list[Take]]:
     """Yield the rows of each batch of an epoch, from batch `start` on; the last may be shorter.
 
-    Parameters
-    ----------
-    lengths : sequence of int
-        Rows of each block.
-    size : int
-        Rows of a batch.
-    seed : int or None
-        None: rows are in order.
-    epoch, start : int
+    `lengths` are the rows of each block, and `size` those of a batch.  Without a seed, rows are in order.
 
-    Examples
-    --------
     >>> [[(take.block, take.rows.tolist()) for take in one] for one in batches([3, 2], 2, None, 0)]
     [[(0, [0, 1])], [(0, [2]), (1, [0])], [(1, [1])]]
     """

@@ -27,19 +27,7 @@ _NUMBERS = "wanted numbers; encode it before, for instance as int64"
 
 
 class Blocks(NamedTuple):
-    """Rows by block.
-
-    Attributes
-    ----------
-    form : Any
-        A batch in the user's form, with names.
-    lengths : tuple of int
-        Rows of each block.
-    read : callable
-        Returns the arrays of a block by name.
-    facts : mapping
-        What decides the blocks.
-    """
+    """Rows by block: a batch in the user's form, the rows of each block, its arrays by name, what decides blocks."""
 
     form: Any
     lengths: tuple[int, ...]
@@ -48,13 +36,7 @@ class Blocks(NamedTuple):
 
 
 class RowBatches:
-    """Rows in blocks, in an order by seed and epoch, cut into batches of `size`.
-
-    Raises
-    ------
-    ConfigError
-        There is no batch.
-    """
+    """Rows in blocks, in an order by seed and epoch, cut into batches of `size`."""
 
     def __init__(self, blocks: Blocks, size: int, seed: int | None, keeps_last: bool) -> None:
         self._blocks, self._size, self._seed, self._keeps_last = blocks, size, seed, keeps_last
@@ -120,13 +102,7 @@ def _concatenated(arrays: Sequence[Any]) -> Any:
 
 
 def of_arrays(given: Any) -> Blocks:
-    """Return the blocks of an array, or of a tuple or mapping of arrays, some of which may be dask arrays.
-
-    Raises
-    ------
-    ConfigError
-        Arrays of different lengths, or chunks of unknown lengths.
-    """
+    """Return the blocks of an array, or of a tuple or mapping of arrays, some of which may be dask arrays."""
     form = form_of(given)
     arrays = named(given, form)
     lazy = next((value for value in arrays.values() if is_dask_array(value)), None)
@@ -155,19 +131,7 @@ def _in_chunks(array: Any, chunks: tuple[int, ...]) -> Any:
 
 
 def of_parquet(path: str, names: Sequence[str] = ()) -> Blocks:
-    """Return the blocks of a parquet file, or of the files of a folder.
-
-    Parameters
-    ----------
-    path : str
-    names : sequence of str, optional
-        The columns to read; by default all that hold numbers.
-
-    Raises
-    ------
-    ConfigError
-        There is no such path, or a column that is named is no array of numbers.
-    """
+    """Return the blocks of a parquet file, or of the files of a folder, by default of all columns that hold numbers."""
     # pyarrow is an extra, and slow to import.
     from dask_ferro.lower.inputs.tables import lists_as_array
     from dask_ferro.stream.formats.tables import holds_numbers, open_parquet

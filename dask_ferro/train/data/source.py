@@ -7,61 +7,21 @@ lists, loaders, functions      batches as they come; those of a list in an order
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.data.order import is_whole
 from dask_ferro.train.data.rows import RowBatches, of_arrays, of_parquet
 from dask_ferro.train.data.stream import Stream
 
-
-class Source(Protocol):
-    """Batches by epoch and position."""
-
-    @property
-    def form(self) -> Any:
-        """A batch in the user's form, with a name in place of each array."""
-
-    @property
-    def count(self) -> int | None:
-        """The number of batches of an epoch, where it is known."""
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The different numbers of rows of batches, where they are known."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """What has to be the same for the same batches, for a checkpoint."""
-
-    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch from batch `start` on."""
+Source: TypeAlias = RowBatches | Stream
 
 
 def source_of(
     batches: Any, size: int | None, seed: int | None, *, keeps_last: bool = True, names: Sequence[str] = ()
 ) -> Source:
-    """Return the source of a training's batches.
-
-    Parameters
-    ----------
-    batches : array, tuple or mapping of arrays, path of parquet files, or iterable of batches
-        As `ff.fit` takes them.
-    size : int, optional
-        Rows of a batch; for arrays and files.
-    seed : int, optional
-        Of the order; None: as they come.
-    keeps_last : bool, optional
-    names : sequence of str, optional
-        The columns to read from files; by default all.
-
-    Raises
-    ------
-    ConfigError
-        A size that is missing, or given where batches have theirs; arrays of different lengths.
-    """
+    """Return the source of a training's batches, as `ff.fit` takes them; `names` are the columns to read from files."""
     if seed is not None and not 0 <= seed < 2**64:
         raise ConfigError(
             f"fit: seed: got {seed}, wanted a number from 0 to below 2^64, or None for no shuffling"

@@ -38,13 +38,7 @@ class Stream:
         return self._form
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch from batch `start` on.
-
-        Raises
-        ------
-        ConfigError
-            An iterator, which can be read once, is asked for another epoch; or there is no batch.
-        """
+        """Yield the batches of an epoch from batch `start` on."""
         is_empty = not start
         for batch in islice(self._batches(epoch), start, None):
             if self._form is None:

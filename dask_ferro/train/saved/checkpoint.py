@@ -43,10 +43,7 @@ Types: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 class _Piece(NamedTuple):
-    """A part of an array that is to be written: its name and box, and the array or the future of it.
-
-    `item` is its position where the future is of a tuple; otherwise -1.
-    """
+    """A part of an array that is to be written: its name and box, and the array or the future of it, or of a tuple."""
 
     name: str
     start: tuple[int, ...]
@@ -56,27 +53,10 @@ class _Piece(NamedTuple):
 
 
 def save(folder: str, manifest: Manifest, arrays: Mapping[str, Any], types: Types, *, keep: int) -> str:
-    """Write a checkpoint, and remove older ones; return its path.
+    """Write a checkpoint, of which `keep` stay; return its path.
 
-    Parameters
-    ----------
-    folder : str
-        With sharded arrays, one that this process and the workers see under this path.
-    manifest : Manifest
-        Without arrays.
-    arrays : mapping of str to numpy.ndarray or ShardedArray
-        A sharded array is persisted: its parts are written by the workers that hold them.
-    types : mapping of str to (str, tuple of int)
-        The dtype and the shape of each array.
-    keep : int
-        The number of checkpoints that stay.
-
-    Raises
-    ------
-    ConfigError
-        A worker has written to a folder that this process does not see, or a value is not finite.
-    OSError
-        A file cannot be written; with its path.
+    The manifest has no arrays yet.  A sharded array is persisted: its parts are written by the workers that hold them.
+    Raises `ConfigError` if a value is not finite, and `OSError` with the path of a file that cannot be written.
     """
     path = _path_of(folder, manifest.position.step)
     part = os.path.join(folder, f".{os.path.basename(path)}.{uuid.uuid4().hex[:8]}{_PART}")
@@ -125,11 +105,7 @@ def _path_of(folder: str, step: int) -> str:
 def held(folder: str, step: int | None = None) -> Iterator[list[lock.Hold]]:
     """Create the folder of checkpoints, hold it while the block runs, and remove what killed writers left in it.
 
-    Raises
-    ------
-    ConfigError
-        It cannot be created, a worker of the current client does not see it, another training holds it, or one was
-        beyond `step` meanwhile.
+    Raises `ConfigError` if a worker does not see it, another training holds it, or one was beyond `step` meanwhile.
     """
     try:
         os.makedirs(folder, exist_ok=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from math import prod
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -24,16 +23,9 @@ KIND, FORMAT = "dask_ferro checkpoint", 1
 
 
 class Position(NamedTuple):
-    """A position in a training.
+    """A position in a training: the epoch with its batches that are done, and batches and updates of all epochs.
 
-    Attributes
-    ----------
-    epoch, batch : int
-        The epoch, and the batches of it that are done.
-    step, updates : int
-        Batches and updates that are done in all epochs.
-    digest : str
-        The digest of the last batch; empty where there is none, or its content is not known here.
+    `digest` is that of the last batch; empty where there is none, or its content is not known here.
     """
 
     epoch: int = 0
@@ -63,16 +55,7 @@ class SavedArray(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of a checkpoint.
-
-    Attributes
-    ----------
-    position : Position
-    stopping : EarlyStopping
-    facts : mapping
-        What has to be the same in the run that goes on.
-    arrays : mapping of str to SavedArray
-    """
+    """The content of a checkpoint; `facts` have to be the same in the run that goes on."""
 
     position: Position
     stopping: EarlyStopping
@@ -91,13 +74,7 @@ class Manifest:
 
     @staticmethod
     def from_bytes(text: bytes) -> Manifest:
-        """Return the manifest of a text.
-
-        Raises
-        ------
-        ValueError
-            It is no manifest, is damaged, or is of a format that this release does not read; with the remedy.
-        """
+        """Return the manifest of a text; raises `ValueError` if it is damaged, or of a format of another release."""
         read = opened(text)
         if read is None:
             raise ValueError("its checksum is wrong: it is damaged, or another program wrote it")
@@ -152,8 +129,3 @@ def mismatches(
 def dtype_named(name: str) -> np.dtype[Any]:
     """Return the dtype of a name; those of ml_dtypes, such as bfloat16, are no names of numpy's own."""
     return np.dtype(getattr(ml_dtypes, name, None) or name)
-
-
-def nbytes(part: Part, dtype: np.dtype[Any]) -> int:
-    """Return the bytes of a part."""
-    return prod(stop - start for start, stop in zip(part.start, part.stop, strict=True)) * dtype.itemsize

@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.train.saved.manifest import Manifest, SavedArray, dtype_named, nbytes
+from dask_ferro.train.saved.manifest import Manifest, SavedArray, dtype_named
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{12})")
@@ -25,13 +25,7 @@ def found_in(folder: str) -> list[str]:
 
 
 def read_manifest(path: str) -> Manifest:
-    """Return the manifest of a checkpoint.
-
-    Raises
-    ------
-    ConfigError
-        It is missing, damaged, or of a format that this release does not read.
-    """
+    """Return the manifest of a checkpoint; raises `ConfigError` if it cannot be read."""
     try:
         with open(os.path.join(path, MANIFEST), "rb") as file:
             return Manifest.from_bytes(file.read())
@@ -40,13 +34,7 @@ def read_manifest(path: str) -> Manifest:
 
 
 def read_arrays(path: str, manifest: Manifest) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays of a checkpoint, whole.
-
-    Raises
-    ------
-    ConfigError
-        A file is missing, shorter than the manifest says, or changed; or a value is not finite.
-    """
+    """Return the arrays of a checkpoint, whole; raises `ConfigError` for a damaged file, or values not finite."""
     arrays = {name: _read(path, saved) for name, saved in manifest.arrays.items()}
     if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
         raise _damaged(
@@ -56,10 +44,10 @@ def read_arrays(path: str, manifest: Manifest) -> dict[str, np.ndarray[Any, Any]
 
 
 def _read(path: str, saved: SavedArray) -> np.ndarray[Any, Any]:
-    dtype = dtype_named(saved.dtype)
-    whole = np.empty(saved.shape, dtype)
+    whole = np.empty(saved.shape, dtype_named(saved.dtype))
     for part in saved.parts:
-        size = nbytes(part, dtype)
+        box = tuple(map(slice, part.start, part.stop))
+        size = whole[box].nbytes
         try:
             with open(os.path.join(path, part.file), "rb") as file:
                 file.seek(part.offset)
@@ -74,8 +62,7 @@ def _read(path: str, saved: SavedArray) -> np.ndarray[Any, Any]:
             raise _damaged(
                 path, part.file, f"the checksum of bytes {part.offset} to {part.offset + size - 1} is wrong"
             )
-        box = tuple(map(slice, part.start, part.stop))
-        whole[box] = np.frombuffer(content, dtype).reshape(whole[box].shape)
+        whole[box] = np.frombuffer(content, whole.dtype).reshape(whole[box].shape)
     return whole
 
 

@@ -78,13 +78,7 @@ class LossScale:
 
 
 def loss_scale_of(asked: LossScale | float | str | None, precision: str | None) -> LossScale | None:
-    """Return the loss scale of a training: None without one; a number stays what it is.
-
-    Raises
-    ------
-    ConfigError
-        Neither a `LossScale`, a number nor "dynamic".
-    """
+    """Return the loss scale of a training: None without one; a number stays what it is."""
     if asked is None:
         # bfloat16 has float32's range.
         return LossScale() if precision == "float16" else None
@@ -100,15 +94,7 @@ def loss_scale_of(asked: LossScale | float | str | None, precision: str | None) 
 
 
 def next_scale(how: LossScale, scale: Tensor, good: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scale and the count of finite steps in a row after a step, elementwise.
-
-    Parameters
-    ----------
-    scale, good : Tensor
-        float32, of one shape.
-    finite : Tensor
-        bool: whether the step's gradients were finite.
-    """
+    """Return the scale and the count of finite steps in a row (`good`) after a step, elementwise; both are float32."""
     counted = good + 1.0
     grows = logical_and(finite, counted >= float(how.interval))
     grown = minimum(scale * how.growth, asarray(np.float32(_MOST)))

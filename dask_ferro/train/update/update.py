@@ -11,7 +11,7 @@ to decide.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -36,23 +36,11 @@ SCALE, UPDATED = "scale", "updated"
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """An optimizer that takes the gradients of one batch.
+    """An optimizer that takes the gradients of one batch, around the user's.
 
-    Attributes
-    ----------
-    optimizer : Optimizer
-        The user's.
-    clip : float, optional
-        The largest norm of all gradients together.
-    accumulates : bool
-        Whether gradients of several batches are averaged, by rows; the arguments `ROWS` and `ENDS` are then a batch's
-        rows (float32) and whether it is the last of its group (bool).
-    sums : bool
-        Whether losses are sums over rows: gradients are then added, not averaged.
-    scale : LossScale, optional
-        How the loss is scaled.
-    skips : bool
-        Whether a batch whose gradients are not finite is left out, as with a loss scale.
+    It `accumulates` the gradients of several batches, averaged by rows: the arguments `ROWS` and `ENDS` are then a
+    batch's rows (float32) and whether it is the last of its group (bool).  If losses are `sums` over rows, gradients
+    are added.  It `skips` a batch whose gradients are not finite, as with a loss scale.
     """
 
     optimizer: Optimizer
@@ -136,16 +124,12 @@ def clipped(grads: Tree, most: float) -> Tree:
 
     Source: Pascanu et al., "On the difficulty of training recurrent neural networks" (2013), section 3.2.
     """
-    norm = global_norm(pytree.leaves(grads))
+    leaves = pytree.leaves(grads)
+    widest = max(leaves, key=lambda g: g.dtype.itemsize).type.dtype
+    norm = sqrt(reduce(add, [cast(total(g * g), widest) for g in leaves]))
     # An infinite gradient is not hidden: its factor is 0, and 0 times inf is NaN.
     factor = where(norm > most, most / norm, asarray(np.ones((), norm.dtype)))
     return pytree.mapped(lambda g: g * cast(factor, g.type.dtype), grads)
-
-
-def global_norm(grads: Sequence[Tensor]) -> Tensor:
-    """Return the root of the sum of squares of all gradients, in the widest of their dtypes."""
-    widest = max(grads, key=lambda g: g.dtype.itemsize).type.dtype
-    return sqrt(reduce(add, [cast(total(g * g), widest) for g in grads]))
 
 
 def _like(grads: Tree, params: Tree) -> Tree:
