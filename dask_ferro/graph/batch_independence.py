@@ -168,7 +168,7 @@ class _RowWalk:
             is_sure = facts.takes_sizes == "as numbers" and any(each is not None for each in sizes)
             return self._told(node, Finding(is_sure, _BY_THEIR_NUMBER))
         made = facts.row_states(site, states, self.rows) if facts.row_states is not None else None
-        rule = facts.labels(site) if made is None and facts.labels is not None and site.is_known() else None
+        rule = facts.labels(site) if made is None and facts.labels is not None and site.is_known else None
         if rule is not None:
             found = self._by_rule(node, states, rule)
         else:

@@ -21,8 +21,7 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.nodes import Operands, Types, bodies, sizes, type_of, value_bytes
-from dask_ferro.graph.ops.lookup import flops
-from dask_ferro.graph.ops.table import facts_of
+from dask_ferro.graph.ops.table import facts_of, flops
 
 
 class Cost(NamedTuple):

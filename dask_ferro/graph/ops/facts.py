@@ -35,14 +35,18 @@ RowStates: TypeAlias = Callable[[TypedNode, Sequence[State], int], "State | None
 SizeStates: TypeAlias = Callable[[TypedNode, Sequence[Depends], int], State]
 
 
+def _one_for_each(o: Operands) -> float:
+    return float(o.out_total())
+
+
 @dataclass(frozen=True)
 class OpFacts:
     """The facts of one operator; the defaults hold for an operator without a row.
 
     Attributes
     ----------
-    flops : callable, optional
-        None: one for each element of the outputs.
+    flops : callable
+        Of a node on its operands.
     touches : str
         Of inputs and outputs, all bytes; none of them (another name or shape of the same data); the first input for
         its type alone; or the first input where it is picked from.
@@ -62,7 +66,7 @@ class OpFacts:
         Whether it draws random numbers: never, always, or if it is told to train.
     """
 
-    flops: Flops | None = None
+    flops: Flops = _one_for_each
     touches: Literal["all", "none", "type", "picked"] = "all"
     labels: Labels | None = None
     row_states: RowStates | None = None

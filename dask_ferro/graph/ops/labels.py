@@ -94,12 +94,9 @@ class TypedNode(Operands):
         values = (v for v in (*self.node.inputs, *self.node.outputs) if v is not None and v.name)
         return any(type_of(v, self.types).dtype == ir.DataType.STRING for v in values)
 
-    def is_known(self) -> bool:
-        """Return whether every operand is a tensor of which all sizes are known."""
-        return self._is_known
-
     @cached_property
-    def _is_known(self) -> bool:
+    def is_known(self) -> bool:
+        """Whether every operand is a tensor of which all sizes are known."""
         # A loop without generators: propagation asks this of every node several times.
         for value in (*self.node.inputs, *self.node.outputs):
             if value is None or not value.name:
@@ -173,11 +170,22 @@ def _zeroth(rank: int) -> Dims:
     return ("0", *(None,) * (rank - 1)) if rank else ()
 
 
-def all_but(*unsplit: int) -> Labels:
-    """Return the labels of all dimensions of the first input but these, or but those of the attribute `axes`."""
+def all_but(
+    unsplit: Callable[[TypedNode], Sequence[int] | None],
+    *linear: tuple[int, ...],
+    commutes: Sequence[str] = ("sum", "mean"),
+) -> Labels:
+    """Return the labels of all dimensions of the first input, and of outputs of its rank, but those of `unsplit`.
 
-    def labels(o: TypedNode) -> Rule:
-        dims = without(names(o.rank()), [axis % o.rank() for axis in o.attribute("axes", unsplit)])
-        return Rule((dims,), (dims,))
+    `unsplit` tells the dimensions along which a node computes, None where they are not known ahead; `linear` and
+    `commutes` are as in `Rule`.
+    """
+
+    def labels(o: TypedNode) -> Rule | None:
+        axes = unsplit(o)
+        if axes is None:
+            return None
+        dims = without(names(o.rank()), [axis % max(1, o.rank()) for axis in axes])
+        return Rule((dims,), (dims,) * len(o.node.outputs), linear=linear, commutes=tuple(commutes))
 
     return labels

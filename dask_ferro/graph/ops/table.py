@@ -1,4 +1,4 @@
-"""The facts of an operator by its name: one table, joined from the families."""
+"""The facts of an operator by its name: one table, joined from the families, and what it says of a node."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN, STANDARD_DOMAINS
 from dask_ferro.graph.ir.ml_types import DOMAIN as ML_DOMAIN
+from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import OpFacts
 from dask_ferro.graph.ops.families import (
     attention,
-    control_flow,
     convolution,
     creation,
     elementwise,
@@ -23,21 +23,11 @@ from dask_ferro.graph.ops.families import (
     quantization,
     reductions,
 )
+from dask_ferro.graph.ops.labels import Rule, TypedNode
 
-TABLE: Mapping[str, OpFacts] = {
-    **attention.TABLE,
-    **control_flow.TABLE,
-    **convolution.TABLE,
-    **creation.TABLE,
-    **elementwise.TABLE,
-    **indexing.TABLE,
-    **layout.TABLE,
-    **linear.TABLE,
-    **ml.TABLE,
-    **normalization.TABLE,
-    **quantization.TABLE,
-    **reductions.TABLE,
-}
+_FAMILIES = (attention, convolution, creation, elementwise, indexing, layout, linear, ml, normalization, quantization,
+             reductions)  # fmt: skip
+TABLE: Mapping[str, OpFacts] = {name: facts for family in _FAMILIES for name, facts in family.TABLE.items()}
 NOTHING_KNOWN = OpFacts()
 
 _DOMAINS = STANDARD_DOMAINS | {ML_DOMAIN, OWN_DOMAIN}
@@ -58,3 +48,19 @@ def facts_of(node: ir.Node) -> OpFacts:
         return TABLE.get(node.op_type, NOTHING_KNOWN)
     known = _OF_OTHERS.get((node.domain, node.op_type))
     return known or _PRICES.get(node.op_type, NOTHING_KNOWN)
+
+
+def flops(o: Operands) -> float:
+    """Return the FLOPs of a node on its operands; bodies inside it count nothing here."""
+    return float(facts_of(o.node).flops(o))
+
+
+def rule(o: TypedNode) -> Rule | None:
+    """Return the labels of a node that ranks may split; None if there are none, or a shape is not known."""
+    labels = facts_of(o.node).labels
+    # No collective carries texts.
+    if labels is None or not o.is_known or o.has_texts():
+        return None
+    found = labels(o)
+    # An output without labels counts through all elements.
+    return None if found is None or len(found.outputs) < len(o.node.outputs) else found

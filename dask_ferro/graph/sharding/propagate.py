@@ -32,7 +32,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, node_cost, seconds
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ops.labels import TypedNode
-from dask_ferro.graph.ops.lookup import rule
+from dask_ferro.graph.ops.table import rule
 from dask_ferro.graph.sharding.given import Placed, layouts, refuse, unnamed_axes
 from dask_ferro.graph.sharding.node_placement import sequence_of
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard

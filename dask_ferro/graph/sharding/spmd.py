@@ -25,7 +25,7 @@ from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.ir.nodes import extent, type_of
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.ops.labels import TypedNode
-from dask_ferro.graph.ops.lookup import rule
+from dask_ferro.graph.ops.table import rule
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
 from dask_ferro.graph.sharding.placements import PLACEMENT, Shard

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.nodes import Types
 from dask_ferro.graph.ops.labels import Rule, TypedNode
-from dask_ferro.graph.ops.lookup import rule
+from dask_ferro.graph.ops.table import rule
 from dask_ferro.graph.sharding.node_placement import sequence_of
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh
@@ -122,7 +122,7 @@ def taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ...
     site = TypedNode(node, types, opset)
     found = rule(site)
     skipped = None if found is None else found.shape
-    if node.op_type in ("Shape", "Size") and site.is_known():
+    if node.op_type in ("Shape", "Size") and site.is_known:
         skipped = 0
     return tuple(
         None if value is None or not value.name or i == skipped else value

@@ -14,8 +14,7 @@ from onnx import helper, numpy_helper
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.ops.families.layout import regrouped
 from dask_ferro.graph.ops.labels import TypedNode
-from dask_ferro.graph.ops.lookup import rule
-from dask_ferro.graph.ops.table import TABLE
+from dask_ferro.graph.ops.table import TABLE, rule
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.plan import Compute, Sharding
 from dask_ferro.graph.sharding.redistribute import Mesh

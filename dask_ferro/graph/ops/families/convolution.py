@@ -16,7 +16,7 @@ from dask_ferro.graph.ops.facts import (
     per_input,
     rows_of,
 )
-from dask_ferro.graph.ops.labels import Dims, Labels, Rule, TypedNode, first_dimension, names, without
+from dask_ferro.graph.ops.labels import Dims, Labels, Rule, TypedNode, all_but, first_dimension
 from dask_ferro.graph.ops.states import Finding, Rows, State
 
 # FLOPs.
@@ -93,12 +93,15 @@ def _causal(o: TypedNode) -> Rule:
     return Rule((x, ("c", None, None), ("c",), x), (x, x)[: len(o.node.outputs)])
 
 
-def _batch_and_channels(*linear: tuple[int, ...]) -> Labels:
-    def labels(o: TypedNode) -> Rule | None:
-        dims = without(names(o.rank()), range(2, o.rank()))
-        return Rule((dims,), (dims,), linear=linear)
+def _window(o: TypedNode) -> range:
+    """Of pools: all but batch and channels."""
+    return range(2, o.rank())
 
-    return labels
+
+def _largest(o: TypedNode) -> Rule | None:
+    """MaxPool: its indices count through the whole tensor, so they have no labels."""
+    found = all_but(_window)(o)
+    return found and found._replace(outputs=found.outputs[:1])
 
 
 # Rows of a batch.
@@ -107,7 +110,7 @@ def _batch_and_channels(*linear: tuple[int, ...]) -> Labels:
 def _resized_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
     """Where the rows lie, if their axis keeps its size; ranks do not split it: a scale of 1.1 keeps a length of 4."""
     state = states[0]
-    if not isinstance(state, Rows) or not o.is_known():
+    if not isinstance(state, Rows) or not o.is_known:
         return UNKNOWN_TO_KEEP
     crops = str(o.attribute("coordinate_transformation_mode", "")) == "tf_crop_and_resize"
     if crops or o.out_shape()[state.dim] != o.shape(0)[state.dim]:
@@ -120,13 +123,12 @@ TABLE: Mapping[str, OpFacts] = {
     "ConvTranspose": OpFacts(_conv_transpose, labels=_conv(("c", "m"))),
     "DeformConv": OpFacts(_deform_conv, labels=first_dimension(0, 2, 4)),
     "CausalConvWithState": OpFacts(_causal_conv, labels=_causal),
-    "AveragePool": OpFacts(_pool_flops, labels=_batch_and_channels((0,))),
-    "LpPool": OpFacts(_pool_flops, labels=_batch_and_channels()),
-    # Its indices count through the whole tensor, so they have no labels.
-    "MaxPool": OpFacts(_pool_flops, labels=_batch_and_channels()),
-    "GlobalAveragePool": OpFacts(per_input(1), labels=_batch_and_channels((0,))),
-    "GlobalMaxPool": OpFacts(per_input(1), labels=_batch_and_channels()),
-    "GlobalLpPool": OpFacts(per_input(2), labels=_batch_and_channels()),
+    "AveragePool": OpFacts(_pool_flops, labels=all_but(_window, (0,))),
+    "LpPool": OpFacts(_pool_flops, labels=all_but(_window)),
+    "MaxPool": OpFacts(_pool_flops, labels=_largest),
+    "GlobalAveragePool": OpFacts(per_input(1), labels=all_but(_window, (0,))),
+    "GlobalMaxPool": OpFacts(per_input(1), labels=all_but(_window)),
+    "GlobalLpPool": OpFacts(per_input(2), labels=all_but(_window)),
     "MaxUnpool": OpFacts(no_flops),
     "MaxRoiPool": OpFacts(per_input(1)),
     "RoiAlign": OpFacts(_roi_align),

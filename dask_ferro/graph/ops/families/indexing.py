@@ -14,7 +14,7 @@ from dask_ferro.graph.ops.facts import (
     per_input,
 )
 from dask_ferro.graph.ops.families.reductions import sorting
-from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, names, without
+from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, all_but, names, without
 from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
 
 # Boxes that a suppression keeps in a class when nothing bounds them, and the FLOPs to intersect two.
@@ -90,13 +90,6 @@ def _one_hot(o: TypedNode) -> Rule:
     return Rule((dims,), ((*dims[:axis], None, *dims[axis:]),))
 
 
-def _compressed(o: TypedNode) -> Rule | None:
-    if "axis" not in o.node.attributes:
-        return None
-    dims = without(names(o.rank()), (o.axis(0),))
-    return Rule((dims,), (dims,))
-
-
 # Rows of a batch.
 
 
@@ -127,7 +120,11 @@ TABLE: Mapping[str, OpFacts] = {
     "ScatterND": OpFacts(_scatter_flops, labels=_scattered_slices),
     "TensorScatter": OpFacts(no_flops, labels=_cached),
     "OneHot": OpFacts(no_flops, labels=_one_hot),
-    "Compress": OpFacts(no_flops, labels=_compressed, row_states=_compressed_rows),
+    "Compress": OpFacts(
+        no_flops,
+        labels=all_but(lambda o: (o.axis(0),) if "axis" in o.node.attributes else None),
+        row_states=_compressed_rows,
+    ),
     "NonZero": OpFacts(per_input(1), combines=_NUMBERED),
     "NonMaxSuppression": OpFacts(_suppression, combines=_NUMBERED),
     "Unique": OpFacts(sorting, combines="compares them with each other"),

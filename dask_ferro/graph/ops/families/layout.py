@@ -1,4 +1,4 @@
-"""Operators that move data without an index: reshapes, transposes, parts and copies.
+"""Operators that move data without an index: reshapes, transposes, parts and copies, control flow.
 
 None of them computes, so most let a Partial value through, whatever its reduction.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 from dask_ferro.graph.ir.nodes import type_of
@@ -24,6 +25,7 @@ from dask_ferro.graph.ops.labels import (
     Rule,
     TypedNode,
     aligned,
+    all_but,
     names,
     without,
 )
@@ -35,17 +37,18 @@ _THE_END = 2**31 - 1
 
 # Labels.
 
+_moved = partial(Rule, linear=((0,),), commutes=REDUCTIONS)
+
 
 def _transposed(o: TypedNode) -> Rule:
     dims = names(o.rank())
     order = o.attribute("perm", range(o.rank())[::-1])
-    return Rule((dims,), (tuple(dims[i] for i in order),), linear=((0,),), commutes=REDUCTIONS)
+    return _moved((dims,), (tuple(dims[i] for i in order),))
 
 
 def _reshaped(o: TypedNode) -> Rule:
     before, after = regrouped(o.shape(0), o.out_shape())
-    shape = 1 if o.node.op_type == "Reshape" else None
-    return Rule((before,), (after,), linear=((0,),), commutes=REDUCTIONS, shape=shape)
+    return _moved((before,), (after,), shape=1 if o.node.op_type == "Reshape" else None)
 
 
 def regrouped(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
@@ -80,40 +83,13 @@ def regrouped(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
 def _expanded(o: TypedNode) -> Rule:
     out = o.out_shape()
     made = aligned(o.shape(0), out)
-    kept = (None,) * (len(out) - len(made)) + made
-    return Rule((made,), (kept,), linear=((0,),), commutes=REDUCTIONS, shape=1)
-
-
-def _blocks(o: TypedNode) -> Rule:
-    """DepthToSpace and SpaceToDepth: batch."""
-    dims = without(names(o.rank()), range(1, o.rank()))
-    return Rule((dims,), (dims,), linear=((0,),), commutes=REDUCTIONS)
-
-
-def _stack(o: TypedNode) -> Rule:
-    """Trilu: all but the matrix.  It fills in zeros, so a Partial has to be a sum."""
-    dims = without(names(o.rank()), range(o.rank() - 2, o.rank()))
-    return Rule((dims,), (dims,), linear=((0,),))
+    return _moved((made,), ((None,) * (len(out) - len(made)) + made,), shape=1)
 
 
 def _joined(o: TypedNode) -> Rule:
     count = len(o.node.inputs)
     dims = without(names(o.rank()), (o.axis(0),))
     return Rule((dims,) * count, (dims,), linear=(tuple(range(count)),), commutes=REDUCTIONS)
-
-
-def _divided(o: TypedNode) -> Rule:
-    dims = without(names(o.rank()), (o.axis(0),))
-    return Rule((dims,), (dims,) * len(o.node.outputs), linear=((0,),), commutes=REDUCTIONS)
-
-
-def _sliced(o: TypedNode) -> Rule | None:
-    """All dimensions that are not cut."""
-    cut = _cuts(o)[2]
-    if cut is None:
-        return None
-    dims = without(names(o.rank()), [axis % o.rank() for axis in cut])
-    return Rule((dims,), (dims,), linear=((0,),), commutes=REDUCTIONS)
 
 
 def _padded(o: TypedNode) -> Rule | None:
@@ -133,11 +109,8 @@ def _padded(o: TypedNode) -> Rule | None:
     return Rule((dims,), (dims,), linear=((0,),) if plain else ())
 
 
-def _tiled(o: TypedNode) -> Rule:
-    """The dimensions that are not repeated."""
-    repeated = [i for i, (a, b) in enumerate(zip(o.shape(0), o.out_shape(), strict=True)) if a != b]
-    dims = without(names(o.rank()), repeated)
-    return Rule((dims,), (dims,), linear=((0,),), commutes=REDUCTIONS)
+def _repeated(o: TypedNode) -> list[int]:
+    return [i for i, (a, b) in enumerate(zip(o.shape(0), o.out_shape(), strict=True)) if a != b]
 
 
 def _reversed_sequence(o: TypedNode) -> Rule:
@@ -191,7 +164,7 @@ def relaid(before: Sequence[int], after: Sequence[int], state: Rows, rows: int) 
 
 def _joined_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
     """Several runs of all rows after one another may be taken apart again."""
-    is_along = isinstance(states[0], Rows) and o.is_known() and states[0].dim == o.axis(0)
+    is_along = isinstance(states[0], Rows) and o.is_known and states[0].dim == o.axis(0)
     return Finding(False, "puts others after them") if is_along else None
 
 
@@ -264,26 +237,40 @@ def _sliced_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State
 
 _RESHAPE = OpFacts(no_flops, "none", labels=_reshaped, row_states=_reshaped_rows, sizes=keeps_sizes)
 
+# Of a node that moves what lies along some dimensions.
+_moves = partial(all_but, commutes=REDUCTIONS)
+
 TABLE: Mapping[str, OpFacts] = {
     "Reshape": replace(_RESHAPE, takes_sizes="in shapes"),
     **rows_of("Flatten Squeeze Unsqueeze", _RESHAPE),
     "Transpose": OpFacts(no_flops, labels=_transposed),
     "Expand": OpFacts(no_flops, labels=_expanded, takes_sizes="in shapes", sizes=_stretched),
-    **rows_of("DepthToSpace SpaceToDepth", OpFacts(no_flops, labels=_blocks)),
-    "Trilu": OpFacts(no_flops, labels=_stack),
+    **rows_of(
+        "DepthToSpace SpaceToDepth", OpFacts(no_flops, labels=_moves(lambda o: range(1, o.rank()), (0,)))
+    ),
+    # Zeros are filled in, so terms have to be those of a sum.
+    "Trilu": OpFacts(no_flops, labels=all_but(lambda o: range(o.rank() - 2, o.rank()), (0,))),
     "Concat": OpFacts(no_flops, labels=_joined, row_states=_joined_rows, sizes=_joined_sizes),
-    "Split": OpFacts(no_flops, labels=_divided, takes_sizes="perhaps"),
+    "Split": OpFacts(no_flops, labels=_moves(lambda o: (o.axis(0),), (0,)), takes_sizes="perhaps"),
     "Slice": OpFacts(
         no_flops,
         "picked",
-        labels=_sliced,
+        labels=_moves(lambda o: _cuts(o)[2], (0,)),
         row_states=_sliced_rows,
         takes_sizes="perhaps",
         sizes=_sliced_sizes,
     ),
     "Pad": OpFacts(no_flops, labels=_padded),
-    "Tile": OpFacts(no_flops, labels=_tiled, sizes=_stretched),
+    "Tile": OpFacts(no_flops, labels=_moves(_repeated, (0,)), sizes=_stretched),
     "CenterCropPad": OpFacts(no_flops),
     "ReverseSequence": OpFacts(no_flops, labels=_reversed_sequence),
     **rows_of("Shape Size", OpFacts(no_flops, "type")),
+    # Control flow, sequences and optionals only move other values; bodies are priced node by node.
+    **rows_of("If Loop Scan SequenceMap", OpFacts(no_flops)),
+    **rows_of("SequenceConstruct SequenceEmpty SequenceErase SequenceInsert", OpFacts(no_flops)),
+    **rows_of("SplitToSequence ConcatFromSequence", OpFacts(no_flops)),
+    "SequenceAt": OpFacts(no_flops, "picked"),
+    **rows_of("SequenceLength OptionalHasElement", OpFacts(no_flops, "type")),
+    **rows_of("Optional OptionalGetElement", OpFacts(no_flops, "none")),
+    "Gradient": OpFacts(no_flops),  # rewritten before it runs
 }

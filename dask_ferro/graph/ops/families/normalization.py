@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import EXP, SOFTMAX, OpFacts, per_output
-from dask_ferro.graph.ops.families.reductions import beside_axis
 from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, all_but, names, without
 
 
@@ -17,17 +16,14 @@ def _lrn(o: Operands) -> float:
 # Labels.
 
 
-def _softmax(o: TypedNode) -> Rule:
-    """All dimensions but `axis`; up to opset 12 it and all behind it are one."""
-    unsplit = (o.axis(-1),) if o.opset >= 13 else range(o.axis(1), o.rank())
-    dims = without(names(o.rank()), unsplit)
-    return Rule((dims,), (dims,))
+def _softmax(o: TypedNode) -> Sequence[int]:
+    """`axis`; up to opset 12 it and all behind it are one."""
+    return (o.axis(-1),) if o.opset >= 13 else range(o.axis(1), o.rank())
 
 
-def _layer_normalized(o: TypedNode) -> Rule:
-    """LayerNormalization and RMSNormalization: the dimensions before `axis`, in the statistics too."""
-    dims = without(names(o.rank()), range(o.axis(-1), o.rank()))
-    return Rule((dims,), (dims,) * len(o.node.outputs))
+def _layer(o: TypedNode) -> Sequence[int]:
+    """LayerNormalization and RMSNormalization: the dimensions from `axis` on, in the statistics too."""
+    return range(o.axis(-1), o.rank())
 
 
 def _batch_normalized(o: TypedNode) -> Rule:
@@ -50,23 +46,20 @@ def _instance_normalized(o: TypedNode) -> Rule:
     return Rule((dims, ("1",), ("1",)), (dims,))
 
 
-def _group_normalized(o: TypedNode) -> Rule:
-    # Opset 21 made scale and bias those of channels, which were those of groups: batch alone is split alike in both.
-    dims = without(names(o.rank()), range(1, o.rank()))
-    return Rule((dims,), (dims,))
-
-
 # LayerNormalization's body flattens, so of several dimensions before the axis it would let one be split at most.
 TABLE: Mapping[str, OpFacts] = {
-    "Softmax": OpFacts(per_output(SOFTMAX), labels=_softmax),
-    "LogSoftmax": OpFacts(per_output(SOFTMAX + 1), labels=_softmax),
-    "Hardmax": OpFacts(per_output(2), labels=_softmax),
-    "LpNormalization": OpFacts(per_output(3), labels=beside_axis(-1)),
-    "LayerNormalization": OpFacts(per_output(8), labels=_layer_normalized),
-    "RMSNormalization": OpFacts(per_output(5), labels=_layer_normalized),
+    "Softmax": OpFacts(per_output(SOFTMAX), labels=all_but(_softmax)),
+    "LogSoftmax": OpFacts(per_output(SOFTMAX + 1), labels=all_but(_softmax)),
+    "Hardmax": OpFacts(per_output(2), labels=all_but(_softmax)),
+    "LpNormalization": OpFacts(per_output(3), labels=all_but(lambda o: (o.axis(-1),))),
+    "LayerNormalization": OpFacts(per_output(8), labels=all_but(_layer)),
+    "RMSNormalization": OpFacts(per_output(5), labels=all_but(_layer)),
     "BatchNormalization": OpFacts(per_output(2), labels=_batch_normalized),
     "InstanceNormalization": OpFacts(per_output(8), labels=_instance_normalized),
-    "GroupNormalization": OpFacts(per_output(8), labels=_group_normalized),
-    "MeanVarianceNormalization": OpFacts(per_output(7), labels=all_but(0, 2, 3)),
-    "LRN": OpFacts(_lrn, labels=all_but(1)),
+    # Opset 21 made scale and bias those of channels, which were those of groups: batch alone is split alike in both.
+    "GroupNormalization": OpFacts(per_output(8), labels=all_but(lambda o: range(1, o.rank()))),
+    "MeanVarianceNormalization": OpFacts(
+        per_output(7), labels=all_but(lambda o: o.attribute("axes", (0, 2, 3)))
+    ),
+    "LRN": OpFacts(_lrn, labels=all_but(lambda o: (1,))),
 }

@@ -7,7 +7,7 @@ from math import log2
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import EXP, SOFTMAX, OpFacts, per_input, rows_of
-from dask_ferro.graph.ops.labels import Labels, Rule, TypedNode, dropped, names, without
+from dask_ferro.graph.ops.labels import Labels, Rule, TypedNode, all_but, dropped, names, without
 from dask_ferro.graph.ops.states import Counts, Depends, Finding, State
 
 # FLOPs.
@@ -45,24 +45,6 @@ def _arg(o: TypedNode) -> Rule:
     dims, axes = names(o.rank()), (o.axis(0),)
     kept = without(dims, axes) if o.attribute("keepdims", 1) else dropped(dims, axes)
     return Rule((without(dims, axes),), (kept,))
-
-
-def beside_axis(default: int) -> Labels:
-    """Return the labels of all dimensions but the attribute `axis`."""
-
-    def labels(o: TypedNode) -> Rule:
-        dims = without(names(o.rank()), (o.axis(default),))
-        return Rule((dims,), (dims,) * len(o.node.outputs))
-
-    return labels
-
-
-def _cumulative(o: TypedNode) -> Rule | None:
-    axis = o.constant(1)
-    if axis is None:
-        return None
-    dims = without(names(o.rank()), (axis[0] % max(1, o.rank()),))
-    return Rule((dims,), (dims,), linear=((0,),) if o.node.op_type == "CumSum" else ())
 
 
 def _loss(o: TypedNode) -> Rule | None:
@@ -103,8 +85,9 @@ TABLE: Mapping[str, OpFacts] = {
     "ReduceL2": _reduce(2, _reduction()),
     "ReduceLogSumExp": _reduce(EXP + 3, _reduction()),
     **rows_of("ArgMax ArgMin", OpFacts(per_input(1), labels=_arg)),
-    **rows_of("CumSum CumProd", OpFacts(per_input(1), labels=_cumulative, row_states=_running)),
-    "TopK": OpFacts(sorting, labels=beside_axis(-1)),
+    "CumSum": OpFacts(per_input(1), labels=all_but(lambda o: o.constant(1), (0,)), row_states=_running),
+    "CumProd": OpFacts(per_input(1), labels=all_but(lambda o: o.constant(1)), row_states=_running),
+    "TopK": OpFacts(sorting, labels=all_but(lambda o: (o.axis(-1),))),
     "SoftmaxCrossEntropyLoss": OpFacts(per_input(SOFTMAX + EXP), labels=_loss),
     "NegativeLogLikelihoodLoss": OpFacts(per_input(2), labels=_loss),
     "TfIdfVectorizer": OpFacts(per_input(1)),
