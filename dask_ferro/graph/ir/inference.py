@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -24,7 +24,7 @@ from dask_ferro.graph.ir.fold import folded
 from dask_ferro.graph.ir.inference_limits import DIMS, growth
 from dask_ferro.graph.ir.messages import all_nodes, bodies
 from dask_ferro.graph.ir.propagation import types_of
-from dask_ferro.graph.ir.strip_weights import lean_model
+from dask_ferro.graph.ir.strip_weights import TYPE_PROTO, lean_model
 
 Dim = int | str | None
 
@@ -243,15 +243,16 @@ def _completed(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Exception | Non
 def _inferred(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Exception | None]:
     if growth(proto.graph) > DIMS:
         return proto, None
+    first: Exception | None = None
     try:
         # Strictly, since a declared shape that the graph contradicts is otherwise taken for the inferred one.
         return propagation.infer(proto, strict_mode=True, check_type=True), None
     except Exception as error:  # noqa: BLE001 - its C++ raises several kinds, and a bare declaration is still of use
         first = error
-    corrected = proto
-    # An operator that inference does not know, or misjudges.
-    with suppress(Exception):
+    try:
         corrected = _corrected(proto, propagation.infer(_undeclared(proto), strict_mode=True))
+    except Exception:  # noqa: BLE001 - an operator that inference does not know, or misjudges
+        corrected = proto
     for one in (corrected, _undeclared(proto)):
         with suppress(Exception):
             return propagation.infer(one), first
@@ -298,22 +299,43 @@ def all_types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
 
 
 def value_types(graph: onnx.GraphProto) -> dict[str, ValueType]:
-    """Return the types of `graph` and of its bodies by name."""
-    return {name: from_type(type_) for name, type_ in all_types(graph).items()}
+    """Return the types of `graph` and of its bodies by name; equal ones are converted once."""
+    seen: dict[bytes, ValueType] = {}
+    found = {}
+    for name, type_ in all_types(graph).items():
+        content = type_.SerializeToString()
+        if content not in seen:
+            seen[content] = from_type(type_)
+        found[name] = seen[content]
+    return found
 
 
 def from_type(type_: onnx.TypeProto) -> ValueType:
     """Return a `TypeProto` as a `ValueType`."""
-    which = type_.WhichOneof("value") or ""
-    kind = which.partition("_")[0]
-    held: Any = getattr(type_, which, None)
-    if kind in ("tensor", "sparse"):
-        shape = tuple(map(_dim, held.shape.dim)) if held.HasField("shape") else None
-        return ValueType(kind, _DTYPES.get(held.elem_type), shape)
-    if kind in ("sequence", "optional", "map"):
-        inner = from_type(held.value_type if kind == "map" else held.elem_type)
-        return inner._replace(kind=kind, shape=inner.shape if kind == "optional" else None)
+    which = type_.WhichOneof("value")
+    if which == "tensor_type":
+        return ValueType("tensor", _dtype(type_.tensor_type.elem_type), _shape(type_.tensor_type))
+    if which == "sparse_tensor_type":
+        return ValueType(
+            "sparse", _dtype(type_.sparse_tensor_type.elem_type), _shape(type_.sparse_tensor_type)
+        )
+    if which == "sequence_type":
+        return from_type(type_.sequence_type.elem_type)._replace(kind="sequence", shape=None)
+    if which == "optional_type":
+        return from_type(type_.optional_type.elem_type)._replace(kind="optional")
+    if which == "map_type":
+        return from_type(type_.map_type.value_type)._replace(kind="map", shape=None)
     return UNKNOWN
+
+
+def _dtype(number: int) -> ir.DataType | None:
+    return _DTYPES.get(number)
+
+
+def _shape(tensor: onnx.TypeProto.Tensor | onnx.TypeProto.SparseTensor) -> tuple[Dim, ...] | None:
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(_dim(dim) for dim in tensor.shape.dim)
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
@@ -331,6 +353,8 @@ def declared_type(value: ir.Value) -> ValueType:
     """Return the type that a value of the graph declares."""
     if value.const_value is not None:
         return ValueType("tensor", value.const_value.dtype, tuple(value.const_value.shape.numpy()))
+    if TYPE_PROTO in value.meta:
+        return from_type(onnx.TypeProto.FromString(value.meta[TYPE_PROTO]))
     type_ = value.type
     if type_ is None:
         return UNKNOWN
@@ -375,10 +399,7 @@ def _bindings(
     graph: ir.Graph, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]
 ) -> tuple[dict[str, int], bool]:
     """Return sizes by symbol, and whether `shapes` contradict a declared size."""
-    known = {dim for value in values(graph) for dim in declared_type(value).shape or ()} if dims else set()
-    if wrong := [name for name in dims if name not in known]:
-        symbols = sorted(dim for dim in known if isinstance(dim, str))
-        raise ConfigError(f"dims: the model has no dimension {wrong[0]!r}; its symbols are {symbols}")
+    _check_symbols(graph, dims)
     bound, stale = dict(dims), False
     inputs = {value.name: value for value in graph.inputs}
     for name, shape in shapes.items():
@@ -399,6 +420,16 @@ def _bindings(
             elif want is not None and bound.setdefault(want, got) != got:
                 raise ConfigError(f"dimension {want!r} is {bound[want]} and, by the shape of {name!r}, {got}")
     return bound, stale
+
+
+def _check_symbols(graph: ir.Graph, dims: Mapping[str, int]) -> None:
+    if not dims:
+        return
+    declared = chain.from_iterable(declared_type(value).shape or () for value in values(graph))
+    known = {dim for dim in declared if isinstance(dim, str)}
+    for name in dims:
+        if name not in known:
+            raise ConfigError(f"dims: the model has no dimension {name!r}; its symbols are {sorted(known)}")
 
 
 def _substitute(type_: ValueType, bound: Mapping[str, int]) -> ValueType:

@@ -7,6 +7,7 @@ it is far below the limit for real models.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
@@ -34,9 +35,21 @@ class _Sizes(NamedTuple):
     lengths: dict[str, int]
 
 
-def growth(graph: onnx.GraphProto, around: _Sizes | None = None) -> int:
+def growth(graph: onnx.GraphProto) -> int:
     """Return an upper bound of the dimensions that inference stores for `graph`, whose nodes are sorted."""
-    sizes = around or _Sizes({}, {})
+    return _reckon(graph, _Sizes({}, {}))
+
+
+def problems(dims: int) -> Iterator[str]:
+    """Yield why a model with this bound may not be given to inference."""
+    if dims > DIMS:
+        yield (
+            f"its values may have {dims:.3g} dimensions in all; at most {DIMS} are allowed, and engines compute"
+            f" at most {MOST_DIMS} of one value"
+        )
+
+
+def _reckon(graph: onnx.GraphProto, sizes: _Sizes) -> int:
     # Bodies write into the sizes of the graph around them, for copies take the number of bodies times that of values;
     # the normal form leaves no name that means two values.
     for info in graph.input:
@@ -52,7 +65,7 @@ def growth(graph: onnx.GraphProto, around: _Sizes | None = None) -> int:
         rank, length = _rank(node, sizes), _length(node, sizes)
         for name in node.output:
             sizes.ranks[name], sizes.lengths[name] = rank, length
-        dims += rank * len(node.output) + sum(growth(body, sizes) for body in bodies(node))
+        dims += rank * len(node.output) + sum(_reckon(body, sizes) for body in bodies(node))
     return dims
 
 

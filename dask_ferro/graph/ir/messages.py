@@ -29,15 +29,16 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from all_nodes(body.node)
 
 
-def uses(node: onnx.NodeProto) -> Sequence[str] | set[str]:
-    """Return the names that `node` reads, those captured by its bodies included."""
-    # Few nodes have bodies; for the others no set is built.
-    inside = bodies(node)
-    return set(node.input).union(*map(_captured, inside)) if inside else node.input
+def captured(node: onnx.NodeProto) -> set[str]:
+    """Return the names that the bodies of `node` capture."""
+    names: set[str] = set()
+    for body in bodies(node):
+        names |= free(body)
+    return names
 
 
-def _captured(graph: onnx.GraphProto) -> set[str]:
-    """Return the names that a body uses and does not define."""
+def free(graph: onnx.GraphProto) -> set[str]:
+    """Return the free names of `graph`, a body: those it uses and does not define."""
     defined = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     defined.update(sparse.values.name for sparse in graph.sparse_initializer)
     used = {info.name for info in graph.output}
@@ -45,3 +46,13 @@ def _captured(graph: onnx.GraphProto) -> set[str]:
         defined.update(node.output)
         used.update(uses(node))
     return used - defined - {""}
+
+
+def uses(node: onnx.NodeProto) -> Sequence[str] | set[str]:
+    """Return the names that `node` reads, those captured by its bodies included."""
+    # Few nodes have bodies; for the others no set is built.
+    inner = captured(node) if any(a.type in _GRAPHS for a in node.attribute) else None
+    return inner.union(node.input) if inner else node.input
+
+
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)

@@ -6,6 +6,8 @@ they have.  Nothing here reads external data or changes what it is given.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx
 import onnx_ir as ir
 
@@ -13,6 +15,16 @@ from dask_ferro.graph.ir.domain import OWN_DOMAIN
 
 # Inference reads values of tensors only where they are shapes, axes or sizes: 128 int64.
 KEPT_BYTES = 1024
+
+# `ir.Value.meta` key: the serialized TypeProto of a type that onnx_ir cannot hold (maps).
+TYPE_PROTO = "dask_ferro.type"
+
+
+def _bare(name: str, data_type: int, dims: Iterable[int]) -> onnx.TensorProto:
+    """Return a tensor without data: marked external, it gives inference its type only."""
+    return onnx.TensorProto(
+        name=name, data_type=data_type, dims=list(dims), data_location=onnx.TensorProto.EXTERNAL
+    )
 
 
 def lean_model(model: ir.Model, *, keep_declared: bool, keep_inner: bool = False) -> onnx.ModelProto:
@@ -55,8 +67,21 @@ def holds_map(type_: onnx.TypeProto) -> bool:
     return bool(type_.HasField("map_type"))
 
 
+def take_maps(graph: onnx.GraphProto) -> dict[str, bytes]:
+    """Remove types with maps, which onnx_ir cannot hold, from `graph`; return them for `TYPE_PROTO`."""
+    taken = {}
+    for info in [*graph.input, *graph.value_info, *graph.output]:
+        if holds_map(info.type):
+            taken[info.name] = info.type.SerializeToString()
+            info.ClearField("type")
+    return taken
+
+
 def _lean_info(value: ir.Value, shaped: bool) -> onnx.ValueInfoProto:
     proto: onnx.ValueInfoProto = ir.serde.serialize_value(value)
+    stored = value.meta.get(TYPE_PROTO)
+    if stored is not None:
+        proto.type.ParseFromString(stored)
     if not shaped and proto.type.HasField("tensor_type"):
         proto.type.tensor_type.ClearField("shape")
     return proto
@@ -64,11 +89,8 @@ def _lean_info(value: ir.Value, shaped: bool) -> onnx.ValueInfoProto:
 
 def _lean_tensor(tensor: ir.TensorProtocol, name: str) -> onnx.TensorProto:
     if isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > KEPT_BYTES:
-        # Marked external, it gives inference its type only.
-        proto = onnx.TensorProto(name=name, data_type=tensor.dtype.value, dims=tensor.shape.numpy())
-        proto.data_location = onnx.TensorProto.EXTERNAL
-        return proto
-    proto = ir.serde.serialize_tensor(tensor)
+        return _bare(name, tensor.dtype.value, tensor.shape.numpy())
+    proto: onnx.TensorProto = ir.serde.serialize_tensor(tensor)
     proto.name = name
     return proto
 

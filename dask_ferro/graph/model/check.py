@@ -91,12 +91,17 @@ def _explained(words: str, headline: str) -> ModelError | UnsupportedOp:
     where = f"node {node[1].strip()!r} ({node[2]}): " if node else ""
     words = " ".join(words.split()).rstrip(".")
     if unregistered := _UNREGISTERED.search(words):
+        op = unregistered[1]
         names = {s.name for s in defs.get_all_schemas_with_history()}
-        if unregistered[1] in names:
-            return ModelError(headline, [f"{where}{words}; export the model again, for an opset that has it"])
-        close = difflib.get_close_matches(unregistered[1], names, 1)
-        hint = f"did you mean {close[0]}?" if close else "export the model without it, or as a local function"
-        return UnsupportedOp(headline, [f"{where}ONNX has no such operator ({words}); {hint}"])
+        close = difflib.get_close_matches(op, names, 1)
+        if op not in names:
+            hint = (
+                f"did you mean {close[0]}?"
+                if close
+                else "export the model without it, or as a local function"
+            )
+            return UnsupportedOp(headline, [f"{where}ONNX has no such operator ({words}); {hint}"])
+        return ModelError(headline, [f"{where}{words}; export the model again, for an opset that has it"])
     remedy = next((r for said, r in _REMEDIES.items() if said in words), "export the model again")
     return ModelError(headline, shown([f"{where}{words}; {remedy}"]))
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from mmap import mmap
 
-from dask_ferro.graph.model.external_data import FilePart, opened
-from dask_ferro.graph.model.source_files import read_span
+from dask_ferro import portable
+from dask_ferro.graph.model.external_data import FilePart, Problem, opened
 
 DIGEST_BYTES = 20
 _BLOCK_BYTES = 4 << 20
@@ -43,7 +43,11 @@ def of_model(content: bytes | mmap, parts: Sequence[FilePart], held: Mapping[Fil
             continue
         with opened(part) as descriptor:
             # In blocks, which do not count as resident memory as mapped pages do.
-            end = part.offset + part.length
-            for at in range(part.offset, end, _BLOCK_BYTES):
-                state.update(read_span(descriptor, at, min(_BLOCK_BYTES, end - at)))
+            at, end = part.offset, part.offset + part.length
+            while at < end:
+                block = portable.read_at(descriptor, min(_BLOCK_BYTES, end - at), at)
+                if not block:
+                    raise Problem(f"{part.location} became shorter while it was read; load the model again")
+                state.update(block)
+                at += len(block)
     return state.hexdigest()

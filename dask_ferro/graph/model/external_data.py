@@ -10,6 +10,7 @@ that passes is opened by its real path and must be the one that was checked.  Si
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from dask_ferro.graph.model.source_files import Identity, SourceFiles, identity,
 # Everybody may write, and in a folder replace what others own: no sticky bit.
 _OPEN = stat.S_IWOTH | stat.S_ISVTX
 # Digits of the largest offset of a 64-bit file system; longer texts are refused as numbers.
-_DIGITS = 18
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 class Problem(ValueError):
@@ -188,7 +189,7 @@ def _number(entries: dict[str, str], key: str, default: int) -> int:
     text = entries.get(key)
     if text is None:
         return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+    if not _NUMBER.fullmatch(text):
         raise Problem(
             f"its external data has {key} {text[:40]!r}; expected a whole number of bytes, 0 or more"
         )
@@ -230,4 +231,7 @@ def content(part: FilePart) -> bytes:
         The file changed since it was checked, or while it was read.
     """
     with opened(part) as descriptor:
-        return read_span(descriptor, part.offset, part.length)
+        found = read_span(descriptor, part.offset, part.length)
+    if found is None:
+        raise Problem(f"external data {part.location!r} changed while it was read; load the model again")
+    return found

@@ -54,6 +54,13 @@ def problems(proto: onnx.ModelProto, most_nodes: int) -> Iterator[str]:
                 f"function {_name(name)} has the name of ONNX's own operator, which ONNX Runtime computes in its "
                 "place; give the function a domain of its own"
             )
+    for node in all_nodes(chain(proto.graph.node, *(function.node for function in proto.functions))):
+        called = functions.get(call(node))
+        if called and (len(node.input) > len(called.input) or len(node.output) > len(called.output)):
+            yield (
+                f"node {node.name!r} calls {_name(call(node))}, which has {len(called.input)} inputs and "
+                f"{len(called.output)} outputs, with {len(node.input)} inputs and {len(node.output)} outputs"
+            )
     calls = {k: _calls(function.node, functions) for k, function in functions.items()}
     try:
         order = list(graphlib.TopologicalSorter(calls).static_order())
@@ -67,12 +74,14 @@ def problems(proto: onnx.ModelProto, most_nodes: int) -> Iterator[str]:
         own = sum(1 for _ in all_nodes(functions[k].node))
         nodes[k] = own + sum(count * nodes[callee] for callee, count in calls[k].items())
         depth[k] = 1 + max((depth[callee] for callee in calls[k]), default=0)
-    shares = {"the graph": sum(1 for _ in all_nodes(proto.graph.node))}
-    shares |= {_name(k): count * nodes[k] for k, count in _calls(proto.graph.node, functions).items()}
-    if sum(shares.values()) > most_nodes:
-        worst = max(shares, key=shares.__getitem__)
-        yield f"it has more than {most_nodes} nodes (Limits.nodes) with its functions written out, most by {worst}"
-    if (deepest := max(depth.values(), default=0)) > _MOST_DEPTH:
+    main = _calls(proto.graph.node, functions)
+    if (total := sum(count * nodes[k] for k, count in main.items())) > most_nodes:
+        worst = max(main, key=lambda k: main[k] * nodes[k])
+        yield (
+            f"written out, its functions are about 10^{len(str(total)) - 1} nodes, most of them by calls of "
+            f"{_name(worst)}; {most_nodes} are allowed (Limits.nodes)"
+        )
+    if (deepest := max((depth[k] for k in main), default=0)) > _MOST_DEPTH:
         yield f"its functions call each other {deepest} deep; at most {_MOST_DEPTH} are allowed"
 
 

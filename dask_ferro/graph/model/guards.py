@@ -1,6 +1,6 @@
 """Guards on a parsed model, before ONNX's own libraries read it: what they do not refuse, or would hang or die of.
 
-    texts, tensors against their sizes, names listed twice, equations, functions               before `onnx.checker`
+    texts, tensors against their sizes, names listed twice, numbers in attributes, functions   before `onnx.checker`
     sizes of what the graph will compute                                                       after inference
 
 All else is left to `onnx.checker` and to strict inference (`model.check`).  Every problem that is told here is a
@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from itertools import chain
 from math import prod
 
+import numpy as np
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import Message  # type: ignore[import-untyped]
-from onnx import TensorProto, checker
+from onnx import TensorProto, checker, defs
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN, STANDARD_DOMAINS
 from dask_ferro.graph.ir.inference_limits import MOST_DIMS
 from dask_ferro.graph.ir.messages import all_nodes, bodies
-from dask_ferro.graph.ir.strip_weights import holds_map
 from dask_ferro.graph.model import functions
 
 
@@ -56,8 +55,11 @@ def problems(proto: onnx.ModelProto, limits: Limits) -> Iterator[str]:
     if not proto.HasField("graph"):
         yield "it has no graph; the file is cut off, damaged or no ONNX model"
         return
-    # Alone, since all other code expects strings.
-    if damaged := list(_damaged(proto)):
+    nodes = list(all_nodes(chain(proto.graph.node, *(function.node for function in proto.functions))))
+    graphs = [proto.graph, *chain.from_iterable(map(bodies, nodes))]
+    # Alone, since protobuf gives such texts as bytes, and all other code expects strings.
+    damaged = [text for text in _texts(proto, graphs, nodes) if isinstance(text, bytes)]
+    if damaged:
         yield from (f"the text {text[:80]!r} is not UTF-8; the file is damaged" for text in damaged)
         return
     if not 1 <= proto.ir_version <= onnx.IR_VERSION:
@@ -65,17 +67,16 @@ def problems(proto: onnx.ModelProto, limits: Limits) -> Iterator[str]:
             f"its IR version is {proto.ir_version or 'missing'}, and ONNX {onnx.__version__} reads 1 to "
             f"{onnx.IR_VERSION}; export it again, or update onnx"
         )
-    nodes = list(all_nodes(chain(proto.graph.node, *(function.node for function in proto.functions))))
-    graphs = [proto.graph, *chain.from_iterable(map(bodies, nodes))]
+    if len(nodes) > limits.nodes:
+        yield f"it has {len(nodes)} nodes, and {limits.nodes} are allowed (Limits.nodes)"
+        return
     if (names := (len(graphs) - 1) * sum(len(node.output) for node in nodes)) > _NAMES:
         yield f"its bodies (If, Loop, Scan) see {names} names in all; {_NAMES} are allowed; use fewer bodies"
         return
     if not proto.graph.output:
         yield "its graph has no outputs; name at least one"
-    if not proto.opset_import:
-        yield "it imports no opset, so its operators are undefined; add opset_import"
-    for name in (info.name for info in proto.graph.input if holds_map(info.type)):
-        yield f"input {name!r} is a map, which no array holds; export the model without its DictVectorizer"
+    yield from _opset_problems(proto)
+    yield from _input_problems(proto.graph)
     for graph in graphs:
         yield from _doubled(graph)
         for tensor in graph.initializer:
@@ -85,29 +86,62 @@ def problems(proto: onnx.ModelProto, limits: Limits) -> Iterator[str]:
             if problem := sparse_problem(sparse):
                 yield f"sparse initializer {sparse.values.name!r}: {problem}"
     for node in all_nodes(proto.graph.node):
-        if outside := [attribute.name for attribute in node.attribute if attribute.ref_attr_name]:
-            yield f"node {node.name!r} ({node.op_type}): attribute {outside[0]!r} is a parameter, outside of a function"
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                yield (
+                    f"node {node.name!r} ({node.op_type}): attribute {attribute.name!r} refers to a function's "
+                    f"parameter {attribute.ref_attr_name!r}, outside of one"
+                )
     for node in nodes:
         if node.attribute:
             yield from (f"node {node.name!r} ({node.op_type}): {p}" for p in _node_problems(node))
     yield from functions.problems(proto, limits.nodes)
 
 
-# The data of tensors would be copied.
-_TEXTS_OF_TENSORS = [TensorProto.DESCRIPTOR.fields_by_name[name] for name in ("name", "external_data")]
+def _texts(
+    proto: onnx.ModelProto, graphs: list[onnx.GraphProto], nodes: list[onnx.NodeProto]
+) -> Iterator[str | bytes]:
+    yield from (entry.domain for entry in proto.opset_import)
+    yield from chain.from_iterable((entry.key, entry.value) for entry in proto.metadata_props)
+    for function in proto.functions:
+        yield from (function.name, function.domain, *function.input, *function.output, *function.attribute)
+    for graph in graphs:
+        yield graph.name
+        yield from (tensor.name for tensor in graph.initializer)
+        for info in chain(graph.input, graph.output, graph.value_info):
+            yield info.name
+            yield from (dim.dim_param for dim in info.type.tensor_type.shape.dim)
+    for node in nodes:
+        yield from (node.name, node.op_type, node.domain, node.doc_string)
+        yield from node.input
+        yield from node.output
+        yield from (attribute.name for attribute in node.attribute)
+        yield from chain.from_iterable((entry.key, entry.value) for entry in node.metadata_props)
 
 
-def _damaged(message: Message) -> Iterator[bytes]:
-    """Yield the texts of a message, and of all inside it, that are not UTF-8: protobuf gives these as bytes."""
-    is_tensor = isinstance(message, TensorProto)
-    fields = [(f, getattr(message, f.name)) for f in _TEXTS_OF_TENSORS] if is_tensor else message.ListFields()
-    for field, value in fields:
-        if field.type == field.TYPE_MESSAGE:
-            for inner in [value] if isinstance(value, Message) else value:
-                yield from _damaged(inner)
-        elif field.type == field.TYPE_STRING:
-            texts = [value] if isinstance(value, (str, bytes)) else value
-            yield from (text for text in texts if isinstance(text, bytes))
+def _opset_problems(proto: onnx.ModelProto) -> Iterator[str]:
+    versions: dict[str, int] = {}
+    for entry in proto.opset_import:
+        domain = functions.domain_of(entry.domain)
+        if versions.setdefault(domain, entry.version) != entry.version:
+            yield f"it imports domain {domain!r} as {versions[domain]} and {entry.version}; keep one"
+    newest = defs.onnx_opset_version()
+    if not versions:
+        yield "it imports no opset, so its operators are undefined; add opset_import"
+    elif not 1 <= versions.get("", 1) <= newest:
+        yield f"it imports opset {versions['']} of ONNX, and onnx {onnx.__version__} has 1 to {newest}; export it again"
+
+
+def _input_problems(graph: onnx.GraphProto) -> Iterator[str]:
+    for info in graph.input:
+        tensor = info.type.tensor_type
+        if info.type.WhichOneof("value") is None:
+            yield f"input {info.name!r} has no type; declare its dtype"
+        elif info.type.HasField("tensor_type") and not is_known(tensor.elem_type):
+            yield f"input {info.name!r} has dtype number {tensor.elem_type}, which ONNX does not know"
+        # Exporters write -1 for an open size, which the normal form leaves out.
+        if sizes := [dim.dim_value for dim in tensor.shape.dim if dim.dim_value < -1]:
+            yield f"input {info.name!r} has the size {sizes[0]}; name a dimension of any size instead (dim_param)"
 
 
 def _doubled(graph: onnx.GraphProto) -> Iterator[str]:
@@ -119,6 +153,7 @@ def _doubled(graph: onnx.GraphProto) -> Iterator[str]:
 
 # Tensors.
 
+_DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 # Elements; beyond this a signed 64-bit count of bits overflows somewhere below us.
 _MOST_ELEMENTS = 1 << 56
 
@@ -144,8 +179,11 @@ def tensor_problem(tensor: TensorProto) -> str | None:
     # In Python's integers: a product of four sizes from a file may wrap around to 0 in 64 bits.
     if any(dim < 0 for dim in tensor.dims) or (count := prod(tensor.dims)) > _MOST_ELEMENTS:
         return f"its dimensions {shown} are negative, or more elements than any machine holds"
+    filled = [name for name in _DATA_FIELDS if len(getattr(tensor, name))]
+    if tensor.HasField("segment") or len(filled) + bool(tensor.raw_data) > 1:
+        return "it is stored in segments or in several fields, which no ONNX runtime reads; store it whole"
     if tensor.data_location == TensorProto.EXTERNAL:
-        return None
+        return "it has data of its own beside external data; keep one" if filled or tensor.raw_data else None
     if tensor.raw_data:
         got, needed = len(tensor.raw_data), size(tensor.data_type, count)
         return None if got == needed else f"its raw_data has {got} bytes, and {shown} needs {needed}"
@@ -158,8 +196,14 @@ def tensor_problem(tensor: TensorProto) -> str | None:
 
 def sparse_problem(sparse: onnx.SparseTensorProto) -> str | None:
     """Return what is wrong with a sparse tensor."""
-    if TensorProto.EXTERNAL in (sparse.values.data_location, sparse.indices.data_location):
-        return "a part of it is external; store it in the model"
+    whole = TensorProto(
+        data_type=sparse.values.data_type, dims=sparse.dims, data_location=TensorProto.EXTERNAL
+    )
+    for tensor in (whole, sparse.values, sparse.indices):
+        if tensor is not whole and tensor.data_location == TensorProto.EXTERNAL:
+            return "a part of it is external; store it in the model"
+        if problem := tensor_problem(tensor):
+            return problem
     try:
         checker.check_sparse_tensor(sparse)
     except checker.ValidationError as error:
@@ -168,12 +212,19 @@ def sparse_problem(sparse: onnx.SparseTensorProto) -> str | None:
 
 
 # Attributes.  ONNX's inference never returns from some equations of Einsum ("....a->a"), and holds the interpreter's
-# lock meanwhile.
+# lock meanwhile; ONNX Runtime divides by strides, groups and block sizes.
 
+_KINDS = frozenset(onnx.AttributeProto.AttributeType.values()) - {onnx.AttributeProto.UNDEFINED}
 # More letters have no use, and inference is cubic in them.
 _TERM = re.compile(r"(?=.{0,55}$)[A-Za-z]*(?:\.\.\.)?[A-Za-z]*")
+# What is divided by, or counted down to: each number is at least 1.
+_POSITIVE = frozenset(
+    {"kernel_shape", "strides", "dilations", "group", "blocksize", "num_groups", "size", "num_outputs"}
+)
 # Seconds; a longer sleep is taken for a typing error.
 _LONGEST_SLEEP = 3600
+# Kernels count in 32 bits, and the product of two larger numbers overflows 64.
+_MOST = 1 << 31
 
 
 def _node_problems(node: onnx.NodeProto) -> Iterator[str]:
@@ -181,10 +232,13 @@ def _node_problems(node: onnx.NodeProto) -> Iterator[str]:
         seconds = sum(a.f for a in node.attribute if a.name == "seconds")
         if not 0 <= seconds <= _LONGEST_SLEEP:
             yield f"it sleeps for {seconds:g} s; expected 0 to {_LONGEST_SLEEP} s"
+    is_standard = node.domain in STANDARD_DOMAINS
     for attribute in node.attribute:
-        name = attribute.name
-        if not attribute.type:
-            yield f"attribute {name!r} has kind 0, which ONNX does not know"
+        name, numbers = attribute.name, [*attribute.ints, attribute.i]
+        if attribute.ref_attr_name:
+            continue
+        if attribute.type not in _KINDS:
+            yield f"attribute {name!r} has kind {attribute.type}, which ONNX {onnx.__version__} does not know"
         for tensor in [attribute.t] if attribute.HasField("t") else attribute.tensors:
             problem = tensor_problem(tensor)
             if tensor.data_location == TensorProto.EXTERNAL:
@@ -195,17 +249,41 @@ def _node_problems(node: onnx.NodeProto) -> Iterator[str]:
                 yield f"attribute {name!r}: {problem}"
         if attribute.HasField("sparse_tensor") and (problem := sparse_problem(attribute.sparse_tensor)):
             yield f"attribute {name!r}: {problem}"
-        if node.domain not in STANDARD_DOMAINS or attribute.ref_attr_name:
+        if not is_standard:
             continue
         if name == "equation" and node.op_type == "Einsum":
-            equation = attribute.s.decode("utf-8", "replace")
-            left, _, right = equation.replace(" ", "").partition("->")
-            if wrong := [term for term in (*left.split(","), right) if not _TERM.fullmatch(term)]:
-                yield f"its equation {equation!r} has the term {wrong[0]!r}; expected letters and at most one '...'"
+            yield from equation_problems(attribute.s.decode("utf-8", "replace"))
+        # numpy takes an axis of -2^31 as all of them.
+        if name in ("axis", "axes") and (wrong := [n for n in numbers if not -MOST_DIMS <= n < MOST_DIMS]):
+            yield f"its attribute {name!r} has {wrong[0]}, and no tensor has so many axes"
+        if name in _POSITIVE and (
+            wrong := [n for n in attribute.ints or [attribute.i] if not 1 <= n < _MOST]
+        ):
+            yield f"its attribute {name!r} has {wrong[0]}; expected numbers from 1 to 2^31"
+
+
+def equation_problems(equation: str) -> Iterator[str]:
+    """Yield the problem of an Einsum equation whose terms are not of ONNX's grammar.
+
+    Examples
+    --------
+    >>> list(equation_problems("ij,jk->ik"))
+    []
+    >>> list(equation_problems("....a->a"))
+    ["its equation '....a->a' has the term '....a'; expected letters and at most one '...'"]
+    """
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    for term in [*left.split(","), *([right] if arrow else [])]:
+        if not _TERM.fullmatch(term):
+            shown = equation if len(equation) <= 80 else f"{equation[:80]}..."
+            yield f"its equation {shown!r} has the term {term[:80]!r}; expected letters and at most one '...'"
+            return
 
 
 # Sizes of what the graph computes: a file of a few hundred bytes can ask for terabytes.
 
+# Operators whose operands are sizes or counts: what inference makes of too large ones overflows, silently.
+_SIZED = frozenset({"ConstantOfShape", "Expand", "OneHot", "Pad", "Resize", "Tile", "Upsample", "Range"})
 # Inference gives small negative sizes for branches that are never taken; these are products that overflowed.
 _OVERFLOWN = -(1 << 31)
 # A string is a pointer and a length at least.
@@ -224,13 +302,14 @@ def size_problems(graph: onnx.GraphProto, value_bytes: int, where: str = "") -> 
                 f"value {info.name!r}{maker}{where}, has {_short(nbytes)}, and {_short(value_bytes)} are allowed "
                 "(Limits.value_bytes); raise the limit if that is meant"
             )
-    stored = {tensor.name: tensor for tensor in graph.initializer if not tensor.HasField("data_location")}
+    stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        # Inference multiplies by repeats in 64 bits, and silently.
-        for name in node.input[1:2] if node.op_type == "Tile" else ():
-            counts = onnx.numpy_helper.to_array(stored[name]).reshape(-1).tolist() if name in stored else []
-            if max(map(abs, counts), default=0) > value_bytes:
-                yield f"node {node.name!r} (Tile){where} repeats more than {value_bytes} times (Limits.value_bytes)"
+        held = [stored[name] for name in node.input if name in stored] if node.op_type in _SIZED else []
+        if any(_largest(tensor) > value_bytes for tensor in held):
+            yield (
+                f"node {node.name!r} ({node.op_type}){where} is asked for a size of more than {value_bytes}, which are"
+                " allowed (Limits.value_bytes)"
+            )
         for body in bodies(node):
             inside = f" in a body of node {node.name!r} ({node.op_type}){where}"
             yield from size_problems(body, value_bytes, inside)
@@ -252,6 +331,13 @@ def _nbytes(type_: onnx.TypeProto) -> float:
 
 def _short(nbytes: float) -> str:
     return f"{nbytes / (1 << 30):.3g} GiB" if nbytes >= 1 << 28 else f"{nbytes} bytes"
+
+
+def _largest(tensor: TensorProto) -> float:
+    """Return the largest magnitude in a stored tensor of integers; 0 for others and for what is left out."""
+    if tensor.data_location == TensorProto.EXTERNAL or tensor.data_type != TensorProto.INT64:
+        return 0.0
+    return float(np.max(np.abs(onnx.numpy_helper.to_array(tensor).astype(np.float64)), initial=0.0))
 
 
 def class_problems(

@@ -20,9 +20,9 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from dask_ferro.errors import ModelError
-from dask_ferro.graph.ir import inference, ml_types, strip_weights
+from dask_ferro.graph.ir import inference, inference_limits, ml_types, strip_weights
 from dask_ferro.graph.ir.inference import TypedModel
-from dask_ferro.graph.ir.inference_limits import DIMS, MOST_DIMS, growth
+from dask_ferro.graph.ir.strip_weights import TYPE_PROTO
 from dask_ferro.graph.model import digest, external_data, guards, self_contained
 from dask_ferro.graph.model.check import check, raise_any, type_problem
 from dask_ferro.graph.model.external_data import FilePart, Original, reference
@@ -251,34 +251,35 @@ def _weights(
     for tensor in proto.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             part = parts[reference(tensor)]
+            where = FileTensor if part not in held else None
             taken[tensor.name] = (
-                _viewed(tensor, memoryview(held[part]))
-                if part in held
-                else _mapped(tensor, part.location, part.offset, part.length, files)
+                _mapped(tensor, part.location, part.offset, part.length, files)
+                if where
+                else _viewed(tensor, memoryview(held[part]))
             )
         elif len(raw := tensor.raw_data) >= _PAGE:
-            start = max(0, file.content.find(raw[:64], at))
+            start = file.content.find(raw[:64], at)
             view = memoryview(file.content)[start : start + len(raw)]
-            is_there = view == raw
-            at = start + len(raw) if is_there else at
-            taken[tensor.name] = (
-                _mapped(tensor, file.mapped.path, start, len(raw), files)
-                if file.mapped and is_there
-                else _viewed(tensor, view if is_there else memoryview(raw))
-            )
+            if start >= 0 and view == raw:
+                at = start + len(raw)
+                taken[tensor.name] = (
+                    _mapped(tensor, file.mapped.path, start, len(raw), files)
+                    if file.mapped
+                    else _viewed(tensor, view)
+                )
+            else:
+                taken[tensor.name] = _viewed(tensor, memoryview(raw))
         else:
             continue
-        _release(tensor)
+        tensor.ClearField("raw_data")
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
     for tensor in external_data.external_tensors(proto):
         part = parts[reference(tensor)]
-        _release(tensor)
         tensor.raw_data = held[part] if part in held else external_data.content(part)
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
     return taken
-
-
-def _release(tensor: TensorProto) -> None:
-    for stored in ("raw_data", "external_data", "data_location"):
-        tensor.ClearField(stored)
 
 
 def _mapped(tensor: TensorProto, path: str, offset: int, length: int, files: SourceFiles) -> FileTensor:
@@ -308,13 +309,11 @@ def _typed(
     lean: onnx.ModelProto, limits: Limits, classes: Mapping[str, Sequence[str | int]], headline: str
 ) -> TypedModel:
     """Return the types of a model in normal form; raise an error with all problems."""
-    if (dims := growth(lean.graph)) > DIMS:
-        many = f"its values may have {dims:.3g} dimensions in all; {DIMS} are allowed, {MOST_DIMS} of each"
-        raise ModelError(headline, [many])
+    raise_any(headline, inference_limits.problems(inference_limits.growth(lean.graph)))
     inference.name_rows(lean.graph)
     typed = inference.typed(lean)
-    wrong = typed.error and type_problem(typed.error)
-    problems = [wrong] if wrong else []
+    problem = typed.error and type_problem(typed.error)
+    problems = [problem] if problem else []
     problems += guards.size_problems(typed.proto.graph, limits.value_bytes)
     raise_any(headline, chain(problems, guards.class_problems(typed.types, classes)))
     return typed
@@ -324,9 +323,16 @@ def _set_types(model: ir.Model, types: Mapping[str, onnx.TypeProto]) -> None:
     for graph in model.graphs():
         for value in inference.values(graph):
             type_ = types.get(value.name or "")
-            if type_ is None or value.const_value is not None or strip_weights.holds_map(type_):
-                continue
             # In a body, what is declared stays.
-            if graph is model.graph or value.type is None:
-                value.type = ir.serde.deserialize_type_proto_for_type(type_)
-                value.shape = ir.serde.deserialize_type_proto_for_shape(type_)
+            is_open = graph is model.graph or value.type is None
+            if type_ is not None and is_open and value.const_value is None and TYPE_PROTO not in value.meta:
+                _set_type(value, type_)
+
+
+def _set_type(value: ir.Value, type_: onnx.TypeProto) -> None:
+    if strip_weights.holds_map(type_):
+        value.meta[TYPE_PROTO] = type_.SerializeToString()
+        value.type = value.shape = None
+    else:
+        value.type = ir.serde.deserialize_type_proto_for_type(type_)
+        value.shape = ir.serde.deserialize_type_proto_for_shape(type_)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import graphlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 
 import numpy as np
@@ -21,11 +21,12 @@ from onnx_ir.passes import common
 
 from dask_ferro.errors import ModelError
 from dask_ferro.graph.ir import ml_types
+from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 from dask_ferro.graph.ir.inference import values
 from dask_ferro.graph.ir.messages import all_nodes, bodies, uses
 from dask_ferro.graph.ir.nodes import bodies as bodies_of
 from dask_ferro.graph.ir.nodes import reads
-from dask_ferro.graph.ir.strip_weights import holds_map
+from dask_ferro.graph.ir.strip_weights import TYPE_PROTO, take_maps
 from dask_ferro.graph.model.functions import domain_of, inlined
 from dask_ferro.graph.model.upgrade import upgrade
 
@@ -79,11 +80,11 @@ def _to_ir(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol]) -> 
         _plain_sparse(graph)
     for node in nodes:
         node.ClearField("device_configurations")
-    # onnx_ir has no types of maps; inference finds them again.
-    for info in [*proto.graph.output, *proto.graph.value_info]:
-        if holds_map(info.type):
-            info.ClearField("type")
+    maps = take_maps(proto.graph)
     model: ir.Model = ir.serde.deserialize_model(proto)
+    for value in chain(model.graph.inputs, model.graph.outputs, *(node.outputs for node in model.graph)):
+        if value.name in maps:
+            value.meta[TYPE_PROTO] = maps[value.name]
     for name, tensor in weights.items():
         model.graph.initializers[name].const_value = tensor
     return model
@@ -169,12 +170,14 @@ def _lift_constants(graph: ir.Graph) -> None:
     """Replace the graph's Constant nodes of numbers by initializers, unless they compute an output of it."""
     # onnx_ir's pass lifts strings too, and those of bodies: engines read them in their nodes.
     for node in graph:
-        if (node.domain, node.op_type) != ("", "Constant") or not _STRINGS.isdisjoint(node.attributes):
+        if node.op_type != "Constant" or node.domain not in STANDARD_DOMAINS or len(node.attributes) != 1:
             continue
+        (attribute,) = node.attributes.values()
         (output,) = node.outputs
-        tensor = ir.convenience.get_const_tensor(output)
-        if tensor is None or tensor.dtype == ir.DataType.STRING or output.is_graph_output():
+        tensor = _constant(attribute)
+        if tensor is None or output.is_graph_output():
             continue
+        tensor.name = output.name
         shape = ir.Shape(tensor.shape.numpy())
         stored = ir.Value(name=output.name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
         graph.register_initializer(stored)
@@ -182,7 +185,21 @@ def _lift_constants(graph: ir.Graph) -> None:
         graph.remove(node, safe=True)
 
 
-_STRINGS = frozenset({"value_string", "value_strings"})
+_NUMBERS = {
+    "value_int": ir.DataType.INT64,
+    "value_ints": ir.DataType.INT64,
+    "value_float": ir.DataType.FLOAT,
+    "value_floats": ir.DataType.FLOAT,
+}
+
+
+def _constant(attribute: ir.Attr) -> ir.TensorProtocol | None:
+    """Return the tensor of a Constant node's attribute; None for strings."""
+    if attribute.type == ir.AttributeType.TENSOR:
+        tensor: ir.TensorProtocol = attribute.as_tensor()
+        return tensor if tensor.dtype != ir.DataType.STRING else None
+    dtype = _NUMBERS.get(attribute.name)
+    return None if dtype is None else ir.tensor(attribute.value, dtype=dtype)
 
 
 def _sort(graph: ir.Graph) -> None:
@@ -201,7 +218,7 @@ def _sort(graph: ir.Graph) -> None:
 
 
 def _drop_unused(graph: ir.Graph) -> None:
-    # onnx_ir's pass takes optional outputs too, and then what ONNX Runtime refuses would run.
+    # onnx_ir's pass takes the names of optional outputs too, and those may be asked for.
     needed = set(graph.outputs)
     for node in reversed(list(graph)):
         if not needed.isdisjoint(node.outputs):
@@ -219,31 +236,35 @@ def _drop_unused(graph: ir.Graph) -> None:
 def _name(model: ir.Model) -> None:
     """Give every node of the main graph a name of its own, and every value of a body, at any depth."""
     # onnx_ir's pass lets a body keep a name that the graph around it gives later.
-    fresh = _fresh_names({node.name or "" for node in model.graph})
+    nodes = _Names(node.name or "" for node in model.graph)
     seen: set[str] = set()
     for node in model.graph:
         if not node.name or node.name in seen:
-            node.name = fresh(node.name or f"{node.op_type}:{next(v.name for v in node.outputs if v.name)}")
+            node.name = nodes.fresh(
+                node.name or f"{node.op_type}:{next(v.name for v in node.outputs if v.name)}"
+            )
         seen.add(node.name)
     inner = [graph for graph in model.graphs() if graph is not model.graph]
-    fresh = _fresh_names({value.name or "" for value in values(model.graph)} if inner else set())
+    names = _Names(value.name or "" for value in values(model.graph)) if inner else None
     for value in chain.from_iterable(map(list, map(values, inner))):
-        if value.name:
-            value.name = fresh(value.name)
+        if names and value.name:
+            value.name = names.fresh(value.name)
 
 
-def _fresh_names(used: set[str]) -> Callable[[str], str]:
-    """Return a function that returns a name, or its first variant that is not in use, and marks it as used."""
-    # The next number to try of each name: without it, n nodes of one name take n * n steps (4,000 took 1.5 s).
-    numbers: Counter[str] = Counter()
+class _Names:
+    """The names in use, with the number of each name's next variant."""
 
-    def fresh(name: str) -> str:
-        candidate, number = name, numbers[name] or 1
-        while candidate in used:
+    def __init__(self, names: Iterable[str]) -> None:
+        self._used = set(names)
+        # The next number to try of each name: without it, n nodes of one name take n * n steps (4,000 took 1.5 s).
+        self._numbers: Counter[str] = Counter()
+
+    def fresh(self, name: str) -> str:
+        """Return `name`, or its first variant that is not in use, and mark it as used."""
+        candidate, number = name, self._numbers[name] or 1
+        while candidate in self._used:
             number += 1
             candidate = f"{name}_{number}"
-        numbers[name] = number
-        used.add(candidate)
+        self._numbers[name] = number
+        self._used.add(candidate)
         return candidate
-
-    return fresh

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Set
 from itertools import chain
-from typing import Any
 
 import onnx
 
@@ -19,6 +18,29 @@ from dask_ferro.words import few
 
 # A message names the first outputs of a model that has thousands.
 _SHOWN = 40
+# The fields that a selection reduces.
+_FIELDS = ("node", "input", "initializer", "sparse_initializer", "output", "value_info")
+
+
+def checked_names(outputs: object) -> tuple[str, ...] | Set[str]:
+    """Return the argument `outputs` as names; in a set they have no order.
+
+    Raises
+    ------
+    ConfigError
+        It is no name and no collection of names, is empty, or has a name twice.
+    """
+    names = (outputs,) if isinstance(outputs, str) else outputs
+    if not isinstance(names, Collection) or not all(isinstance(n, str) for n in names):
+        raise ConfigError(f"outputs={outputs!r}: wanted the name of an output, or a list of names")
+    if not len(names):
+        raise ConfigError(
+            f"outputs={outputs!r}: wanted at least one name; leave outputs= out for all of them"
+        )
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ConfigError(f"outputs={outputs!r}: {_listed(twice)} more than once; name each output once")
+    return names if isinstance(names, (set, frozenset)) else tuple(names)
 
 
 def select(proto: onnx.ModelProto, outputs: object, source: str) -> tuple[str, ...]:
@@ -34,12 +56,12 @@ def select(proto: onnx.ModelProto, outputs: object, source: str) -> tuple[str, .
     Raises
     ------
     ConfigError
-        `outputs` are no names, none or one twice, or no outputs of the model.
+        Names that are no outputs of the model.
     """
     known = list(dict.fromkeys(info.name for info in proto.graph.output))
     if outputs is None:
         return ()
-    given = _checked_names(outputs)
+    given = checked_names(outputs)
     # A file without outputs has a fault of its own, which the checks report.
     if not known:
         return ()
@@ -51,21 +73,6 @@ def select(proto: onnx.ModelProto, outputs: object, source: str) -> tuple[str, .
         return ()
     _reduce(proto, names)
     return names
-
-
-def _checked_names(outputs: object) -> tuple[str, ...] | Set[str]:
-    """Return the names; in a set they have no order."""
-    names = (outputs,) if isinstance(outputs, str) else outputs
-    if not isinstance(names, Collection) or not all(isinstance(n, str) for n in names):
-        raise ConfigError(f"outputs={outputs!r}: wanted the name of an output, or a list of names")
-    if not len(names):
-        raise ConfigError(
-            f"outputs={outputs!r}: wanted at least one name; leave outputs= out for all of them"
-        )
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ConfigError(f"outputs={outputs!r}: {_listed(twice)} more than once; name each output once")
-    return names if isinstance(names, (set, frozenset)) else tuple(names)
 
 
 def _unknown(graph: onnx.GraphProto, unknown: list[str], known: list[str], source: str) -> str:
@@ -85,39 +92,47 @@ def _listed(names: list[str]) -> str:
 
 
 def _reduce(proto: onnx.ModelProto, names: tuple[str, ...]) -> None:
-    graph, needed = proto.graph, _needed(proto.graph, names)
+    graph = proto.graph
+    kept, needed = _needed(graph, names)
     made = chain.from_iterable(node.output for node in graph.node)
     gone = {info.name for info in graph.output}.union(made, *map(uses, graph.node)) - needed
     # The declared type of an output that is now a value inside the graph still tells its shape.
     told = [info for info in graph.output if info.name in needed.difference(names)]
     # Stable: an output that the file lists twice stays so, and is reported.
     places = {name: place for place, name in enumerate(names)}
-    asked = (info for info in graph.output if info.name in places)
-    kept: dict[str, Any] = {
-        "node": [node for node in graph.node if not needed.isdisjoint(node.output)],
-        "input": [info for info in graph.input if info.name not in gone],
-        "initializer": [tensor for tensor in graph.initializer if tensor.name not in gone],
-        "sparse_initializer": [held for held in graph.sparse_initializer if held.values.name not in gone],
-        "output": sorted(asked, key=lambda info: places[info.name]),
-        "value_info": [*(info for info in graph.value_info if info.name not in gone), *told],
-    }
-    rest = onnx.GraphProto(**kept)
-    for field in kept:
+    asked = sorted((i for i in graph.output if i.name in places), key=lambda info: places[info.name])
+    rest = onnx.GraphProto(
+        node=[node for i, node in enumerate(graph.node) if i in kept],
+        input=[info for info in graph.input if info.name not in gone],
+        initializer=[tensor for tensor in graph.initializer if tensor.name not in gone],
+        sparse_initializer=[held for held in graph.sparse_initializer if held.values.name not in gone],
+        output=asked,
+        value_info=[*(info for info in graph.value_info if info.name not in gone), *told],
+    )
+    for field in _FIELDS:
         graph.ClearField(field)
     graph.MergeFrom(rest)
 
 
-def _needed(graph: onnx.GraphProto, names: Iterable[str]) -> set[str]:
-    """Return the names of the values that some outputs need, with all that their nodes give; in any order of nodes."""
+def _needed(graph: onnx.GraphProto, names: Iterable[str]) -> tuple[set[int], set[str]]:
+    """Return the indices of the nodes that some outputs need, and the names of the values; in any order of nodes."""
     # All nodes of a name: that two compute it is a fault, and not for this to hide.
-    makers: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in filter(None, node.output):
-            makers.setdefault(name, []).append(node)
+    makers: dict[str, list[int]] = {}
+    for i, node in enumerate(graph.node):
+        for name in node.output:
+            makers.setdefault(name, []).append(i)
+    kept: set[int] = set()
     needed: set[str] = set()
     left = list(names)
     while left:
-        if (name := left.pop()) not in needed:
-            needed.add(name)
-            left += chain.from_iterable((*uses(node), *node.output) for node in makers.get(name, ()))
-    return needed - {""}
+        name = left.pop()
+        if name in needed:
+            continue
+        needed.add(name)
+        for i in makers.get(name, ()) if name else ():
+            if i not in kept:
+                kept.add(i)
+                left += uses(graph.node[i])
+    for i in kept:
+        needed.update(graph.node[i].output)
+    return kept, needed

@@ -91,7 +91,7 @@ def _file(name: str, mapped_above: int) -> Iterator[SourceBytes]:
             yield SourceBytes(repr(path), content, path, named, mapped)
         else:
             read = read_span(descriptor, 0, before[2])
-            if identity(os.fstat(descriptor)) != before:
+            if read is None or identity(os.fstat(descriptor)) != before:
                 raise ModelError(f"cannot load {path!r}", [CHANGED])
             yield SourceBytes(repr(path), read, path, named)
     finally:

@@ -35,11 +35,14 @@ def identity(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def read_span(descriptor: int, offset: int, length: int) -> bytes:
-    """Return bytes of an open file, fewer if it ends before."""
+def read_span(descriptor: int, offset: int, length: int) -> bytes | None:
+    """Return bytes of an open file, None if it ends before."""
     parts = []
-    # Linux reads at most 2 GiB at a time.
-    while length > 0 and (part := portable.read_at(descriptor, min(length, 1 << 30), offset)):
+    while length > 0:
+        # Linux reads at most 2 GiB at a time.
+        part = portable.read_at(descriptor, min(length, 1 << 30), offset)
+        if not part:
+            return None
         parts.append(part)
         offset, length = offset + len(part), length - len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -50,13 +53,6 @@ class SourceFile(NamedTuple):
 
     path: str
     identity: Identity
-
-    def is_unchanged(self) -> bool:
-        """Return whether the path still leads to the file, as it was."""
-        try:
-            return identity(os.stat(self.path, follow_symlinks=False)) == self.identity
-        except OSError:
-            return False
 
 
 def seen(path: str, descriptor: int) -> SourceFile:
@@ -75,7 +71,7 @@ class SourceFiles:
     Raises
     ------
     ConfigError
-        One of them changed; which.
+        One of them changed; which, and how.
     """
 
     def __init__(self, files: Sequence[SourceFile] = ()) -> None:
@@ -86,16 +82,32 @@ class SourceFiles:
 
     def __call__(self) -> None:
         for file in self.files:
-            if not file.is_unchanged():
+            problem = _problem(file)
+            if problem is not None:
                 raise ConfigError(
-                    f"file {file.path!r} changed after the graph was built; its weights are mapped from there"
-                    " (ferro.limits.mapped-above), so leave it as it is while graphs are computed, or build the graph"
-                    " again with ff.from_onnx"
+                    f"file {file.path!r} changed after the graph was built: {problem}; its weights are mapped from "
+                    "there (ferro.limits.mapped-above), so leave it as it is while graphs are computed, or build "
+                    "the graph again with ff.from_onnx"
                 )
 
     def are_unchanged(self) -> bool:
         """Return whether each file is still the one that was loaded."""
-        return all(file.is_unchanged() for file in self.files)
+        return all(_problem(file) is None for file in self.files)
+
+
+def _problem(file: SourceFile) -> str | None:
+    try:
+        now = identity(os.stat(file.path, follow_symlinks=False))
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    if now == file.identity:
+        return None
+    was = file.identity
+    if now[:2] != was[:2]:
+        return "another file stands there"
+    if now[2] != was[2]:
+        return f"it has {now[2]} bytes, and had {was[2]}"
+    return "it was written to"
 
 
 class FileTensor(ir.ExternalTensor):

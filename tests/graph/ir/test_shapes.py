@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, parser, shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from dask_ferro.errors import ConfigError, ModelError
+from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Inference, ValueType, infer
 from dask_ferro.graph.model.load import Limits, load
 from tests.graphs import written
@@ -111,15 +111,14 @@ def test_kinds(text: str, opsets: str, name: str, type_: ValueType) -> None:
     assert infer(model)[name] == type_
 
 
-def test_a_map_as_input_is_refused() -> None:
+def test_a_map_as_input_is_known_although_the_graph_cannot_hold_it() -> None:
     x = onnx.ValueInfoProto(name="x")
     x.type.map_type.key_type = TensorProto.STRING
     x.type.map_type.value_type.tensor_type.elem_type = TensorProto.FLOAT
     node = helper.make_node("DictVectorizer", ["x"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a", "b"])
     graph = helper.make_graph([node], "g", [x], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 3)])
-    with pytest.raises(ModelError, match="'x' is a map"):
-        load(proto)
+    assert infer(load(proto).model)["x"] == ValueType("map", FLOAT, None)
 
 
 def test_weights_are_not_read(tmp_path: Path) -> None:
