@@ -132,6 +132,12 @@ def _always(node: ir.Node, opset: int) -> bool:
     return True
 
 
+def _reduces_nothing(node: ir.Node, opset: int) -> bool:
+    """Return whether a dimension is known to be 0."""
+    value = input_of(node, 0)
+    return value is not None and 0 in (value.shape or ())
+
+
 def _scatters_what_it_lacks(node: ir.Node, opset: int) -> bool:
     """Return whether a scatter has a reduction that the registry declares for its dtype, but the kernel refuses."""
     return _dtype(node) in (D.FLOAT16, D.BOOL) and attribute_of(node, "reduction", "none") != "none"
@@ -193,6 +199,7 @@ ONNXRUNTIME = _by_operator(
         extremes=True,
     ),
     Wrong("ReduceL2", _of(*INDEX), "omits the root of large integers", extremes=True),
+    Wrong("ReduceMean", _reduces_nothing, "returns 0, not NaN, as the mean of no elements", extremes=True),
     Wrong("ReduceLogSumExp", _of(*_FLOATS), "returns -inf for the smallest number", extremes=True),
 )
 
@@ -265,5 +272,6 @@ UNLIKE = _by_operator(
         _RECURRENT, _always, "NaN in the input: ONNX Runtime clips its activations, which makes it a number"
     ),
     Wrong("QuantizeLinear", _always, "NaN: the smallest integer, or 0"),
+    Wrong("DynamicQuantizeLinear", _always, "NaN: other scales"),
     *_each(("Cast", "CastLike"), _always, "floats beyond the integers: undefined in ONNX"),
 )

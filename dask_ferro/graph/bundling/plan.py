@@ -194,7 +194,7 @@ def _passed_on(model: ir.Model, bundles: Sequence[Bundle]) -> Iterator[Bundle]:
 def _constants(
     model: ir.Model, nodes: Sequence[ir.Node], read: Sequence[Sequence[str]]
 ) -> dict[int, set[int]]:
-    """Return the nodes whose results never change, as they depend on no input, with all that they are made from."""
+    """Return the nodes whose results never change, as they depend on no input, with the constants that they read."""
     outputs = {v.name for v in model.graph.outputs}
     weights = set(model.graph.initializers)
     maker: dict[str, int] = {}
@@ -204,8 +204,7 @@ def _constants(
             continue
         # An output has to come from one task, so its node stays where it is.
         if not _draws(node) and not any(v.name in outputs for v in node.outputs):
-            made = {maker[n] for n in read[position] if n in maker}
-            found[position] = made.union(*map(found.__getitem__, made))
+            found[position] = {maker[n] for n in read[position] if n in maker}
             maker.update((v.name, position) for v in node.outputs if v.name)
     return found
 
@@ -227,8 +226,13 @@ def _with_constants(
     for piece in cut:
         mine = [i for i in piece if i not in constant]
         made = {maker[name] for i in mine for name in read[i] if name in maker}
+        left = list(made)
+        while left:
+            more = constant[left.pop()] - made
+            made |= more
+            left += more
         if mine:
-            pieces.append(sorted({*mine, *made}.union(*map(constant.__getitem__, made))))
+            pieces.append(sorted([*mine, *made]))
     return pieces
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN, STANDARD_DOMAINS
@@ -25,7 +27,7 @@ from dask_ferro.graph.ops.labels import Rule, TypedNode
 
 _FAMILIES = (attention, convolution, creation, elementwise, indexing, layout, linear, ml, normalization, quantization,
              reductions)  # fmt: skip
-TABLE = {name: facts for family in _FAMILIES for name, facts in family.TABLE.items()}
+TABLE: Mapping[str, OpFacts] = {name: facts for family in _FAMILIES for name, facts in family.TABLE.items()}
 NOTHING_KNOWN = OpFacts()
 
 _DOMAINS = STANDARD_DOMAINS | {ML_DOMAIN, OWN_DOMAIN}
