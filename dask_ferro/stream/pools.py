@@ -115,7 +115,12 @@ class ClientPool:
 
     def _threads(self) -> Any:
         self._check_open()
-        return self._client.nthreads()
+        try:
+            return self._client.nthreads()
+        except AttributeError:
+            # Dask raises it for a client that has just been closed.
+            self._check_open()
+            raise
 
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
         self._await_worker()
@@ -229,16 +234,21 @@ async def beside(run: Callable[[Any], Any], client: Any) -> Any:
 
     # Not the caller's client, whose methods return coroutines of the caller's loop.
     connect = partial(Client, client.scheduler.address, security=client.security, set_as_default=False)
-    own = await asyncio.to_thread(connect)
-    running = asyncio.ensure_future(asyncio.to_thread(run, own))
+    connecting = asyncio.ensure_future(asyncio.to_thread(connect))
+    running: asyncio.Future[Any] | None = None
     try:
-        # A thread cannot be cancelled, so it is waited for below.
+        # Threads cannot be cancelled, so they are waited for below.
+        own = await asyncio.shield(connecting)
+        running = asyncio.ensure_future(asyncio.to_thread(run, own))
         return await asyncio.shield(running)
     finally:
-        await asyncio.to_thread(own.close)
-        await asyncio.wait([running])
-        # Read, since the event loop reports an error that nobody has.
-        running.exception()
+        await asyncio.wait([connecting])
+        if connecting.exception() is None:
+            await asyncio.to_thread(connecting.result().close)
+        if running is not None:
+            await asyncio.wait([running])
+            # Read, since the event loop reports an error that nobody has.
+            running.exception()
 
 
 @contextmanager
