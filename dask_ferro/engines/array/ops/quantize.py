@@ -1,7 +1,7 @@
-"""Linear quantization to 8 and 16 bit integers, per tensor or per axis.
+"""Linear quantization to 8 and 16 bit integers, per tensor or per axis, and the integer matrix product.
 
-Values are rounded half to even and saturate.  Scales per block, 4-bit and float8 targets, dynamic scales
-and products of integers are left to other engines.
+Values are rounded half to even and saturate.  Scales per block, and 4-bit and float8 targets, are left to other
+engines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dask_ferro.engines.array.kernel import Kernel, axis_shape, dtype, from_fron
 from dask_ferro.graph.ir.dtypes import FLOAT, D
 from dask_ferro.graph.ir.nodes import attribute_of
 
-_NARROW = frozenset({D.INT8, D.UINT8, D.INT16, D.UINT16})
+_BYTES = frozenset({D.INT8, D.UINT8})
+_NARROW = _BYTES | {D.INT16, D.UINT16}
 
 
 def _along(xp: Namespace, values: Array, x: Array, axis: int) -> Array:
@@ -57,6 +58,29 @@ def _by_axis(node: ir.Node, opset: int) -> bool:
     return target == 0 or (node.op_type == "QuantizeLinear" and target in _NARROW)
 
 
+def _dynamic(xp: Namespace, x: Array) -> tuple[Array, Array, Array]:
+    # The range has to include 0, the value of padding.
+    low = xp.minimum(xp.min(x), xp.zeros((), dtype=x.dtype))
+    high = xp.maximum(xp.max(x), xp.zeros((), dtype=x.dtype))
+    scale = (high - low) / 255
+    # For zeros alone, every scale but 0 is correct.
+    scale = xp.where(scale == 0, xp.ones_like(scale), scale)
+    zero = _saturated(xp, xp.round(-low / scale), xp.uint8)
+    y = _saturated(xp, xp.round(x / scale) + xp.astype(zero, x.dtype), xp.uint8)
+    return y, scale, zero
+
+
+def _matmul_integer(xp: Namespace, a: Array, b: Array, a_zero: Array = None, b_zero: Array = None) -> Array:
+    # A vector has a zero point for each row of `a`, or each column of `b`.
+    if a_zero is not None and a_zero.ndim == 1 and a_zero.shape[0] > 1:
+        a_zero = xp.expand_dims(a_zero, axis=-1)
+    a, b = (
+        xp.astype(x, xp.int32) - (0 if zero is None else xp.astype(zero, xp.int32))
+        for x, zero in ((a, a_zero), (b, b_zero))
+    )
+    return xp.matmul(a, b)
+
+
 TABLE: dict[str, Kernel] = {
     "QuantizeLinear": row(
         _quantize,
@@ -73,4 +97,6 @@ TABLE: dict[str, Kernel] = {
         when=_by_axis,
         axis=1,
     ),
+    "DynamicQuantizeLinear": row(_dynamic, frozenset({D.FLOAT}), opsets=range(11, 29)),
+    "MatMulInteger": row(_matmul_integer, _BYTES, opsets=range(10, 29)),
 }
