@@ -192,8 +192,6 @@ def _along() -> Iterator[Case]:
 def _over_rows(name: str, x: Any) -> Iterator[Case]:
     for kind in REDUCED:
         op = f"Reduce{kind}"
-        if kind == "Mean" and not x.shape[1]:
-            continue  # the mean of nothing is 0 in ONNX Runtime, NaN in the table
         yield Case(
             f"{op} {name}", op, [x, np.array([1])], weights=(1,), expected=_declared_reduction(kind, x)
         )
