@@ -639,6 +639,10 @@ def _quantizations() -> Iterator[Case]:
         yield case(f"DequantizeLinear of {name}", [values, scales, zeros], {"axis": -2})
     yield case("QuantizeLinear without a zero", [x, scalar(0.5, F)])
     yield case("DequantizeLinear of int32", [integers(4, dtype=I), scalar(0.5, F)])
+    yield case("DynamicQuantizeLinear", [x], outputs=3)
+    a, b = integers(2, 3, dtype=np.uint8, low=0), integers(3, 4, dtype=np.int8)
+    yield case("MatMulInteger", [a, b, scalar(2, np.uint8), scalar(-1, np.int8)])
+    yield case("MatMulInteger without zeros", [a, b])
 
 
 CASES: tuple[Case, ...] = tuple(

@@ -31,6 +31,7 @@ NO_REFERENCE = {
     "LRN": "counts channels by the batch",
     "LpNormalization": "divides by the sum, not by that of the absolute values",
     "QuantizeLinear": "an infinity becomes the other end",
+    "DynamicQuantizeLinear": "casts NaN, which has no integer",
     "ReduceMean": "of integers by way of doubles; of float16 in float16, which overflows",
 }
 

@@ -57,12 +57,13 @@ WITHOUT = {
     "CausalConvWithState": "a state of inference",
     "TensorScatter": "a cache of inference",
     "DequantizeLinear": "integers in",
+    "DynamicQuantizeLinear": "integers out",
     "Range": "its length depends on its inputs",
 }
 # Results that are no floating point numbers.
 DISCRETE = {
     "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
-    "ConstantOfShape", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual",
+    "ConstantOfShape", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "MatMulInteger",
     "NonZero", "Not", "Or", "QuantizeLinear", "Shape", "Size", "Xor",
 }  # fmt: skip
 
