@@ -11,7 +11,7 @@ import pickle
 from importlib import metadata
 from typing import Any
 
-# What a process has that cannot import the package.
+# The version of a process without one.
 NONE = "none that can be imported"
 # The metric in which a worker tells the scheduler what it has in place of the package.
 LACKS = "ferro-lacks"
@@ -33,7 +33,7 @@ def load(sent: dict[str, Any]) -> object:
 
 
 def own_version() -> str:
-    """Return the version of the package in this process; "": it is run from its source, without metadata."""
+    """Return the version that this process has; "": it is run from its source."""
     try:
         __import__("dask_ferro")
     except ImportError:
