@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.dtypes import INDEX, INTEGER, SIGNED, D
-from dask_ferro.graph.ir.nodes import attribute_of, input_of
+from dask_ferro.graph.ir.nodes import attribute_of, has_default_cell, input_of
 
 # The largest weights whose values are read: divisors, exponents and bounds, mostly scalars.
 _LOOKED_AT_BYTES = 1 << 20
@@ -244,6 +244,11 @@ REFERENCE = _by_operator(
         "uses one axis where opset < 13 means all axes from `axis`",
     ),
     Wrong("LRN", _always, "sums over the wrong axis"),
+    *_each(
+        _RECURRENT,
+        lambda n, v: not has_default_cell(n),
+        "ignores clip, activations, input_forget and sequence_lens",
+    ),
     Wrong("Scatter", _always, "has no such operator"),
     Wrong(
         "BatchNormalization",

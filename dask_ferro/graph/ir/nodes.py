@@ -22,6 +22,8 @@ Types: TypeAlias = Mapping[str, ValueType]
 STRING_BYTES = 16
 _GRAPH = ir.AttributeType.GRAPH
 _GRAPHS = (_GRAPH, ir.AttributeType.GRAPHS)
+_ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+_SEQUENCE_LENS = 4
 
 
 def value_bytes(value: ValueType) -> int:
@@ -76,6 +78,18 @@ def attribute_of(node: ir.Node, name: str, default: T) -> T:
 def input_of(node: ir.Node, position: int) -> ir.Value | None:
     """Return an input of a node; None where it is omitted."""
     return node.inputs[position] if position < len(node.inputs) else None
+
+
+def has_default_cell(node: ir.Node) -> bool:
+    """Return whether an RNN, GRU or LSTM has the default activations, no clipping and no lengths of its samples."""
+    if any(name in node.attributes for name in ("activation_alpha", "activation_beta", "clip")):
+        return False
+    directions = 2 if attribute_of(node, "direction", "forward") == "bidirectional" else 1
+    default = _ACTIVATIONS[node.op_type] * directions
+    if list(attribute_of(node, "activations", default)) != default or attribute_of(node, "input_forget", 0):
+        return False
+    lengths = input_of(node, _SEQUENCE_LENS)
+    return lengths is None or not lengths.name
 
 
 def bodies(node: ir.Node) -> Sequence[ir.Graph]:

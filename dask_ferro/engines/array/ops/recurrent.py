@@ -1,7 +1,7 @@
 """RNN, GRU and LSTM with their default activations: a Python loop over time, one or two products per step.
 
 The inputs of all steps are multiplied at once.  Per-sample lengths, clipping, coupled gates and other
-activations are declared unsupported.
+activations are declared unsupported (`has_default_cell`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op
 from dask_ferro.engines.array.ops.activation import sigmoid
 from dask_ferro.engines.array.ops.linear import product
 from dask_ferro.graph.ir.dtypes import FLOAT, D
-from dask_ferro.graph.ir.nodes import attribute_of
+from dask_ferro.graph.ir.nodes import has_default_cell
 
 State = tuple[Array, ...]
 
@@ -33,10 +33,6 @@ class DirectionWeights(NamedTuple):
 Cell = Callable[
     [Array, DirectionWeights, State], State
 ]  # (projected input, recurrence, state) -> (output, ...)
-
-_ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
-# Position of the input with each sample's length.
-_LENGTHS = 4
 
 
 def _rnn_cell(xp: Namespace, op: Op) -> Cell:
@@ -132,22 +128,14 @@ def _run(
     return xp.stack(outputs, axis=0), state
 
 
-def _default_cell(node: ir.Node, opset: int) -> bool:
-    """Return whether a node has the default activations, and no per-sample lengths."""
-    if any(name in node.attributes for name in ("activation_alpha", "activation_beta", "clip")):
-        return False
-    directions = 2 if attribute_of(node, "direction", "forward") == "bidirectional" else 1
-    default = _ACTIVATIONS[node.op_type] * directions
-    if list(attribute_of(node, "activations", default)) != default or attribute_of(node, "input_forget", 0):
-        return False
-    lengths = node.inputs[_LENGTHS] if len(node.inputs) > _LENGTHS else None
-    return lengths is None or not lengths.name
+def _has_default_cell(node: ir.Node, opset: int) -> bool:
+    return has_default_cell(node)
 
 
 _DTYPES = (FLOAT, FLOAT, FLOAT, FLOAT, frozenset({D.INT32}), FLOAT, FLOAT, FLOAT)
 
 TABLE: dict[str, Kernel] = {
-    "RNN": Kernel(_recurrent(_rnn_cell, 1), _DTYPES, when=_default_cell),
-    "GRU": Kernel(_recurrent(_gru_cell, 1), _DTYPES, when=_default_cell),
-    "LSTM": Kernel(_recurrent(_lstm_cell, 2), _DTYPES, when=_default_cell),
+    "RNN": Kernel(_recurrent(_rnn_cell, 1), _DTYPES, when=_has_default_cell),
+    "GRU": Kernel(_recurrent(_gru_cell, 1), _DTYPES, when=_has_default_cell),
+    "LSTM": Kernel(_recurrent(_lstm_cell, 2), _DTYPES, when=_has_default_cell),
 }
