@@ -24,9 +24,9 @@ from distributed.metrics import time
 
 from dask_ferro.engines import Kernel
 from dask_ferro.engines.executable import Executable
+from dask_ferro.flow import times
+from dask_ferro.flow.costs import names_of
 from dask_ferro.lower.annotations import NodeLabels
-from dask_ferro.lower.bundled import run as bundled
-from dask_ferro.lower.bundled.costs import names_of
 from dask_ferro.lower.worker import task
 from dask_ferro.scheduler.log import Ring
 from dask_ferro.scheduler.upstream_worker import address_of
@@ -75,7 +75,7 @@ class Tape:
         with self._lock:
             self._rings.setdefault(who, Ring(self._length))
             task.listen(self.listened)
-            bundled.listen(self.ran)
+            times.listen(self.ran)
 
     def let_go(self, who: _Holder) -> None:
         """End a recording of a worker.  Idempotent."""
@@ -83,7 +83,7 @@ class Tape:
             self._rings.pop(who, None)
             if not self._rings:
                 task.listen(None)
-                bundled.listen(None)
+                times.listen(None)
                 self._watched.clear()
 
     # -- what a bundle runs through ------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Tape:
 
         return recorded
 
-    def ran(self, runs: list[bundled.InnerRun]) -> None:
+    def ran(self, runs: list[times.InnerRun]) -> None:
         """Record the tasks of a bundle of Dask tasks that has run."""
         run = _this_run()
         if run is None:

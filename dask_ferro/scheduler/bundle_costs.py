@@ -2,7 +2,7 @@
 
 It also lets a bundle's results be picked on the worker where the bundle ran.
 
-Tasks by themselves are measured as they finish (2 us each), those in bundles by their workers (`lower.bundled.run`).
+Tasks by themselves are measured as they finish (2 us each), those in bundles by their workers (`flow.times`).
 Costs are kept from run to run in a file, a line with a checksum for each group.  It is replaced as a whole, by
 renaming; costs that another scheduler wrote meanwhile are kept, and damaged lines are ignored.  Durations are seconds,
 sizes bytes.
@@ -18,22 +18,29 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from dask.typing import Key
 from distributed import Scheduler
+from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskState
 
+from dask_ferro.flow import worker as flow_worker
+from dask_ferro.flow.costs import Costs, MeasuredTasks, measured_of, names_of
+from dask_ferro.flow.times import TOPIC
+from dask_ferro.flow.worker import FlowWorker
 from dask_ferro.graph.bundling.makespan import DASK
 from dask_ferro.lines import opened, sealed
 from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
-from dask_ferro.lower.bundled.costs import Costs, MeasuredTasks, measured_of, names_of
 from dask_ferro.lower.bundled.recent import RecentChoices
-from dask_ferro.lower.bundled.run import TOPIC, is_ours, is_pick
+from dask_ferro.lower.bundled.run import is_ours, is_pick
 from dask_ferro.lower.upstream import GraphNode
+from dask_ferro.scheduler import reach
+from dask_ferro.scheduler.flows import Flows
 from dask_ferro.scheduler.plugin import Part
 from dask_ferro.scheduler.upstream import prefer_no_worker, prefer_worker
 
@@ -50,6 +57,8 @@ _ALLOWED, _ALLOWANCE = 1 / 100, 32 * 2**20
 _OF_MEMORY = 1 / 4
 # Seconds between two writes of the file of costs.
 _SAVES = 60.0
+# Members of a flow at most; seconds for which a worker is waited for.
+_MEMBERS, _ANSWERS = 32, 10.0
 
 # By the scheduler's identifier: expressions find it by that, in the thread that writes out a graph.
 _known: WeakValueDictionary[str, BundleCosts] = WeakValueDictionary()
@@ -82,6 +91,7 @@ class BundleCosts(Part):
         self._saving: asyncio.Task[None] | None = None
         self._saved = 0
         self._recent = RecentChoices()
+        self._flows: Flows | None = None
 
     def serves(self, other: BundleCosts) -> bool:
         """Serve another's clients as well."""
@@ -103,23 +113,35 @@ class BundleCosts(Part):
     def start(self, scheduler: Scheduler) -> None:
         """Let expressions find the costs."""
         self._scheduler = scheduler
+        self._flows = Flows(scheduler)
         _known[scheduler.id] = self
         expression.set_facts(facts_of)
         if self.path is not None:
             self._saving = asyncio.create_task(self._save_regularly())
+
+    async def ready(self) -> None:
+        """Let the workers take part in flows."""
+        assert self._scheduler is not None
+        plugin = dumps(FlowWorker(token_bytes(32)))
+        await reach.put_on(flow_worker.NAME, plugin, _ANSWERS, dask_scheduler=self._scheduler)
+
+    def listeners(self) -> Iterable[object]:
+        """Return what hears of tasks."""
+        return (self, self._flows) if self._flows is not None else (self,)
 
     async def stop(self) -> None:
         """Write the costs to their file, and forget the scheduler."""
         if self._saving is not None:
             self._saving.cancel()
         if self._scheduler is not None:
+            await reach.take_off(flow_worker.NAME, _ANSWERS, dask_scheduler=self._scheduler)
             _known.pop(self._scheduler.id, None)
             self._scheduler = None
             await self._save()
 
     async def close(self) -> None:
-        """Do the same."""
-        await self.stop()
+        """Write the costs to their file."""
+        await self._save()
 
     async def _save_regularly(self) -> None:
         while True:
@@ -164,8 +186,9 @@ class BundleCosts(Part):
         memory = sum(ws.memory_limit or inf for ws in workers) * _OF_MEMORY
         allowance = threads * min(room * _ALLOWED, _ALLOWANCE)
         overheads = replace(DASK, bytes_per_s=scheduler.bandwidth)
+        members = min(self._flows.members, _MEMBERS) if self._flows is not None else 0
         return CostFacts(
-            self.costs.of, existing, held, threads, holds, memory, allowance, overheads, self._recent
+            self.costs.of, existing, held, threads, holds, memory, allowance, overheads, members, self._recent
         )
 
     def task_changed(self, ts: TaskState, start: str, finish: str) -> None:

@@ -277,6 +277,11 @@ def prefer_worker(task: TaskState, address: str) -> None:
         task.worker_restrictions, task.loose_restrictions = {address}, True
 
 
+def bind(task: TaskState, address: str) -> None:
+    """Let a task run on one worker alone."""
+    task.worker_restrictions, task.loose_restrictions = {address}, False
+
+
 def prefer_no_worker(task: TaskState) -> None:
     """Undo `prefer_worker`: a task that no worker runs is tried again only where its restrictions hold, even loose."""
     if not _is_restricted_by_user(task):
@@ -309,6 +314,15 @@ def fail_unplaced(scheduler: Scheduler, error: Exception, resources: Mapping[str
         recommendations.update(scheduler.transition(ts.key, "erred", stimulus_id=stimulus_id, **failure))
     scheduler.transitions(recommendations, stimulus_id)
     return [ts.key for ts in tasks]
+
+
+def fail_like(scheduler: Scheduler, task: TaskState, other: TaskState) -> None:
+    """Fail a task that is on no worker with the error of another one."""
+    failure = {"exception": other.exception, "exception_text": other.exception_text, "cause": other.key}
+    stimulus_id = f"ferro-fail-{time()}"
+    scheduler.transitions(
+        scheduler.transition(task.key, "erred", stimulus_id=stimulus_id, **failure), stimulus_id
+    )
 
 
 def metrics_of(worker: WorkerState) -> Mapping[str, Any]:

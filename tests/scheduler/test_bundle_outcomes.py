@@ -16,7 +16,7 @@ import pytest
 from distributed import Client, Scheduler, wait
 
 import dask_ferro as ff
-from dask_ferro.lower.bundled.costs import MeasuredTasks
+from dask_ferro.flow.costs import MeasuredTasks
 from dask_ferro.lower.bundled.run import is_ours
 from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.plugin import part_of

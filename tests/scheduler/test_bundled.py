@@ -20,7 +20,7 @@ from distributed import Client, Scheduler, Status, Worker, as_completed, get_wor
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.bundled.costs import MeasuredTasks
+from dask_ferro.flow.costs import MeasuredTasks
 from dask_ferro.lower.bundled.run import TaskProgram, is_ours, pick, run_tasks
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts

@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster, Scheduler, Worker
 from distributed.scheduler import TaskState
 
 import dask_ferro as ff
-from dask_ferro.lower.bundled.costs import MeasuredTasks
+from dask_ferro.flow.costs import MeasuredTasks
 from dask_ferro.lower.bundled.run import TaskProgram, is_ours
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts

@@ -25,10 +25,11 @@ from dask.order import order
 from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.graph.bundling.makespan import DASK, Overheads
-from dask_ferro.graph.bundling.partition import Bundles, Dag, Floats
+from dask_ferro.flow.costs import TaskCost
+from dask_ferro.flow.plan import FlowCosts, planned
+from dask_ferro.graph.bundling.makespan import DASK, Overheads, as_sent, scheduled
+from dask_ferro.graph.bundling.partition import Bundles, Dag, Floats, finest, partitioned
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
-from dask_ferro.lower.bundled.costs import TaskCost
 from dask_ferro.lower.bundled.recent import RecentChoices
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, Task, TaskRef
 
@@ -40,6 +41,8 @@ WANTED_SHARE = 0.6
 SMALL_DATA = 4096
 # The annotation of how often a task is tried again.
 _RETRIES = "retries"
+# Seconds until the members of a flow have begun; what a flow may last; of the seconds of bundles, what it has to gain.
+FLOW_STARTS, FLOW_LASTS, FLOW_GAINS = 0.02, 5.0, 0.1
 # Inputs of so many bytes are sent to any worker in less time than a task costs.
 NEAR = 1 << 20
 
@@ -81,6 +84,8 @@ class CostFacts:
         Bytes; the results of bundles may take so much at a time, though those of single tasks would take less.
     overheads : Overheads
         What a task costs beside its own seconds.
+    members : int
+        Members of a flow at most: threads of workers that take part; 0 or 1: no flows are made.
     recent : RecentChoices
         The bundles of recent graphs.
     """
@@ -93,6 +98,7 @@ class CostFacts:
     memory: float
     allowance: float = inf
     overheads: Overheads = DASK
+    members: int = 0
     recent: RecentChoices = field(default_factory=RecentChoices)
 
 
@@ -103,12 +109,25 @@ class Needed(NamedTuple):
     had: dict[Key, GraphNode]
 
 
+class Flow(NamedTuple):
+    """The tasks of a flow by number, the member and the rank of each, and the projected seconds of the whole graph."""
+
+    tasks: Sequence[int]
+    members: Sequence[int]
+    ranks: Sequence[float]
+    seconds: float
+
+
 class BundleChoice(NamedTuple):
-    """Needed tasks and their bundles by number; projected costs of tasks in the same order."""
+    """Needed tasks and their bundles by number; projected costs of tasks in the same order; the flow, if any.
+
+    The tasks of a flow are in no bundle.
+    """
 
     order: list[Key]
     bundles: Bundles
     costs: list[TaskCost | None]
+    flow: Flow | None = None
 
 
 def needed(graph: Graph, wanted: Iterable[Key], existing: Existing) -> Needed:
@@ -202,6 +221,11 @@ def choose(
     is_unknown = not any(cost is not None and cost.seconds for cost in costs)
     if facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
         return BundleChoice(tasks.order, tuple((i,) for i in range(len(tasks.order))), costs), tasks
+    least = sum(seconds) / facts.workers
+    flow = _flow(work, facts)
+    # A flow that ends soon after the least that any bundles take is not compared with them, which takes longest.
+    if flow is not None and flow.seconds < (1 + FLOW_GAINS) * least:
+        return BundleChoice(tasks.order, _alone(work, flow), costs, flow), tasks
     made = partial(
         bundle_tasks,
         work,
@@ -211,7 +235,52 @@ def choose(
         overheads=facts.overheads,
     )
     bundles = facts.recent.bundles(work, (facts.workers, facts.holds, facts.allowance), made)
+    if flow is not None:
+        cut = as_sent(partitioned(work.dag, bundles), facts.overheads)
+        projected = scheduled(cut, workers=facts.workers, overheads=facts.overheads).seconds
+        if flow.seconds < (1 - FLOW_GAINS) * projected:
+            return BundleChoice(tasks.order, _alone(work, flow), costs, flow), tasks
     return BundleChoice(tasks.order, bundles, costs), tasks
+
+
+def _alone(work: TaskDag, flow: Flow) -> Bundles:
+    """Return the tasks that are in no flow, each by itself."""
+    inside = frozenset(flow.tasks)
+    return tuple((i,) for i in range(len(work.dag.seconds)) if i not in inside)
+
+
+def _flow(work: TaskDag, facts: CostFacts) -> Flow | None:
+    """Return the flow of all tasks that may be bundled, if it may pay; else None.
+
+    Tasks by themselves are before all of it, or after: a flow begins with all of its inputs.
+    """
+    kinds = np.asarray(work.kinds, np.int64)
+    inside = np.flatnonzero(kinds == 0)
+    if facts.members < 2 or len(inside) < 2 * facts.members or (kinds > 0).any():
+        return None
+    dag = work.dag
+    edges = np.asarray(dag.edges, np.float64).reshape(-1, 3)
+    if len(inside) < len(kinds):
+        src, dst = edges[:, :2].T.astype(np.int64)
+        behind = kinds == 0
+        # Edges are in the order of their ends, and tasks in a topological one.
+        for u, v in zip(src.tolist(), dst.tolist(), strict=True):
+            if kinds[v] == 0 and kinds[u] != 0 and behind[u]:
+                return None
+            behind[v] |= behind[u]
+        number = np.full(len(kinds), -1, np.int64)
+        number[inside] = np.arange(len(inside))
+        edges = edges[(number[src] >= 0) & (number[dst] >= 0)]
+        edges[:, :2] = number[edges[:, :2].astype(np.int64)]
+        dag = Dag(np.asarray(dag.seconds, np.float64)[inside], edges)
+    if float(np.sum(dag.seconds)) / facts.members > FLOW_LASTS:
+        return None
+    plan = planned(finest(dag), facts.members, FlowCosts(bytes_per_s=facts.overheads.bytes_per_s))
+    if plan.seconds > FLOW_LASTS:
+        return None
+    # What is by itself is projected as with bundles, roughly.
+    others = float(np.asarray(work.dag.seconds, np.float64)[kinds != 0].sum()) / facts.workers
+    return Flow(inside.tolist(), plan.members, plan.order, FLOW_STARTS + plan.seconds + others)
 
 
 def annotation(

@@ -16,7 +16,7 @@ tasks of one key for a mistake.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from numbers import Real
@@ -25,6 +25,9 @@ from uuid import uuid4
 
 from dask.typing import Key
 
+from dask_ferro.flow.costs import names_of
+from dask_ferro.flow.member import run_member
+from dask_ferro.flow.run import InnerTask, Share
 from dask_ferro.graph.bundling.makespan import MORE
 from dask_ferro.lower.bundled.choice import (
     Annotations,
@@ -36,7 +39,6 @@ from dask_ferro.lower.bundled.choice import (
     annotation,
     choose,
 )
-from dask_ferro.lower.bundled.costs import names_of
 from dask_ferro.lower.bundled.run import Read, TaskProgram, is_ours, pick, run_tasks
 from dask_ferro.lower.portable import PortableTask
 from dask_ferro.lower.upstream import GraphNode, TaskRef
@@ -124,6 +126,11 @@ class _BundleWriter:
     def __post_init__(self) -> None:
         order = self.choice.order
         self.members = [list(map(order.__getitem__, bundle)) for bundle in self.choice.bundles]
+        flow = self.choice.flow
+        # The number of the flow, which is written like a bundle of several tasks of Dask's.
+        self.flow = len(self.members) if flow is not None else -1
+        if flow is not None:
+            self.members.append(list(map(order.__getitem__, flow.tasks)))
         self.bundle_of: dict[Key, int] = {}
         for b, keys in enumerate(self.members):
             self.bundle_of.update(dict.fromkeys(keys, b))
@@ -132,8 +139,8 @@ class _BundleWriter:
         self._names: dict[str, int] = {}
         self._tokens: dict[str, str] = {}
         self.place: dict[Key, _Place] = {}
-        for keys, outputs in zip(self.members, self.outputs, strict=True):
-            self.place.update(self._places(keys, outputs))
+        for b, (keys, outputs) in enumerate(zip(self.members, self.outputs, strict=True)):
+            self.place.update(self._member_places(outputs) if b == self.flow else self._places(keys, outputs))
         self.picked: dict[Key, _Place] = {}
 
     def _outputs(self) -> list[list[Key]]:
@@ -143,6 +150,24 @@ class _BundleWriter:
             for key in keys:
                 read.update(dep for dep in self.graph[key].dependencies if self.bundle_of.get(dep, b) != b)
         return [list(filter(read.__contains__, keys)) for keys in self.members]
+
+    def _member_places(self, outputs: list[Key]) -> Iterator[tuple[Key, _Place]]:
+        """Yield where the results of the flow are: in the tuples of its members."""
+        flow, keys = self.choice.flow, self.members[self.flow]
+        assert flow is not None
+        self.owner = dict(zip(keys, flow.members, strict=True))
+        self.flow_key = f"flow:{self._own_key(keys)[0].removeprefix('bundle:')}"
+        of_member: dict[int, list[Key]] = {member: [] for member in sorted(set(flow.members))}
+        for key in outputs:
+            of_member[self.owner[key]].append(key)
+        # Members are numbered without gaps, whatever the plan left without a task.
+        for i, own in enumerate(of_member.values()):
+            yield from ((key, _Place((self.flow_key, i), at)) for at, key in enumerate(own))
+        self.member_outputs = list(of_member.values())
+        # Members without results, which nobody would need: those that pick a result read their empty tuples.
+        self.silent = [(self.flow_key, i) for i, own in enumerate(self.member_outputs) if not own]
+        number = {member: i for i, member in enumerate(of_member)}
+        self.owner = {key: number[member] for key, member in self.owner.items()}
 
     def _places(self, keys: list[Key], outputs: list[Key]) -> list[tuple[Key, _Place]]:
         if len(keys) == 1:
@@ -168,7 +193,9 @@ class _BundleWriter:
     def written(self) -> Rewritten:
         """Return the graph."""
         for b, keys in enumerate(self.members):
-            if len(keys) == 1 and not self._reads_a_tuple(self.graph[keys[0]]):
+            if b == self.flow:
+                self._write_flow()
+            elif len(keys) == 1 and not self._reads_a_tuple(self.graph[keys[0]]):
                 self._write(keys[0], self._single(self.graph[keys[0]]), keys)
             else:
                 self._write(self.place[self.outputs[b][0]].key, self._bundle(b), keys)
@@ -176,7 +203,9 @@ class _BundleWriter:
             if self._place(key).at >= 0:
                 self.picked[key] = self._place(key)
         for key, place in self.picked.items():
-            self._write(key, PortableTask(key, pick, TaskRef(place.key), place.at), [key], is_quick=True)
+            silent = self.silent if self.bundle_of.get(key) == self.flow else ()
+            task = PortableTask(key, pick, TaskRef(place.key), place.at, *map(TaskRef, silent))
+            self._write(key, task, [key], is_quick=True)
         return self.made
 
     def _write(self, key: Key, task: GraphNode, members: list[Key], is_quick: bool = False) -> None:
@@ -197,6 +226,31 @@ class _BundleWriter:
             before = annotation(_PRIORITY, key, 0, self.made.annotations, self.common)
             if isinstance(before, Real):
                 self.made.annotations.setdefault(_PRIORITY, {})[key] = float(before) + SOONER
+
+    def _write_flow(self) -> None:
+        """Write the members of the flow, each with the tasks that it computes and the members that read them."""
+        flow, keys = self.choice.flow, self.members[self.flow]
+        assert flow is not None
+        readers: dict[Key, set[int]] = {key: set() for key in keys}
+        for key in keys:
+            for dep in self.graph[key].dependencies:
+                if dep in readers and self.owner[dep] != self.owner[key]:
+                    readers[dep].add(self.owner[key])
+        tasks: list[list[InnerTask]] = [[] for _ in self.member_outputs]
+        for key, rank in zip(keys, flow.ranks, strict=True):
+            tasks[self.owner[key]].append(InnerTask(key, self.graph[key], rank, tuple(sorted(readers[key]))))
+        for i, (own, outputs) in enumerate(zip(tasks, self.member_outputs, strict=True)):
+            inside = [task.key for task in own]
+            read = dict.fromkeys(chain.from_iterable(task.call.dependencies for task in own))
+            inputs = [key for key in read if self.bundle_of.get(key) != self.flow]
+            for key in inputs:
+                if self._place(key).at >= 0:
+                    self.picked[key] = self._place(key)
+            names = [key if self._place(key).at >= 0 else self._place(key).key for key in inputs]
+            share = Share(self.flow_key, i, len(tasks), tuple(own), tuple(outputs))
+            name = self.flow_key, i
+            task = PortableTask(name, run_member, share, tuple(inputs), *map(TaskRef, names))
+            self._write(name, task, inside)
 
     def _reads_a_tuple(self, task: GraphNode) -> bool:
         """Return whether a task that is by itself reads from tuples, as a bundle of one task can."""
@@ -248,6 +302,8 @@ class _BundleWriter:
 
     def _is_read_whole(self, keys: list[Key]) -> bool:
         """Return whether a bundle that reads some results of another is sent all of them."""
+        if self.bundle_of[keys[0]] == self.flow:
+            return False
         outputs = self.outputs[self.bundle_of[keys[0]]]
         read = frozenset(keys)
         costs = (self.costs[key] for key in outputs if key not in read)

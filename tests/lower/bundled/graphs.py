@@ -8,7 +8,7 @@ from typing import Any
 from zlib import crc32
 
 from dask_ferro.lower.bundled.choice import CostFacts
-from dask_ferro.lower.bundled.costs import TaskCost
+from dask_ferro.flow.costs import TaskCost
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef
 
 # For tests in which something happens while tasks run, in this process.

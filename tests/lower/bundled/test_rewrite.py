@@ -17,7 +17,7 @@ from dask.local import get_sync
 from distributed.utils import key_split_group
 
 from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
-from dask_ferro.lower.bundled.costs import TaskCost
+from dask_ferro.flow.costs import TaskCost
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
 from dask_ferro.lower.bundled.run import TaskProgram, is_ours, run_tasks
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef

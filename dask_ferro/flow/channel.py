@@ -1,0 +1,190 @@
+"""Connections between workers for the values of flows: one for each direction, TCP with the cluster's TLS.
+
+    token | message | message | ...          message: number of parts | bytes of each | parts
+
+The first two parts are the pickles of a name and of a value, the others are the value's buffers.  A connection without the cluster's token is closed before
+anything is unpickled.  The thread that computes a value sends it, and blocks while the receiver's queue is full; a
+receiver stores what arrives and never blocks, so no two workers wait for each other.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import pickle
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+logger = logging.getLogger(__name__)
+
+# Seconds until a connection is given up.
+_CONNECTS = 5.0
+# Messages of up to so many bytes are sent as one.
+_JOINED = 1 << 16
+_COUNT = struct.Struct("!I")
+_BUFFER = 1 << 16
+# Parts of one message, and bytes of each: beyond that, the sender is not one of ours.
+_MOST_PARTS, _MOST_BYTES = 1 << 20, 1 << 40
+
+Dumps = Callable[..., bytes]
+# Called with the parts of a message.
+Receive = Callable[[list[bytearray]], None]
+
+
+def packed(name: object, value: object, dumps: Dumps = pickle.dumps) -> list[Any]:
+    """Return a message as the bytes that are sent, in parts: the pickles of a name and of its value, and buffers."""
+    buffers: list[pickle.PickleBuffer] = []
+    payload = dumps(value, protocol=5, buffer_callback=buffers.append)
+    parts = [pickle.dumps(name, 5), payload, *(buffer.raw() for buffer in buffers)]
+    head = struct.pack(f"!I{len(parts)}Q", len(parts), *(memoryview(part).nbytes for part in parts))
+    if sum(map(len, parts)) <= _JOINED:
+        return [b"".join((head, *parts))]
+    return [head, *parts]
+
+
+def name_of(parts: list[bytearray]) -> Any:
+    """Return the name in a message."""
+    return pickle.loads(parts[0])
+
+
+def value_of(parts: list[bytearray]) -> Any:
+    """Return the value in a message."""
+    return pickle.loads(parts[1], buffers=parts[2:])
+
+
+def received(stream: BinaryIO) -> list[bytearray]:
+    """Return the parts of the next message of a stream.
+
+    Raises
+    ------
+    EOFError
+        At its end.
+    """
+    (count,) = _COUNT.unpack(_exactly(stream, _COUNT.size))
+    if count > _MOST_PARTS:
+        raise EOFError(f"a message of {count} parts")
+    sizes = struct.unpack(f"!{count}Q", _exactly(stream, 8 * count))
+    if sum(sizes) > _MOST_BYTES:
+        raise EOFError(f"a message of {sum(sizes)} bytes")
+    return [_exactly(stream, size) for size in sizes]
+
+
+def _exactly(stream: BinaryIO, count: int) -> bytearray:
+    data = bytearray(count)
+    view, at = memoryview(data), 0
+    while at < count:
+        read = stream.readinto(view[at:])  # type: ignore[attr-defined]
+        if not read:
+            raise EOFError("the connection is closed")
+        at += read
+    return data
+
+
+class Sender:
+    """A connection to another worker."""
+
+    def __init__(self, address: tuple[str, int], token: bytes, context: ssl.SSLContext | None) -> None:
+        self._socket = socket.create_connection(address, _CONNECTS)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if context is not None:
+                self._socket = context.wrap_socket(self._socket, server_hostname=address[0])
+            self._socket.settimeout(None)
+            self._socket.sendall(token)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._lock = threading.Lock()
+
+    def send(self, parts: list[Any]) -> None:
+        """Send a message."""
+        with self._lock:
+            for part in parts:
+                self._socket.sendall(part)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+
+class Listener:
+    """Accepts connections of other workers, and passes their messages on.
+
+    Parameters
+    ----------
+    host : str
+    port : int
+        0: any.
+    token : bytes
+        What a connection begins with.
+    context : ssl.SSLContext, optional
+    receive : callable (parts of a message)
+        Called by the thread of a connection.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token: bytes,
+        context: ssl.SSLContext | None,
+        receive: Receive,
+    ) -> None:
+        self._socket = socket.create_server((host, port))
+        self._token, self._context, self._receive = token, context, receive
+        self._connections: set[socket.socket] = set()
+        self._is_closed = False
+        threading.Thread(target=self._accept, name="ferro-flow-accept", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """The port at which it listens."""
+        return int(self._socket.getsockname()[1])
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._is_closed = True
+        for one in (self._socket, *self._connections):
+            # A thread that waits in `accept` or `recv` returns.
+            try:
+                one.shutdown(socket.SHUT_RDWR)
+            except OSError as error:
+                logger.debug("a connection of flows was closed already: %s", error)
+            one.close()
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                raise
+            threading.Thread(
+                target=self._serve, args=(connection,), name="ferro-flow-receive", daemon=True
+            ).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        self._connections.add(connection)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(_CONNECTS)
+            if self._context is not None:
+                connection = self._context.wrap_socket(connection, server_side=True)
+                self._connections.add(connection)
+            stream = connection.makefile("rb", _BUFFER)
+            if not hmac.compare_digest(bytes(_exactly(stream, len(self._token))), self._token):
+                logger.warning("dask_ferro: a connection without the token of this cluster was closed")
+                return
+            connection.settimeout(None)
+            while True:
+                self._receive(received(stream))
+        except (EOFError, OSError) as error:
+            logger.debug("a connection of flows ended: %s", error)
+        finally:
+            self._connections.discard(connection)
+            connection.close()

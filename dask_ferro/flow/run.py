@@ -1,0 +1,185 @@
+"""The state of one run of a flow on one worker: which inner tasks are ready, and which values are still read.
+
+    share (tasks of one member) + inputs  ->  add
+    a value of another worker             ->  receive
+    a task that ended                     ->  finish
+
+A worker may have several members of a flow; whichever of its threads is free takes the next task of any of them.  An
+inner task that fails has a `Failed` as its value, and so have the tasks that read it: the others are computed, as they
+would be without flows.  Nothing here locks, sends or waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from contextlib import suppress
+from heapq import heappop, heappush
+from typing import Any, NamedTuple, Protocol
+
+
+class Call(Protocol):
+    """What an inner task does: the task of a Dask graph."""
+
+    @property
+    def dependencies(self) -> Collection[Hashable]:
+        """The keys of its inputs."""
+        ...
+
+    def __call__(self, values: dict[Any, Any]) -> Any:
+        """Return its result, of its inputs by key."""
+        ...
+
+
+class InnerTask(NamedTuple):
+    """A task of a flow.
+
+    Parameters
+    ----------
+    key : hashable
+        The key under which others read its result.
+    call : Call
+    rank : float
+        Of ready tasks, the least runs first.
+    readers : tuple of int
+        The members, apart from its own, with tasks that read the result.
+    """
+
+    key: Hashable
+    call: Call
+    rank: float
+    readers: tuple[int, ...] = ()
+
+
+class Share(NamedTuple):
+    """The part of a flow that one member computes.
+
+    Parameters
+    ----------
+    flow : str
+        The name of the flow.
+    member, members : int
+        Its number, and how many there are.
+    tasks : tuple of InnerTask
+    outputs : tuple of hashable
+        Keys of its tasks whose values are the member's results.
+    """
+
+    flow: str
+    member: int
+    members: int
+    tasks: tuple[InnerTask, ...]
+    outputs: tuple[Hashable, ...]
+
+
+class Failed(NamedTuple):
+    """The value of an inner task that raised an error, and of those that read it."""
+
+    error: Exception
+
+
+class FlowRun:
+    """One run of a flow on one worker.
+
+    Parameters
+    ----------
+    members : collection of int
+        The members that run here.
+    """
+
+    def __init__(self, members: Collection[int]) -> None:
+        self._coming = set(members)
+        self._values: dict[Hashable, Any] = {}
+        # How often each value is still read here; an output is read once more, by its member's result.
+        self._left: Counter[Hashable] = Counter()
+        self._readers: defaultdict[Hashable, list[InnerTask]] = defaultdict(list)
+        self._missing: dict[Hashable, int] = {}
+        self._ready: list[tuple[float, int, InnerTask]] = []
+        self._entered = 0
+        self._unfinished = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all tasks of all members here have ended."""
+        return not self._coming and not self._unfinished
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a task can run."""
+        return bool(self._ready)
+
+    def add(self, share: Share, inputs: Mapping[Hashable, Any]) -> None:
+        """Begin with a member's tasks, which read `inputs` and what members send."""
+        self._values.update(inputs)
+        self._left.update(share.outputs)
+        self._unfinished += len(share.tasks)
+        for task in share.tasks:
+            missing = 0
+            for key in task.call.dependencies:
+                self._left[key] += 1
+                if key not in self._values:
+                    self._readers[key].append(task)
+                    missing += 1
+            self._missing[task.key] = missing
+            if not missing:
+                self._push(task)
+        self._coming.discard(share.member)
+
+    def receive(self, key: Hashable, value: Any) -> None:
+        """Take a value that a member elsewhere has computed."""
+        if key not in self._values:
+            self._values[key] = value
+            self._wake(key)
+
+    def take(self) -> InnerTask:
+        """Return the ready task of the least rank, which the caller runs."""
+        return heappop(self._ready)[2]
+
+    def inputs_of(self, task: InnerTask) -> dict[Hashable, Any]:
+        """Return the inputs of a task by key."""
+        return {key: self._values[key] for key in task.call.dependencies}
+
+    def finish(self, task: InnerTask, value: Any) -> None:
+        """Store the result of a task that ended, and drop inputs that nobody reads any more."""
+        self._unfinished -= 1
+        # A member that is still to come may read it.
+        if self._left[task.key] or self._coming:
+            self._values[task.key] = value
+            self._wake(task.key)
+        for key in task.call.dependencies:
+            self._left[key] -= 1
+            if not self._left[key] and not self._coming:
+                del self._values[key]
+
+    def results(self, share: Share) -> tuple[Any, ...]:
+        """Return the results of a member of a run that is done."""
+        return tuple(self._values[key] for key in share.outputs)
+
+    def _wake(self, key: Hashable) -> None:
+        for task in self._readers.pop(key, ()):
+            self._missing[task.key] -= 1
+            if not self._missing[task.key]:
+                self._push(task)
+
+    def _push(self, task: InnerTask) -> None:
+        self._entered += 1
+        heappush(self._ready, (task.rank, self._entered, task))
+
+
+def called(task: InnerTask, inputs: dict[Hashable, Any]) -> Any:
+    """Return the result of a task; a `Failed` if it raises an error, or reads one."""
+    failed = next(_failures(inputs), None)
+    if failed is not None:
+        return failed
+    try:
+        return task.call(inputs)
+    # It is the user's, and is raised where somebody asks for the result.
+    except Exception as error:  # noqa: BLE001
+        # Some exceptions forbid it.
+        with suppress(Exception):
+            error.add_note(f"in task {task.key!r}, one of a flow's")
+        return Failed(error)
+
+
+def _failures(inputs: Mapping[Hashable, Any]) -> Iterator[Failed]:
+    return (value for value in inputs.values() if isinstance(value, Failed))

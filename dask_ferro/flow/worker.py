@@ -1,0 +1,65 @@
+"""The worker plugin of flows: it sets up the worker's hub, and tells the scheduler where that listens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed import Worker
+from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.protocol.pickle import dumps
+
+from dask_ferro.flow.hub import Hub
+
+NAME = "ferro-flow"
+# The metric with host and port of the hub, and the message that ends a run.
+METRIC = "ferro-flow"
+VOID = "ferro-flow-void"
+
+
+class FlowWorker(WorkerPlugin):
+    """Lets a worker take part in flows.
+
+    Parameters
+    ----------
+    token : bytes
+        What connections between the hubs of a cluster begin with.
+    """
+
+    name = NAME
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+        self._hub: Hub | None = None
+
+    def setup(self, worker: Worker) -> None:
+        """Listen."""
+        contexts = tuple(
+            made("worker").get("ssl_context")
+            for made in (worker.security.get_listen_args, worker.security.get_connection_args)
+        )
+        host = "127.0.0.1" if worker.address.startswith("inproc") else worker.ip
+        hub = self._hub = Hub(worker.address, host, 0, self._token, contexts, dumps)
+
+        def void(run: str) -> None:
+            hub.void(run)
+
+        worker.stream_handlers[VOID] = void
+        worker.metrics[METRIC] = _Where(host, hub.port)
+
+    def teardown(self, worker: Worker) -> None:
+        """Close the hub; runs end, and their members ask to be run again."""
+        worker.metrics.pop(METRIC, None)
+        worker.stream_handlers.pop(VOID, None)
+        if self._hub is not None:
+            self._hub.close()
+            self._hub = None
+
+
+class _Where:
+    """The metric of a worker: where its hub listens."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._where = host, port
+
+    def __call__(self, worker: Any) -> tuple[str, int]:
+        return self._where

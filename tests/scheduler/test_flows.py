@@ -1,0 +1,206 @@
+"""Flows on real worker processes: right results, and an end, whatever happens to workers, tasks and clients."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import dask
+import pytest
+from dask.local import get_sync
+from distributed import Client, LocalCluster, Scheduler, wait
+
+import dask_ferro as ff
+from dask_ferro.flow.costs import MeasuredTasks
+from dask_ferro.lower.upstream import Task, TaskRef
+from dask_ferro.scheduler.bundle_costs import BundleCosts
+from dask_ferro.scheduler.plugin import part_of
+from tests.waiting import until
+
+WIDTH, STEPS, SECONDS = 6, 40, 2e-3
+NAMES = ("step", "bad", "slow", "last")
+
+
+def step(seconds: float, *values: int) -> int:
+    time.sleep(seconds)
+    return 1 + sum(values) % 1_000_003
+
+
+def bad(*values: int) -> int:
+    raise ZeroDivisionError("as asked")
+
+
+def last(*values: int) -> int:
+    return sum(values)
+
+
+def stencil(seconds: float = SECONDS, steps: int = STEPS, fails_at: tuple[int, int] | None = None) -> Any:
+    """Return the graph of a stencil, its name, and its last row's keys."""
+    name = f"step-{uuid4().hex}"
+    graph: dict[Any, Any] = {}
+    for s in range(steps):
+        for x in range(WIDTH):
+            reads = [TaskRef((name, s - 1, y)) for y in (x - 1, x, x + 1) if s and 0 <= y < WIDTH]
+            key = (name, s, x)
+            graph[key] = Task(key, bad, *reads) if (s, x) == fails_at else Task(key, step, seconds, *reads)
+    return graph, [(name, steps - 1, x) for x in range(WIDTH)]
+
+
+def _learn(names: tuple[str, ...], *, dask_scheduler: Scheduler) -> None:
+    part = part_of(dask_scheduler, BundleCosts)
+    assert part is not None
+    for name in names:
+        part.costs.add(MeasuredTasks(name, name, 20, 20 * SECONDS, 28))
+
+
+def _runs(*, dask_scheduler: Scheduler) -> dict[str, int]:
+    """Return how often each flow that is known was begun."""
+    part = part_of(dask_scheduler, BundleCosts)
+    assert part is not None
+    assert part._flows is not None
+    return {name: flow.runs for name, flow in part._flows._flows.items()}
+
+
+def _ready(members: int, *, dask_scheduler: Scheduler) -> bool:
+    part = part_of(dask_scheduler, BundleCosts)
+    return part is not None and part._flows is not None and part._flows.members == members
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with (
+        dask.config.set({"ferro.bundle.costs": None}),
+        LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=None) as cluster,
+    ):
+        yield cluster
+
+
+def enabled(client: Client, members: int) -> Client:
+    """Let the graphs of a client be bundled, with what tasks cost; wait until the workers can take part."""
+    ff.install(client, bundles=True)
+    client.run_on_scheduler(_learn, names=NAMES)
+    until(lambda: client.run_on_scheduler(_ready, members=members), "the workers' hubs")
+    return client
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster) as client:
+        # A test may have killed one.
+        client.wait_for_workers(3, timeout=30)
+        yield enabled(client, 3)
+
+
+def begun(client: Client) -> None:
+    until(lambda: any(client.run_on_scheduler(_runs).values()), "a flow", every=0.01)
+    time.sleep(0.1)
+
+
+def pids(client: Client) -> dict[str, int]:
+    return dict(client.run(os.getpid))
+
+
+def test_a_flow_gives_what_single_tasks_give(client: Client) -> None:
+    graph, keys = stencil()
+    futures = client.get(graph, keys, sync=False)
+    begun(client)
+    assert client.gather(futures) == get_sync(graph, keys)
+    del futures
+    until(lambda: not client.run_on_scheduler(_runs), "the flow is forgotten")
+
+
+def test_an_error_is_the_users_and_reaches_what_reads_it_alone(client: Client) -> None:
+    graph, keys = stencil(fails_at=(STEPS - 2, 0))
+    futures = client.get(graph, keys, sync=False)
+    begun(client)
+    wait(futures)
+    expected = get_sync({k: v for k, v in graph.items() if k[1:] != (STEPS - 2, 0)}, keys[2:])
+    assert client.gather(futures[2:]) == list(expected)
+    for future in futures[:2]:
+        with pytest.raises(ZeroDivisionError, match="as asked") as caught:
+            future.result()
+        assert f"{STEPS - 2}, 0" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("when", ["at once", "in the midst", "at the end"])
+def test_a_worker_that_is_killed_costs_a_run(client: Client, when: str) -> None:
+    graph, keys = stencil()
+    futures = client.get(graph, keys, sync=False)
+    begun(client)
+    time.sleep({"at once": 0.0, "in the midst": 0.1, "at the end": 0.0}[when])
+    if when == "at the end":
+        wait(futures)
+    victim = next(iter(pids(client).values()))
+    os.kill(victim, signal.SIGKILL)
+    assert client.gather(futures) == get_sync(graph, keys)
+
+
+def test_what_is_lost_later_is_computed_by_the_flow_again(client: Client) -> None:
+    graph, keys = stencil()
+    futures = client.get(graph, keys, sync=False)
+    wait(futures)
+    held = client.who_has(futures)
+    victim = held[futures[0].key][0]
+    os.kill(pids(client)[victim], signal.SIGKILL)
+    client.wait_for_workers(3, timeout=30)
+    assert client.gather(futures) == get_sync(graph, keys)
+
+
+def test_a_flow_that_nobody_needs_ends_at_its_next_task(client: Client) -> None:
+    graph, keys = stencil(seconds=0.02, steps=200)
+    futures = client.get(graph, keys, sync=False)
+    begun(client)
+    del futures
+    start = time.perf_counter()
+    assert client.submit(last, 1, pure=False).result(timeout=10) == 1
+    assert client.gather(client.map(last, range(6), pure=False)) == list(range(6))
+    assert time.perf_counter() - start < 5
+    until(lambda: not client.run_on_scheduler(_runs), "the flow is forgotten")
+
+
+def test_flows_of_two_clients_and_other_tasks_take_turns(client: Client, cluster: LocalCluster) -> None:
+    with Client(cluster, set_as_default=False) as other:
+        ff.install(other, bundles=True)
+        made = [stencil() for _ in range(6)]
+        futures = [
+            (client if i % 2 else other).get(graph, keys, sync=False) for i, (graph, keys) in enumerate(made)
+        ]
+        single = client.map(step, [0.01] * 30, pure=False)
+        for (graph, keys), results in zip(made, futures, strict=True):
+            assert (client if results[0].client is client else other).gather(results) == get_sync(graph, keys)
+        assert client.gather(single) == [1] * 30
+
+
+def test_a_flow_goes_on_with_fewer_threads_than_members() -> None:
+    with (
+        dask.config.set({"ferro.bundle.costs": None}),
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        enabled(client, 2)
+        graph, keys = stencil(seconds=0.01)
+        futures = client.get(graph, keys, sync=False)
+        begun(client)
+        cluster.scale(1)
+        assert client.gather(futures) == get_sync(graph, keys)
+
+
+@pytest.mark.parametrize(
+    "options", [{"threads_per_worker": 3}, {"processes": False}], ids=["threads", "one process"]
+)
+def test_workers_of_several_threads_and_of_one_process(options: dict[str, Any]) -> None:
+    options = {"threads_per_worker": 1, **options}
+    with (
+        dask.config.set({"ferro.bundle.costs": None}),
+        LocalCluster(n_workers=2, dashboard_address=None, **options) as cluster,
+        Client(cluster) as client,
+    ):
+        enabled(client, 2 * options["threads_per_worker"])
+        graph, keys = stencil()
+        futures = client.get(graph, keys, sync=False)
+        begun(client)
+        assert client.gather(futures) == get_sync(graph, keys)
