@@ -2,9 +2,9 @@
 
     token | message | message | ...          message: number of parts | bytes of each | parts
 
-The first two parts are the pickles of a name and of a value, the others are the value's buffers.  A connection without the cluster's token is closed before
-anything is unpickled.  The thread that computes a value sends it, and blocks while the receiver's queue is full; a
-receiver stores what arrives and never blocks, so no two workers wait for each other.
+The first two parts are the pickles of a name and of a value, the others are the value's buffers.  A connection without
+the cluster's token is closed before anything is unpickled.  The thread that computes a value sends it, and blocks while
+the receiver's queue is full; a receiver stores what arrives and never blocks, so no two workers wait for each other.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from distributed.sizeof import safe_sizeof
 
 from dask_ferro.flow.costs import TaskCost
 from dask_ferro.flow.plan import FlowCosts, planned
-from dask_ferro.graph.bundling.makespan import DASK, Overheads, as_sent, scheduled
+from dask_ferro.graph.bundling.makespan import DASK, Overheads, as_sent, handed_out, scheduled
 from dask_ferro.graph.bundling.partition import Bundles, Dag, Floats, finest, partitioned
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
 from dask_ferro.lower.bundled.recent import RecentChoices
@@ -275,7 +275,11 @@ def _flow(work: TaskDag, facts: CostFacts) -> Flow | None:
         dag = Dag(np.asarray(dag.seconds, np.float64)[inside], edges)
     if float(np.sum(dag.seconds)) / facts.members > FLOW_LASTS:
         return None
-    plan = planned(finest(dag), facts.members, FlowCosts(bytes_per_s=facts.overheads.bytes_per_s))
+    tasks = finest(dag)
+    # A flow holds what nobody has read yet; where that is much, results have to go as early as they can.
+    if handed_out(tasks).sum() > facts.allowance:
+        return None
+    plan = planned(tasks, facts.members, FlowCosts(bytes_per_s=facts.overheads.bytes_per_s))
     if plan.seconds > FLOW_LASTS:
         return None
     # What is by itself is projected as with bundles, roughly.
