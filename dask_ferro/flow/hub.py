@@ -11,15 +11,17 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from distributed import Reschedule
+
 from dask_ferro.flow.channel import Dumps, Listener, Sender, name_of, packed, value_of
-from dask_ferro.flow.run import Failed, FlowRun, Share, called
+from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Share
 from dask_ferro.flow.times import TaskTimes
-from dask_ferro.flow.upstream import rejoin_after_secede
+from dask_ferro.flow.upstream import has_seceded, rejoin_pool
 
 # Runs that ended, whose late values are dropped.
 _REMEMBERED = 1024
@@ -189,11 +191,7 @@ class Hub:
                     return
                 task = run.take()
                 inputs = run.inputs_of(task)
-            start = perf_counter()
-            value = called(task, inputs)
-            times.note(task.key, start, value)
-            # The next task may call `secede` too.
-            rejoin_after_secede()
+            value = called(task, inputs, times)
             del inputs
             if task.readers:
                 self._send(name, task.key, value, {homes[member] for member in task.readers})
@@ -255,6 +253,36 @@ class Hub:
 def hub_of(worker: str) -> Hub:
     """Return the hub of a worker of this process."""
     return _hubs[worker]
+
+
+def called(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
+    """Return the result of a task; a `Failed` if it raises an error, or reads one.
+
+    Raises
+    ------
+    Reschedule
+        If the task does: all that runs with it starts again.
+    """
+    for value in inputs.values():
+        if isinstance(value, Failed):
+            return value
+    start, had_seceded = perf_counter(), has_seceded()
+    try:
+        result = task.call(inputs)
+    except Reschedule:
+        raise
+    # It is the user's, and is raised where somebody asks for the result.
+    except Exception as error:  # noqa: BLE001
+        # Some exceptions forbid it.
+        with suppress(Exception):
+            error.add_note(f"in task {task.key!r}, which ran with others as one task")
+        return Failed(error)
+    finally:
+        # The next task may call `secede` too.
+        if has_seceded() and not had_seceded:
+            rejoin_pool()
+    times.note(task.key, start, result)
+    return result
 
 
 @contextmanager

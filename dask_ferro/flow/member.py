@@ -1,14 +1,18 @@
-"""The task of a member: what Dask runs on a worker for its share of a flow."""
+"""What Dask runs for a share: a bundle, which is a flow of one member, or a member of a flow.
+
+one member, one output     its value
+else                       a tuple of values; an error of a task is a `Failed`, which `pick` raises
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+from dask.typing import Key
 from distributed import Reschedule, get_worker, secede
 
-from dask_ferro.flow.hub import Home, Void, hub_of
-from dask_ferro.flow.run import Share
+from dask_ferro.flow.hub import Home, Void, called, hub_of
+from dask_ferro.flow.run import Failed, FlowRun, Share
 from dask_ferro.flow.times import TaskTimes
 
 # The annotation by which the scheduler says where the members of a run are.
@@ -23,22 +27,68 @@ class Places(NamedTuple):
     is_crowded: bool
 
 
-def run_member(share: Share, keys: tuple[Hashable, ...], *arguments: Any) -> tuple[Any, ...]:
-    """Return the results of a member's tasks; a `Failed` where one raised an error, or read what did."""
-    worker = get_worker()
-    own = worker.get_current_task()
-    places = places_of(worker.state.tasks[own].annotations[PLACES])
-    if places.is_crowded:
-        secede()
+class Read(NamedTuple):
+    """Where a share finds an input: the argument's number, the place in it (-1: all of it), and the input's key."""
+
+    argument: int
+    place: int
+    key: Key
+
+
+def run_share(share: Share, reads: tuple[Read, ...], *arguments: Any) -> Any:
+    """Return the results of a share's tasks.
+
+    Raises
+    ------
+    Exception
+        What a task raised, with a note that names it, if its result is the only one.
+    """
+    inputs = {
+        read.key: arguments[read.argument] if read.place < 0 else arguments[read.argument][read.place]
+        for read in reads
+    }
     times = TaskTimes()
     try:
-        return hub_of(worker.address).run(
-            places.run, share, dict(zip(keys, arguments, strict=True)), places.homes, times
-        )
-    except Void:
-        raise Reschedule from None
+        results = _alone(share, inputs, times) if share.members == 1 else _among(share, inputs, times)
     finally:
         times.tell()
+    if share.members == 1 and len(results) == 1:
+        return pick(results, 0)
+    return results
+
+
+def _alone(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any, ...]:
+    run = FlowRun([share.member])
+    run.add(share, inputs)
+    while run.is_ready:
+        task = run.take()
+        run.finish(task, called(task, run.inputs_of(task), times))
+    return run.results(share)
+
+
+def _among(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any, ...]:
+    worker = get_worker()
+    places = places_of(worker.state.tasks[worker.get_current_task()].annotations[PLACES])
+    if places.is_crowded:
+        secede()
+    try:
+        return hub_of(worker.address).run(places.run, share, inputs, places.homes, times)
+    except Void:
+        raise Reschedule from None
+
+
+def pick(results: tuple[Any, ...], place: int, *silent: Any) -> Any:
+    """Return one result of a share that has several; `silent` are members that have none.
+
+    Raises
+    ------
+    Exception
+        What the task raised.
+    """
+    result = results[place]
+    if isinstance(result, Failed):
+        raise result.error
+    return result
 
 
 def places_of(record: Any) -> Places:
@@ -47,6 +97,19 @@ def places_of(record: Any) -> Places:
     return Places(run, tuple(Home(*home) for home in homes), is_crowded)
 
 
-def is_member(spec: object) -> bool:
-    """Return whether a task of a graph is a member of a flow."""
-    return getattr(spec, "func", None) is run_member
+def is_ours(spec: object) -> bool:
+    """Return whether a task of a graph is a bundle or a flow's member, or picks a result of one."""
+    return getattr(spec, "func", None) in (run_share, pick)
+
+
+def is_pick(spec: object) -> bool:
+    """Return whether a task picks a result of a bundle or of a flow's member."""
+    return getattr(spec, "func", None) is pick
+
+
+def share_of(spec: Any) -> Share | None:
+    """Return the share of a task of a graph that is a bundle or a flow's member; else None."""
+    if getattr(spec, "func", None) is not run_share:
+        return None
+    share = spec.args[0]
+    return share if isinstance(share, Share) else None

@@ -7,13 +7,14 @@
 A worker may have several members of a flow; whichever of its threads is free takes the next task of any of them.  An
 inner task that fails has a `Failed` as its value, and so have the tasks that read it: the others are computed, as they
 would be without flows.  Nothing here locks, sends or waits.
+
+A bundle is a flow of one member.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Hashable, Mapping
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
@@ -164,22 +165,3 @@ class FlowRun:
     def _push(self, task: InnerTask) -> None:
         self._entered += 1
         heappush(self._ready, (task.rank, self._entered, task))
-
-
-def called(task: InnerTask, inputs: dict[Hashable, Any]) -> Any:
-    """Return the result of a task; a `Failed` if it raises an error, or reads one."""
-    failed = next(_failures(inputs), None)
-    if failed is not None:
-        return failed
-    try:
-        return task.call(inputs)
-    # It is the user's, and is raised where somebody asks for the result.
-    except Exception as error:  # noqa: BLE001
-        # Some exceptions forbid it.
-        with suppress(Exception):
-            error.add_note(f"in task {task.key!r}, one of a flow's")
-        return Failed(error)
-
-
-def _failures(inputs: Mapping[Hashable, Any]) -> Iterator[Failed]:
-    return (value for value in inputs.values() if isinstance(value, Failed))

@@ -8,7 +8,11 @@ from __future__ import annotations
 from distributed.threadpoolexecutor import rejoin, thread_state
 
 
-def rejoin_after_secede() -> None:
-    """Let this thread be one of its worker's again, if a task has called `secede`."""
-    if not getattr(thread_state, "proceed", True):
-        rejoin()
+def has_seceded() -> bool:
+    """Return whether this thread has left its worker's pool."""
+    return not getattr(thread_state, "proceed", True)
+
+
+def rejoin_pool() -> None:
+    """Let this thread be one of its worker's again."""
+    rejoin()

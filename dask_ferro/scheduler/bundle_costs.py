@@ -30,6 +30,7 @@ from distributed.scheduler import TaskState
 
 from dask_ferro.flow import worker as flow_worker
 from dask_ferro.flow.costs import Costs, MeasuredTasks, measured_of, names_of
+from dask_ferro.flow.member import is_ours, is_pick
 from dask_ferro.flow.times import TOPIC
 from dask_ferro.flow.worker import FlowWorker
 from dask_ferro.graph.bundling.makespan import DASK
@@ -37,7 +38,6 @@ from dask_ferro.lines import opened, sealed
 from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
 from dask_ferro.lower.bundled.recent import RecentChoices
-from dask_ferro.lower.bundled.run import is_ours, is_pick
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.scheduler import reach
 from dask_ferro.scheduler.flows import Flows

@@ -24,10 +24,8 @@ from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.flow.member import PLACES, is_member
-from dask_ferro.flow.run import Share
+from dask_ferro.flow.member import PLACES, is_pick, share_of
 from dask_ferro.flow.worker import METRIC, VOID
-from dask_ferro.lower.bundled.run import is_pick
 from dask_ferro.scheduler import upstream
 
 logger = logging.getLogger(__name__)
@@ -48,6 +46,8 @@ class _Flow:
         self.keys: list[Key] = [""] * members
         self.runs = 0
         self.is_running = False
+        # Addresses of the workers of the newest run.
+        self.workers: set[str] = set()
         # The keys of members that have ended in this run, or in the last one.
         self.ended: set[Key] = set()
 
@@ -85,10 +85,9 @@ class Flows:
             if type(key) is not tuple or key in self._of_key or not str(key[0]).startswith("flow:"):
                 continue
             ts = scheduler.tasks.get(key)
-            if ts is None or not is_member(ts.run_spec):
+            share = None if ts is None else share_of(ts.run_spec)
+            if ts is None or share is None or share.members == 1:
                 continue
-            share = ts.run_spec.args[0]  # type: ignore[union-attr]
-            assert isinstance(share, Share)
             flow = self._flows.setdefault(share.flow, _Flow(share.flow, share.members))
             flow.keys[share.member] = key
             self._of_key[key] = flow
@@ -153,12 +152,10 @@ class Flows:
     def _void(self, flow: _Flow) -> None:
         """Tell the workers of a run that it has no future; what has ended runs again with the others."""
         flow.is_running = False
-        run, scheduler = flow.run, self._scheduler
-        for key in flow.keys:
-            ts = scheduler.tasks.get(key)
-            ws = None if ts is None else ts.processing_on
-            if ws is not None and ws.address in scheduler.stream_comms:
-                scheduler.worker_send(ws.address, {"op": VOID, "run": run})
+        for address in flow.workers:
+            # A worker that is gone has no stream.
+            if address in self._scheduler.stream_comms:
+                self._scheduler.worker_send(address, {"op": VOID, "run": flow.run})
         ended, flow.ended = flow.ended, set()
         self._soon(lambda: self._release_results(flow, ended))
 
@@ -304,6 +301,7 @@ class Flows:
         flow.runs += 1
         flow.ended.clear()
         flow.is_running = True
+        flow.workers = {ws.address for ws in workers}
         homes = tuple((ws.address, *upstream.metrics_of(ws)[METRIC]) for ws in workers)
         for key, ws in zip(flow.keys, workers, strict=True):
             ts = scheduler.tasks[key]

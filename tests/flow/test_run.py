@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Share, called
+from dask_ferro.flow.hub import called
+from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Share
+from dask_ferro.flow.times import TaskTimes
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def test_all_tasks_run_once_and_give_what_they_give_alone(seed: int) -> None:
         else:
             w = rng.choice(ready)
             task = runs[w].take()
-            value = called(task, runs[w].inputs_of(task))
+            value = called(task, runs[w].inputs_of(task), TaskTimes())
             ran.append(task.key)
             underway += [(to, task.key, value) for to in {workers[m] for m in task.readers} - {w}]
             runs[w].finish(task, value)
@@ -112,7 +114,7 @@ def test_a_value_goes_with_its_last_reader() -> None:
     run.add(share, {})
     for _ in calls:
         task = run.take()
-        run.finish(task, called(task, run.inputs_of(task)))
+        run.finish(task, called(task, run.inputs_of(task), TaskTimes()))
     assert run.is_done
     assert list(run._values) == [2]
 
@@ -124,10 +126,10 @@ def test_an_error_names_the_task_that_raised_it() -> None:
     run.add(share, {})
     while not run.is_done:
         task = run.take()
-        run.finish(task, called(task, run.inputs_of(task)))
+        run.finish(task, called(task, run.inputs_of(task), TaskTimes()))
     first, second, third = run.results(share)
     assert first is second
     assert third == 1
     with pytest.raises(ValueError, match="as asked") as caught:
         raise first.error
-    assert caught.value.__notes__ == ["in task 0, one of a flow's"]
+    assert caught.value.__notes__ == ["in task 0, which ran with others as one task"]

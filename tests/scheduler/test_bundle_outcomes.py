@@ -17,7 +17,7 @@ from distributed import Client, Scheduler, wait
 
 import dask_ferro as ff
 from dask_ferro.flow.costs import MeasuredTasks
-from dask_ferro.lower.bundled.run import is_ours
+from dask_ferro.flow.member import is_ours
 from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.plugin import part_of
 from tests.clusters import running

@@ -21,11 +21,12 @@ from distributed import Client, Scheduler, Status, Worker, as_completed, get_wor
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.flow.costs import MeasuredTasks
-from dask_ferro.lower.bundled.run import TaskProgram, is_ours, pick, run_tasks
+from dask_ferro.flow.member import is_ours, pick, run_share
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.plugin import NAME, part_of
 from tests.clusters import on_cluster
+from tests.lower.bundled.graphs import share
 from tests.waiting import BOUND_S, until, until_async
 
 MS = 1e-3
@@ -243,7 +244,7 @@ async def test_an_error_is_the_tasks_own_and_names_it(client: Client, scheduler:
     broken = dask.delayed(fails)(chain(5), dask_key_name="fails-1")
     with pytest.raises(ZeroDivisionError, match="of 5") as caught:
         await client.compute(dask.delayed(inc)(broken))
-    assert caught.value.__notes__ == ["in task 'fails-1', one of the 7 that ran as one bundle"]
+    assert caught.value.__notes__ == ["in task 'fails-1', which ran with others as one task"]
 
 
 @on_cluster(workers=2)
@@ -392,9 +393,7 @@ async def test_results_are_picked_where_a_bundle_ran(
 ) -> None:
     await ff.install(client, bundles=False)
     tasks = tuple(Task(key, inc, i) for i, key in enumerate("ab"))
-    graph = {
-        "both": Task("both", run_tasks, TaskProgram(tasks, (), ("a", "b"), tuple(task.key for task in tasks)))
-    }
+    graph = {"both": Task("both", run_share, share(tasks, "ab"), ())}
     graph |= {key: Task(key, pick, TaskRef("both"), i) for i, key in enumerate("ab")}
     everywhere = [worker.address for worker in workers] if is_restricted else None
     futures = client.get(graph, ["a", "b", "both"], sync=False, workers=everywhere)
@@ -424,9 +423,7 @@ async def test_a_result_is_picked_elsewhere_where_its_bundles_worker_pauses(
     await ff.install(client, bundles=False)
     _gate.clear()
     tasks = (Task("a", inc, 0), Task("b", opened, 1))
-    graph = {
-        "both": Task("both", run_tasks, TaskProgram(tasks, (), ("a", "b"), tuple(task.key for task in tasks)))
-    }
+    graph = {"both": Task("both", run_share, share(tasks, "ab"), ())}
     (picked,) = client.get(graph | {"b": Task("b", pick, TaskRef("both"), 1)}, ["b"], sync=False)
     await until_async(lambda: any(w.state.executing_count for w in workers), "the bundle to run")
     (first,) = (worker for worker in workers if worker.state.executing_count)

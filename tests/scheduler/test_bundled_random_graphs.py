@@ -14,7 +14,7 @@ from distributed.scheduler import TaskState
 
 import dask_ferro as ff
 from dask_ferro.flow.costs import MeasuredTasks
-from dask_ferro.lower.bundled.run import TaskProgram, is_ours
+from dask_ferro.flow.member import is_ours, share_of
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.plugin import part_of
@@ -110,8 +110,8 @@ async def compared(client: Client, scheduler: Scheduler, workers: list[Worker], 
 
 def _reads(ts: TaskState, keys: set[Any]) -> bool:
     """Return whether a bundle runs tasks of some keys."""
-    program = ts.run_spec.args[0] if is_ours(ts.run_spec) else None
-    return isinstance(program, TaskProgram) and any(task.key in keys for task in program.tasks)
+    share = share_of(ts.run_spec)
+    return share is not None and any(task.key in keys for task in share.tasks)
 
 
 @pytest.mark.parametrize("how", DISTURBANCES)

@@ -74,7 +74,7 @@ def _ready(members: int, *, dask_scheduler: Scheduler) -> bool:
 def cluster() -> Iterator[LocalCluster]:
     with (
         dask.config.set({"ferro.bundle.costs": None}),
-        LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster,
     ):
         yield cluster
 
@@ -108,7 +108,7 @@ def test_a_flow_gives_what_single_tasks_give(client: Client) -> None:
     graph, keys = stencil()
     futures = client.get(graph, keys, sync=False)
     begun(client)
-    assert client.gather(futures) == get_sync(graph, keys)
+    assert client.gather(futures) == list(get_sync(graph, keys))
     del futures
     until(lambda: not client.run_on_scheduler(_runs), "the flow is forgotten")
 
@@ -136,7 +136,7 @@ def test_a_worker_that_is_killed_costs_a_run(client: Client, when: str) -> None:
         wait(futures)
     victim = next(iter(pids(client).values()))
     os.kill(victim, signal.SIGKILL)
-    assert client.gather(futures) == get_sync(graph, keys)
+    assert client.gather(futures) == list(get_sync(graph, keys))
 
 
 def test_what_is_lost_later_is_computed_by_the_flow_again(client: Client) -> None:
@@ -147,7 +147,7 @@ def test_what_is_lost_later_is_computed_by_the_flow_again(client: Client) -> Non
     victim = held[futures[0].key][0]
     os.kill(pids(client)[victim], signal.SIGKILL)
     client.wait_for_workers(3, timeout=30)
-    assert client.gather(futures) == get_sync(graph, keys)
+    assert client.gather(futures) == list(get_sync(graph, keys))
 
 
 def test_a_flow_that_nobody_needs_ends_at_its_next_task(client: Client) -> None:
@@ -171,14 +171,16 @@ def test_flows_of_two_clients_and_other_tasks_take_turns(client: Client, cluster
         ]
         single = client.map(step, [0.01] * 30, pure=False)
         for (graph, keys), results in zip(made, futures, strict=True):
-            assert (client if results[0].client is client else other).gather(results) == get_sync(graph, keys)
+            assert (client if results[0].client is client else other).gather(results) == list(
+                get_sync(graph, keys)
+            )
         assert client.gather(single) == [1] * 30
 
 
 def test_a_flow_goes_on_with_fewer_threads_than_members() -> None:
     with (
         dask.config.set({"ferro.bundle.costs": None}),
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         enabled(client, 2)
@@ -186,7 +188,7 @@ def test_a_flow_goes_on_with_fewer_threads_than_members() -> None:
         futures = client.get(graph, keys, sync=False)
         begun(client)
         cluster.scale(1)
-        assert client.gather(futures) == get_sync(graph, keys)
+        assert client.gather(futures) == list(get_sync(graph, keys))
 
 
 @pytest.mark.parametrize(
@@ -196,11 +198,11 @@ def test_workers_of_several_threads_and_of_one_process(options: dict[str, Any]) 
     options = {"threads_per_worker": 1, **options}
     with (
         dask.config.set({"ferro.bundle.costs": None}),
-        LocalCluster(n_workers=2, dashboard_address=None, **options) as cluster,
+        LocalCluster(n_workers=2, dashboard_address=":0", **options) as cluster,
         Client(cluster) as client,
     ):
         enabled(client, 2 * options["threads_per_worker"])
         graph, keys = stencil()
         futures = client.get(graph, keys, sync=False)
         begun(client)
-        assert client.gather(futures) == get_sync(graph, keys)
+        assert client.gather(futures) == list(get_sync(graph, keys))

@@ -24,7 +24,7 @@ import pytest
 from distributed import Client, Scheduler
 
 import dask_ferro as ff
-from dask_ferro.lower.bundled.run import TaskProgram, run_tasks
+from dask_ferro.flow.member import run_share
 from dask_ferro.lower.portable import PortableTask
 from dask_ferro.lower.ranks.stage_workers import workers_of
 from dask_ferro.lower.upstream import Task
@@ -33,6 +33,7 @@ from dask_ferro.observe.snapshot import snapshot
 from dask_ferro.stream.pools import ClientPool
 from tests.clusters import running
 from tests.graphs import mlp
+from tests.lower.bundled.graphs import share
 from tests.waiting import BOUND_S, ended, until
 
 pytestmark = pytest.mark.cluster
@@ -137,10 +138,10 @@ def rows(request, tmp_path_factory) -> Iterator[Rows]:
     folder, found = tmp_path_factory.mktemp("workers"), Rows({kind: {} for kind in KINDS})
     onnx.save(mlp(), folder / "mlp.onnx")
     model = ff.from_onnx(folder / "mlp.onnx")
-    inner = TaskProgram(tuple(Task(key, abs, -3) for key in "ab"), (), ("a", "b"), ("a", "b"))
+    inner = share([Task(key, abs, -3) for key in "ab"], "ab")
 
     def bundle(key: str) -> dict[str, Task]:
-        return {key: PortableTask(key, run_tasks, inner)}
+        return {key: PortableTask(key, run_share, inner, ())}
 
     def chunk(where: str) -> object:
         with dask.annotate(workers=[where]):

@@ -41,8 +41,9 @@ WANTED_SHARE = 0.6
 SMALL_DATA = 4096
 # The annotation of how often a task is tried again.
 _RETRIES = "retries"
-# Seconds until the members of a flow have begun; what a flow may last; of the seconds of bundles, what it has to gain.
-FLOW_STARTS, FLOW_LASTS, FLOW_GAINS = 0.02, 5.0, 0.1
+# Seconds until the members of a flow have begun, and what a flow may last; of the seconds of bundles, what it has to
+# gain; of the seconds of the tasks alone, with how many no bundles are sought.
+FLOW_STARTS, FLOW_LASTS, FLOW_GAINS, FLOW_ENOUGH = 0.02, 5.0, 0.1, 2.0
 # Inputs of so many bytes are sent to any worker in less time than a task costs.
 NEAR = 1 << 20
 
@@ -222,9 +223,9 @@ def choose(
     if facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
         return BundleChoice(tasks.order, tuple((i,) for i in range(len(tasks.order))), costs), tasks
     least = sum(seconds) / facts.workers
-    flow = _flow(work, facts)
-    # A flow that ends soon after the least that any bundles take is not compared with them, which takes longest.
-    if flow is not None and flow.seconds < (1 + FLOW_GAINS) * least:
+    flow = _flow(work, frozenset(number[key] for key in wanted if key in number), facts)
+    # Bundles take the least at best, and their search takes longer than a flow's plan.
+    if flow is not None and flow.seconds < FLOW_STARTS + FLOW_ENOUGH * least:
         return BundleChoice(tasks.order, _alone(work, flow), costs, flow), tasks
     made = partial(
         bundle_tasks,
@@ -249,10 +250,11 @@ def _alone(work: TaskDag, flow: Flow) -> Bundles:
     return tuple((i,) for i in range(len(work.dag.seconds)) if i not in inside)
 
 
-def _flow(work: TaskDag, facts: CostFacts) -> Flow | None:
+def _flow(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Flow | None:
     """Return the flow of all tasks that may be bundled, if it may pay; else None.
 
-    Tasks by themselves are before all of it, or after: a flow begins with all of its inputs.
+    Tasks by themselves are before all of it, or after: a flow begins with all of its inputs.  A task of Dask's picks
+    each result that is wanted, or read by them.
     """
     kinds = np.asarray(work.kinds, np.int64)
     inside = np.flatnonzero(kinds == 0)
@@ -260,6 +262,7 @@ def _flow(work: TaskDag, facts: CostFacts) -> Flow | None:
         return None
     dag = work.dag
     edges = np.asarray(dag.edges, np.float64).reshape(-1, 3)
+    picked = {i for i in wanted if kinds[i] == 0}
     if len(inside) < len(kinds):
         src, dst = edges[:, :2].T.astype(np.int64)
         behind = kinds == 0
@@ -268,12 +271,14 @@ def _flow(work: TaskDag, facts: CostFacts) -> Flow | None:
             if kinds[v] == 0 and kinds[u] != 0 and behind[u]:
                 return None
             behind[v] |= behind[u]
+            if kinds[u] == 0 and kinds[v] != 0:
+                picked.add(u)
         number = np.full(len(kinds), -1, np.int64)
         number[inside] = np.arange(len(inside))
         edges = edges[(number[src] >= 0) & (number[dst] >= 0)]
         edges[:, :2] = number[edges[:, :2].astype(np.int64)]
         dag = Dag(np.asarray(dag.seconds, np.float64)[inside], edges)
-    if float(np.sum(dag.seconds)) / facts.members > FLOW_LASTS:
+    if not len(edges) or float(np.sum(dag.seconds)) / facts.members > FLOW_LASTS:
         return None
     tasks = finest(dag)
     # A flow holds what nobody has read yet; where that is much, results have to go as early as they can.
@@ -283,7 +288,8 @@ def _flow(work: TaskDag, facts: CostFacts) -> Flow | None:
     if plan.seconds > FLOW_LASTS:
         return None
     # What is by itself is projected as with bundles, roughly.
-    others = float(np.asarray(work.dag.seconds, np.float64)[kinds != 0].sum()) / facts.workers
+    others = float(np.asarray(work.dag.seconds, np.float64)[kinds != 0].sum())
+    others = (others + len(picked) * facts.overheads.task_s) / facts.workers
     return Flow(inside.tolist(), plan.members, plan.order, FLOW_STARTS + plan.seconds + others)
 
 

@@ -26,7 +26,7 @@ from uuid import uuid4
 from dask.typing import Key
 
 from dask_ferro.flow.costs import names_of
-from dask_ferro.flow.member import run_member
+from dask_ferro.flow.member import Read, is_ours, pick, run_share
 from dask_ferro.flow.run import InnerTask, Share
 from dask_ferro.graph.bundling.makespan import MORE
 from dask_ferro.lower.bundled.choice import (
@@ -39,7 +39,6 @@ from dask_ferro.lower.bundled.choice import (
     annotation,
     choose,
 )
-from dask_ferro.lower.bundled.run import Read, TaskProgram, is_ours, pick, run_tasks
 from dask_ferro.lower.portable import PortableTask
 from dask_ferro.lower.upstream import GraphNode, TaskRef
 
@@ -242,14 +241,10 @@ class _BundleWriter:
         for i, (own, outputs) in enumerate(zip(tasks, self.member_outputs, strict=True)):
             inside = [task.key for task in own]
             read = dict.fromkeys(chain.from_iterable(task.call.dependencies for task in own))
-            inputs = [key for key in read if self.bundle_of.get(key) != self.flow]
-            for key in inputs:
-                if self._place(key).at >= 0:
-                    self.picked[key] = self._place(key)
-            names = [key if self._place(key).at >= 0 else self._place(key).key for key in inputs]
+            reads, arguments = self._reads(key for key in read if self.bundle_of.get(key) != self.flow)
             share = Share(self.flow_key, i, len(tasks), tuple(own), tuple(outputs))
             name = self.flow_key, i
-            task = PortableTask(name, run_member, share, tuple(inputs), *map(TaskRef, names))
+            task = PortableTask(name, run_share, share, tuple(reads), *map(TaskRef, arguments))
             self._write(name, task, inside)
 
     def _reads_a_tuple(self, task: GraphNode) -> bool:
@@ -274,13 +269,16 @@ class _BundleWriter:
 
     def _bundle(self, b: int) -> GraphNode:
         keys = self.members[b]
-        tasks = tuple(self.graph[key] for key in keys)
+        tasks = [self.graph[key] for key in keys]
         read = dict.fromkeys(chain.from_iterable(task.dependencies for task in tasks))
         reads, arguments = self._reads(key for key in read if self.bundle_of.get(key) != b)
-        program = TaskProgram(tasks, tuple(reads), tuple(self.outputs[b]), tuple(keys))
-        produces = any(task.data_producer for task in tasks)
+        own = tuple(InnerTask(key, task, i) for i, (key, task) in enumerate(zip(keys, tasks, strict=True)))
         name = self.place[self.outputs[b][0]].key
-        return PortableTask(name, run_tasks, program, *map(TaskRef, arguments), _data_producer=produces)
+        share = Share(str(name), 0, 1, own, tuple(self.outputs[b]))
+        produces = any(task.data_producer for task in tasks)
+        return PortableTask(
+            name, run_share, share, tuple(reads), *map(TaskRef, arguments), _data_producer=produces
+        )
 
     def _reads(self, inputs: Iterable[Key]) -> tuple[list[Read], list[Key]]:
         """Return where a bundle finds each input, and the keys of its arguments."""

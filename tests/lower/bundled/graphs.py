@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
 
-from dask_ferro.lower.bundled.choice import CostFacts
 from dask_ferro.flow.costs import TaskCost
+from dask_ferro.flow.run import InnerTask, Share
+from dask_ferro.lower.bundled.choice import CostFacts
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef
 
 # For tests in which something happens while tasks run, in this process.
@@ -42,6 +44,12 @@ def random_graph(rng: random.Random, most: int = 60) -> dict[Any, GraphNode]:
             graph[key] = Task(key, told, name, *map(TaskRef, deps), _data_producer=not deps)
         keys.append(key)
     return graph
+
+
+def share(tasks: Iterable[Task], outputs: Iterable[Any]) -> Share:
+    """Return the share of a bundle of tasks, in their order."""
+    inner = tuple(InnerTask(task.key, task, i) for i, task in enumerate(tasks))
+    return Share("bundle", 0, 1, inner, tuple(outputs))
 
 
 def random_wanted(rng: random.Random, graph: dict[Any, GraphNode]) -> list[Any]:

@@ -16,10 +16,11 @@ from dask.core import get_dependencies
 from dask.local import get_sync
 from distributed.utils import key_split_group
 
-from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
 from dask_ferro.flow.costs import TaskCost
+from dask_ferro.flow.member import is_ours, share_of
+from dask_ferro.flow.run import Share
+from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
-from dask_ferro.lower.bundled.run import TaskProgram, is_ours, run_tasks
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef
 from tests.each import each, every
 from tests.lower.bundled.graphs import facts, random_graph, random_wanted, told
@@ -34,8 +35,8 @@ def chain(length: int, name: str = "inc") -> dict[Any, GraphNode]:
     return {task.key: task for task in tasks}
 
 
-def programs(graph: dict[Any, Any]) -> list[TaskProgram]:
-    return [task.args[0] for task in graph.values() if getattr(task, "func", None) is run_tasks]
+def programs(graph: dict[Any, Any]) -> list[Share]:
+    return [share for task in graph.values() if (share := share_of(task)) is not None]
 
 
 def test_any_graph_gives_the_same_results_in_bundles() -> None:
@@ -245,7 +246,8 @@ def test_tasks_whose_inputs_are_on_different_workers_are_not_in_one_bundle() -> 
         return HeldResult(1e8, (f"worker-{key[1] % 2}",)) if key[0] == "x" else None
 
     made = rewritten(graph, ["sum"], {}, facts(held=held)).graph
-    sources = [{read.key[1] % 2 for read in p.reads if read.key[0] == "x"} for p in programs(made)]
+    reads = [task.args[1] for task in made.values() if share_of(task) is not None]
+    sources = [{read.key[1] % 2 for read in own if read.key[0] == "x"} for own in reads]
     assert len(made) < 20
     assert all(len(workers) <= 1 for workers in sources)
 
