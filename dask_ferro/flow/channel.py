@@ -17,7 +17,8 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from io import IOBase
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ def packed(name: object, value: object, dumps: Dumps = pickle.dumps) -> list[Any
     """Return a message as the bytes that are sent, in parts: the pickles of a name and of its value, and buffers."""
     buffers: list[pickle.PickleBuffer] = []
     payload = dumps(value, protocol=5, buffer_callback=buffers.append)
-    parts = [pickle.dumps(name, 5), payload, *(buffer.raw() for buffer in buffers)]
-    head = struct.pack(f"!I{len(parts)}Q", len(parts), *(memoryview(part).nbytes for part in parts))
+    parts: list[Any] = [pickle.dumps(name, 5), payload, *(buffer.raw() for buffer in buffers)]
+    head = struct.pack(f"!I{len(parts)}Q", len(parts), *map(len, parts))
     if sum(map(len, parts)) <= _JOINED:
         return [b"".join((head, *parts))]
     return [head, *parts]
@@ -56,7 +57,7 @@ def value_of(parts: list[bytearray]) -> Any:
     return pickle.loads(parts[1], buffers=parts[2:])
 
 
-def received(stream: BinaryIO) -> list[bytearray]:
+def received(stream: IOBase) -> list[bytearray]:
     """Return the parts of the next message of a stream.
 
     Raises
@@ -73,7 +74,7 @@ def received(stream: BinaryIO) -> list[bytearray]:
     return [_exactly(stream, size) for size in sizes]
 
 
-def _exactly(stream: BinaryIO, count: int) -> bytearray:
+def _exactly(stream: IOBase, count: int) -> bytearray:
     data = bytearray(count)
     view, at = memoryview(data), 0
     while at < count:

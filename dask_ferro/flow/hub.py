@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from dask.typing import Key
 from distributed import Reschedule
 
 from dask_ferro.flow.channel import Dumps, Listener, Sender, name_of, packed, value_of
@@ -51,7 +52,7 @@ class _Here:
 
     def __init__(self) -> None:
         self.run: FlowRun | None = None
-        self.early: list[tuple[Hashable, Any]] = []
+        self.early: list[tuple[Key, Any]] = []
         self.changed = threading.Condition()
         self.is_void = False
         self.members = 0
@@ -102,7 +103,7 @@ class Hub:
             value = Failed(error)
         self.deliver(name, key, value)
 
-    def deliver(self, name: str, key: Hashable, value: Any) -> None:
+    def deliver(self, name: str, key: Key, value: Any) -> None:
         """Store a value for a run."""
         here = self._here(name)
         if here is None:
@@ -142,7 +143,7 @@ class Hub:
     # -- what runs -----------------------------------------------------------------------------------------
 
     def run(
-        self, name: str, share: Share, inputs: Mapping[Hashable, Any], homes: Sequence[Home], times: TaskTimes
+        self, name: str, share: Share, inputs: Mapping[Key, Any], homes: Sequence[Home], times: TaskTimes
     ) -> tuple[Any, ...]:
         """Compute a member's share, and what else is ready here; return the member's results.
 
@@ -203,7 +204,7 @@ class Hub:
                 elif run.is_ready and here.members > 1:
                     here.changed.notify()
 
-    def _send(self, name: str, key: Hashable, value: Any, homes: Collection[Home]) -> None:
+    def _send(self, name: str, key: Key, value: Any, homes: Collection[Home]) -> None:
         parts: list[Any] | None = None
         for home in homes:
             if home.worker == self.worker:
@@ -218,7 +219,7 @@ class Hub:
                 self._forget(home)
                 raise Void(f"{name}: no connection to {home.worker}: {error}") from error
 
-    def _packed(self, name: str, key: Hashable, value: Any) -> list[Any]:
+    def _packed(self, name: str, key: Key, value: Any) -> list[Any]:
         try:
             return packed((name, key), value, self._dumps)
         # What reads the value elsewhere fails.

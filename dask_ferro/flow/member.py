@@ -68,9 +68,11 @@ def _alone(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any,
 
 def _among(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any, ...]:
     worker = get_worker()
-    places = places_of(worker.state.tasks[worker.get_current_task()].annotations[PLACES])
+    own = worker.state.tasks[worker.get_current_task()]
+    assert own.annotations is not None
+    places = places_of(own.annotations[PLACES])
     if places.is_crowded:
-        secede()
+        secede()  # type: ignore[no-untyped-call]
     try:
         return hub_of(worker.address).run(places.run, share, inputs, places.homes, times)
     except Void:

@@ -14,16 +14,18 @@ A bundle is a flow of one member.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
+
+from dask.typing import Key
 
 
 class Call(Protocol):
     """What an inner task does: the task of a Dask graph."""
 
     @property
-    def dependencies(self) -> Collection[Hashable]:
+    def dependencies(self) -> Collection[Key]:
         """The keys of its inputs."""
         ...
 
@@ -37,7 +39,7 @@ class InnerTask(NamedTuple):
 
     Parameters
     ----------
-    key : hashable
+    key : key of Dask
         The key under which others read its result.
     call : Call
     rank : float
@@ -46,7 +48,7 @@ class InnerTask(NamedTuple):
         The members, apart from its own, with tasks that read the result.
     """
 
-    key: Hashable
+    key: Key
     call: Call
     rank: float
     readers: tuple[int, ...] = ()
@@ -62,7 +64,7 @@ class Share(NamedTuple):
     member, members : int
         Its number, and how many there are.
     tasks : tuple of InnerTask
-    outputs : tuple of hashable
+    outputs : tuple of keys
         Keys of its tasks whose values are the member's results.
     """
 
@@ -70,7 +72,7 @@ class Share(NamedTuple):
     member: int
     members: int
     tasks: tuple[InnerTask, ...]
-    outputs: tuple[Hashable, ...]
+    outputs: tuple[Key, ...]
 
 
 class Failed(NamedTuple):
@@ -90,11 +92,11 @@ class FlowRun:
 
     def __init__(self, members: Collection[int]) -> None:
         self._coming = set(members)
-        self._values: dict[Hashable, Any] = {}
+        self._values: dict[Key, Any] = {}
         # How often each value is still read here; an output is read once more, by its member's result.
-        self._left: Counter[Hashable] = Counter()
-        self._readers: defaultdict[Hashable, list[InnerTask]] = defaultdict(list)
-        self._missing: dict[Hashable, int] = {}
+        self._left: Counter[Key] = Counter()
+        self._readers: defaultdict[Key, list[InnerTask]] = defaultdict(list)
+        self._missing: dict[Key, int] = {}
         self._ready: list[tuple[float, int, InnerTask]] = []
         self._entered = 0
         self._unfinished = 0
@@ -109,7 +111,7 @@ class FlowRun:
         """Whether a task can run."""
         return bool(self._ready)
 
-    def add(self, share: Share, inputs: Mapping[Hashable, Any]) -> None:
+    def add(self, share: Share, inputs: Mapping[Key, Any]) -> None:
         """Begin with a member's tasks, which read `inputs` and what members send."""
         self._values.update(inputs)
         self._left.update(share.outputs)
@@ -126,7 +128,7 @@ class FlowRun:
                 self._push(task)
         self._coming.discard(share.member)
 
-    def receive(self, key: Hashable, value: Any) -> None:
+    def receive(self, key: Key, value: Any) -> None:
         """Take a value that a member elsewhere has computed."""
         if key not in self._values:
             self._values[key] = value
@@ -136,7 +138,7 @@ class FlowRun:
         """Return the ready task of the least rank, which the caller runs."""
         return heappop(self._ready)[2]
 
-    def inputs_of(self, task: InnerTask) -> dict[Hashable, Any]:
+    def inputs_of(self, task: InnerTask) -> dict[Key, Any]:
         """Return the inputs of a task by key."""
         return {key: self._values[key] for key in task.call.dependencies}
 
@@ -156,7 +158,7 @@ class FlowRun:
         """Return the results of a member of a run that is done."""
         return tuple(self._values[key] for key in share.outputs)
 
-    def _wake(self, key: Hashable) -> None:
+    def _wake(self, key: Key) -> None:
         for task in self._readers.pop(key, ()):
             self._missing[task.key] -= 1
             if not self._missing[task.key]:

@@ -15,4 +15,4 @@ def has_seceded() -> bool:
 
 def rejoin_pool() -> None:
     """Let this thread be one of its worker's again."""
-    rejoin()
+    rejoin()  # type: ignore[no-untyped-call]

@@ -33,10 +33,8 @@ class FlowWorker(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Listen."""
-        contexts = tuple(
-            made("worker").get("ssl_context")
-            for made in (worker.security.get_listen_args, worker.security.get_connection_args)
-        )
+        made = worker.security.get_listen_args, worker.security.get_connection_args
+        contexts = [args("worker").get("ssl_context") for args in made]  # type: ignore[no-untyped-call]
         host = "127.0.0.1" if worker.address.startswith("inproc") else worker.ip
         hub = self._hub = Hub(worker.address, host, 0, self._token, contexts, dumps)
 

@@ -41,7 +41,7 @@ from dask_ferro.lower.bundled.recent import RecentChoices
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.scheduler import reach
 from dask_ferro.scheduler.flows import Flows
-from dask_ferro.scheduler.plugin import Part
+from dask_ferro.scheduler.plugin import Part, take_off
 from dask_ferro.scheduler.upstream import prefer_no_worker, prefer_worker
 
 logger = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ class BundleCosts(Part):
         self.clients = {client}
         self._scheduler: Scheduler | None = None
         self._saving: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._saved = 0
         self._recent = RecentChoices()
         self._flows: Flows | None = None
@@ -100,8 +101,13 @@ class BundleCosts(Part):
 
     @property
     def is_needed(self) -> bool:
-        """Whether graphs of any client are bundled."""
-        return bool(self.clients)
+        """Whether graphs of any client are bundled, or results of flows may be needed again."""
+        return bool(self.clients) or (self._flows is not None and self._flows.are_known)
+
+    def _leave(self) -> None:
+        """Go, as the last flow is forgotten, unless there are clients."""
+        if not self.clients and self._scheduler is not None:
+            self._leaving = asyncio.create_task(take_off(self.name, dask_scheduler=self._scheduler))
 
     async def prepare(self, scheduler: Scheduler) -> None:
         """Read the costs of earlier runs."""
@@ -113,7 +119,7 @@ class BundleCosts(Part):
     def start(self, scheduler: Scheduler) -> None:
         """Let expressions find the costs."""
         self._scheduler = scheduler
-        self._flows = Flows(scheduler)
+        self._flows = Flows(scheduler, self._leave)
         _known[scheduler.id] = self
         expression.set_facts(facts_of)
         if self.path is not None:

@@ -16,7 +16,8 @@ any of them has readers, since what is lost is computed by all of them again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from dask.typing import Key
@@ -58,10 +59,18 @@ class _Flow:
 
 
 class Flows:
-    """The flows of one scheduler."""
+    """The flows of one scheduler.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    Parameters
+    ----------
+    scheduler : Scheduler
+    forgotten : callable ()
+        Called when the last flow was forgotten.
+    """
+
+    def __init__(self, scheduler: Scheduler, forgotten: Callable[[], None]) -> None:
         self._scheduler = scheduler
+        self._forgotten = forgotten
         self._flows: dict[str, _Flow] = {}
         self._of_key: dict[Key, _Flow] = {}
         self._is_due = False
@@ -70,6 +79,11 @@ class Flows:
     def members(self) -> int:
         """How many members a flow may have now."""
         return sum(ws.nthreads for ws in self._open())
+
+    @property
+    def are_known(self) -> bool:
+        """Whether there are flows whose results may be needed again."""
+        return bool(self._flows)
 
     def _open(self) -> list[WorkerState]:
         """Return the workers that can take part."""
@@ -231,6 +245,8 @@ class Flows:
         if not any(key in self._of_key for key in flow.keys):
             self._flows.pop(flow.name, None)
             self._admit_soon()
+            if not self._flows:
+                self._forgotten()
 
     # -- admission -----------------------------------------------------------------------------------------
 
@@ -262,29 +278,37 @@ class Flows:
             self._hand_out(flow, *places)
 
     def _places(self, flow: _Flow) -> tuple[list[WorkerState], bool] | None:
-        """Return the workers of a flow's members, and whether some have more than threads; None: none is free."""
+        """Return the workers of a flow's members, and whether these leave the threads; None: there are too few threads.
+
+        Members leave the pool of threads where the cluster has fewer threads than the flow has members, and where a
+        member that runs has left it: its task may wait for this flow, for which the others of its flow keep threads.
+        """
         workers = self._open()
-        if not workers:
-            return None
-        taken: dict[str, int] = {}
+        taken: Counter[str] = Counter()
+        has_left = False
         for key in self._of_key:
             ts = self._scheduler.tasks.get(key)
-            if ts is not None and ts.processing_on is not None:
-                taken[ts.processing_on.address] = taken.get(ts.processing_on.address, 0) + 1
-        threads = {ws: ws.nthreads - taken.get(ws.address, 0) for ws in workers}
-        is_crowded = sum(ws.nthreads for ws in workers) < len(flow.keys)
+            ws = None if ts is None else ts.processing_on
+            if ws is not None:
+                is_out = ts in ws.long_running
+                has_left = has_left or is_out
+                taken[ws.address] += not is_out
+        threads = {ws: ws.nthreads - taken[ws.address] for ws in workers}
+        free = [ws for ws in workers if threads[ws] > 0]
+        is_crowded = sum(threads[ws] for ws in free) < len(flow.keys)
         if is_crowded:
-            if taken:
+            are_too_few = not taken and sum(ws.nthreads for ws in workers) < len(flow.keys)
+            if not free or not (are_too_few or has_left):
                 return None
-            share, more = divmod(len(flow.keys), len(workers))
-            threads = {ws: share + (i < more) for i, ws in enumerate(workers)}
+            each, more = divmod(len(flow.keys), len(free))
+            threads = {ws: each + (i < more) for i, ws in enumerate(free)}
         places: list[WorkerState] = []
         for key in flow.keys:
             held = self._held(self._scheduler.tasks[key])
-            free = [ws for ws in workers if threads[ws] > 0]
-            if not free:
-                return None
-            best = max(free, key=lambda ws: (held.get(ws.address, 0), threads[ws] / ws.nthreads))
+            best = max(
+                (ws for ws in free if threads[ws] > 0),
+                key=lambda ws: (held.get(ws.address, 0), threads[ws] / ws.nthreads),
+            )
             threads[best] -= 1
             places.append(best)
         return places, is_crowded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from uuid import uuid4
 import dask
 import pytest
 from dask.local import get_sync
-from distributed import Client, LocalCluster, Scheduler, wait
+from distributed import Client, LocalCluster, Scheduler, wait, worker_client
 
 import dask_ferro as ff
 from dask_ferro.flow.costs import MeasuredTasks
@@ -32,6 +33,10 @@ def step(seconds: float, *values: int) -> int:
 
 def bad(*values: int) -> int:
     raise ZeroDivisionError("as asked")
+
+
+def plain(*values: int) -> int:
+    return 1 + sum(values)
 
 
 def last(*values: int) -> int:
@@ -206,3 +211,74 @@ def test_workers_of_several_threads_and_of_one_process(options: dict[str, Any]) 
         futures = client.get(graph, keys, sync=False)
         begun(client)
         assert client.gather(futures) == list(get_sync(graph, keys))
+
+
+def _part(*, dask_scheduler: Scheduler) -> bool:
+    return part_of(dask_scheduler, BundleCosts) is not None
+
+
+def test_results_of_flows_outlive_the_installation() -> None:
+    with (
+        dask.config.set({"ferro.bundle.costs": None}),
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        enabled(client, 2)
+        graph, keys = stencil()
+        futures = client.get(graph, keys, sync=False)
+        begun(client)
+        ff.uninstall(client)
+        wait(futures)
+        victim = client.who_has(futures)[futures[0].key][0]
+        os.kill(pids(client)[victim], signal.SIGKILL)
+        assert client.gather(futures) == list(get_sync(graph, keys))
+        del futures
+        until(lambda: not client.run_on_scheduler(_part), "stock Dask")
+
+
+def nested(*values: int) -> int:
+    with worker_client() as client, ff.bundled(client=client):
+        graph, keys = stencil(steps=20)
+        assert client.gather(client.get(graph, keys, sync=False)) == list(get_sync(graph, keys))
+    return 1 + sum(values)
+
+
+def test_a_task_of_a_flow_may_wait_for_another_flow(client: Client) -> None:
+    graph, keys = stencil(steps=20)
+    name = keys[0][0]
+    graph[name, 3, 0] = Task((name, 3, 0), nested, TaskRef((name, 2, 0)))
+    futures = client.get(graph, keys, sync=False)
+    assert client.gather(futures) == list(
+        get_sync({**graph, (name, 3, 0): Task((name, 3, 0), plain, TaskRef((name, 2, 0)))}, keys)
+    )
+
+
+@pytest.mark.soak
+def test_random_disturbances_never_cost_a_result(cluster: LocalCluster) -> None:
+    """A thousand flows, of which most lose a worker, are cancelled, or have a worker that stops for a while."""
+    rng = random.Random(0)
+    with Client(cluster) as client:
+        enabled(client, 3)
+        for number in range(1000):
+            client.wait_for_workers(3, timeout=60)
+            # A nanny whose worker is killed while it starts does not start another one.
+            time.sleep(0.3)
+            graph, keys = stencil(steps=rng.randint(5, 40), seconds=rng.choice([5e-4, 2e-3]))
+            futures = client.get(graph, keys, sync=False)
+            time.sleep(rng.random() * 0.3)
+            what = rng.choice(["kill", "kill", "kill", "stop", "cancel", "nothing"])
+            victim = rng.choice(list(pids(client).values()))
+            if what == "kill":
+                os.kill(victim, signal.SIGKILL)
+            elif what == "stop":
+                os.kill(victim, signal.SIGSTOP)
+                time.sleep(rng.random())
+                os.kill(victim, signal.SIGCONT)
+            elif what == "cancel":
+                del futures
+                continue
+            _, late = wait(futures, timeout=60)
+            assert not late, (number, what)
+            assert client.gather(futures) == list(get_sync(graph, keys)), (number, what)
+            if number % 50 == 0:
+                print(number, flush=True)

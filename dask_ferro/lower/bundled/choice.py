@@ -277,7 +277,7 @@ def _flow(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Flow | Non
         number[inside] = np.arange(len(inside))
         edges = edges[(number[src] >= 0) & (number[dst] >= 0)]
         edges[:, :2] = number[edges[:, :2].astype(np.int64)]
-        dag = Dag(np.asarray(dag.seconds, np.float64)[inside], edges)
+        dag = Dag([dag.seconds[i] for i in inside.tolist()], edges)
     if not len(edges) or float(np.sum(dag.seconds)) / facts.members > FLOW_LASTS:
         return None
     tasks = finest(dag)

@@ -1,0 +1,90 @@
+"""Connections of flows: values of all sizes arrive as they were sent, over TLS too, and nothing without the token."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed.security import Security
+
+from dask_ferro.flow.channel import Listener, Sender, name_of, packed, value_of
+from tests.waiting import BOUND_S
+
+TOKEN = bytes(range(32))
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "TLS"])
+def contexts(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    if not request.param:
+        return None, None
+    security = Security.temporary()
+    made = security.get_listen_args("worker"), security.get_connection_args("worker")
+    return made[0]["ssl_context"], made[1]["ssl_context"]
+
+
+@pytest.fixture
+def arrived() -> queue.Queue[list[bytearray]]:
+    return queue.Queue()
+
+
+@pytest.fixture
+def listener(contexts: Any, arrived: queue.Queue[list[bytearray]]) -> Iterator[Listener]:
+    listener = Listener("127.0.0.1", 0, TOKEN, contexts[0], arrived.put)
+    yield listener
+    listener.close()
+
+
+def test_values_arrive_in_their_order(
+    listener: Listener, contexts: Any, arrived: queue.Queue[list[bytearray]]
+) -> None:
+    sender = Sender(("127.0.0.1", listener.port), TOKEN, contexts[1])
+    rng = np.random.default_rng(0)
+    values = [
+        None,
+        "text",
+        rng.random(3),
+        rng.random((300, 1000)),
+        rng.random((400, 500)).T,
+        np.zeros((0, 4)),
+    ]
+    for i, value in enumerate(values):
+        sender.send(packed(("run", i), value))
+    for i, value in enumerate(values):
+        parts = arrived.get(timeout=BOUND_S)
+        assert name_of(parts) == ("run", i)
+        got = value_of(parts)
+        assert type(got) is type(value)
+        np.testing.assert_array_equal(got, value)
+        # What arrived belongs to the receiver, as a value that it computed.
+        if isinstance(got, np.ndarray):
+            assert got.flags.writeable
+    sender.close()
+
+
+@pytest.mark.parametrize("start", [b"", bytes(32), TOKEN[:31] + b"x"], ids=["nothing", "zeros", "nearly"])
+def test_without_the_token_nothing_is_read(start: bytes) -> None:
+    arrived: queue.Queue[list[bytearray]] = queue.Queue()
+    listener = Listener("127.0.0.1", 0, TOKEN, None, arrived.put)
+    try:
+        with socket.create_connection(("127.0.0.1", listener.port), BOUND_S) as connection:
+            connection.sendall(start + b"".join(packed("run", 1)))
+            connection.shutdown(socket.SHUT_WR)
+            # The listener closes the connection, with or without a reset.
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+        assert arrived.empty()
+    finally:
+        listener.close()
+
+
+def test_a_message_that_is_no_pickle_is_an_error_of_its_value() -> None:
+    parts = [bytearray(pickle.dumps(("run", "key"))), bytearray(b"no pickle")]
+    assert name_of(parts) == ("run", "key")
+    with pytest.raises(pickle.UnpicklingError):
+        value_of(parts)
