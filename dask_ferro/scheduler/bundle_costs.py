@@ -26,7 +26,7 @@ from dask.typing import Key
 from distributed import Scheduler
 from distributed.scheduler import TaskState
 
-from dask_ferro.graph.bundling.makespan import DASK
+from dask_ferro.graph.bundling.partition import DASK
 from dask_ferro.lines import opened, sealed
 from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts, HeldResult

@@ -25,8 +25,7 @@ from dask.order import order
 from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.graph.bundling.makespan import DASK, Overheads
-from dask_ferro.graph.bundling.partition import Bundles, Dag, Floats
+from dask_ferro.graph.bundling.partition import DASK, Bundles, Dag, Floats, Overheads
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
 from dask_ferro.lower.bundled.costs import TaskCost
 from dask_ferro.lower.bundled.recent import RecentChoices

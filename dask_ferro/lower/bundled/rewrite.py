@@ -25,7 +25,7 @@ from uuid import uuid4
 
 from dask.typing import Key
 
-from dask_ferro.graph.bundling.makespan import MORE
+from dask_ferro.graph.bundling.partition import MORE
 from dask_ferro.lower.bundled.choice import (
     Annotations,
     BundleChoice,
