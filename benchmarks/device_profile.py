@@ -5,7 +5,7 @@
 
 Each case is one ONNX Runtime session with one thread.  `flops_per_s` is measured by a matrix product, `bytes_per_s` by
 an addition too large for the caches, and `node_overhead_s` is the slope over chains of tiny nodes.  The efficiency of
-an operator is its FLOPs, as `graph.ops.table.flops` counts them, divided by its seconds and by `flops_per_s`;
+an operator is its FLOPs, as `graph.cost.roofline` counts them, divided by its seconds and by `flops_per_s`;
 memory-bound operators have none.  Cases take turns, so that a slow minute affects all of them.
 """
 

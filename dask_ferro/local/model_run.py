@@ -22,8 +22,7 @@ from distributed import Client, get_task_stream
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph import workloads
-from dask_ferro.graph.bundling.plan import dag
-from dask_ferro.graph.bundling.select import Granularity
+from dask_ferro.graph.bundling.plan import Granularity, dag
 from dask_ferro.graph.bundling.summary import OpRow, bound, over_chunks, per_op
 from dask_ferro.local.array_files import read, save
 from dask_ferro.local.cluster_context import connected, started

@@ -33,7 +33,7 @@ from dask_ferro.flow.costs import Costs, MeasuredTasks, measured_of, names_of
 from dask_ferro.flow.member import is_ours, is_pick
 from dask_ferro.flow.times import TOPIC
 from dask_ferro.flow.worker import FlowWorker
-from dask_ferro.graph.bundling.makespan import DASK
+from dask_ferro.graph.bundling.partition import DASK
 from dask_ferro.lines import opened, sealed
 from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts, HeldResult

@@ -3,14 +3,15 @@
 A plan is data: bundles in topological order, each named by the values between which it lies, each value traced
 to the bundle (or model input) that it comes from.  It knows nothing of engines, workers or Dask keys.
 
-Nodes that depend on no input (weights made by ConstantOfShape, reshaped constants) count as weights:
-each bundle that reads one computes it for itself, and they never travel between tasks.
+Every node is in exactly one bundle, and bundles are convex: the graph between them has no cycle.  The same graph gives
+the same bundles, everywhere.  Nodes that depend on no input (weights made by ConstantOfShape, reshaped constants)
+count as weights: each bundle that reads one computes it for itself, and they never travel between tasks.
 
 What is cut is a `Dag` of the main graph's nodes: what a body (If, Loop, Scan) captures is read by its node,
 and weights and graph inputs are no edges, since nothing has to run before them.  Sequences, optionals, maps and sparse
 tensors do not travel between tasks, so the nodes at both ends of one are glued; so are those at both ends of a value of
 unknown type (an output of another domain's operator): a piece cut there would take an input of no type, which no
-engine loads.
+engine loads.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -19,17 +20,29 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.graph.bundling.makespan import DASK, scheduled
-from dask_ferro.graph.bundling.partition import Dag, partitioned
-from dask_ferro.graph.bundling.select import Granularity, bundle
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.bundling.coarsen import SMALL, Limits, coarsened, series
+from dask_ferro.graph.bundling.partition import (
+    DASK,
+    FREE,
+    Dag,
+    Quotient,
+    finest,
+    lower_bound,
+    merged,
+    scheduled,
+)
 from dask_ferro.graph.cost.roofline import NOTHING, Cost, ModelCost
 from dask_ferro.graph.ir.inference import ValueType
-from dask_ferro.graph.ir.nodes import nested, reads, type_of, uses, value_bytes
+from dask_ferro.graph.ir.nodes import nested, reads, type_of, value_bytes
 from dask_ferro.graph.ops.table import facts_of
+
+Granularity: TypeAlias = Literal["auto", "op", "model"] | float
 
 MODEL_INPUT = -1
 # Kinds of values that do not travel between tasks: no engine takes them as inputs from outside.
@@ -110,20 +123,20 @@ def plan(
     cost : ModelCost
         At the same batch.
     granularity : "auto", "op", "model" or float
-        See `graph.bundling.select`.
+        As `choose` takes it.
     workers : int
         Threads that can run bundles at once.
     """
     nodes = list(model.graph)
-    read = [tuple(uses(node)) for node in nodes]
+    read = [tuple(value.name for value in reads(node) if value.name) for node in nodes]
     constant = _constants(model, nodes, read)
     work = dag(model, types, cost.seconds, constant)
-    cut = bundle(work, granularity, workers=workers)
-    pieces = _with_constants(nodes, read, cut, constant)
+    cut = choose(work, granularity, workers=workers)
+    pieces = _with_constants(nodes, read, cut.bundles(), constant)
     bundles = tuple(_bundles(model, read, pieces, constant, cost))
     bundles += tuple(_passed_on(model, bundles))
     made = _numbered(one.outputs for one in bundles)
-    makespan = scheduled(partitioned(work, cut), workers=workers, overheads=DASK).seconds
+    makespan = scheduled(cut, workers=workers, overheads=DASK).seconds
     return Plan(bundles, tuple(made[v.name] for v in model.graph.outputs if v.name), makespan)
 
 
@@ -275,3 +288,115 @@ def _bundles(
             cost=Cost(*map(sum, zip(*map(cost.nodes.__getitem__, piece), strict=True))),
             seconds=sum(cost.seconds[i] for i in piece),
         )
+
+
+# The choice of bundles: few, and as many as keep the workers busy.  A task costs about 2.3 ms of CPU and a hop between
+# tasks 6 ms, so a bundle has to be worth many of those.  "auto" does not guess how many: it merges the graph at a
+# series of grains, projects the makespan of each partition by list scheduling, and keeps the one that ends first; what
+# is within `TOLERANCE` or one hop of it counts as equal, and then one bundle wins, else the number of bundles nearest
+# to the number of workers.
+
+# Projections are less exact than this: the durations of a kernel spread more.
+TOLERANCE = 0.03
+# Finer grains are not tried: such pieces cost the scheduler more than they balance.
+PIECES_PER_WORKER = 1024
+
+
+def choose(dag: Dag, granularity: Granularity = "auto", *, workers: int) -> Quotient:
+    """Return the partition of `dag` into bundles.
+
+    Parameters
+    ----------
+    dag : Dag
+    granularity : {"auto", "op", "model"} or float
+        "op" is one node a bundle (glued ones together), "model" one bundle, a number pieces of about that
+        many seconds; "auto" is the least projected makespan.
+    workers : int
+        How many bundles can run at a time.
+
+    Raises
+    ------
+    ConfigError
+        The granularity or the number of workers is not valid.
+    ValueError
+        Edges that do not go forward.
+
+    Examples
+    --------
+    Two branches worth a task each, then a join:
+
+    >>> dag = Dag([0.0, 0.1, 0.1, 0.0], [(0, 1, 8.0), (0, 2, 8.0), (1, 3, 8.0), (2, 3, 8.0)])
+    >>> choose(dag, workers=2).bundles()
+    ((0,), (1,), (2,), (3,))
+    >>> choose(dag, workers=1).bundles()
+    ((0, 1, 2, 3),)
+    """
+    if workers < 1:
+        raise ConfigError(f"workers: got {workers}, wanted 1 or more")
+    base = finest(dag)
+    if granularity == "model":
+        return _whole(base)
+    if granularity == "op" or len(base) < 2:
+        return base
+    if granularity == "auto":
+        return _auto(base, workers)
+    if isinstance(granularity, str) or not granularity > 0:
+        raise ConfigError(
+            f"granularity: got {granularity!r}, wanted 'auto', 'op', 'model' or a positive number of seconds"
+        )
+    grain = float(granularity)
+    if sum(dag.seconds) <= grain:
+        return _whole(base)
+    return coarsened(base, grain, Limits(budget=grain, lanes=1, cap=grain))
+
+
+def _whole(base: Quotient) -> Quotient:
+    return merged(base, np.zeros(len(base), np.int64))
+
+
+def _auto(base: Quotient, workers: int) -> Quotient:
+    """Return the partition of least projected makespan."""
+    whole = _whole(base)
+    alone = best = scheduled(whole, workers=workers, overheads=DASK).seconds
+    bound = lower_bound(base, workers=workers, overheads=FREE) + DASK.task_s + DASK.dispatch_s
+    if alone <= _enough(bound):
+        return whole
+    how = Limits(budget=DASK.task_s, lanes=workers)
+    candidates: list[tuple[float, Quotient]] = []
+    # The coarsest is projected fastest, and what it takes rules finer ones out.
+    for partition in reversed([base, *series(base, _grains(base, workers), how)]):
+        if lower_bound(partition, workers=workers, overheads=DASK, enough=_enough(best)) <= _enough(best):
+            projected = scheduled(partition, workers=workers, overheads=DASK).seconds
+            candidates.append((projected, partition))
+            best = min(best, projected)
+    if alone <= (enough := _enough(best)):
+        return whole
+
+    def preference(candidate: tuple[float, Quotient]) -> tuple[int, int, float]:
+        projected, partition = candidate
+        # Pieces below the cost of a task keep no worker busy.
+        worthy = int((partition.seconds >= DASK.task_s).sum())
+        return abs(worthy - workers), len(partition), projected
+
+    return min((c for c in candidates if c[0] <= enough), key=preference)[1]
+
+
+def _enough(best: float) -> float:
+    """Return the seconds up to which a projection is no worse than `best`, as far as it can tell."""
+    return best + max(TOLERANCE * best, DASK.hop_s)
+
+
+def _grains(base: Quotient, workers: int) -> list[float]:
+    """Return the grains to try, in seconds: a worker's share of the work by powers of two, above a hop."""
+    work = float(base.seconds.sum())
+    least = max(DASK.task_s + DASK.hop_s, work / workers / PIECES_PER_WORKER)
+    if len(base) > SMALL:
+        least = max(least, work / len(base))
+    grain = work / workers
+    while grain / 2 >= least:
+        grain /= 2
+    grains = []
+    while grain < work:
+        grains.append(grain)
+        grain *= 2
+    return grains

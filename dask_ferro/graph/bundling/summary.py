@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.graph.bundling.makespan import DASK, longest_path
-from dask_ferro.graph.bundling.partition import Dag, finest
+from dask_ferro.graph.bundling.partition import DASK, Dag, finest, longest_path
 from dask_ferro.graph.bundling.plan import Plan
 from dask_ferro.graph.cost.roofline import ModelCost
 

@@ -1,6 +1,6 @@
 """Bundles of a graph whose durations were measured, or are guesses from what is alike.
 
-`select.bundle` cuts a model, whose nodes are projected from their operators.  Here the nodes are tasks of somebody
+`plan.choose` cuts a model, whose nodes are projected from their operators.  Here the nodes are tasks of somebody
 else's graph.  Of the partitions of one series, that which is projected to end first is taken, if it gains:
 
     projected(bundles, seconds) <= projected(tasks, seconds, half of the overheads of tasks that may be bundled)
@@ -30,18 +30,22 @@ from math import inf
 import numpy as np
 
 from dask_ferro.graph.bundling.coarsen import SMALL, Limits, coarsened, series
-from dask_ferro.graph.bundling.makespan import (
+from dask_ferro.graph.bundling.partition import (
     DASK,
     FREE,
+    Bundles,
+    Dag,
+    Floats,
     Overheads,
+    Quotient,
     Ranks,
     as_sent,
+    finest,
     handed_out,
     lower_bound,
     peak,
     scheduled,
 )
-from dask_ferro.graph.bundling.partition import Bundles, Dag, Floats, Quotient, finest
 
 # The kind of a task that is never bundled.
 ALONE = -1

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.nodes import Operands, Types, bodies, sizes, type_of, value_bytes
-from dask_ferro.graph.ops.table import facts_of, flops
+from dask_ferro.graph.ops.table import facts_of
 
 
 class Cost(NamedTuple):
@@ -49,15 +49,15 @@ def node_cost(node: ir.Node, types: Types) -> Cost:
     """
     read = [value_bytes(type_of(v, types)) if v is not None else 0 for v in node.inputs]
     written = sum(value_bytes(type_of(v, types)) for v in node.outputs)
-    touches = facts_of(node).touches
-    if touches == "none":
+    facts, operands = facts_of(node), Operands(node, types)
+    if facts.touches == "none":
         read, written = [0], 0
-    elif touches == "type":
+    elif facts.touches == "type":
         read[:1] = [0]
-    elif touches == "picked" and read:
+    elif facts.touches == "picked" and read:
         read[0] = min(read[0], written)
-    own = Cost(flops(Operands(node, types)), float(sum(read)), float(written))
-    return _sum((own, _body_cost(node, types)))
+    flops = facts.flops(operands) if callable(facts.flops) else facts.flops * operands.out_total()
+    return _sum((Cost(float(flops), float(sum(read)), float(written)), _body_cost(node, types)))
 
 
 class ModelCost(NamedTuple):

@@ -1,16 +1,14 @@
 """Type and shape inference of a graph's values, given sizes for its symbolic dimensions or inputs.
 
-ONNX's own inference does the work, with data propagation, on a copy of the graph that holds no weights
-(tensors over 1 KiB become bare dtypes and dimensions).  Types that inference cannot find are taken from what
-the model declares; what neither tells stays None.  Inference never fails here: a graph that it cannot digest
-keeps its declared types.  `graph.model.load` decides what is allowed.
+ONNX's own inference does the work (`onnx_inference`), on a copy of the graph that holds no weights (tensors over 1 KiB
+become bare dtypes and dimensions).  Types that it cannot find are taken from what the model declares; what neither
+tells stays None.  Inference never fails here: a graph that it cannot digest keeps its declared types.
+`graph.model.load` decides what is allowed.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -19,17 +17,11 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir import ml_types, propagation
-from dask_ferro.graph.ir.fold import folded
-from dask_ferro.graph.ir.inference_limits import DIMS, growth
-from dask_ferro.graph.ir.messages import all_nodes, bodies
-from dask_ferro.graph.ir.propagation import types_of
-from dask_ferro.graph.ir.strip_weights import TYPE_PROTO, lean_model
+from dask_ferro.graph.ir.messages import TYPE_PROTO, all_types, holds_map, lean_model
+from dask_ferro.graph.ir.onnx_inference import INVENTED, completed, folded
 
 Dim = int | str | None
 
-_INVENTED = re.compile(r"unk__\d+")
-_ROWS = "batch"
 # None for a number that onnx_ir does not know; `ir.DataType(number)` would raise.
 _DTYPES = {dtype.value: dtype for dtype in ir.DataType if dtype is not ir.DataType.UNDEFINED}
 
@@ -129,7 +121,7 @@ class Inference:
                 _set_shape(info, (shapes or {})[info.name])
         for info in [*proto.graph.input, *proto.graph.value_info, *proto.graph.output] if bound else ():
             _bind(info, bound)
-        found, _ = _completed(proto)
+        found, _ = completed(proto)
         inferred = value_types(found.graph)
         declared = self._inputs_alone if stale else self._declared
         return {
@@ -160,142 +152,7 @@ class Inference:
         return {n: t if n in kept else t._replace(shape=None) for n, t in self._declared.items()}
 
 
-def name_rows(graph: onnx.GraphProto) -> None:
-    """Give axis 0 of the first input a name, if it has neither size nor name, so that output shapes refer to it.
-
-    A name that another inference invented counts as none; other dimensions of that name are renamed too.
-    """
-    inputs = [info.type.tensor_type.shape.dim for info in graph.input]  # of what is no tensor, empty ones
-    others = [info.type.tensor_type.shape.dim for info in [*graph.value_info, *graph.output]]
-    shapes, first = inputs + others, next((dims for dims in inputs if dims), None)
-    if first is None or first[0].HasField("dim_value") or _name(first[0].dim_param):
-        return
-    named = list(chain.from_iterable(shapes))
-    known = {dim.dim_param for dim in named}
-    old, new = first[0].dim_param, _ROWS
-    while new in known:
-        new += "_"
-    for dim in named:
-        if old and dim.dim_param == old:
-            dim.dim_param = new
-    first[0].dim_param = new
-
-
-class TypedModel(NamedTuple):
-    """A model with inferred types in `value_info`; types of all values by name.
-
-    `is_inferred` tells that the types of the inputs gave all others, and nothing that the model declares differs:
-    at other sizes its types are these with the symbols replaced.  `error` is that of strict inference.
-    """
-
-    proto: onnx.ModelProto
-    types: Mapping[str, onnx.TypeProto]
-    is_inferred: bool
-    error: Exception | None = None
-
-
-# Operators whose sizes inference tells at numbers alone.  Shape computes them, and no symbol tells those; ONNX takes a
-# symbol for a number in an Einsum (for 1, where 1 broadcasts with it) and in an Attention (for 0).
-_BY_SIZE = frozenset({"Shape", "Einsum", "Attention"})
-
-
-def typed(proto: onnx.ModelProto) -> TypedModel:
-    """Return a model without large tensors with its types.
-
-    What it declares of other values than inputs is left out at first, and counts where inference finds anything else.
-    """
-    # With such an operator inference would run twice in vain.
-    if not any(node.op_type in _BY_SIZE for node in proto.graph.node):
-        alone, error = _completed(folded(_undeclared(proto)))
-        types, declared = all_types(alone.graph), [*proto.graph.output, *proto.graph.value_info]
-        if error is None and all(_tells(types.get(info.name), info.type) for info in declared):
-            return TypedModel(alone, types, True)
-    found, error = _completed(folded(proto))
-    return TypedModel(found, all_types(found.graph), False, error)
-
-
-def _tells(inferred: onnx.TypeProto | None, declared: onnx.TypeProto) -> bool:
-    """Return whether an inferred type says at least as much as the declared one."""
-    if inferred is None or not inferred.HasField("tensor_type") or not declared.HasField("tensor_type"):
-        return False
-    found, said = inferred.tensor_type, declared.tensor_type
-    if declared.denotation or found.elem_type != said.elem_type or not found.HasField("shape"):
-        return False
-    wanted, unknown = said.shape.dim, onnx.TensorShapeProto.Dimension()
-    fits = all(size in (unknown, got) for got, size in zip(found.shape.dim, wanted, strict=False))
-    return not said.HasField("shape") or (fits and len(wanted) == len(found.shape.dim))
-
-
-def _completed(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Exception | None]:
-    """Return a folded model with inferred types; `ml_types` adds those that ONNX's inference leaves out."""
-    found, error = _inferred(proto)
-    if not any(map(ml_types.is_left_out, proto.graph.node)):
-        return found, error
-    for _ in range(ml_types.ROUNDS):
-        known = onnx.ModelProto()
-        known.CopyFrom(found)
-        if not ml_types.add_types(known.graph):
-            break
-        found, error = _inferred(known)
-    return found, error
-
-
-def _inferred(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Exception | None]:
-    if growth(proto.graph) > DIMS:
-        return proto, None
-    first: Exception | None = None
-    try:
-        # Strictly, since a declared shape that the graph contradicts is otherwise taken for the inferred one.
-        return propagation.infer(proto, strict_mode=True, check_type=True), None
-    except Exception as error:  # noqa: BLE001 - its C++ raises several kinds, and a bare declaration is still of use
-        first = error
-    try:
-        corrected = _corrected(proto, propagation.infer(_undeclared(proto), strict_mode=True))
-    except Exception:  # noqa: BLE001 - an operator that inference does not know, or misjudges
-        corrected = proto
-    for one in (corrected, _undeclared(proto)):
-        with suppress(Exception):
-            return propagation.infer(one), first
-    return proto, first
-
-
-def _undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy that declares no shapes but those of inputs."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    for info in copy.graph.output:
-        if info.type.HasField("tensor_type"):
-            info.type.tensor_type.ClearField("shape")
-    del copy.graph.value_info[:]
-    return copy
-
-
-def _corrected(proto: onnx.ModelProto, alone: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy whose outputs have the shapes of `alone`, inferred without declared ones, where those are known."""
-    # ONNX infers the first size of a label of Einsum, also where that size is 1 and broadcasts.
-    if any(node.op_type == "Einsum" for node in proto.graph.node):
-        return proto
-    copy, known = onnx.ModelProto(), types_of(alone.graph)
-    copy.CopyFrom(proto)
-    for info in copy.graph.output:
-        tensor, found = info.type.tensor_type, known.get(info.name, onnx.TypeProto()).tensor_type
-        if not info.type.HasField("tensor_type") or not found.HasField("shape"):
-            continue
-        declared = list(tensor.shape.dim)
-        tensor.shape.CopyFrom(found.shape)
-        for size, said in zip(tensor.shape.dim, declared, strict=False):
-            if len(declared) == len(tensor.shape.dim) and _dim(size) is None:
-                size.CopyFrom(said)
-    return copy
-
-
 # Types, from ONNX's messages and from the graph's values.
-
-
-def all_types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    """Return the types of the values of `graph` and of its bodies, by name."""
-    graphs = [graph, *chain.from_iterable(map(bodies, all_nodes(graph.node)))]
-    return dict(chain.from_iterable(types_of(each).items() for each in graphs))
 
 
 def value_types(graph: onnx.GraphProto) -> dict[str, ValueType]:
@@ -346,7 +203,7 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
 
 def _name(symbol: str | None) -> str | None:
     """Return a dimension's symbol, None for one that inference invented ("unk__0"), which no other dimension has."""
-    return None if not symbol or _INVENTED.fullmatch(symbol) else symbol
+    return None if not symbol or INVENTED.fullmatch(symbol) else symbol
 
 
 def declared_type(value: ir.Value) -> ValueType:
@@ -372,6 +229,30 @@ def _ir_dim(dim: int | ir.SymbolicDim) -> Dim:
     return _name(dim.value)
 
 
+def set_types(model: ir.Model, types: Mapping[str, onnx.TypeProto]) -> None:
+    """Set the types of a model's values, by their names; in a body, what is declared stays."""
+    for graph in model.graphs():
+        for value in values(graph):
+            type_ = types.get(value.name or "")
+            is_open = graph is model.graph or value.type is None
+            if type_ is None or not is_open or value.const_value is not None or TYPE_PROTO in value.meta:
+                continue
+            if holds_map(type_):
+                value.meta[TYPE_PROTO] = type_.SerializeToString()
+                value.type = value.shape = None
+            else:
+                value.type = ir.serde.deserialize_type_proto_for_type(type_)
+                value.shape = ir.serde.deserialize_type_proto_for_shape(type_)
+
+
+def values(graph: ir.Graph) -> Iterable[ir.Value]:
+    """Yield the values that `graph` itself defines, without those of its bodies."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
 def _merge(inferred: ValueType, declared: ValueType) -> ValueType:
     """Return both types merged; where they differ the inferred one counts."""
     if inferred.kind == "unknown":
@@ -385,14 +266,6 @@ def _merge(inferred: ValueType, declared: ValueType) -> ValueType:
 
 
 # Sizes for symbolic dimensions.
-
-
-def values(graph: ir.Graph) -> Iterable[ir.Value]:
-    """Yield the values that `graph` itself defines, without those of its bodies."""
-    yield from graph.inputs
-    yield from graph.initializers.values()
-    for node in graph:
-        yield from node.outputs
 
 
 def _bindings(

@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto, TypeProto, helper
 
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
-from dask_ferro.graph.ir.propagation import types_of
+from dask_ferro.graph.ir.messages import types_of
 
 DOMAIN = "ai.onnx.ml"
 # `ir.Value.meta` key: the class labels of the columns of an output that a ZipMap would pair with them.
@@ -44,24 +44,21 @@ def add_types(graph: onnx.GraphProto) -> bool:
     """
     types, added = types_of(graph), False
     infos = {info.name: info for info in [*graph.value_info, *graph.output]}
-    for node in filter(is_left_out, graph.node):
+    for node in graph.node:
+        if (rule := TABLE.get((node.domain, node.op_type))) is None:
+            continue
         tensors = [types[name].tensor_type if name in types else TypeProto.Tensor() for name in node.input]
         first, *others = map(_shape, tensors) if tensors else [None]
         if first is None:
             continue
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        made = _TABLE[node.domain, node.op_type](attributes, tensors[0].elem_type, first, others)
+        made = rule(attributes, tensors[0].elem_type, first, others)
         for name, (dtype, sizes) in zip(node.output, made, strict=False):
             if name and name not in infos:
                 infos[name] = graph.value_info.add(name=name)
                 types[name] = infos[name].type
             added |= bool(name) and _complete(infos[name], dtype, sizes)
     return added
-
-
-def is_left_out(node: onnx.NodeProto) -> bool:
-    """Return whether ONNX's inference leaves out the node's output types and this module may know them."""
-    return (node.domain, node.op_type) in _TABLE
 
 
 def _shape(tensor: TypeProto.Tensor) -> Shape | None:
@@ -158,7 +155,8 @@ _LEARNERS: Mapping[str, Row] = {
     "TreeEnsembleClassifier": _classified(_labels),
     "TreeEnsembleRegressor": _scores(lambda attributes: attributes.get("n_targets", 1)),
 }
-_TABLE: Mapping[tuple[str, str], Row] = {
+# The operators whose output types ONNX's inference leaves out, by domain and name.
+TABLE: Mapping[tuple[str, str], Row] = {
     **{(DOMAIN, name): row for name, row in _LEARNERS.items()},
     **{(domain, "GroupNormalization"): _same for domain in STANDARD_DOMAINS},
     **{(domain, "StringNormalizer"): _normalized for domain in STANDARD_DOMAINS},

@@ -14,7 +14,6 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
@@ -23,9 +22,8 @@ import onnx
 from onnx import TensorProto
 
 from dask_ferro import portable
-from dask_ferro.graph.ir.messages import all_nodes, bodies
 from dask_ferro.graph.model.guards import size
-from dask_ferro.graph.model.source_files import Identity, SourceFiles, identity, read_span
+from dask_ferro.graph.model.source import Identity, SourceFiles, identity, read_span
 
 # Everybody may write, and in a folder replace what others own: no sticky bit.
 _OPEN = stat.S_IWOTH | stat.S_ISVTX
@@ -99,13 +97,6 @@ class Original(NamedTuple):
 def reference(tensor: TensorProto) -> str:
     """Return the text of a tensor's reference; tensors of one text have the same data."""
     return repr([(entry.key, entry.value) for entry in tensor.external_data])
-
-
-def external_tensors(proto: onnx.ModelProto) -> list[TensorProto]:
-    """Return the initializers of the graph and of its bodies whose data lies elsewhere."""
-    graphs = [proto.graph, *chain.from_iterable(map(bodies, all_nodes(proto.graph.node)))]
-    tensors = chain.from_iterable(graph.initializer for graph in graphs)
-    return [tensor for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL]
 
 
 def locate(tensor: TensorProto, model: str | None) -> FilePart:

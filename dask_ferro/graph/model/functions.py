@@ -14,18 +14,12 @@ from itertools import chain
 import onnx
 from onnx import defs, inliner
 
-from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
-from dask_ferro.graph.ir.messages import all_nodes
+from dask_ferro.graph.ir.messages import all_nodes, domain_of
 
 Key = tuple[str, str, str]
 
 # ONNX's inliner stops at 100 nested calls.
 _MOST_DEPTH = 90
-
-
-def domain_of(domain: str) -> str:
-    """Return a domain by the name used here: ONNX's own has two, "" and "ai.onnx"."""
-    return "" if domain in STANDARD_DOMAINS else domain
 
 
 def call(node: onnx.NodeProto) -> Key:

@@ -1,14 +1,16 @@
-"""Guards on a parsed model, before ONNX's own libraries read it: what they do not refuse, or would hang or die of.
+"""Guards on a model: all that it is refused for, before and while ONNX's own libraries read it.
 
-    texts, tensors against their sizes, names listed twice, numbers in attributes, functions   before `onnx.checker`
-    sizes of what the graph will compute                                                       after inference
+    `check_message`      what those do not refuse, or would hang or die of: texts, tensors against their sizes, names
+                         listed twice, numbers in attributes, functions
+    `check_operators`    what `onnx.checker` refuses, in its words, with the node and a remedy
+    `check_types`        what strict inference says of dtypes; the sizes of what the graph will compute
 
-All else is left to `onnx.checker` and to strict inference (`model.check`).  Every problem that is told here is a
-sentence with its node or tensor.  Sizes are bytes.
+Every problem is a sentence with its node or tensor, and an error lists all of one step.  Sizes are bytes.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections import Counter
@@ -22,10 +24,16 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, checker, defs
 
+from dask_ferro.errors import ModelError, UnsupportedOp
 from dask_ferro.graph.ir.domain import OWN_DOMAIN, STANDARD_DOMAINS
-from dask_ferro.graph.ir.inference_limits import MOST_DIMS
-from dask_ferro.graph.ir.messages import all_nodes, bodies
+from dask_ferro.graph.ir.messages import all_nodes, bodies, domain_of
+from dask_ferro.graph.ir.ml_types import CLASSES
+from dask_ferro.graph.ir.onnx_inference import MOST_DIMS, TooManyDimensions, TypedModel
 from dask_ferro.graph.model import functions
+from dask_ferro.words import at_most
+
+# A reader needs no more lines, and a file may have a name of a megabyte.
+_SHOWN, _LINE = 40, 600
 
 
 @dataclass(frozen=True)
@@ -45,12 +53,31 @@ class Limits:
     mapped_above: int = 128 << 20
 
 
+def shown(problems: Iterable[str]) -> list[str]:
+    """Return problems as an error lists them: each once, no more and none longer than one reads."""
+    lines = (p if len(p) <= _LINE else f"{p[: _LINE // 2]} ... {p[-_LINE // 2 :]}" for p in problems)
+    return at_most(_SHOWN, dict.fromkeys(lines), before="and ")
+
+
+def _raise_any(headline: str, problems: Iterable[str]) -> None:
+    """Raise a `ModelError` that lists the problems, if there are any."""
+    if listed := list(problems):
+        raise ModelError(headline, shown(listed))
+
+
+# Messages, as they were parsed.
+
 # Names around bodies: onnx_ir and inference copy them into each body, 45 ns each, with the interpreter's lock held.
 # 100,000 branches in a row would be 15 minutes.
 _NAMES = 100_000_000
 
 
-def problems(proto: onnx.ModelProto, limits: Limits) -> Iterator[str]:
+def check_message(proto: onnx.ModelProto, limits: Limits, headline: str) -> None:
+    """Raise a `ModelError` with the problems of a model as it was parsed, if it has any."""
+    _raise_any(headline, _message_problems(proto, limits))
+
+
+def _message_problems(proto: onnx.ModelProto, limits: Limits) -> Iterator[str]:
     """Yield the problems of a model as it was parsed."""
     if not proto.HasField("graph"):
         yield "it has no graph; the file is cut off, damaged or no ONNX model"
@@ -95,7 +122,8 @@ def problems(proto: onnx.ModelProto, limits: Limits) -> Iterator[str]:
     for node in nodes:
         if node.attribute:
             yield from (f"node {node.name!r} ({node.op_type}): {p}" for p in _node_problems(node))
-    yield from functions.problems(proto, limits.nodes)
+    if proto.functions:
+        yield from functions.problems(proto, limits.nodes)
 
 
 def _texts(
@@ -122,7 +150,7 @@ def _texts(
 def _opset_problems(proto: onnx.ModelProto) -> Iterator[str]:
     versions: dict[str, int] = {}
     for entry in proto.opset_import:
-        domain = functions.domain_of(entry.domain)
+        domain = domain_of(entry.domain)
         if versions.setdefault(domain, entry.version) != entry.version:
             yield f"it imports domain {domain!r} as {versions[domain]} and {entry.version}; keep one"
     newest = defs.onnx_opset_version()
@@ -280,8 +308,87 @@ def equation_problems(equation: str) -> Iterator[str]:
             return
 
 
-# Sizes of what the graph computes: a file of a few hundred bytes can ask for terabytes.
+# Operators, as ONNX's checker takes them.
 
+_NODE = re.compile(r"Name: (.*?) +OpType: (\w*)", re.DOTALL)
+_UNREGISTERED = re.compile(r"No Op registered for (\S+) with")
+_REMEDIES = {
+    "topologically sorted": "a value is computed by no node before it; the file lost a node, or a name is wrong",
+    "not an output of any node": "remove the output, or mend its name",
+    "is required but missing": "export the model again",
+    "deprecated": "export the model again, for the operators of the opset that it imports",
+    "opset_import": "import the operators' domain and its version",
+}
+_ANY = onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, ())
+
+
+def check_operators(model: ir.Model, lean: onnx.ModelProto, headline: str) -> None:
+    """Raise an error where ONNX's checker refuses a model; `lean` is its `lean_model`.
+
+    Raises
+    ------
+    ModelError
+        In the checker's words.
+    UnsupportedOp
+        An operator that ONNX does not define in any version.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(lean)
+    _emptied(copy.graph)
+    # The checker wants the shape of each output, which inference is there to find.
+    for info in [*copy.graph.input, *copy.graph.output]:
+        info.type.CopyFrom(_ANY)
+    # Our own operators may have several outputs, and are an Identity without weights.
+    for node, message in zip(model.graph, copy.graph.node, strict=True):
+        message.domain = node.domain
+    try:
+        checker.check_model(copy)
+    except (checker.ValidationError, UnicodeDecodeError) as error:
+        raise _explained(str(error), headline) from error
+
+
+def _emptied(graph: onnx.GraphProto) -> None:
+    """Make the tensors that were left out empty: without data, the checker looks for it in files."""
+    for tensor in graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.t.data_location == TensorProto.EXTERNAL:
+                attribute.t.CopyFrom(TensorProto(data_type=attribute.t.data_type, dims=[0]))
+            for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                _emptied(body)
+
+
+def _explained(words: str, headline: str) -> ModelError | UnsupportedOp:
+    words, _, context = words.partition("\n==> Context")
+    node = _NODE.search(context)
+    where = f"node {node[1].strip()!r} ({node[2]}): " if node else ""
+    words = " ".join(words.split()).rstrip(".")
+    if unregistered := _UNREGISTERED.search(words):
+        op = unregistered[1]
+        names = {s.name for s in defs.get_all_schemas_with_history()}
+        close = difflib.get_close_matches(op, names, 1)
+        if op not in names:
+            hint = (
+                f"did you mean {close[0]}?"
+                if close
+                else "export the model without it, or as a local function"
+            )
+            return UnsupportedOp(headline, [f"{where}ONNX has no such operator ({words}); {hint}"])
+        return ModelError(headline, [f"{where}{words}; export the model again, for an opset that has it"])
+    remedy = next((r for said, r in _REMEDIES.items() if said in words), "export the model again")
+    return ModelError(headline, shown([f"{where}{words}; {remedy}"]))
+
+
+# Types and sizes of what the graph computes: a file of a few hundred bytes can ask for terabytes.
+
+# What inference says of types; of shapes it knows less than engines do (1 that broadcasts in an Einsum).
+_WRONG_TYPES = re.compile(r"TypeInferenceError|typestr|elem type|data type|inconsistent type")
+_INFERENCE = re.compile(r"\(op_type:([^,)]*)(?:, node name: ([^)]*))?\):? *")
+_PREFIX = re.compile(r"\[\w*InferenceError\] *|Inference error\(s\): *")
+_NUMBER = re.compile(r"\((\d+)\)")
+_DTYPES = {number: name.lower() for name, number in TensorProto.DataType.items()}
 # Operators whose operands are sizes or counts: what inference makes of too large ones overflows, silently.
 _SIZED = frozenset({"ConstantOfShape", "Expand", "OneHot", "Pad", "Resize", "Tile", "Upsample", "Range"})
 # Inference gives small negative sizes for branches that are never taken; these are products that overflowed.
@@ -290,7 +397,30 @@ _OVERFLOWN = -(1 << 31)
 _STRING_BYTES = 16
 
 
-def size_problems(graph: onnx.GraphProto, value_bytes: int, where: str = "") -> Iterator[str]:
+def check_types(model: ir.Model, typed: TypedModel, limits: Limits, headline: str) -> None:
+    """Raise a `ModelError` with the problems of a model's inferred types, if there are any."""
+    if isinstance(typed.error, TooManyDimensions):
+        raise ModelError(headline, [str(typed.error)])
+    problem = typed.error and _type_problem(typed.error)
+    sizes = _size_problems(typed.proto.graph, limits.value_bytes)
+    _raise_any(headline, chain([problem] if problem else [], sizes, _class_problems(model, typed.types)))
+
+
+def _type_problem(error: Exception) -> str | None:
+    """Return what an error of strict inference says of a dtype that an operator does not take; None otherwise."""
+    words = " ".join(str(error).split())
+    if not _WRONG_TYPES.search(words):
+        return None
+    # The last place is the innermost: in a body, or in an operator's own function, which the file did not write.
+    *around, (op, name) = [*_INFERENCE.findall(words)] or [("", "")]
+    if around and around[-1][0] not in ("If", "Loop", "Scan", "SequenceMap"):
+        return None
+    words = _INFERENCE.sub("", _PREFIX.sub("", words))
+    words = _NUMBER.sub(lambda found: _DTYPES.get(int(found[1]), found[0]), words)
+    return f"node {name!r} ({op}): {words}; put a Cast before it, or declare what it gives"
+
+
+def _size_problems(graph: onnx.GraphProto, value_bytes: int, where: str = "") -> Iterator[str]:
     """Yield the values of a graph with inferred types, and of its bodies, that are larger than `value_bytes`."""
     makers = {name: node for node in graph.node for name in node.output}
     for info in {i.name: i for i in [*graph.input, *graph.value_info, *graph.output]}.values():
@@ -312,7 +442,7 @@ def size_problems(graph: onnx.GraphProto, value_bytes: int, where: str = "") -> 
             )
         for body in bodies(node):
             inside = f" in a body of node {node.name!r} ({node.op_type}){where}"
-            yield from size_problems(body, value_bytes, inside)
+            yield from _size_problems(body, value_bytes, inside)
 
 
 def _nbytes(type_: onnx.TypeProto) -> float:
@@ -340,17 +470,18 @@ def _largest(tensor: TensorProto) -> float:
     return float(np.max(np.abs(onnx.numpy_helper.to_array(tensor).astype(np.float64)), initial=0.0))
 
 
-def class_problems(
-    types: Mapping[str, onnx.TypeProto], classes: Mapping[str, Iterable[str | int]]
-) -> Iterator[str]:
+def _class_problems(model: ir.Model, types: Mapping[str, onnx.TypeProto]) -> Iterator[str]:
     """Yield the outputs of ZipMaps that have another number of columns than of labels."""
-    for name, labels in classes.items():
-        sizes = [d.dim_value for d in types[name].tensor_type.shape.dim] if name in types else []
-        count, columns = len(tuple(labels)), sizes[-1] if len(sizes) > 1 else 0
+    for value in model.graph.outputs:
+        if (labels := value.meta.get(CLASSES)) is None:
+            continue
+        type_ = types.get(value.name or "", onnx.TypeProto())
+        sizes = [dim.dim_value for dim in type_.tensor_type.shape.dim]
+        count, columns = len(labels), sizes[-1] if len(sizes) > 1 else 0
         # 0: not known.
         if not count or columns not in (0, count):
             yield (
-                f"output {name!r}: its ZipMap has {count} class labels for {columns or '?'} columns of scores;"
+                f"output {value.name!r}: its ZipMap has {count} class labels for {columns or '?'} columns of scores;"
                 ' convert the model without it (skl2onnx: options={id(classifier): {"zipmap": False}}), or leave the'
                 " output out: outputs=[...]"
             )

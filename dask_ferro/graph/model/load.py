@@ -10,33 +10,47 @@ Sizes and offsets are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import cached_property
+from hashlib import blake2b
+from mmap import mmap
+from types import MappingProxyType
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx import TensorProto
 
+from dask_ferro import portable
 from dask_ferro.errors import ModelError
-from dask_ferro.graph.ir import inference, inference_limits, ml_types, strip_weights
-from dask_ferro.graph.ir.inference import TypedModel
-from dask_ferro.graph.ir.strip_weights import TYPE_PROTO
-from dask_ferro.graph.model import digest, external_data, guards, self_contained
-from dask_ferro.graph.model.check import check, raise_any, type_problem
+from dask_ferro.graph.ir.inference import set_types
+from dask_ferro.graph.ir.messages import external_tensors, lean_model
+from dask_ferro.graph.ir.onnx_inference import typed
+from dask_ferro.graph.model import external_data, guards, self_contained
 from dask_ferro.graph.model.external_data import FilePart, Original, reference
 from dask_ferro.graph.model.guards import Limits
-from dask_ferro.graph.model.normalize import in_form, maps_to_arrays, normalized
+from dask_ferro.graph.model.normalize import in_form, normalized
 from dask_ferro.graph.model.outputs import select
 from dask_ferro.graph.model.self_contained import CHECKED
-from dask_ferro.graph.model.source import CHANGED, Source, SourceBytes, opened, parse
-from dask_ferro.graph.model.source_files import CHECK, FileTensor, SourceFiles, seen
+from dask_ferro.graph.model.source import (
+    CHANGED,
+    CHECK,
+    FileTensor,
+    Source,
+    SourceBytes,
+    SourceFiles,
+    opened,
+    parse,
+    seen,
+)
 
 __all__ = ["Limits", "Loaded", "load", "load_own"]
 
 # Below this, a mapped page costs more than the copy that it saves.
 _PAGE = 4096
+_DIGEST_BYTES = 20
+_BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -55,8 +69,6 @@ class Loaded:
         40 hexadecimal digits, by the content of the file and of the external data in use, and by `outputs`.
     path : str or None
         The real, absolute path; None for a model from memory.
-    weight_bytes : int
-        Bytes of all initializers of the main graph.
     opset : int
         Version of ONNX's own operators that the model imports.
     files : SourceFiles
@@ -74,13 +86,17 @@ class Loaded:
     model: ir.Model
     digest: str
     path: str | None
-    weight_bytes: int
     opset: int
     files: SourceFiles = field(default_factory=SourceFiles)
     content: bytes | None = None
     is_inferred: bool = False
     outputs: tuple[str, ...] = ()
     original: Original | None = None
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of all initializers of the main graph."""
+        return self_contained.weight_bytes(self.model)
 
 
 def load(
@@ -147,28 +163,24 @@ def load_own(model: ir.Model, limits: Limits | None = None) -> Loaded:
     if CHECKED not in model.meta or any(isinstance(tensor, ir.ExternalTensor) for tensor in weights):
         return load(content, limits=limits)
     own = in_form(model.clone())
-    lean = strip_weights.lean_model(own, keep_declared=True, keep_inner=True)
-    inference.name_rows(lean.graph)
-    typed = inference.typed(lean)
-    _set_types(own, typed.types)
+    types = typed(lean_model(own, keep_declared=True, keep_inner=True))
+    set_types(own, types.types)
     own.meta[CHECKED] = True
     return Loaded(
         model=own,
-        digest=digest.of_bytes(content),
+        digest=digest_of(content),
         path=None,
-        weight_bytes=self_contained.weight_bytes(own),
         opset=own.opset_imports[""],
         content=content,
-        is_inferred=typed.is_inferred,
+        is_inferred=types.is_inferred,
     )
 
 
 def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keeps_original: bool) -> Loaded:
     proto = parse(file.content, headline)
-    outputs = select(proto, wanted, file.name)
-    problems = list(guards.problems(proto, limits))
-    parts = _located(proto, file, problems)
-    raise_any(headline, problems)
+    outputs = () if wanted is None else select(proto, wanted, file.name)
+    guards.check_message(proto, limits, headline)
+    parts = _located(proto, file, headline)
     held = _held(file, parts.values(), limits.mapped_above)
     files = _files(file, [part for part in parts.values() if part not in held])
     weights = _weights(proto, file, parts, held, files)
@@ -178,15 +190,12 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     original = None
     if keeps_original:
         original = Original(proto, memoryview(file.content), parts, held, files)
-    classes = maps_to_arrays(bare.graph)
     model = normalized(bare, weights, headline)
-    lean = strip_weights.lean_model(model, keep_declared=True, keep_inner=True)
-    check(model, lean, headline)
-    typed = _typed(lean, limits, classes, headline)
-    _set_types(model, typed.types)
-    for value in model.graph.outputs:
-        if labels := classes.get(value.name or ""):
-            value.meta[ml_types.CLASSES] = labels
+    lean = lean_model(model, keep_declared=True, keep_inner=True)
+    guards.check_operators(model, lean, headline)
+    types = typed(lean)
+    guards.check_types(model, types, limits, headline)
+    set_types(model, types.types)
     if files:
         model.meta[CHECK] = files
         if not files.are_unchanged():
@@ -194,14 +203,13 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     model.meta[CHECKED] = True
     return Loaded(
         model=model,
-        digest=digest.of_outputs(digest.of_model(file.content, [*parts.values()], held), outputs),
+        digest=digest_of(file.content, outputs, parts.values(), held),
         # Beside a link may lie the links to external data.
         path=file.named if parts else file.path,
-        weight_bytes=self_contained.weight_bytes(model),
         opset=model.opset_imports[""],
         files=files,
         content=file.content if isinstance(file.content, bytes) and not parts else None,
-        is_inferred=typed.is_inferred,
+        is_inferred=types.is_inferred,
         outputs=outputs,
         original=original,
     )
@@ -212,13 +220,16 @@ Parts = dict[str, FilePart]
 Held = Mapping[FilePart, bytes]
 
 
-def _located(proto: onnx.ModelProto, file: SourceBytes, problems: list[str]) -> Parts:
+def _located(proto: onnx.ModelProto, file: SourceBytes, headline: str) -> Parts:
     parts: Parts = {}
-    for tensor in external_data.external_tensors(proto) if not problems else ():
+    problems = []
+    for tensor in external_tensors(proto.graph):
         try:
             parts[reference(tensor)] = external_data.locate(tensor, file.named)
         except external_data.Problem as problem:
             problems.append(f"initializer {tensor.name!r}: {problem}")
+    if problems:
+        raise ModelError(headline, guards.shown(problems))
     return parts
 
 
@@ -236,7 +247,7 @@ def _files(file: SourceBytes, parts: Iterable[FilePart]) -> SourceFiles:
     for part in {part.location: part for part in parts}.values():
         with external_data.opened(part) as descriptor:
             found.append(seen(part.location, descriptor))
-    return SourceFiles(found)
+    return SourceFiles(tuple(found))
 
 
 def _weights(
@@ -251,11 +262,10 @@ def _weights(
     for tensor in proto.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             part = parts[reference(tensor)]
-            where = FileTensor if part not in held else None
             taken[tensor.name] = (
-                _mapped(tensor, part.location, part.offset, part.length, files)
-                if where
-                else _viewed(tensor, memoryview(held[part]))
+                _viewed(tensor, memoryview(held[part]))
+                if part in held
+                else _mapped(tensor, part.location, part.offset, part.length, files)
             )
         elif len(raw := tensor.raw_data) >= _PAGE:
             start = file.content.find(raw[:64], at)
@@ -274,7 +284,7 @@ def _weights(
         tensor.ClearField("raw_data")
         tensor.ClearField("external_data")
         tensor.ClearField("data_location")
-    for tensor in external_data.external_tensors(proto):
+    for tensor in external_tensors(proto.graph) if parts else ():
         part = parts[reference(tensor)]
         tensor.raw_data = held[part] if part in held else external_data.content(part)
         tensor.ClearField("external_data")
@@ -302,37 +312,39 @@ def _viewed(tensor: TensorProto, view: memoryview) -> ir.TensorProtocol:
     return ir.Tensor(array, dtype=dtype, shape=ir.Shape(tensor.dims), name=tensor.name)
 
 
-# Types.
+# The digest: BLAKE2b over the file's bytes and those of the external data that it uses.  The same bytes give the same
+# digest on every machine, from a file or from memory.
 
 
-def _typed(
-    lean: onnx.ModelProto, limits: Limits, classes: Mapping[str, Sequence[str | int]], headline: str
-) -> TypedModel:
-    """Return the types of a model in normal form; raise an error with all problems."""
-    raise_any(headline, inference_limits.problems(inference_limits.growth(lean.graph)))
-    inference.name_rows(lean.graph)
-    typed = inference.typed(lean)
-    problem = typed.error and type_problem(typed.error)
-    problems = [problem] if problem else []
-    problems += guards.size_problems(typed.proto.graph, limits.value_bytes)
-    raise_any(headline, chain(problems, guards.class_problems(typed.types, classes)))
-    return typed
+def digest_of(
+    content: bytes | memoryview | mmap,
+    outputs: Sequence[str] = (),
+    parts: Collection[FilePart] = (),
+    held: Held = MappingProxyType({}),
+) -> str:
+    """Return the digest of some of a model's outputs, (): all, by its content and external data, some of it in memory.
 
-
-def _set_types(model: ir.Model, types: Mapping[str, onnx.TypeProto]) -> None:
-    for graph in model.graphs():
-        for value in inference.values(graph):
-            type_ = types.get(value.name or "")
-            # In a body, what is declared stays.
-            is_open = graph is model.graph or value.type is None
-            if type_ is not None and is_open and value.const_value is None and TYPE_PROTO not in value.meta:
-                _set_type(value, type_)
-
-
-def _set_type(value: ir.Value, type_: onnx.TypeProto) -> None:
-    if strip_weights.holds_map(type_):
-        value.meta[TYPE_PROTO] = type_.SerializeToString()
-        value.type = value.shape = None
-    else:
-        value.type = ir.serde.deserialize_type_proto_for_type(type_)
-        value.shape = ir.serde.deserialize_type_proto_for_shape(type_)
+    Raises
+    ------
+    Problem
+        A file of external data changed since it was checked.
+    """
+    state = blake2b(content, digest_size=_DIGEST_BYTES)
+    for part in sorted(set(parts)):
+        # Without lengths, two lists of parts with the same bytes in all would have one digest.
+        state.update(f"\n{part.length}\n".encode())
+        if part in held:
+            state.update(held[part])
+            continue
+        with external_data.opened(part) as descriptor:
+            # In blocks, which do not count as resident memory as mapped pages do.
+            at, end = part.offset, part.offset + part.length
+            while at < end:
+                block = portable.read_at(descriptor, min(_BLOCK_BYTES, end - at), at)
+                if not block:
+                    raise external_data.Problem(
+                        f"{part.location} became shorter while it was read; load the model again"
+                    )
+                state.update(block)
+                at += len(block)
+    return digest_of(repr((state.hexdigest(), tuple(outputs))).encode()) if outputs else state.hexdigest()

@@ -23,12 +23,10 @@ from dask_ferro.errors import ModelError
 from dask_ferro.graph.ir import ml_types
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 from dask_ferro.graph.ir.inference import values
-from dask_ferro.graph.ir.messages import all_nodes, bodies, uses
-from dask_ferro.graph.ir.nodes import bodies as bodies_of
-from dask_ferro.graph.ir.nodes import reads
-from dask_ferro.graph.ir.strip_weights import TYPE_PROTO, take_maps
-from dask_ferro.graph.model.functions import domain_of, inlined
-from dask_ferro.graph.model.upgrade import upgrade
+from dask_ferro.graph.ir.messages import TYPE_PROTO, all_graphs, all_nodes, domain_of, take_maps, uses
+from dask_ferro.graph.ir.nodes import bodies, reads
+from dask_ferro.graph.model.functions import inlined
+from dask_ferro.graph.model.upgrade import MODERN, upgrade
 
 # The opset of graphs that use none of ONNX's own operators.
 _ANY_OPSET = 17
@@ -37,19 +35,26 @@ _ANY_OPSET = 17
 def normalized(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol], headline: str) -> ir.Model:
     """Return `proto` in normal form, with `weights` in the place of the initializers of their names.
 
+    An output of a ZipMap is the array that it reads, with the classes of the columns in `meta[ml_types.CLASSES]`.
+
     Raises
     ------
     ModelError
         Nodes in a circle, a value that two nodes compute, or what onnx_ir cannot hold.
     """
     try:
-        return in_form(_to_ir(inlined(proto) if proto.functions else proto, weights))
+        classes = _maps_to_arrays(proto.graph)
+        model = in_form(_to_ir(inlined(proto) if proto.functions else proto, weights))
     # SerdeError and onnx's own are RuntimeErrors.
     except (RuntimeError, ValueError, NotImplementedError, ir.passes.PassError) as error:
         # onnx_ir's reason stands behind all that it was given.
         cause = error.__cause__ if isinstance(error, ir.serde.SerdeError) else None
         reason = str(cause or error).partition("\n")[0]
         raise ModelError(headline, [f"{reason[:300]}; export it again"]) from error
+    for value in model.graph.outputs:
+        if value.name in classes:
+            value.meta[ml_types.CLASSES] = classes[value.name]
+    return model
 
 
 def in_form(model: ir.Model) -> ir.Model:
@@ -60,7 +65,8 @@ def in_form(model: ir.Model) -> ir.Model:
     _lift_constants(model.graph)
     _sort(model.graph)
     _drop_unused(model.graph)
-    upgrade(model)
+    if 1 <= model.opset_imports.get("", MODERN) < MODERN:
+        upgrade(model)
     _name(model)
     return model
 
@@ -74,11 +80,10 @@ def _to_ir(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol]) -> 
     del proto.opset_import[:]
     for domain, version in {"": _ANY_OPSET, **versions}.items():
         proto.opset_import.add(domain=domain, version=version)
-    nodes = list(all_nodes(proto.graph.node))
-    for graph in [proto.graph, *chain.from_iterable(map(bodies, nodes))]:
+    for graph in all_graphs(proto.graph):
         _open_sizes(graph)
         _plain_sparse(graph)
-    for node in nodes:
+    for node in all_nodes(proto.graph.node):
         node.ClearField("device_configurations")
     maps = take_maps(proto.graph)
     model: ir.Model = ir.serde.deserialize_model(proto)
@@ -90,7 +95,7 @@ def _to_ir(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol]) -> 
     return model
 
 
-def maps_to_arrays(graph: onnx.GraphProto) -> dict[str, tuple[str, ...] | tuple[int, ...]]:
+def _maps_to_arrays(graph: onnx.GraphProto) -> dict[str, tuple[str, ...] | tuple[int, ...]]:
     """Replace each ZipMap that computes an output, one dict a row, by its array; return the columns' classes.
 
     A sequence of dicts is no array: it cannot be cut, sent or stored as one.  The dict of a row is
@@ -225,7 +230,7 @@ def _drop_unused(graph: ir.Graph) -> None:
             needed.update(reads(node))
             continue
         # Values of this graph do not count what its bodies read.
-        for inner in chain.from_iterable(map(ir.traversal.RecursiveGraphIterator, bodies_of(node))):
+        for inner in chain.from_iterable(map(ir.traversal.RecursiveGraphIterator, bodies(node))):
             inner.resize_inputs(0)
         graph.remove(node, safe=True)
     for name, value in list(graph.initializers.items()):

@@ -48,8 +48,8 @@ def select(proto: onnx.ModelProto, outputs: object, source: str) -> tuple[str, .
 
     Parameters
     ----------
-    outputs : str or collection of str, or None
-        In the order wanted; a set's are in the model's order.  None: all.
+    outputs : str or collection of str
+        In the order wanted; a set's are in the model's order.
     source : str
         The file, for a message.
 
@@ -59,8 +59,6 @@ def select(proto: onnx.ModelProto, outputs: object, source: str) -> tuple[str, .
         Names that are no outputs of the model.
     """
     known = list(dict.fromkeys(info.name for info in proto.graph.output))
-    if outputs is None:
-        return ()
     given = checked_names(outputs)
     # A file without outputs has a fault of its own, which the checks report.
     if not known:

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 import onnx_ir as ir
 from onnx import version_converter
 
-from dask_ferro.graph.ir import inference
+from dask_ferro.graph.ir.messages import lean_model
 from dask_ferro.graph.ir.nodes import attribute_of, bodies
-from dask_ferro.graph.ir.strip_weights import lean_model
+from dask_ferro.graph.ir.onnx_inference import typed
 
-_OLD, _MODERN = 6, 7
+_OLD, MODERN = 6, 7
 _BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less"})
 # Attributes that opset 7 no longer has: it does what they asked for, or `_spread` has written it out.
 _DROPPED: Mapping[str, tuple[str, ...]] = {
@@ -32,18 +32,17 @@ _DROPPED: Mapping[str, tuple[str, ...]] = {
 
 
 def upgrade(model: ir.Model) -> None:
-    """Bring a sorted model of an old opset to opset 7 if it can be upgraded."""
-    opset = model.opset_imports.get("", _MODERN)
-    if not 1 <= opset < _MODERN or any(map(bodies, model.graph)):
+    """Bring a sorted model of an opset below `MODERN` to that if it can be upgraded."""
+    if any(map(bodies, model.graph)):
         return
-    graph = model.graph if opset == _OLD else _converted(model)
+    graph = model.graph if model.opset_imports[""] == _OLD else _converted(model)
     ranks = None if graph is None else _ranks(ir.Model(graph, ir_version=model.ir_version))
     if graph is None or ranks is None:
         return
     for node in list(graph):
         _modernize(node, ranks)
     model.graph = graph
-    graph.opset_imports[""] = _MODERN
+    graph.opset_imports[""] = MODERN
 
 
 def _converted(model: ir.Model) -> ir.Graph | None:
@@ -74,8 +73,8 @@ def _ranks(model: ir.Model) -> dict[str, int] | None:
             node.op_type = "Identity"
             del node.input[1:]
             node.ClearField("attribute")
-    types = inference.value_types(inference.typed(bare).proto.graph)
-    ranks = {name: len(type_.shape) for name, type_ in types.items() if type_.shape is not None}
+    tensors = ((name, type_.tensor_type) for name, type_ in typed(bare).types.items())
+    ranks = {name: len(tensor.shape.dim) for name, tensor in tensors if tensor.HasField("shape")}
     needed = [value.name for node in model.graph if _aligns(node) for value in node.inputs[:2] if value]
     return ranks if all(name in ranks for name in needed) else None
 

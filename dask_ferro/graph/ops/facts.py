@@ -35,18 +35,15 @@ RowStates: TypeAlias = Callable[[TypedNode, Sequence[State], int], "State | None
 SizeStates: TypeAlias = Callable[[TypedNode, Sequence[Depends], int], State]
 
 
-def _one_for_each(o: Operands) -> float:
-    return float(o.out_total())
-
-
 @dataclass(frozen=True)
 class OpFacts:
     """The facts of one operator; the defaults hold for an operator without a row.
 
     Attributes
     ----------
-    flops : callable
-        Of a node on its operands.
+    flops : float or callable
+        FLOPs for each element of the outputs (0: the node moves data, or its bodies are counted node by node); or those
+        of a node on its operands.
     touches : str
         Of inputs and outputs, all bytes; none of them (another name or shape of the same data); the first input for
         its type alone; or the first input where it is picked from.
@@ -66,7 +63,7 @@ class OpFacts:
         Whether it draws random numbers: never, always, or if it is told to train.
     """
 
-    flops: Flops = _one_for_each
+    flops: Flops | float = 1.0
     touches: Literal["all", "none", "type", "picked"] = "all"
     labels: Labels | None = None
     row_states: RowStates | None = None
@@ -82,16 +79,6 @@ def rows_of(names: str, facts: OpFacts) -> dict[str, OpFacts]:
 
 
 # FLOPs.
-
-
-def no_flops(o: Operands) -> float:
-    """Return 0: the node moves data, or its bodies are counted node by node."""
-    return 0.0
-
-
-def per_output(price: float) -> Flops:
-    """Return the FLOPs of a node with this price for each element of its outputs."""
-    return lambda o: price * o.out_total()
 
 
 def per_input(price: float) -> Flops:

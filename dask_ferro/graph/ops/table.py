@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN, STANDARD_DOMAINS
 from dask_ferro.graph.ir.ml_types import DOMAIN as ML_DOMAIN
-from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import OpFacts
 from dask_ferro.graph.ops.families import (
     attention,
@@ -48,11 +47,6 @@ def facts_of(node: ir.Node) -> OpFacts:
         return TABLE.get(node.op_type, NOTHING_KNOWN)
     known = _OF_OTHERS.get((node.domain, node.op_type))
     return known or _PRICES.get(node.op_type, NOTHING_KNOWN)
-
-
-def flops(o: Operands) -> float:
-    """Return the FLOPs of a node on its operands; bodies inside it count nothing here."""
-    return float(facts_of(o.node).flops(o))
 
 
 def rule(o: TypedNode) -> Rule | None:

@@ -16,8 +16,9 @@ import onnx_ir as ir
 from onnx import version_converter
 
 from dask_ferro.errors import ConfigError, UnsupportedOp
-from dask_ferro.graph.ir import inference, regions, strip_weights
+from dask_ferro.graph.ir import inference, regions
 from dask_ferro.graph.ir.inference import Dim, ValueType
+from dask_ferro.graph.ir.messages import lean_model
 from dask_ferro.graph.ir.nodes import bodies, uses
 from dask_ferro.graph.tensor.dims import alike, written
 from dask_ferro.graph.tensor.imported.mixed_precision import WIDE, narrowed
@@ -134,7 +135,7 @@ def _raised(model: ir.Model) -> ir.Model:
     if version >= _OLDEST:
         return model
     try:
-        proto = version_converter.convert_version(strip_weights.lean_model(model, keep_declared=True), OPSET)
+        proto = version_converter.convert_version(lean_model(model, keep_declared=True), OPSET)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         problem = f"ONNX's converter cannot raise it from opset {version} to {OPSET}: {reason}"

@@ -27,8 +27,18 @@ from distributed.sizeof import safe_sizeof
 
 from dask_ferro.flow.costs import TaskCost
 from dask_ferro.flow.plan import FlowCosts, planned
-from dask_ferro.graph.bundling.makespan import DASK, Overheads, as_sent, handed_out, scheduled
-from dask_ferro.graph.bundling.partition import Bundles, Dag, Floats, finest, partitioned
+from dask_ferro.graph.bundling.partition import (
+    DASK,
+    Bundles,
+    Dag,
+    Floats,
+    Overheads,
+    as_sent,
+    finest,
+    handed_out,
+    partitioned,
+    scheduled,
+)
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
 from dask_ferro.lower.bundled.recent import RecentChoices
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, Task, TaskRef

@@ -28,7 +28,7 @@ from dask.typing import Key
 from dask_ferro.flow.costs import names_of
 from dask_ferro.flow.member import Read, is_ours, pick, run_share
 from dask_ferro.flow.run import InnerTask, Share
-from dask_ferro.graph.bundling.makespan import MORE
+from dask_ferro.graph.bundling.partition import MORE
 from dask_ferro.lower.bundled.choice import (
     Annotations,
     BundleChoice,

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.model.digest import of_bytes, of_outputs
+from dask_ferro.graph.model.load import digest_of
 from dask_ferro.lower.inputs.keys import Feed, of_future
 from dask_ferro.lower.layer import Key
 from dask_ferro.lower.portable import PortableCall
@@ -123,7 +123,7 @@ def _content(opened: PreparedModel) -> np.ndarray[Any, Any]:
     if opened.loaded.content is not None:
         return np.frombuffer(opened.loaded.content, dtype=np.uint8)
     content = np.fromfile(opened.ref.path, dtype=np.uint8)
-    if of_outputs(of_bytes(content.data), opened.loaded.outputs) != opened.loaded.digest:
+    if digest_of(content.data, opened.loaded.outputs) != opened.loaded.digest:
         raise ConfigError(
             f"model file {opened.ref.path!r} changed after the graph was built; build it again with ff.from_onnx"
         )

@@ -20,8 +20,7 @@ from dask.base import DaskMethodsMixin
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.bundling.plan import Bundle, Plan
-from dask_ferro.graph.bundling.select import Granularity
+from dask_ferro.graph.bundling.plan import Bundle, Granularity, Plan
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.labelled import LabelledInputs, read_labelled
 from dask_ferro.lower.inputs.partitions import partitioned

@@ -17,8 +17,7 @@ from dask.system import CPU_COUNT
 
 from dask_ferro.engines.selection import Support, route, support
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.bundling.plan import Plan, dag, plan
-from dask_ferro.graph.bundling.select import Granularity
+from dask_ferro.graph.bundling.plan import Granularity, Plan, dag, plan
 from dask_ferro.graph.bundling.summary import Bound, OpRow, bound, per_op
 from dask_ferro.graph.cost.roofline import model_cost
 from dask_ferro.graph.ir.inference import ValueType, infer

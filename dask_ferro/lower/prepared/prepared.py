@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from dask_ferro.engines.selection import Support
 from dask_ferro.graph.batch_independence import dependence
-from dask_ferro.graph.bundling.plan import Plan, plan
-from dask_ferro.graph.bundling.select import Granularity
+from dask_ferro.graph.bundling.plan import Granularity, Plan, plan
 from dask_ferro.graph.cost.roofline import ModelCost, model_cost
 from dask_ferro.graph.ir.inference import Inference, ValueType
 from dask_ferro.graph.model.load import Loaded

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from dask_ferro.graph.bundling.makespan import DASK
-from dask_ferro.graph.bundling.partition import Dag
+from dask_ferro.graph.bundling.partition import DASK, Dag
 from dask_ferro.graph.bundling.tasks import TaskDag, bundle_tasks
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
 

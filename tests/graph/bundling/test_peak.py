@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.graph.bundling.makespan import DASK, MORE, as_sent, handed_out, peak, scheduled
-from dask_ferro.graph.bundling.partition import Bundles, Dag, partitioned
+from dask_ferro.graph.bundling.partition import (
+    DASK,
+    MORE,
+    Bundles,
+    Dag,
+    as_sent,
+    handed_out,
+    partitioned,
+    peak,
+    scheduled,
+)
 from dask_ferro.graph.bundling.tasks import EQUAL, TaskDag, bundle_tasks
 from tests.graph.bundling.test_tasks import random_work, singles
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.graph.bundling.makespan import DASK, as_sent, scheduled
-from dask_ferro.graph.bundling.partition import Bundles, Dag, partitioned
+from dask_ferro.graph.bundling.partition import DASK, Bundles, Dag, as_sent, partitioned, scheduled
 from dask_ferro.graph.bundling.tasks import ALONE, EQUAL, TaskDag, bundle_tasks
 
 MS = 1e-3

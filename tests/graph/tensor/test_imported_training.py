@@ -15,7 +15,7 @@ from torch import nn as torch_nn
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.fold import folded
+from dask_ferro.graph.ir.onnx_inference import folded
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.parallel.apply import apply

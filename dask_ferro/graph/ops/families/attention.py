@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dask_ferro.graph.ir.nodes import Operands
-from dask_ferro.graph.ops.facts import EXP, SOFTMAX, Flops, OpFacts, per_output
+from dask_ferro.graph.ops.facts import EXP, SOFTMAX, Flops, OpFacts
 from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, aligned
 
 # FLOPs.
@@ -95,7 +95,7 @@ TABLE: Mapping[str, OpFacts] = {
     "Attention": OpFacts(_attention_flops, labels=_attention),
     "FlexAttention": OpFacts(_attention_flops),
     "LinearAttention": OpFacts(_linear_attention),
-    "RotaryEmbedding": OpFacts(per_output(3), labels=_rotary),
+    "RotaryEmbedding": OpFacts(3, labels=_rotary),
     "RNN": OpFacts(_cell_flops(1, 1, 0), labels=_recurrent),
     "GRU": OpFacts(_cell_flops(3, 3, 5), labels=_recurrent),
     "LSTM": OpFacts(_cell_flops(4, 5, 4), labels=_recurrent),

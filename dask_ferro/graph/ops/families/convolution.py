@@ -6,16 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from dask_ferro.graph.ir.nodes import Operands
-from dask_ferro.graph.ops.facts import (
-    BILINEAR,
-    EXP,
-    UNKNOWN_TO_KEEP,
-    Flops,
-    OpFacts,
-    no_flops,
-    per_input,
-    rows_of,
-)
+from dask_ferro.graph.ops.facts import BILINEAR, EXP, UNKNOWN_TO_KEEP, Flops, OpFacts, per_input, rows_of
 from dask_ferro.graph.ops.labels import Dims, Labels, Rule, TypedNode, all_but, first_dimension
 from dask_ferro.graph.ops.states import Finding, Rows, State
 
@@ -129,7 +120,7 @@ TABLE: Mapping[str, OpFacts] = {
     "GlobalAveragePool": OpFacts(per_input(1), labels=all_but(_window, (0,))),
     "GlobalMaxPool": OpFacts(per_input(1), labels=all_but(_window)),
     "GlobalLpPool": OpFacts(per_input(2), labels=all_but(_window)),
-    "MaxUnpool": OpFacts(no_flops),
+    "MaxUnpool": OpFacts(0),
     "MaxRoiPool": OpFacts(per_input(1)),
     "RoiAlign": OpFacts(_roi_align),
     "Col2Im": OpFacts(per_input(1), labels=first_dimension(0)),

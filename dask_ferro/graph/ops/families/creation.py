@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dask_ferro.graph.ops.facts import EXP, OpFacts, no_flops, per_output, rows_of
+from dask_ferro.graph.ops.facts import EXP, OpFacts, rows_of
 from dask_ferro.graph.ops.families.layout import filled
 from dask_ferro.graph.ops.labels import Rule, TypedNode
 from dask_ferro.graph.ops.states import Depends, Finding, State
@@ -20,17 +20,17 @@ def _one_value(o: TypedNode) -> Rule:
 
 
 TABLE: Mapping[str, OpFacts] = {
-    **rows_of("Constant ImageDecoder", OpFacts(no_flops)),
-    "ConstantOfShape": OpFacts(no_flops, labels=_one_value, sizes=filled),
-    "EyeLike": OpFacts(no_flops, "type", combines="computes with their order"),
-    "Range": OpFacts(per_output(1), sizes=_numbered),
-    **rows_of("HannWindow HammingWindow", OpFacts(per_output(EXP + 2))),
-    "BlackmanWindow": OpFacts(per_output(2 * EXP)),
-    "MelWeightMatrix": OpFacts(per_output(4)),
-    "Bernoulli": OpFacts(per_output(5), draws="always"),
-    "Multinomial": OpFacts(per_output(EXP), draws="always"),
-    "RandomUniform": OpFacts(per_output(5), draws="always"),
-    "RandomUniformLike": OpFacts(per_output(5), "type", draws="always"),
-    "RandomNormal": OpFacts(per_output(2 * EXP), draws="always"),
-    "RandomNormalLike": OpFacts(per_output(2 * EXP), "type", draws="always"),
+    **rows_of("Constant ImageDecoder", OpFacts(0)),
+    "ConstantOfShape": OpFacts(0, labels=_one_value, sizes=filled),
+    "EyeLike": OpFacts(0, "type", combines="computes with their order"),
+    "Range": OpFacts(1, sizes=_numbered),
+    **rows_of("HannWindow HammingWindow", OpFacts(EXP + 2)),
+    "BlackmanWindow": OpFacts(2 * EXP),
+    "MelWeightMatrix": OpFacts(4),
+    "Bernoulli": OpFacts(5, draws="always"),
+    "Multinomial": OpFacts(EXP, draws="always"),
+    "RandomUniform": OpFacts(5, draws="always"),
+    "RandomUniformLike": OpFacts(5, "type", draws="always"),
+    "RandomNormal": OpFacts(2 * EXP, draws="always"),
+    "RandomNormalLike": OpFacts(2 * EXP, "type", draws="always"),
 }

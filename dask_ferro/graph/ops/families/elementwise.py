@@ -6,15 +6,7 @@ from collections.abc import Mapping
 
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS
 from dask_ferro.graph.ir.nodes import Operands, type_of
-from dask_ferro.graph.ops.facts import (
-    EXP,
-    OpFacts,
-    keeps_sizes,
-    no_flops,
-    per_output,
-    rows_of,
-    sizes_by_element,
-)
+from dask_ferro.graph.ops.facts import EXP, OpFacts, keeps_sizes, rows_of, sizes_by_element
 from dask_ferro.graph.ops.labels import REDUCTIONS, Labels, Rule, TypedNode, aligned, names, pointwise
 
 
@@ -63,7 +55,7 @@ def _split_texts(o: TypedNode) -> Rule:
 
 def _each(price: float, kinds: str, labels: Labels | None = None) -> dict[str, OpFacts]:
     """Rows of operators with a price for each element, whose operands broadcast."""
-    return rows_of(kinds, OpFacts(per_output(price), labels=labels or pointwise(), sizes=sizes_by_element))
+    return rows_of(kinds, OpFacts(price, labels=labels or pointwise(), sizes=sizes_by_element))
 
 
 TABLE: Mapping[str, OpFacts] = {
@@ -87,17 +79,16 @@ TABLE: Mapping[str, OpFacts] = {
     **_each(3 * EXP + 2, "Mish"),
     **rows_of("Max Min", OpFacts(_variadic, labels=pointwise(), sizes=sizes_by_element)),
     **rows_of("Sum Mean", OpFacts(_variadic, labels=_summed, sizes=sizes_by_element)),
-    "Where": OpFacts(no_flops, labels=pointwise((1, 2), commutes=REDUCTIONS), sizes=sizes_by_element),
-    "Identity": OpFacts(no_flops, "none", labels=pointwise((0,), commutes=REDUCTIONS), sizes=keeps_sizes),
-    "Cast": OpFacts(no_flops, labels=_cast, sizes=keeps_sizes),
-    "CastLike": OpFacts(no_flops, labels=_cast_like, sizes=sizes_by_element),
-    "BitCast": OpFacts(no_flops),
-    "Dropout": OpFacts(no_flops, labels=pointwise(), draws="in training"),
-    "Sleep": OpFacts(
-        no_flops, row_states=lambda o, states, rows: states[0]
-    ),  # whole on each rank: no part of it is shorter
-    **rows_of("Adagrad Adam Momentum", OpFacts(per_output(5))),
-    **rows_of("StringConcat RegexFullMatch", OpFacts(no_flops, labels=pointwise())),
-    "StringNormalizer": OpFacts(no_flops, labels=_normalized_texts),
-    "StringSplit": OpFacts(no_flops, labels=_split_texts),
+    "Where": OpFacts(0, labels=pointwise((1, 2), commutes=REDUCTIONS), sizes=sizes_by_element),
+    "Identity": OpFacts(0, "none", labels=pointwise((0,), commutes=REDUCTIONS), sizes=keeps_sizes),
+    "Cast": OpFacts(0, labels=_cast, sizes=keeps_sizes),
+    "CastLike": OpFacts(0, labels=_cast_like, sizes=sizes_by_element),
+    "BitCast": OpFacts(0),
+    "Dropout": OpFacts(0, labels=pointwise(), draws="in training"),
+    # Whole on each rank: no part of it is shorter.
+    "Sleep": OpFacts(0, row_states=lambda o, states, rows: states[0]),
+    **rows_of("Adagrad Adam Momentum", OpFacts(5)),
+    **rows_of("StringConcat RegexFullMatch", OpFacts(0, labels=pointwise())),
+    "StringNormalizer": OpFacts(0, labels=_normalized_texts),
+    "StringSplit": OpFacts(0, labels=_split_texts),
 }

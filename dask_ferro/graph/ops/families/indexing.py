@@ -6,13 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import log2
 
 from dask_ferro.graph.ir.nodes import Operands
-from dask_ferro.graph.ops.facts import (
-    BY_NUMBER,
-    UNKNOWN_TO_KEEP,
-    OpFacts,
-    no_flops,
-    per_input,
-)
+from dask_ferro.graph.ops.facts import BY_NUMBER, UNKNOWN_TO_KEEP, OpFacts, per_input
 from dask_ferro.graph.ops.families.reductions import sorting
 from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, all_but, names, without
 from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
@@ -112,16 +106,16 @@ def _picked_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State
 _NUMBERED = "numbers the rows of a chunk from 0"
 
 TABLE: Mapping[str, OpFacts] = {
-    "Gather": OpFacts(no_flops, "picked", labels=_gathered, sizes=_picked_sizes),
-    "GatherElements": OpFacts(no_flops, "picked", labels=_gathered_elements),
-    "GatherND": OpFacts(no_flops, "picked", labels=_gathered_by_tuples),
+    "Gather": OpFacts(0, "picked", labels=_gathered, sizes=_picked_sizes),
+    "GatherElements": OpFacts(0, "picked", labels=_gathered_elements),
+    "GatherND": OpFacts(0, "picked", labels=_gathered_by_tuples),
     "Scatter": OpFacts(_scatter_flops),
     "ScatterElements": OpFacts(_scatter_flops, labels=_scattered_elements),
     "ScatterND": OpFacts(_scatter_flops, labels=_scattered_slices),
-    "TensorScatter": OpFacts(no_flops, labels=_cached),
-    "OneHot": OpFacts(no_flops, labels=_one_hot),
+    "TensorScatter": OpFacts(0, labels=_cached),
+    "OneHot": OpFacts(0, labels=_one_hot),
     "Compress": OpFacts(
-        no_flops,
+        0,
         labels=all_but(lambda o: (o.axis(0),) if "axis" in o.node.attributes else None),
         row_states=_compressed_rows,
     ),

@@ -11,14 +11,7 @@ from functools import partial
 from math import prod
 
 from dask_ferro.graph.ir.nodes import type_of
-from dask_ferro.graph.ops.facts import (
-    BY_NUMBER,
-    UNKNOWN_TO_KEEP,
-    OpFacts,
-    keeps_sizes,
-    no_flops,
-    rows_of,
-)
+from dask_ferro.graph.ops.facts import BY_NUMBER, UNKNOWN_TO_KEEP, OpFacts, keeps_sizes, rows_of
 from dask_ferro.graph.ops.labels import (
     REDUCTIONS,
     Dims,
@@ -235,7 +228,7 @@ def _sliced_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State
     return Counts(elements[0][starts[0] : ends[0] : steps[0]])
 
 
-_RESHAPE = OpFacts(no_flops, "none", labels=_reshaped, row_states=_reshaped_rows, sizes=keeps_sizes)
+_RESHAPE = OpFacts(0, "none", labels=_reshaped, row_states=_reshaped_rows, sizes=keeps_sizes)
 
 # Of a node that moves what lies along some dimensions.
 _moves = partial(all_but, commutes=REDUCTIONS)
@@ -243,34 +236,32 @@ _moves = partial(all_but, commutes=REDUCTIONS)
 TABLE: Mapping[str, OpFacts] = {
     "Reshape": replace(_RESHAPE, takes_sizes="in shapes"),
     **rows_of("Flatten Squeeze Unsqueeze", _RESHAPE),
-    "Transpose": OpFacts(no_flops, labels=_transposed),
-    "Expand": OpFacts(no_flops, labels=_expanded, takes_sizes="in shapes", sizes=_stretched),
-    **rows_of(
-        "DepthToSpace SpaceToDepth", OpFacts(no_flops, labels=_moves(lambda o: range(1, o.rank()), (0,)))
-    ),
+    "Transpose": OpFacts(0, labels=_transposed),
+    "Expand": OpFacts(0, labels=_expanded, takes_sizes="in shapes", sizes=_stretched),
+    **rows_of("DepthToSpace SpaceToDepth", OpFacts(0, labels=_moves(lambda o: range(1, o.rank()), (0,)))),
     # Zeros are filled in, so terms have to be those of a sum.
-    "Trilu": OpFacts(no_flops, labels=all_but(lambda o: range(o.rank() - 2, o.rank()), (0,))),
-    "Concat": OpFacts(no_flops, labels=_joined, row_states=_joined_rows, sizes=_joined_sizes),
-    "Split": OpFacts(no_flops, labels=_moves(lambda o: (o.axis(0),), (0,)), takes_sizes="perhaps"),
+    "Trilu": OpFacts(0, labels=all_but(lambda o: range(o.rank() - 2, o.rank()), (0,))),
+    "Concat": OpFacts(0, labels=_joined, row_states=_joined_rows, sizes=_joined_sizes),
+    "Split": OpFacts(0, labels=_moves(lambda o: (o.axis(0),), (0,)), takes_sizes="perhaps"),
     "Slice": OpFacts(
-        no_flops,
+        0,
         "picked",
         labels=_moves(lambda o: _cuts(o)[2], (0,)),
         row_states=_sliced_rows,
         takes_sizes="perhaps",
         sizes=_sliced_sizes,
     ),
-    "Pad": OpFacts(no_flops, labels=_padded),
-    "Tile": OpFacts(no_flops, labels=_moves(_repeated, (0,)), sizes=_stretched),
-    "CenterCropPad": OpFacts(no_flops),
-    "ReverseSequence": OpFacts(no_flops, labels=_reversed_sequence),
-    **rows_of("Shape Size", OpFacts(no_flops, "type")),
+    "Pad": OpFacts(0, labels=_padded),
+    "Tile": OpFacts(0, labels=_moves(_repeated, (0,)), sizes=_stretched),
+    "CenterCropPad": OpFacts(0),
+    "ReverseSequence": OpFacts(0, labels=_reversed_sequence),
+    **rows_of("Shape Size", OpFacts(0, "type")),
     # Control flow, sequences and optionals only move other values; bodies are priced node by node.
-    **rows_of("If Loop Scan SequenceMap", OpFacts(no_flops)),
-    **rows_of("SequenceConstruct SequenceEmpty SequenceErase SequenceInsert", OpFacts(no_flops)),
-    **rows_of("SplitToSequence ConcatFromSequence", OpFacts(no_flops)),
-    "SequenceAt": OpFacts(no_flops, "picked"),
-    **rows_of("SequenceLength OptionalHasElement", OpFacts(no_flops, "type")),
-    **rows_of("Optional OptionalGetElement", OpFacts(no_flops, "none")),
-    "Gradient": OpFacts(no_flops),  # rewritten before it runs
+    **rows_of("If Loop Scan SequenceMap", OpFacts(0)),
+    **rows_of("SequenceConstruct SequenceEmpty SequenceErase SequenceInsert", OpFacts(0)),
+    **rows_of("SplitToSequence ConcatFromSequence", OpFacts(0)),
+    "SequenceAt": OpFacts(0, "picked"),
+    **rows_of("SequenceLength OptionalHasElement", OpFacts(0, "type")),
+    **rows_of("Optional OptionalGetElement", OpFacts(0, "none")),
+    "Gradient": OpFacts(0),  # rewritten before it runs
 }

@@ -10,17 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import log2, prod
 
 from dask_ferro.graph.ir.nodes import Operands
-from dask_ferro.graph.ops.facts import (
-    BY_NUMBER,
-    EXP,
-    UNKNOWN_TO_KEEP,
-    Flops,
-    OpFacts,
-    RowStates,
-    no_flops,
-    per_output,
-    rows_of,
-)
+from dask_ferro.graph.ops.facts import BY_NUMBER, EXP, UNKNOWN_TO_KEEP, Flops, OpFacts, RowStates, rows_of
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.states import FREE, Finding, Rows, State
 
@@ -101,7 +91,7 @@ def _extracted(o: TypedNode, states: Sequence[State], rows: int) -> State:
     return Finding(False, "picks from each by those of all")
 
 
-def _learner(flops: Flops) -> OpFacts:
+def _learner(flops: Flops | float) -> OpFacts:
     return OpFacts(flops, row_states=_by_row)
 
 
@@ -109,12 +99,12 @@ TABLE: Mapping[str, OpFacts] = {
     **rows_of("LinearClassifier LinearRegressor", _learner(_linear)),
     **rows_of("SVMClassifier SVMRegressor", _learner(_support_vectors)),
     **rows_of("TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor", _learner(_trees)),
-    **rows_of("FeatureVectorizer ZipMap", _learner(no_flops)),
-    "Normalizer": _learner(per_output(3)),
-    "Scaler": OpFacts(per_output(2), row_states=_by_column("offset", "scale")),
-    "Imputer": OpFacts(no_flops, row_states=_by_column("imputed_value_floats", "imputed_value_int64s")),
-    "Binarizer": OpFacts(per_output(1), row_states=_by_element),
-    **rows_of("CategoryMapper LabelEncoder OneHotEncoder", OpFacts(no_flops, row_states=_by_element)),
-    "ArrayFeatureExtractor": OpFacts(no_flops, "picked", row_states=_extracted),
-    **rows_of("CastMap DictVectorizer", OpFacts(no_flops)),
+    **rows_of("FeatureVectorizer ZipMap", _learner(0)),
+    "Normalizer": _learner(3),
+    "Scaler": OpFacts(2, row_states=_by_column("offset", "scale")),
+    "Imputer": OpFacts(0, row_states=_by_column("imputed_value_floats", "imputed_value_int64s")),
+    "Binarizer": OpFacts(1, row_states=_by_element),
+    **rows_of("CategoryMapper LabelEncoder OneHotEncoder", OpFacts(0, row_states=_by_element)),
+    "ArrayFeatureExtractor": OpFacts(0, "picked", row_states=_extracted),
+    **rows_of("CastMap DictVectorizer", OpFacts(0)),
 }

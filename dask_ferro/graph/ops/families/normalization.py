@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ir.nodes import Operands
-from dask_ferro.graph.ops.facts import EXP, SOFTMAX, OpFacts, per_output
+from dask_ferro.graph.ops.facts import EXP, SOFTMAX, OpFacts
 from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, all_but, names, without
 
 
@@ -48,18 +48,16 @@ def _instance_normalized(o: TypedNode) -> Rule:
 
 # LayerNormalization's body flattens, so of several dimensions before the axis it would let one be split at most.
 TABLE: Mapping[str, OpFacts] = {
-    "Softmax": OpFacts(per_output(SOFTMAX), labels=all_but(_softmax)),
-    "LogSoftmax": OpFacts(per_output(SOFTMAX + 1), labels=all_but(_softmax)),
-    "Hardmax": OpFacts(per_output(2), labels=all_but(_softmax)),
-    "LpNormalization": OpFacts(per_output(3), labels=all_but(lambda o: (o.axis(-1),))),
-    "LayerNormalization": OpFacts(per_output(8), labels=all_but(_layer)),
-    "RMSNormalization": OpFacts(per_output(5), labels=all_but(_layer)),
-    "BatchNormalization": OpFacts(per_output(2), labels=_batch_normalized),
-    "InstanceNormalization": OpFacts(per_output(8), labels=_instance_normalized),
+    "Softmax": OpFacts(SOFTMAX, labels=all_but(_softmax)),
+    "LogSoftmax": OpFacts(SOFTMAX + 1, labels=all_but(_softmax)),
+    "Hardmax": OpFacts(2, labels=all_but(_softmax)),
+    "LpNormalization": OpFacts(3, labels=all_but(lambda o: (o.axis(-1),))),
+    "LayerNormalization": OpFacts(8, labels=all_but(_layer)),
+    "RMSNormalization": OpFacts(5, labels=all_but(_layer)),
+    "BatchNormalization": OpFacts(2, labels=_batch_normalized),
+    "InstanceNormalization": OpFacts(8, labels=_instance_normalized),
     # Opset 21 made scale and bias those of channels, which were those of groups: batch alone is split alike in both.
-    "GroupNormalization": OpFacts(per_output(8), labels=all_but(lambda o: range(1, o.rank()))),
-    "MeanVarianceNormalization": OpFacts(
-        per_output(7), labels=all_but(lambda o: o.attribute("axes", (0, 2, 3)))
-    ),
+    "GroupNormalization": OpFacts(8, labels=all_but(lambda o: range(1, o.rank()))),
+    "MeanVarianceNormalization": OpFacts(7, labels=all_but(lambda o: o.attribute("axes", (0, 2, 3)))),
     "LRN": OpFacts(_lrn, labels=all_but(lambda o: (1,))),
 }

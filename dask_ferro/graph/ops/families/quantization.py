@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dask_ferro.graph.ops.facts import OpFacts, per_input, per_output
+from dask_ferro.graph.ops.facts import OpFacts, per_input
 from dask_ferro.graph.ops.families.convolution import conv_flops
 from dask_ferro.graph.ops.families.linear import product_flops
 from dask_ferro.graph.ops.labels import (
@@ -49,8 +49,8 @@ def _product(left: int, right: int, by_row: Sequence[int], by_column: Sequence[i
 
 
 TABLE: Mapping[str, OpFacts] = {
-    "QuantizeLinear": OpFacts(per_output(4), labels=_quantized),
-    "DequantizeLinear": OpFacts(per_output(2), labels=_quantized),
+    "QuantizeLinear": OpFacts(4, labels=_quantized),
+    "DequantizeLinear": OpFacts(2, labels=_quantized),
     "DynamicQuantizeLinear": OpFacts(per_input(7), combines=RANGE_OF_ALL),
     "QLinearMatMul": OpFacts(product_flops, labels=_product(0, 3, (1, 2, 6, 7), (4, 5))),
     "MatMulInteger": OpFacts(product_flops, labels=_product(0, 1, (2,), (3,))),

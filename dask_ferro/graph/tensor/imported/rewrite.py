@@ -19,8 +19,9 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.messages import external_tensors
 from dask_ferro.graph.model import external_data
-from dask_ferro.graph.model.external_data import Original, external_tensors, reference
+from dask_ferro.graph.model.external_data import Original, reference
 from dask_ferro.graph.model.outputs import select
 
 # Large tensors begin at a page, as ONNX recommends.
@@ -74,7 +75,7 @@ def _fill(proto: onnx.ModelProto, original: Original, values: Values, beside: st
     """Write all data that the messages refer to, and the new values, each where its tensor's data was."""
     own = list(proto.graph.initializer)
     # The graph's own come first; those of bodies may have the same names.
-    inner = external_tensors(proto)[sum(map(_is_external, own)) :]
+    inner = external_tensors(proto.graph)[sum(map(_is_external, own)) :]
     # By the text of a reference, its offset and length: tensors of one place share one place in the new file too.
     places: dict[str, tuple[int, int]] = {}
     for tensor, new in zip_longest([*own, *inner], [values.get(tensor.name) for tensor in own]):

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.bundling.makespan import DASK, Overheads, scheduled
-from dask_ferro.graph.bundling.partition import Dag, partitioned
-from dask_ferro.graph.bundling.select import Granularity, bundle
+from dask_ferro.graph.bundling.partition import DASK, Dag, Overheads, partitioned, scheduled
+from dask_ferro.graph.bundling.plan import Granularity, choose
 from tests.each import each, every
 
 MS = 1e-3
@@ -135,12 +134,12 @@ def check(dag: Dag, bundles: Sequence[Sequence[int]]) -> None:
     ],
 )
 def test_one_bundle(dag: Dag, workers: int) -> None:
-    assert len(bundle(dag, workers=workers)) == 1
+    assert len(choose(dag, workers=workers)) == 1
 
 
 def test_branches_worth_many_tasks_stay_apart() -> None:
     dag = modules(9, 4, 50 * MS)
-    bundles = bundle(dag, workers=8)
+    bundles = choose(dag, workers=8).bundles()
     check(dag, bundles)
     home = {node: i for i, nodes in enumerate(bundles) for node in nodes}
     for stem in range(0, 54, 6):
@@ -150,7 +149,7 @@ def test_branches_worth_many_tasks_stay_apart() -> None:
 
 def test_towers_with_small_branches_are_cut_between_towers_only() -> None:
     dag = modules(10, 4, MS, towers=2)
-    *towers, last = bundle(dag, workers=8)
+    *towers, last = choose(dag, workers=8).bundles()
     first, second = sorted(towers)
     assert set(first) <= set(range(60))
     assert set(second) <= set(range(60, 120))
@@ -160,7 +159,7 @@ def test_towers_with_small_branches_are_cut_between_towers_only() -> None:
 @pytest.mark.parametrize("root", [False, True], ids=["on graph inputs", "on a root"])
 def test_slow_ops_stay_apart_and_fast_ones_fill_the_idle_workers(root: bool) -> None:
     dag = chains((4, 1, 0.2), (200, 1, MS), root=root)
-    bundles = [nodes for nodes in bundle(dag, workers=8) if sum(dag.seconds[v] for v in nodes) > 0]
+    bundles = [nodes for nodes in choose(dag, workers=8).bundles() if sum(dag.seconds[v] for v in nodes) > 0]
     slow, fast = range(root, 4 + root), len(dag.seconds) - 200
     assert all((node,) in bundles for node in slow)
     # What a task costs, the root takes over.
@@ -188,7 +187,7 @@ def test_projected_within_ten_percent_and_thirty_ms_of_the_bound(name, root, joi
 
     def is_near(workers):
         assert bound(dag, workers) == pytest.approx(bounds[workers] * MS)
-        bundles = bundle(dag, workers=workers)
+        bundles = choose(dag, workers=workers).bundles()
         check(dag, bundles)
         assert project(dag, bundles, workers=workers) <= 1.1 * bounds[workers] * MS + 30 * MS
 
@@ -205,7 +204,7 @@ def test_projected_within_ten_percent_and_thirty_ms_of_the_bound(name, root, joi
     ],
 )
 def test_projected_near_the_bound(dag: Dag, workers: int, ratio: float) -> None:
-    bundles = bundle(dag, workers=workers)
+    bundles = choose(dag, workers=workers).bundles()
     check(dag, bundles)
     assert project(dag, bundles, workers=workers) <= ratio * bound(dag, workers)
 
@@ -216,7 +215,7 @@ def test_projected_near_the_bound(dag: Dag, workers: int, ratio: float) -> None:
 def test_a_reshape_goes_to_the_side_of_more_bytes() -> None:
     # 0 and 1 are branches; 2 reads little of 0 and feeds much to 3, which reads 1 too
     dag = Dag([0.1, 0.1, 0.0, 0.1, 0.1], [(0, 2, 1e3), (0, 4, 1e3), (1, 3, 1e3), (2, 3, 1e6)])
-    bundles = bundle(dag, workers=2)
+    bundles = choose(dag, workers=2).bundles()
     assert any({2, 3} <= set(nodes) and 0 not in nodes for nodes in bundles)
 
 
@@ -225,7 +224,7 @@ def test_a_reshape_goes_to_the_side_of_more_bytes() -> None:
 
 @pytest.mark.parametrize("granularity", ["auto", "op", "model", 1.0])
 def test_no_nodes_no_bundles(granularity: Granularity) -> None:
-    assert bundle(Dag([], []), granularity, workers=2) == ()
+    assert choose(Dag([], []), granularity, workers=2).bundles() == ()
 
 
 @pytest.mark.parametrize(
@@ -238,7 +237,7 @@ def test_no_nodes_no_bundles(granularity: Granularity) -> None:
     ],
 )
 def test_pieces_of_about_a_second(dag: Dag, pieces: int) -> None:
-    bundles = bundle(dag, 1.0, workers=4)
+    bundles = choose(dag, 1.0, workers=4).bundles()
     check(dag, bundles)
     assert pieces <= len(bundles) <= 2 * pieces
     assert max(sum(dag.seconds[v] for v in nodes) for nodes in bundles) <= 1.4
@@ -247,17 +246,17 @@ def test_pieces_of_about_a_second(dag: Dag, pieces: int) -> None:
 @pytest.mark.parametrize("granularity", ["coarse", 0.0, -1.0, float("nan")])
 def test_no_such_granularity(granularity: Granularity) -> None:
     with pytest.raises(ConfigError, match="granularity: got"):
-        bundle(chains((1, 3, MS)), granularity, workers=2)
+        choose(chains((1, 3, MS)), granularity, workers=2)
 
 
 def test_no_workers() -> None:
     with pytest.raises(ConfigError, match="workers: got 0"):
-        bundle(chains((1, 3, MS)), workers=0)
+        choose(chains((1, 3, MS)), workers=0)
 
 
 def test_an_edge_backwards_is_refused() -> None:
     with pytest.raises(ValueError, match="bundle 2 comes after bundle 1, which waits for it"):
-        bundle(Dag([1.0] * 3, [(0, 1, 8.0), (2, 1, 8.0)]), workers=2)
+        choose(Dag([1.0] * 3, [(0, 1, 8.0), (2, 1, 8.0)]), workers=2)
 
 
 # --- glued edges --------------------------------------------------------------------------------------------
@@ -266,13 +265,13 @@ def test_an_edge_backwards_is_refused() -> None:
 def test_glued_nodes_take_what_lies_between_them() -> None:
     # 0 -> 1 -> 2 and 0 -> 2 glued: a bundle of 0 and 2 alone would wait for 1, and 1 for it
     dag = Dag([1.0] * 4, [(0, 1, 8.0), (0, 2, 8.0), (1, 2, 8.0), (2, 3, 8.0)], glued=[(0, 2)])
-    assert bundle(dag, "op", workers=2) == ((0, 1, 2), (3,))
+    assert choose(dag, "op", workers=2).bundles() == ((0, 1, 2), (3,))
 
 
 def test_two_glued_pairs_that_cross_are_one_bundle() -> None:
     # 0 -> 3 glued and 1 -> 2 glued, with 0 -> 2 and 1 -> 3: each pair would wait for the other's first half
     dag = Dag([1.0] * 4, [(0, 2, 8.0), (0, 3, 8.0), (1, 2, 8.0), (1, 3, 8.0)], glued=[(0, 3), (1, 2)])
-    assert bundle(dag, "op", workers=2) == ((0, 1, 2, 3),)
+    assert choose(dag, "op", workers=2).bundles() == ((0, 1, 2, 3),)
 
 
 # --- edges between bundles, and the projection --------------------------------------------------------------
@@ -337,21 +336,22 @@ crews = st.sampled_from([1, 2, 3, 8, 100])
 @given(dags(), granularities, crews)
 @settings(max_examples=120, deadline=None)
 def test_bundles_are_a_convex_partition_and_glued_edges_stay_whole(dag, granularity, workers):
-    check(dag, bundle(dag, granularity, workers=workers))
+    check(dag, choose(dag, granularity, workers=workers).bundles())
 
 
 @given(dags(), granularities, crews)
 @settings(max_examples=50, deadline=None)
 def test_the_same_graph_gives_the_same_bundles(dag: Dag, granularity: Granularity, workers: int) -> None:
     again = Dag(tuple(dag.seconds), tuple(dag.edges), tuple(dag.glued))
-    assert bundle(dag, granularity, workers=workers) == bundle(again, granularity, workers=workers)
+    first, second = (choose(one, granularity, workers=workers).bundles() for one in (dag, again))
+    assert first == second
 
 
 @given(dags(), crews)
 @settings(max_examples=80, deadline=None)
 def test_auto_is_never_worse_than_one_bundle_nor_than_ops(dag: Dag, workers: int) -> None:
     auto, ops, model = (
-        project(dag, bundle(dag, granularity, workers=workers), workers=workers)
+        project(dag, choose(dag, granularity, workers=workers).bundles(), workers=workers)
         for granularity in ("auto", "op", "model")
     )
     assert auto <= model
@@ -362,7 +362,7 @@ def test_auto_is_never_worse_than_one_bundle_nor_than_ops(dag: Dag, workers: int
 @settings(max_examples=50, deadline=None)
 def test_no_projection_beats_the_bound(dag: Dag, workers: int) -> None:
     free = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=float("inf"), dispatch_s=0.0)
-    bundles = bundle(dag, "op", workers=workers)
+    bundles = choose(dag, "op", workers=workers).bundles()
     assert project(dag, bundles, workers=workers, overheads=free) >= bound(dag, workers) - 1e-9
 
 
@@ -379,6 +379,6 @@ def test_no_projection_beats_the_bound(dag: Dag, workers: int) -> None:
     ],
 )
 def test_100_000_nodes_in_few_bundles_near_the_bound(dag: Dag) -> None:
-    bundles = bundle(dag, workers=8)
+    bundles = choose(dag, workers=8).bundles()
     assert len(bundles) <= 1500
     assert project(dag, bundles, workers=8) <= 1.1 * bound(dag, 8)
