@@ -33,8 +33,7 @@ from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import widened
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.prepared.opening import open_model
-from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.prepared.prepared import PreparedModel, open_model
 from dask_ferro.lower.ranks.call_outputs import CallOutputs
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.sharded import gather

@@ -18,8 +18,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.graph.ops.states import Finding
-from dask_ferro.lower.prepared.opening import with_defaults_replaced
-from dask_ferro.lower.prepared.prepared import PreparedModel, SizedModel
+from dask_ferro.lower.prepared.prepared import PreparedModel, SizedModel, with_defaults_replaced
 from dask_ferro.lower.signature import (
     Signature,
     as_array,

@@ -30,8 +30,7 @@ from dask_ferro.lower.model.bound import BoundModel, bind, checked_batch, inputs
 from dask_ferro.lower.model.render import facts_of
 from dask_ferro.lower.model.row_check import check_rows
 from dask_ferro.lower.portable import portable
-from dask_ferro.lower.prepared.opening import open_model, reopened
-from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.prepared.prepared import PreparedModel, open_model, reopened
 from dask_ferro.lower.prepared.store import is_temporary
 from dask_ferro.lower.signature import ValueSpec, comes_later, synthetic
 from dask_ferro.lower.worker.models import ModelRef
