@@ -245,7 +245,7 @@ class ModelGraph(DaskMethodsMixin):
             Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
         """
         # Dask's arrays are imported with the first call.
-        from dask_ferro.lower.model.outputs import outputs_of
+        from dask_ferro.lower.model.lowering import outputs_of
 
         options = {"batch": batch, "batched": batched, "dims": dims}
         table = args[0] if len(args) == 1 and not named else None
@@ -323,7 +323,7 @@ class ModelGraph(DaskMethodsMixin):
         >>> model = ff.from_onnx("examples/models/digits_mlp.onnx")  # doctest: +SKIP
         >>> client.submit(model.predict, images).result()            # doctest: +SKIP
         """
-        from dask_ferro.lower.model.outputs import values_of
+        from dask_ferro.lower.model.lowering import values_of
 
         options = {"batch": batch, "batched": batched, "dims": dims}
         bound, labels, form = self._bound(args, named, options, at_once=True)
@@ -356,7 +356,7 @@ class ModelGraph(DaskMethodsMixin):
     @cached_property
     def _own(self) -> Any:
         """The outputs on seeded inputs."""
-        from dask_ferro.lower.model.outputs import outputs_of
+        from dask_ferro.lower.model.lowering import outputs_of
 
         if self._opened.signature.inputs:
             warnings.warn(
