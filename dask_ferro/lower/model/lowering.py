@@ -20,7 +20,7 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
-from dask.base import DaskMethodsMixin
+from dask.base import DaskMethodsMixin, tokenize
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from tlz import merge
@@ -30,10 +30,10 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, ValueSource
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.lower.annotations import ByHead, about
-from dask_ferro.lower.inputs.keys import Feed, feed, token_of
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.layer import (
     BundleTask,
+    Feed,
     Key,
     KeySeries,
     KeysOrValue,
@@ -41,6 +41,7 @@ from dask_ferro.lower.layer import (
     Literal,
     RunLengths,
     TaskSeries,
+    feed,
 )
 from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.portable import PortableCall, PortableTask
@@ -106,13 +107,13 @@ def lower(bound: BoundModel, client: Any, *, are_arrays: bool) -> Lowered:
     dask arrays, whose shapes hold; else they have the shapes that are computed.
     """
     model, sig, bundles = bound.model, bound.model.signature, bound.plan.bundles
-    tokens = {name: token_of(value) for name, value in bound.arrays.items()}
+    tokens = {name: tokenize(value) for name, value in bound.arrays.items()}
     refs = tuple(_bundle_ref(bound, n, are_arrays=are_arrays) for n in range(len(bundles)))
     feeds = [
         feed(spec.name, bound.arrays[spec.name], bound.rows if carries else None, tokens[spec.name])
         for spec, carries in zip(sig.inputs, sig.carries, strict=True)
     ]
-    copy = copy_for(model, client)
+    copy = None if client is None else copy_for(model, client)
     content = (model.loaded.digest, tuple(tokens.items()), bound.rows, refs)
     # A digest of the text: hash() differs from process to process.
     token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
