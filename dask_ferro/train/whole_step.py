@@ -38,8 +38,7 @@ from dask_ferro.lower.ranks.call_outputs import CallOutputs
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
-from dask_ferro.lower.worker.task import BundleRef, run_bundle
-from dask_ferro.lower.worker.threads import WORTH_THREADS_S
+from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS
 from dask_ferro.train.program import Recipe, StepProgram, Trained, TrainingProgram, waiting

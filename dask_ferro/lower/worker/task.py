@@ -12,39 +12,57 @@ as long then is the axis of the rows, and has none.
 
 A result that has elements all the same (a mean over the rows, or their number) is left to the engines, with the arrays
 as they are.
+
+A worker whose device class is "gpu" (declared, or found by CuPy) runs bundles there; so does any other process that
+declares it.  Without a device, or with ``ferro.worker.device: cpu``, the cost is one check per task.  Results that only
+bundles read stay on the device, as `DeviceArray`, in `worker.data` like any value, with their bytes counted; the model's
+own outputs are copied to the host, because any task or client may read them.
+
+A session on the host has its share of the host's cores as threads: the cores, divided by the task threads of all workers
+there.  The scheduler is asked for these workers once, when the first session is created.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+import dask
 import numpy as np
 import onnx_ir as ir
+from dask.system import CPU_COUNT
 
 from dask_ferro import config
 from dask_ferro.engines.cache import Cache
-from dask_ferro.engines.device.residency import Residency
+from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
+from dask_ferro.engines.device.residency import ProcessDevice, Residency
 from dask_ferro.engines.device_executable import compile_on_device
 from dask_ferro.engines.executable import Executable, compile_bundle, nodes_between
+from dask_ferro.engines.onnxruntime.device_session import place_of, works
 from dask_ferro.engines.onnxruntime.host_memory import Returns
 from dask_ferro.engines.onnxruntime.session import SessionSettings
+from dask_ferro.engines.onnxruntime.support import HOST
 from dask_ferro.engines.selection import Engine
 from dask_ferro.errors import ModelError, UnsupportedOp
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.lower.annotations import NodeLabels, node_labels
-from dask_ferro.lower.worker import device
 from dask_ferro.lower.worker.checks import LateInputs, OutputCheck, Shapes, check_outputs
 from dask_ferro.lower.worker.models import MODELS_KEPT, ModelRef, open_model
 from dask_ferro.lower.worker.outputs import together, unshared
-from dask_ferro.lower.worker.threads import intra_op_threads
 
+# Projected seconds of a run above which its session has threads: they cost their start.
+WORTH_THREADS_S = 1e-3
 # The number of bundles whose inputs a process knows: names, and a tuple each.
 _INPUTS_KEPT = 4096
 # Rows that are made up where there are none: three, not two, as an axis that is halved and padded has one element for
 # one row, two for two, and one for none.
 _MADE_UP_ROWS = (1, 3)
+
+logger = logging.getLogger(__name__)
 
 Compute = Callable[..., tuple[Any, ...]]
 # Wraps an Executable; its second argument returns the regions and placements of the nodes.
@@ -53,6 +71,9 @@ Listener = Callable[[Any, Callable[[], NodeLabels]], Compute]
 _listener: Listener | None = None
 # What is known of the inputs of bundles, by the model, their names, and which are cut row by row.
 _late: Cache[LateInputs] = Cache(_INPUTS_KEPT, size=lambda inputs: 1)
+# Whether the device of this process was chosen; the lock is held while one is detected, and taken again by `use_device`.
+_is_chosen = False
+_choosing = threading.RLock()
 
 
 class BundleRef(NamedTuple):
@@ -123,7 +144,7 @@ def run_bundle(
     ModelError, UnsupportedOp
         As the engine raises them, with the model's path.
     """
-    residency = device.current()
+    residency = current_device()
     picked = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
     # Engines take a numpy scalar (a sum, `x[()]`) as an array without axes.
     arrays = [np.asarray(value) if isinstance(value, np.generic) else value for value in picked]
@@ -240,6 +261,9 @@ def _without_rows(one: Any, three: Any) -> Any:
     return None if changed or 0 not in sizes else np.empty(sizes, one.dtype)
 
 
+# ---- the compiled bundle -----------------------------------------------------------------------------------
+
+
 @cache
 def _executables() -> Cache[Executable]:
     return Cache(config.value("cache.bytes"), Returns())
@@ -253,7 +277,7 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residenc
         bundle.exact,
         config.value("limits.run"),
     )
-    provider = None if residency is None else device.session_provider(residency.device)
+    provider = None if residency is None else session_provider(residency.device)
 
     def build() -> Executable:
         model, names = open_model(ref, copy).model, (bundle.inputs, bundle.outputs)
@@ -269,3 +293,113 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residenc
         *(() if residency is None else (residency, provider, bundle.down)),
     )
     return _executables().get(key, build, Executable.is_current)
+
+
+# ---- the device of this process ----------------------------------------------------------------------------
+
+
+def use_device(device: Device | None) -> Residency | None:
+    """Compute bundles of this process on `device` from now on; None: on the host.  Return its residency.
+
+    A worker detects its GPU by itself; a machine without one can be given an emulated one.
+    """
+    global _is_chosen
+    with _choosing:
+        ProcessDevice.residency = None if device is None else _residency_of(device)
+        _is_chosen = True
+        return ProcessDevice.residency
+
+
+def current_device() -> Residency | None:
+    """Return the residency of this process's device, which is detected once; None where there is none."""
+    if not _is_chosen:
+        with _choosing:
+            if not _is_chosen:
+                use_device(_detected())
+    return ProcessDevice.residency
+
+
+def _residency_of(device: Device) -> Residency:
+    """Return an empty residency, bounded as configured."""
+    worker = this_worker()
+    return Residency(
+        device,
+        results=config.value("device.results-bytes"),
+        weights=config.value("device.weights-bytes"),
+        # A worker's values never change; in a process shared with the caller, the caller may write to an input.
+        keeps_inputs=worker is not None and not str(worker.address).startswith("inproc"),
+    )
+
+
+def session_provider(device: Device) -> str | None:
+    """Return ONNX Runtime's provider that may compute on a device (`device.onnxruntime`); None without one."""
+    allowed = config.value("device.onnxruntime")
+    if allowed == "never":
+        return None
+    provider = place_of(device).provider
+    return None if (allowed == "auto" and provider == HOST) or not works(provider) else provider
+
+
+def _detected() -> Device | None:
+    wanted = config.value("worker.device")
+    if wanted == "cpu" or (wanted != "gpu" and this_worker() is None):
+        return None
+    tf32 = config.value("device.tf32")
+    try:
+        return CupyDevice(tf32=tf32) if cupy_devices() else None
+    except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker runs on the host
+        logger.warning("dask_ferro: the GPU is not used: %r", error)
+        return None
+
+
+# ---- the threads of a session ------------------------------------------------------------------------------
+
+
+def intra_op_threads() -> int:
+    """Return the intra-op threads of a session in this process (config ``ferro.onnxruntime.intra-op-threads``)."""
+    wanted = config.value("onnxruntime.intra-op-threads")
+    return wanted if wanted is not None else share_of(CPU_COUNT, _task_threads())
+
+
+def share_of(cores: int, task_threads: int) -> int:
+    """Return the whole cores that each of `task_threads` may use; at least one.
+
+    >>> share_of(16, 2), share_of(2, 2), share_of(2, 3)
+    (8, 1, 1)
+    """
+    return max(1, cores // max(1, task_threads))
+
+
+def _task_threads() -> int:
+    """Return how many Dask task threads share this host's cores."""
+    if (worker := this_worker()) is not None:
+        return _host_threads(worker.address)
+    # Without a worker: 1 with the synchronous scheduler, else the pool's size.
+    if dask.config.get("scheduler", None) in ("sync", "synchronous", "single-threaded"):
+        return 1
+    if threading.current_thread() is threading.main_thread():
+        return 1
+    return int(dask.config.get("num_workers", None) or CPU_COUNT)
+
+
+def this_worker() -> Any:
+    """Return the Dask worker that runs the calling task, or None."""
+    # Called in each task, and an import statement takes 2 us.
+    distributed = sys.modules.get("distributed")
+    # Without distributed imported in full, no worker can be running here.
+    if distributed is None or not hasattr(distributed, "get_worker"):
+        return None
+    try:
+        return distributed.get_worker()
+    except ValueError:
+        return None
+
+
+@cache
+def _host_threads(address: str) -> int:
+    from distributed.utils import sync
+
+    worker = this_worker()
+    identity = sync(worker.loop, worker.scheduler.identity, n_workers=-1)
+    host = identity["workers"][address]["host"]
+    return sum(w["nthreads"] for w in identity["workers"].values() if w["host"] == host)
