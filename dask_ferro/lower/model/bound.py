@@ -21,9 +21,7 @@ from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.prepared.prepared import PreparedModel, SizedModel, with_defaults_replaced
 from dask_ferro.lower.signature import (
     Signature,
-    as_array,
-    by_name,
-    check_arrays,
+    checked_arrays,
     fixed_batch,
     is_dask_array,
     may_carry,
@@ -119,9 +117,7 @@ def bind(
         model = with_defaults_replaced(model, names)
     sig, title = model.signature, f"model {model.name!r}"
     batch = checked_batch(batch, title)
-    named = by_name(sig, given, title)
-    arrays = {spec.name: as_array(spec, named[spec.name], title) for spec in sig.inputs}
-    check_arrays(sig, arrays, title)
+    arrays = checked_arrays(sig, given, title)
     # Which inputs carry the batch has to be known before chunks are made or looked at.
     is_cut = batch is not None or any(map(is_dask_array, arrays.values()))
     model = with_batched(model, arrays, batched, is_cut=is_cut)

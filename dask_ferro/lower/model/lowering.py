@@ -47,8 +47,7 @@ from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.portable import PortableCall, PortableTask
 from dask_ferro.lower.signature import Dim, is_dask_array, shape_of
 from dask_ferro.lower.upstream import List, TaskRef
-from dask_ferro.lower.worker.checks import OutputCheck, Sizes
-from dask_ferro.lower.worker.outputs import joined, pick, shape_at, together_by_name
+from dask_ferro.lower.worker.outputs import OutputCheck, Sizes, joined, pick, shape_at, together_by_name
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 from dask_ferro.trace import ABOUT
 

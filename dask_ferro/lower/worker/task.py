@@ -50,9 +50,9 @@ from dask_ferro.engines.selection import Engine
 from dask_ferro.errors import ModelError, UnsupportedOp
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.lower.annotations import NodeLabels, node_labels
-from dask_ferro.lower.worker.checks import LateInputs, OutputCheck, Shapes, check_outputs
+from dask_ferro.lower.signature import LateInputs
 from dask_ferro.lower.worker.models import MODELS_KEPT, ModelRef, open_model
-from dask_ferro.lower.worker.outputs import together, unshared
+from dask_ferro.lower.worker.outputs import OutputCheck, Shapes, check_outputs, together, unshared
 
 # Projected seconds of a run above which its session has threads: they cost their start.
 WORTH_THREADS_S = 1e-3
