@@ -50,6 +50,9 @@ class BoundModel:
         fixed, carried = model.signature.fixed_rows, [arrays[name] for name in model.signature.carried]
         # Whether an input that is cut is a dask array.
         self.has_dask_rows = any(map(is_dask_array, carried))
+        # Shapes of the inputs by name; {} where some are dask arrays, whose chunks may differ from what they declare.
+        has_dask = any(map(is_dask_array, arrays.values()))
+        self.shapes = {} if has_dask else {name: shape_of(array) for name, array in arrays.items()}
         # Rows of the chunks, or of the inputs that carry the batch where these are taken whole.
         self.lengths = rows or tuple(len(array) for array in carried if shape_of(array))
         # Whether a task runs the model's fixed batch size slice by slice.
@@ -77,22 +80,6 @@ class BoundModel:
     def bundles(self) -> tuple[Bundle, ...]:
         """The bundles of one chunk."""
         return self.plan.bundles
-
-
-def inputs_by_name(
-    sig: Signature, args: tuple[object, ...], named: dict[str, object], options: dict[str, object], title: str
-) -> Any:
-    """Return the inputs of a call as `bind` takes them; raises `ConfigError` where they and options are mixed up."""
-    names = {spec.name for spec in sig.inputs}
-    if clashes := [option for option, value in options.items() if option in names and shape_of(value)]:
-        raise ConfigError(
-            f"{title}: {clashes[0]!r} is an input and an argument; pass inputs as a dict by name"
-        )
-    if not (args and named):
-        return named if named else (args[0] if len(args) == 1 else args)
-    unknown = ", ".join(name for name in named if name not in names)
-    why = f"{unknown} is no input, and options of a call are {', '.join(options)}; from_onnx has others"
-    raise ConfigError(f"{title}: {why if unknown else 'pass inputs by position or by name, not both'}")
 
 
 def bind(
@@ -272,11 +259,10 @@ def _row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) ->
         raise ConfigError(
             "an input that carries the batch is a future or a delayed value: it cannot be cut in chunks"
         )
-    fixed = next((fixed_batch(s) for s in sig.inputs if s.name in carried), "")
     splitting = bool(sig.fixed_rows) and any(n != sig.fixed_rows for n in lengths.values())
     if (cutting or splitting) and not all(sig.gives):
         without = [str(s) for s, gives in zip(sig.outputs, sig.gives, strict=True) if not gives]
-        more = f"the model's batch is fixed at 1, and it was given more: pass one row at a time; {fixed}"
+        more = f"the model's batch is fixed at 1, and it was given more: pass one row at a time; {_remedy(sig)}"
         raise ConfigError(
             f"outputs without the batch axis cannot be joined from chunks: {without};"
             f" {more if splitting else AT_ONCE}"
@@ -291,6 +277,11 @@ def _row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) ->
     if isinstance(sig.batch, int) and sig.batch > 1 and any(n != sig.batch for n in chunks):
         raise ConfigError(
             f"the model's batch is fixed at {sig.batch} rows, so it cannot be cut into chunks of {chunks}; run without"
-            f" batch=, and with dask arrays of one chunk along axis 0; {fixed}"
+            f" batch=, and with dask arrays of one chunk along axis 0; {_remedy(sig)}"
         )
     return chunks
+
+
+def _remedy(sig: Signature) -> str:
+    """Return how to export a model without its fixed batch."""
+    return next((fixed_batch(spec) for spec in sig.inputs if spec.name in sig.carried), "")

@@ -45,7 +45,7 @@ from dask_ferro.lower.layer import (
 )
 from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.portable import PortableCall, PortableTask
-from dask_ferro.lower.signature import Dim, is_dask_array, shape_of
+from dask_ferro.lower.signature import Dim
 from dask_ferro.lower.upstream import List, TaskRef
 from dask_ferro.lower.worker.outputs import OutputCheck, Sizes, joined, pick, shape_at, together_by_name
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
@@ -183,9 +183,8 @@ def _output_check(bound: BoundModel, number: int, *, are_arrays: bool) -> Output
         for i, s in enumerate(plan.bundles[number].sources)
         if s.bundle == MODEL_INPUT and sig.carries[s.place]
     )
-    is_dask = any(map(is_dask_array, bound.arrays.values()))
-    shapes = ((n, shape_of(a)) for n, a in bound.arrays.items()) if is_whole and not is_dask else ()
-    return OutputCheck(bound.model.name, outputs, tuple(reads), is_cut, tuple(shapes), are_arrays)
+    shapes = tuple(bound.shapes.items()) if is_whole else ()
+    return OutputCheck(bound.model.name, outputs, tuple(reads), is_cut, shapes, are_arrays)
 
 
 def _sizes(bound: BoundModel, name: str, first: int) -> Sizes:
