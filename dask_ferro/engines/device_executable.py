@@ -16,12 +16,12 @@ import onnx_ir as ir
 from dask_ferro.engines import Array, array
 from dask_ferro.engines.array.program import SMALL_BYTES
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.errors import labels, loading
 from dask_ferro.engines.executable import (
     EngineStep,
     Executable,
     NodeRun,
     host_step,
+    loading,
     node_runs,
     nodes_between,
     opset_of,
@@ -192,5 +192,5 @@ def _session_step(part: NodeRun, residency: Residency, settings: SessionSettings
             *(model, nodes, reads, writes, opset, settings), device=residency.device, held=residency.slot()
         )
 
-    with loading(part.engine, labels(nodes)):
+    with loading(part.engine, nodes):
         return part.step(residency.run(built, lambda ready: ready), frozenset(reads))
