@@ -23,7 +23,7 @@ class Cache(Generic[T]):
     limit : int
         The most bytes to keep, or the most objects.
     changed : callable, optional
-        Called with the number of bytes that were just built or dropped; see `host_memory.Returns`.
+        Called with the number of bytes that were just built or dropped; see `session.Returns`.
     size : callable, optional
         Returns the size of an object; default: its `nbytes`.
     """

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import onnx
 import onnx_ir as ir
 
-from dask_ferro.engines.onnxruntime import declared
+from dask_ferro.engines.onnxruntime import HOST, declared
 from dask_ferro.engines.onnxruntime.known_defects import ONNXRUNTIME, is_affected
 from dask_ferro.graph.ir.dtypes import SESSION
 from dask_ferro.graph.ir.nodes import bodies
@@ -31,10 +31,6 @@ from dask_ferro.graph.ir.nodes import bodies
 NEWEST_OPSET = 26
 # The last version of a kernel without an upper bound.
 _OPEN_END = 2147483647
-HOST = "CPUExecutionProvider"
-# The severity of a session's log: fatal errors.  ONNX Runtime raises an error, and also writes it to standard error, in
-# red.  A run has the severity of its session.
-RAISED_ALONE = 4
 # The libraries of providers that are not in ONNX Runtime's own module, by platform.
 _LIBRARIES = {
     "CUDAExecutionProvider": {

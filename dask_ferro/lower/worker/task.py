@@ -42,10 +42,9 @@ from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
 from dask_ferro.engines.device.residency import ProcessDevice, Residency
 from dask_ferro.engines.device_executable import compile_on_device
 from dask_ferro.engines.executable import Executable, compile_bundle, nodes_between
+from dask_ferro.engines.onnxruntime import HOST
 from dask_ferro.engines.onnxruntime.device_session import place_of, works
-from dask_ferro.engines.onnxruntime.host_memory import Returns
-from dask_ferro.engines.onnxruntime.session import SessionSettings
-from dask_ferro.engines.onnxruntime.support import HOST
+from dask_ferro.engines.onnxruntime.session import Returns, SessionSettings
 from dask_ferro.engines.selection import Engine
 from dask_ferro.errors import ModelError, UnsupportedOp
 from dask_ferro.graph.ir.inference import ValueType, infer
