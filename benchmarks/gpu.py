@@ -47,10 +47,9 @@ from gpu_checks import ALONE, COPIES, DASK, RESIDENT  # noqa: E402
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.engines.device.device import cupy_devices  # noqa: E402
 from dask_ferro.engines.device.residency import Residency  # noqa: E402
-from dask_ferro.engines.device_executable import compile_on_device  # noqa: E402
+from dask_ferro.engines.device_executable import compile_on_device, device_route  # noqa: E402
 from dask_ferro.engines.executable import Executable  # noqa: E402
 from dask_ferro.engines.onnxruntime.device_session import CUDA, as_value, place_of, works  # noqa: E402
-from dask_ferro.engines.selection import device_route  # noqa: E402
 from dask_ferro.graph.model.load import load  # noqa: E402
 from dask_ferro.lower.worker.task import use_device  # noqa: E402
 

@@ -32,9 +32,8 @@ import onnx_ir as ir
 from dask_ferro.engines import Array, Kernel, OpHook, array
 from dask_ferro.engines.device.oom import ran_out
 from dask_ferro.engines.onnxruntime.session import DEFAULTS, SessionRun, SessionSettings
-from dask_ferro.engines.onnxruntime.support import NEWEST_OPSET, schema_of
 from dask_ferro.engines.reference import ReferenceRun
-from dask_ferro.engines.selection import Engine
+from dask_ferro.engines.selection import NEWEST_OPSET, Engine, schema_of
 from dask_ferro.engines.subgraph import weights_of
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.graph.ir.nodes import bodies, nested, uses

@@ -37,24 +37,10 @@ class Wrong(NamedTuple):
     extremes: bool = False
 
 
-_ByOperator: TypeAlias = Mapping[tuple[str, str], Sequence[Wrong]]
+Defects: TypeAlias = Mapping[tuple[str, str], Sequence[Wrong]]
 
 
-def is_affected(rows: _ByOperator, node: ir.Node, opset: int, *, in_body: bool = False) -> bool:
-    """Return whether one of some rows (`ONNXRUNTIME`, `REFERENCE`, `UNLIKE`) is about a node.
-
-    Parameters
-    ----------
-    in_body : bool
-        Whether the node is in the body of another node.
-    """
-    return any(
-        not (in_body and row.extremes) and row.when(node, opset)
-        for row in rows.get((node.domain, node.op_type), ())
-    )
-
-
-def _by_operator(*rows: Wrong) -> _ByOperator:
+def _by_operator(*rows: Wrong) -> Defects:
     """Return the rows of each operator, by domain and name."""
     # A mapping, because each node is looked up three times.
     found: defaultdict[tuple[str, str], list[Wrong]] = defaultdict(list)

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.engines.cache import Cache
-from dask_ferro.engines.selection import Support, check, support
+from dask_ferro.engines.selection import Support, supported
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.batch_independence import dependence
 from dask_ferro.graph.bundling.plan import Plan, plan
@@ -130,8 +130,7 @@ def reopened(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
 def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:
     """Return a loaded model with its signature and engines, known to the tasks of this process too."""
     inference = Inference(loaded.model, is_inferred=loaded.is_inferred)
-    found = support(loaded.model)
-    check(f"cannot run model {name!r}", found)
+    found = supported(loaded.model, f"cannot run model {name!r}")
     return PreparedModel(
         loaded, name, remember(loaded, path), inference, signature(loaded.model, inference.types()), found
     )
