@@ -67,8 +67,8 @@ class Kernel(NamedTuple):
     """A row of the table: the kernel's builder, and the cases that the kernel is declared for.
 
     `dtypes` has one set per input; the last one applies to all further inputs.  `when` is a predicate on nodes; None:
-    the kernel is declared for each node of its operator.  `reads` are the positions of inputs
-    whose values the kernel reads as Python integers (`reading`): on a device they stay on the host.
+    the kernel is declared for each node of its operator.  `reads` are the positions of inputs whose values the kernel
+    reads as Python integers (`reading`): on a device they stay on the host.
     """
 
     build: Build

@@ -106,7 +106,7 @@ def with_defaults_replaced(model: PreparedModel, names: frozenset[str]) -> Prepa
 
 
 # So that each task of a worker that unpickles a model gets the one that is open.
-_reopened: Cache[PreparedModel] = Cache(_REOPENED, size=lambda model: 1)
+_reopened: Cache[PreparedModel] = Cache(_REOPENED, size=None)
 
 
 def reopened(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:

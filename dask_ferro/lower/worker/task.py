@@ -15,11 +15,11 @@ as they are.
 
 A worker whose device class is "gpu" (declared, or found by CuPy) runs bundles there; so does any other process that
 declares it.  Without a device, or with ``ferro.worker.device: cpu``, the cost is one check per task.  Results that only
-bundles read stay on the device, as `DeviceArray`, in `worker.data` like any value, with their bytes counted; the model's
-own outputs are copied to the host, because any task or client may read them.
+bundles read stay on the device, as `DeviceArray`, in `worker.data` like any value, with their bytes counted; the
+model's own outputs are copied to the host, because any task or client may read them.
 
-A session on the host has its share of the host's cores as threads: the cores, divided by the task threads of all workers
-there.  The scheduler is asked for these workers once, when the first session is created.
+A session on the host has its share of the host's cores as threads: the cores, divided by the task threads of all
+workers there.  The scheduler is asked for these workers once, when the first session is created.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ Listener = Callable[[Any, Callable[[], NodeLabels]], Compute]
 # The hook that wraps each bundle that runs in this process, to see its ops; None: none is installed.
 _listener: Listener | None = None
 # What is known of the inputs of bundles, by the model, their names, and which are cut row by row.
-_late: Cache[LateInputs] = Cache(_INPUTS_KEPT, size=lambda inputs: 1)
-# Whether the device of this process was chosen; the lock is held while one is detected, and taken again by `use_device`.
+_late: Cache[LateInputs] = Cache(_INPUTS_KEPT, size=None)
+# Whether the device of this process was chosen.  The lock is held while one is detected, and `use_device` takes it again.
 _is_chosen = False
 _choosing = threading.RLock()
 
