@@ -49,14 +49,12 @@ from dask_ferro.engines.selection import Engine
 from dask_ferro.errors import ModelError, UnsupportedOp
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.lower.annotations import NodeLabels, node_labels
-from dask_ferro.lower.signature import LateInputs
+from dask_ferro.lower.signature import LateInputs, shape_of
 from dask_ferro.lower.worker.models import MODELS_KEPT, ModelRef, open_model
 from dask_ferro.lower.worker.outputs import OutputCheck, Shapes, check_outputs, together, unshared
 
 # Projected seconds of a run above which its session has threads: they cost their start.
 WORTH_THREADS_S = 1e-3
-# The number of bundles whose inputs a process knows: names, and a tuple each.
-_INPUTS_KEPT = 4096
 # Rows that are made up where there are none: three, not two, as an axis that is halved and padded has one element for
 # one row, two for two, and one for none.
 _MADE_UP_ROWS = (1, 3)
@@ -68,10 +66,9 @@ Compute = Callable[..., tuple[Any, ...]]
 Listener = Callable[[Any, Callable[[], NodeLabels]], Compute]
 # The hook that wraps each bundle that runs in this process, to see its ops; None: none is installed.
 _listener: Listener | None = None
-# What is known of the inputs of bundles, by the model, their names, and which are cut row by row.
-_late: Cache[LateInputs] = Cache(_INPUTS_KEPT, size=None)
-# Whether the device of this process was chosen.  The lock is held while one is detected, and `use_device` takes it again.
+# Whether the device of this process was chosen.
 _is_chosen = False
+# Held while a device is detected, and taken again by `use_device`.
 _choosing = threading.RLock()
 
 
@@ -147,10 +144,11 @@ def run_bundle(
     picked = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
     # Engines take a numpy scalar (a sum, `x[()]`) as an array without axes.
     arrays = [np.asarray(value) if isinstance(value, np.generic) else value for value in picked]
-    if residency is None:
-        arrays = _arrived(model, bundle, arrays, copy)
     try:
-        results = _results(model, bundle, arrays, copy, residency)
+        compiled = _compiled(model, bundle, copy, residency)
+        if residency is None:
+            arrays = compiled.inputs.checked(arrays, model.path)
+        results = _results(compiled.run, model, bundle, arrays, copy, on_host=residency is None)
     except (ModelError, UnsupportedOp) as error:
         named = type(error)(f"model {model.path!r}: {error.headline}", error.problems)
         named.add_note(_situation(model, bundle, arrays))
@@ -169,11 +167,16 @@ def run_bundle(
 
 
 def _results(
-    model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any, residency: Residency | None
+    executable: Executable,
+    model: ModelRef,
+    bundle: BundleRef,
+    arrays: list[Any],
+    copy: Any,
+    *,
+    on_host: bool,
 ) -> tuple[Any, ...]:
     """Compute the bundle's outputs on the host, or on the device of this process."""
-    executable = _executable(model, bundle, copy, residency)
-    if residency is None and _reads_nothing(arrays) and not bundle.split:
+    if on_host and _reads_nothing(arrays) and not bundle.split:
         return _run_on_nothing(executable, arrays)
     run: Compute = executable
     if _listener is not None:
@@ -182,13 +185,6 @@ def _results(
             lambda: node_labels(nodes_between(open_model(model, copy).model, bundle.inputs, bundle.outputs)),
         )
     return _by_rows(run, arrays, bundle) if bundle.split else run(*arrays)
-
-
-def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -> list[Any]:
-    """Return the arrays; those of the model's own inputs are checked against its declarations."""
-    key = (model.digest, bundle.inputs, bundle.split)
-    inputs = _late.get(key, lambda: LateInputs(open_model(model, copy).model, bundle.inputs, bundle.split))
-    return inputs.checked(arrays, model.path)
 
 
 @lru_cache(maxsize=MODELS_KEPT)
@@ -200,7 +196,7 @@ def _inferred(model: ir.Model, shapes: Shapes) -> Mapping[str, ValueType]:
 def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str:
     """Return the context of an error in a task: the model, the bundle, and its arrays' dtypes and shapes."""
     given = ", ".join(
-        f"{name}: {getattr(a, 'dtype', type(a).__name__)}{list(getattr(a, 'shape', ()))}"
+        f"{name}: {getattr(a, 'dtype', type(a).__name__)}{list(shape_of(a) or ())}"
         for name, a in zip(bundle.inputs, arrays, strict=True)
     )
     return f"in {model.path}, between ({given}) and ({', '.join(bundle.outputs)})"
@@ -263,12 +259,20 @@ def _without_rows(one: Any, three: Any) -> Any:
 # ---- the compiled bundle -----------------------------------------------------------------------------------
 
 
+class _Compiled(NamedTuple):
+    """A bundle as this process runs it, the check of its inputs that are the model's, and the bytes that it holds."""
+
+    run: Executable
+    inputs: LateInputs
+    nbytes: int
+
+
 @cache
-def _executables() -> Cache[Executable]:
+def _bundles() -> Cache[_Compiled]:
     return Cache(config.value("cache.bytes"), Returns())
 
 
-def _executable(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency | None) -> Executable:
+def _compiled(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency | None) -> _Compiled:
     """Return the compiled bundle, built again where a file that it maps was touched; changed content raises."""
     settings = SessionSettings(
         intra_op_threads() if bundle.parallel else 1,
@@ -278,20 +282,22 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residenc
     )
     provider = None if residency is None else session_provider(residency.device)
 
-    def build() -> Executable:
+    def build() -> _Compiled:
         model, names = open_model(ref, copy).model, (bundle.inputs, bundle.outputs)
         if residency is None:
-            return compile_bundle(model, *names, bundle.engines, settings)
-        return compile_on_device(
-            model, *names, residency, settings=settings, down=bundle.down, provider=provider
-        )
+            run = compile_bundle(model, *names, bundle.engines, settings)
+        else:
+            run = compile_on_device(
+                model, *names, residency, settings=settings, down=bundle.down, provider=provider
+            )
+        return _Compiled(run, LateInputs(model, bundle.inputs, bundle.split), run.nbytes)
 
     # Everything that a compiled bundle depends on: after a change of settings another one is compiled.
     key = (
-        *(ref.digest, bundle.inputs, bundle.outputs, bundle.engines, settings),
+        *(ref.digest, bundle.inputs, bundle.outputs, bundle.split, bundle.engines, settings),
         *(() if residency is None else (residency, provider, bundle.down)),
     )
-    return _executables().get(key, build, Executable.is_current)
+    return _bundles().get(key, build, lambda kept: kept.run.is_current())
 
 
 # ---- the device of this process ----------------------------------------------------------------------------
