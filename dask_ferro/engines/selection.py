@@ -262,7 +262,7 @@ def is_affected(rows: Defects, node: ir.Node, opset: int, *, in_body: bool = Fal
         Whether the node is in the body of another node.
     """
     return any(
-        not (in_body and row.extremes) and row.when(node, opset)
+        opset < row.before and not (in_body and row.extremes) and row.when(node, opset)
         for row in rows.get((node.domain, node.op_type), ())
     )
 

@@ -262,7 +262,9 @@ def _row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) ->
     splitting = bool(sig.fixed_rows) and any(n != sig.fixed_rows for n in lengths.values())
     if (cutting or splitting) and not all(sig.gives):
         without = [str(s) for s, gives in zip(sig.outputs, sig.gives, strict=True) if not gives]
-        more = f"the model's batch is fixed at 1, and it was given more: pass one row at a time; {_remedy(sig)}"
+        more = (
+            f"the model's batch is fixed at 1, and it was given more: pass one row at a time; {_remedy(sig)}"
+        )
         raise ConfigError(
             f"outputs without the batch axis cannot be joined from chunks: {without};"
             f" {more if splitting else AT_ONCE}"
