@@ -20,8 +20,7 @@ import onnx_ir as ir
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.load import digest_of
-from dask_ferro.lower.inputs.keys import Feed, of_future
-from dask_ferro.lower.layer import Key
+from dask_ferro.lower.layer import Feed, Key, of_future
 from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.upstream import Alias, DataNode
@@ -105,7 +104,7 @@ def unseen_content(opened: PreparedModel, client: Any) -> np.ndarray[Any, Any] |
     ConfigError
         When the model has external data files, which do not travel, or the file was mapped and is another one by now.
     """
-    if client is None or _all_see(client, opened.ref.path):
+    if _all_see(client, opened.ref.path):
         return None
     loaded, path = opened.loaded, opened.ref.path
     tensors = (value.const_value for value in loaded.model.graph.initializers.values())
