@@ -110,7 +110,7 @@ def unseen_content(opened: PreparedModel, client: Any) -> np.ndarray[Any, Any] |
     tensors = (value.const_value for value in loaded.model.graph.initializers.values())
     in_files = any(isinstance(t, ir.ExternalTensor) and str(t.path) != path for t in tensors)
     # A model in memory without files of its own was read from more than this one file.
-    if loaded.content is None and (in_files or not loaded.files):
+    if loaded.content is None and (in_files or not loaded.files.files):
         raise ConfigError(
             f"model {path!r}: some workers cannot see it, and its weights lie in files of their own; put it on a file"
             " system that all workers share"

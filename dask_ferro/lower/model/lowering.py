@@ -198,7 +198,7 @@ def _sizes(bound: BoundModel, name: str, first: int) -> Sizes:
 def _about(bound: BoundModel, series: Sequence[KeySeries]) -> dict[str, Any]:
     """Return the annotation that names each bundle's regions; {} for a graph without regions."""
     nodes = list(bound.model.loaded.model.graph)
-    if not any(str(region_of(node)) for node in nodes):
+    if not any(any(region_of(node)) for node in nodes):
         return {}
     found = ByHead()
     for keys, bundle in zip(series, bound.plan.bundles, strict=True):
