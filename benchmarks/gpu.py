@@ -47,12 +47,11 @@ from gpu_checks import ALONE, COPIES, DASK, RESIDENT  # noqa: E402
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.engines.device.device import cupy_devices  # noqa: E402
 from dask_ferro.engines.device.residency import Residency  # noqa: E402
-from dask_ferro.engines.device_executable import compile_on_device  # noqa: E402
+from dask_ferro.engines.device_executable import compile_on_device, device_route  # noqa: E402
 from dask_ferro.engines.executable import Executable  # noqa: E402
 from dask_ferro.engines.onnxruntime.device_session import CUDA, as_value, place_of, works  # noqa: E402
-from dask_ferro.engines.selection import device_route  # noqa: E402
 from dask_ferro.graph.model.load import load  # noqa: E402
-from dask_ferro.lower.worker import device as computing  # noqa: E402
+from dask_ferro.lower.worker.task import use_device  # noqa: E402
 
 SEED = 0
 PARTS = ("products", "calls", "networks")
@@ -175,11 +174,11 @@ def _products(device: Any, size: Size, m: int, dtype: str, rounds: int, note: No
 @contextmanager
 def computing_on(device: Any) -> Iterator[None]:
     """Make the tasks of this process compute on the device during the block."""
-    computing.use(device)
+    use_device(device)
     try:
         yield
     finally:
-        computing.use(None)
+        use_device(None)
 
 
 def _alone(device: Any, values: Sequence[Any], w: Any, length: int) -> None:

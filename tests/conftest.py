@@ -18,7 +18,7 @@ from distributed.utils import get_mp_context
 from hypothesis import HealthCheck, settings, strategies
 
 import dask_ferro as ff
-from dask_ferro.engines.onnxruntime.host_memory import give_back
+from dask_ferro.engines.onnxruntime.session import give_back
 from tests import needs
 from tests.second_try import pytest_collection_modifyitems  # noqa: F401 - a hook
 from tests.waiting import WHOLE_S

@@ -9,7 +9,7 @@ from dask_ferro.engines.device import residency
 
 def counts() -> dict[str, Any] | None:
     """Return them by name; None without a device."""
-    here = residency.current()
+    here = residency.ProcessDevice.residency
     if here is None:
         return None
     # Read before the device's memory: counting frees what is over the bound.

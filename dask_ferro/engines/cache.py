@@ -23,20 +23,20 @@ class Cache(Generic[T]):
     limit : int
         The most bytes to keep, or the most objects.
     changed : callable, optional
-        Called with the number of bytes that were just built or dropped; see `host_memory.Returns`.
-    size : callable, optional
-        Returns the size of an object; default: its `nbytes`.
+        Called with the number of bytes that were just built or dropped; see `session.Returns`.
+    size : callable or None
+        Returns the size of an object, by default its `nbytes`; None: each counts as one.
     """
 
     def __init__(
         self,
         limit: int,
         changed: Callable[[int], None] | None = None,
-        size: Callable[[T], int] = attrgetter("nbytes"),
+        size: Callable[[T], int] | None = attrgetter("nbytes"),
     ) -> None:
         self.limit = limit
         self._changed = changed
-        self._size = size
+        self._measured = size
         self.nbytes = 0
         self._kept: OrderedDict[Hashable, T] = OrderedDict()
         self._lock = threading.Lock()
@@ -85,6 +85,9 @@ class Cache(Generic[T]):
             return kept
         self.drop(key)
         return None
+
+    def _size(self, built: T) -> int:
+        return 1 if self._measured is None else self._measured(built)
 
     def _tell(self, nbytes: int) -> None:
         if self._changed is not None and nbytes:

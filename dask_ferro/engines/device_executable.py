@@ -3,25 +3,31 @@
     host engine -> device run -> host engine        inputs are uploaded where a device run reads them, values are
          numpy        arrays        numpy           downloaded where the host does; results stay where they are
 
+On a device, a run of nodes that ONNX Runtime has kernels for is one session if it has an operator of which the array
+table makes several calls (a norm, a softmax, attention, pooling), a convolution, or many nodes.  A run of few products
+and elementwise operators stays with the array table, which computes it by the same libraries without a session's start
+and without its copy of the weights.  A node that neither has goes to an engine on the host, by copies.
+
 Large weights are not part of the compiled bundle: each call gets them from `Residency`, which may evict them between
 calls.  Nothing waits between the nodes of a device run; the bundle waits once, at its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, array
 from dask_ferro.engines.array.program import SMALL_BYTES
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.errors import labels, loading
 from dask_ferro.engines.executable import (
     EngineStep,
     Executable,
     NodeRun,
     host_step,
+    loading,
     node_runs,
     nodes_between,
     opset_of,
@@ -30,8 +36,19 @@ from dask_ferro.engines.executable import (
 )
 from dask_ferro.engines.onnxruntime.device_session import DeviceSessionRun
 from dask_ferro.engines.onnxruntime.session import DEFAULTS, SessionSettings
-from dask_ferro.engines.selection import Engine, device_route
+from dask_ferro.engines.selection import Engine, engines_for, has_kernel
 from dask_ferro.engines.subgraph import weights_of
+from dask_ferro.graph.ir.dtypes import NAMES
+
+# The array table makes 3 to 24 calls of each, and unrolls convolutions: 8 us a call, and a pass over memory each.
+_SESSIONS = frozenset(
+    {"Conv", "ConvTranspose", "Attention", "GRU", "LSTM", "RNN", "Softmax", "LogSoftmax", "AveragePool", "MaxPool"}
+    | {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
+    | {"GlobalAveragePool", "GlobalMaxPool", "LRN"}
+)  # fmt: skip
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum"})
+# A node in a session takes 4 us less than a call, and the session's start 160 us (`benchmarks/gpu.py`, H100).
+_MANY = 40
 
 
 class DeviceValues:
@@ -192,5 +209,57 @@ def _session_step(part: NodeRun, residency: Residency, settings: SessionSettings
             *(model, nodes, reads, writes, opset, settings), device=residency.device, held=residency.slot()
         )
 
-    with loading(part.engine, labels(nodes)):
+    with loading(part.engine, nodes):
         return part.step(residency.run(built, lambda ready: ready), frozenset(reads))
+
+
+# ---- which engine computes a node there --------------------------------------------------------------------
+
+
+def device_engines(
+    node: ir.Node, opsets: dict[str, int], provider: str | None, held: frozenset[str]
+) -> tuple[Engine, ...]:
+    """Return the engines that compute `node` correctly for a bundle on a device; host engines only if it has no other.
+
+    A node that the device supports stays there even where the host would be faster.  Whether a small bundle should run
+    on a device at all is the scheduler's decision, which depends on the tasks before and after it.
+
+    Parameters
+    ----------
+    provider : str or None
+        ONNX Runtime's provider on the device; None without a working one.
+    held : frozenset of str
+        Names of the dtypes that the device supports.
+    """
+    able = engines_for(node, opsets)
+    there: list[Engine] = []
+    values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.type is not None]
+    if all(isinstance(v.type, ir.TensorType) and NAMES.get(v.type.dtype) in held for v in values):
+        if "array" in able:
+            there.append("array")
+        if provider is not None and "onnxruntime" in able and has_kernel(node, opsets, provider):
+            there.append("onnxruntime-device")
+    # The host is the last choice, because values are copied to it and back.
+    return tuple(there) or tuple(engine for engine in able if engine != "array")
+
+
+def device_route(
+    nodes: Sequence[ir.Node], opsets: dict[str, int], provider: str | None, held: frozenset[str]
+) -> tuple[tuple[Engine, int], ...]:
+    """Return the engines of a bundle as runs (engine, number of nodes), for nodes in topological order.
+
+    The parameters are those of `device_engines`.
+    """
+    able = [(node, device_engines(node, opsets, provider, held)) for node in nodes]
+    picked: list[Engine] = []
+    for has_session, group in groupby(able, lambda pair: "onnxruntime-device" in pair[1]):
+        run = list(group)
+        is_session = has_session and _gains([node for node, _ in run])
+        picked += ["onnxruntime-device" if is_session else engines[0] for _, engines in run]
+    return tuple((engine, len(list(run))) for engine, run in groupby(picked))
+
+
+def _gains(nodes: Iterable[ir.Node]) -> bool:
+    """Return whether a session makes up for its start."""
+    others = [node.op_type for node in nodes if node.op_type not in _PRODUCTS]
+    return len(others) >= _MANY or not _SESSIONS.isdisjoint(others)

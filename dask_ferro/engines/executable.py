@@ -7,12 +7,21 @@ each (`selection`), and their values are passed on by name:
     arrays -> run of an engine -> values -> run of an engine -> values -> ... -> results
 
 `Executable` keeps the values on the host; `device_executable.DeviceExecutable` keeps them on a device.
+
+Engines' exceptions become dask_ferro's errors, which name the nodes, the engine's reason and a remedy.  ONNX Runtime
+raises fifteen exception types of its own, with source files and C++ signatures in their texts; onnx's reference
+operators and numpy raise Python's exceptions.  Each becomes one of three errors: the engine lacks a feature
+(`UnsupportedOp`), the arrays do not fit the model (`ConfigError`), or the nodes cannot be computed as the file defines
+them (`ModelError`).  An out-of-memory error becomes a `MemoryError`, because callers make room and retry.  The engine's
+exception is the cause.
 """
 
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from itertools import chain
 from typing import NamedTuple, Protocol, TypeAlias
@@ -21,13 +30,32 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Kernel, OpHook, array
-from dask_ferro.engines.errors import explained, labels, loading
+from dask_ferro.engines.device.oom import ran_out
 from dask_ferro.engines.onnxruntime.session import DEFAULTS, SessionRun, SessionSettings
-from dask_ferro.engines.onnxruntime.support import NEWEST_OPSET, schema_of
 from dask_ferro.engines.reference import ReferenceRun
-from dask_ferro.engines.selection import Engine
+from dask_ferro.engines.selection import NEWEST_OPSET, Engine, schema_of
 from dask_ferro.engines.subgraph import weights_of
+from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.graph.ir.nodes import bodies, nested, uses
+from dask_ferro.words import few
+
+NAMES = {
+    "onnxruntime": "ONNX Runtime",
+    # For users this is the same package.
+    "onnxruntime-device": "ONNX Runtime",
+    "array": "the array table",
+    "reference": "onnx's reference ops",
+}
+# The most nodes that an error names, because a bundle may have thousands.
+_NAMED = 3
+# The most characters of an engine's message, because some contain a whole graph.
+_REASON = 400
+_PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
+# "/onnxruntime_src/.../element_wise_ops.h:563 void onnxruntime::BroadcastIterator::Init(ptrdiff_t, ptrdiff_t) "
+_SOURCE = re.compile(r"/\S+\.(?:cc|cpp|h):\d+ (?:[^()]{0,200}\([^()]{0,400}\)(?: const)? )?")
+_WRONG_ARRAYS = re.compile(
+    r"Unexpected input data type|Invalid rank for input|Got invalid dimensions for input"
+)
 
 
 class Check(Protocol):
@@ -66,8 +94,8 @@ class EngineStep(NamedTuple):
         Bytes that the run holds.
     engine : str
     node_count : int
-    labels : str
-        Its nodes, as errors name them.
+    labels : tuple of str
+        Its first nodes, as errors name them.
     reads, writes : tuple of str
         Value names, in the order of the run's arguments and results.
     on_device : frozenset of str
@@ -80,7 +108,7 @@ class EngineStep(NamedTuple):
     nbytes: int
     engine: Engine
     node_count: int
-    labels: str
+    labels: tuple[str, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     on_device: frozenset[str] = frozenset()
@@ -92,7 +120,7 @@ class EngineStep(NamedTuple):
             results: tuple[Array, ...] = self.run(*arrays)
             return results
         except Exception as error:
-            translated = explained(error, self.engine, self.labels, "run")
+            translated = explained(error, self.engine, _listed(self.labels, self.node_count), "run")
             if translated is not error:
                 raise translated from error
             raise  # from itself it would lose its own cause
@@ -219,7 +247,7 @@ class NodeRun(NamedTuple):
     def step(self, run: Run, on_device: frozenset[str] = frozenset(), weights: Weights = ()) -> EngineStep:
         """Return the step of these nodes, compiled as `run`."""
         engine, _, nodes, reads, writes = self
-        named = labels(nodes)
+        named = _labels(nodes)
         return EngineStep(run, run.nbytes, engine, len(nodes), named, reads, writes, on_device, weights)
 
 
@@ -265,13 +293,16 @@ def host_step(part: NodeRun, settings: SessionSettings) -> EngineStep:
     """Return nodes compiled for their engine on the host."""
     _, model, nodes, reads, writes = part
     opset = opset_of(model)
-    with loading(part.engine, labels(nodes)):
+    with loading(part.engine, nodes):
         if part.engine == "onnxruntime":
             return part.step(SessionRun(model, nodes, reads, writes, stamp(nodes, opset), settings))
         if part.engine == "array":
             weights = weights_of(model, nodes)
             return part.step(array.Program(nodes, reads, writes, opset=opset, weights=weights))
         return part.step(ReferenceRun(model, nodes, reads, writes, opset))
+
+
+# ---- the nodes of a bundle ---------------------------------------------------------------------------------
 
 
 def opset_of(model: ir.Model) -> int:
@@ -350,3 +381,86 @@ def stamp(nodes: Sequence[ir.Node], opset: int) -> int:
     everything = chain.from_iterable(map(nested, nodes))
     schemas = [schema_of(n.op_type, n.domain, opset) for n in everything if n.domain == ""]
     return max((s.since_version for s in schemas if s is not None), default=NEWEST_OPSET)
+
+
+# ---- errors of engines -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def loading(engine: str, nodes: Sequence[ir.Node]) -> Iterator[None]:
+    """Explain errors of an engine that loads nodes.
+
+    Raises
+    ------
+    ModelError, UnsupportedOp
+        The engine cannot load them.
+    MemoryError
+        There is not enough memory for it.
+    """
+    try:
+        yield
+    except Exception as error:
+        told = explained(error, engine, _listed(_labels(nodes), len(nodes)), "load")
+        if told is not error:
+            raise told from error
+        raise
+
+
+def _labels(nodes: Sequence[ir.Node]) -> tuple[str, ...]:
+    """Return the first nodes by name and operator."""
+    return tuple([f"{node.name!r} ({node.op_type})" for node in nodes[:_NAMED]])
+
+
+def _listed(labels: Sequence[str], count: int) -> str:
+    """Return the first of some nodes, and the number of further ones, as text."""
+    return f"node{'s' if count > 1 else ''} {few(labels, count)}"
+
+
+def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exception:
+    """Return dask_ferro's error for an engine's error; an error of dask_ferro unchanged.
+
+    Parameters
+    ----------
+    error : Exception
+    engine : str
+        A key of `NAMES`.
+    nodes : str
+        The nodes as text.
+    doing : str
+        "load" or "run".
+
+    Examples
+    --------
+    >>> told = explained(IndexError("too many indices"), "reference", "node 'a' (Gather)", "run")
+    >>> print(str(told).partition(";")[0])
+    onnx's reference ops cannot run node 'a' (Gather):
+      - IndexError: too many indices
+    """
+    if isinstance(error, (ModelError, UnsupportedOp, ConfigError)):
+        return error
+    # Classified by name and text, because ONNX Runtime's classes have no common base.
+    reason = cleaned(error)
+    headline = f"{NAMES.get(engine, engine)} cannot {doing} {nodes}"
+    if ran_out(error):
+        return MemoryError(
+            f"{headline}: {reason}; run fewer rows at a time (batch=), or give the worker more memory"
+        )
+    if type(error).__name__ == "NotImplemented" or isinstance(error, NotImplementedError):
+        return UnsupportedOp(headline, [f"{reason}; export the model with another operator or dtype there"])
+    if _WRONG_ARRAYS.search(reason):
+        return ConfigError(f"{headline}: {reason}; pass arrays of the model's dtypes and shapes")
+    remedy = (
+        "correct or remove these nodes, or export the model again"
+        if doing == "load"
+        else "the model's sizes and values do not fit these inputs; correct the model, or pass other inputs"
+    )
+    return ModelError(headline, [f"{reason}; {remedy}"])
+
+
+def cleaned(error: BaseException) -> str:
+    """Return an engine's message without source locations, C++ signatures and line breaks, cut to a readable length."""
+    text = " ".join(_SOURCE.sub("", _PREFIX.sub("", str(error))).split())
+    if not type(error).__module__.startswith("onnxruntime") and type(error) is not RuntimeError:
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    # Both ends are kept, because the reason may be at either.
+    return text if len(text) <= _REASON else f"{text[: _REASON // 2]} ... {text[-_REASON // 2 :]}"

@@ -9,31 +9,39 @@ before anything runs.
 
 A value that has no elements inside a run is the engine's affair.
 
-On a device, a run of nodes that ONNX Runtime has kernels for is one session if it has an operator of which the array
-table makes several calls (a norm, a softmax, attention, pooling), a convolution, or many nodes.  A run of few products
-and elementwise operators stays with the array table, which computes it by the same libraries without a session's start
-and without its copy of the weights.  A node that neither has goes to an engine on the host, by copies.
+ONNX Runtime publishes its kernel registry (operator, version range, types per type parameter), so its support is
+looked up and never tried.  An operator without a kernel but with a function body in the standard is supported when
+every operator of the body has a kernel.  `known_defects` lists the cases in which a kernel exists but its result
+differs from the standard's own example, or in which it refuses nodes of its declaration; the test of the backend suite
+verifies that list.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import re
-from collections.abc import Iterable, Sequence
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from itertools import chain, groupby
 from math import prod
 from typing import Literal, NamedTuple
 
+import onnx
 import onnx_ir as ir
 
 from dask_ferro.engines import array
-from dask_ferro.engines.onnxruntime.known_defects import REFERENCE, UNLIKE, is_affected
-from dask_ferro.engines.onnxruntime.support import has_kernel, onnxruntime_supports, schema_of
+from dask_ferro.engines.onnxruntime import HOST, declared
+from dask_ferro.engines.onnxruntime.known_defects import ONNXRUNTIME, REFERENCE, UNLIKE, Defects
 from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.ir.dtypes import NAMES
+from dask_ferro.graph.ir.dtypes import SESSION
 from dask_ferro.graph.ir.nodes import attribute_of, bodies, input_of
 
-# "onnxruntime-device" is a session on the device of the values; `device_route` chooses it.
+# "onnxruntime-device" is a session on the device of the values; `device_executable.device_route` chooses it.
 Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
 
 # Up to this many nodes numpy is faster than a session (adding 1,000 floats takes 0.14 of its time).
@@ -41,16 +49,22 @@ _TINY_NODES = 3
 _TINY_BYTES = 64 * 1024
 # Patterns of words that exporters write; to RE2 they are the same.
 _ASCII_WORDS = ("[a-zA-Z0-9_]+", r"\w+")
+# The newest opset of the default domain that the tested release reads; `executable.stamp` replaces newer ones.
+NEWEST_OPSET = 26
+# The last version of a kernel without an upper bound.
+_OPEN_END = 2147483647
+# The libraries of providers that are not in ONNX Runtime's own module, by platform.
+_LIBRARIES = {
+    "CUDAExecutionProvider": {
+        "linux": "libonnxruntime_providers_cuda.so",
+        "win32": "onnxruntime_providers_cuda.dll",
+    }
+}
+# Seconds that a process may take to load such a library and answer; it takes one or two.
+_ANSWER_S = 60
+_Declared = tuple[str, str, int, int, Mapping[str, Sequence[str]]]
 
-# The array table makes 3 to 24 calls of each, and unrolls convolutions: 8 us a call, and a pass over memory each.
-_SESSIONS = frozenset(
-    {"Conv", "ConvTranspose", "Attention", "GRU", "LSTM", "RNN", "Softmax", "LogSoftmax", "AveragePool", "MaxPool"}
-    | {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
-    | {"GlobalAveragePool", "GlobalMaxPool", "LRN"}
-)  # fmt: skip
-_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum"})
-# A node in a session takes 4 us less than a call, and the session's start 160 us (`benchmarks/gpu.py`, H100).
-_MANY = 40
+logger = logging.getLogger(__name__)
 
 
 class Support(NamedTuple):
@@ -65,27 +79,6 @@ class Support(NamedTuple):
     alike: bool = True
 
 
-def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
-    """Return the engines that compute `node` correctly, in order of preference."""
-    opset = opsets.get("", 1)
-    able: list[Engine] = []
-    if node.domain != OWN_DOMAIN and onnxruntime_supports(node, opsets):
-        able.append("onnxruntime")
-    if array.supports(node, opset):
-        able.append("array")
-    if reference_supports(node, opsets):
-        able.append("reference")
-    return tuple(able)
-
-
-def reference_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
-    """Return whether the reference operators compute `node`, its bodies included."""
-    version = opsets.get(node.domain, 1)
-    if is_affected(REFERENCE, node, version) or schema_of(node.op_type, node.domain, version) is None:
-        return False
-    return all(reference_supports(inner, opsets) for inner in chain.from_iterable(bodies(node)))
-
-
 def support(model: ir.Model) -> list[Support]:
     """Return, for each node of the main graph in order, the engines that declare it."""
     opsets = dict(model.opset_imports)
@@ -96,6 +89,20 @@ def support(model: ir.Model) -> list[Support]:
         alike = not is_affected(UNLIKE, node, opsets.get(node.domain, 1))
         rows.append(Support(node.name or "", node.op_type, engines, _touched_bytes(node), problem, alike))
     return rows
+
+
+def supported(model: ir.Model, headline: str) -> list[Support]:
+    """Return `support(model)`, checked."""
+    rows = support(model)
+    check(headline, rows)
+    return rows
+
+
+def check(headline: str, rows: Sequence[Support]) -> None:
+    """Raise `UnsupportedOp` naming every node that no engine declares."""
+    problems = [row.problem for row in rows if row.problem]
+    if problems:
+        raise UnsupportedOp(headline, problems)
 
 
 def _problem(node: ir.Node, opsets: dict[str, int]) -> str:
@@ -126,13 +133,6 @@ def _words_out_of_reach(node: ir.Node) -> str:
         r" the learner with a pattern of all letters, by skl2onnx's option 'tokenexp': r'[\p{L}0-9_]+'"
     )
     return problem if lost else ""
-
-
-def check(headline: str, rows: Sequence[Support]) -> None:
-    """Raise `UnsupportedOp` naming every node that no engine declares."""
-    problems = [row.problem for row in rows if row.problem]
-    if problems:
-        raise UnsupportedOp(headline, problems)
 
 
 def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, int], ...]:
@@ -180,50 +180,239 @@ def first_engines(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[
     return tuple((engine, len(list(run))) for engine, run in groupby(picked))
 
 
-def device_engines(
-    node: ir.Node, opsets: dict[str, int], provider: str | None, held: frozenset[str]
-) -> tuple[Engine, ...]:
-    """Return the engines that compute `node` correctly for a bundle on a device; host engines only if it has no other.
+# ---- which engines compute a node --------------------------------------------------------------------------
 
-    A node that the device supports stays there even where the host would be faster.  Whether a small bundle should run
-    on a device at all is the scheduler's decision, which depends on the tasks before and after it.
+
+def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
+    """Return the engines that compute `node` correctly, in order of preference."""
+    opset = opsets.get("", 1)
+    able: list[Engine] = []
+    if node.domain != OWN_DOMAIN and onnxruntime_supports(node, opsets):
+        able.append("onnxruntime")
+    if array.supports(node, opset):
+        able.append("array")
+    if reference_supports(node, opsets):
+        able.append("reference")
+    return tuple(able)
+
+
+def onnxruntime_supports(node: ir.Node, opsets: dict[str, int], *, in_body: bool = False) -> bool:
+    """Return whether ONNX Runtime computes `node`, its bodies included, correctly.
 
     Parameters
     ----------
-    provider : str or None
-        ONNX Runtime's provider on the device; None without a working one.
-    held : frozenset of str
-        Names of the dtypes that the device supports.
+    node : onnx_ir.Node
+        A node with typed values (an unknown type is taken to fit).
+    opsets : dict
+        The model's opset imports: version by domain.
+    in_body : bool
+        Whether the node is in the body of another node.
     """
-    able = engines_for(node, opsets)
-    there: list[Engine] = []
-    values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.type is not None]
-    if all(isinstance(v.type, ir.TensorType) and NAMES.get(v.type.dtype) in held for v in values):
-        if "array" in able:
-            there.append("array")
-        if provider is not None and "onnxruntime" in able and has_kernel(node, opsets, provider):
-            there.append("onnxruntime-device")
-    # The host is the last choice, because values are copied to it and back.
-    return tuple(there) or tuple(engine for engine in able if engine != "array")
+    return (
+        (in_body or _crosses_a_session(node))
+        and not is_affected(ONNXRUNTIME, node, opsets.get(node.domain, 1), in_body=in_body)
+        and has_kernel(node, opsets)
+        and all(onnxruntime_supports(n, opsets, in_body=True) for n in chain.from_iterable(bodies(node)))
+    )
 
 
-def device_route(
-    nodes: Sequence[ir.Node], opsets: dict[str, int], provider: str | None, held: frozenset[str]
-) -> tuple[tuple[Engine, int], ...]:
-    """Return the engines of a bundle as runs (engine, number of nodes), for nodes in topological order.
+def type_name(kind: ir.TypeProtocol | None) -> str | None:
+    """Return ONNX's name of a value's type, such as ``seq(tensor(float))``; None when it is unknown.
 
-    The parameters are those of `device_engines`.
+    >>> type_name(ir.SequenceType(ir.TensorType(ir.DataType.INT64)))
+    'seq(tensor(int64))'
     """
-    able = [(node, device_engines(node, opsets, provider, held)) for node in nodes]
-    picked: list[Engine] = []
-    for has_session, group in groupby(able, lambda pair: "onnxruntime-device" in pair[1]):
-        run = list(group)
-        is_session = has_session and _gains([node for node, _ in run])
-        picked += ["onnxruntime-device" if is_session else engines[0] for _, engines in run]
-    return tuple((engine, len(list(run))) for engine, run in groupby(picked))
+    if isinstance(kind, ir.TensorType):
+        return f"tensor({kind.dtype.name.lower()})"
+    if isinstance(kind, (ir.SequenceType, ir.OptionalType)):
+        inner = type_name(kind.elem_type)
+        return inner and f"{'seq' if isinstance(kind, ir.SequenceType) else 'optional'}({inner})"
+    return None
 
 
-def _gains(nodes: Iterable[ir.Node]) -> bool:
-    """Return whether a session makes up for its start."""
-    others = [node.op_type for node in nodes if node.op_type not in _PRODUCTS]
-    return len(others) >= _MANY or not _SESSIONS.isdisjoint(others)
+def crosses(kind: ir.TypeProtocol | None) -> bool:
+    """Return whether a value of this type can enter and leave a session as numpy data."""
+    if kind is None:
+        return True
+    if isinstance(kind, ir.SequenceType):
+        return isinstance(kind.elem_type, ir.TensorType) and crosses(kind.elem_type)
+    return isinstance(kind, ir.TensorType) and kind.dtype in SESSION
+
+
+def _crosses_a_session(node: ir.Node) -> bool:
+    # A session returns an optional as its element.
+    made = (v.type.elem_type if isinstance(v.type, ir.OptionalType) else v.type for v in node.outputs)
+    return all(crosses(v.type) for v in node.inputs if v is not None) and all(map(crosses, made))
+
+
+def reference_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
+    """Return whether the reference operators compute `node`, its bodies included."""
+    version = opsets.get(node.domain, 1)
+    if is_affected(REFERENCE, node, version) or schema_of(node.op_type, node.domain, version) is None:
+        return False
+    return all(reference_supports(inner, opsets) for inner in chain.from_iterable(bodies(node)))
+
+
+def is_affected(rows: Defects, node: ir.Node, opset: int, *, in_body: bool = False) -> bool:
+    """Return whether one of some rows (`ONNXRUNTIME`, `REFERENCE`, `UNLIKE`) is about a node.
+
+    Parameters
+    ----------
+    in_body : bool
+        Whether the node is in the body of another node.
+    """
+    return any(
+        opset < row.before and not (in_body and row.extremes) and row.when(node, opset)
+        for row in rows.get((node.domain, node.op_type), ())
+    )
+
+
+def schema_of(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
+    """Return the standard's schema of an operator at an opset, or None where the standard has none."""
+    try:
+        return onnx.defs.get_schema(op, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+# ---- ONNX Runtime's kernels --------------------------------------------------------------------------------
+
+
+def has_kernel(node: ir.Node, opsets: dict[str, int], provider: str = HOST) -> bool:
+    """Return whether a provider has a kernel for `node`, or one for every operator of its body in the standard."""
+    inputs = tuple([None if v is None else type_name(v.type) for v in node.inputs])
+    outputs = tuple([type_name(v.type) for v in node.outputs])
+    return _has_kernel(node.op_type, node.domain, tuple(opsets.items()), inputs, outputs, provider)
+
+
+@lru_cache(maxsize=4096)
+def _has_kernel(
+    op: str,
+    domain: str,
+    imports: tuple[tuple[str, int], ...],
+    inputs: tuple[str | None, ...],
+    outputs: tuple[str | None, ...],
+    provider: str,
+) -> bool:
+    """Return `has_kernel` for an operator with types of inputs and outputs."""
+    # Cached, because most nodes of a model have the same operators and types, and reading a schema takes 20 us.
+    opsets = dict(imports)
+    # Its body depends on the types: ONNX Runtime writes a Cast.
+    if (op, domain) == ("CastLike", "") and "tensor(string)" in inputs:
+        return _has_kernel("Cast", domain, imports, inputs[:1], inputs[1:], provider)
+    schema = schema_of(op, domain, opsets.get(domain, 1))
+    # An operator of ONNX Runtime's own domains: only its registry declares it.
+    if schema is None:
+        return (domain, op) in registry(provider)
+    if op == "Constant" and domain == "":
+        return True
+    if domain == "" and schema.since_version > NEWEST_OPSET:
+        return False
+    bound = dict(_bind(schema, inputs, outputs))
+    return _kernel_fits(domain, op, schema.since_version, bound, provider) or _body_fits(
+        schema, opsets, bound, provider
+    )
+
+
+def _bind(
+    schema: onnx.defs.OpSchema, inputs: Sequence[str | None], outputs: Sequence[str | None]
+) -> Iterator[tuple[str, str]]:
+    """Yield (type parameter or formal name, type) for each typed argument."""
+    for formals, actuals in ((schema.inputs, inputs), (schema.outputs, outputs)):
+        for position, actual in enumerate(actuals):
+            if actual is None or not formals:
+                continue
+            formal = formals[min(position, len(formals) - 1)]
+            yield formal.type_str, actual
+            yield formal.name, actual
+
+
+def _kernel_fits(domain: str, op: str, since: int, bound: dict[str, str], provider: str) -> bool:
+    """Return whether a provider has a kernel, by ONNX Runtime's own rules."""
+    return any(
+        # A kernel without an upper bound supports only the version that it was written for: a later one may differ.
+        (row.first == since or (row.first < since <= row.last and row.last != _OPEN_END))
+        # An unbound type parameter is taken to fit.
+        and all(bound[parameter] in types for parameter, types in row.types.items() if parameter in bound)
+        for row in registry(provider).get((domain, op), ())
+    )
+
+
+def _body_fits(
+    schema: onnx.defs.OpSchema, opsets: dict[str, int], bound: dict[str, str], provider: str
+) -> bool:
+    if not schema.has_function:  # type: ignore[attr-defined]  # missing from the stubs
+        return False
+    types = {f.name: bound[f.name] for f in (*schema.inputs, *schema.outputs) if f.name in bound}
+    return all(_body_op_fits(inner, opsets, types, provider) for inner in schema.function_body.node)
+
+
+def _body_op_fits(
+    inner: onnx.NodeProto, opsets: dict[str, int], types: dict[str, str], provider: str
+) -> bool:
+    """Return whether an operator of a function body has a kernel for its inputs' types; adds its outputs' types.
+
+    Types are propagated by the operator's type parameters; an unknown type is taken to fit.
+    """
+    if inner.op_type == "Constant":
+        return True
+    schema = schema_of(inner.op_type, inner.domain, opsets.get(inner.domain, 1))
+    if schema is None:
+        return False
+    bound = dict(_bind(schema, [types.get(n) for n in inner.input], [types.get(n) for n in inner.output]))
+    allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
+    if any(kind not in allowed[parameter] for parameter, kind in bound.items() if parameter in allowed):
+        return False
+    for name, formal in zip(inner.output, schema.outputs, strict=False):
+        if formal.type_str in bound:
+            types[name] = bound[formal.type_str]
+    return _kernel_fits(inner.domain, inner.op_type, schema.since_version, bound, provider)
+
+
+class KernelRow(NamedTuple):
+    """One row of ONNX Runtime's kernel registry."""
+
+    first: int
+    last: int
+    types: dict[str, frozenset[str]]
+
+
+@cache
+def registry(provider: str = HOST) -> dict[tuple[str, str], tuple[KernelRow, ...]]:
+    """Return the kernels of the installed ONNX Runtime for a provider, by (domain, operator)."""
+    rows: defaultdict[tuple[str, str], list[KernelRow]] = defaultdict(list)
+    for domain, op, first, last, allowed in _declared(provider):
+        types = {name: frozenset(kinds) for name, kinds in allowed.items()}
+        rows["" if domain == "ai.onnx" else domain, op].append(KernelRow(first, last, types))
+    return {key: tuple(found) for key, found in rows.items()}
+
+
+def _declared(provider: str) -> Sequence[_Declared]:
+    """Return (domain, operator, first version, last, types by parameter) of each kernel of a provider."""
+    # Not `get_all_opkernel_def`, which starts every provider that was built in, and ends the process with a
+    # segmentation fault if the library of one is missing: with onnxruntime-gpu wherever TensorRT is not installed.
+    if provider == HOST:
+        from onnxruntime.capi.onnxruntime_pybind11_state import get_registered_ep_kernel_defs
+
+        return [
+            (k.domain, k.op_name, *k.version_range, k.type_constraints)
+            for k in get_registered_ep_kernel_defs(provider)
+        ]
+    library = _LIBRARIES.get(provider, {}).get(sys.platform)
+    if library is None:
+        return ()
+    try:
+        told = subprocess.run(
+            [sys.executable, "-P", declared.__file__, provider, library],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_ANSWER_S,
+        ).stdout
+        return list(json.loads(told.splitlines()[-1]))
+    except (subprocess.SubprocessError, OSError, ValueError, IndexError) as error:
+        reason = getattr(error, "stderr", None) or error
+        logger.warning(
+            "dask_ferro: ONNX Runtime does not tell which kernels its %s has: %s", provider, reason
+        )
+        return ()

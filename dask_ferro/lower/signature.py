@@ -2,8 +2,12 @@
 
 The batch axis is axis 0 of the first input whose axis 0 is open, or has the size 1: the inputs whose axis 0 has the
 same symbol (or the same fixed size) carry the batch with it.  For others whose axis 0 is open, the given arrays decide
-(`batching`); the rest are passed whole to every chunk.  All problems of a call are reported at once, before a graph
+(`model.bound`); the rest are passed whole to every chunk.  All problems of a call are reported at once, before a graph
 is built.
+
+A call checks inputs that have a shape and a dtype when it is made.  A delayed value or a future has neither before it
+is computed, and a chunk of a dask array may differ from what its array declares; an engine would read big-endian bytes
+as other numbers, drop a mask, or broadcast.  So each task checks the model's own inputs again, by the same rules.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -25,7 +29,7 @@ from dask.base import is_dask_collection
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import ml_types
 from dask_ferro.graph.ir.dtypes import array_dtype, is_integer
-from dask_ferro.graph.ir.inference import ValueType
+from dask_ferro.graph.ir.inference import ValueType, declared_type
 from dask_ferro.lower.upstream import is_masked
 from dask_ferro.words import at_most, many
 
@@ -158,6 +162,23 @@ def _with_columns(spec: ValueSpec, text: str) -> ValueSpec:
     fits = len(width) == 1 and (width[0] == len(names) or not isinstance(width[0], int))
     are_names = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
     return spec._replace(columns=tuple(names)) if fits and are_names else spec
+
+
+# ---- the inputs of a call ----------------------------------------------------------------------------------
+
+
+def checked_arrays(sig: Signature, given: Any, title: str) -> dict[str, Any]:
+    """Return the inputs of a call as arrays by name, which fit the signature.
+
+    Raises
+    ------
+    ConfigError
+        Names, dtypes or shapes that do not fit, all of them at once.
+    """
+    named = by_name(sig, given, title)
+    arrays = {spec.name: as_array(spec, named[spec.name], title) for spec in sig.inputs}
+    check_arrays(sig, arrays, title)
+    return arrays
 
 
 def by_name(sig: Signature, given: Any, title: str) -> dict[str, Any]:
@@ -365,6 +386,68 @@ def _holds(dtype: np.dtype[Any], found: Any) -> bool:
     if dtype.isbuiltin != 1:
         return found.dtype.kind in ("biu" if is_integer(dtype) else "biuf")
     return np.can_cast(found.dtype, dtype, "same_kind")
+
+
+# ---- the inputs of a task ----------------------------------------------------------------------------------
+
+
+class LateInputs:
+    """The model's own inputs among those of a bundle, and the dtypes and shapes that fitted last.
+
+    Chunks of a batch are nearly all alike, and whether an array fits is a matter of its dtype and shape alone: such a
+    task takes two comparisons for each input.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+    names : sequence of str
+        The bundle's inputs; those that other bundles compute are not checked.
+    free_rows : sequence of bool
+        Which of them may have any number of rows, though the model declares one; (): none.
+    """
+
+    def __init__(self, model: ir.Model, names: Sequence[str], free_rows: Sequence[bool]) -> None:
+        declared = {str(v.name): spec_of(v, declared_type(v)) for v in model.graph.inputs}
+        self._places = [place for place, name in enumerate(names) if name in declared]
+        specs = tuple(declared[names[place]] for place in self._places)
+        carries = tuple(bool(free_rows) and free_rows[place] for place in self._places)
+        self._signature = Signature(specs, (), 1 if any(carries) else None, carries, ())
+        self._fitted: list[tuple[np.dtype[Any], tuple[int, ...]]] | None = None
+
+    def checked(self, values: list[Any], model: str) -> list[Any]:
+        """Return a task's values, of which the model's inputs are arrays that fit what it declares.
+
+        Raises
+        ------
+        ConfigError
+            A dtype (byte order included), a rank, a size or a kind of value that does not fit; it lists all of them.
+        """
+        if self._are_as_before(values):
+            return values
+        title, specs = f"model {model!r}", self._signature.inputs
+        arrays = {
+            spec.name: as_array(spec, values[place], title)
+            for spec, place in zip(specs, self._places, strict=True)
+        }
+        check_arrays(self._signature, arrays, f"{title}, when the task ran")
+        for place, array in zip(self._places, arrays.values(), strict=True):
+            values[place] = array
+        # Each text is looked at, as one may be missing, and each item of a sequence.
+        if all(type(a) is np.ndarray and a.dtype != object for a in arrays.values()):
+            self._fitted = [(array.dtype, array.shape) for array in arrays.values()]
+        return values
+
+    def _are_as_before(self, values: Sequence[Any]) -> bool:
+        if self._fitted is None:
+            return False
+        for place, (dtype, shape) in zip(self._places, self._fitted, strict=True):
+            value = values[place]
+            if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
+                return False
+        return True
+
+
+# ---- made-up inputs ----------------------------------------------------------------------------------------
 
 
 def synthetic(sig: Signature, batch: int | None) -> dict[str, Any]:

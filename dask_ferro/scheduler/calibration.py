@@ -68,7 +68,7 @@ def memory() -> GpuMemory | None:
 def _evictable() -> int:
     """Return the bytes of caches on the device; 0 if the module that keeps them is not loaded."""
     resident = sys.modules.get("dask_ferro.engines.device.residency")
-    here = resident.current() if resident is not None else None
+    here = resident.ProcessDevice.residency if resident is not None else None
     return 0 if here is None else here.evictable
 
 

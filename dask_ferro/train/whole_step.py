@@ -33,14 +33,12 @@ from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import widened
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.prepared.opening import open_model
-from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.prepared.prepared import PreparedModel, open_model
 from dask_ferro.lower.ranks.call_outputs import CallOutputs
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
-from dask_ferro.lower.worker.task import BundleRef, run_bundle
-from dask_ferro.lower.worker.threads import WORTH_THREADS_S
+from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS
 from dask_ferro.train.program import Recipe, StepProgram, Trained, TrainingProgram, waiting

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from dask_ferro.engines.errors import cleaned, explained
-from dask_ferro.engines.executable import compile_bundle
+from dask_ferro.engines.executable import cleaned, compile_bundle, explained
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.graph.model.load import load
 

@@ -16,39 +16,26 @@ ROOT = Path(__file__).parents[2]
 # Files that are entered more than once, and how often: vocabulary that several steps read (nodes and bodies of a graph,
 # signature, keys, layer), and what is built and then called (a task's executable and its session).
 AGAIN = {
-    "graph/ir/nodes.py": 10,
-    "graph/ir/messages.py": 8,
-    "lower/signature.py": 6,
-    "config.py": 4,
-    "graph/model/source_files.py": 3,
+    "graph/ir/nodes.py": 8,
+    "graph/ir/messages.py": 5,
+    "lower/signature.py": 5,
+    "lower/worker/models.py": 4,  # the limits, and the models that are kept; the cache calls it back
     "graph/ir/inference.py": 4,
-    "lower/worker/models.py": 4,  # a task looks at its inputs first, and then compiles; the cache calls it back
-    "engines/cache.py": 3,  # of the open model, of its inputs, of the executable
-    "lower/worker/checks.py": 2,
-    "options.py": 3,
-    "graph/bundling/partition.py": 4,
-    "engines/onnxruntime/host_memory.py": 3,
-    "graph/model/guards.py": 2,
-    "graph/model/functions.py": 2,
-    "graph/ir/inference_limits.py": 3,
-    "graph/ir/strip_weights.py": 3,
+    "engines/onnxruntime/session.py": 4,
+    "config.py": 3,
+    "engines/cache.py": 3,  # of the open model, of the compiled bundle
+    "lower/prepared/prepared.py": 2,
+    "options.py": 2,
+    "graph/model/source.py": 2,
     "engines/selection.py": 2,
-    "engines/onnxruntime/known_defects.py": 2,
     "graph/ir/dtypes.py": 2,
     "lower/model/bound.py": 2,  # planned when it is lowered
-    "graph/ops/table.py": 2,
-    "graph/bundling/makespan.py": 2,
     "lower/layer.py": 2,
     "lower/worker/task.py": 2,
     "engines/executable.py": 2,
-    "engines/errors.py": 2,
-    "engines/onnxruntime/session.py": 2,
 }
-# Files, entries and calls of the whole walk.
-# A session's nodes are looked at for faster ones in a file of its own.
-# Tables and labelled arrays are asked for in two files, and what a call selects is taken from the file.
-# What a task computed is compared with what was expected of it.
-MOST = {"graph/": (30, 61, 92), "engines/": (13, 22, 27), "lower/": (19, 31, 51), "all": (67, 124, 180)}
+# Files, entries and calls of the whole walk, at most.
+MOST = {"graph/": (15, 31, 56), "engines/": (6, 13, 14), "lower/": (12, 23, 33), "all": (37, 74, 110)}
 
 
 @pytest.fixture(scope="module")

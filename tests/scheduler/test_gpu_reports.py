@@ -18,7 +18,7 @@ from emulated.device import StandIn
 
 from dask_ferro.engines.device import residency
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.lower.worker import device as devices
+from dask_ferro.lower.worker.task import use_device
 from dask_ferro.scheduler import calibration
 from dask_ferro.scheduler.annotations import Require
 from dask_ferro.scheduler.worker_plugin import METRIC
@@ -35,7 +35,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_device() -> Iterator[None]:
     yield
-    devices.use(None)
+    use_device(None)
 
 
 def told(s: Site, worker: Worker) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_caches_on_the_device_are_told_as_evictable(monkeypatch: pytest.MonkeyPa
     FakeCupy().install(monkeypatch)
     on = Residency(StandIn())
     weight, x = np.zeros(1000, np.uint8), np.zeros(500, np.uint8)
-    residency.use(on)
+    residency.ProcessDevice.residency = on
     on.weight(ir.tensor(weight))
     on.on_device(x)
     kept = on.keep(on.device.to_device(np.zeros(300, np.uint8)))

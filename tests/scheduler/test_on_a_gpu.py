@@ -24,7 +24,7 @@ from onnx import helper
 import dask_ferro as ff
 from dask_ferro.engines.device.device import Device, cupy_devices
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.lower.worker import device as devices
+from dask_ferro.lower.worker.task import use_device
 from dask_ferro.scheduler.worker_plugin import METRIC
 from tests.device_counts import counts as counts_here
 
@@ -169,13 +169,13 @@ def address(client: Client, name: str) -> str:
 def _start(kind: str, room: int, dask_worker: Worker) -> None:
     """In a worker: compute on a device from now on, with so much room; on a GPU, other memory is taken for good."""
     if kind == "stand-in":
-        devices.use(StandIn(room or 1 << 26))
+        use_device(StandIn(room or 1 << 26))
         return
     import cupy
 
     if room:
         dask_worker.ballast = cupy.cuda.alloc(cupy.cuda.runtime.memGetInfo()[0] - room)  # type: ignore[attr-defined]
-    devices.use(CountedGpu())
+    use_device(CountedGpu())
 
 
 @pytest.mark.cluster

@@ -21,7 +21,7 @@ from onnx.backend.test.runner import Runner
 
 import dask_ferro as ff
 from dask_ferro.engines.executable import compile_bundle
-from dask_ferro.engines.onnxruntime.host_memory import give_back
+from dask_ferro.engines.onnxruntime.session import give_back
 from dask_ferro.engines.selection import support
 from dask_ferro.graph.model.load import load
 

@@ -58,11 +58,6 @@ class Op(NamedTuple):
 Build = Callable[[Namespace, Op], Fn]
 
 
-def anything(node: ir.Node, opset: int) -> bool:
-    """Return True: the predicate of a row that supports every node of its operator."""
-    return True
-
-
 def only(attribute: str, allowed: Container[object], default: object) -> Callable[[ir.Node, int], bool]:
     """Return the predicate of a row that supports some values of an attribute; `default` is that of an omitted one."""
     return lambda node, opset: attribute_of(node, attribute, default) in allowed
@@ -71,14 +66,15 @@ def only(attribute: str, allowed: Container[object], default: object) -> Callabl
 class Kernel(NamedTuple):
     """A row of the table: the kernel's builder, and the cases that the kernel is declared for.
 
-    `dtypes` has one set per input; the last one applies to all further inputs.  `reads` are the positions of inputs
-    whose values the kernel reads as Python integers (`reading`): on a device they stay on the host.
+    `dtypes` has one set per input; the last one applies to all further inputs.  `when` is a predicate on nodes; None:
+    the kernel is declared for each node of its operator.  `reads` are the positions of inputs whose values the kernel
+    reads as Python integers (`reading`): on a device they stay on the host.
     """
 
     build: Build
     dtypes: tuple[frozenset[ir.DataType], ...]
     opsets: range = range(7, NEWEST + 1)
-    when: Callable[[ir.Node, int], bool] = anything
+    when: Callable[[ir.Node, int], bool] | None = None
     reads: tuple[int, ...] = ()
 
 
@@ -86,7 +82,7 @@ def row(
     fn: Fn,
     *dtypes: frozenset[ir.DataType],
     opsets: range = range(7, NEWEST + 1),
-    when: Callable[[ir.Node, int], bool] = anything,
+    when: Callable[[ir.Node, int], bool] | None = None,
     **defaults: Any,
 ) -> Kernel:
     """Return the row of the kernel `fn(xp, *arrays, **attributes)`, with the defaults of its attributes."""
@@ -103,7 +99,7 @@ def reading(
     at: tuple[int, ...] = (1,),
     since: int = 0,
     attributes: tuple[str, ...] = (),
-    when: Callable[[ir.Node, int], bool] = anything,
+    when: Callable[[ir.Node, int], bool] | None = None,
 ) -> Kernel:
     """Return the row of the kernel `make(xp, op, *values)`, for the values of integer inputs (None: omitted).
 

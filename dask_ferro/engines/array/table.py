@@ -40,7 +40,9 @@ def find(node: ir.Node, opset: int) -> Kernel | None:
     if node.domain == OWN_DOMAIN:
         return custom_ops.TABLE.get(node.op_type)
     row = KERNELS.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
-    return row if row is not None and opset in row.opsets and row.when(node, opset) else None
+    if row is None or opset not in row.opsets:
+        return None
+    return row if row.when is None or row.when(node, opset) else None
 
 
 def supports(node: ir.Node, opset: int) -> bool:

@@ -389,22 +389,14 @@ def content_of(tensor: ir.TensorProtocol) -> bytes:
     return known  # type: ignore[no-any-return]
 
 
-# The current device of the process; `lower.worker.device` selects it at the first bundle.
-_current: Residency | None = None
+class ProcessDevice:
+    """The device of this process, for its bundles and for results that arrive; None: it computes on the host."""
 
-
-def use(residency: Residency | None) -> None:
-    """Set the device for this process's bundles and for results that arrive; None for the host."""
-    global _current
-    _current = residency
-
-
-def current() -> Residency | None:
-    """Return the residency of this process's device; None where it computes on the host."""
-    return _current
+    residency: Residency | None = None
 
 
 def arrived(host: np.ndarray) -> Array:
     """Return a result from another process as a `DeviceArray` of this process's device, or as a numpy array."""
     # Uploaded at its first use, because it may only pass through.
-    return host if _current is None else DeviceArray(_current, host=host)
+    here = ProcessDevice.residency
+    return host if here is None else DeviceArray(here, host=host)

@@ -1,1 +1,4 @@
 """ONNX Runtime as an engine: its sessions, its declarations and its known defects."""
+
+# The provider of the CPU.
+HOST = "CPUExecutionProvider"

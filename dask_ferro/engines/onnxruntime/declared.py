@@ -1,4 +1,4 @@
-"""Prints the kernels that ONNX Runtime declares for a provider in a library, as JSON; see `support.registry`.
+"""Prints the kernels that ONNX Runtime declares for a provider in a library, as JSON; see `selection.registry`.
 
     python dask_ferro/engines/onnxruntime/declared.py CUDAExecutionProvider libonnxruntime_providers_cuda.so
 

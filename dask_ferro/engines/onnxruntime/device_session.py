@@ -29,9 +29,15 @@ import onnxruntime as ort
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.device.device import Device, Memory
-from dask_ferro.engines.onnxruntime.host_memory import shrinking, smallest_model
-from dask_ferro.engines.onnxruntime.session import DEFAULTS, SessionSettings, kept_apart, session_options
-from dask_ferro.engines.onnxruntime.support import HOST
+from dask_ferro.engines.onnxruntime import HOST
+from dask_ferro.engines.onnxruntime.session import (
+    DEFAULTS,
+    SessionSettings,
+    kept_apart,
+    session_options,
+    shrinking,
+    smallest_model,
+)
 from dask_ferro.engines.subgraph import extract
 from dask_ferro.errors import ConfigError
 

@@ -249,3 +249,5 @@ _RULES: Mapping[str, Callable[[ir.Node, _NodesInPlace], None]] = {
     "MaxPool": _max_pool,
     "Conv": _conv,
 }
+# The operators of which some nodes are slow.
+SLOW = frozenset(_RULES)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,34 +28,21 @@ _FLOATS = (D.FLOAT, D.DOUBLE)
 
 
 class Wrong(NamedTuple):
-    """A known defect of an engine: `when(node, opset)` returns whether a node is affected."""
+    """A known defect of an engine: `when(node, opset)` returns whether a node below opset `before` is affected."""
 
     op: str
     when: Callable[[ir.Node, int], bool]
     seen: str
     domain: str = ""
+    before: float = inf
     # Whether it affects special values alone: NaN, overflow, integers beyond the digits of a double.
     extremes: bool = False
 
 
-_ByOperator: TypeAlias = Mapping[tuple[str, str], Sequence[Wrong]]
+Defects: TypeAlias = Mapping[tuple[str, str], Sequence[Wrong]]
 
 
-def is_affected(rows: _ByOperator, node: ir.Node, opset: int, *, in_body: bool = False) -> bool:
-    """Return whether one of some rows (`ONNXRUNTIME`, `REFERENCE`, `UNLIKE`) is about a node.
-
-    Parameters
-    ----------
-    in_body : bool
-        Whether the node is in the body of another node.
-    """
-    return any(
-        not (in_body and row.extremes) and row.when(node, opset)
-        for row in rows.get((node.domain, node.op_type), ())
-    )
-
-
-def _by_operator(*rows: Wrong) -> _ByOperator:
+def _by_operator(*rows: Wrong) -> Defects:
     """Return the rows of each operator, by domain and name."""
     # A mapping, because each node is looked up three times.
     found: defaultdict[tuple[str, str], list[Wrong]] = defaultdict(list)
@@ -64,10 +52,15 @@ def _by_operator(*rows: Wrong) -> _ByOperator:
 
 
 def _each(
-    ops: Sequence[str], when: Callable[[ir.Node, int], bool], seen: str, *, extremes: bool = False
+    ops: Sequence[str],
+    when: Callable[[ir.Node, int], bool],
+    seen: str,
+    *,
+    before: float = inf,
+    extremes: bool = False,
 ) -> Iterator[Wrong]:
     """Yield the rows of a defect that several operators share."""
-    return (Wrong(op, when, seen, extremes=extremes) for op in ops)
+    return (Wrong(op, when, seen, before=before, extremes=extremes) for op in ops)
 
 
 def _has_input(node: ir.Node, position: int) -> bool:
@@ -240,8 +233,9 @@ REFERENCE = _by_operator(
     ),
     *_each(
         ("Softmax", "LogSoftmax", "Hardmax"),
-        lambda n, v: v < 13,
+        _always,
         "uses one axis where opset < 13 means all axes from `axis`",
+        before=13,
     ),
     Wrong("LRN", _always, "sums over the wrong axis"),
     *_each(
@@ -250,13 +244,9 @@ REFERENCE = _by_operator(
         "ignores clip, activations, input_forget and sequence_lens",
     ),
     Wrong("Scatter", _always, "has no such operator"),
-    Wrong(
-        "BatchNormalization",
-        lambda n, v: v < 14 and _trains(n, v),
-        "uses the running statistics for the batch's",
-    ),
+    Wrong("BatchNormalization", _trains, "uses the running statistics for the batch's", before=14),
     Wrong("Loop", lambda n, v: not _has_input(n, 1), "makes no trip without a condition"),
-    Wrong("Scan", lambda n, v: v < 9, "reads the optional first input of opset 8 as a state"),
+    Wrong("Scan", _always, "reads the optional first input of opset 8 as a state", before=9),
     Wrong("Gradient", _always, "has no such operator", "ai.onnx.preview.training"),
     Wrong(
         "ReduceSumSquare",

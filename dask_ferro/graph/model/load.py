@@ -196,7 +196,7 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     types = typed(lean)
     guards.check_types(model, types, limits, headline)
     set_types(model, types.types)
-    if files:
+    if files.files:
         model.meta[CHECK] = files
         if not files.are_unchanged():
             raise ModelError(headline, [CHANGED])

@@ -178,9 +178,6 @@ class SourceFiles:
 
     files: tuple[SourceFile, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.files)
-
     def __call__(self) -> None:
         for file in self.files:
             problem = _problem(file)

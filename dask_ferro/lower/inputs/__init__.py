@@ -1,1 +1,1 @@
-"""Inputs of a call on their way to its tasks: which are cut into chunks, and which are sent to workers."""
+"""Inputs of a call that are no plain arrays, and what is sent straight to workers."""

@@ -20,8 +20,7 @@ import onnx_ir as ir
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.load import digest_of
-from dask_ferro.lower.inputs.keys import Feed, of_future
-from dask_ferro.lower.layer import Key
+from dask_ferro.lower.layer import Feed, Key, of_future
 from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.upstream import Alias, DataNode
@@ -105,13 +104,13 @@ def unseen_content(opened: PreparedModel, client: Any) -> np.ndarray[Any, Any] |
     ConfigError
         When the model has external data files, which do not travel, or the file was mapped and is another one by now.
     """
-    if client is None or _all_see(client, opened.ref.path):
+    if _all_see(client, opened.ref.path):
         return None
     loaded, path = opened.loaded, opened.ref.path
     tensors = (value.const_value for value in loaded.model.graph.initializers.values())
     in_files = any(isinstance(t, ir.ExternalTensor) and str(t.path) != path for t in tensors)
     # A model in memory without files of its own was read from more than this one file.
-    if loaded.content is None and (in_files or not loaded.files):
+    if loaded.content is None and (in_files or not loaded.files.files):
         raise ConfigError(
             f"model {path!r}: some workers cannot see it, and its weights lie in files of their own; put it on a file"
             " system that all workers share"

@@ -17,13 +17,10 @@ from typing import Any
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Bundle, Granularity, Plan
 from dask_ferro.graph.ops.states import Finding
-from dask_ferro.lower.prepared.opening import with_defaults_replaced
-from dask_ferro.lower.prepared.prepared import PreparedModel, SizedModel
+from dask_ferro.lower.prepared.prepared import PreparedModel, SizedModel, with_defaults_replaced
 from dask_ferro.lower.signature import (
     Signature,
-    as_array,
-    by_name,
-    check_arrays,
+    checked_arrays,
     fixed_batch,
     is_dask_array,
     may_carry,
@@ -52,6 +49,9 @@ class BoundModel:
         fixed, carried = model.signature.fixed_rows, [arrays[name] for name in model.signature.carried]
         # Whether an input that is cut is a dask array.
         self.has_dask_rows = any(map(is_dask_array, carried))
+        # Shapes of the inputs by name; {} where some are dask arrays, whose chunks may differ from what they declare.
+        has_dask = any(map(is_dask_array, arrays.values()))
+        self.shapes = {} if has_dask else {name: shape_of(array) for name, array in arrays.items()}
         # Rows of the chunks, or of the inputs that carry the batch where these are taken whole.
         self.lengths = rows or tuple(len(array) for array in carried if shape_of(array))
         # Whether a task runs the model's fixed batch size slice by slice.
@@ -81,22 +81,6 @@ class BoundModel:
         return self.plan.bundles
 
 
-def inputs_by_name(
-    sig: Signature, args: tuple[object, ...], named: dict[str, object], options: dict[str, object], title: str
-) -> Any:
-    """Return the inputs of a call as `bind` takes them; raises `ConfigError` where they and options are mixed up."""
-    names = {spec.name for spec in sig.inputs}
-    if clashes := [option for option, value in options.items() if option in names and shape_of(value)]:
-        raise ConfigError(
-            f"{title}: {clashes[0]!r} is an input and an argument; pass inputs as a dict by name"
-        )
-    if not (args and named):
-        return named if named else (args[0] if len(args) == 1 else args)
-    unknown = ", ".join(name for name in named if name not in names)
-    why = f"{unknown} is no input, and options of a call are {', '.join(options)}; from_onnx has others"
-    raise ConfigError(f"{title}: {why if unknown else 'pass inputs by position or by name, not both'}")
-
-
 def bind(
     model: PreparedModel,
     given: Any,
@@ -119,9 +103,7 @@ def bind(
         model = with_defaults_replaced(model, names)
     sig, title = model.signature, f"model {model.name!r}"
     batch = checked_batch(batch, title)
-    named = by_name(sig, given, title)
-    arrays = {spec.name: as_array(spec, named[spec.name], title) for spec in sig.inputs}
-    check_arrays(sig, arrays, title)
+    arrays = checked_arrays(sig, given, title)
     # Which inputs carry the batch has to be known before chunks are made or looked at.
     is_cut = batch is not None or any(map(is_dask_array, arrays.values()))
     model = with_batched(model, arrays, batched, is_cut=is_cut)
@@ -276,11 +258,12 @@ def _row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) ->
         raise ConfigError(
             "an input that carries the batch is a future or a delayed value: it cannot be cut in chunks"
         )
-    fixed = next((fixed_batch(s) for s in sig.inputs if s.name in carried), "")
     splitting = bool(sig.fixed_rows) and any(n != sig.fixed_rows for n in lengths.values())
     if (cutting or splitting) and not all(sig.gives):
         without = [str(s) for s, gives in zip(sig.outputs, sig.gives, strict=True) if not gives]
-        more = f"the model's batch is fixed at 1, and it was given more: pass one row at a time; {fixed}"
+        more = (
+            f"the model's batch is fixed at 1, and it was given more: pass one row at a time; {_remedy(sig)}"
+        )
         raise ConfigError(
             f"outputs without the batch axis cannot be joined from chunks: {without};"
             f" {more if splitting else AT_ONCE}"
@@ -295,6 +278,11 @@ def _row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) ->
     if isinstance(sig.batch, int) and sig.batch > 1 and any(n != sig.batch for n in chunks):
         raise ConfigError(
             f"the model's batch is fixed at {sig.batch} rows, so it cannot be cut into chunks of {chunks}; run without"
-            f" batch=, and with dask arrays of one chunk along axis 0; {fixed}"
+            f" batch=, and with dask arrays of one chunk along axis 0; {_remedy(sig)}"
         )
     return chunks
+
+
+def _remedy(sig: Signature) -> str:
+    """Return how to export a model without its fixed batch."""
+    return next((fixed_batch(spec) for spec in sig.inputs if spec.name in sig.carried), "")

@@ -25,14 +25,13 @@ from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.labelled import LabelledInputs, read_labelled
 from dask_ferro.lower.inputs.partitions import partitioned
 from dask_ferro.lower.inputs.tables import TableForm, table_of
-from dask_ferro.lower.model.bound import BoundModel, bind, checked_batch, inputs_by_name, with_batched
+from dask_ferro.lower.model.bound import BoundModel, bind, checked_batch, with_batched
 from dask_ferro.lower.model.render import facts_of
 from dask_ferro.lower.model.row_check import check_rows
 from dask_ferro.lower.portable import portable
-from dask_ferro.lower.prepared.opening import open_model, reopened
-from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.prepared.prepared import PreparedModel, open_model, reopened
 from dask_ferro.lower.prepared.store import is_temporary
-from dask_ferro.lower.signature import ValueSpec, comes_later, synthetic
+from dask_ferro.lower.signature import Signature, ValueSpec, comes_later, shape_of, synthetic
 from dask_ferro.lower.worker.models import ModelRef
 
 Names = Collection[str] | None
@@ -245,7 +244,7 @@ class ModelGraph(DaskMethodsMixin):
             Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
         """
         # Dask's arrays are imported with the first call.
-        from dask_ferro.lower.model.outputs import outputs_of
+        from dask_ferro.lower.model.lowering import outputs_of
 
         options = {"batch": batch, "batched": batched, "dims": dims}
         table = args[0] if len(args) == 1 and not named else None
@@ -279,7 +278,7 @@ class ModelGraph(DaskMethodsMixin):
         opened, defaults, title = self._opened, self._defaults, self._title
         if at_once:
             defaults = defaults._replace(batch=None, granularity="model")
-        given = inputs_by_name(opened.signature, args, named, options, title)
+        given = _inputs_by_name(opened.signature, args, named, options, title)
         given, labels = read_labelled(given, opened.signature, options["dims"], title)
         table = table_of(opened, given)
         chosen = {name: value for name, value in options.items() if name != "dims" and value is not None}
@@ -323,7 +322,7 @@ class ModelGraph(DaskMethodsMixin):
         >>> model = ff.from_onnx("examples/models/digits_mlp.onnx")  # doctest: +SKIP
         >>> client.submit(model.predict, images).result()            # doctest: +SKIP
         """
-        from dask_ferro.lower.model.outputs import values_of
+        from dask_ferro.lower.model.lowering import values_of
 
         options = {"batch": batch, "batched": batched, "dims": dims}
         bound, labels, form = self._bound(args, named, options, at_once=True)
@@ -356,7 +355,7 @@ class ModelGraph(DaskMethodsMixin):
     @cached_property
     def _own(self) -> Any:
         """The outputs on seeded inputs."""
-        from dask_ferro.lower.model.outputs import outputs_of
+        from dask_ferro.lower.model.lowering import outputs_of
 
         if self._opened.signature.inputs:
             warnings.warn(
@@ -405,6 +404,22 @@ def opened_of(model: ModelGraph) -> PreparedModel:
 def defaults_of(model: ModelGraph) -> CallDefaults:
     """Return the settings of calls that name none."""
     return model._defaults
+
+
+def _inputs_by_name(
+    sig: Signature, args: tuple[object, ...], named: dict[str, object], options: dict[str, object], title: str
+) -> Any:
+    """Return the inputs of a call as `bind` takes them; raises `ConfigError` where they and options are mixed up."""
+    names = {spec.name for spec in sig.inputs}
+    if clashes := [option for option, value in options.items() if option in names and shape_of(value)]:
+        raise ConfigError(
+            f"{title}: {clashes[0]!r} is an input and an argument; pass inputs as a dict by name"
+        )
+    if not (args and named):
+        return named if named else (args[0] if len(args) == 1 else args)
+    unknown = ", ".join(name for name in named if name not in names)
+    why = f"{unknown} is no input, and options of a call are {', '.join(options)}; from_onnx has others"
+    raise ConfigError(f"{title}: {why if unknown else 'pass inputs by position or by name, not both'}")
 
 
 def _check_chunks(bound: BoundModel) -> None:

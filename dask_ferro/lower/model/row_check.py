@@ -67,7 +67,7 @@ def check_rows(opened: PreparedModel, arrays: Mapping[str, Any]) -> None:
 def _tried(opened: PreparedModel, arrays: Mapping[str, Any]) -> str | None:
     """Run a few rows at once and in pieces; return the difference as text, None where there is none or nothing ran."""
     # Dask's arrays are imported with the first call.
-    from dask_ferro.lower.model.outputs import values_of
+    from dask_ferro.lower.model.lowering import values_of
 
     sig, total = opened.signature, sum(_PIECES)
     # Rows are made up, as those of the caller may be large, or not there yet.

@@ -13,8 +13,7 @@ from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.prepared.opening import open_model
-from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.prepared.prepared import PreparedModel, open_model
 from dask_ferro.lower.signature import Signature, ValueSpec
 
 

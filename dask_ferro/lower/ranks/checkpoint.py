@@ -27,9 +27,8 @@ from distributed.scheduler import TaskState
 from dask_ferro.graph.sharding.parts import Port, holders
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.inputs.keys import Feed
 from dask_ferro.lower.inputs.shipping import sent
-from dask_ferro.lower.layer import KeySeries
+from dask_ferro.lower.layer import Feed, KeySeries
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.sharded import GONE, CallTasks, Made, Memo, ShardedArray, Written
 from dask_ferro.lower.ranks.spmd_tasks import same

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
-from dask.base import is_dask_collection
+from dask.base import is_dask_collection, tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client
 
@@ -25,8 +25,8 @@ from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, local_shape,
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.inputs.keys import Feed, layers_of, token_of
 from dask_ferro.lower.inputs.shipping import copy_for, sent, usable_here
+from dask_ferro.lower.layer import Feed, layers_of
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
@@ -87,7 +87,7 @@ def stacked(name: str, layer: MaterializedLayer, below: Iterable[Below | Feed]) 
 
 def content_of(opened: PreparedModel, client: Client | None) -> tuple[dict[str, TaskRef], list[Below]]:
     """Return a model's content as a task argument, and its layer, where workers cannot see the model's file."""
-    copy = copy_for(opened, client)
+    copy = None if client is None else copy_for(opened, client)
     if copy is None:
         return {}, []
     return {"copy": TaskRef(copy.source.at(0))}, [Below(copy.layers, copy.dependencies, copy.top)]
@@ -125,7 +125,7 @@ def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
 
 def tokens(arrays: Arrays) -> dict[str, Any]:
     """Return the token of each input: a hash of its content, or of its key where it is lazy."""
-    return {n: v.token if isinstance(v, ShardedArray) else token_of(v) for n, v in arrays.items()}
+    return {n: v.token if isinstance(v, ShardedArray) else tokenize(v) for n, v in arrays.items()}
 
 
 def keys_read(arrays: Arrays) -> list[tuple[str, tuple[Key, ...]]]:

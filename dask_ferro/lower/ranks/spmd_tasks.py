@@ -45,8 +45,7 @@ from dask_ferro.lower.worker.segment_run import (
     run_segment,
     taken,
 )
-from dask_ferro.lower.worker.task import BundleRef, run_bundle
-from dask_ferro.lower.worker.threads import WORTH_THREADS_S
+from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 from dask_ferro.trace import About
 
 

@@ -44,7 +44,7 @@ def limits() -> Limits:
 
 
 # The models that this process has opened.
-_models: Cache[Loaded] = Cache(MODELS_KEPT, size=lambda loaded: 1)
+_models: Cache[Loaded] = Cache(MODELS_KEPT, size=None)
 
 
 def _kept(ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:

@@ -12,47 +12,64 @@ as long then is the axis of the rows, and has none.
 
 A result that has elements all the same (a mean over the rows, or their number) is left to the engines, with the arrays
 as they are.
+
+A worker whose device class is "gpu" (declared, or found by CuPy) runs bundles there; so does any other process that
+declares it.  Without a device, or with ``ferro.worker.device: cpu``, the cost is one check per task.  Results that only
+bundles read stay on the device, as `DeviceArray`, in `worker.data` like any value, with their bytes counted; the
+model's own outputs are copied to the host, because any task or client may read them.
+
+A session on the host has its share of the host's cores as threads: the cores, divided by the task threads of all
+workers there.  The scheduler is asked for these workers once, when the first session is created.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+import dask
 import numpy as np
 import onnx_ir as ir
+from dask.system import CPU_COUNT
 
 from dask_ferro import config
 from dask_ferro.engines.cache import Cache
-from dask_ferro.engines.device.residency import Residency
+from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
+from dask_ferro.engines.device.residency import ProcessDevice, Residency
 from dask_ferro.engines.device_executable import compile_on_device
 from dask_ferro.engines.executable import Executable, compile_bundle, nodes_between
-from dask_ferro.engines.onnxruntime.host_memory import Returns
-from dask_ferro.engines.onnxruntime.session import SessionSettings
+from dask_ferro.engines.onnxruntime import HOST
+from dask_ferro.engines.onnxruntime.device_session import place_of, works
+from dask_ferro.engines.onnxruntime.session import Returns, SessionSettings
 from dask_ferro.engines.selection import Engine
 from dask_ferro.errors import ModelError, UnsupportedOp
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.lower.annotations import NodeLabels, node_labels
-from dask_ferro.lower.worker import device
-from dask_ferro.lower.worker.checks import LateInputs, OutputCheck, Shapes, check_outputs
+from dask_ferro.lower.signature import LateInputs, shape_of
 from dask_ferro.lower.worker.models import MODELS_KEPT, ModelRef, open_model
-from dask_ferro.lower.worker.outputs import together, unshared
-from dask_ferro.lower.worker.threads import intra_op_threads
+from dask_ferro.lower.worker.outputs import OutputCheck, Shapes, check_outputs, together, unshared
 
-# The number of bundles whose inputs a process knows: names, and a tuple each.
-_INPUTS_KEPT = 4096
+# Projected seconds of a run above which its session has threads: they cost their start.
+WORTH_THREADS_S = 1e-3
 # Rows that are made up where there are none: three, not two, as an axis that is halved and padded has one element for
 # one row, two for two, and one for none.
 _MADE_UP_ROWS = (1, 3)
+
+logger = logging.getLogger(__name__)
 
 Compute = Callable[..., tuple[Any, ...]]
 # Wraps an Executable; its second argument returns the regions and placements of the nodes.
 Listener = Callable[[Any, Callable[[], NodeLabels]], Compute]
 # The hook that wraps each bundle that runs in this process, to see its ops; None: none is installed.
 _listener: Listener | None = None
-# What is known of the inputs of bundles, by the model, their names, and which are cut row by row.
-_late: Cache[LateInputs] = Cache(_INPUTS_KEPT, size=lambda inputs: 1)
+# Whether the device of this process was chosen.
+_is_chosen = False
+# Held while a device is detected, and taken again by `use_device`.
+_choosing = threading.RLock()
 
 
 class BundleRef(NamedTuple):
@@ -123,14 +140,15 @@ def run_bundle(
     ModelError, UnsupportedOp
         As the engine raises them, with the model's path.
     """
-    residency = device.current()
+    residency = current_device()
     picked = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
     # Engines take a numpy scalar (a sum, `x[()]`) as an array without axes.
     arrays = [np.asarray(value) if isinstance(value, np.generic) else value for value in picked]
-    if residency is None:
-        arrays = _arrived(model, bundle, arrays, copy)
     try:
-        results = _results(model, bundle, arrays, copy, residency)
+        compiled = _compiled(model, bundle, copy, residency)
+        if residency is None:
+            arrays = compiled.inputs.checked(arrays, model.path)
+        results = _results(compiled.run, model, bundle, arrays, copy, on_host=residency is None)
     except (ModelError, UnsupportedOp) as error:
         named = type(error)(f"model {model.path!r}: {error.headline}", error.problems)
         named.add_note(_situation(model, bundle, arrays))
@@ -149,11 +167,16 @@ def run_bundle(
 
 
 def _results(
-    model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any, residency: Residency | None
+    executable: Executable,
+    model: ModelRef,
+    bundle: BundleRef,
+    arrays: list[Any],
+    copy: Any,
+    *,
+    on_host: bool,
 ) -> tuple[Any, ...]:
     """Compute the bundle's outputs on the host, or on the device of this process."""
-    executable = _executable(model, bundle, copy, residency)
-    if residency is None and _reads_nothing(arrays) and not bundle.split:
+    if on_host and _reads_nothing(arrays) and not bundle.split:
         return _run_on_nothing(executable, arrays)
     run: Compute = executable
     if _listener is not None:
@@ -162,13 +185,6 @@ def _results(
             lambda: node_labels(nodes_between(open_model(model, copy).model, bundle.inputs, bundle.outputs)),
         )
     return _by_rows(run, arrays, bundle) if bundle.split else run(*arrays)
-
-
-def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -> list[Any]:
-    """Return the arrays; those of the model's own inputs are checked against its declarations."""
-    key = (model.digest, bundle.inputs, bundle.split)
-    inputs = _late.get(key, lambda: LateInputs(open_model(model, copy).model, bundle.inputs, bundle.split))
-    return inputs.checked(arrays, model.path)
 
 
 @lru_cache(maxsize=MODELS_KEPT)
@@ -180,7 +196,7 @@ def _inferred(model: ir.Model, shapes: Shapes) -> Mapping[str, ValueType]:
 def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str:
     """Return the context of an error in a task: the model, the bundle, and its arrays' dtypes and shapes."""
     given = ", ".join(
-        f"{name}: {getattr(a, 'dtype', type(a).__name__)}{list(getattr(a, 'shape', ()))}"
+        f"{name}: {getattr(a, 'dtype', type(a).__name__)}{list(shape_of(a) or ())}"
         for name, a in zip(bundle.inputs, arrays, strict=True)
     )
     return f"in {model.path}, between ({given}) and ({', '.join(bundle.outputs)})"
@@ -240,12 +256,23 @@ def _without_rows(one: Any, three: Any) -> Any:
     return None if changed or 0 not in sizes else np.empty(sizes, one.dtype)
 
 
+# ---- the compiled bundle -----------------------------------------------------------------------------------
+
+
+class _Compiled(NamedTuple):
+    """A bundle as this process runs it, the check of its inputs that are the model's, and the bytes that it holds."""
+
+    run: Executable
+    inputs: LateInputs
+    nbytes: int
+
+
 @cache
-def _executables() -> Cache[Executable]:
+def _bundles() -> Cache[_Compiled]:
     return Cache(config.value("cache.bytes"), Returns())
 
 
-def _executable(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency | None) -> Executable:
+def _compiled(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency | None) -> _Compiled:
     """Return the compiled bundle, built again where a file that it maps was touched; changed content raises."""
     settings = SessionSettings(
         intra_op_threads() if bundle.parallel else 1,
@@ -253,19 +280,131 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residenc
         bundle.exact,
         config.value("limits.run"),
     )
-    provider = None if residency is None else device.session_provider(residency.device)
+    provider = None if residency is None else session_provider(residency.device)
 
-    def build() -> Executable:
+    def build() -> _Compiled:
         model, names = open_model(ref, copy).model, (bundle.inputs, bundle.outputs)
         if residency is None:
-            return compile_bundle(model, *names, bundle.engines, settings)
-        return compile_on_device(
-            model, *names, residency, settings=settings, down=bundle.down, provider=provider
-        )
+            run = compile_bundle(model, *names, bundle.engines, settings)
+        else:
+            run = compile_on_device(
+                model, *names, residency, settings=settings, down=bundle.down, provider=provider
+            )
+        return _Compiled(run, LateInputs(model, bundle.inputs, bundle.split), run.nbytes)
 
     # Everything that a compiled bundle depends on: after a change of settings another one is compiled.
     key = (
-        *(ref.digest, bundle.inputs, bundle.outputs, bundle.engines, settings),
+        *(ref.digest, bundle.inputs, bundle.outputs, bundle.split, bundle.engines, settings),
         *(() if residency is None else (residency, provider, bundle.down)),
     )
-    return _executables().get(key, build, Executable.is_current)
+    return _bundles().get(key, build, lambda kept: kept.run.is_current())
+
+
+# ---- the device of this process ----------------------------------------------------------------------------
+
+
+def use_device(device: Device | None) -> Residency | None:
+    """Compute bundles of this process on `device` from now on; None: on the host.  Return its residency.
+
+    A worker detects its GPU by itself; a machine without one can be given an emulated one.
+    """
+    global _is_chosen
+    with _choosing:
+        ProcessDevice.residency = None if device is None else _residency_of(device)
+        _is_chosen = True
+        return ProcessDevice.residency
+
+
+def current_device() -> Residency | None:
+    """Return the residency of this process's device, which is detected once; None where there is none."""
+    if not _is_chosen:
+        with _choosing:
+            if not _is_chosen:
+                use_device(_detected())
+    return ProcessDevice.residency
+
+
+def _residency_of(device: Device) -> Residency:
+    """Return an empty residency, bounded as configured."""
+    worker = this_worker()
+    return Residency(
+        device,
+        results=config.value("device.results-bytes"),
+        weights=config.value("device.weights-bytes"),
+        # A worker's values never change; in a process shared with the caller, the caller may write to an input.
+        keeps_inputs=worker is not None and not str(worker.address).startswith("inproc"),
+    )
+
+
+def session_provider(device: Device) -> str | None:
+    """Return ONNX Runtime's provider that may compute on a device (`device.onnxruntime`); None without one."""
+    allowed = config.value("device.onnxruntime")
+    if allowed == "never":
+        return None
+    provider = place_of(device).provider
+    return None if (allowed == "auto" and provider == HOST) or not works(provider) else provider
+
+
+def _detected() -> Device | None:
+    wanted = config.value("worker.device")
+    if wanted == "cpu" or (wanted != "gpu" and this_worker() is None):
+        return None
+    tf32 = config.value("device.tf32")
+    try:
+        return CupyDevice(tf32=tf32) if cupy_devices() else None
+    except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker runs on the host
+        logger.warning("dask_ferro: the GPU is not used: %r", error)
+        return None
+
+
+# ---- the threads of a session ------------------------------------------------------------------------------
+
+
+def intra_op_threads() -> int:
+    """Return the intra-op threads of a session in this process (config ``ferro.onnxruntime.intra-op-threads``)."""
+    wanted = config.value("onnxruntime.intra-op-threads")
+    return wanted if wanted is not None else share_of(CPU_COUNT, _task_threads())
+
+
+def share_of(cores: int, task_threads: int) -> int:
+    """Return the whole cores that each of `task_threads` may use; at least one.
+
+    >>> share_of(16, 2), share_of(2, 2), share_of(2, 3)
+    (8, 1, 1)
+    """
+    return max(1, cores // max(1, task_threads))
+
+
+def _task_threads() -> int:
+    """Return how many Dask task threads share this host's cores."""
+    if (worker := this_worker()) is not None:
+        return _host_threads(worker.address)
+    # Without a worker: 1 with the synchronous scheduler, else the pool's size.
+    if dask.config.get("scheduler", None) in ("sync", "synchronous", "single-threaded"):
+        return 1
+    if threading.current_thread() is threading.main_thread():
+        return 1
+    return int(dask.config.get("num_workers", None) or CPU_COUNT)
+
+
+def this_worker() -> Any:
+    """Return the Dask worker that runs the calling task, or None."""
+    # Called in each task, and an import statement takes 2 us.
+    distributed = sys.modules.get("distributed")
+    # Without distributed imported in full, no worker can be running here.
+    if distributed is None or not hasattr(distributed, "get_worker"):
+        return None
+    try:
+        return distributed.get_worker()
+    except ValueError:
+        return None
+
+
+@cache
+def _host_threads(address: str) -> int:
+    from distributed.utils import sync
+
+    worker = this_worker()
+    identity = sync(worker.loop, worker.scheduler.identity, n_workers=-1)
+    host = identity["workers"][address]["host"]
+    return sum(w["nthreads"] for w in identity["workers"].values() if w["host"] == host)

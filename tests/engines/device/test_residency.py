@@ -31,7 +31,7 @@ BLOCK = np.arange(256, dtype=np.float32)  # 1 kB
 @pytest.fixture(autouse=True)
 def _no_device() -> Iterator[None]:
     yield
-    residents.use(None)
+    residents.ProcessDevice.residency = None
 
 
 def residency(total: int = 64 * KB, **bounds: Any) -> Residency:
@@ -126,7 +126,7 @@ class TestResults:
 
     def test_pickled_it_arrives_on_its_way_to_the_device_where_there_is_one(self) -> None:
         there = residency()
-        residents.use(there)
+        residents.ProcessDevice.residency = there
         arrived = pickle.loads(pickle.dumps(result(residency(), 3)))
         assert not arrived.is_resident
         assert there.device.traffic.ups == 0

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from dask_ferro.engines.device.device import cupy_devices
 from dask_ferro.engines.device.oom import ran_out
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.device_executable import compile_on_device
+from dask_ferro.engines.device_executable import compile_on_device, device_engines, device_route
 from dask_ferro.engines.executable import Executable
 from dask_ferro.engines.onnxruntime.device_session import (
     CUDA,
@@ -29,7 +29,6 @@ from dask_ferro.engines.onnxruntime.device_session import (
     works,
 )
 from dask_ferro.engines.onnxruntime.session import DEFAULTS
-from dask_ferro.engines.selection import device_engines, device_route
 from dask_ferro.errors import ConfigError, ModelError
 from dask_ferro.graph.model.load import load
 from tests.each import every

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_ferro.engines.onnxruntime.known_defects import UNLIKE, is_affected
+from dask_ferro.engines.onnxruntime.known_defects import UNLIKE
+from dask_ferro.engines.selection import is_affected
 from tests.each import every
 from tests.engines.array.cases import Case
 from tests.engines.onnxruntime.special import ROWS, Ran, by_onnxruntime, by_reference, on_engine, typed

@@ -15,7 +15,7 @@ from onnx_ir.serde import deserialize_model
 
 import dask_ferro as ff
 from dask_ferro.graph.ir.inference import infer
-from dask_ferro.lower.worker.checks import OutputCheck, check_outputs
+from dask_ferro.lower.worker.outputs import OutputCheck, check_outputs
 from tests.each import every
 from tests.graphs import close, mlp, mlp_reference, model, written
 

@@ -22,7 +22,7 @@ import dask_ferro as ff
 from dask_ferro.engines.device import residency as residents
 from dask_ferro.engines.device.device import cupy_devices
 from dask_ferro.engines.device.residency import DeviceArray, Residency
-from dask_ferro.lower.worker import device as devices
+from dask_ferro.lower.worker import task
 from tests.device_counts import counts as counts_here
 from tests.graphs import written
 from tests.waiting import BOUND_S
@@ -43,20 +43,20 @@ def _of(inputs: str, nodes: str, outputs: str = "y", **weights: Any) -> onnx.Mod
 @pytest.fixture(params=["stand-in", pytest.param("cupy", marks=gpu)])
 def on(request: pytest.FixtureRequest) -> Iterator[Residency]:
     """This process computes on a device while the test runs, and takes inputs to stay as they are."""
-    residency = devices.use(StandIn(1 << 24) if request.param == "stand-in" else CountedGpu())
+    residency = task.use_device(StandIn(1 << 24) if request.param == "stand-in" else CountedGpu())
     assert residency is not None
     residency.keeps_inputs = True
     yield residency
-    devices.use(None)
+    task.use_device(None)
 
 
 @pytest.fixture
 def bare() -> Iterator[Residency]:
     """This process, which is no worker, computes on a stand-in: the arrays are the user's, and may change."""
-    residency = devices.use(StandIn())
+    residency = task.use_device(StandIn())
     assert residency is not None
     yield residency
-    devices.use(None)
+    task.use_device(None)
 
 
 def chain(side: int = 160) -> onnx.ModelProto:
@@ -77,12 +77,12 @@ def computed(model: Any, feeds: Any, **options: Any) -> Any:
 
 
 def on_the_host(model: Any, feeds: Any, **options: Any) -> Any:
-    before = devices.current()
-    devices.use(None)
+    before = task.current_device()
+    task.use_device(None)
     try:
         return computed(model, feeds, **options)
     finally:
-        residents.use(before)
+        residents.ProcessDevice.residency = before
 
 
 X = RNG.standard_normal((8, 160)).astype(F)
@@ -164,12 +164,12 @@ def test_a_weight_that_is_not_kept_lives_until_the_bundle_is_done() -> None:
     device = Watched(1 << 24)
     try:
         with dask.config.set({"ferro.device.weights-bytes": 0}):
-            devices.use(device)
+            task.use_device(device)
         np.testing.assert_allclose(computed(model, X), X @ w, rtol=1e-4, atol=1e-5)
         assert device.alive[-1] >= w.nbytes + 2 * X.nbytes
         assert device.memory().live < w.nbytes
     finally:
-        devices.use(None)
+        task.use_device(None)
 
 
 def test_threads_that_start_together_find_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,20 +182,20 @@ def test_threads_that_start_together_find_one_device(monkeypatch: pytest.MonkeyP
 
     def asks(_: int) -> Residency | None:
         start.wait(BOUND_S)
-        return devices.current()
+        return task.current_device()
 
     def slowly(device: StandIn) -> Residency:
         time.sleep(0.05)  # as the driver takes to tell its free memory at first
         return Residency(device)
 
-    monkeypatch.setattr(devices, "_found", found)
-    monkeypatch.setattr(devices, "residency_of", slowly)
-    monkeypatch.setattr(devices, "_chosen", False)
+    monkeypatch.setattr(task, "_detected", found)
+    monkeypatch.setattr(task, "_residency_of", slowly)
+    monkeypatch.setattr(task, "_is_chosen", False)
     try:
         with ThreadPoolExecutor(4) as pool:
             assert len(set(pool.map(asks, range(4)))) == 1
     finally:
-        devices.use(None)
+        task.use_device(None)
 
 
 @pytest.mark.parametrize(
@@ -203,22 +203,22 @@ def test_threads_that_start_together_find_one_device(monkeypatch: pytest.MonkeyP
 )
 def test_uses_no_device(wanted: str) -> None:
     with dask.config.set({"ferro.worker.device": wanted}):
-        assert devices._found() is None
+        assert task._detected() is None
 
 
 def _start(total: int) -> None:
     """In a worker: compute on a stand-in from now on."""
     from emulated.device import StandIn
 
-    from dask_ferro.lower.worker import device
+    from dask_ferro.lower.worker import task
 
-    device.use(StandIn(total))
+    task.use_device(StandIn(total))
 
 
 def _stop() -> None:
-    from dask_ferro.lower.worker import device
+    from dask_ferro.lower.worker import task
 
-    device.use(None)
+    task.use_device(None)
 
 
 @pytest.mark.cluster

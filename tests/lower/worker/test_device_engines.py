@@ -12,7 +12,7 @@ from emulated.device import StandIn
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.lower.worker import device
+from dask_ferro.lower.worker import task
 from tests.device_counts import counts
 from tests.graphs import model
 
@@ -28,12 +28,12 @@ def counted(proto: Any, allowed: str) -> tuple[Any, dict[str, Any]]:
     """A model's result on a stand-in, through its tasks, and what crossed."""
     x = np.linspace(-1, 1, 64 * 64, dtype="f4").reshape(64, 64)
     with dask.config.set({"ferro.device.onnxruntime": allowed}):
-        device.use(StandIn())
+        task.use_device(StandIn())
         try:
             result = ff.from_onnx(proto, granularity="model")(x).compute(scheduler="sync")
             return np.asarray(result), counts() or {}
         finally:
-            device.use(None)
+            task.use_device(None)
 
 
 def test_tasks_run_on_the_engine_that_is_chosen() -> None:
@@ -52,4 +52,4 @@ def test_tasks_run_on_the_engine_that_is_chosen() -> None:
 )
 def test_a_device_in_host_memory_has_no_session_unless_asked(allowed: str, provider: str | None) -> None:
     with dask.config.set({"ferro.device.onnxruntime": allowed}):
-        assert device.session_provider(StandIn()) == provider
+        assert task.session_provider(StandIn()) == provider

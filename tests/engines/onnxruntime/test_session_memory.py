@@ -10,8 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from dask_ferro.engines.onnxruntime.host_memory import Returns, give_back
-from dask_ferro.engines.onnxruntime.session import SessionRun, SessionSettings
+from dask_ferro.engines.onnxruntime.session import Returns, SessionRun, SessionSettings, give_back
 from dask_ferro.graph.model.load import Limits, load
 from tests.graphs import written
 from tests.programs import ran
@@ -112,8 +111,8 @@ def test_what_a_large_run_took_goes_back_to_the_system():
 import numpy as np
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from dask_ferro.engines.onnxruntime.host_memory import give_back
-from tests.engines.onnxruntime.test_host_memory import built, proto
+from dask_ferro.engines.onnxruntime.session import give_back
+from tests.engines.onnxruntime.test_session_memory import built, proto
 {RSS}
 with TemporaryDirectory() as folder:
     run = built(proto("a = Exp (x) b = Exp (a) c = Exp (b) y = Exp (c)"), Path(folder))
@@ -143,7 +142,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 import dask, dask.array, numpy as np
 import dask_ferro as ff
-from dask_ferro.engines.onnxruntime.host_memory import give_back
+from dask_ferro.engines.onnxruntime.session import give_back
 {RSS}
 def run(name):
     ff.from_onnx(name, granularity="model")(x).compute(scheduler="sync")

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from dask_ferro.engines.onnxruntime import support
+from dask_ferro.engines import selection
 
 CUDA = "CUDAExecutionProvider"
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> Any:
-    support.registry.cache_clear()
+    selection.registry.cache_clear()
     yield
-    support.registry.cache_clear()
+    selection.registry.cache_clear()
 
 
 def told(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
@@ -31,22 +31,22 @@ def told(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
         return subprocess.CompletedProcess(arguments, 0, answer, "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(support.sys, "platform", "linux")
+    monkeypatch.setattr(selection.sys, "platform", "linux")
 
 
 def test_the_cpus_kernels_are_those_of_all_that_are_its() -> None:
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
 
-    own = [k for k in get_all_opkernel_def() if k.provider == support.HOST]
-    assert sum(map(len, support.registry().values())) == len(own)
-    assert support.registry()["", "Relu"]
+    own = [k for k in get_all_opkernel_def() if k.provider == selection.HOST]
+    assert sum(map(len, selection.registry().values())) == len(own)
+    assert selection.registry()["", "Relu"]
 
 
 def test_a_provider_in_a_library_is_asked_for_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [["ai.onnx", "Relu", 14, 2147483647, {"T": ["tensor(float)"]}]]
     told(monkeypatch, f"a line of the library\n{json.dumps(rows)}\n")
-    (row,) = support.registry(CUDA)["", "Relu"]
-    assert row == support.KernelRow(14, 2147483647, {"T": frozenset(["tensor(float)"])})
+    (row,) = selection.registry(CUDA)["", "Relu"]
+    assert row == selection.KernelRow(14, 2147483647, {"T": frozenset(["tensor(float)"])})
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_without_an_answer_a_provider_has_no_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answer: Any
 ) -> None:
     told(monkeypatch, answer)
-    assert support.registry(CUDA) == {}
+    assert selection.registry(CUDA) == {}
     assert CUDA in caplog.text
 
 
 def test_an_unknown_provider_has_none() -> None:
-    assert support.registry("NoSuchProvider") == {}
+    assert selection.registry("NoSuchProvider") == {}
