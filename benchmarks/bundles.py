@@ -195,8 +195,8 @@ def short(
 
 def submission(tasks: int) -> dict[str, float]:
     """Return the seconds in which a stencil of so many tasks is bundled, by what is done."""
-    from dask_ferro.lower.bundled.choice import CostFacts
     from dask_ferro.flow.costs import TaskCost
+    from dask_ferro.lower.bundled.choice import CostFacts
     from dask_ferro.lower.bundled.rewrite import rewritten
     from dask_ferro.lower.upstream import Task, TaskRef
 
