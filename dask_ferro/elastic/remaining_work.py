@@ -139,7 +139,7 @@ def needs_of(ts: TaskState, is_placed: bool = True) -> Needs:
         Whether a required device class is honoured in placement, which stock Dask does not do.
     """
     device = wish_of(ts.annotations).must if ts.annotations and is_placed else ""
-    if ts.loose_restrictions or not upstream.is_restricted(ts):
+    if ts.loose_restrictions or not upstream.is_restricted(ts) or upstream.is_held(ts):
         return Needs(device=device) if device else _NOTHING
     resources = tuple(sorted((ts.resource_restrictions or {}).items()))
     return Needs(resources, bool(ts.worker_restrictions or ts.host_restrictions), device)

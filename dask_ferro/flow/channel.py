@@ -17,13 +17,16 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable
-from io import IOBase
-from typing import Any
+from io import BufferedReader
+from time import sleep
+from typing import Any, cast
 
 logger = logging.getLogger(__name__)
 
-# Seconds until a connection is given up.
-_CONNECTS = 5.0
+# Seconds until a connection is given up; milliseconds until a message is that no host confirms.
+_CONNECTS, _GIVES_UP_MS = 5.0, 30_000
+# Seconds until a listener tries again that has no file descriptor for a connection.
+_AGAIN = 0.1
 # Messages of up to so many bytes are sent as one.
 _JOINED = 1 << 16
 _COUNT = struct.Struct("!I")
@@ -57,7 +60,7 @@ def value_of(parts: list[bytearray]) -> Any:
     return pickle.loads(parts[1], buffers=parts[2:])
 
 
-def received(stream: IOBase) -> list[bytearray]:
+def received(stream: BufferedReader) -> list[bytearray]:
     """Return the parts of the next message of a stream.
 
     Raises
@@ -74,7 +77,7 @@ def received(stream: IOBase) -> list[bytearray]:
     return [_exactly(stream, size) for size in sizes]
 
 
-def _exactly(stream: IOBase, count: int) -> bytearray:
+def _exactly(stream: BufferedReader, count: int) -> bytearray:
     data = bytearray(count)
     view, at = memoryview(data), 0
     while at < count:
@@ -92,6 +95,9 @@ class Sender:
         self._socket = socket.create_connection(address, _CONNECTS)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GIVES_UP_MS)
             if context is not None:
                 self._socket = context.wrap_socket(self._socket, server_hostname=address[0])
             self._socket.settimeout(None)
@@ -106,6 +112,17 @@ class Sender:
         with self._lock:
             for part in parts:
                 self._socket.sendall(part)
+
+    def is_closed(self) -> bool:
+        """Return whether the other end is seen to have closed the connection, on which nothing is received."""
+        if isinstance(self._socket, ssl.SSLSocket) or not hasattr(socket, "MSG_DONTWAIT"):
+            return False
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def close(self) -> None:
         """Close the connection."""
@@ -125,6 +142,8 @@ class Listener:
     context : ssl.SSLContext, optional
     receive : callable (parts of a message)
         Called by the thread of a connection.
+    lost : callable ()
+        Called when a connection ends in the midst of a message, or a message cannot be taken.
     """
 
     def __init__(
@@ -134,9 +153,11 @@ class Listener:
         token: bytes,
         context: ssl.SSLContext | None,
         receive: Receive,
+        lost: Callable[[], None],
     ) -> None:
-        self._socket = socket.create_server((host, port))
-        self._token, self._context, self._receive = token, context, receive
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family)
+        self._token, self._context, self._receive, self._lost = token, context, receive, lost
         self._connections: set[socket.socket] = set()
         self._is_closed = False
         threading.Thread(target=self._accept, name="ferro-flow-accept", daemon=True).start()
@@ -161,10 +182,11 @@ class Listener:
         while not self._is_closed:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                if self._is_closed:
-                    return
-                raise
+            except OSError as error:
+                if not self._is_closed:
+                    logger.warning("dask_ferro: a connection of a flow could not be accepted: %s", error)
+                    sleep(_AGAIN)
+                continue
             threading.Thread(
                 target=self._serve, args=(connection,), name="ferro-flow-receive", daemon=True
             ).start()
@@ -172,20 +194,36 @@ class Listener:
     def _serve(self, connection: socket.socket) -> None:
         self._connections.add(connection)
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(_CONNECTS)
-            if self._context is not None:
-                connection = self._context.wrap_socket(connection, server_side=True)
-                self._connections.add(connection)
-            stream = connection.makefile("rb", _BUFFER)
-            if not hmac.compare_digest(bytes(_exactly(stream, len(self._token))), self._token):
-                logger.warning("dask_ferro: a connection without the token of this cluster was closed")
-                return
-            connection.settimeout(None)
-            while True:
-                self._receive(received(stream))
+            stream = self._greeted(connection)
+            if stream is not None:
+                self._read(stream)
         except (EOFError, OSError) as error:
-            logger.debug("a connection of flows ended: %s", error)
+            logger.debug("a connection of flows could not be made: %s", error)
         finally:
             self._connections.discard(connection)
             connection.close()
+
+    def _greeted(self, connection: socket.socket) -> BufferedReader | None:
+        """Return the stream of a connection; None: it is not of this cluster."""
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(_CONNECTS)
+        if self._context is not None:
+            connection = self._context.wrap_socket(connection, server_side=True)
+            self._connections.add(connection)
+        stream = cast("BufferedReader", connection.makefile("rb", _BUFFER))
+        if not hmac.compare_digest(bytes(_exactly(stream, len(self._token))), self._token):
+            logger.warning("dask_ferro: a connection without the token of this cluster was closed")
+            return None
+        connection.settimeout(None)
+        return stream
+
+    def _read(self, stream: BufferedReader) -> None:
+        """Pass the messages of a connection on, until it ends."""
+        try:
+            while stream.peek(1):
+                self._receive(received(stream))
+        # A value that was not stored would be waited for.
+        except Exception as error:  # noqa: BLE001
+            if not self._is_closed:
+                logger.warning("dask_ferro: a message of a flow was lost: %r", error)
+                self._lost()

@@ -22,12 +22,15 @@ from distributed import Reschedule
 from dask_ferro.flow.channel import Dumps, Listener, Sender, name_of, packed, value_of
 from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Share
 from dask_ferro.flow.times import TaskTimes
-from dask_ferro.flow.upstream import has_seceded, rejoin_pool
+from dask_ferro.flow.upstream import has_seceded, leave_pool, rejoin_pool
 
 # Runs that ended, whose late values are dropped.
 _REMEMBERED = 1024
 # Seconds after which Python lets another thread run, while a flow runs here: a receiver must not wait for 5 ms.
 _SWITCHES = 5e-4
+
+# Seconds for which a member that waits keeps its thread.
+_PATIENCE = 0.5
 
 # The hubs of this process, by the address of the worker.
 _hubs: WeakValueDictionary[str, Hub] = WeakValueDictionary()
@@ -88,11 +91,16 @@ class Hub:
         self._senders: dict[tuple[str, int], Sender] = {}
         # A connection may take seconds, for which no value waits.
         self._connects = threading.Lock()
-        self._listener = Listener(host, port, token, serving, self._receive)
+        self._listener = Listener(host, port, token, serving, self._receive, self._lose)
         self.port = self._listener.port
         _hubs[worker] = self
 
     # -- what arrives --------------------------------------------------------------------------------------
+
+    def _lose(self) -> None:
+        """End all runs, as values for any of them may have been lost."""
+        for name in list(self._runs):
+            self.void(name)
 
     def _receive(self, parts: list[bytearray]) -> None:
         name, key = name_of(parts)
@@ -185,12 +193,16 @@ class Hub:
         while True:
             with here.changed:
                 while not (run.is_ready or run.is_done or here.is_void):
-                    here.changed.wait()
+                    # What this member waits for may itself wait for this thread: others have it from now on.
+                    if not here.changed.wait(_PATIENCE) and not has_seceded():
+                        leave_pool()
                 if here.is_void:
                     raise Void(name)
                 if run.is_done:
                     return
                 task = run.take()
+                if run.is_ready and here.members > 1:
+                    here.changed.notify()
                 inputs = run.inputs_of(task)
             value = called(task, inputs, times)
             del inputs
@@ -233,6 +245,9 @@ class Hub:
             with self._connects:
                 sender = self._senders.get(address)
                 if sender is None:
+                    # Workers come and go, and a connection to one that is gone stays until somebody closes it.
+                    for gone in [to for to, one in self._senders.items() if one.is_closed()]:
+                        self._senders.pop(gone).close()
                     sender = self._senders[address] = Sender(address, self._token, self._connecting)
         return sender
 
@@ -243,17 +258,16 @@ class Hub:
 
     def close(self) -> None:
         """End all runs, and close all connections."""
-        for name in list(self._runs):
-            self.void(name)
+        self._lose()
         self._listener.close()
         for sender in self._senders.values():
             sender.close()
         _hubs.pop(self.worker, None)
 
 
-def hub_of(worker: str) -> Hub:
-    """Return the hub of a worker of this process."""
-    return _hubs[worker]
+def hub_of(worker: str) -> Hub | None:
+    """Return the hub of a worker of this process; None: it has none."""
+    return _hubs.get(worker)
 
 
 def called(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:

@@ -9,22 +9,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from dask.typing import Key
-from distributed import Reschedule, get_worker, secede
+from distributed import Reschedule, get_worker
 
 from dask_ferro.flow.hub import Home, Void, called, hub_of
 from dask_ferro.flow.run import Failed, FlowRun, Share
 from dask_ferro.flow.times import TaskTimes
 
-# The annotation by which the scheduler says where the members of a run are.
+# The annotation by which the scheduler says a run's name, and where its members are.
 PLACES = "ferro-flow"
-
-
-class Places(NamedTuple):
-    """A run of a flow: its name, where each member runs, and whether a worker has more of them than threads."""
-
-    run: str
-    homes: tuple[Home, ...]
-    is_crowded: bool
 
 
 class Read(NamedTuple):
@@ -70,11 +62,14 @@ def _among(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any,
     worker = get_worker()
     own = worker.state.tasks[worker.get_current_task()]
     assert own.annotations is not None
-    places = places_of(own.annotations[PLACES])
-    if places.is_crowded:
-        secede()  # type: ignore[no-untyped-call]
+    # Tuples may have become lists on the way.
+    run, homes = own.annotations[PLACES]
+    hub = hub_of(worker.address)
     try:
-        return hub_of(worker.address).run(places.run, share, inputs, places.homes, times)
+        # Flows are being taken off this worker: the scheduler says what becomes of the member.
+        if hub is None:
+            raise Void(run)
+        return hub.run(run, share, inputs, [Home(*home) for home in homes], times)
     except Void:
         raise Reschedule from None
 
@@ -91,12 +86,6 @@ def pick(results: tuple[Any, ...], place: int, *silent: Any) -> Any:
     if isinstance(result, Failed):
         raise result.error
     return result
-
-
-def places_of(record: Any) -> Places:
-    """Return places from an annotation, whose tuples may have become lists on the way."""
-    run, homes, is_crowded = record
-    return Places(run, tuple(Home(*home) for home in homes), is_crowded)
 
 
 def is_ours(spec: object) -> bool:

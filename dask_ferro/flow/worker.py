@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from distributed import Worker
@@ -9,6 +10,8 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.pickle import dumps
 
 from dask_ferro.flow.hub import Hub
+
+logger = logging.getLogger(__name__)
 
 NAME = "ferro-flow"
 # The metric with host and port of the hub, and the message that ends a run.
@@ -36,7 +39,13 @@ class FlowWorker(WorkerPlugin):
         made = worker.security.get_listen_args, worker.security.get_connection_args
         contexts = [args("worker").get("ssl_context") for args in made]  # type: ignore[no-untyped-call]
         host = "127.0.0.1" if worker.address.startswith("inproc") else worker.ip
-        hub = self._hub = Hub(worker.address, host, 0, self._token, contexts, dumps)
+        try:
+            hub = self._hub = Hub(worker.address, host, 0, self._token, contexts, dumps)
+        except OSError as error:
+            logger.warning(
+                "dask_ferro: %s takes part in no flow: cannot listen at %s: %s", worker.address, host, error
+            )
+            return
 
         def void(run: str) -> None:
             hub.void(run)
@@ -47,10 +56,15 @@ class FlowWorker(WorkerPlugin):
     def teardown(self, worker: Worker) -> None:
         """Close the hub; runs end, and their members ask to be run again."""
         worker.metrics.pop(METRIC, None)
-        worker.stream_handlers.pop(VOID, None)
+        # A message that is on its way must not end the connection to the scheduler.
+        worker.stream_handlers[VOID] = _ignored
         if self._hub is not None:
             self._hub.close()
             self._hub = None
+
+
+def _ignored(run: str) -> None:
+    """Ignore a run that ends while the plugin is taken off."""
 
 
 class _Where:

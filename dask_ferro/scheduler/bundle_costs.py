@@ -30,7 +30,7 @@ from distributed.scheduler import TaskState
 
 from dask_ferro.flow import worker as flow_worker
 from dask_ferro.flow.costs import Costs, MeasuredTasks, measured_of, names_of
-from dask_ferro.flow.member import is_ours, is_pick
+from dask_ferro.flow.member import is_ours, is_pick, share_of
 from dask_ferro.flow.times import TOPIC
 from dask_ferro.flow.worker import FlowWorker
 from dask_ferro.graph.bundling.partition import DASK
@@ -140,8 +140,9 @@ class BundleCosts(Part):
         if self._saving is not None:
             self._saving.cancel()
         if self._scheduler is not None:
-            await reach.take_off(flow_worker.NAME, _ANSWERS, dask_scheduler=self._scheduler)
+            # No graph that is written from now on has flows.
             _known.pop(self._scheduler.id, None)
+            await reach.take_off(flow_worker.NAME, _ANSWERS, dask_scheduler=self._scheduler)
             self._scheduler = None
             await self._save()
 
@@ -209,8 +210,9 @@ class BundleCosts(Part):
         if finish != "memory":
             return
         if is_ours(ts.run_spec):
+            share = share_of(ts.run_spec)
             # Elsewhere, a task that picks one result would be sent all of them.
-            for reader in ts.dependents:
+            for reader in ts.dependents if share is not None and share.outputs else ():
                 if is_pick(reader.run_spec):
                     prefer_worker(reader, message["worker"])
             return

@@ -1,7 +1,7 @@
 """The admission of flows: all members of one are handed out in one turn, when each has a thread of a worker.
 
     members of a new graph  ->  held: bound to a worker that does not exist
-    all are ready, threads are free  ->  a run: each is bound to its worker, and told where the others run
+    all are held, threads are free  ->  a run: each is bound to its worker, and told where the others run
     a member ends without a result  ->  the run is void: workers are told, members that ran are held again
     all have ended  ->  the flow ends
 
@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
 from typing import Any
 
 from dask.typing import Key
@@ -33,29 +34,30 @@ logger = logging.getLogger(__name__)
 
 # The client that wants the members of flows.
 CLIENT = "ferro-flows"
-# No worker has this address.
-HELD = "ferro-held"
 # Seconds between two attempts to admit a flow for which there are not enough threads.
 _AGAIN = 0.05
+# Runs of a flow that are void although all of its workers are there, after which it fails.
+_VOIDS = 5
+_LOST = "a member of this flow is gone, without which its results cannot be computed again; submit the graph again"
+_UNREACHABLE = (
+    "the workers {} could not send each other results, {} times; let them connect to each other at any port, or leave"
+    " ff.bundled out"
+)
 
 
 class _Flow:
-    """A flow: its members' keys by number, and its run."""
+    """A flow: its members' keys by number ("": not known), and its run."""
 
     def __init__(self, name: str, members: int) -> None:
         self.name = name
         self.keys: list[Key] = [""] * members
-        self.runs = 0
+        self.run = ""
+        self.runs = self.voids = 0
         self.is_running = False
         # Addresses of the workers of the newest run.
         self.workers: set[str] = set()
-        # The keys of members that have ended in this run, or in the last one.
+        # The keys of members that have ended in this run.
         self.ended: set[Key] = set()
-
-    @property
-    def run(self) -> str:
-        """The name of the newest run."""
-        return f"{self.name}/{self.runs}"
 
 
 class Flows:
@@ -73,12 +75,16 @@ class Flows:
         self._forgotten = forgotten
         self._flows: dict[str, _Flow] = {}
         self._of_key: dict[Key, _Flow] = {}
+        # A flow that is created again must not have the name of an earlier run, which hubs remember as ended.
+        self._numbers = count(1)
         self._is_due = False
+        # Workers that were seen not to reach each other make no flows.
+        self._is_unreachable = False
 
     @property
     def members(self) -> int:
-        """How many members a flow may have now."""
-        return sum(ws.nthreads for ws in self._open())
+        """How many members a flow may have now; called from any thread."""
+        return 0 if self._is_unreachable else sum(ws.nthreads for ws in self._open())
 
     @property
     def are_known(self) -> bool:
@@ -87,7 +93,7 @@ class Flows:
 
     def _open(self) -> list[WorkerState]:
         """Return the workers that can take part."""
-        workers = self._scheduler.workers.values()
+        workers = self._scheduler.workers.copy().values()
         return [ws for ws in workers if ws.status == Status.running and METRIC in upstream.metrics_of(ws)]
 
     # -- what happens --------------------------------------------------------------------------------------
@@ -105,32 +111,30 @@ class Flows:
             flow = self._flows.setdefault(share.flow, _Flow(share.flow, share.members))
             flow.keys[share.member] = key
             self._of_key[key] = flow
-            upstream.bind(ts, HELD)
+            upstream.hold(ts)
             scheduler.client_desires_keys([key], CLIENT)
+            self._settle_soon(flow)
+        self._keep_waiting_soon()
 
     def task_changed(self, ts: TaskState, start: str, finish: str) -> None:
-        """Admit members that are ready, and notice that a result is lost or that nobody needs a flow any more."""
+        """Notice that a member is ready or lost, and that nobody needs a flow any more."""
+        if start == finish:
+            return
         flow = self._of_key.get(ts.key)
         if flow is None:
             if finish == "forgotten" and is_pick(ts.run_spec):
                 for key in ts.run_spec.dependencies:  # type: ignore[union-attr]
-                    self._release(key)
+                    self._release_soon(key)
             return
-        if finish == "no-worker":
-            if not flow.is_running:
-                self._again(flow, besides=ts)
-            self._admit_soon()
-        elif finish == "forgotten":
-            self._forget(flow, ts)
+        if finish == "forgotten":
+            self._forget(ts.key, flow)
         elif start == "memory":
-            upstream.bind(ts, HELD)
+            upstream.hold(ts)
+            self._soon(lambda: self._keep(ts.key))
             if flow.is_running:
                 # Its result is lost, while others still run.
-                flow.ended.discard(ts.key)
                 self._void(flow)
-            else:
-                # It stays known as long as any member has readers.
-                self._scheduler.client_desires_keys([ts.key], CLIENT)
+        self._settle_soon(flow)
 
     def task_left(
         self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, Any]
@@ -139,14 +143,17 @@ class Flows:
         flow = self._of_key.get(ts.key)
         if flow is None:
             return
-        if finish == "memory":
+        if finish == "memory" and flow.is_running:
             flow.ended.add(ts.key)
             if len(flow.ended) == len(flow.keys):
                 self._soon(lambda: self._end(flow))
-        else:
-            upstream.bind(ts, HELD)
-            if flow.is_running:
-                self._void(flow)
+            return
+        upstream.hold(ts)
+        if flow.is_running:
+            are_there = flow.workers <= self._scheduler.workers.keys()
+            flow.voids = flow.voids + 1 if are_there else 0
+            self._void(flow)
+        self._settle_soon(flow)
 
     def worker_changed(self, ws: WorkerState) -> None:
         """Admit flows, as a worker may accept tasks again."""
@@ -164,84 +171,74 @@ class Flows:
     # -- the end of runs and flows -------------------------------------------------------------------------
 
     def _void(self, flow: _Flow) -> None:
-        """Tell the workers of a run that it has no future; what has ended runs again with the others."""
+        """Tell the workers of a run that it has no future."""
         flow.is_running = False
         for address in flow.workers:
             # A worker that is gone has no stream.
             if address in self._scheduler.stream_comms:
                 self._scheduler.worker_send(address, {"op": VOID, "run": flow.run})
-        ended, flow.ended = flow.ended, set()
-        self._soon(lambda: self._release_results(flow, ended))
 
-    def _release_results(self, flow: _Flow, keys: Collection[Key]) -> None:
-        tasks = self._scheduler.tasks
-        in_memory = [key for key in keys if key in tasks and tasks[key].state == "memory"]
-        for key in in_memory:
-            upstream.bind(tasks[key], HELD)
-        self._scheduler.transitions(dict.fromkeys(in_memory, "released"), f"ferro-flow-void-{time()}")
-
-    def _again(self, flow: _Flow, besides: TaskState) -> None:
-        """Let all members of a flow run, one of which is needed."""
-        tasks = self._scheduler.tasks
-        failed = [key for key in flow.keys if key in tasks and tasks[key].state == "erred"]
-        if failed:
-            self._soon(lambda: self._fail(besides, failed[0]))
+    def _settle(self, flow: _Flow) -> None:
+        """Let a flow of which a member is needed run again as a whole, or fail where it cannot."""
+        scheduler, tasks = self._scheduler, self._scheduler.tasks
+        there = [tasks[key] for key in flow.keys if key in tasks]
+        held = [ts for ts in there if ts.state == "no-worker"]
+        if flow.is_running or not held:
             return
-        others = [key for key in flow.keys if key in tasks and tasks[key] is not besides]
-        if all(tasks[key].state in ("waiting", "no-worker") for key in others):
-            return
-        self._soon(lambda: self._run_again(flow))
-
-    def _fail(self, ts: TaskState, like: Key) -> None:
-        """Fail a member of a flow that cannot run, as one of its members failed: Dask gave it up."""
-        other = self._scheduler.tasks.get(like)
-        if ts.state == "no-worker" and other is not None and other.state == "erred":
-            upstream.fail_like(self._scheduler, ts, other)
-
-    def _run_again(self, flow: _Flow) -> None:
-        tasks, scheduler = self._scheduler.tasks, self._scheduler
-        if flow.is_running or not all(key in tasks for key in flow.keys):
-            return
-        scheduler.client_desires_keys(flow.keys, CLIENT)
-        states = {key: tasks[key].state for key in flow.keys}
-        flow.ended.clear()
-        stimulus = f"ferro-flow-again-{time()}"
-        for key in flow.keys:
-            upstream.bind(tasks[key], HELD)
-        scheduler.transitions({k: "released" for k, state in states.items() if state == "memory"}, stimulus)
-        scheduler.transitions({k: "waiting" for k, state in states.items() if state == "released"}, stimulus)
+        failed = next((t for ts in there for t in (ts, *ts.dependencies) if t.state == "erred"), None)
+        if failed is not None:
+            upstream.fail_like(scheduler, held, failed)
+        elif len(there) < len(flow.keys):
+            upstream.fail(scheduler, held, RuntimeError(_LOST))
+        elif flow.voids >= _VOIDS:
+            self._is_unreachable = True
+            addresses = ", ".join(sorted(flow.workers))
+            upstream.fail(scheduler, held, RuntimeError(_UNREACHABLE.format(addresses, flow.voids)))
+        elif len(held) == len(there):
+            self._admit_soon()
+        else:
+            scheduler.client_desires_keys(flow.keys, CLIENT)
+            for ts in there:
+                upstream.hold(ts)
+            stimulus_id = f"ferro-flow-again-{time()}"
+            scheduler.transitions({ts.key: "released" for ts in there if ts.state == "memory"}, stimulus_id)
+            scheduler.transitions({ts.key: "waiting" for ts in there if ts.state == "released"}, stimulus_id)
 
     def _end(self, flow: _Flow) -> None:
         """Let the results of members go that were picked, and keep the members known."""
         if not flow.is_running or len(flow.ended) < len(flow.keys):
             return
-        flow.is_running = False
-        scheduler = self._scheduler
-        keys = [key for key in flow.keys if key in scheduler.tasks]
-        for key in keys:
+        flow.is_running, flow.voids = False, 0
+        tasks = self._scheduler.tasks
+        there = [tasks[key] for key in flow.keys if key in tasks]
+        for ts in there:
             # A member that is lost is held when it is needed again.
-            upstream.bind(scheduler.tasks[key], HELD)
-        # A tuple goes once its results are picked.
-        scheduler.client_releases_keys(keys, CLIENT)
+            upstream.hold(ts)
+        # A tuple goes once its results are picked; without readers a member would be forgotten, and stays.
+        self._scheduler.client_releases_keys([ts.key for ts in there if ts.dependents], CLIENT)
+        self._release(flow)
         self._admit_soon()
 
-    def _release(self, key: Key) -> None:
-        """Forget a flow of which no member has readers any more."""
-        flow = self._of_key.get(key)
-        if flow is None:
-            return
-        tasks = self._scheduler.tasks
-        if not any(tasks[k].dependents for k in flow.keys if k in tasks):
-            self._soon(lambda: self._release_all(flow))
+    def _keep(self, key: Key) -> None:
+        """Keep a member known whose tuple has gone, as long as any member has readers."""
+        ts = self._scheduler.tasks.get(key)
+        if ts is not None and ts.dependents:
+            self._scheduler.client_desires_keys([key], CLIENT)
 
-    def _release_all(self, flow: _Flow) -> None:
+    def _release_soon(self, key: Key) -> None:
+        """Forget a flow if no member has readers any more, one of which has lost one."""
+        flow, tasks = self._of_key.get(key), self._scheduler.tasks
+        if flow is not None and not any(tasks[k].dependents for k in flow.keys if k in tasks):
+            self._soon(lambda: self._release(flow))
+
+    def _release(self, flow: _Flow) -> None:
         tasks = self._scheduler.tasks
         keys = [key for key in flow.keys if key in tasks]
         if not any(tasks[key].dependents for key in keys) and CLIENT in self._scheduler.clients:
             self._scheduler.client_releases_keys(keys, CLIENT)
 
-    def _forget(self, flow: _Flow, ts: TaskState) -> None:
-        self._of_key.pop(ts.key, None)
+    def _forget(self, key: Key, flow: _Flow) -> None:
+        del self._of_key[key]
         if not any(key in self._of_key for key in flow.keys):
             self._flows.pop(flow.name, None)
             self._admit_soon()
@@ -250,14 +247,25 @@ class Flows:
 
     # -- admission -----------------------------------------------------------------------------------------
 
-    def _soon(self, call: Any) -> None:
+    def _soon(self, call: Callable[[], None]) -> None:
         """Call outside the transition that is going on."""
         self._scheduler.loop.asyncio_loop.call_soon(call)  # type: ignore[attr-defined]
+
+    def _settle_soon(self, flow: _Flow) -> None:
+        self._soon(lambda: self._settle(flow))
 
     def _admit_soon(self) -> None:
         if not self._is_due and self._flows:
             self._is_due = True
             self._soon(self._admit)
+
+    def _keep_waiting_soon(self) -> None:
+        """Let held members wait beyond `no-workers-timeout`, after which Dask fails tasks, if that is set."""
+        timeout = self._scheduler.no_workers_timeout
+        if timeout is not None and self._flows:
+            tasks = (self._scheduler.tasks.get(key) for key in self._of_key)
+            upstream.keep_waiting(self._scheduler, [ts for ts in tasks if ts is not None])
+            self._scheduler.loop.call_later(timeout / 2, self._keep_waiting_soon)
 
     def _admit(self) -> None:
         """Hand out the flows that are ready, in the order of their priorities, until there is no thread for one."""
@@ -266,75 +274,71 @@ class Flows:
         ready = [
             flow
             for flow in self._flows.values()
-            if not flow.is_running
-            and all(key in tasks and tasks[key].state == "no-worker" for key in flow.keys)
+            if all(key in tasks and tasks[key].state == "no-worker" for key in flow.keys)
         ]
         for flow in sorted(ready, key=lambda flow: tasks[flow.keys[0]].priority or ()):
             places = self._places(flow)
             if places is None:
-                upstream.keep_waiting(self._scheduler, [tasks[key] for each in ready for key in each.keys])
                 self._scheduler.loop.call_later(_AGAIN, self._admit_soon)
                 return
-            self._hand_out(flow, *places)
+            self._hand_out(flow, places)
 
-    def _places(self, flow: _Flow) -> tuple[list[WorkerState], bool] | None:
-        """Return the workers of a flow's members, and whether these leave the threads; None: there are too few threads.
+    def _places(self, flow: _Flow) -> list[WorkerState] | None:
+        """Return the workers of a flow's members; None: there are too few threads.
 
-        Members leave the pool of threads where the cluster has fewer threads than the flow has members, and where a
-        member that runs has left it: its task may wait for this flow, for which the others of its flow keep threads.
+        A member that has waited for long has left its thread, which is free.
         """
         workers = self._open()
         taken: Counter[str] = Counter()
-        has_left = False
         for key in self._of_key:
             ts = self._scheduler.tasks.get(key)
-            ws = None if ts is None else ts.processing_on
-            if ws is not None:
-                is_out = ts in ws.long_running
-                has_left = has_left or is_out
-                taken[ws.address] += not is_out
+            if ts is not None and ts.processing_on is not None:
+                taken[ts.processing_on.address] += ts not in ts.processing_on.long_running
         threads = {ws: ws.nthreads - taken[ws.address] for ws in workers}
-        free = [ws for ws in workers if threads[ws] > 0]
-        is_crowded = sum(threads[ws] for ws in free) < len(flow.keys)
-        if is_crowded:
-            are_too_few = not taken and sum(ws.nthreads for ws in workers) < len(flow.keys)
-            if not free or not (are_too_few or has_left):
-                return None
-            each, more = divmod(len(flow.keys), len(free))
-            threads = {ws: each + (i < more) for i, ws in enumerate(free)}
+        missing = len(flow.keys) - sum(ws.nthreads for ws in workers)
+        if missing > 0 and workers and not taken.total():
+            # Workers were lost: several members of one take turns.
+            each, more = divmod(len(flow.keys), len(workers))
+            threads = {ws: each + (i < more) for i, ws in enumerate(workers)}
+        if sum(max(free, 0) for free in threads.values()) < len(flow.keys):
+            return None
         places: list[WorkerState] = []
         for key in flow.keys:
             held = self._held(self._scheduler.tasks[key])
+            able = (ws for ws, free in threads.items() if free > 0)
             best = max(
-                (ws for ws in free if threads[ws] > 0),
-                key=lambda ws: (held.get(ws.address, 0), threads[ws] / ws.nthreads),
+                able,
+                key=lambda ws: (
+                    held[ws.address],
+                    threads[ws] / ws.nthreads,
+                    -len(ws.processing) / ws.nthreads,
+                ),
             )
             threads[best] -= 1
             places.append(best)
-        return places, is_crowded
+        return places
 
-    def _held(self, ts: TaskState) -> dict[str, int]:
-        held: dict[str, int] = {}
+    def _held(self, ts: TaskState) -> Counter[str]:
+        """Return the bytes of a member's inputs on each worker."""
+        held: Counter[str] = Counter()
         for dts in ts.dependencies:
             for ws in dts.who_has or ():
-                held[ws.address] = held.get(ws.address, 0) + dts.get_nbytes()
+                held[ws.address] += dts.get_nbytes()
         return held
 
-    def _hand_out(self, flow: _Flow, workers: list[WorkerState], is_crowded: bool) -> None:
+    def _hand_out(self, flow: _Flow, workers: list[WorkerState]) -> None:
         scheduler = self._scheduler
-        flow.runs += 1
+        flow.runs, flow.run = flow.runs + 1, f"{flow.name}/{next(self._numbers)}"
         flow.ended.clear()
         flow.is_running = True
         flow.workers = {ws.address for ws in workers}
         homes = tuple((ws.address, *upstream.metrics_of(ws)[METRIC]) for ws in workers)
         for key, ws in zip(flow.keys, workers, strict=True):
             ts = scheduler.tasks[key]
-            ts.annotations = {**(ts.annotations or {}), PLACES: (flow.run, homes, is_crowded)}
+            ts.annotations = {**(ts.annotations or {}), PLACES: (flow.run, homes)}
             upstream.bind(ts, ws.address)
         scheduler.transitions(dict.fromkeys(flow.keys, "processing"), f"ferro-flow-{flow.run}")
         if any(scheduler.tasks[key].state != "processing" for key in flow.keys):
             logger.warning("dask_ferro: flow %s could not begin, and is tried again", flow.run)
-            for key in flow.keys:
-                upstream.bind(scheduler.tasks[key], HELD)
             self._void(flow)
-            self._scheduler.loop.call_later(_AGAIN, self._admit_soon)
+            scheduler.loop.call_later(_AGAIN, self._settle_soon, flow)

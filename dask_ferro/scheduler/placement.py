@@ -191,7 +191,8 @@ class Placing:
         waits = []
         for ts, since in islice(self.scheduler.unrunnable.items(), _TOLD):
             held = self._waiting.get(ts, _HeldBack(since, "nobody"))
-            if now - held.since >= patience:
+            # A member of a flow waits for the others of its flow.
+            if now - held.since >= patience and not upstream.is_held(ts):
                 waits.append(waits_at_scheduler(ts.key, now - held.since, idle, held.reason))
         return waits
 

@@ -277,9 +277,23 @@ def prefer_worker(task: TaskState, address: str) -> None:
         task.worker_restrictions, task.loose_restrictions = {address}, True
 
 
+# No worker has this address.
+_HELD = "ferro-held"
+
+
 def bind(task: TaskState, address: str) -> None:
     """Let a task run on one worker alone."""
     task.worker_restrictions, task.loose_restrictions = {address}, False
+
+
+def hold(task: TaskState) -> None:
+    """Let a task run on no worker, until it is bound to one."""
+    bind(task, _HELD)
+
+
+def is_held(task: TaskState) -> bool:
+    """Return whether a task is held."""
+    return task.worker_restrictions == {_HELD}
 
 
 def prefer_no_worker(task: TaskState) -> None:
@@ -303,26 +317,32 @@ def fail_unplaced(scheduler: Scheduler, error: Exception, resources: Mapping[str
     resources : mapping, optional
         Restricts this to tasks with exactly these resource restrictions and no others.
     """
-    stimulus_id = f"ferro-fail-{time()}"
     tasks = [ts for ts in (*scheduler.unrunnable, *scheduler.queued) if not ts.actor]
     if resources is not None:
         free = [ts for ts in tasks if not ts.worker_restrictions and not ts.host_restrictions]
         tasks = [ts for ts in free if ts.resource_restrictions == resources]
-    exception, recommendations = pickle.dumps(error), {}
-    for ts in tasks:
-        failure = {"exception": exception, "exception_text": str(error), "cause": ts.key}
-        recommendations.update(scheduler.transition(ts.key, "erred", stimulus_id=stimulus_id, **failure))
-    scheduler.transitions(recommendations, stimulus_id)
+    fail(scheduler, tasks, error)
     return [ts.key for ts in tasks]
 
 
-def fail_like(scheduler: Scheduler, task: TaskState, other: TaskState) -> None:
-    """Fail a task that is on no worker with the error of another one."""
-    failure = {"exception": other.exception, "exception_text": other.exception_text, "cause": other.key}
-    stimulus_id = f"ferro-fail-{time()}"
-    scheduler.transitions(
-        scheduler.transition(task.key, "erred", stimulus_id=stimulus_id, **failure), stimulus_id
-    )
+def fail_like(scheduler: Scheduler, tasks: Iterable[TaskState], other: TaskState) -> None:
+    """Fail tasks that are on no worker with the error of another one."""
+    blame = other.exception_blame or other
+    failure = {"exception": blame.exception, "exception_text": blame.exception_text, "cause": blame.key}
+    _fail(scheduler, [(ts, failure) for ts in tasks])
+
+
+def fail(scheduler: Scheduler, tasks: Iterable[TaskState], error: Exception) -> None:
+    """Fail tasks that are on no worker."""
+    failure = {"exception": pickle.dumps(error), "exception_text": str(error)}
+    _fail(scheduler, [(ts, {**failure, "cause": ts.key}) for ts in tasks])
+
+
+def _fail(scheduler: Scheduler, failures: Iterable[tuple[TaskState, Mapping[str, Any]]]) -> None:
+    stimulus_id, recommendations = f"ferro-fail-{time()}", {}
+    for ts, failure in failures:
+        recommendations.update(scheduler.transition(ts.key, "erred", stimulus_id=stimulus_id, **failure))
+    scheduler.transitions(recommendations, stimulus_id)
 
 
 def metrics_of(worker: WorkerState) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 from distributed.security import Security
 
 from dask_ferro.flow.channel import Listener, Sender, name_of, packed, value_of
-from tests.waiting import BOUND_S
+from tests.waiting import BOUND_S, until
 
 TOKEN = bytes(range(32))
 
@@ -34,14 +34,20 @@ def arrived() -> queue.Queue[list[bytearray]]:
 
 
 @pytest.fixture
-def listener(contexts: Any, arrived: queue.Queue[list[bytearray]]) -> Iterator[Listener]:
-    listener = Listener("127.0.0.1", 0, TOKEN, contexts[0], arrived.put)
+def lost() -> list[bool]:
+    """A true value for each time that values may have been lost."""
+    return []
+
+
+@pytest.fixture
+def listener(contexts: Any, arrived: queue.Queue[list[bytearray]], lost: list[bool]) -> Iterator[Listener]:
+    listener = Listener("127.0.0.1", 0, TOKEN, contexts[0], arrived.put, lambda: lost.append(True))
     yield listener
     listener.close()
 
 
 def test_values_arrive_in_their_order(
-    listener: Listener, contexts: Any, arrived: queue.Queue[list[bytearray]]
+    listener: Listener, contexts: Any, arrived: queue.Queue[list[bytearray]], lost: list[bool]
 ) -> None:
     sender = Sender(("127.0.0.1", listener.port), TOKEN, contexts[1])
     rng = np.random.default_rng(0)
@@ -65,12 +71,24 @@ def test_values_arrive_in_their_order(
         if isinstance(got, np.ndarray):
             assert got.flags.writeable
     sender.close()
+    assert not lost
+
+
+def test_a_message_that_breaks_off_may_have_been_a_value(
+    listener: Listener, contexts: Any, arrived: queue.Queue[list[bytearray]], lost: list[bool]
+) -> None:
+    sender = Sender(("127.0.0.1", listener.port), TOKEN, contexts[1])
+    sender.send([packed("run", bytes(1000))[0][:500]])
+    sender.close()
+    until(lambda: lost, "the loss to be told")
+    assert arrived.empty()
 
 
 @pytest.mark.parametrize("start", [b"", bytes(32), TOKEN[:31] + b"x"], ids=["nothing", "zeros", "nearly"])
 def test_without_the_token_nothing_is_read(start: bytes) -> None:
     arrived: queue.Queue[list[bytearray]] = queue.Queue()
-    listener = Listener("127.0.0.1", 0, TOKEN, None, arrived.put)
+    lost: list[bool] = []
+    listener = Listener("127.0.0.1", 0, TOKEN, None, arrived.put, lambda: lost.append(True))
     try:
         with socket.create_connection(("127.0.0.1", listener.port), BOUND_S) as connection:
             connection.sendall(start + b"".join(packed("run", 1)))
@@ -79,6 +97,8 @@ def test_without_the_token_nothing_is_read(start: bytes) -> None:
             with suppress(ConnectionResetError):
                 assert connection.recv(1) == b""
         assert arrived.empty()
+        # A stranger ends no run.
+        assert not lost
     finally:
         listener.close()
 

@@ -17,10 +17,12 @@ from distributed import Client, LocalCluster, Scheduler, wait, worker_client
 
 import dask_ferro as ff
 from dask_ferro.flow.costs import MeasuredTasks
+from dask_ferro.flow.hub import Hub, Void
+from dask_ferro.flow.worker import VOID
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.plugin import part_of
-from tests.waiting import until
+from tests.waiting import BOUND_S, until
 
 WIDTH, STEPS, SECONDS = 6, 40, 2e-3
 NAMES = ("step", "bad", "slow", "last")
@@ -251,6 +253,147 @@ def test_a_task_of_a_flow_may_wait_for_another_flow(client: Client) -> None:
     assert client.gather(futures) == list(
         get_sync({**graph, (name, 3, 0): Task((name, 3, 0), plain, TaskRef((name, 2, 0)))}, keys)
     )
+
+
+# ---- in one process, where the order of events can be chosen ---------------------------------------------------
+
+
+@pytest.fixture
+def inside() -> Iterator[tuple[Client, LocalCluster]]:
+    with (
+        dask.config.set({"ferro.bundle.costs": None}),
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield enabled(client, 2), cluster
+
+
+def unreadable() -> int:
+    time.sleep(0.3)
+    raise OSError("no such file")
+
+
+def test_an_input_that_fails_fails_the_flow(inside: tuple[Client, LocalCluster]) -> None:
+    client, _ = inside
+    graph, keys = stencil()
+    name, own = keys[0][0], f"unknown-{uuid4().hex}"
+    graph[own] = Task(own, unreadable)
+    graph[name, 0, 0] = Task((name, 0, 0), step, SECONDS, TaskRef(own))
+    futures = client.get(graph, keys, sync=False)
+    assert [str(error) for error in client.gather(futures, errors="skip")] == []
+    assert {str(future.exception()) for future in futures} == {"no such file"}
+
+
+def test_results_whose_neighbours_were_dropped_are_computed_again(
+    inside: tuple[Client, LocalCluster],
+) -> None:
+    client, cluster = inside
+    graph, keys = stencil()
+    futures = client.get(graph, keys, sync=False)
+    begun(client)
+    first = next(iter(cluster.scheduler.tasks[keys[0]].dependencies)).key
+    # All readers of one member go while the flow runs.
+    kept = [f for f in futures if first in {d.key for d in cluster.scheduler.tasks[f.key].dependencies}]
+    expected = dict(zip(keys, get_sync(graph, keys), strict=True))
+    del futures
+    wait(kept)
+    (holder,) = {client.who_has(kept)[future.key][0] for future in kept}
+    cluster.sync(next(w for w in cluster.workers.values() if w.address == holder).close)
+    assert client.gather(kept) == [expected[future.key] for future in kept]
+
+
+def test_a_member_that_ends_after_its_run_is_void_runs_again(
+    inside: tuple[Client, LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, cluster = inside
+    scheduler, send = cluster.scheduler, cluster.scheduler.worker_send
+
+    def slow(worker: str, message: dict[str, Any]) -> None:
+        late = 1.0 if message.get("op") == VOID else 0.0
+        scheduler.loop.call_later(late, send, worker, message)
+
+    monkeypatch.setattr(scheduler, "worker_send", slow)
+    name = f"step-{uuid4().hex}"
+    # Two chains that need nothing of each other: one goes on when the other's worker is gone.
+    graph = {
+        (name, s, x): Task((name, s, x), step, SECONDS, *([TaskRef((name, s - 1, x))] if s else []))
+        for s in range(60)
+        for x in range(2)
+    }
+    keys = [(name, 59, x) for x in range(2)]
+    futures = client.get(graph, keys, sync=False)
+    begun(client)
+    cluster.sync(list(cluster.workers.values())[1].close)
+    assert client.gather(futures) == list(get_sync(graph, keys))
+
+
+def everywhere(*values: int) -> int:
+    with worker_client() as client:
+        workers = client.scheduler_info()["workers"]
+        client.gather([client.submit(last, i, pure=False, workers=w) for i, w in enumerate(workers)])
+    return 1 + sum(values)
+
+
+def test_a_task_of_a_flow_may_wait_for_tasks_on_the_threads_of_its_members(
+    inside: tuple[Client, LocalCluster],
+) -> None:
+    client, _ = inside
+    graph, keys = stencil()
+    name = keys[0][0]
+    graph[name, 3, 0] = Task((name, 3, 0), everywhere, TaskRef((name, 2, 0)))
+    futures = client.get(graph, keys, sync=False)
+    right = {**graph, (name, 3, 0): Task((name, 3, 0), plain, TaskRef((name, 2, 0)))}
+    assert client.gather(futures) == list(get_sync(right, keys))
+
+
+@pytest.mark.parametrize("options", [{"resources": {"GPU": 1}}, {"workers": 0}], ids=str)
+def test_a_call_that_says_where_tasks_run_makes_no_flow(
+    inside: tuple[Client, LocalCluster], options: dict[str, Any]
+) -> None:
+    client, cluster = inside
+    if "workers" in options:
+        options = {"workers": [next(iter(cluster.scheduler.workers))]}
+    graph, keys = stencil()
+    futures = client.get(graph, keys, sync=False, **options)
+    if "workers" in options:
+        assert client.gather(futures) == list(get_sync(graph, keys))
+        assert {holders for held in client.who_has(futures).values() for holders in held} == set(
+            options["workers"]
+        )
+    else:
+        until(lambda: cluster.scheduler.unrunnable, "tasks that no worker can run")
+    assert client.run_on_scheduler(_runs) == {}
+
+
+def test_a_flow_that_is_cancelled_while_it_is_uninstalled_costs_no_worker(
+    inside: tuple[Client, LocalCluster],
+) -> None:
+    client, cluster = inside
+    graph, keys = stencil(seconds=0.02, steps=200)
+    futures = client.get(graph, keys, sync=False)
+    begun(client)
+    before = set(cluster.scheduler.workers)
+    ff.uninstall(client)
+    del futures
+    until(lambda: not client.run_on_scheduler(_part), "stock Dask")
+    assert client.gather(client.map(last, range(10), pure=False)) == list(range(10))
+    assert set(cluster.scheduler.workers) == before
+
+
+def test_workers_that_do_not_reach_each_other_make_no_flows(
+    inside: tuple[Client, LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(self: Hub, *arguments: Any) -> None:
+        raise Void("no route to host")
+
+    client, _ = inside
+    monkeypatch.setattr(Hub, "_send", unreachable)
+    graph, keys = stencil()
+    (future, *_) = client.get(graph, keys, sync=False)
+    with pytest.raises(RuntimeError, match=r"could not send each other results, 5 times; let them connect"):
+        future.result(timeout=BOUND_S)
+    graph, keys = stencil()
+    assert client.gather(client.get(graph, keys, sync=False)) == list(get_sync(graph, keys))
 
 
 @pytest.mark.soak

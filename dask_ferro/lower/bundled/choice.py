@@ -49,6 +49,8 @@ UNKNOWN_S = 0.01
 WANTED_SHARE = 0.6
 # Bytes of data in a graph that may be bundled with what reads it.
 SMALL_DATA = 4096
+# Annotations of all tasks with which none is in a flow, whose members the scheduler places.
+_PLACING = frozenset({"workers", "restrictions", "resources", "allow_other_workers", "loose_restrictions"})
 # The annotation of how often a task is tried again.
 _RETRIES = "retries"
 # Seconds until the members of a flow have begun, and what a flow may last; of the seconds of bundles, what it has to
@@ -233,7 +235,8 @@ def choose(
     if facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
         return BundleChoice(tasks.order, tuple((i,) for i in range(len(tasks.order))), costs), tasks
     least = sum(seconds) / facts.workers
-    flow = _flow(work, frozenset(number[key] for key in wanted if key in number), facts)
+    is_bound = not _PLACING.isdisjoint(common or {})
+    flow = None if is_bound else _flow(work, frozenset(number[key] for key in wanted if key in number), facts)
     # Bundles take the least at best, and their search takes longer than a flow's plan.
     if flow is not None and flow.seconds < FLOW_STARTS + FLOW_ENOUGH * least:
         return BundleChoice(tasks.order, _alone(work, flow), costs, flow), tasks
