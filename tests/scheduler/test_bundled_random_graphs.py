@@ -15,6 +15,7 @@ from distributed.scheduler import TaskState
 import dask_ferro as ff
 from dask_ferro.flow.costs import MeasuredTasks
 from dask_ferro.flow.member import is_ours, share_of
+from dask_ferro.lower.bundled import choice
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.plugin import part_of
@@ -114,21 +115,39 @@ def _reads(ts: TaskState, keys: set[Any]) -> bool:
     return share is not None and any(task.key in keys for task in share.tasks)
 
 
+@pytest.fixture(params=["bundles", "flows"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether a graph's tasks are in bundles, or in a flow wherever one can be made."""
+    monkeypatch.setattr(choice, "FLOW_ENOUGH", 1e9 if request.param == "flows" else 0.0)
+    monkeypatch.setattr(choice, "FLOW_GAINS", 0.1 if request.param == "flows" else 1.0)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("how", DISTURBANCES)
 @on_cluster({str(i): {"resources": {"A": 1}} for i in range(3)})
 async def test_a_few_graphs(
-    client: Client, scheduler: Scheduler, workers: list[Worker], how: str, monkeypatch: pytest.MonkeyPatch
+    client: Client,
+    scheduler: Scheduler,
+    workers: list[Worker],
+    how: str,
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await check(client, scheduler, workers, range(12), how, monkeypatch)
+    await check(client, scheduler, workers, range(12), how, way, monkeypatch)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", DISTURBANCES)
 @on_cluster({str(i): {"resources": {"A": 1}} for i in range(3)})
 async def test_a_thousand_graphs(
-    client: Client, scheduler: Scheduler, workers: list[Worker], how: str, monkeypatch: pytest.MonkeyPatch
+    client: Client,
+    scheduler: Scheduler,
+    workers: list[Worker],
+    how: str,
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await check(client, scheduler, workers, range(1000, 1143), how, monkeypatch)
+    await check(client, scheduler, workers, range(1000, 1143), how, way, monkeypatch)
 
 
 async def check(
@@ -137,6 +156,7 @@ async def check(
     workers: list[Worker],
     seeds: range,
     how: str,
+    way: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compare the results of some graphs."""
@@ -146,6 +166,10 @@ async def check(
     for name in (*NAMES, "fails", "data"):
         part_of(scheduler, BundleCosts).costs.add(MeasuredTasks(name.replace(" ", "-"), name, 1, 1e-3, 100.0))  # type: ignore[union-attr]
         part_of(scheduler, BundleCosts).costs.add(MeasuredTasks(name, name, 1, 1e-3, 100.0))  # type: ignore[union-attr]
+    part = part_of(scheduler, BundleCosts)
+    assert part is not None
+    assert part._flows is not None
+    await until_async(lambda: part._flows.members == len(workers), "the workers' hubs")  # type: ignore[union-attr]
     bundles = [await compared(client, scheduler, own, seed, how) for seed in seeds]
     assert sum(map(bool, bundles)) >= len(bundles) // 3
     for worker in own:

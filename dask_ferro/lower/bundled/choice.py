@@ -298,7 +298,7 @@ def _flow(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Flow | Non
     if handed_out(tasks).sum() > facts.allowance:
         return None
     plan = planned(tasks, facts.members, FlowCosts(bytes_per_s=facts.overheads.bytes_per_s))
-    if plan.seconds > FLOW_LASTS:
+    if plan.seconds > FLOW_LASTS or len(set(plan.members)) < 2:
         return None
     # What is by itself is projected as with bundles, roughly.
     others = float(np.asarray(work.dag.seconds, np.float64)[kinds != 0].sum())
