@@ -1,4 +1,4 @@
-"""`ff.bundled`: cheap tasks of a client's graphs run several at a time, in a block or always."""
+"""`ff.bundled`: cheap tasks of a client's graphs run several at a time, in bundles or flows, in a block or always."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ def bundled(*, client: Client | None = None) -> Iterator[None]:
     workers' memory, up to 32 MiB for each thread, if that is more.  A task that only picks a result of a bundle has a
     priority of half a step more.  A graph whose results would take over a quarter of the workers' memory in all is
     left as it is.
+
+    Where that is projected to end earlier, all tasks of a graph run as a flow: one task of Dask's on each worker
+    thread, which send each other results.  Its results arrive together, and an input from outside that fails ends all
+    of it.
 
     Graphs that threads started inside the block submit are not bundled.
 
