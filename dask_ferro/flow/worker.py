@@ -26,12 +26,14 @@ class FlowWorker(WorkerPlugin):
     ----------
     token : bytes
         What connections between the hubs of a cluster begin with.
+    installation : str
+        Tells a worker's hub from that of an earlier installation, of which the scheduler may still have the metric.
     """
 
     name = NAME
 
-    def __init__(self, token: bytes) -> None:
-        self._token = token
+    def __init__(self, token: bytes, installation: str) -> None:
+        self._token, self._installation = token, installation
         self._hub: Hub | None = None
 
     def setup(self, worker: Worker) -> None:
@@ -51,7 +53,7 @@ class FlowWorker(WorkerPlugin):
             hub.void(run)
 
         worker.stream_handlers[VOID] = void
-        worker.metrics[METRIC] = _Where(host, hub.port)
+        worker.metrics[METRIC] = _Where(self._installation, host, hub.port)
 
     def teardown(self, worker: Worker) -> None:
         """Close the hub; runs end, and their members ask to be run again."""
@@ -68,10 +70,10 @@ def _ignored(run: str) -> None:
 
 
 class _Where:
-    """The metric of a worker: where its hub listens."""
+    """The metric of a worker: the installation, and where its hub listens."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._where = host, port
+    def __init__(self, installation: str, host: str, port: int) -> None:
+        self._where = installation, host, port
 
-    def __call__(self, worker: Any) -> tuple[str, int]:
+    def __call__(self, worker: Any) -> tuple[str, str, int]:
         return self._where

@@ -128,7 +128,8 @@ class BundleCosts(Part):
     async def ready(self) -> None:
         """Let the workers take part in flows."""
         assert self._scheduler is not None
-        plugin = dumps(FlowWorker(token_bytes(32)))
+        assert self._flows is not None
+        plugin = dumps(FlowWorker(token_bytes(32), self._flows.installation))
         await reach.put_on(flow_worker.NAME, plugin, _ANSWERS, dask_scheduler=self._scheduler)
 
     def listeners(self) -> Iterable[object]:

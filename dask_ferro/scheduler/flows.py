@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import Any
+from uuid import uuid4
 
 from dask.typing import Key
 from distributed import Scheduler, Status
@@ -73,6 +74,7 @@ class Flows:
     def __init__(self, scheduler: Scheduler, forgotten: Callable[[], None]) -> None:
         self._scheduler = scheduler
         self._forgotten = forgotten
+        self.installation = uuid4().hex
         self._flows: dict[str, _Flow] = {}
         self._of_key: dict[Key, _Flow] = {}
         # A flow that is created again must not have the name of an earlier run, which hubs remember as ended.
@@ -94,7 +96,12 @@ class Flows:
     def _open(self) -> list[WorkerState]:
         """Return the workers that can take part."""
         workers = self._scheduler.workers.copy().values()
-        return [ws for ws in workers if ws.status == Status.running and METRIC in upstream.metrics_of(ws)]
+        return [ws for ws in workers if ws.status == Status.running and self._hub(ws)]
+
+    def _hub(self, ws: WorkerState) -> tuple[str, int] | None:
+        """Return host and port of a worker's hub; None: it has told none of this installation."""
+        told, *where = upstream.metrics_of(ws).get(METRIC) or ("",)
+        return (where[0], where[1]) if told == self.installation else None
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -332,7 +339,7 @@ class Flows:
         flow.ended.clear()
         flow.is_running = True
         flow.workers = {ws.address for ws in workers}
-        homes = tuple((ws.address, *upstream.metrics_of(ws)[METRIC]) for ws in workers)
+        homes = tuple((ws.address, *(self._hub(ws) or ("", 0))) for ws in workers)
         for key, ws in zip(flow.keys, workers, strict=True):
             ts = scheduler.tasks[key]
             ts.annotations = {**(ts.annotations or {}), PLACES: (flow.run, homes)}
