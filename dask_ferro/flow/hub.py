@@ -34,7 +34,8 @@ _PATIENCE = 0.5
 
 # The hubs of this process, by the address of the worker.
 _hubs: WeakValueDictionary[str, Hub] = WeakValueDictionary()
-_running = 0
+# Members that run in this process, and its switch interval without them.
+_running, _stock_s = 0, sys.getswitchinterval()
 _switches = threading.Lock()
 
 
@@ -303,10 +304,10 @@ def called(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
 @contextmanager
 def _switching() -> Iterator[None]:
     """Let Python's threads switch often while a flow runs in this process."""
-    global _running
+    global _running, _stock_s
     with _switches:
         if not _running:
-            _stock.append(sys.getswitchinterval())
+            _stock_s = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCHES)
         _running += 1
     try:
@@ -315,7 +316,4 @@ def _switching() -> Iterator[None]:
         with _switches:
             _running -= 1
             if not _running:
-                sys.setswitchinterval(_stock.pop())
-
-
-_stock: list[float] = []
+                sys.setswitchinterval(_stock_s)

@@ -1,7 +1,9 @@
 """What Dask runs for a share: a bundle, which is a flow of one member, or a member of a flow.
 
-one member, one output     its value
-else                       a tuple of values; an error of a task is a `Failed`, which `pick` raises
+    one member, one output     its value
+    else                       a tuple of values; an error of a task is a `Failed`, which `pick` raises
+
+A run without a future ends its members with `Reschedule`: the scheduler runs them again.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class _Flow:
         self.name = name
         self.keys: list[Key] = [""] * members
         self.run = ""
-        self.runs = self.voids = 0
+        self.voids = 0
         self.is_running = False
         # Addresses of the workers of the newest run.
         self.workers: set[str] = set()
@@ -79,7 +79,7 @@ class Flows:
         self._of_key: dict[Key, _Flow] = {}
         # A flow that is created again must not have the name of an earlier run, which hubs remember as ended.
         self._numbers = count(1)
-        self._is_due = False
+        self._is_due = self._keeps_waiting = False
         # Workers that were seen not to reach each other make no flows.
         self._is_unreachable = False
 
@@ -121,7 +121,8 @@ class Flows:
             upstream.hold(ts)
             scheduler.client_desires_keys([key], CLIENT)
             self._settle_soon(flow)
-        self._keep_waiting_soon()
+        if self._flows and not self._keeps_waiting:
+            self._keep_waiting()
 
     def task_changed(self, ts: TaskState, start: str, finish: str) -> None:
         """Notice that a member is ready or lost, and that nobody needs a flow any more."""
@@ -266,13 +267,14 @@ class Flows:
             self._is_due = True
             self._soon(self._admit)
 
-    def _keep_waiting_soon(self) -> None:
-        """Let held members wait beyond `no-workers-timeout`, after which Dask fails tasks, if that is set."""
+    def _keep_waiting(self) -> None:
+        """Let held members wait beyond `no-workers-timeout`, after which Dask fails tasks, while there are flows."""
         timeout = self._scheduler.no_workers_timeout
+        self._keeps_waiting = timeout is not None and bool(self._flows)
         if timeout is not None and self._flows:
             tasks = (self._scheduler.tasks.get(key) for key in self._of_key)
             upstream.keep_waiting(self._scheduler, [ts for ts in tasks if ts is not None])
-            self._scheduler.loop.call_later(timeout / 2, self._keep_waiting_soon)
+            self._scheduler.loop.call_later(timeout / 2, self._keep_waiting)
 
     def _admit(self) -> None:
         """Hand out the flows that are ready, in the order of their priorities, until there is no thread for one."""
@@ -335,7 +337,7 @@ class Flows:
 
     def _hand_out(self, flow: _Flow, workers: list[WorkerState]) -> None:
         scheduler = self._scheduler
-        flow.runs, flow.run = flow.runs + 1, f"{flow.name}/{next(self._numbers)}"
+        flow.run = f"{flow.name}/{next(self._numbers)}"
         flow.ended.clear()
         flow.is_running = True
         flow.workers = {ws.address for ws in workers}

@@ -64,12 +64,12 @@ def _learn(names: tuple[str, ...], *, dask_scheduler: Scheduler) -> None:
         part.costs.add(MeasuredTasks(name, name, 20, 20 * SECONDS, 28))
 
 
-def _runs(*, dask_scheduler: Scheduler) -> dict[str, int]:
-    """Return how often each flow that is known was begun."""
+def _runs(*, dask_scheduler: Scheduler) -> dict[str, str]:
+    """Return the newest run of each flow that is known; "": it has not begun."""
     part = part_of(dask_scheduler, BundleCosts)
     assert part is not None
     assert part._flows is not None
-    return {name: flow.runs for name, flow in part._flows._flows.items()}
+    return {name: flow.run for name, flow in part._flows._flows.items()}
 
 
 def _ready(members: int, *, dask_scheduler: Scheduler) -> bool:
