@@ -27,6 +27,7 @@ from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
+from dask_ferro.flow.admission import Threads, next_step, placed
 from dask_ferro.flow.member import PLACES, is_pick, share_of
 from dask_ferro.flow.worker import METRIC, VOID
 from dask_ferro.scheduler import upstream
@@ -37,8 +38,6 @@ logger = logging.getLogger(__name__)
 CLIENT = "ferro-flows"
 # Seconds between two attempts to admit a flow for which there are not enough threads.
 _AGAIN = 0.05
-# Runs of a flow that are void although all of its workers are there, after which it fails.
-_VOIDS = 5
 _LOST = "a member of this flow is gone, without which its results cannot be computed again; submit the graph again"
 _UNREACHABLE = (
     "the workers {} could not send each other results, {} times; let them connect to each other at any port, or leave"
@@ -191,20 +190,21 @@ class Flows:
         scheduler, tasks = self._scheduler, self._scheduler.tasks
         there = [tasks[key] for key in flow.keys if key in tasks]
         held = [ts for ts in there if ts.state == "no-worker"]
-        if flow.is_running or not held:
+        if flow.is_running:
             return
         failed = next((t for ts in there for t in (ts, *ts.dependencies) if t.state == "erred"), None)
-        if failed is not None:
+        step = next_step(len(flow.keys), [ts.state for ts in there], failed is not None, flow.voids)
+        if step == "fail" and failed is not None:
             upstream.fail_like(scheduler, held, failed)
-        elif len(there) < len(flow.keys):
+        elif step == "fail":
             upstream.fail(scheduler, held, RuntimeError(_LOST))
-        elif flow.voids >= _VOIDS:
+        elif step == "unreachable":
             self._is_unreachable = True
             addresses = ", ".join(sorted(flow.workers))
             upstream.fail(scheduler, held, RuntimeError(_UNREACHABLE.format(addresses, flow.voids)))
-        elif len(held) == len(there):
+        elif step == "admit":
             self._admit_soon()
-        else:
+        elif step == "again":
             scheduler.client_desires_keys(flow.keys, CLIENT)
             for ts in there:
                 upstream.hold(ts)
@@ -303,29 +303,10 @@ class Flows:
             ts = self._scheduler.tasks.get(key)
             if ts is not None and ts.processing_on is not None:
                 taken[ts.processing_on.address] += ts not in ts.processing_on.long_running
-        threads = {ws: ws.nthreads - taken[ws.address] for ws in workers}
-        missing = len(flow.keys) - sum(ws.nthreads for ws in workers)
-        if missing > 0 and workers and not taken.total():
-            # Workers were lost: several members of one take turns.
-            each, more = divmod(len(flow.keys), len(workers))
-            threads = {ws: each + (i < more) for i, ws in enumerate(workers)}
-        if sum(max(free, 0) for free in threads.values()) < len(flow.keys):
-            return None
-        places: list[WorkerState] = []
-        for key in flow.keys:
-            held = self._held(self._scheduler.tasks[key])
-            able = (ws for ws, free in threads.items() if free > 0)
-            best = max(
-                able,
-                key=lambda ws: (
-                    held[ws.address],
-                    threads[ws] / ws.nthreads,
-                    -len(ws.processing) / ws.nthreads,
-                ),
-            )
-            threads[best] -= 1
-            places.append(best)
-        return places
+        held = [self._held(self._scheduler.tasks[key]) for key in flow.keys]
+        threads = [Threads(ws.address, ws.nthreads, taken[ws.address], len(ws.processing)) for ws in workers]
+        chosen = placed(held, threads)
+        return None if chosen is None else [self._scheduler.workers[address] for address in chosen]
 
     def _held(self, ts: TaskState) -> Counter[str]:
         """Return the bytes of a member's inputs on each worker."""
