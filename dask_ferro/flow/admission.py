@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 # Runs of a flow that are void although all of its workers are there, after which it fails.
 _VOIDS = 5
 
-Step = Literal["wait", "admit", "again", "fail", "unreachable"]
+Step = Literal["wait", "admit", "again", "fail", "lose", "unreachable"]
 
 
 def next_step(members: int, states: Sequence[str], has_failed: bool, voids: int) -> Step:
@@ -27,8 +27,11 @@ def next_step(members: int, states: Sequence[str], has_failed: bool, voids: int)
     """
     if "no-worker" not in states:
         return "wait"
-    if has_failed or len(states) < members:
+    if has_failed:
         return "fail"
+    # A member whose inputs were lost for good is forgotten.
+    if len(states) < members:
+        return "lose"
     if voids >= _VOIDS:
         return "unreachable"
     return "admit" if set(states) == {"no-worker"} else "again"
@@ -43,33 +46,48 @@ class Threads(NamedTuple):
     tasks: int
 
 
-def placed(held: Sequence[Mapping[str, int]], workers: Sequence[Threads]) -> list[str] | None:
-    """Return the workers of members; None: there are too few threads now.
+class Claim(NamedTuple):
+    """What a member asks of its worker.
 
     Parameters
     ----------
-    held : sequence of mapping
-        For each member, the bytes of its inputs on each worker.
-    workers : sequence of Threads
+    held : mapping of str to int
+        The bytes of its inputs on each worker.
+    home : str
+        The address of the worker on which it runs, if that has a free thread; "": any.
+    able : collection of str, optional
+        The workers on which it can run; None: all.
     """
+
+    held: Mapping[str, int]
+    home: str = ""
+    able: Collection[str] | None = None
+
+
+def placed(claims: Sequence[Claim], workers: Sequence[Threads]) -> list[str] | None:
+    """Return the workers of members; None: there are too few threads now."""
+    chosen = _placed(claims, workers, takes_turns=False)
+    if chosen is None and not any(one.taken for one in workers):
+        # There are no more threads, as where workers were lost: several members of one take turns.
+        chosen = _placed(claims, workers, takes_turns=True)
+    return chosen
+
+
+def _placed(claims: Sequence[Claim], workers: Sequence[Threads], takes_turns: bool) -> list[str] | None:
     free = {one.worker: one.threads - one.taken for one in workers}
-    if workers and not any(one.taken for one in workers) and sum(one.threads for one in workers) < len(held):
-        # Workers were lost: several members of one take turns.
-        each, more = divmod(len(held), len(workers))
-        free = {one.worker: each + (i < more) for i, one in enumerate(workers)}
-    if sum(max(count, 0) for count in free.values()) < len(held):
-        return None
-    chosen = []
-    for nbytes in held:
-        able = [one for one in workers if free[one.worker] > 0]
-        best = max(
-            able,
-            key=lambda one: (
-                nbytes.get(one.worker, 0),
-                free[one.worker] / one.threads,
-                -one.tasks / one.threads,
-            ),
-        )
+    chosen = [""] * len(claims)
+
+    def choice(claim: Claim, one: Threads) -> tuple[float, ...]:
+        is_home, left = one.worker == claim.home, free[one.worker]
+        held = claim.held.get(one.worker, 0)
+        return left > 0, is_home, held, left / one.threads, -one.tasks / one.threads
+
+    # Who can run on few workers comes first, then who has a home: the others go where there is room.
+    for i in sorted(range(len(claims)), key=lambda i: (claims[i].able is None, claims[i].home not in free)):
+        able = [one for one in workers if claims[i].able is None or one.worker in (claims[i].able or ())]
+        best = max(able, key=lambda one: choice(claims[i], one), default=None)
+        if best is None or (free[best.worker] <= 0 and not takes_turns):
+            return None
         free[best.worker] -= 1
-        chosen.append(best.worker)
+        chosen[i] = best.worker
     return chosen

@@ -205,13 +205,15 @@ class Hub:
                 if run.is_ready and here.members > 1:
                     here.changed.notify()
                 inputs = run.inputs_of(task)
-            value = called(task, inputs, times)
+            result = called(task, inputs, times)
             del inputs
-            if task.readers:
-                self._send(name, task.key, value, {homes[member] for member in task.readers})
-            with here.changed:
-                run.finish(task, value)
+            for key, value, readers in task.made(result):
+                if readers:
+                    self._send(name, key, value, {homes[member] for member in readers})
                 del value
+            with here.changed:
+                run.finish(task, result)
+                del result
                 if run.is_done:
                     here.changed.notify_all()
                 elif run.is_ready and here.members > 1:

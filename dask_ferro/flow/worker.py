@@ -36,8 +36,8 @@ class FlowWorker(WorkerPlugin):
         self._token, self._installation = token, installation
         self._hub: Hub | None = None
 
-    def setup(self, worker: Worker) -> None:
-        """Listen."""
+    async def setup(self, worker: Worker) -> None:
+        """Listen, and tell the scheduler at once."""
         made = worker.security.get_listen_args, worker.security.get_connection_args
         contexts = [args("worker").get("ssl_context") for args in made]  # type: ignore[no-untyped-call]
         host = "127.0.0.1" if worker.address.startswith("inproc") else worker.ip
@@ -54,6 +54,7 @@ class FlowWorker(WorkerPlugin):
 
         worker.stream_handlers[VOID] = void
         worker.metrics[METRIC] = _Where(self._installation, host, hub.port)
+        await worker.heartbeat()
 
     def teardown(self, worker: Worker) -> None:
         """Close the hub; runs end, and their members ask to be run again."""

@@ -66,7 +66,7 @@ def bundled(*, client: Client | None = None) -> Iterator[None]:
     client = current_client() if client is None else client
     if client is None:
         raise ConfigError("ff.bundled: there is no client; create one first: client = distributed.Client()")
-    _enabled(client)
+    enable_if_new(client)
     token = _BLOCKS.set((*_BLOCKS.get(), client))
     try:
         yield
@@ -74,7 +74,7 @@ def bundled(*, client: Client | None = None) -> Iterator[None]:
         _BLOCKS.reset(token)
 
 
-def _enabled(client: Client) -> None:
+def enable_if_new(client: Client) -> None:
     """Let the graphs of a client be bundled where a block asks for it, if they are not yet."""
     if not isinstance(client, Client):
         raise ConfigError(f"ff.bundled: got client={client!r}, wanted a distributed.Client")

@@ -27,10 +27,13 @@ from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.flow.admission import Threads, next_step, placed
+from dask_ferro.flow.admission import Claim, Threads, next_step, placed
 from dask_ferro.flow.member import PLACES, is_pick, share_of
+from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.worker import METRIC, VOID
+from dask_ferro.policy.facts import kind_of
 from dask_ferro.scheduler import upstream
+from dask_ferro.scheduler.annotations import wish_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +41,6 @@ logger = logging.getLogger(__name__)
 CLIENT = "ferro-flows"
 # Seconds between two attempts to admit a flow for which there are not enough threads.
 _AGAIN = 0.05
-_LOST = "a member of this flow is gone, without which its results cannot be computed again; submit the graph again"
 _UNREACHABLE = (
     "the workers {} could not send each other results, {} times; let them connect to each other at any port, or leave"
     " ff.bundled out"
@@ -196,8 +198,8 @@ class Flows:
         step = next_step(len(flow.keys), [ts.state for ts in there], failed is not None, flow.voids)
         if step == "fail" and failed is not None:
             upstream.fail_like(scheduler, held, failed)
-        elif step == "fail":
-            upstream.fail(scheduler, held, RuntimeError(_LOST))
+        elif step == "lose":
+            upstream.lose(scheduler, [ts for ts in there if ts.state != "memory"])
         elif step == "unreachable":
             self._is_unreachable = True
             addresses = ", ".join(sorted(flow.workers))
@@ -303,18 +305,21 @@ class Flows:
             ts = self._scheduler.tasks.get(key)
             if ts is not None and ts.processing_on is not None:
                 taken[ts.processing_on.address] += ts not in ts.processing_on.long_running
-        held = [self._held(self._scheduler.tasks[key]) for key in flow.keys]
+        claims = [self._claim(self._scheduler.tasks[key], workers) for key in flow.keys]
         threads = [Threads(ws.address, ws.nthreads, taken[ws.address], len(ws.processing)) for ws in workers]
-        chosen = placed(held, threads)
+        chosen = placed(claims, threads)
         return None if chosen is None else [self._scheduler.workers[address] for address in chosen]
 
-    def _held(self, ts: TaskState) -> Counter[str]:
-        """Return the bytes of a member's inputs on each worker."""
+    def _claim(self, ts: TaskState, workers: Iterable[WorkerState]) -> Claim:
+        """Return what a member asks of its worker."""
         held: Counter[str] = Counter()
         for dts in ts.dependencies:
             for ws in dts.who_has or ():
                 held[ws.address] += dts.get_nbytes()
-        return held
+        told = ts.annotations or {}
+        must = wish_of(told).must
+        able = [ws.address for ws in workers if _kind(ws) == must] if must else None
+        return Claim(held, MemberTask(*told[MEMBER]).worker if MEMBER in told else "", able)
 
     def _hand_out(self, flow: _Flow, workers: list[WorkerState]) -> None:
         scheduler = self._scheduler
@@ -332,3 +337,8 @@ class Flows:
             logger.warning("dask_ferro: flow %s could not begin, and is tried again", flow.run)
             self._void(flow)
             scheduler.loop.call_later(_AGAIN, self._settle_soon, flow)
+
+
+def _kind(ws: WorkerState) -> str:
+    """Return the kind of a worker's device; "": it has told none."""
+    return kind_of(upstream.metrics_of(ws).get("ferro", {}).get("device", ""))

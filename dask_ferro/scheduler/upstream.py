@@ -338,6 +338,13 @@ def fail(scheduler: Scheduler, tasks: Iterable[TaskState], error: Exception) -> 
     _fail(scheduler, [(ts, {**failure, "cause": ts.key}) for ts in tasks])
 
 
+def lose(scheduler: Scheduler, tasks: Collection[TaskState]) -> None:
+    """Forget tasks as Dask does if an input of theirs is lost for good; clients that want them are told."""
+    for ts in tasks:
+        ts.has_lost_dependencies = True
+    scheduler.transitions({ts.key: "forgotten" for ts in tasks}, f"ferro-lose-{time()}")
+
+
 def _fail(scheduler: Scheduler, failures: Iterable[tuple[TaskState, Mapping[str, Any]]]) -> None:
     stimulus_id, recommendations = f"ferro-fail-{time()}", {}
     for ts, failure in failures:

@@ -34,7 +34,7 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import widened
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.prepared.prepared import PreparedModel, open_model
-from dask_ferro.lower.ranks.call_outputs import CallOutputs
+from dask_ferro.lower.ranks.call_outputs import CallOutputs, in_tuples
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
@@ -135,7 +135,9 @@ class WholeStep(TrainingProgram):
             if client is None:
                 found = gather(out, scheduler=dask.config.get("scheduler", None) or "sync")
             else:
-                found = waiting(client).persist(CallOutputs(out)).arrays
+                told = [LOSS, *self._graphs.metrics, _UPDATED]
+                outputs = CallOutputs(in_tuples(out, told, self.ranks(rows).workers))
+                found = waiting(client).persist(outputs).arrays
         return Trained(
             found[LOSS],
             {name: found[name] for name in self._graphs.metrics},
@@ -173,5 +175,5 @@ class WholeStep(TrainingProgram):
             except ConfigError as error:
                 raise ConfigError(f"fit: batches of {rows} rows: {error}") from error
             workers = self._recipe.options.get("workers", self._applied.workers)
-            self._made[rows] = Ranks(spmd, workers=workers, packed=follow)
+            self._made[rows] = Ranks(spmd, workers=workers)
         return self._made[rows]

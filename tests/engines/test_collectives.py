@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dask_ferro.engines.collectives import reduced
-from dask_ferro.lower.worker.segment_run import share
+from dask_ferro.lower.worker.rank_functions import share
 
 F16, BF16 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)
 INF = np.inf

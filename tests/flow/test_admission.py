@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_ferro.flow.admission import Step, Threads, next_step, placed
+from dask_ferro.flow.admission import Claim, Step, Threads, next_step, placed
 
 HELD = "no-worker"
 
@@ -22,7 +22,7 @@ HELD = "no-worker"
         ([HELD, "processing"], False, 0, "again"),
         ([HELD, "waiting"], True, 0, "fail"),
         ([HELD, "erred"], True, 5, "fail"),
-        ([HELD], False, 0, "fail"),
+        ([HELD], False, 0, "lose"),
         (["erred", "erred"], True, 0, "wait"),
     ],
     ids=str,
@@ -33,23 +33,29 @@ def test_a_flow_is_admitted_run_again_or_failed_as_a_whole(
     assert next_step(2, states, has_failed, voids) == step
 
 
+A, B = Threads("a", 1, 0, 0), Threads("b", 1, 0, 0)
+ANY = Claim({})
+
+
 @pytest.mark.parametrize(
-    ("held", "workers", "chosen"),
+    ("claims", "workers", "chosen"),
     [
-        pytest.param([{}, {}], [Threads("a", 1, 0, 0), Threads("b", 1, 0, 0)], ["a", "b"], id="one each"),
-        pytest.param([{}, {}], [Threads("a", 1, 1, 1), Threads("b", 1, 0, 0)], None, id="another flow runs"),
-        pytest.param(
-            [{}, {}], [Threads("a", 2, 1, 1), Threads("b", 1, 0, 0)], ["b", "a"], id="a thread is left"
-        ),
-        pytest.param([{"b": 9}, {}], [Threads("a", 1, 0, 0), Threads("b", 1, 0, 0)], ["b", "a"], id="inputs"),
-        pytest.param([{}], [Threads("a", 1, 0, 3), Threads("b", 1, 0, 0)], ["b"], id="less to do"),
-        pytest.param(
-            [{}, {}, {}], [Threads("a", 1, 0, 0), Threads("b", 1, 0, 0)], ["a", "a", "b"], id="turns"
-        ),
-        pytest.param([{}, {}], [], None, id="no worker"),
+        pytest.param([ANY, ANY], [A, B], ["a", "b"], id="one each"),
+        pytest.param([ANY, ANY], [Threads("a", 1, 1, 1), B], None, id="another flow runs"),
+        pytest.param([ANY, ANY], [Threads("a", 2, 1, 1), B], ["b", "a"], id="a thread is left"),
+        pytest.param([Claim({"b": 9}), ANY], [A, B], ["b", "a"], id="inputs"),
+        pytest.param([ANY], [Threads("a", 1, 0, 3), B], ["b"], id="less to do"),
+        pytest.param([ANY, ANY, ANY], [A, B], ["a", "b", "a"], id="turns"),
+        pytest.param([ANY, ANY], [], None, id="no worker"),
+        pytest.param([Claim({"b": 9}), Claim({}, "b")], [A, B], ["a", "b"], id="a home before inputs"),
+        pytest.param([Claim({}, "c"), Claim({}, "a")], [A, B], ["b", "a"], id="a home that is gone"),
+        pytest.param([Claim({}, "a"), Claim({}, "a")], [A, B], ["a", "b"], id="a home that is full"),
+        pytest.param([Claim({}, "a"), Claim({}, "", ["a"])], [A, B], ["b", "a"], id="few can"),
+        pytest.param([Claim({}, "", ["a"])] * 2, [A, B], ["a", "a"], id="few can, and take turns"),
+        pytest.param([Claim({}, "", [])], [A, B], None, id="none can"),
     ],
 )
 def test_members_have_a_thread_each(
-    held: list[dict[str, int]], workers: list[Threads], chosen: list[str] | None
+    claims: list[Claim], workers: list[Threads], chosen: list[str] | None
 ) -> None:
-    assert placed(held, workers) == chosen
+    assert placed(claims, workers) == chosen

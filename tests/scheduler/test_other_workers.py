@@ -26,7 +26,7 @@ from distributed import Client, Scheduler
 import dask_ferro as ff
 from dask_ferro.flow.member import run_share
 from dask_ferro.lower.portable import PortableTask
-from dask_ferro.lower.ranks.stage_workers import workers_of
+from dask_ferro.lower.ranks.rank_assignment import workers_of
 from dask_ferro.lower.upstream import Task
 from dask_ferro.observe.rules import findings
 from dask_ferro.observe.snapshot import snapshot

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from distributed.sizeof import safe_sizeof
 
 from dask_ferro.flow.costs import TaskCost
 from dask_ferro.flow.plan import FlowCosts, planned
+from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.graph.bundling.partition import (
     DASK,
     Bundles,
@@ -62,6 +63,8 @@ NEAR = 1 << 20
 Graph = Mapping[Key, GraphNode]
 # Returns the specification of a task that the scheduler has, or None.
 Existing = Callable[[Key], GraphNode | None]
+# Returns where a result is in memory, or None if it is not.
+Held = Callable[[Key], "HeldResult | None"]
 # By annotation, its values by key.
 Annotations = Mapping[str, Mapping[Key, Any]]
 FREE = TaskCost(0.0, 0.0)
@@ -105,7 +108,7 @@ class CostFacts:
 
     cost: Callable[[Key], TaskCost | None]
     existing: Existing
-    held: Callable[[Key], HeldResult | None]
+    held: Held
     workers: int
     holds: float
     memory: float
@@ -143,11 +146,11 @@ class BundleChoice(NamedTuple):
     flow: Flow | None = None
 
 
-def needed(graph: Graph, wanted: Iterable[Key], existing: Existing) -> Needed:
+def needed(graph: Graph, wanted: Iterable[Key], existing: Existing, held: Held) -> Needed:
     """Return the tasks that wanted keys need, depth first, so that what is read together is computed together."""
     order: list[Key] = []
     had: dict[Key, GraphNode] = {}
-    # 1: its inputs are on the stack; 2: it is in the order.
+    # 1: its inputs are on the stack; 2: it is in the order, or the scheduler has its result alone.
     state: dict[Key, int] = {}
     stack = list(reversed(list(wanted)))
     while stack:
@@ -159,7 +162,7 @@ def needed(graph: Graph, wanted: Iterable[Key], existing: Existing) -> Needed:
         if seen or key not in graph or key in had:
             continue
         if (spec := existing(key)) is not None:
-            add_behind(key, spec, graph, existing, had)
+            state.update(dict.fromkeys(add_behind(key, spec, graph, existing, held, had), 2))
             continue
         state[key] = 1
         stack.append(key)
@@ -168,19 +171,32 @@ def needed(graph: Graph, wanted: Iterable[Key], existing: Existing) -> Needed:
 
 
 def add_behind(
-    key: Key, spec: GraphNode, graph: Graph, existing: Existing, found: dict[Key, GraphNode]
-) -> None:
+    key: Key, spec: GraphNode, graph: Graph, existing: Existing, held: Held, found: dict[Key, GraphNode]
+) -> set[Key]:
     """Add a task that the scheduler has, and all that it needs, to those found; what is there was followed already.
 
-    Others release tasks meanwhile: what the scheduler has forgotten since is taken from the graph, if it is there.
+    Others release tasks meanwhile: what the scheduler has forgotten since is taken from the graph, if it is there.  A
+    task behind which something is gone cannot be submitted again, and is not added, as its result is there; such tasks
+    are returned.
     """
-    found[key] = spec
+    own = {key: spec}
     stack = list(spec.dependencies)
+    gone: set[Key] = set()
     while stack:
         dep = stack.pop()
-        if dep not in found and (task := existing(dep) or graph.get(dep)) is not None:
-            found[dep] = task
+        if dep in found or dep in own:
+            continue
+        if (task := existing(dep) or graph.get(dep)) is not None:
+            own[dep] = task
             stack += task.dependencies
+        elif held(dep) is None:
+            gone.add(dep)
+    without: set[Key] = set()
+    while fresh := {name for name, task in own.items() if not gone.isdisjoint(task.dependencies)} - without:
+        without |= fresh
+        gone |= fresh
+    found.update((name, task) for name, task in own.items() if name not in without)
+    return without
 
 
 def _sorted(keys: Collection[Key]) -> list[Key]:
@@ -213,8 +229,10 @@ def choose(
     common : mapping, optional
         The annotations of tasks without their own; a function is called with the key.
     """
-    tasks = needed(graph, _sorted(wanted), facts.existing)
+    tasks = needed(graph, _sorted(wanted), facts.existing, facts.held)
     number = {key: i for i, key in enumerate(tasks.order)}
+    if of_ranks := annotations.get(MEMBER):
+        return _ranked(graph, tasks.order, number, of_ranks, facts), tasks
     costs = [_cost(key, graph[key], facts) for key in tasks.order]
     sizes = [0.0 if cost is None else cost.nbytes for cost in costs]
     edges = _edges(graph, number, sizes)
@@ -257,6 +275,45 @@ def choose(
     return BundleChoice(tasks.order, bundles, costs), tasks
 
 
+def _ranked(
+    graph: Graph,
+    order: list[Key],
+    number: Mapping[Key, int],
+    of_ranks: Mapping[Key, MemberTask],
+    facts: CostFacts,
+) -> BundleChoice:
+    """Return the choice for a graph of ranks: one flow of their tasks, or a bundle where all are one member's."""
+    # Tasks of one name are alike, and there are many.
+    cost = lru_cache(maxsize=None)(lambda name: facts.cost((name, 0)))
+    costs = [cost(key[0]) if isinstance(key, tuple) and key in of_ranks else None for key in order]
+    inside = [i for i, key in enumerate(order) if key in of_ranks]
+    alone = tuple((i,) for i, key in enumerate(order) if key not in of_ranks)
+    src = [
+        (number[dep], i) for i, key in enumerate(order) for dep in graph[key].dependencies if dep in number
+    ]
+    if not inside or not _is_convex(src, [key in of_ranks for key in order]):
+        return BundleChoice(order, tuple((i,) for i in range(len(order))), costs)
+    places = [of_ranks[order[i]] for i in inside]
+    members = {place: i for i, place in enumerate(sorted({(one.worker, one.lane) for one in places}))}
+    if len(members) == 1:
+        return BundleChoice(order, (*alone, tuple(inside)), costs)
+    flow = Flow(inside, [members[one.worker, one.lane] for one in places], [one.order for one in places], 0.0)
+    return BundleChoice(order, alone, costs, flow)
+
+
+def _is_convex(edges: Iterable[tuple[int, int]], inside: Sequence[bool]) -> bool:
+    """Return whether no task outside is both before and after tasks inside.
+
+    Edges are in the order of their ends, and tasks in a topological one.
+    """
+    behind = list(inside)
+    for u, v in edges:
+        if inside[v] and not inside[u] and behind[u]:
+            return False
+        behind[v] |= behind[u]
+    return True
+
+
 def _alone(work: TaskDag, flow: Flow) -> Bundles:
     """Return the tasks that are in no flow, each by itself."""
     inside = frozenset(flow.tasks)
@@ -278,14 +335,9 @@ def _flow(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Flow | Non
     picked = {i for i in wanted if kinds[i] == 0}
     if len(inside) < len(kinds):
         src, dst = edges[:, :2].T.astype(np.int64)
-        behind = kinds == 0
-        # Edges are in the order of their ends, and tasks in a topological one.
-        for u, v in zip(src.tolist(), dst.tolist(), strict=True):
-            if kinds[v] == 0 and kinds[u] != 0 and behind[u]:
-                return None
-            behind[v] |= behind[u]
-            if kinds[u] == 0 and kinds[v] != 0:
-                picked.add(u)
+        if not _is_convex(zip(src.tolist(), dst.tolist(), strict=True), (kinds == 0).tolist()):
+            return None
+        picked |= set(src[(kinds[src] == 0) & (kinds[dst] != 0)].tolist())
         number = np.full(len(kinds), -1, np.int64)
         number[inside] = np.arange(len(inside))
         edges = edges[(number[src] >= 0) & (number[dst] >= 0)]
@@ -349,9 +401,7 @@ class _Location(NamedTuple):
     elsewhere: float = 0.0
 
 
-def _locations(
-    graph: Graph, order: list[Key], sizes: list[float], held: Callable[[Key], HeldResult | None]
-) -> list[_Location]:
+def _locations(graph: Graph, order: list[Key], sizes: list[float], held: Held) -> list[_Location]:
     """Return where the inputs of each task are, as far as results in memory decide it.
 
     A result is where its own inputs are.  Inputs of up to `NEAR` bytes in all decide nothing.

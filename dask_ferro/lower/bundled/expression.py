@@ -13,6 +13,7 @@ from typing import Any
 
 from dask.typing import Key
 
+from dask_ferro.flow.run import MEMBER
 from dask_ferro.lower.bundled.choice import Annotations, CostFacts, needed
 from dask_ferro.lower.bundled.rewrite import Rewritten, reused, rewritten
 from dask_ferro.lower.upstream import Expr, LLGExpr, convert_legacy_graph
@@ -43,7 +44,8 @@ class BundledGraph:
     scheduler : str
         The scheduler's identifier; "" where there is none.
     is_bundled : bool
-        False: the graph stays as it is, apart from keys that the bundles of an earlier graph compute.
+        False: the graph stays as it is, apart from tasks of ranks, which are a flow, and from keys that the bundles of
+        an earlier graph compute.
     common : mapping, optional
         The annotations of tasks without their own, as those of a block around the call.
     """
@@ -78,14 +80,14 @@ class BundledGraph:
         kept = None
         try:
             facts = _facts_of(scheduler) if _facts_of is not None else None
-            if facts is not None and is_bundled:
+            if facts is not None and (is_bundled or annotations.get(MEMBER)):
                 return rewritten(graph, keys, annotations, facts, common)
-            kept = reused(graph, keys, facts.existing) if facts is not None else None
+            kept = reused(graph, keys, facts.existing, facts.held) if facts is not None else None
         # The graph is right as it is; only a mistake of ours, or of a task that others change meanwhile, comes here.
         except Exception:
             logger.exception(
                 "dask_ferro: a graph of %d tasks could not be bundled, and runs as it is", len(graph)
             )
         if kept is None and isinstance(expr, LLGExpr):
-            kept = {key: graph[key] for key in needed(graph, keys, lambda key: None).order}
+            kept = {key: graph[key] for key in needed(graph, keys, lambda key: None, lambda key: None).order}
         return Rewritten(graph if kept is None else kept, annotations)

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from numbers import Real
+from operator import getitem
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -27,7 +28,7 @@ from dask.typing import Key
 
 from dask_ferro.flow.costs import names_of
 from dask_ferro.flow.member import Read, is_ours, pick, run_share
-from dask_ferro.flow.run import InnerTask, Share
+from dask_ferro.flow.run import MEMBER, Call, InnerTask, Item, Share
 from dask_ferro.graph.bundling.partition import MORE
 from dask_ferro.lower.bundled.choice import (
     Annotations,
@@ -35,12 +36,14 @@ from dask_ferro.lower.bundled.choice import (
     CostFacts,
     Existing,
     Graph,
+    Held,
     add_behind,
     annotation,
     choose,
 )
 from dask_ferro.lower.portable import PortableTask
 from dask_ferro.lower.upstream import GraphNode, TaskRef
+from dask_ferro.trace import ABOUT
 
 # Words in the name of a bundle, and names in one graph: each is a prefix, over which Dask's scheduler iterates.
 _WORDS, _NAMES = 3, 16
@@ -92,23 +95,27 @@ def rewritten(
     return made
 
 
-def reused(graph: Graph, wanted: Iterable[Key], existing: Existing) -> dict[Key, GraphNode] | None:
+def reused(
+    graph: Graph, wanted: Iterable[Key], existing: Existing, held: Held
+) -> dict[Key, GraphNode] | None:
     """Return a graph in which keys that bundles compute keep these; None: there are none."""
     ours: dict[Key, GraphNode] = {}
+    # Those of which the scheduler has the result alone.
+    results: set[Key] = set()
     seen = set(wanted)
     stack = list(seen)
     while stack:
         key = stack.pop()
         spec = existing(key)
         if spec is not None and (is_ours(spec) or any(is_ours(existing(dep)) for dep in spec.dependencies)):
-            add_behind(key, spec, graph, existing, ours)
+            results |= add_behind(key, spec, graph, existing, held, ours)
             continue
         fresh = [dep for dep in (graph[key].dependencies if key in graph else ()) if dep not in seen]
         seen.update(fresh)
         stack += fresh
-    if not ours:
+    if not ours and not results:
         return None
-    return {key: task for key, task in graph.items() if key in seen} | ours
+    return {key: task for key, task in graph.items() if key in seen and key not in results} | ours
 
 
 @dataclass
@@ -134,6 +141,9 @@ class _BundleWriter:
         for b, keys in enumerate(self.members):
             self.bundle_of.update(dict.fromkeys(keys, b))
         self.costs = dict(zip(order, self.choice.costs, strict=True))
+        self.of_ranks = self.annotations.get(MEMBER, {})
+        # How many tasks read each result.
+        self.reads = Counter(chain.from_iterable(self.graph[key].dependencies for key in order))
         self.outputs = self._outputs()
         self._names: dict[str, int] = {}
         self._tokens: dict[str, str] = {}
@@ -197,7 +207,11 @@ class _BundleWriter:
             elif len(keys) == 1 and not self._reads_a_tuple(self.graph[keys[0]]):
                 self._write(keys[0], self._single(self.graph[keys[0]]), keys)
             else:
-                self._write(self.place[self.outputs[b][0]].key, self._bundle(b), keys)
+                name = self.place[self.outputs[b][0]].key
+                self._write(name, self._bundle(b), keys)
+                if keys[0] in self.of_ranks:
+                    self.made.annotations.setdefault("workers", {})[name] = [self.of_ranks[keys[0]].worker]
+                    self.made.annotations.setdefault("allow_other_workers", {})[name] = True
         for key in self.wanted:
             if self._place(key).at >= 0:
                 self.picked[key] = self._place(key)
@@ -210,7 +224,10 @@ class _BundleWriter:
     def _write(self, key: Key, task: GraphNode, members: list[Key], is_quick: bool = False) -> None:
         self.made.graph[key] = task
         for name, values in self.annotations.items():
-            if members[0] in values:
+            # Tasks of ranks that run as one are of many regions.
+            if members[0] in values and (
+                name != ABOUT or len(members) == 1 or members[0] not in self.of_ranks
+            ):
                 self.made.annotations.setdefault(name, {})[key] = values[members[0]]
         if len(members) > 1 or is_quick:
             costs = (self.costs[member] for member in members)
@@ -239,13 +256,12 @@ class _BundleWriter:
         for key, rank in zip(keys, flow.ranks, strict=True):
             tasks[self.owner[key]].append(InnerTask(key, self.graph[key], rank, tuple(sorted(readers[key]))))
         for i, (own, outputs) in enumerate(zip(tasks, self.member_outputs, strict=True)):
-            inside = [task.key for task in own]
-            read = dict.fromkeys(chain.from_iterable(task.call.dependencies for task in own))
-            reads, arguments = self._reads(key for key in read if self.bundle_of.get(key) != self.flow)
-            share = Share(self.flow_key, i, len(tasks), tuple(own), tuple(outputs))
             name = self.flow_key, i
+            share, reads, arguments = self._share(
+                self.flow, Share(*name, len(tasks), tuple(own), tuple(outputs))
+            )
             task = PortableTask(name, run_share, share, tuple(reads), *map(TaskRef, arguments))
-            self._write(name, task, inside)
+            self._write(name, task, [task.key for task in own])
 
     def _reads_a_tuple(self, task: GraphNode) -> bool:
         """Return whether a task that is by itself reads from tuples, as a bundle of one task can."""
@@ -269,16 +285,48 @@ class _BundleWriter:
 
     def _bundle(self, b: int) -> GraphNode:
         keys = self.members[b]
-        tasks = [self.graph[key] for key in keys]
-        read = dict.fromkeys(chain.from_iterable(task.dependencies for task in tasks))
-        reads, arguments = self._reads(key for key in read if self.bundle_of.get(key) != b)
-        own = tuple(InnerTask(key, task, i) for i, (key, task) in enumerate(zip(keys, tasks, strict=True)))
+        own = tuple(
+            InnerTask(key, self.graph[key], self.of_ranks[key].order if key in self.of_ranks else i)
+            for i, key in enumerate(keys)
+        )
         name = self.place[self.outputs[b][0]].key
-        share = Share(str(name), 0, 1, own, tuple(self.outputs[b]))
-        produces = any(task.data_producer for task in tasks)
+        share, reads, arguments = self._share(b, Share(str(name), 0, 1, own, tuple(self.outputs[b])))
+        produces = any(self.graph[key].data_producer for key in keys)
         return PortableTask(
             name, run_share, share, tuple(reads), *map(TaskRef, arguments), _data_producer=produces
         )
+
+    def _share(self, b: int, share: Share) -> tuple[Share, list[Read], list[Key]]:
+        """Return a share of a bundle or flow without tasks that take an item of a result, where it finds its inputs,
+        and the keys of its arguments.
+
+        An item is a result of the task that makes the tuple, or an input where that is one.
+        """
+        own = {task.key: task for task in share.tasks}
+        of: dict[Key, list[tuple[InnerTask, int]]] = {}
+        for task in share.tasks:
+            if (item := _item_of(task.call)) is not None:
+                of.setdefault(item[0], []).append((task, item[1]))
+        outside: list[tuple[Key, int, Key]] = []
+        for source, items in of.items():
+            if source in own:
+                if len(items) == self.reads[source] and source not in self.wanted:
+                    parts = tuple(Item(task.key, place, task.readers) for task, place in items)
+                    own[source] = own[source]._replace(items=parts)
+                    for task, _ in items:
+                        del own[task.key]
+            elif self._place(source) == _Place(source, -1):
+                for task, place in items:
+                    if not task.readers and task.key not in share.outputs:
+                        outside.append((source, place, task.key))
+                        del own[task.key]
+        read = dict.fromkeys(chain.from_iterable(task.call.dependencies for task in own.values()))
+        reads, arguments = self._reads(key for key in read if self.bundle_of.get(key) != b)
+        for source, place, key in outside:
+            if source not in arguments:
+                arguments.append(source)
+            reads.append(Read(arguments.index(source), place, key))
+        return share._replace(tasks=tuple(own.values())), reads, arguments
 
     def _reads(self, inputs: Iterable[Key]) -> tuple[list[Read], list[Key]]:
         """Return where a bundle finds each input, and the keys of its arguments."""
@@ -306,3 +354,11 @@ class _BundleWriter:
         read = frozenset(keys)
         costs = (self.costs[key] for key in outputs if key not in read)
         return sum(cost.nbytes for cost in costs if cost is not None) <= MORE * len(keys)
+
+
+def _item_of(call: Call) -> tuple[Key, int] | None:
+    """Return the key of the result of which a task takes an item, and the item's place; None: it is another task."""
+    if getattr(call, "func", None) is not getitem:
+        return None
+    source, place = call.args  # type: ignore[attr-defined]
+    return (source.key, place) if isinstance(source, TaskRef) and type(place) is int else None

@@ -5,8 +5,7 @@
 A stage is a group of ranks, sharded by a plan; without a plan it is one rank.  The graph of all ranks runs once for
 each micro-batch.  Gradients are added over micro-batches on each rank, stay on the workers that made them, and may be
 inputs of other sharded graphs (`Ranks`).  The optimizer's step is such a graph, and runs on the sums, which are terms
-that it reduces once a step; without one, gradients have the layouts of their parameters.  Tasks of ranks are restricted
-to their workers, as those of stages are.
+that it reduces once a step; without one, gradients have the layouts of their parameters.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from dask_ferro.lower.client import live_client
 from dask_ferro.lower.pipeline.batch import Batches
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.run import ForwardRun, PipelineRun, of_micro_batch
-from dask_ferro.lower.pipeline.step_tasks import StepTasks, lowest_priority
+from dask_ferro.lower.pipeline.step_tasks import StepTasks, length
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
 from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
@@ -219,8 +218,8 @@ class Pipeline:
             return ForwardRun(found, self.parts, sum(counts))
         found = call_outputs(spmd, own, write, self._workers)
         if graphs.end is not None:
-            # Below all actions: no action of another rank waits for the end of a step.
-            first = lowest_priority(self.schedule, [each.step.pieces for each in sizes.values()]) - 1
+            # After all actions: no action of another rank waits for the end of a step.
+            first = length(self.schedule, [each.step.pieces for each in sizes.values()])
             found |= self._ended(graphs.end, {**arrays, **found}, first)
         return PipelineRun(found, self.parts, sum(counts))
 

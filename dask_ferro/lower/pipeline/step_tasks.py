@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from operator import getitem
 from typing import Any
 
 from dask.highlevelgraph import MaterializedLayer
@@ -24,21 +25,20 @@ from dask_ferro.graph.sharding.segments import Cut
 from dask_ferro.lower.pipeline.parts import Share
 from dask_ferro.lower.pipeline.run import of_micro_batch
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.rank_assignment import Homes
-from dask_ferro.lower.ranks.spmd_tasks import RankCall
-from dask_ferro.lower.ranks.stage_workers import Home, placed
+from dask_ferro.lower.ranks.rank_assignment import Homes, rank_layer
+from dask_ferro.lower.ranks.spmd_tasks import Home, RankCall
 from dask_ferro.lower.upstream import Task, TaskRef
-from dask_ferro.lower.worker.segment_run import added, after, share
+from dask_ferro.lower.worker.rank_functions import added, after, share
 from dask_ferro.trace import About
 
 
-def lowest_priority(schedule: Schedule, pieces: Iterable[Cut]) -> int:
-    """Return a lower bound of the priorities of a step's tasks."""
-    return -_span(pieces) * (max(schedule.steps.values()) + 1)
+def length(schedule: Schedule, pieces: Iterable[Cut]) -> int:
+    """Return an upper bound of the order of a step's tasks."""
+    return _span(pieces) * (max(schedule.steps.values()) + 1)
 
 
 def _span(pieces: Iterable[Cut]) -> int:
-    """Return the number of priority levels of an action: inputs have 1, tasks 0 down to minus the last bucket."""
+    """Return the levels of an action: inputs have -1, tasks 0 up to the last bucket."""
     return 2 + max(len(cut.buckets) for cut in pieces)
 
 
@@ -72,7 +72,7 @@ class StepTasks:
         self.home: dict[Key, Home] = {}
         self.action: dict[Key, Action] = {}
         self.about: dict[Key, tuple[Any, ...]] = {}
-        self.inner: dict[Key, int] = {}  # priority within an action
+        self.inner: dict[Key, int] = {}  # the order within an action
         self.keys = self._sums(ports) if calls[0].source.trains else self._ends(ports)
         for i, call in [*enumerate(calls), (0, shared)]:
             self._take(call, i)
@@ -80,21 +80,19 @@ class StepTasks:
         self._wait(chain.from_iterable(call.tasks.keys() - call.entries for call in calls))
 
     def layer(self, homes: Homes) -> MaterializedLayer:
-        """Return the tasks as a layer, with workers where there are any."""
-        return placed(
-            self.tasks, self._priorities(), self.home, homes.of if homes.order else None, self.about
-        )
+        """Return the tasks as a layer, with members of workers where there are any."""
+        return rank_layer(self.tasks, self._order(), self.home, homes, self.about)
 
-    def _priorities(self) -> dict[Key, int]:
-        """Return priorities: by the schedule first, by the graph within an action."""
+    def _order(self) -> dict[Key, int]:
+        """Return the order: by the schedule first, by the graph within an action."""
         span = _span(call.source.pieces for call in self.calls)
         steps = self.schedule.steps
-        return {key: self.inner[key] - span * steps[self.action[key]] for key in self.tasks}
+        return {key: self.inner[key] + span * steps[self.action[key]] for key in self.tasks}
 
     def _take(self, call: RankCall, micro_batch: int) -> None:
-        """Assign the tasks of a call to actions; inputs have a slightly higher priority than their first readers."""
+        """Assign the tasks of a call to actions; inputs come slightly before their first readers."""
         for key, task in call.tasks.items():
-            home, inner = call.home[key], 1 if key in call.entries else call.priority[key]
+            home, inner = call.home[key], -1 if key in call.entries else call.order[key]
             self._put(key, task, home, self._action(home[1], micro_batch), inner)
         for key, told in call.about.items():
             stage = call.home[key][1].stage
@@ -139,9 +137,16 @@ class StepTasks:
         return [key for key in mine if not waits(key)]
 
     def _last(self, mine: Sequence[Key]) -> list[Key]:
-        """Return the tasks of an action on a rank on which no other task of it depends."""
+        """Return the tasks of an action on a rank on which no other task of it depends; one of those that take values
+        from one tuple."""
         waited = set(chain.from_iterable(self.tasks[key].dependencies for key in mine))
-        return [key for key in mine if key not in waited]
+        last = {self._tuple_of(key): key for key in mine if key not in waited}
+        return list(last.values())
+
+    def _tuple_of(self, key: Key) -> Key:
+        """Return the key of the tuple from which a task takes a value; the task's own key if it is another one."""
+        task = self.tasks[key]
+        return next(iter(task.dependencies)) if task.func is getitem else key
 
     def _ends_of(
         self, action: Action, rank: int, last: Mapping[tuple[Action, int], Sequence[Key]]
@@ -162,7 +167,7 @@ class StepTasks:
         holder = holders_of(ports)
         found: dict[str, tuple[Key, ...]] = {}
         for i, call in enumerate(self.calls):
-            ends = {name: call.end(name, rank) for name, rank in holder.items()}
+            ends = call.ends(holder)
             # Ranks with the same part of an output share its key.
             found |= {of_micro_batch(p.name, i): tuple(map(ends.__getitem__, p.parts)) for p in ports}
         return found
@@ -191,11 +196,9 @@ class StepTasks:
         last: Any = None
         # In the order of micro-batches, whatever the schedule, so that every schedule gives the same bits.
         for i, call in enumerate(self.calls):
-            reads = call.reading([call.place(name, home[0]) for name in names], home)
             key = (f"gradient_sum-{self.token}", number, i)
             before = None if last is None else TaskRef(last)
-            arguments = (call.source.ref, reads.how, before, self.share.weights[i], *reads.arguments)
-            task = Task(key, added, *arguments, **call.extra_of(reads))
+            task = Task(key, added, before, self.share.weights[i], *call.arguments(names, home[0]))
             self._put(key, task, home, self._action(home[1], i), 0)
             last = key
         return last

@@ -1,20 +1,25 @@
-"""All outputs of a call as one Dask collection: Dask looks at its graph once, not once for each array.
+"""Outputs of calls as one Dask collection: Dask looks at its graph once, and has one task for each member.
 
-client.persist(CallOutputs(ranks(arrays))).arrays --> the outputs by name, which stay on their workers
+client.persist(CallOutputs(in_tuples(out, ...))).arrays --> the outputs by name, which stay on their workers
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from dask.base import tokenize
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.lower.ranks.collection import ContentKeyed
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written, merged
+from dask_ferro.lower.ranks.rank_assignment import RankWorkers
+from dask_ferro.lower.ranks.sharded import CallTasks, Made, Memo, ShardedArray, Written, merged
+from dask_ferro.lower.upstream import Task, TaskRef
+from dask_ferro.lower.worker.rank_functions import packed
 
 
 class CallOutputs(ContentKeyed):
@@ -63,7 +68,72 @@ class CallOutputs(ContentKeyed):
             held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(keys)}", own, dependencies=[])
             tasks = CallTasks.of(Written(f"{tokenize(keys)}", held, dict.fromkeys(names, keys), items=items))
             found |= {
-                name: ShardedArray(one.port, one.mesh, tasks, one.token, one.made)
+                name: ShardedArray(one.port, one.mesh, tasks, one.token, one.made, name)
                 for name, one in arrays.items()
             }
         return CallOutputs({name: found[name] for name in self.arrays})
+
+
+def in_tuples(
+    arrays: Mapping[str, ShardedArray], apart: Collection[str], where: RankWorkers
+) -> dict[str, ShardedArray]:
+    """Return arrays whose parts on one member are in one tuple, which takes Dask one task.
+
+    Parameters
+    ----------
+    arrays : mapping of str to ShardedArray
+        Of calls that were not submitted.
+    apart : collection of str
+        Those that the caller reads, in tuples of their own.
+    where : RankWorkers
+        Of the workers of the ranks.
+    """
+    token = tokenize([(name, array.token) for name, array in arrays.items()], sorted(apart))
+
+    def again(name: str, memo: Memo) -> ShardedArray:
+        if token not in memo:
+            rebuilt = {one: array.made.again(memo) for one, array in arrays.items()}
+            memo[token] = in_tuples(rebuilt, apart, where)
+        return memo[token][name]
+
+    tasks = CallTasks(lambda there: _tuples(token, arrays, apart), where)
+    return {
+        name: ShardedArray(
+            array.port, array.mesh, tasks, array.token, Made(partial(again, name), array.made.calls), name
+        )
+        for name, array in arrays.items()
+    }
+
+
+def _tuples(token: str, arrays: Mapping[str, ShardedArray], apart: Collection[str]) -> Written:
+    """Return the tasks of the tuples, above those of the arrays."""
+    graph = merged(arrays.values())
+    groups: dict[tuple[bool, MemberTask | None], dict[Key, None]] = {}
+    group_of: dict[tuple[str, Key], tuple[bool, MemberTask | None]] = {}
+    for name, array in arrays.items():
+        member_of = (graph.layers[array.top].annotations or {}).get(MEMBER)
+        for key in array.keys:
+            member = None if member_of is None else member_of(key)._replace(order=0)
+            group = group_of[name, key] = name in apart, member
+            groups.setdefault(group, {})[key] = None
+    members, tasks = {}, {}
+    at: dict[tuple[tuple[bool, MemberTask | None], Key], tuple[Key, int]] = {}
+    for number, (group, keys) in enumerate(groups.items()):
+        # Where ranks' workers are others now, other values are in a tuple.
+        own = (f"spmd-output-{tokenize(token, list(keys))}", number)
+        tasks[own] = Task(own, packed, *map(TaskRef, keys))
+        members[own] = group[1]
+        at |= {(group, key): (own, i) for i, key in enumerate(keys)}
+    annotations = {} if None in members.values() else {MEMBER: members.__getitem__}
+    layer = f"spmd-outputs-{token}"
+    tops = {array.top for array in arrays.values()}
+    places = {n: [at[group_of[n, key], key] for key in array.keys] for n, array in arrays.items()}
+    return Written(
+        token,
+        HighLevelGraph(
+            {**graph.layers, layer: MaterializedLayer(tasks, annotations=annotations)},
+            {**graph.dependencies, layer: tops},
+        ),
+        {name: tuple(key for key, _ in of) for name, of in places.items()},
+        items={name: tuple(i for _, i in of) for name, of in places.items()},
+    )

@@ -8,15 +8,12 @@ until the next cut.
 
     w of step 20  --registered-->  w'  on the worker that has w; the steps that follow read it
                   --registered-->  w'' on another one; read again if the first worker dies
-
-Where another rank on another worker has the same parts, as in data parallel, those are the copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from concurrent.futures import CancelledError
-from itertools import product
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -24,7 +21,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, get_client, wait
 from distributed.scheduler import TaskState
 
-from dask_ferro.graph.sharding.parts import Port, holders
+from dask_ferro.graph.sharding.parts import Port
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.shipping import sent
@@ -54,55 +51,20 @@ def cut(arrays: Mapping[str, ShardedArray], client: Client) -> dict[str, Sharded
         name: value for name, value in arrays.items() if (held := value.held()) and not parts.update(held)
     }
     try:
-        kept, copies = _registered(parts, client, _twins(list(able.values())))
+        kept, copies = _registered(parts, client)
     except CancelledError:
         return dict(arrays)
     return {**arrays, **{name: _cut(value, kept, copies) for name, value in able.items()}}
 
 
-class _Twin(NamedTuple):
-    """The parts of a key in the result of another: its name, and the position there of each; None: of none."""
-
-    key: Key
-    items: tuple[int | None, ...]
-
-
-def _twins(values: Sequence[ShardedArray]) -> dict[Key, _Twin]:
-    """Return for each key one that has all of its parts too, where ranks have copies of their own."""
-    found: dict[Key, dict[Key, dict[int, int]]] = {}
-    needs: dict[Key, set[int]] = {}
-    for value in values:
-        ranks, places = (
-            holders(value.port.layout, value.mesh),
-            list(zip(value.keys, value.items, strict=True)),
-        )
-        for (rank, (key, item)), (other, (twin, there)) in product(*(2 * [list(enumerate(places))])):
-            needs.setdefault(key, set()).add(item)
-            if ranks[rank] == ranks[other] and key != twin:
-                found.setdefault(key, {}).setdefault(twin, {})[item] = there
-    twins: dict[Key, _Twin] = {}
-    for key, others in found.items():
-        for twin, items in others.items():
-            if items.keys() == needs[key] and min(items) >= 0:
-                twins.setdefault(key, _Twin(twin, tuple(map(items.get, range(max(items) + 1)))))
-    return twins
-
-
-def _registered(
-    parts: Mapping[Key, Any], client: Client, twins: Mapping[Key, _Twin]
-) -> tuple[dict[Key, Any], dict[Key, Any]]:
-    """Return the future of each part as data, and its copy: a future on another worker, or an array of the client.
-
-    The copy of a key with a twin on another worker is the twin.
-    """
+def _registered(parts: Mapping[Key, Any], client: Client) -> tuple[dict[Key, Any], dict[Key, Any]]:
+    """Return the future of each part as data, and its copy: a future on another worker, or an array of the client."""
     where = client.who_has(list(parts.values()))
     order = sorted(client.scheduler_info(n_workers=-1)["workers"])
     kept, copies = {}, {}
     for key, future in parts.items():
         holders = [address for address in where.get(key, ()) if address in order]
         kept[key] = _Registration(client, future, holders or order)
-        if key in twins and not {*holders} & {*where.get(twins[key].key, holders)}:
-            continue
         if others := [address for address in order if address not in holders]:
             first = order.index(holders[0]) if holders else 0
             next_ = min(others, key=lambda address: (order.index(address) - first) % len(order))
@@ -120,13 +82,8 @@ def _registered(
     # The scheduler may move a registration: parts whose copy is on the same worker are copied to the client.
     copies = {key: one for key, one in copies.items() if where[one.name] - where[kept[key].name]}
     data = {key: held[one.name] for key, one in kept.items()}
-    elsewhere = {
-        key: twin._replace(key=data[twin.key])
-        for key, twin in twins.items()
-        if where[kept[twin.key].name] - where[kept[key].name]
-    }
-    arrays = client.gather({key: parts[key] for key in parts.keys() - copies.keys() - elsewhere.keys()})
-    return data, {**elsewhere, **{key: held[one.name] for key, one in copies.items()}, **arrays}
+    arrays = client.gather({key: parts[key] for key in parts.keys() - copies.keys()})
+    return data, {**{key: held[one.name] for key, one in copies.items()}, **arrays}
 
 
 class _Registration:
@@ -189,13 +146,8 @@ def _cut(value: ShardedArray, kept: Mapping[Key, Any], copies: Mapping[Key, Any]
 def _of_copies(kept: Mapping[str, Any], copies: Mapping[str, Any]) -> HighLevelGraph:
     """Return a graph of parts that are still there, and of others that are read from their copies."""
     client = current_client()
-    twins = {key: copy for key, copy in copies.items() if isinstance(copy, _Twin)}
-    sources = {key: twins[key].key if key in twins else copy for key, copy in copies.items()}
-    feeds = {key: _feed(key, copy, client) for key, copy in sources.items()}
+    feeds = {key: _feed(key, copy, client) for key, copy in copies.items()}
     tasks = {key: Task(key, same, TaskRef(feed.source.at(0))) for key, feed in feeds.items()}
-    tasks |= {
-        key: Task(key, arranged, twin.items, TaskRef(feeds[key].source.at(0))) for key, twin in twins.items()
-    }
     name = f"spmd-again-{uuid4().hex}"
     layers: dict[str, Any] = {key: {key: future} for key, future in kept.items()}
     needs: dict[str, set[str]] = {key: set() for key in kept}
@@ -203,11 +155,6 @@ def _of_copies(kept: Mapping[str, Any], copies: Mapping[str, Any]) -> HighLevelG
         layers |= feed.layers
         needs |= feed.dependencies
     return HighLevelGraph({**layers, name: MaterializedLayer(tasks)}, {**needs, name: set(layers)})
-
-
-def arranged(items: Sequence[int | None], values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return items of a tuple in the order of another one."""
-    return tuple(None if item is None else values[item] for item in items)
 
 
 def _feed(key: str, copy: Any, client: Client) -> Feed:

@@ -1,7 +1,11 @@
 """The worker of each rank: the plan's number where it names one, else the next in the order of workers.
 
 Workers are numbered in the order of their names.  A stage without numbers has the workers after those of the stage
-before it.  Where there are fewer workers than ranks, or a worker has left since, ranks share a worker.
+before it.  Where there are fewer workers than ranks, or a worker has left since, ranks share a worker, and run on as
+many of its threads as there are.
+
+All tasks of ranks that a client submits together run as one flow: its members are the workers' threads, and each task
+says its own (`flow.member.MEMBER`).  Without a client, Dask runs the tasks one by one.
 """
 
 from __future__ import annotations
@@ -9,12 +13,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dask.highlevelgraph import MaterializedLayer
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
 from dask_ferro.lower.client import live_client
-from dask_ferro.lower.ranks.stage_workers import watch_over, workers_of
+from dask_ferro.lower.ranks.exchange import Key
+from dask_ferro.lower.ranks.spmd_tasks import Home
+from dask_ferro.lower.stand_in import LACKS
+from dask_ferro.trace import ABOUT
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -37,12 +47,15 @@ class Homes(NamedTuple):
         The workers that ranks get in turn where a plan numbers none.
     ranks : int
         Of a stage.
+    threads : mapping of str to int
+        Of each worker.
     """
 
     order: tuple[str, ...] = ()
     by_name: Mapping[str | int, str] = {}
     wanted: tuple[str | int, ...] = ()
     ranks: int = 1
+    threads: Mapping[str, int] = {}
 
     def of(self, rank: int, site: NodePlacement = UNPLACED) -> str:
         """Return the address of a rank's worker at a site; requires at least one worker."""
@@ -50,11 +63,45 @@ class Homes(NamedTuple):
         name = self.wanted[place % len(self.wanted)] if site.workers is None else site.workers[rank]
         return self.by_name.get(name) or self.order[place % len(self.order)]
 
+    def member(self, rank: int, site: NodePlacement, order: int) -> MemberTask:
+        """Return the member of a rank's task at a site, and the task's order there."""
+        address = self.of(rank, site)
+        lane = ((site.stage or 0) * self.ranks + rank) // len(self.order) % self.threads[address]
+        return MemberTask(address, f"{lane}{site.device or ''}", order)
+
+
+def rank_layer(
+    tasks: Mapping[Key, Any],
+    order: Mapping[Key, int],
+    home: Mapping[Key, Home],
+    homes: Homes,
+    told: Mapping[Key, tuple[Any, ...]],
+    **others: Any,
+) -> MaterializedLayer:
+    """Return tasks as a layer with annotations, which are functions of the key, as Dask expects them.
+
+    Parameters
+    ----------
+    order, home : mapping
+        Values for each task, by its key.
+    homes : Homes
+        Without workers, tasks run anywhere.
+    told : mapping
+        The trace annotation of tasks, by key.
+    **others
+        Other annotations.
+    """
+    annotations: dict[str, Any] = {ABOUT: told.get, **others}
+    if homes.order:
+        members = {key: homes.member(*home[key], order[key]) for key in tasks}
+        annotations[MEMBER] = members.__getitem__
+    return MaterializedLayer(tasks, annotations=annotations)
+
 
 class RankWorkers:
     """The workers of ranks on the current client's cluster, as they were a moment ago.
 
-    The scheduler gives tasks of workers that left since to others (`stage_workers`).
+    A flow whose worker has left since runs on others.
 
     Parameters
     ----------
@@ -95,7 +142,9 @@ class RankWorkers:
     def _homes(self, client: Client | None) -> Homes:
         if client is None:
             return Homes()
-        watch_over(client)
+        from dask_ferro.scheduler.bundled import enable_if_new
+
+        enable_if_new(client)
         known = workers_of(client)
         order = sorted(known, key=lambda a: (isinstance(known[a]["name"], str), known[a]["name"]))
         by_name: dict[str | int, str] = {known[address]["name"]: address for address in order}
@@ -110,4 +159,11 @@ class RankWorkers:
                 f"workers: the cluster has no {missing}; it has {has or 'none'}; start more, or name others"
             )
         self._were_there = True
-        return Homes(tuple(order), by_name, wanted, self._ranks) if order else Homes()
+        threads = {address: known[address]["nthreads"] for address in order}
+        return Homes(tuple(order), by_name, wanted, self._ranks, threads) if order else Homes()
+
+
+def workers_of(client: Client) -> dict[str, Any]:
+    """Return Dask's facts of a client's workers by address, without those that lack dask_ferro."""
+    known = client.scheduler_info(n_workers=-1)["workers"]
+    return {address: facts for address, facts in known.items() if LACKS not in facts["metrics"]}

@@ -171,21 +171,25 @@ class ShardedArray(ContentKeyed):
     token : hashable
         Identifies the array.
     made : Made
+    name : str, optional
+        Its name among the tasks' results; default: the port's.
     """
 
-    def __init__(self, port: Port, mesh: Mesh, tasks: CallTasks, token: Hashable, made: Made) -> None:
+    def __init__(
+        self, port: Port, mesh: Mesh, tasks: CallTasks, token: Hashable, made: Made, name: str | None = None
+    ) -> None:
         self.port, self.mesh, self.tasks = port, mesh, tasks
-        self.token, self.made = token, made
+        self.token, self.made, self.name = token, made, name or port.name
 
     @property
     def keys(self) -> tuple[Key, ...]:
         """The key of each rank's part."""
-        return self.tasks.here().keys[self.port.name]
+        return self.tasks.here().keys[self.name]
 
     @property
     def items(self) -> tuple[int, ...]:
         """The position of each part in the tuple that its key holds; -1: the key holds the part itself."""
-        return self.tasks.here().items.get(self.port.name, (-1,) * len(self.port.parts))
+        return self.tasks.here().items.get(self.name, (-1,) * len(self.port.parts))
 
     @property
     def read(self) -> Parts:
@@ -281,9 +285,9 @@ class ShardedArray(ContentKeyed):
     def persisted(self, graph: Mapping[Key, Any]) -> ShardedArray:
         """Return the array with a graph that holds its parts."""
         held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(self)}", dict(graph), dependencies=[])
-        name = self.port.name
+        name = self.name
         tasks = CallTasks.of(Written(str(self.token), held, {name: self.keys}, items={name: self.items}))
-        return ShardedArray(self.port, self.mesh, tasks, self.token, self.made)
+        return ShardedArray(self.port, self.mesh, tasks, self.token, self.made, name)
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the whole array, which the caller joins from its parts.

@@ -2,22 +2,21 @@
 
     Ranks(spmd)({"x": x, "w": w}) --> {"y": ShardedArray}       lazy; parts stay where they are made
 
-A rank's tasks are restricted to its worker: an idle worker would steal sums, and their readers would fetch them back.
-When a worker dies, its tasks get another one (`stage_workers`), and results are the same, since the order of every sum
-is fixed (`exchange`).  A `ShardedArray` may be an input of the next call without moving: the parameters of a training
-step never leave their workers, and their lineage is cut now and then (`checkpoint`).  Weights are mapped from the
-model's file.  `spmd_inputs` brings inputs to the workers.
+With a client, what is submitted together is one flow: its members are threads of the ranks' workers, and send each
+other what they read.  When a worker dies, the flow runs again, with the same results, since the order of every sum is
+fixed (`exchange`).  A `ShardedArray` may be an input of the next call without moving: the parameters of a training step
+never leave their workers, and their lineage is cut now and then (`checkpoint`).  Weights are mapped from the model's
+file.  `spmd_inputs` brings inputs to the workers.
 
 A plan's stages, workers and devices are followed: a stage's nodes run on its workers, and a task requires its device
-class (where the scheduler plugin is installed).  Successive calls overlap, so micro-batches that are calls go through
-the stages one after the other.
+class (where the scheduler plugin is installed).  Calls that follow each other may be submitted together, so
+micro-batches that are calls go through the stages one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
@@ -36,7 +35,7 @@ from dask_ferro.lower.client import live_client
 from dask_ferro.lower.prepared.store import spool
 from dask_ferro.lower.ranks import checkpoint
 from dask_ferro.lower.ranks.collection import Arrays
-from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
+from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers, rank_layer
 from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
 from dask_ferro.lower.ranks.spmd_inputs import (
     Below,
@@ -50,7 +49,6 @@ from dask_ferro.lower.ranks.spmd_inputs import (
     travel_of,
 )
 from dask_ferro.lower.ranks.spmd_tasks import RankCall, source
-from dask_ferro.lower.ranks.stage_workers import placed
 from dask_ferro.lower.upstream import TaskRef
 from dask_ferro.lower.worker.models import ModelRef, limits, remember
 
@@ -78,9 +76,6 @@ class Ranks:
         precedence.
     exact : bool, optional
         Whether bits must not depend on where the graph is cut; a float32 graph is then a little slower.
-    packed : collection of str, optional
-        Outputs that are inputs of the next call: each rank's parts stay in one tuple, without a task each, unless ranks
-        share a part.  The other outputs of a rank then have one task together.
 
     Raises
     ------
@@ -101,7 +96,6 @@ class Ranks:
         *,
         workers: Sequence[str | int] | None = None,
         exact: bool = False,
-        packed: Collection[str] = (),
     ) -> None:
         # What it was made of has been checked.
         spmd.model.meta[CHECKED] = True
@@ -111,13 +105,12 @@ class Ranks:
         nodes = zip(rows, loaded.model.graph, strict=True)
         check("cannot run the sharded graph", [row for row, node in nodes if not is_collective(node)])
         self.spmd = spmd
-        self._packed = _own_parts(spmd, packed)
         self._opened = _SpmdFile(loaded, remember(loaded, path))
         each = model_cost(loaded.model, infer(loaded.model)).seconds
-        self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact, packed=self._packed)
+        self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact)
         sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
         # Shared by calls: steps of a training follow each other in less time than a worker takes to join.
-        self._there = RankWorkers(workers, spmd.mesh.ranks, sites)
+        self.workers = RankWorkers(workers, spmd.mesh.ranks, sites)
 
     @classmethod
     def of(
@@ -160,7 +153,7 @@ class Ranks:
         """
         checked(self.spmd, arrays)
         arrays = shortened(arrays, live_client())
-        return call_outputs(self.spmd, arrays, self.written, self._there)
+        return call_outputs(self.spmd, arrays, self.written, self.workers)
 
     def written(self, arrays: Arrays, there: Homes, first: int = 0) -> Written:
         """Return a call on arrays as tasks.
@@ -172,7 +165,7 @@ class Ranks:
         there : Homes
             The workers of the ranks.
         first : int, optional
-            The priority of the first tasks; later ones have lower priorities.
+            The order of the first tasks.
         """
         client = live_client()
         told = tokens(arrays)
@@ -185,12 +178,9 @@ class Ranks:
         call = RankCall(self.source, tokenize(token, travel.token, repr(keys_read(arrays))), extra, first)
         below += feed(call, self.spmd, arrays, told, there, client, travel)
         call.write()
-        places, keys, items = call.ends(holders_of(self.spmd.outputs)), {}, {}
-        for port in self.spmd.outputs:
-            ends = [places[name] for name in port.parts]
-            keys[port.name] = tuple(place.key for place in ends)
-            items[port.name] = tuple(place.index for place in ends)
-        return Written(token, _graph(call, there, below), keys, items=items)
+        ends = call.ends(holders_of(self.spmd.outputs))
+        keys = {port.name: tuple(map(ends.__getitem__, port.parts)) for port in self.spmd.outputs}
+        return Written(token, _graph(call, there, below), keys)
 
     @property
     def digest(self) -> str:
@@ -212,21 +202,8 @@ def shortened(arrays: Arrays, client: Client | None) -> Arrays:
     return {**arrays, **(checkpoint.cut(long, client) if long else {})}
 
 
-def _own_parts(spmd: Spmd, names: Collection[str]) -> frozenset[str]:
-    """Return the parts of outputs of which each rank has its own."""
-    ports = [port for port in spmd.outputs if port.name in names and len({*port.parts}) == spmd.mesh.ranks]
-    return frozenset(chain.from_iterable(port.parts for port in ports))
-
-
 def _graph(call: RankCall, there: Homes, below: Sequence[Below]) -> HighLevelGraph:
-    # A required device may be on another worker only; the plan's worker is then a preference.
-    devices = {key: site.device for key, (_, site) in call.home.items()}
-    loose = {key: bool(device) for key, device in devices.items()}
-    others: dict[str, Any] = {"allow_other_workers": loose.__getitem__} if there.order else {}
-    if any(loose.values()):
-        wants = {key: {"require": device} if device else {} for key, device in devices.items()}
-        others[_FERRO] = wants.__getitem__
-    layer = placed(
-        call.tasks, call.priority, call.home, there.of if there.order else None, call.about, **others
-    )
+    wants = {key: {"require": site.device} if site.device else {} for key, (_, site) in call.home.items()}
+    others = {_FERRO: wants.__getitem__} if any(wants.values()) else {}
+    layer = rank_layer(call.tasks, call.order, call.home, there, call.about, **others)
     return stacked(f"spmd-{call.token}", layer, below)

@@ -30,7 +30,6 @@ from dask_ferro.lower.layer import Feed, layers_of
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.passing import PartPlace
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import GONE, Memo, ShardedArray, futures_in
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
@@ -193,7 +192,7 @@ def feed(
     client: Client | None,
     travel: Travel,
 ) -> list[Below]:
-    """Assign keys to the parts of every input in `call.places`; return the layers that hold these keys.
+    """Assign keys to the parts of every input in `call.keys`; return the layers that hold these keys.
 
     Parameters
     ----------
@@ -238,7 +237,7 @@ def feed(
             to = [homes.of(rank, call.reader(name))] if homes.order else None
             label = f"spmd-sent-{told[port.name]}-{mesh}-{name}"
             one = usable_here(sent(label, parts[name], client, workers=to), parts[name])
-            call.places[name] = PartPlace(one.source.at(0))
+            call.keys[name] = one.source.at(0)
             feeds.append(Below(one.layers, one.dependencies, one.top))
     return feeds
 
@@ -281,7 +280,7 @@ def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> Below:
     for rank, name in enumerate(port.parts):
         index = part(value.shape, port.layout, mesh, rank)
         at = ((cut.start or 0) // max(1, size) for cut, size in zip(index, chunk, strict=True))
-        call.places[name] = PartPlace((array.name, *at))
+        call.keys[name] = (array.name, *at)
     graph, top = layers_of(port.name, array)
     return Below(graph.layers, graph.dependencies, top)
 

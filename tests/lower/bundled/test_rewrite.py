@@ -216,8 +216,8 @@ def _check_second(rng: random.Random) -> None:
     # The scheduler takes another task of a known key for a mistake.
     assert all(second[key] is first[key] for key in second if key in first)
     # Without bundles, too.
-    culled = {key: graph[key] for key in needed(graph, wanted, lambda key: None).order}
-    stock = reused(graph, wanted, first.get) or culled
+    culled = {key: graph[key] for key in needed(graph, wanted, lambda key: None, lambda key: None).order}
+    stock = reused(graph, wanted, first.get, lambda key: None) or culled
     assert get_sync(stock, wanted) == get_sync(graph, wanted)
     for key in stock:
         if key in first and any(is_ours(first.get(dep)) for dep in (key, *first[key].dependencies)):

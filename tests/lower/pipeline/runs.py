@@ -2,23 +2,147 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import time
+from math import inf
+
+import distributed
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 import dask_ferro as ff
+from dask_ferro.flow import times
+from dask_ferro.flow.member import share_of
+from dask_ferro.flow.run import MEMBER, FlowRun
+from dask_ferro.flow.worker import METRIC
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument
+from dask_ferro.lower.bundled.choice import CostFacts
+from dask_ferro.lower.bundled.rewrite import rewritten
+from dask_ferro.lower.ranks.rank_assignment import Homes
+from tests.waiting import until
 
 M = 4  # micro-batches
 
 
-def keeps(result):
-    """Whether a segment's result holds anything that only its own rank reads."""
-    return any(value is not None and i not in result.sent for i, value in enumerate(result))
+class InnerTasks(distributed.WorkerPlugin):
+    """Records the keys of the tasks that ran in flows on a worker process, in order."""
+
+    name = "inner-tasks"
+
+    def setup(self, worker):
+        self.keys = []
+        times.listen(lambda runs: self.keys.extend(run.key for run in runs))
+
+    def teardown(self, worker):
+        times.listen(None)
+
+
+def inner_tasks(client, compute):
+    """The keys that each worker ran in flows meanwhile, in order, by address; and the value."""
+    client.register_plugin(InnerTasks())
+    try:
+        value = compute()
+        return client.run(lambda dask_worker: dask_worker.plugins["inner-tasks"].keys), value
+    finally:
+        client.unregister_worker_plugin(InnerTasks.name)
+
+
+def killed_in_a_flow(client, begin, stands_still=True):
+    """Kill a worker in the midst of what `begin` starts, and return its result.
+
+    The worker stands still from the start, so that it has work to do when it dies; one that is sent inputs at the start
+    cannot.
+    """
+    pids = client.run(os.getpid)
+    victim = sorted(pids)[1]
+    # A worker that has just joined takes part once the scheduler knows where it listens.
+    until(lambda: client.run_on_scheduler(_take_part), "the workers' hubs")
+    if stands_still:
+        os.kill(pids[victim], signal.SIGSTOP)
+    started = begin()
+    if stands_still:
+        until(lambda: client.processing([victim])[victim], "a member on the worker", every=0.01)
+    # The others have gone on by then, as far as they do without it.
+    time.sleep(0.2)
+    os.kill(pids[victim], signal.SIGKILL)
+    until(lambda: victim not in client.nthreads(), "the worker to be missed", every=0.01)
+    return started
+
+
+def _take_part(dask_scheduler):
+    return all(METRIC in ws.metrics for ws in dask_scheduler.workers.values())
+
+
+def shares_of(run, stages, ranks=1):
+    """The shares of a run's members, one for each rank of each stage."""
+    count = stages * ranks
+    workers = tuple(f"w{number:02}" for number in range(count))
+    homes = Homes(
+        workers, dict(zip(workers, workers, strict=True)), workers, ranks, dict.fromkeys(workers, 1)
+    )
+    written = run.loss.tasks._write(homes)
+    told = {}
+    for layer in written.graph.layers.values():
+        told |= {key: layer.annotations[MEMBER](key) for key in layer}
+    wanted = {key for keys in written.keys.values() for key in keys}
+    facts = CostFacts(lambda key: None, lambda key: None, lambda key: None, count, inf, inf)
+    made = rewritten(written.graph.to_dict(), wanted, {MEMBER: told}, facts).graph
+    found = filter(None, map(share_of, made.values()))
+    return sorted(found, key=lambda share: share.member)
+
+
+def walked(shares, look, seed=0):
+    """Run members in a random order; `look` gets each run and the number of its member after each task."""
+    runs = [FlowRun([share.member]) for share in shares]
+    for run, share in zip(runs, shares, strict=True):
+        run.add(share, {})
+    rng = random.Random(seed)
+    while ready := [member for member, run in enumerate(runs) if run.is_ready]:
+        member = rng.choice(ready)
+        task = runs[member].take()
+        result = task.call(runs[member].inputs_of(task))
+        for key, value, readers in task.made(result):
+            for reader in readers:
+                runs[reader].receive(key, value)
+        runs[member].finish(task, result)
+        look(runs[member], member)
+    assert all(run.is_done for run in runs)
+    return runs
+
+
+def check_activations(run, schedule, ranks=1, seed=0):
+    """Assert that each member keeps as many forwards for their backwards as the table says, and nothing at the end."""
+    shares = shares_of(run, len(schedule.stages), ranks)
+    backwards = [
+        {
+            key
+            for task in share.tasks
+            if run.actions[task.key][0].kind != "F"
+            for key in task.call.dependencies
+            if run.actions[key][0].kind == "F"
+        }
+        for share in shares
+    ]
+    most = [0] * len(shares)
+
+    def look(flow, member):
+        stage = member // ranks
+        there = {run.actions[key][0] for key in flow._values if key in backwards[member]}
+        own = sum(schedule.stage_of[action.chunk] == stage for action in there)
+        most[member] = max(most[member], own)
+
+    runs = walked(shares, look, seed)
+    peaks = [peak for peak in schedule.peaks for _ in range(ranks)]
+    assert all(0 < found <= peak for found, peak in zip(most, peaks, strict=True)), (most, peaks)
+    for flow, share in zip(runs, shares, strict=True):
+        assert set(flow._values) == set(share.outputs)
 
 
 def whole_model(outputs):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 
 import dask
-import distributed
 import numpy as np
 import pytest
-from distributed import futures_of, get_task_stream
+from distributed import futures_of
 from emulated.sleeping import sleeping
 
 import dask_ferro as ff
@@ -25,26 +21,29 @@ from dask_ferro.lower.pipeline.parts import parts_of
 from dask_ferro.lower.pipeline.staged import Pipeline
 from tests.clusters import running
 from tests.graph.pipeline.nets import mlp, tied
-from tests.lower.pipeline.runs import M, equal, keeps, leaves, same, trained, workers_of
-from tests.waiting import finished, result, until
+from tests.lower.pipeline.runs import (
+    M,
+    equal,
+    inner_tasks,
+    killed_in_a_flow,
+    leaves,
+    same,
+    trained,
+    workers_of,
+)
+from tests.waiting import finished, result
 
 KINDS = ("forward", "backward", "input_grad", "weight_grad")
 
 
 def order_of(client, run):
-    """The actions that each worker computed, in order, and the value.
-
-    A worker of one thread reports its tasks in the order in which it ran them.  The times in its reports are of a
-    clock that it sets after the scheduler's at each heartbeat: on a busy machine two tasks of 0.1 s change places.
-    """
-    with get_task_stream(client) as stream:
-        value = run.compute()
-    rows = {}
-    for record in stream.data:
-        name = record["key"][0] if isinstance(record["key"], tuple) else record["key"]
-        if name.rpartition("-")[0] in KINDS:
-            rows.setdefault(record["worker"], []).append(run.actions[record["key"]][0])
-    return [tuple(rows[worker]) for worker in workers_of(client) if worker in rows], value
+    """The actions that each worker computed, in order, and the value."""
+    ran, value = inner_tasks(client, run.compute)
+    rows = {
+        worker: tuple(run.actions[key][0] for key in keys if key[0].rpartition("-")[0] in KINDS)
+        for worker, keys in ran.items()
+    }
+    return [rows[worker] for worker in workers_of(client)], value
 
 
 @pytest.mark.cluster
@@ -59,42 +58,6 @@ def test_four_processes_keep_the_exact_order_of_the_list(four, name):
     assert order == wanted
     assert loss == 5.5
     assert [g.ravel().tolist() for g in grads] == [[5.0, 6.0]] * 4
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1"])
-def test_real_workers_keep_no_more_activations_than_the_table_says(four, name):
-    net = mlp(layers=8, width=16)
-    step = parallel(net.loss, params=net.params, stages=4, micro_batches=12, schedule=name)
-    with watched(four, Live()) as live:
-        step(net.batch(24, seed=3)).compute()
-        most = live()
-    assert all(0 < found <= peak for found, peak in zip(most, step.schedule.peaks, strict=True))
-
-
-class Live(distributed.WorkerPlugin):
-    """The most forwards of a worker that have kept something, whenever one is done."""
-
-    name = "live"
-
-    def setup(self, worker):
-        self.worker, self.most = worker, 0
-
-    def transition(self, key, start, finish, **kwargs):
-        if finish == "memory" and str(key[0]).startswith("forward-"):
-            there = [v for k, v in self.worker.data.items() if str(k[0]).startswith("forward-")]
-            self.most = max(self.most, sum(map(keeps, there)))
-
-
-@contextmanager
-def watched(client, plugin):
-    """A plugin on all workers; gives a function that reads it, in the order of names."""
-    client.register_plugin(plugin)
-    try:
-        most = partial(client.run, lambda dask_worker: dask_worker.plugins["live"].most)
-        yield lambda: list(map(most().__getitem__, workers_of(client)))
-    finally:
-        client.unregister_worker_plugin(plugin.name)
 
 
 def pipeline_of(name):
@@ -168,33 +131,14 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
     step = parallel(net.loss, params=net.params, stages=4, micro_batches=24, schedule=schedule)
     run = step(net.batch(24 * 8, seed=7))
     wanted = run.compute(scheduler="sync")
-    pids = four.run(os.getpid)
-    victim = sorted(pids)[1]
-    with written_for(four):
-        backwards = {
-            key: a.micro_batch for key, (a, _) in run.actions.items() if a.chunk == 1 and a.kind in "BI"
-        }
     with ThreadPoolExecutor(1) as pool:
-        step = pool.submit(run.compute, scheduler=four)
-        until(
-            lambda: step.done() or four.run_on_scheduler(furthest, actions=backwards) >= 5,
-            "the backward of the fifth micro-batch",
-        )
-        assert not step.done()
-        os.kill(pids[victim], signal.SIGKILL)
-        loss, grads = step.result(timeout=60)
-    assert victim not in four.nthreads()
+        begin = partial(pool.submit, run.compute, scheduler=four)
+        loss, grads = killed_in_a_flow(four, begin, stands_still=in_graph > 0).result(timeout=60)
     np.testing.assert_array_equal(loss, wanted[0])
     for got, value in zip(grads, wanted[1], strict=True):
         np.testing.assert_array_equal(got["w"], value["w"])
         np.testing.assert_array_equal(got["b"], value["b"])
     four.wait_for_workers(4, timeout=120)
-
-
-def furthest(actions, dask_scheduler):
-    """The last micro-batch, of those of some tasks by key, whose result is in memory; runs in the scheduler."""
-    there = (ts for key in actions if (ts := dask_scheduler.tasks.get(key)) is not None)
-    return max((actions[ts.key] for ts in there if ts.state == "memory"), default=0)
 
 
 @pytest.mark.cluster

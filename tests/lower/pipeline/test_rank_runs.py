@@ -134,7 +134,9 @@ def test_a_mesh_of_one_rank_has_the_tasks_of_no_mesh(schedule):
     tasks = []
     for plan in ({"mesh": {"tensor": 1}}, None):
         run = scheduled(schedule, plan)(net.batch(2 * M))
-        tasks.append(len(run.__dask_graph__().to_dict()))
+        tasks.append(Counter(key[0].rpartition("-")[0] for key in run.__dask_graph__().to_dict()))
+        # A plan may have another value that a backward reads.
+        del tasks[-1]["spmd-value"]
     assert tasks[0] == tasks[1]
 
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
-from dask.callbacks import Callback
-from distributed import get_task_stream
 from hypothesis import example, given, settings
 
 import dask_ferro as ff
@@ -29,14 +23,11 @@ from dask_ferro.graph.tensor.tensor import argument
 from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.ranks.sharded import whole
 from dask_ferro.lower.ranks.spmd import Ranks
-from dask_ferro.lower.worker import segment_run
-from dask_ferro.lower.worker.segment_run import Chance, Reading, SegmentValues, taken
 from tests.each import every
 from tests.graph.pipeline.nets import mlp, tied
 from tests.graph.pipeline.schedules import feasible
-from tests.lower.pipeline.runs import M, keeps, same
+from tests.lower.pipeline.runs import M, check_activations, inner_tasks, killed_in_a_flow, same
 from tests.pairs import all_pairs
-from tests.waiting import until
 
 LAYERS = 4
 COLUMNS, ROWS = {"w*": 1, "b*": 0}, {"w*": 0}
@@ -165,105 +156,7 @@ def test_activations_live_as_long_as_the_table_says(schedule, stages, ranks):
     step = parallel(
         net.loss, params=net.params, stages=signals, micro_batches=m, schedule=schedule, plan=plan
     )
-    run, home = step(net.batch(2 * m)), step.schedule.stage_of
-    most = Counter()
-
-    def look(key, result, graph, state, worker):
-        nonlocal most
-        there = {run.actions[k] for k, v in state["cache"].items() if k in run.actions and is_kept(k, v)}
-        most |= Counter((home[action.chunk], rank) for action, rank in there if action.kind == "F")
-
-    with Callback(posttask=look):
-        run.compute(scheduler="sync")
-    peaks = {(s, rank): peak for s, peak in enumerate(step.schedule.peaks) for rank in range(ranks)}
-    assert most.keys() == peaks.keys()
-    assert {where: found for where, found in most.items() if found > peaks[where]} == {}
-
-
-def is_kept(key, result):
-    """Whether a result holds anything for the backward; a message on its way to other ranks does not."""
-    if isinstance(result, SegmentValues):
-        return keeps(result)
-    return not str(key[0]).startswith(("spmd-input", "gradient", "allreduce-given"))
-
-
-def one_by_one(run):
-    """A scheduler that calls `run` with each task and the results that it reads."""
-
-    def schedule(dsk, keys, **kwargs):
-        graph, found = dict(dsk), {}
-
-        def value(key):
-            waiting = [key]
-            while waiting:
-                now = waiting[-1]
-                missing = [d for d in graph[now].dependencies if d not in found]
-                waiting += missing
-                if not missing:
-                    waiting.pop()
-                    if now not in found:
-                        found[now] = run(graph[now], {d: found[d] for d in graph[now].dependencies})
-            return found[key]
-
-        return [[value(key) for key in row] for row in keys]
-
-    return schedule
-
-
-def test_a_segment_travels_without_what_stays():
-    big, small = np.ones(1000), np.ones(3)
-    made = SegmentValues((small, big, small), (0, 2))
-    sent = pickle.dumps(made)
-    assert len(sent) < big.nbytes
-    got = pickle.loads(sent)
-    assert (type(got), got[1], got.sent) == (SegmentValues, None, {0, 2})
-    np.testing.assert_array_equal(got[2], small)
-
-
-def test_the_last_reader_of_a_value_takes_it_out():
-    made = SegmentValues(("kept", "sent", "of no task"), (1,), {0: 2, 2: 0})
-    made.read(0, 0)
-    made.read(0, 0)  # it ran twice
-    assert made == ["kept", "sent", "of no task"]
-    made.read(0, 1)
-    made.read(1, 0)
-    assert made == [None, "sent", "of no task"]
-
-
-@every("schedule", NAMES)
-@every("name", NETS)
-def test_a_task_that_runs_again_computes_what_it_had_taken_out(reference, name, schedule):
-    """Its result was lost, and a result that it read is there for another task's sake: with nothing kept in it."""
-    net, plan, batch, wanted = reference[name]
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
-    again = []
-
-    def twice(task, given):
-        there = [sum(v is not None for v in r) for r in given.values() if isinstance(r, SegmentValues)]
-        task(given)
-        left = [sum(v is not None for v in r) for r in given.values() if isinstance(r, SegmentValues)]
-        again.extend([task.key] if left != there else [])
-        return task(given)
-
-    same(step(batch).compute(scheduler=one_by_one(twice)), wanted)
-    assert len(again) >= M
-
-
-def test_a_value_that_another_thread_takes_out_is_still_read(monkeypatch):
-    """A task that runs again is no reader any more: the last one may take a value out between its look and its pick."""
-    made = SegmentValues((np.ones(3), None), (), {0: 1})
-    bundle = SimpleNamespace(each=lambda results: (results,))
-
-    def computed(model, bundle, *arguments, copy):
-        made.read(0, 0)
-        return np.zeros(2)
-
-    monkeypatch.setattr(segment_run, "run_bundle", computed)
-    lost = SegmentValues((None,), ())
-    reading = Reading(((0, 0), (1, 0)), (Chance(1, (0,), bundle, ()),), ())
-    kept, again = taken(None, reading, made, lost)
-    np.testing.assert_array_equal(kept, np.ones(3))
-    np.testing.assert_array_equal(again, np.zeros(2))
+    check_activations(step(net.batch(2 * m)), step.schedule, ranks)
 
 
 @pytest.mark.parametrize("mib", [0.5, 8])
@@ -329,15 +222,13 @@ def test_ranks_of_stages_run_on_their_workers(four, reference, schedule):
     groups = [0, 1], [3, 2]
     step = parallel(net.loss, params=net.params, micro_batches=M, schedule=schedule, plan=on(plan, *groups))
     run = step(batch)
-    with get_task_stream(four) as stream:
-        same(run.compute(), wanted)
+    ran, value = inner_tasks(four, run.compute)
+    same(value, wanted)
     known = four.scheduler_info(n_workers=-1)["workers"]
-    number = {address: facts["name"] for address, facts in known.items()}
-    ran = {record["key"]: number[record["worker"]] for record in stream.data if record["key"] in run.actions}
-    assert len(ran) > len(batch)
-    for key, worker in ran.items():
-        action, rank = run.actions[key]
-        assert worker == groups[step.schedule.stage_of[action.chunk]][rank]
+    for address, keys in ran.items():
+        assert keys
+        for action, rank in map(run.actions.__getitem__, keys):
+            assert known[address]["name"] == groups[step.schedule.stage_of[action.chunk]][rank]
 
 
 @pytest.mark.cluster
@@ -346,24 +237,10 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(four):
     step = parallel(net.loss, params=net.params, micro_batches=m, plan=in_stages(BY_COLUMNS_AND_ROWS, 2))
     run = step(net.batch(4 * m, seed=7))
     wanted = run.compute(scheduler="sync")
-    pids = four.run(os.getpid)
-    victim = sorted(pids)[1]
     with ThreadPoolExecutor(1) as pool:
-        result = pool.submit(run.compute, scheduler=four)
-        until(lambda: result.done() or four.run_on_scheduler(summed) >= 5, "the sum over five micro-batches")
-        assert not result.done()
-        os.kill(pids[victim], signal.SIGKILL)
+        result = killed_in_a_flow(four, lambda: pool.submit(run.compute, scheduler=four))
         loss, grads = result.result(timeout=60)
-    assert victim not in four.nthreads()
     np.testing.assert_array_equal(loss, wanted[0])
     for got, value in zip(flat(grads), flat(wanted[1]), strict=True):
         np.testing.assert_array_equal(got, value)
     four.wait_for_workers(4, timeout=120)
-
-
-def summed(dask_scheduler):
-    """The last micro-batch whose gradients are in a sum; runs in the scheduler."""
-    tasks = dask_scheduler.tasks.values()
-    return max(
-        (ts.key[2] for ts in tasks if ts.state == "memory" and ts.prefix.name == "gradient_sum"), default=0
-    )

@@ -13,6 +13,7 @@ from dask.highlevelgraph import MaterializedLayer
 from distributed import Client, LocalCluster, futures_of, wait
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.flow.run import MEMBER
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument
@@ -20,7 +21,6 @@ from dask_ferro.lower.inputs.shipping import Sent
 from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.ranks import rank_assignment, spmd_inputs
 from dask_ferro.lower.ranks.sharded import GONE
-from dask_ferro.lower.ranks.stage_workers import STAGE
 from tests.graph.pipeline.nets import mlp
 from tests.lower.pipeline.runs import M, alike, flat
 from tests.waiting import WHOLE_S, until
@@ -164,8 +164,8 @@ def test_workers_that_join_after_the_call_have_their_stages(monkeypatch):
 def homes_of(run):
     """The workers in the annotations of a run's tasks."""
     graph = run.__dask_graph__()
-    layers = [layer for layer in graph.layers.values() if STAGE in (layer.annotations or {})]
-    return {worker for layer in layers for key in layer for worker in layer.annotations["workers"](key)}
+    layers = [layer for layer in graph.layers.values() if MEMBER in (layer.annotations or {})]
+    return {layer.annotations[MEMBER](key).worker for layer in layers for key in layer}
 
 
 def test_inputs_that_were_lost_before_a_call_is_submitted_are_sent_again(monkeypatch):
@@ -213,7 +213,7 @@ def test_persisted_steps_keep_nothing_of_the_steps_before(two):
         del now
 
         def wanted(dask_scheduler):
-            return {ts.key for ts in dask_scheduler.tasks.values() if ts.who_wants}
+            return {ts.key for ts in dask_scheduler.tasks.values() if ts.state == "memory"}
 
         until(lambda: two.run_on_scheduler(wanted) == kept, "the parameters of earlier steps to be released")
 

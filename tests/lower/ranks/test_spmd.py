@@ -32,10 +32,8 @@ from dask_ferro.graph.tensor.emit import build, to_model
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.ranks import checkpoint
-from dask_ferro.lower.ranks import spmd as spmd_module
-from dask_ferro.lower.ranks.call_outputs import CallOutputs
 from dask_ferro.lower.ranks.exchange import Name, exchange, form
-from dask_ferro.lower.ranks.sharded import GONE, gather, whole
+from dask_ferro.lower.ranks.sharded import gather, whole
 from dask_ferro.lower.ranks.spmd import Ranks
 from tests.clusters import running
 from tests.each import every
@@ -373,9 +371,7 @@ class TestStages:
             np.testing.assert_allclose(y.compute(), wanted["y"], rtol=1e-12)
             held = {future.key: client.who_has([future])[future.key] for future in futures_of((h, y))}
             first, second = order[:2], order[3:1:-1] if numbered else order[2:]
-            # The second stage has fetched the results of the first, rank by rank.
-            pairs = [set(pair) for pair in zip(first, second, strict=True)]
-            assert [set(held[key]) for key in h.keys] == pairs
+            assert [held[key] for key in h.keys] == [[worker] for worker in first]
             assert {worker for key in y.keys for worker in held[key]} <= set(second)
             plan["two"]["workers"] = [3, 4]
             with pytest.raises(ConfigError, match=r"two.workers: got 4, and no region has"):
@@ -406,11 +402,10 @@ def killed_during(client, begin):
 @pytest.mark.cluster
 @pytest.mark.parametrize("axis", ["tensor", "data"])
 def test_a_worker_that_is_killed_in_a_step_changes_no_bit(step, axis):
-    """Also of a data-parallel step, whose ranks sum the gradients in the task of the update."""
+    """Also of a data-parallel step, whose ranks have parameters of their own."""
     ranks = Ranks(step.spmd(**{axis: 2}))
     if axis == "data":
-        ranks = Ranks(step.spmd(copied={*NAMES, *NAMES.values()}, data=2), packed=NAMES)
-        assert ranks.source.passings == ("folded",)
+        ranks = Ranks(step.spmd(copied={*NAMES, *NAMES.values()}, data=2))
     wanted = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 3)
     found, inputs = [], {**step.batch, **step.start}
     with running(2, silence_logs=60) as client:
@@ -528,31 +523,6 @@ def test_a_copy_that_came_to_lie_beside_its_part_is_not_lost_with_it(step, monke
                 until(
                     lambda: victim not in client.scheduler_info(n_workers=-1)["workers"],
                     "the scheduler to know that the worker is gone",
-                    every=0.01,
-                )
-    assert found == wanted
-
-
-@pytest.mark.cluster
-def test_parts_that_each_rank_has_are_not_copied_and_one_rank_is_enough(step):
-    """The ranks of a data-parallel step are each other's copies; tuples of theirs may differ in order."""
-    ranks = Ranks(step.spmd(copied={*NAMES, *NAMES.values()}, data=2), packed=NAMES)
-    wanted = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 6)
-    found, inputs = [], {**step.batch, **step.start}
-    with dask.config.set({"ferro.ranks.checkpoint-calls": 2}), running(2, silence_logs=60) as client:
-        for number in range(6):
-            out = client.persist(CallOutputs(ranks(inputs))).arrays
-            found.append(float(out["loss"].compute()))
-            inputs = step.next(out)
-            if number == 3:
-                inputs = dict(spmd_module.shortened(inputs, client))
-                kept = list(inputs["l1.weight"].futures())
-                assert [len(where) for where in client.who_has(kept).values()] == [1, 1]
-                pids = client.run(os.getpid)
-                os.kill(pids[min(pids)], signal.SIGKILL)
-                until(
-                    lambda kept=kept: any(future.status in GONE for future in kept),
-                    "the client to know that a part is gone",
                     every=0.01,
                 )
     assert found == wanted

@@ -1,0 +1,47 @@
+"""The functions of ranks' tasks beside bundles and collectives: tuples of values, and sums over micro-batches."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dask_ferro.graph.ir.dtypes import HALF_NAMES
+
+# Arrays of this process or of a device.
+Terms: TypeAlias = tuple[Any, ...]
+
+
+def packed(*values: Any) -> Terms:
+    """Return values as a tuple."""
+    return values
+
+
+def added(before: Terms | None, weight: int, *terms: Any) -> Terms:
+    """Return terms times a weight, added to the sums before.
+
+    Half precision is float32 until `share` rounds it.
+    """
+    wide = [_widened(term) for term in terms]
+    # An infinite gradient is a result of the model, and needs no warning from numpy.
+    with np.errstate(all="ignore"):
+        wide = wide if weight == 1 else [term * weight for term in wide]
+        return tuple(wide if before is None else (b + term for b, term in zip(before, wide, strict=True)))
+
+
+def share(sums: Terms, index: int, parts: int, dtype: np.dtype[Any] | None) -> Any:
+    """Return one of the sums of `added`, divided by `parts`, in the dtype of its terms (None: the sum's own)."""
+    with np.errstate(all="ignore"):
+        found = np.asarray(sums[index] / parts)
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+
+def _widened(term: Any) -> Any:
+    """Return half precision as float32: sums of ten float16 or bfloat16 terms already lose their last digits."""
+    array = np.asarray(term)
+    return array.astype(np.float32) if array.dtype.name in HALF_NAMES else array
+
+
+def after(waits: int, call: Any, *arguments: Any, **by_name: Any) -> Any:
+    """Return the result of `call` without its last `waits` arguments, which are dependencies only."""
+    return call(*arguments[: len(arguments) - waits], **by_name)
