@@ -27,8 +27,10 @@ from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, cast, wide
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.pipeline.run import PipelineRun
+from dask_ferro.lower.ranks.call_outputs import CallOutputs, in_tuples
 from dask_ferro.lower.ranks.collection import Arrays
-from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.rank_assignment import RankWorkers
+from dask_ferro.lower.ranks.sharded import ShardedArray, gather
 from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS, STEP, Loss, Metrics, batch_graphs, own_inputs
 from dask_ferro.train.trees import leaves_of
@@ -77,7 +79,7 @@ class Recipe:
 
 
 class Trained(NamedTuple):
-    """The results of a step, here or sharded on workers, the scale of its loss, and whether it updated (0: no)."""
+    """The results of a step, here, sharded or on workers, the scale of its loss, and whether it updated (0: no)."""
 
     loss: Any
     metrics: Mapping[str, Any]
@@ -161,7 +163,7 @@ class TrainingProgram(ABC):
         ends: bool,
         rate: float | None,
     ) -> Trained:
-        """Return the results of a batch; with a client it is submitted, and not waited for."""
+        """Return the results of a batch; with a client they are lazy, until `submitted`."""
         numbers = _numbers(self._recipe, state, number=number, rows=rows, ends=ends, rate=rate)
         arrays = {self._graphs.inputs[name]: value for name, value in batch.items()} | numbers
         return self._trained(arrays, params, state, rows)
@@ -169,6 +171,38 @@ class TrainingProgram(ABC):
     @abstractmethod
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
         """Return the results for inputs by name, of which the graph may read some."""
+
+    @property
+    @abstractmethod
+    def _workers(self) -> RankWorkers:
+        """The workers of the ranks."""
+
+    def submitted(self, steps: Sequence[Trained]) -> list[Trained]:
+        """Return steps whose results are on workers, or will be: all of them are one flow, which is not waited for.
+
+        Of each member Dask has one result with what the caller reads, and one with parameters and state.
+        """
+        client = current_client()
+        if client is None:
+            return list(steps)
+        numbers = [(one.loss, one.metrics, one.scale, one.updated) for one in steps]
+        rest = [(one.params, one.state) for one in steps]
+        apart = {one.token: one for one in map(_lazy, leaves_of(numbers)) if one is not None}
+        arrays = {one.token: one for one in map(_lazy, leaves_of(rest)) if one is not None} | apart
+        named = {str(i): array for i, array in enumerate(arrays.values())}
+        names = dict(zip(arrays, named, strict=True))
+        outputs = CallOutputs(in_tuples(named, [names[token] for token in apart], self._workers))
+        held = waiting(client).persist(outputs).arrays
+
+        def kept(leaf: Any) -> Any:
+            return leaf if _lazy(leaf) is None else held[names[leaf.token]]
+
+        return [Trained(*(pytree.like(part, map(kept, leaves_of(part))) for part in one)) for one in steps]
+
+
+def _lazy(leaf: Any) -> ShardedArray | None:
+    """Return a sharded array that was not submitted; None for another leaf."""
+    return leaf if isinstance(leaf, ShardedArray) and leaf.held() is None else None
 
 
 class StepProgram(TrainingProgram):
@@ -192,6 +226,10 @@ class StepProgram(TrainingProgram):
         read = own_inputs(self._scaled, self._graphs.metrics, params)
         return [name for name in names if name in read]
 
+    @property
+    def _workers(self) -> RankWorkers:
+        return self.pipeline.workers
+
     def check(self, sizes: Sequence[int]) -> None:
         """Raise `ConfigError` if a batch of one of these numbers of rows cannot be computed."""
         parts = self.pipeline.schedule.micro_batches
@@ -210,9 +248,7 @@ class StepProgram(TrainingProgram):
         given = {name: value for name, value in arrays.items() if name in self._reads}
         run = self.pipeline(given, params=params, state=state)
         assert isinstance(run, PipelineRun)
-        client = current_client()
-        # Not `submit`, whose result has no metrics.
-        held = _computed(run) if client is None else waiting(client).persist(run)
+        held = _computed(run) if current_client() is None else run
         updated = held.state.get(UPDATED) if isinstance(held.state, Mapping) else None
         return Trained(held.loss, held.metrics, held.params, held.state, arrays.get(LOSS_SCALE), updated)
 

@@ -3,18 +3,20 @@
     batch --TrainingProgram.step--> parameters and state of the next step       checkpoint: between two steps
                        `--> FitStep, for the caller
 
-With a client the next steps are submitted before the loop has one, so that workers compute while the loop's body runs.
-The loop has a step once it is computed and its loss is accepted: until then the training stands before it.
+With a client the steps are submitted in groups, each of which is a flow of some quarter of a second, and the next group
+before the loop has a step of one, so that workers compute while the loop's body runs.  The loop has a step once it is
+computed and its loss is accepted: until then the training stands before it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, pairwise
 from math import isfinite
 from threading import Lock
+from time import perf_counter
 from typing import Any, NamedTuple
 from warnings import warn
 
@@ -29,7 +31,7 @@ from dask_ferro.stream.progress import bar
 from dask_ferro.train.data.batch import Batch, digest_of, rows_of
 from dask_ferro.train.data.source import Source
 from dask_ferro.train.leaving import written_in_a_thread
-from dask_ferro.train.program import Recipe, TrainingProgram
+from dask_ferro.train.program import Recipe, Trained, TrainingProgram
 from dask_ferro.train.rates import RateOf, rate_at
 from dask_ferro.train.saved import checkpoint as files
 from dask_ferro.train.saved import reading
@@ -40,10 +42,9 @@ from dask_ferro.train.trees import check_reachable, named_leaves, values, whole
 from dask_ferro.train.update.update import UPDATED
 from dask_ferro.train.whole_step import program_of
 
-# With a client, the most steps that are submitted beyond the one that the loop has, and the bytes that they may hold:
-# parameters and state on workers, and batches in this process.  Dask sends a client's messages every 10 ms, so that
-# short steps share one.
-_STEPS_BEYOND, _BYTES_BEYOND = 8, 64 * 2**20
+# With a client, the seconds that a group of steps takes, and the bytes that it may hold: parameters and state on
+# workers, and batches in this process.  A group costs Dask some 20 ms.
+_GROUP_S, _GROUP_BYTES = 0.25, 32 * 2**20
 # The fact that may change in a run that goes on from a checkpoint.
 _SETTINGS = "settings"
 
@@ -83,6 +84,19 @@ class _State(NamedTuple):
 _Submitted = tuple[SubmittedStep, _State]
 
 
+class _Lazy(NamedTuple):
+    """A step that is not submitted, what is told of it, and the state after it."""
+
+    trained: Trained
+    facts: Mapping[str, Any]
+    after: _State
+
+
+def next_size(size: int, seconds: float) -> int:
+    """Return how many steps the next group has, if the last one had `size` and took `seconds`."""
+    return max(1, min(2 * size, int(size * _GROUP_S / max(seconds, 1e-9))))
+
+
 class Fit:
     """A training that can be iterated over: each iteration goes on where the last one ended.  Created by `fit`."""
 
@@ -109,6 +123,8 @@ class Fit:
         # The last error of writing a checkpoint, which is not tried again because of it.
         self._failure: BaseException | None = None
         self._writes = Lock()
+        # Steps of the next group; when the last group was computed.
+        self._size, self._since = 1, perf_counter()
         self._holds: list[Hold] = []
         # Batches of known sizes are checked before any is computed; others when they come.
         if source.sizes:
@@ -156,18 +172,21 @@ class Fit:
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def _steps(self, advance: Callable[..., None]) -> Iterator[FitStep]:
-        every = self._keeping.every
+        every, self._since = self._keeping.every, perf_counter()
         while self._now.position.epoch < self._epochs and not self._now.stopping.is_over:
-            for submitted, after, later in _early(self._submitted(), self._beyond):
-                # It is waited for in any case, so that the client is not far ahead of the workers.
-                step = submitted.computed(later)
-                # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
-                self._now = after._replace(stopping=self._counted(step, after.position))
-                advance(1, head=f"epoch {step.epoch + 1}", said=f"  loss {step.loss:.4g}")
-                yield step
-                # Only now is the caller done with the step.
-                if every is not None and self._now.position.step % every == 0:
-                    self._save()
+            for group in _ahead(self._submitted(), 0 if current_client() is None else 1):
+                for number, (submitted, after) in enumerate(group):
+                    # It is waited for in any case, so that the client is not far ahead of the workers.
+                    step = submitted.computed([later for later, _ in group[number + 1 :]])
+                    if not number:
+                        self._took(len(group))
+                    # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
+                    self._now = after._replace(stopping=self._counted(step, after.position))
+                    advance(1, head=f"epoch {step.epoch + 1}", said=f"  loss {step.loss:.4g}")
+                    yield step
+                    # Only now is the caller done with the step.
+                    if every is not None and self._now.position.step % every == 0:
+                        self._save()
             self._now = self._now.epoch_ended()
 
     def _counted(self, step: FitStep, after: Position) -> EarlyStopping:
@@ -187,25 +206,56 @@ class Fit:
             return stopping
         return stopping.seen({**step.metrics, "loss": step.loss}[stopping.monitor], step.rows)
 
-    def _beyond(self, batch: Batch) -> int:
-        """Return how many steps with batches like this one may be submitted beyond the one that the loop has."""
-        here = sum(value.nbytes for value in batch.values() if isinstance(value, np.ndarray))
-        if current_client() is None:
-            return 0
-        return max(1, min(_STEPS_BEYOND, _BYTES_BEYOND // max(1, self._nbytes + here)))
+    def _took(self, steps: int) -> None:
+        """Note that a group of steps is computed, the one before when this was called last."""
+        now = perf_counter()
+        self._size = next_size(steps, now - self._since)
+        self._since = now
 
-    def _submitted(self) -> Iterator[_Submitted]:
-        """Submit the steps that are left, with early stopping those of an epoch; yield each, and the state after it."""
+    def _most(self, batch: Batch) -> int:
+        """Return how many steps with batches like this one may be in a group."""
+        here = sum(value.nbytes for value in batch.values() if isinstance(value, np.ndarray))
+        return max(1, _GROUP_BYTES // max(1, self._nbytes + here))
+
+    def _submitted(self) -> Iterator[list[_Submitted]]:
+        """Submit the steps that are left, with early stopping those of an epoch; yield each group, with later states.
+
+        If a step cannot be submitted, those before it are.
+        """
         batches, now = self._left(), self._now
+        group: list[_Lazy] = []
         while True:
-            # One batch ahead, since the last of an epoch ends its group.
+            # One batch ahead, since the last of an epoch ends its group of `accumulate`.
             for batch, following in pairwise(chain[Any](batches, (None,))):
-                step, now = self._advance(now, batch, following is None)
-                yield step, now
+                try:
+                    group.append(self._advance(now, batch, following is None))
+                except Exception:
+                    if group:
+                        yield self._sent(group)
+                    raise
+                now = group[-1].after
+                if current_client() is None or len(group) >= min(self._size, self._most(batch)):
+                    sent = self._sent(group)
+                    group, now = [], sent[-1][1]
+                    yield sent
             now = now.epoch_ended()
             if now.stopping.most is not None or now.position.epoch == self._epochs:
-                return
+                break
             batches = self._source.epoch(now.position.epoch, 0)
+        if group:
+            yield self._sent(group)
+
+    def _sent(self, group: Sequence[_Lazy]) -> list[_Submitted]:
+        """Submit a group of steps."""
+        assert self._program is not None
+        held = self._program.submitted([one.trained for one in group])
+        return [
+            (
+                SubmittedStep(trained, **one.facts),
+                one.after._replace(params=trained.params, state=trained.state),
+            )
+            for one, trained in zip(group, held, strict=True)
+        ]
 
     def _left(self) -> Iterator[Batch]:
         """Return the batches of this epoch that are not done, if the last one before is the one that it was."""
@@ -223,8 +273,8 @@ class Fit:
         self._now = self._now._replace(batch=last)
         return found
 
-    def _advance(self, now: _State, batch: Batch, is_last: bool) -> _Submitted:
-        """Submit a step from a state."""
+    def _advance(self, now: _State, batch: Batch, is_last: bool) -> _Lazy:
+        """Return the step from a state."""
         rows, at = rows_of(batch), now.position
         check_reachable(now.params)
         ends = is_last or (at.batch + 1) % self._recipe.accumulate == 0
@@ -232,8 +282,8 @@ class Fit:
         program = self._ready(batch)
         made = program.step(batch, now.params, now.state, number=at.step, rows=rows, ends=ends, rate=rate)
         after = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
-        step = SubmittedStep(made, ends=ends, epoch=at.epoch, index=at.step, rows=rows, rate=rate)
-        return step, _State(after, now.stopping, made.params, made.state, batch)
+        facts = {"ends": ends, "epoch": at.epoch, "index": at.step, "rows": rows, "rate": rate}
+        return _Lazy(made, facts, _State(after, now.stopping, made.params, made.state, batch))
 
     def _ready(self, batch: Batch) -> TrainingProgram:
         if self._program is None:
@@ -299,25 +349,17 @@ def _filled(tree: Tree, prefix: str, arrays: Mapping[str, Any]) -> Tree:
     return pytree.like(tree, [arrays.get(name, leaf) for name, leaf in named_leaves(tree, prefix)])
 
 
-def _early(
-    steps: Iterator[_Submitted], beyond: Callable[[Batch], int]
-) -> Iterator[tuple[SubmittedStep, _State, list[SubmittedStep]]]:
-    """Yield each step and those after it, once so many are submitted; if one cannot be, those before it come first."""
-    held: deque[_Submitted] = deque()
-
-    def first() -> tuple[SubmittedStep, _State, list[SubmittedStep]]:
-        step, after = held.popleft()
-        return step, after, [later for later, _ in held]
-
+def _ahead(groups: Iterator[list[_Submitted]], beyond: int) -> Iterator[list[_Submitted]]:
+    """Yield each group once so many more are submitted; if one cannot be, those before it come first."""
+    held: deque[list[_Submitted]] = deque()
     failed = None
     try:
-        for step in steps:
-            held.append(step)
-            if len(held) > beyond(step[1].batch):
-                yield first()
+        for group in groups:
+            held.append(group)
+            if len(held) > beyond:
+                yield held.popleft()
     except Exception as error:  # noqa: BLE001 - it is raised below
         failed = error
-    while held:
-        yield first()
+    yield from held
     if failed is not None:
         raise failed

@@ -34,14 +34,14 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import widened
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.prepared.prepared import PreparedModel, open_model
-from dask_ferro.lower.ranks.call_outputs import CallOutputs, in_tuples
 from dask_ferro.lower.ranks.collection import Arrays
+from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS
-from dask_ferro.train.program import Recipe, StepProgram, Trained, TrainingProgram, waiting
+from dask_ferro.train.program import Recipe, StepProgram, Trained, TrainingProgram
 from dask_ferro.train.trees import leaves_of
 from dask_ferro.train.update.update import UPDATED
 
@@ -132,12 +132,9 @@ class WholeStep(TrainingProgram):
             found = self._computed(arrays)
         else:
             out = self.ranks(rows)({name: arrays[name] for name in self._names})
+            found = dict(out)
             if client is None:
                 found = gather(out, scheduler=dask.config.get("scheduler", None) or "sync")
-            else:
-                told = [LOSS, *self._graphs.metrics, _UPDATED]
-                outputs = CallOutputs(in_tuples(out, told, self.ranks(rows).workers))
-                found = waiting(client).persist(outputs).arrays
         return Trained(
             found[LOSS],
             {name: found[name] for name in self._graphs.metrics},
@@ -145,6 +142,10 @@ class WholeStep(TrainingProgram):
             pytree.like(state, [found[name] for name in self._then]),
             updated=found.get(_UPDATED),
         )
+
+    @property
+    def _workers(self) -> RankWorkers:
+        return next(iter(self._made.values())).workers
 
     def _computed(self, arrays: Arrays) -> dict[str, Any]:
         """Return the results by name, computed in this process."""

@@ -214,9 +214,9 @@ class Pipeline:
                 for i in range(len(steps))
                 for port in spmd.outputs
             ]
-            found = call_outputs(replace(spmd, outputs=tuple(ports)), own, write, self._workers)
+            found = call_outputs(replace(spmd, outputs=tuple(ports)), own, write, self.workers)
             return ForwardRun(found, self.parts, sum(counts))
-        found = call_outputs(spmd, own, write, self._workers)
+        found = call_outputs(spmd, own, write, self.workers)
         if graphs.end is not None:
             # After all actions: no action of another rank waits for the end of a step.
             first = length(self.schedule, [each.step.pieces for each in sizes.values()])
@@ -231,7 +231,7 @@ class Pipeline:
 
         own = _inputs_of(ranks, arrays)
         # A step of a pipeline counts as one call, though its update is a graph of its own.
-        return call_outputs(ranks.spmd, own, write, self._workers, calls=0)
+        return call_outputs(ranks.spmd, own, write, self.workers, calls=0)
 
     def _step(self, counts: tuple[int, ...], steps: Sequence[Ranks], arrays: Arrays, homes: Homes) -> Written:
         """Return the tasks of loss and gradients, in the order of the schedule; each micro-batch has its graph."""
@@ -268,7 +268,7 @@ class Pipeline:
         return Written(token, graph, step.keys, actions)
 
     @cached_property
-    def _workers(self) -> RankWorkers:
+    def workers(self) -> RankWorkers:
         """The workers of all ranks, stage by stage."""
         ranks = next(iter(self._made.values())).step.spmd.mesh.ranks
         count = ranks * len(self.schedule.stages)

@@ -55,10 +55,10 @@ def inner_tasks(client, compute):
 
 
 def killed_in_a_flow(client, begin, stands_still=True):
-    """Kill a worker in the midst of what `begin` starts, and return its result.
+    """Kill a worker in the midst of what `begin` starts, a future, which is returned.
 
-    The worker stands still from the start, so that it has work to do when it dies; one that is sent inputs at the start
-    cannot.
+    The worker stands still from the start, so that it has work to do when it dies.  One that is sent inputs at the start
+    cannot, and may have ended by then.
     """
     pids = client.run(os.getpid)
     victim = sorted(pids)[1]
@@ -67,10 +67,11 @@ def killed_in_a_flow(client, begin, stands_still=True):
     if stands_still:
         os.kill(pids[victim], signal.SIGSTOP)
     started = begin()
+    until(lambda: started.done() or client.processing([victim])[victim], "a member on the worker", every=0.01)
     if stands_still:
-        until(lambda: client.processing([victim])[victim], "a member on the worker", every=0.01)
-    # The others have gone on by then, as far as they do without it.
-    time.sleep(0.2)
+        # The others go on, as far as they do without it.
+        time.sleep(0.2)
+        assert not started.done()
     os.kill(pids[victim], signal.SIGKILL)
     until(lambda: victim not in client.nthreads(), "the worker to be missed", every=0.01)
     return started
