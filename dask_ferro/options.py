@@ -359,11 +359,11 @@ _FIELDS: dict[str, Any] = {
         none="null",
     ),
     "ranks.checkpoint-calls": count(
-        50,
-        "Number of successive calls of `ff.Ranks`, or steps of `ff.parallel`, after which persisted results that are"
-        " inputs of the next call lose their lineage: a dead worker costs at most this many steps, and the scheduler"
-        " keeps the tasks of this many. The call waits for these results and copies each to another worker. null:"
-        " lineage is never cut.",
+        20,
+        "Number of successive submissions of `ff.Ranks`, `ff.parallel` or groups of steps of `ff.fit`, after which"
+        " persisted results that are inputs of the next call lose their lineage: a dead worker costs at most this many"
+        " submissions, and the scheduler keeps the tasks of this many. The call waits for these results and copies each"
+        " to another worker. null: lineage is never cut.",
         "calls",
         none="null",
     ),

@@ -205,15 +205,13 @@ class Hub:
                 if run.is_ready and here.members > 1:
                     here.changed.notify()
                 inputs = run.inputs_of(task)
-            result = called(task, inputs, times)
+            value = called(task, inputs, times)
             del inputs
-            for key, value, readers in task.made(result):
-                if readers:
-                    self._send(name, key, value, {homes[member] for member in readers})
-                del value
+            if task.readers:
+                self._send(name, task.key, value, {homes[member] for member in task.readers})
             with here.changed:
-                run.finish(task, result)
-                del result
+                run.finish(task, value)
+                del value
                 if run.is_done:
                     here.changed.notify_all()
                 elif run.is_ready and here.members > 1:

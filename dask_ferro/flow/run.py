@@ -56,23 +56,6 @@ class MemberTask(NamedTuple):
     order: float
 
 
-class Item(NamedTuple):
-    """An item of a task's result that is read under a key of its own.
-
-    Parameters
-    ----------
-    key : key of Dask
-    place : int
-        Its position in the result.
-    readers : tuple of int
-        The members, apart from the task's own, with tasks that read it.
-    """
-
-    key: Key
-    place: int
-    readers: tuple[int, ...] = ()
-
-
 class InnerTask(NamedTuple):
     """A task of a flow.
 
@@ -85,21 +68,12 @@ class InnerTask(NamedTuple):
         Of ready tasks, the least runs first.
     readers : tuple of int
         The members, apart from its own, with tasks that read the result.
-    items : tuple of Item
-        If there are any, these are read, and never the result as a whole.
     """
 
     key: Key
     call: Call
     rank: float
     readers: tuple[int, ...] = ()
-    items: tuple[Item, ...] = ()
-
-    def made(self, result: Any) -> list[tuple[Key, Any, tuple[int, ...]]]:
-        """Return what others read of the task's result: key, value, and members elsewhere."""
-        if not self.items:
-            return [(self.key, result, self.readers)]
-        return [(item.key, _item(result, item.place), item.readers) for item in self.items]
 
 
 class Share(NamedTuple):
@@ -127,16 +101,6 @@ class Failed(NamedTuple):
     """The value of an inner task that raised an error, and of those that read it."""
 
     error: Exception
-
-
-def _item(result: Any, place: int) -> Any:
-    if isinstance(result, Failed):
-        return result
-    try:
-        return result[place]
-    # It is the user's, as one of the task itself.
-    except Exception as error:  # noqa: BLE001
-        return Failed(error)
 
 
 class FlowRun:
@@ -200,14 +164,13 @@ class FlowRun:
         """Return the inputs of a task by key."""
         return {key: self._values[key] for key in task.call.dependencies}
 
-    def finish(self, task: InnerTask, result: Any) -> None:
+    def finish(self, task: InnerTask, value: Any) -> None:
         """Store the result of a task that ended, and drop inputs that nobody reads any more."""
         self._unfinished -= 1
-        for key, value, _ in task.made(result):
-            # A member that is still to come may read it.
-            if self._left[key] or self._coming:
-                self._values[key] = value
-                self._wake(key)
+        # A member that is still to come may read it.
+        if self._left[task.key] or self._coming:
+            self._values[task.key] = value
+            self._wake(task.key)
         for key in task.call.dependencies:
             self._left[key] -= 1
             if not self._left[key] and not self._coming:

@@ -202,7 +202,7 @@ class TrainingProgram(ABC):
 
 def _lazy(leaf: Any) -> ShardedArray | None:
     """Return a sharded array that was not submitted; None for another leaf."""
-    return leaf if isinstance(leaf, ShardedArray) and leaf.held() is None else None
+    return leaf if isinstance(leaf, ShardedArray) and not leaf.tasks.is_fixed else None
 
 
 class StepProgram(TrainingProgram):

@@ -176,5 +176,5 @@ class WholeStep(TrainingProgram):
             except ConfigError as error:
                 raise ConfigError(f"fit: batches of {rows} rows: {error}") from error
             workers = self._recipe.options.get("workers", self._applied.workers)
-            self._made[rows] = Ranks(spmd, workers=workers)
+            self._made[rows] = Ranks(spmd, workers=workers, packed=[port.name for port in spmd.outputs])
         return self._made[rows]

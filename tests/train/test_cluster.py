@@ -108,16 +108,21 @@ def submitted(told, count=24):
         yield len(rates)
 
 
-@pytest.mark.parametrize(
-    ("most", "counts"), [(1, [2, 3, 4, 5, 5]), (3, [4, 5, 5, 5, 5]), (8, [5, 5, 5, 5, 5])]
-)
-def test_the_next_steps_are_submitted_before_the_loop_has_one(most, counts, client, monkeypatch):
-    monkeypatch.setattr(training_module, "_STEPS_BEYOND", most)
+def test_the_next_group_is_submitted_before_the_loop_has_a_step(client, monkeypatch):
+    monkeypatch.setattr(training_module, "next_size", lambda size, seconds: 2)
     here, away = [], []
     with dask.config.set(scheduler="sync"):
         assert list(submitted(here, 40)) == [1, 2, 3, 4, 5]
-    assert list(submitted(away, 40)) == counts
+    # Groups of one, as nobody knows how long a step takes, and then of two.
+    assert list(submitted(away, 40)) == [2, 4, 5, 5, 5]
     assert away == here
+
+
+@pytest.mark.parametrize("nbytes", [0, 1 << 40])
+def test_a_group_holds_so_many_bytes_and_one_step_at_least(nbytes, client, monkeypatch):
+    monkeypatch.setattr(training_module, "next_size", lambda size, seconds: 100)
+    monkeypatch.setattr(training_module, "_GROUP_BYTES", nbytes)
+    assert list(submitted([], 40)) == ([2, 5, 5, 5, 5] if nbytes else [2, 3, 4, 5, 5])
 
 
 def test_losses_that_are_there_are_fetched_together(client, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cache
 from itertools import product
 
 import dask
@@ -13,6 +12,7 @@ from distributed import get_task_stream
 
 import dask_ferro as ff
 from dask_ferro.lower.ranks.call_outputs import CallOutputs
+from dask_ferro.train.training import next_size
 from dask_ferro.train.whole_step import WholeStep
 from tests.each import every
 from tests.train.nets import PLANS, data, distance, loss, params, ran, same_bits
@@ -91,34 +91,22 @@ def tasks_of(ranks, keys=None, **options):
     return dict(CallOutputs(out).__dask_graph__())
 
 
-def longest_chain(tasks):
-    """Return the number of tasks on the longest path."""
-
-    @cache
-    def before(key):
-        return 1 + max((before(other) for other in tasks[key].dependencies if other in tasks), default=0)
-
-    return max(map(before, tasks))
-
-
 @every("options", [{}, {"clip": 0.4}, {"accumulate": 2}, {"clip": 0.4, "accumulate": 2}], ids=str)
 @every("ranks", [2, 4])
-def test_a_data_parallel_step_is_two_tasks_a_rank_in_two_hops_and_one_for_the_loss(ranks, options):
-    """Forward and backward, then the sums and the update; the loss is read from the first ones."""
+def test_a_data_parallel_step_is_two_segments_a_rank_and_one_sum(ranks, options):
+    """Forward and backward, then the update; in between one message between each two ranks, and a loss."""
     tasks = tasks_of(ranks, metrics={"distance": distance}, **options)
     names = Counter(str(key[0]).rpartition("-")[0] for key in tasks)
-    assert names == {"spmd-segment": 2 * ranks, "spmd-output": 1}
-    assert longest_chain(tasks) == 2
+    each = {"spmd-segment": 2 * ranks, "allreduce-terms": ranks, "allreduce-sum": ranks}
+    # The loss and the metric, which are the same on each rank.
+    assert names == {**each, "spmd-value": 2}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_step_with_split_state_gathers_parameters_after_it(ranks):
-    """Each rank also picks its parts of the parameters, and gathers all."""
     tasks = tasks_of(ranks, {"optimizer_state": {"data": 0}}, metrics={"distance": distance})
     names = Counter(str(key[0]).rpartition("-")[0] for key in tasks)
-    each = {"spmd-segment": 2 * ranks, "allgather-given": ranks, "allgather-sum": ranks}
-    assert names == {**each, "spmd-output": 1}
-    assert longest_chain(tasks) == 4
+    assert names["allgather-sum"] == ranks
 
 
 @pytest.mark.cluster
@@ -137,17 +125,23 @@ def test_a_data_parallel_step_on_workers_has_the_bits_of_one_process(client, los
         told, after = ran(**options)
     assert told == wanted
     assert same_bits(after, wanted_after)
-    names = Counter(str(record["key"][0]).rpartition("-")[0] for record in stream.data)
-    # Of eight steps; nothing else is computed but what reads the scales.
-    assert names["spmd-segment"] == 8 * 4
-    assert names["spmd-output"] == 8
+    names = Counter(str(record["key"][0]).rpartition("-")[0].partition(":")[0] for record in stream.data)
+    # Of each group of the eight steps: two members, their parameters, and what the caller reads.
+    assert names.keys() == {"flow", "spmd-output"}
+    assert names["spmd-output"] <= 2 * names["flow"]
 
 
 @pytest.mark.cluster
-def test_a_step_on_a_cluster_is_two_tasks(client):
-    """One computes, the other picks the loss; parameters and state stay in a tuple."""
+def test_steps_on_a_cluster_are_bundles(client):
+    """Of each group one task computes, and two pick what the loop reads, and the parameters."""
     training = ff.fit(loss, params(), data(48), ff.optim.Adam(0.1), batch_size=8, seed=None)
     with get_task_stream(client) as stream:
         assert len([step.loss for step in training]) == 6
-    names = [str(record["key"][0]).rpartition("-")[0] for record in stream.data]
-    assert Counter(names) == {"spmd-segment": 6, "spmd-output": 6}
+    names = Counter(str(r["key"][0]).rpartition("-")[0].partition(":")[0] for r in stream.data)
+    assert names.keys() == {"bundle", "spmd-output"}
+    assert names["spmd-output"] == 2 * names["bundle"]
+
+
+def test_a_group_takes_a_quarter_of_a_second_and_grows_twofold_at_most():
+    assert [next_size(1, 1.0), next_size(1, 0.01), next_size(40, 0.1), next_size(100, 0.5)] == [1, 2, 80, 50]
+    assert next_size(3, 0.0) == 6

@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from numbers import Real
-from operator import getitem
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -28,7 +27,7 @@ from dask.typing import Key
 
 from dask_ferro.flow.costs import names_of
 from dask_ferro.flow.member import Read, is_ours, pick, run_share
-from dask_ferro.flow.run import MEMBER, Call, InnerTask, Item, Share
+from dask_ferro.flow.run import MEMBER, InnerTask, Share
 from dask_ferro.graph.bundling.partition import MORE
 from dask_ferro.lower.bundled.choice import (
     Annotations,
@@ -142,8 +141,6 @@ class _BundleWriter:
             self.bundle_of.update(dict.fromkeys(keys, b))
         self.costs = dict(zip(order, self.choice.costs, strict=True))
         self.of_ranks = self.annotations.get(MEMBER, {})
-        # How many tasks read each result.
-        self.reads = Counter(chain.from_iterable(self.graph[key].dependencies for key in order))
         self.outputs = self._outputs()
         self._names: dict[str, int] = {}
         self._tokens: dict[str, str] = {}
@@ -257,11 +254,8 @@ class _BundleWriter:
             tasks[self.owner[key]].append(InnerTask(key, self.graph[key], rank, tuple(sorted(readers[key]))))
         for i, (own, outputs) in enumerate(zip(tasks, self.member_outputs, strict=True)):
             name = self.flow_key, i
-            share, reads, arguments = self._share(
-                self.flow, Share(*name, len(tasks), tuple(own), tuple(outputs))
-            )
-            task = PortableTask(name, run_share, share, tuple(reads), *map(TaskRef, arguments))
-            self._write(name, task, [task.key for task in own])
+            share = Share(*name, len(tasks), tuple(own), tuple(outputs))
+            self._write(name, self._task(name, self.flow, share), [task.key for task in own])
 
     def _reads_a_tuple(self, task: GraphNode) -> bool:
         """Return whether a task that is by itself reads from tuples, as a bundle of one task can."""
@@ -290,43 +284,16 @@ class _BundleWriter:
             for i, key in enumerate(keys)
         )
         name = self.place[self.outputs[b][0]].key
-        share, reads, arguments = self._share(b, Share(str(name), 0, 1, own, tuple(self.outputs[b])))
         produces = any(self.graph[key].data_producer for key in keys)
+        return self._task(name, b, Share(str(name), 0, 1, own, tuple(self.outputs[b])), produces)
+
+    def _task(self, name: Key, b: int, share: Share, produces: bool = False) -> PortableTask:
+        """Return the task of a share, which reads what its own tasks do not make."""
+        read = dict.fromkeys(chain.from_iterable(task.call.dependencies for task in share.tasks))
+        reads, arguments = self._reads(key for key in read if self.bundle_of.get(key) != b)
         return PortableTask(
             name, run_share, share, tuple(reads), *map(TaskRef, arguments), _data_producer=produces
         )
-
-    def _share(self, b: int, share: Share) -> tuple[Share, list[Read], list[Key]]:
-        """Return a share of a bundle or flow without tasks that take an item of a result, where it finds its inputs,
-        and the keys of its arguments.
-
-        An item is a result of the task that makes the tuple, or an input where that is one.
-        """
-        own = {task.key: task for task in share.tasks}
-        of: dict[Key, list[tuple[InnerTask, int]]] = {}
-        for task in share.tasks:
-            if (item := _item_of(task.call)) is not None:
-                of.setdefault(item[0], []).append((task, item[1]))
-        outside: list[tuple[Key, int, Key]] = []
-        for source, items in of.items():
-            if source in own:
-                if len(items) == self.reads[source] and source not in self.wanted:
-                    parts = tuple(Item(task.key, place, task.readers) for task, place in items)
-                    own[source] = own[source]._replace(items=parts)
-                    for task, _ in items:
-                        del own[task.key]
-            elif self._place(source) == _Place(source, -1):
-                for task, place in items:
-                    if not task.readers and task.key not in share.outputs:
-                        outside.append((source, place, task.key))
-                        del own[task.key]
-        read = dict.fromkeys(chain.from_iterable(task.call.dependencies for task in own.values()))
-        reads, arguments = self._reads(key for key in read if self.bundle_of.get(key) != b)
-        for source, place, key in outside:
-            if source not in arguments:
-                arguments.append(source)
-            reads.append(Read(arguments.index(source), place, key))
-        return share._replace(tasks=tuple(own.values())), reads, arguments
 
     def _reads(self, inputs: Iterable[Key]) -> tuple[list[Read], list[Key]]:
         """Return where a bundle finds each input, and the keys of its arguments."""
@@ -354,11 +321,3 @@ class _BundleWriter:
         read = frozenset(keys)
         costs = (self.costs[key] for key in outputs if key not in read)
         return sum(cost.nbytes for cost in costs if cost is not None) <= MORE * len(keys)
-
-
-def _item_of(call: Call) -> tuple[Key, int] | None:
-    """Return the key of the result of which a task takes an item, and the item's place; None: it is another task."""
-    if getattr(call, "func", None) is not getitem:
-        return None
-    source, place = call.args  # type: ignore[attr-defined]
-    return (source.key, place) if isinstance(source, TaskRef) and type(place) is int else None

@@ -230,8 +230,7 @@ class Pipeline:
             return ranks.written(given, homes, first)
 
         own = _inputs_of(ranks, arrays)
-        # A step of a pipeline counts as one call, though its update is a graph of its own.
-        return call_outputs(ranks.spmd, own, write, self.workers, calls=0)
+        return call_outputs(ranks.spmd, own, write, self.workers)
 
     def _step(self, counts: tuple[int, ...], steps: Sequence[Ranks], arrays: Arrays, homes: Homes) -> Written:
         """Return the tasks of loss and gradients, in the order of the schedule; each micro-batch has its graph."""

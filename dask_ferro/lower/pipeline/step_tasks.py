@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from operator import getitem
 from typing import Any
 
 from dask.highlevelgraph import MaterializedLayer
@@ -137,16 +136,9 @@ class StepTasks:
         return [key for key in mine if not waits(key)]
 
     def _last(self, mine: Sequence[Key]) -> list[Key]:
-        """Return the tasks of an action on a rank on which no other task of it depends; one of those that take values
-        from one tuple."""
+        """Return the tasks of an action on a rank on which no other task of it depends."""
         waited = set(chain.from_iterable(self.tasks[key].dependencies for key in mine))
-        last = {self._tuple_of(key): key for key in mine if key not in waited}
-        return list(last.values())
-
-    def _tuple_of(self, key: Key) -> Key:
-        """Return the key of the tuple from which a task takes a value; the task's own key if it is another one."""
-        task = self.tasks[key]
-        return next(iter(task.dependencies)) if task.func is getitem else key
+        return [key for key in mine if key not in waited]
 
     def _ends_of(
         self, action: Action, rank: int, last: Mapping[tuple[Action, int], Sequence[Key]]
@@ -167,7 +159,7 @@ class StepTasks:
         holder = holders_of(ports)
         found: dict[str, tuple[Key, ...]] = {}
         for i, call in enumerate(self.calls):
-            ends = call.ends(holder)
+            ends = {name: place.key for name, place in call.ends(holder).items()}
             # Ranks with the same part of an output share its key.
             found |= {of_micro_batch(p.name, i): tuple(map(ends.__getitem__, p.parts)) for p in ports}
         return found
@@ -198,17 +190,18 @@ class StepTasks:
         for i, call in enumerate(self.calls):
             key = (f"gradient_sum-{self.token}", number, i)
             before = None if last is None else TaskRef(last)
-            task = Task(key, added, before, self.share.weights[i], *call.arguments(names, home[0]))
+            picks, arguments = call.reads(names, home)
+            task = Task(key, added, before, self.share.weights[i], picks, *arguments)
             self._put(key, task, home, self._action(home[1], i), 0)
             last = key
         return last
 
     def _chunk(self, name: str) -> int:
         """Return the chunk that makes a value; the last one has those that no action makes."""
-        made = self.calls[0].source.made.get(name)
-        if made is None or made.action is None:
+        made = self.calls[0].source.home.get(name)
+        if made is None or made[1].action is None:
             return self.schedule.chunks - 1
-        return int(made.action[:-1])
+        return int(made[1].action[:-1])
 
 
 def _input_grads(which: tuple[Action, int], of: Mapping[tuple[Action, int], list[Key]]) -> Sequence[Key]:

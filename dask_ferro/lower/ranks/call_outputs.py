@@ -8,18 +8,24 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import chain
+from math import prod
 from typing import Any
 
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.flow.run import MEMBER, MemberTask
+from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.lower.ranks.collection import ContentKeyed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.ranks.sharded import CallTasks, Made, Memo, ShardedArray, Written, merged
+from dask_ferro.lower.ranks.spmd_tasks import PartPlace
 from dask_ferro.lower.upstream import Task, TaskRef
-from dask_ferro.lower.worker.rank_functions import packed
+from dask_ferro.lower.worker.rank_functions import picked
+
+# Elements of an array that is sent to any member without a thought.
+_FEW = 16
 
 
 class CallOutputs(ContentKeyed):
@@ -84,7 +90,7 @@ def in_tuples(
     arrays : mapping of str to ShardedArray
         Of calls that were not submitted.
     apart : collection of str
-        Those that the caller reads, in tuples of their own.
+        Those that the caller reads, in tuples of their own, with other small ones.
     where : RankWorkers
         Of the workers of the ranks.
     """
@@ -105,35 +111,42 @@ def in_tuples(
     }
 
 
+def _size(dim: Dim) -> int:
+    return dim if isinstance(dim, int) else _FEW + 1
+
+
 def _tuples(token: str, arrays: Mapping[str, ShardedArray], apart: Collection[str]) -> Written:
     """Return the tasks of the tuples, above those of the arrays."""
     graph = merged(arrays.values())
-    groups: dict[tuple[bool, MemberTask | None], dict[Key, None]] = {}
-    group_of: dict[tuple[str, Key], tuple[bool, MemberTask | None]] = {}
+    groups: dict[tuple[bool, MemberTask | None], dict[PartPlace, int]] = {}
+    at: dict[str, list[tuple[tuple[bool, MemberTask | None], PartPlace]]] = {}
     for name, array in arrays.items():
         member_of = (graph.layers[array.top].annotations or {}).get(MEMBER)
-        for key in array.keys:
-            member = None if member_of is None else member_of(key)._replace(order=0)
-            group = group_of[name, key] = name in apart, member
-            groups.setdefault(group, {})[key] = None
-    members, tasks = {}, {}
-    at: dict[tuple[tuple[bool, MemberTask | None], Key], tuple[Key, int]] = {}
-    for number, (group, keys) in enumerate(groups.items()):
+        at[name] = []
+        for place in map(PartPlace, array.keys, array.items):
+            member = None if member_of is None else member_of(place.key)._replace(order=0)
+            # What all members may read, as a count of steps, takes its tuple along.
+            is_few = array.port.shape is not None and prod(map(_size, array.port.shape)) <= _FEW
+            group = is_few or name in apart, member
+            own = groups.setdefault(group, {})
+            own.setdefault(place, len(own))
+            at[name].append((group, place))
+    keys, members, tasks = {}, {}, {}
+    for number, (group, places) in enumerate(groups.items()):
         # Where ranks' workers are others now, other values are in a tuple.
-        own = (f"spmd-output-{tokenize(token, list(keys))}", number)
-        tasks[own] = Task(own, packed, *map(TaskRef, keys))
-        members[own] = group[1]
-        at |= {(group, key): (own, i) for i, key in enumerate(keys)}
+        key = keys[group] = (f"spmd-output-{tokenize(token, list(places))}", number)
+        read = {read: i for i, read in enumerate(dict.fromkeys(place.key for place in places))}
+        picks = tuple((read[place.key], place.index) for place in places)
+        tasks[key], members[key] = Task(key, picked, picks, *map(TaskRef, read)), group[1]
     annotations = {} if None in members.values() else {MEMBER: members.__getitem__}
     layer = f"spmd-outputs-{token}"
     tops = {array.top for array in arrays.values()}
-    places = {n: [at[group_of[n, key], key] for key in array.keys] for n, array in arrays.items()}
     return Written(
         token,
         HighLevelGraph(
             {**graph.layers, layer: MaterializedLayer(tasks, annotations=annotations)},
             {**graph.dependencies, layer: tops},
         ),
-        {name: tuple(key for key, _ in of) for name, of in places.items()},
-        items={name: tuple(i for _, i in of) for name, of in places.items()},
+        {name: tuple(keys[group] for group, _ in of) for name, of in at.items()},
+        items={name: tuple(groups[group][place] for group, place in of) for name, of in at.items()},
     )

@@ -42,7 +42,7 @@ class Made(NamedTuple):
     again : callable
         Returns the same array under the same keys, with tasks built again from the client's data.
     calls : int
-        The number of successive calls that it depends on.
+        The number of successive submissions that it depends on.
     """
 
     again: Callable[[Memo], ShardedArray]
@@ -103,13 +103,25 @@ class CallTasks:
         self._write, self._where = write, where
         self._made: _Writing | None = None
         self._fixed: Written | None = None
+        self._futures: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, made: Written) -> CallTasks:
         """Return tasks that do not depend on the client."""
         found = cls(lambda there: made, RankWorkers(None, 1))
-        found._fixed = made
+        found._fixed, found._futures = made, tuple(futures_in(made.graph))
         return found
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether they do not depend on the client, as those of a call that was submitted."""
+        return self._fixed is not None
+
+    def is_lost(self) -> bool:
+        """Return whether data in the tasks for the current client were lost."""
+        self.refresh()
+        futures = self._futures if self._made is None else self._made.futures
+        return any(future.status in GONE for future in futures)
 
     def clear(self) -> None:
         """Let the tasks be written again, with data that are sent again."""
@@ -305,7 +317,6 @@ def call_outputs(
     arrays: Arrays,
     write: Callable[[Arrays, Any], Written],
     where: RankWorkers,
-    calls: int = 1,
 ) -> dict[str, ShardedArray]:
     """Return the outputs of a call on arrays, by name; its tasks are written for the current client.
 
@@ -319,12 +330,12 @@ def call_outputs(
         for the same arrays and client.
     where : RankWorkers
         Of the workers of the ranks; calls of one graph share it.
-    calls : int, optional
-        The number of calls that it adds to the lineage of its arrays.
     """
     # Data on workers are not held here, only their origin.
     given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
-    longest = max((value.calls for value in given.values() if isinstance(value, Made)), default=0)
+    # A call on the results of another one is submitted together with it, unless that was submitted already.
+    sharded = [value for value in arrays.values() if isinstance(value, ShardedArray)]
+    calls = max((value.made.calls + value.tasks.is_fixed for value in sharded), default=1)
 
     tasks = CallTasks(partial(write, arrays), where)
     token = tasks.here().token
@@ -332,13 +343,13 @@ def call_outputs(
     def again(name: str, memo: Memo) -> ShardedArray:
         if token not in memo:
             here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
-            memo[token] = call_outputs(spmd, here, write, where, calls)
+            memo[token] = call_outputs(spmd, here, write, where)
         return memo[token][name]
 
     return {
         port.name: ShardedArray(
             *(port, spmd.mesh, tasks, (token, port.name)),
-            Made(partial(again, port.name), longest + calls),
+            Made(partial(again, port.name), calls),
         )
         for port in spmd.outputs
     }

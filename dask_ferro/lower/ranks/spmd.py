@@ -15,7 +15,8 @@ micro-batches that are calls go through the stages one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from dask.base import tokenize
@@ -76,6 +77,9 @@ class Ranks:
         precedence.
     exact : bool, optional
         Whether bits must not depend on where the graph is cut; a float32 graph is then a little slower.
+    packed : collection of str, optional
+        Outputs that go into tuples of several (`call_outputs.in_tuples`), and so need no task of their own, unless
+        ranks share a part.
 
     Raises
     ------
@@ -96,6 +100,7 @@ class Ranks:
         *,
         workers: Sequence[str | int] | None = None,
         exact: bool = False,
+        packed: Collection[str] = (),
     ) -> None:
         # What it was made of has been checked.
         spmd.model.meta[CHECKED] = True
@@ -105,6 +110,8 @@ class Ranks:
         nodes = zip(rows, loaded.model.graph, strict=True)
         check("cannot run the sharded graph", [row for row, node in nodes if not is_collective(node)])
         self.spmd = spmd
+        own = [port for port in spmd.outputs if port.name in packed and len({*port.parts}) == spmd.mesh.ranks]
+        self._packed = frozenset(chain.from_iterable(port.parts for port in own))
         self._opened = _SpmdFile(loaded, remember(loaded, path))
         each = model_cost(loaded.model, infer(loaded.model)).seconds
         self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact)
@@ -178,9 +185,11 @@ class Ranks:
         call = RankCall(self.source, tokenize(token, travel.token, repr(keys_read(arrays))), extra, first)
         below += feed(call, self.spmd, arrays, told, there, client, travel)
         call.write()
-        ends = call.ends(holders_of(self.spmd.outputs))
-        keys = {port.name: tuple(map(ends.__getitem__, port.parts)) for port in self.spmd.outputs}
-        return Written(token, _graph(call, there, below), keys)
+        ends = call.ends(holders_of(self.spmd.outputs), self._packed)
+        places = {port.name: [ends[name] for name in port.parts] for port in self.spmd.outputs}
+        keys = {name: tuple(place.key for place in of) for name, of in places.items()}
+        items = {name: tuple(place.index for place in of) for name, of in places.items()}
+        return Written(token, _graph(call, there, below), keys, items=items)
 
     @property
     def digest(self) -> str:
@@ -197,8 +206,10 @@ def shortened(arrays: Arrays, client: Client | None) -> Arrays:
     most = config.value("ranks.checkpoint-calls")
     if client is None or most is None:
         return arrays
-    held = {name: value for name, value in arrays.items() if isinstance(value, ShardedArray)}
-    long = {name: value for name, value in held.items() if value.made.calls >= most}
+    sharded = {name: value for name, value in arrays.items() if isinstance(value, ShardedArray)}
+    long = {
+        name: value for name, value in sharded.items() if value.made.calls >= most and value.tasks.is_fixed
+    }
     return {**arrays, **(checkpoint.cut(long, client) if long else {})}
 
 

@@ -31,8 +31,8 @@ from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes
-from dask_ferro.lower.ranks.sharded import GONE, Memo, ShardedArray, futures_in
-from dask_ferro.lower.ranks.spmd_tasks import RankCall
+from dask_ferro.lower.ranks.sharded import Memo, ShardedArray
+from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankCall
 from dask_ferro.lower.signature import is_dask_array
 from dask_ferro.lower.upstream import TaskRef
 
@@ -192,7 +192,7 @@ def feed(
     client: Client | None,
     travel: Travel,
 ) -> list[Below]:
-    """Assign keys to the parts of every input in `call.keys`; return the layers that hold these keys.
+    """Assign keys to the parts of every input in `call.places`; return the layers that hold these keys.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def feed(
             to = [homes.of(rank, call.reader(name))] if homes.order else None
             label = f"spmd-sent-{told[port.name]}-{mesh}-{name}"
             one = usable_here(sent(label, parts[name], client, workers=to), parts[name])
-            call.keys[name] = one.source.at(0)
+            call.places[name] = PartPlace(one.source.at(0))
             feeds.append(Below(one.layers, one.dependencies, one.top))
     return feeds
 
@@ -256,7 +256,7 @@ def _refresh(arrays: Arrays) -> None:
     lost = {}
     # Outputs of one call share its tasks, and each look at the workers is a message.
     for tasks in {id(value.tasks): value.tasks for value in values}.values():
-        lost[id(tasks)] = any(future.status in GONE for future in futures_in(tasks.refresh().graph))
+        lost[id(tasks)] = tasks.is_lost()
     memo: Memo = {}
     for value in values:
         # One array may be given for several inputs, and has other tasks once it is renewed.
@@ -280,7 +280,7 @@ def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> Below:
     for rank, name in enumerate(port.parts):
         index = part(value.shape, port.layout, mesh, rank)
         at = ((cut.start or 0) // max(1, size) for cut, size in zip(index, chunk, strict=True))
-        call.keys[name] = (array.name, *at)
+        call.places[name] = PartPlace((array.name, *at))
     graph, top = layers_of(port.name, array)
     return Below(graph.layers, graph.dependencies, top)
 

@@ -1,20 +1,21 @@
 """One call of a sharded graph as tasks, each with its rank and its order.
 
-    inputs' parts --> segments --> values --> collectives --> segments --> outputs' parts
+    inputs' parts --> segments --> collectives --> segments --> outputs' parts
 
-Each value has a key of its own: a segment, or the result of a bucket, is a tuple from which its values are taken.  What
-a bucket sends is one tuple for each rank.  Workers and clients are not known here: a rank is a number, and a site its
-placement by the plan.  Of ready tasks of a rank, those run first that the first bucket waits for.
+A segment with several results is a tuple; what a bucket sends is a tuple for each rank.  A task reads values from the
+tuples of its own rank; those that it reads from another one are taken there, each by a task, as a tuple would be sent
+whole.  Workers and clients are not known here: a rank is a number, and a site its placement by the plan.  Of ready
+tasks of a rank, those run first that the first bucket waits for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import getitem
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -27,12 +28,19 @@ from dask_ferro.lower.annotations import about
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.models import ModelRef
-from dask_ferro.lower.worker.rank_functions import packed
+from dask_ferro.lower.worker.rank_functions import Picks, picked
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 from dask_ferro.trace import About
 
 # A rank, and where it is.
 Home: TypeAlias = tuple[int, NodePlacement]
+
+
+class PartPlace(NamedTuple):
+    """The place of a value: a key, and the position in the tuple that it holds (-1: it holds the value itself)."""
+
+    key: Key
+    index: int = -1  # type: ignore[assignment]  # tuple has a method of that name
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +53,8 @@ class RankSource:
         The trace annotation of each piece.
     made : mapping of str to NodePlacement
         The site that makes each output of segments and buckets.
+    home : mapping of str to (int, NodePlacement)
+        The rank and the site that make each output of segments and buckets.
     exact : bool
         Whether bits must not depend on where the graph is cut.
     """
@@ -56,13 +66,18 @@ class RankSource:
     seconds: Sequence[float]
     segments: Sequence[About]
     buckets: Sequence[About]
-    made: Mapping[str, NodePlacement]
+    home: Mapping[str, Home]
     exact: bool
+    _bundles: dict[tuple[int, Picks], BundleRef] = field(default_factory=dict)
 
-    @cached_property
-    def bundles(self) -> tuple[BundleRef, ...]:
-        """The bundle of each segment, which reads its inputs in order."""
-        return tuple(self.bundle(s.inputs, s.outputs, s.nodes) for s in self.pieces.segments)
+    def segment_bundle(self, number: int, picks: Picks) -> BundleRef:
+        """Return the bundle of a segment that finds its inputs at these places; the same object for the same ones."""
+        found = self._bundles.get((number, picks))
+        if found is None:
+            segment = self.pieces.segments[number]
+            found = self.bundle(segment.inputs, segment.outputs, segment.nodes)._replace(picks=picks)
+            self._bundles[number, picks] = found
+        return found
 
     def bundle(self, inputs: Sequence[str], outputs: Sequence[str], nodes: Sequence[int]) -> BundleRef:
         """Return the bundle of nodes, which reads its inputs in order."""
@@ -116,12 +131,13 @@ def source(
         about(map(makers.__getitem__, bucket.makes[0]))._replace(stage=bucket.site.stage)
         for bucket in pieces.buckets
     ]
-    made: dict[str, NodePlacement] = {}
+    home: dict[str, Home] = {}
     for segment in pieces.segments:
-        made |= dict.fromkeys(segment.outputs, segment.site)
+        home |= dict.fromkeys(segment.outputs, (segment.rank, segment.site))
     for bucket in pieces.buckets:
-        made |= dict.fromkeys(chain.from_iterable(bucket.makes), bucket.site)
-    return RankSource(model, ref, pieces, support, seconds, segments, buckets, made, exact)
+        for rank, names in zip(bucket.ranks, bucket.makes, strict=True):
+            home |= dict.fromkeys(names, (rank, bucket.site))
+    return RankSource(model, ref, pieces, support, seconds, segments, buckets, home, exact)
 
 
 class RankCall:
@@ -148,9 +164,13 @@ class RankCall:
         self.about: dict[Key, tuple[Any, ...]] = {}
         # Tasks that compute nothing: inputs, and weights as they are.
         self.entries: set[Key] = set()
-        # The key of each value, and of each rank's own copy of an input that several have.
-        self.keys: dict[str, Key] = {}
-        self._copies: dict[tuple[str, int], Key] = {}
+        # The place of each value, and of each rank's own copy of an input that several have.
+        self.places: dict[str, PartPlace] = {}
+        self._copies: dict[tuple[str, int], PartPlace] = {}
+        # The lowest rank of those that have a part of an input at one place.
+        self._holders: dict[tuple[str, PartPlace], int] = {}
+        # The key of each value of a tuple that has one by itself.
+        self._taken: dict[str, Key] = {}
         # Inputs without a task: they are inside the tasks that read them.
         self._inline: dict[str, np.ndarray] = {}
 
@@ -163,94 +183,121 @@ class RankCall:
         if inline:
             self._inline[name] = array
         else:
-            self.keys[name] = self._entry("spmd-input", name, rank, same, array)
+            self.places[name] = PartPlace(self._entry("spmd-input", name, rank, same, array))
 
     def keep(self, parts: Sequence[str], keys: Sequence[Key], items: Sequence[int]) -> None:
         """Add an input whose parts are there: each rank's by the part's name, its key and its position there."""
-        for rank, (name, key, item) in enumerate(zip(parts, keys, items, strict=True)):
-            if item >= 0:
-                key = self._entry("spmd-part", (name, rank), rank, getitem, TaskRef(key), item)
-            self.keys.setdefault(name, key)
-            self._copies[name, rank] = key
+        for rank, (name, *at) in enumerate(zip(parts, keys, items, strict=True)):
+            place = PartPlace(*at)
+            self.places.setdefault(name, place)
+            self._copies[name, rank] = place
+            self._holders.setdefault((name, place), rank)
 
     def share(self, other: RankCall) -> None:
         """Use the inputs of another call of the same graph."""
-        self.keys.update(other.keys)
+        self.places.update(other.places)
         self._copies.update(other._copies)
+        self._holders.update(other._holders)
         self._inline.update(other._inline)
 
     def write(self) -> None:
-        """Build the tasks of all segments and buckets; every input must have its key."""
+        """Build the tasks of all segments and buckets; every input must have its place."""
         pieces = self.source.pieces
         for number, segment in enumerate(pieces.segments):
-            for name in segment.outputs:
-                self.keys[name] = self._output_key(number, name)
+            several = len(segment.outputs) > 1
+            key = self._segment_key(number)
+            for i, name in enumerate(segment.outputs):
+                self.places[name] = PartPlace(key, i if several else -1)
         # In the order of buckets, of which one may read the results of others.
         for number, bucket in enumerate(pieces.buckets):
             self._bucket(number, bucket)
         for number, segment in enumerate(pieces.segments):
             self._segment(number, segment)
 
-    def ends(self, holder: Mapping[str, int]) -> dict[str, Key]:
-        """Return the key of each output, given the rank that has it."""
-        found: dict[str, Key] = {}
+    def ends(self, holder: Mapping[str, int], packed: Collection[str] = ()) -> dict[str, PartPlace]:
+        """Return the place of each output, given the rank that has it: a key of its own, but where it is packed."""
+        found: dict[str, PartPlace] = {}
         for name, rank in holder.items():
-            value = self.value(name, rank)
+            value = self._value(name, rank)
             if isinstance(value, np.ndarray):
-                value = self._entry("spmd-input", name, rank, same, value)
-            found[name] = value
+                found[name] = PartPlace(self._entry("spmd-input", name, rank, same, value))
+            elif value.index < 0 or (name in packed and value.key in self.tasks):
+                found[name] = value
+            else:
+                home = self._home(name, value, (rank, UNPLACED))
+                found[name] = PartPlace(self._by_itself(name, value, home))
         return found
 
-    def value(self, name: str, rank: int) -> Any:
-        """Return the key of a value for a rank, or the value of an input that is inside its readers."""
+    def reads(self, names: Sequence[str], home: Home) -> tuple[Picks, list[Any]]:
+        """Return how a task of a rank at a site reads values: where each is in its arguments, and these."""
+        arguments: list[Any] = []
+        at: dict[Key, int] = {}
+        picks = []
+        for name in names:
+            value = self._value(name, home[0])
+            if isinstance(value, np.ndarray):
+                picks.append((len(arguments), -1))
+                arguments.append(value)
+                continue
+            if value.index >= 0 and not _is_with(there := self._home(name, value, home), home):
+                value = PartPlace(self._by_itself(name, value, there))
+            if value.key not in at:
+                at[value.key] = len(arguments)
+                arguments.append(TaskRef(value.key))
+            picks.append((at[value.key], value.index))
+        return tuple(picks), arguments
+
+    def _value(self, name: str, rank: int) -> Any:
+        """Return the place of a value for a rank, or the value of an input that is inside its readers."""
         if name in self._inline:
             return self._inline[name]
         # A weight that is read as it is gets a task of its own.
-        if name not in self.keys:
+        if name not in self.places:
             bundle = self.source.bundle((), (name,), ())
             call = run_bundle, self.source.ref, bundle
-            self.keys[name] = self._entry("spmd-weight", name, rank, *call, **self.extra)
-        return self._copies.get((name, rank), self.keys[name])
+            self.places[name] = PartPlace(self._entry("spmd-weight", name, rank, *call, **self.extra))
+        return self._copies.get((name, rank), self.places[name])
 
-    def arguments(self, names: Sequence[str], rank: int) -> list[Any]:
-        """Return values as arguments of a task of a rank."""
-        values = (self.value(name, rank) for name in names)
-        return [value if isinstance(value, np.ndarray) else TaskRef(value) for value in values]
+    def _home(self, name: str, place: PartPlace, reader: Home) -> Home:
+        """Return where a value is: an input is with its first reader, of the lowest rank that has the same part."""
+        return self.source.home.get(name) or (
+            self._holders.get((name, place), reader[0]),
+            self.reader(name),
+        )
+
+    def _by_itself(self, name: str, place: PartPlace, home: Home) -> Key:
+        """Return the key of a value of a tuple by itself, which a task takes from it where the tuple is."""
+        if name not in self._taken:
+            key = self._taken[name] = self._key("spmd-value", name)
+            order = self.order.get(place.key, self.first) - self.first
+            self._task(key, home, order, getitem, TaskRef(place.key), place.index)
+        return self._taken[name]
 
     # Pieces.
 
     def _segment(self, number: int, segment: RankSegment) -> None:
         key, home = self._segment_key(number), (segment.rank, segment.site)
-        call = run_bundle, self.source.ref, self.source.bundles[number]
-        self._task(
-            key, home, segment.before, *call, *self.arguments(segment.inputs, segment.rank), **self.extra
-        )
+        picks, arguments = self.reads(segment.inputs, home)
+        bundle = self.source.segment_bundle(number, picks)
+        self._task(key, home, segment.before, run_bundle, self.source.ref, bundle, *arguments, **self.extra)
         self.about[key] = tuple(self.source.segments[number])
-        if len(segment.outputs) > 1:
-            self._items(key, home, segment.before, segment.outputs)
 
     def _bucket(self, number: int, bucket: Bucket) -> None:
         name = Name(bucket.kind.lower(), self.token, number)
         terms = []
         for i, (names, rank) in enumerate(zip(bucket.reads, bucket.ranks, strict=True)):
+            home = rank, bucket.site
+            picks, arguments = self.reads(names, home)
             terms.append(name.key("terms", i))
-            self._task(terms[-1], (rank, bucket.site), number, packed, *self.arguments(names, rank))
+            self._task(terms[-1], home, number, picked, picks, *arguments)
         wanted = [not self.source.read.isdisjoint(names) for names in bucket.makes]
         steps, results = exchange(name, bucket, terms, wanted)
         for step in steps:
             home = step.rank, bucket.site
             self._task(step.key, home, number, step.call, *step.constants, *map(TaskRef, step.reads))
             self.about[step.key] = tuple(self.source.buckets[number])
-        for key, rank, names, is_read in zip(results, bucket.ranks, bucket.makes, wanted, strict=True):
-            if is_read:
-                self._items(key, (rank, bucket.site), number, names)
-
-    def _items(self, key: Key, home: Home, order: int, names: Sequence[str]) -> None:
-        """Build the tasks that take values from a tuple."""
-        for i, name in enumerate(names):
-            if name in self.source.read:
-                self.keys[name] = self._key("spmd-value", name)
-                self._task(self.keys[name], home, order, getitem, TaskRef(key), i)
+        for key, names in zip(results, bucket.makes, strict=True):
+            self.places.update((one, PartPlace(key, i)) for i, one in enumerate(names))
 
     # Tasks.
 
@@ -259,19 +306,15 @@ class RankCall:
         action = self.source.pieces.segments[number].site.action
         return self._key("spmd-segment" if action is None else KIND_NAMES[action[-1]], number)
 
-    def _output_key(self, number: int, name: str) -> Key:
-        several = len(self.source.pieces.segments[number].outputs) > 1
-        return self._key("spmd-value", name) if several else self._segment_key(number)
-
-    def _key(self, what: str, which: Any) -> Key:
+    def _key(self, what: str, which: int | str) -> Key:
         # Values by their names: how many tasks a call has depends on how its inputs reach it.
         return (f"{what}-{self.token}", which)
 
     def _entry(
-        self, what: str, which: Any, rank: int, call: Callable[..., Any], *of: Any, **by_name: Any
+        self, what: str, name: str, rank: int, call: Callable[..., Any], *of: Any, **by_name: Any
     ) -> Key:
         """Build a task that computes nothing, on the rank that reads its value first; return its key."""
-        key, name = self._key(what, which), which[0] if isinstance(which, tuple) else which
+        key = self._key(what, name)
         self._task(key, (rank, self.reader(name)), 0, call, *of, **by_name)
         self.entries.add(key)
         return key
@@ -286,3 +329,8 @@ class RankCall:
 def same(array: Any) -> Any:
     """Return an input's part."""
     return array
+
+
+def _is_with(one: Home, other: Home) -> bool:
+    """Return whether two homes are one member: the same rank, on the same workers."""
+    return one[0] == other[0] and one[1].is_with(other[1])

@@ -1,4 +1,7 @@
-"""The functions of ranks' tasks beside bundles and collectives: tuples of values, and sums over micro-batches."""
+"""The functions of ranks' tasks beside bundles and collectives: tuples of values, and sums over micro-batches.
+
+A task reads values from its arguments: each is an argument, or an item of one that is a tuple.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,21 @@ from dask_ferro.graph.ir.dtypes import HALF_NAMES
 
 # Arrays of this process or of a device.
 Terms: TypeAlias = tuple[Any, ...]
+# For each value the argument, and the position in it; -1: the argument itself.
+Picks: TypeAlias = tuple[tuple[int, int], ...]
 
 
-def packed(*values: Any) -> Terms:
-    """Return values as a tuple."""
-    return values
+def picked(picks: Picks, *arguments: Any) -> Terms:
+    """Return values in arguments as a tuple."""
+    return tuple(arguments[p] if i < 0 else arguments[p][i] for p, i in picks)
 
 
-def added(before: Terms | None, weight: int, *terms: Any) -> Terms:
-    """Return terms times a weight, added to the sums before.
+def added(before: Terms | None, weight: int, picks: Picks, *arguments: Any) -> Terms:
+    """Return values in arguments times a weight, added to the sums before.
 
     Half precision is float32 until `share` rounds it.
     """
-    wide = [_widened(term) for term in terms]
+    wide = [_widened(term) for term in picked(picks, *arguments)]
     # An infinite gradient is a result of the model, and needs no warning from numpy.
     with np.errstate(all="ignore"):
         wide = wide if weight == 1 else [term * weight for term in wide]

@@ -57,8 +57,8 @@ def inner_tasks(client, compute):
 def killed_in_a_flow(client, begin, stands_still=True):
     """Kill a worker in the midst of what `begin` starts, a future, which is returned.
 
-    The worker stands still from the start, so that it has work to do when it dies.  One that is sent inputs at the start
-    cannot, and may have ended by then.
+    The worker stands still from the start, so that it has work to do when it dies.  One that is sent inputs at the
+    start cannot, and may have ended by then.
     """
     pids = client.run(os.getpid)
     victim = sorted(pids)[1]
@@ -109,9 +109,8 @@ def walked(shares, look, seed=0):
         member = rng.choice(ready)
         task = runs[member].take()
         result = task.call(runs[member].inputs_of(task))
-        for key, value, readers in task.made(result):
-            for reader in readers:
-                runs[reader].receive(key, value)
+        for reader in task.readers:
+            runs[reader].receive(task.key, result)
         runs[member].finish(task, result)
         look(runs[member], member)
     assert all(run.is_done for run in runs)

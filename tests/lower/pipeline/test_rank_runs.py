@@ -187,7 +187,7 @@ def test_an_optimizer_that_wants_all_gradients_moves_none_of_them():
         for got, value in zip(flat(found), flat(wanted), strict=True):
             np.testing.assert_allclose(got, value, rtol=1e-10, atol=1e-12)
     update = step.update_ranks(2)
-    made = update.source.made
+    made = {name: site for name, (_, site) in update.source.home.items()}
     crossing = [
         name for s in update.pieces.segments for name in s.inputs if name in made and made[name] != s.site
     ]
