@@ -82,5 +82,5 @@ def test_a_group_of_steps_takes_dask_a_task_for_each_member_and_tuple(client, st
     names = client.run_on_scheduler(
         lambda dask_scheduler: [str(ts.prefix.name) for ts in dask_scheduler.tasks.values()]
     )
-    # Two members, a tuple of parameters of each, and one of losses.
-    assert sorted(name.partition(":")[0] for name in names) == ["flow"] * 2 + ["spmd-output"] * 3
+    # Two members, and a tuple of each, as all of these are small.
+    assert sorted(name.partition(":")[0] for name in names) == ["flow"] * 2 + ["spmd-output"] * 2
