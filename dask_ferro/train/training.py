@@ -84,6 +84,13 @@ class _State(NamedTuple):
 _Submitted = tuple[SubmittedStep, _State]
 
 
+class _Mark(NamedTuple):
+    """When so many steps of an iteration were computed, by `perf_counter`."""
+
+    at: float
+    steps: int
+
+
 class _Lazy(NamedTuple):
     """A step that is not submitted, what is told of it, and the state after it."""
 
@@ -92,9 +99,9 @@ class _Lazy(NamedTuple):
     after: _State
 
 
-def next_size(size: int, seconds: float) -> int:
-    """Return how many steps the next group has, if the last one had `size` and took `seconds`."""
-    return max(1, min(2 * size, int(size * _GROUP_S / max(seconds, 1e-9))))
+def next_size(size: int, pace: float) -> int:
+    """Return how many steps the next group has, if the last one was to have `size`, and a step takes `pace` seconds."""
+    return max(1, min(2 * size, int(_GROUP_S / max(pace, 1e-9))))
 
 
 class Fit:
@@ -123,8 +130,9 @@ class Fit:
         # The last error of writing a checkpoint, which is not tried again because of it.
         self._failure: BaseException | None = None
         self._writes = Lock()
-        # Steps of the next group; when the last group was computed.
-        self._size, self._since = 1, perf_counter()
+        # Steps of the next group; when the last groups were computed.
+        self._size = 1
+        self._computed = deque[_Mark](maxlen=2)
         self._holds: list[Hold] = []
         # Batches of known sizes are checked before any is computed; others when they come.
         if source.sizes:
@@ -172,7 +180,8 @@ class Fit:
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def _steps(self, advance: Callable[..., None]) -> Iterator[FitStep]:
-        every, self._since = self._keeping.every, perf_counter()
+        every = self._keeping.every
+        self._computed = deque([_Mark(perf_counter(), 0)], maxlen=2)
         while self._now.position.epoch < self._epochs and not self._now.stopping.is_over:
             for group in _ahead(self._submitted(), 0 if current_client() is None else 1):
                 for number, (submitted, after) in enumerate(group):
@@ -207,10 +216,14 @@ class Fit:
         return stopping.seen({**step.metrics, "loss": step.loss}[stopping.monitor], step.rows)
 
     def _took(self, steps: int) -> None:
-        """Note that a group of steps is computed, the one before when this was called last."""
-        now = perf_counter()
-        self._size = next_size(steps, now - self._since)
-        self._since = now
+        """Note that a group of steps is computed.
+
+        The pace is that of two groups: the second one may have been computed while the loop had the first.
+        """
+        began, done = self._computed[0], self._computed[-1].steps + steps
+        self._computed.append(_Mark(perf_counter(), done))
+        pace = (self._computed[-1].at - began.at) / (done - began.steps)
+        self._size = next_size(self._size, pace)
 
     def _most(self, batch: Batch) -> int:
         """Return how many steps with batches like this one may be in a group."""

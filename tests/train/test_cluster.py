@@ -109,7 +109,7 @@ def submitted(told, count=24):
 
 
 def test_the_next_group_is_submitted_before_the_loop_has_a_step(client, monkeypatch):
-    monkeypatch.setattr(training_module, "next_size", lambda size, seconds: 2)
+    monkeypatch.setattr(training_module, "next_size", lambda size, pace: 2)
     here, away = [], []
     with dask.config.set(scheduler="sync"):
         assert list(submitted(here, 40)) == [1, 2, 3, 4, 5]
@@ -120,7 +120,7 @@ def test_the_next_group_is_submitted_before_the_loop_has_a_step(client, monkeypa
 
 @pytest.mark.parametrize("nbytes", [0, 1 << 40])
 def test_a_group_holds_so_many_bytes_and_one_step_at_least(nbytes, client, monkeypatch):
-    monkeypatch.setattr(training_module, "next_size", lambda size, seconds: 100)
+    monkeypatch.setattr(training_module, "next_size", lambda size, pace: 100)
     monkeypatch.setattr(training_module, "_GROUP_BYTES", nbytes)
     assert list(submitted([], 40)) == ([2, 5, 5, 5, 5] if nbytes else [2, 3, 4, 5, 5])
 

@@ -143,5 +143,10 @@ def test_steps_on_a_cluster_are_bundles(client):
 
 
 def test_a_group_takes_a_quarter_of_a_second_and_grows_twofold_at_most():
-    assert [next_size(1, 1.0), next_size(1, 0.01), next_size(40, 0.1), next_size(100, 0.5)] == [1, 2, 80, 50]
+    assert [next_size(1, 1.0), next_size(1, 0.01), next_size(40, 0.005), next_size(100, 0.01)] == [
+        1,
+        2,
+        50,
+        25,
+    ]
     assert next_size(3, 0.0) == 6
