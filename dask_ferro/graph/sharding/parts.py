@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,9 @@ from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.ir.nodes import extent
 from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh
+
+# Elements of an array that is sent anywhere without a thought.
+_FEW = 16
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -78,6 +82,12 @@ class Port:
     layout: Layout
     shape: tuple[Dim, ...] | None
     parts: tuple[str, ...]
+
+    @property
+    def is_few(self) -> bool:
+        """Whether it has so few elements that it is sent anywhere without a thought."""
+        sizes = [size if isinstance(size, int) else _FEW + 1 for size in self.shape or ()]
+        return self.shape is not None and prod(sizes) <= _FEW
 
 
 def holders_of(ports: Iterable[Port]) -> dict[str, int]:

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import chain
-from math import prod
 from typing import Any
 
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.flow.run import MEMBER, MemberTask
-from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.lower.ranks.collection import ContentKeyed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
@@ -23,9 +21,6 @@ from dask_ferro.lower.ranks.sharded import CallTasks, Made, Memo, ShardedArray, 
 from dask_ferro.lower.ranks.spmd_tasks import PartPlace
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.rank_functions import picked
-
-# Elements of an array that is sent to any member without a thought.
-_FEW = 16
 
 
 class CallOutputs(ContentKeyed):
@@ -111,10 +106,6 @@ def in_tuples(
     }
 
 
-def _size(dim: Dim) -> int:
-    return dim if isinstance(dim, int) else _FEW + 1
-
-
 def _tuples(token: str, arrays: Mapping[str, ShardedArray], apart: Collection[str]) -> Written:
     """Return the tasks of the tuples, above those of the arrays."""
     graph = merged(arrays.values())
@@ -126,8 +117,7 @@ def _tuples(token: str, arrays: Mapping[str, ShardedArray], apart: Collection[st
         for place in map(PartPlace, array.keys, array.items):
             member = None if member_of is None else member_of(place.key)._replace(order=0)
             # What all members may read, as a count of steps, takes its tuple along.
-            is_few = array.port.shape is not None and prod(map(_size, array.port.shape)) <= _FEW
-            group = is_few or name in apart, member
+            group = array.port.is_few or name in apart, member
             own = groups.setdefault(group, {})
             own.setdefault(place, len(own))
             at[name].append((group, place))

@@ -26,6 +26,7 @@ from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.retry import retried
+from dask_ferro.lower.worker.rank_functions import picked
 
 # The status of a future whose data were lost, for good as far as Dask knows.
 GONE = ("cancelled", "lost")
@@ -391,7 +392,7 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
             reads[:] = [value.read for value in values]
             # Results that are there, or under way, need no graph.
             if client is not None and not kwargs and (held := _held(values, client)) is not None:
-                return client.gather([list(map(held.__getitem__, read.keys)) for read in reads])
+                return _fetched(client, values, reads, held)
             graph, keys = merged(values), [read.keys for read in reads]
         return schedule(needed(graph, keys), keys, **kwargs)
 
@@ -413,6 +414,30 @@ def _held(values: Sequence[ShardedArray], client: Any) -> dict[Key, Any] | None:
     if client.asynchronous or any(future.status in GONE for future in found.values()):
         return None
     return found if found.keys() >= set(chain.from_iterable(value.keys for value in values)) else None
+
+
+def _fetched(
+    client: Any, values: Sequence[ShardedArray], reads: list[Parts], held: Mapping[Key, Any]
+) -> list[list[Any]]:
+    """Return the parts of each value; large ones are taken from their tuple where it is, others come with all of it."""
+    items: dict[Key, dict[int, int]] = {}
+    for value, read in zip(values, reads, strict=True):
+        for key, item in zip(read.keys, read.joins.items, strict=True):
+            if item >= 0 and not value.port.is_few:
+                own = items.setdefault(key, {})
+                own.setdefault(item, len(own))
+    sent = {
+        key: client.submit(picked, tuple((0, item) for item in own), held[key], pure=False)
+        for key, own in items.items()
+    }
+    found = client.gather({key: sent.get(key, held[key]) for read in reads for key in read.keys})
+
+    def part(key: Key, item: int) -> Any:
+        return found[key] if item < 0 else found[key][items[key][item] if key in items else item]
+
+    parts = [list(map(part, read.keys, read.joins.items)) for read in reads]
+    reads[:] = [read._replace(joins=read.joins._replace(items=())) for read in reads]
+    return parts
 
 
 def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:
