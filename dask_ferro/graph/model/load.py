@@ -45,7 +45,7 @@ from dask_ferro.graph.model.source import (
     seen,
 )
 
-__all__ = ["Limits", "Loaded", "load", "load_own"]
+__all__ = ["Limits", "Loaded", "load", "load_opened", "load_own"]
 
 # Below this, a mapped page costs more than the copy that it saves.
 _PAGE = 4096
@@ -134,11 +134,18 @@ def load(
     """
     limits = limits or Limits()
     with opened(source, limits.mapped_above) as file:
-        headline = f"cannot load {file.name}"
-        try:
-            return _load(file, headline, limits, outputs, keeps_original)
-        except external_data.Problem as problem:
-            raise ModelError(headline, [str(problem)]) from problem
+        return load_opened(file, limits, outputs, keeps_original=keeps_original)
+
+
+def load_opened(
+    file: SourceBytes, limits: Limits, outputs: object = None, *, keeps_original: bool = False
+) -> Loaded:
+    """Return the checked model of an open source, as `load` does."""
+    headline = f"cannot load {file.name}"
+    try:
+        return _load(file, headline, limits, outputs, keeps_original)
+    except external_data.Problem as problem:
+        raise ModelError(headline, [str(problem)]) from problem
 
 
 def load_own(model: ir.Model, limits: Limits | None = None) -> Loaded:
