@@ -28,7 +28,6 @@ from tlz import merge
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, ValueSource
-from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.lower.annotations import ByHead, about
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.layer import (
@@ -213,9 +212,10 @@ def _sizes(bound: BoundModel, name: str, first: int) -> Sizes:
 
 def _about(bound: BoundModel, series: Sequence[KeySeries]) -> dict[str, Any]:
     """Return the annotation that names each bundle's regions; {} for a graph without regions."""
-    nodes = list(bound.model.loaded.model.graph)
-    if not any(any(region_of(node)) for node in nodes):
+    loaded = bound.model.loaded
+    if not loaded.has_regions:
         return {}
+    nodes = list(loaded.model.graph)
     found = ByHead()
     for keys, bundle in zip(series, bound.plan.bundles, strict=True):
         found[keys.head] = tuple(about(nodes[i] for i in bundle.nodes))

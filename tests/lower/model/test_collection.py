@@ -343,6 +343,16 @@ def test_a_model_of_the_same_bytes_is_loaded_once(tmp_path):
         assert opened_of(ff.from_onnx(paths[0])).loaded.model is not one.loaded.model
 
 
+def test_calls_look_for_regions_once(monkeypatch):
+    looked = []
+    monkeypatch.setattr("dask_ferro.graph.model.load.region_of", lambda node: looked.append(node.name) or ())
+    opened = ff.from_onnx(mlp(seed=4))
+    for _ in range(3):
+        opened(X)
+        opened.predict(X)
+    assert looked == [node.name for node in opened_of(opened).loaded.model.graph]
+
+
 def test_external_data_is_read_each_time_that_a_model_is_opened(tmp_path):
     path, results, contents = tmp_path / "m.onnx", [], []
     for seed in (1, 2):
