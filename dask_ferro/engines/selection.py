@@ -145,13 +145,13 @@ def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, 
     nodes : sequence of int
         The bundle's nodes, by position in the main graph, ascending.
     """
-    if nodes and _is_tiny([rows[i] for i in nodes]):
+    if 0 < len(nodes) <= _TINY_NODES and _is_tiny([rows[i] for i in nodes]):
         return (("array", len(nodes)),)
     return first_engines(rows, nodes)
 
 
 def _is_tiny(rows: Sequence[Support]) -> bool:
-    return len(rows) <= _TINY_NODES and all(
+    return all(
         "array" in row.engines
         and (row.alike or row.engines[0] == "array")
         and row.touched_bytes <= _TINY_BYTES

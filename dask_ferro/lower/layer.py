@@ -174,17 +174,26 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Fee
         return _collection(name, value, chunks)
     if not isinstance(value, np.ndarray) and is_future(value):
         return of_future(value)
-    # One row serves every chunk.
-    cut = None if chunks is None or len(value) == 1 else tuple(chunks)
-    count = len(cut or "1")
-    if not isinstance(value, np.ndarray) or value.nbytes <= EMBED_BYTES + _TASK_BYTES * count:
-        return Feed(Literal((value,) if cut is None else tuple(np.split(value, np.cumsum(cut)[:-1]))), {}, {})
+    cut = _cut(value, chunks)
+    if not isinstance(value, np.ndarray) or value.nbytes <= EMBED_BYTES + _TASK_BYTES * len(cut or "1"):
+        return embedded(name, value, chunks)
     import dask.array as da
 
     label = f"ferro-input-{name}-{token}{'' if cut is None else f'-{tokenize(cut)[:8]}'}"
     rest = tuple((size,) for size in value.shape[1:])
     lazy = da.from_array(value, ((len(value),) if cut is None else cut, *rest), name=label)
     return _collection(name, lazy, cut)
+
+
+def embedded(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:
+    """Return an input as a part of the tasks that read it; its arguments are those of `feed`."""
+    cut = _cut(value, chunks)
+    return Feed(Literal((value,) if cut is None else tuple(np.split(value, np.cumsum(cut)[:-1]))), {}, {})
+
+
+def _cut(value: Any, chunks: Sequence[int] | None) -> tuple[int, ...] | None:
+    # One row serves every chunk.
+    return None if chunks is None or len(value) == 1 else tuple(chunks)
 
 
 def of_future(future: Any) -> Feed:

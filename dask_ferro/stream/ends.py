@@ -243,7 +243,7 @@ def _image_ends(
         "preprocess": identity(images.preprocess),
         "unreadable": reading.unreadable,
     }
-    paths = sorted({files.resolved(os.path.dirname(file)) for file in images.files})
+    paths = sorted(map(files.resolved, set(map(os.path.dirname, images.files))))
     return Ends({sig.inputs[0].name: images}, places, paths, images, (), kept, settings)
 
 

@@ -26,7 +26,7 @@ AGAIN = {
     "engines/cache.py": 3,  # of the open model, of the compiled bundle
     "lower/prepared/prepared.py": 2,
     "options.py": 2,
-    "graph/model/source.py": 2,
+    "graph/model/source.py": 3,  # its bytes tell whether the model is open; if not, it is loaded
     "engines/selection.py": 2,
     "graph/ir/dtypes.py": 2,
     "lower/model/bound.py": 2,  # planned when it is lowered
@@ -35,7 +35,7 @@ AGAIN = {
     "engines/executable.py": 2,
 }
 # Files, entries and calls of the whole walk, at most.
-MOST = {"graph/": (15, 31, 56), "engines/": (6, 13, 14), "lower/": (12, 23, 33), "all": (37, 74, 110)}
+MOST = {"graph/": (15, 32, 56), "engines/": (6, 13, 14), "lower/": (12, 23, 34), "all": (37, 75, 111)}
 
 
 @pytest.fixture(scope="module")

@@ -257,10 +257,14 @@ def wanted_paths(folder: Any) -> list[str]:
     return [str(path) for path in folder.iterdir() if path.suffix.lower() == ".png"]
 
 
-def test_a_thousand_images_are_many_chunks(folder: Any, tmp_path: Any) -> None:
+@pytest.mark.parametrize(("padding", "chunks"), [(0, 7), (130_000, 20)])
+def test_images_of_more_bytes_are_more_chunks(folder: Any, tmp_path: Any, padding: int, chunks: int) -> None:
+    content = (folder / "image 1.png").read_bytes()
+    (tmp_path / "padded.png").write_bytes(content + bytes(padding))
     for k in range(COUNT, 200):
-        os.link(folder / "image 1.png", folder / f"image {k}.png")
-    assert ff.run(model(), folder, tmp_path / "out.parquet", preprocess=pixels).chunks_computed == 20
+        os.link(tmp_path / "padded.png", folder / f"image {k}.png")
+    summary = ff.run(model(), folder, tmp_path / "out.parquet", preprocess=pixels)
+    assert summary.chunks_computed == chunks
 
 
 def test_images_in_folders_of_a_folder_are_read(folder: Any, tmp_path: Any) -> None:

@@ -27,6 +27,7 @@ from dask_ferro.errors import ModelError
 from dask_ferro.graph.ir.inference import set_types
 from dask_ferro.graph.ir.messages import external_tensors, lean_model
 from dask_ferro.graph.ir.onnx_inference import typed
+from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.model import external_data, guards, self_contained
 from dask_ferro.graph.model.external_data import FilePart, Original, reference
 from dask_ferro.graph.model.guards import Limits
@@ -45,7 +46,7 @@ from dask_ferro.graph.model.source import (
     seen,
 )
 
-__all__ = ["Limits", "Loaded", "load", "load_own"]
+__all__ = ["Limits", "Loaded", "load", "load_opened", "load_own"]
 
 # Below this, a mapped page costs more than the copy that it saves.
 _PAGE = 4096
@@ -77,6 +78,8 @@ class Loaded:
         The model file as it was read, where it is in memory and all of the model.
     is_inferred : bool
         Whether its types were inferred from those of its inputs alone, and all that the file declares is so.
+    has_regions : bool
+        Whether a node of the main graph has a region or a phase.
     outputs : tuple of str
         The selected outputs in their order; (): all, as in the file.
     original : Original or None
@@ -90,6 +93,7 @@ class Loaded:
     files: SourceFiles = field(default_factory=SourceFiles)
     content: bytes | None = None
     is_inferred: bool = False
+    has_regions: bool = False
     outputs: tuple[str, ...] = ()
     original: Original | None = None
 
@@ -134,11 +138,18 @@ def load(
     """
     limits = limits or Limits()
     with opened(source, limits.mapped_above) as file:
-        headline = f"cannot load {file.name}"
-        try:
-            return _load(file, headline, limits, outputs, keeps_original)
-        except external_data.Problem as problem:
-            raise ModelError(headline, [str(problem)]) from problem
+        return load_opened(file, limits, outputs, keeps_original=keeps_original)
+
+
+def load_opened(
+    file: SourceBytes, limits: Limits, outputs: object = None, *, keeps_original: bool = False
+) -> Loaded:
+    """Return the checked model of an open source, as `load` does."""
+    headline = f"cannot load {file.name}"
+    try:
+        return _load(file, headline, limits, outputs, keeps_original)
+    except external_data.Problem as problem:
+        raise ModelError(headline, [str(problem)]) from problem
 
 
 def load_own(model: ir.Model, limits: Limits | None = None) -> Loaded:
@@ -173,6 +184,7 @@ def load_own(model: ir.Model, limits: Limits | None = None) -> Loaded:
         opset=own.opset_imports[""],
         content=content,
         is_inferred=types.is_inferred,
+        has_regions=any(any(region_of(node)) for node in own.graph),
     )
 
 
@@ -210,6 +222,7 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
         files=files,
         content=file.content if isinstance(file.content, bytes) and not parts else None,
         is_inferred=types.is_inferred,
+        has_regions=any(any(region_of(node)) for node in model.graph),
         outputs=outputs,
         original=original,
     )

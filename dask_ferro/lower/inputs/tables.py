@@ -295,13 +295,8 @@ def _converted(column: nw.Series, spec: ValueSpec, what: str) -> np.ndarray:
         )
     if spec.dtype != np.dtype(object):
         return converted(spec, _numbers(column), f"{what} ({column.dtype})")
-    items = column.to_list()
-    other = next((item for item in items if not isinstance(item, str)), None)
-    if other is not None:
-        raise ConfigError(
-            f"{what} holds {other!r}, and the input takes strings: convert the column with .astype(str)"
-        )
-    return np.array(items, dtype=object)
+    # Whether all items are texts is checked with the inputs of the call.
+    return np.asarray(column, dtype=object)
 
 
 def _numbers(column: nw.Series) -> np.ndarray:

@@ -11,7 +11,7 @@ texts that is as wide as its longest row has another width in each chunk.
 from __future__ import annotations
 
 import re
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import groupby
@@ -28,7 +28,6 @@ from tlz import merge
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, ValueSource
-from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.lower.annotations import ByHead, about
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.layer import (
@@ -41,11 +40,12 @@ from dask_ferro.lower.layer import (
     Literal,
     RunLengths,
     TaskSeries,
+    embedded,
     feed,
 )
 from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.portable import PortableCall, PortableTask
-from dask_ferro.lower.signature import Dim
+from dask_ferro.lower.signature import Dim, comes_later
 from dask_ferro.lower.upstream import List, TaskRef
 from dask_ferro.lower.worker.outputs import OutputCheck, Sizes, joined, pick, shape_at, together_by_name
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
@@ -53,15 +53,31 @@ from dask_ferro.trace import ABOUT
 
 
 def outputs_of(bound: BoundModel, client: Any) -> Any:
-    """Return the output of a model on its inputs, a dask array or a delayed value; `Outputs` of several."""
-    made = lower(bound, client, are_arrays=True)
+    """Return the output of a model on its inputs, a dask array or a delayed value; `Outputs` of several.
+
+    The workers of `client` are asked whether they see the model's file.
+    """
+    tokens = {name: tokenize(value) for name, value in bound.arrays.items()}
+    feeds = _feeds(bound, lambda name, value, rows: feed(name, value, rows, tokens[name]))
+    copy = None if client is None else copy_for(bound.model, client)
+    made = lower(bound, feeds, copy, tuple(tokens.items()), are_arrays=True)
     return _output(made, 0) if len(bound.plan.outputs) == 1 else Outputs(made)
 
 
 def values_of(bound: BoundModel) -> dict[str, Any]:
     """Return the outputs of a model on its inputs by name, computed in this process."""
-    made = lower(bound, None, are_arrays=False)
+    # No other graph has these keys, so they need not name the content of the inputs.
+    made = lower(bound, _feeds(bound, embedded), None, None, are_arrays=False)
     return assemble(dask.get(made.graph, made.keys), made.places, bound.model.name)  # type: ignore[attr-defined, arg-type]
+
+
+def _feeds(bound: BoundModel, of: Callable[[str, Any, tuple[int, ...] | None], Feed]) -> list[Feed]:
+    """Return the inputs as tasks read them; `of` makes each of its name, its value, and the rows of its chunks."""
+    sig = bound.model.signature
+    return [
+        of(spec.name, bound.arrays[spec.name], bound.rows if carries else None)
+        for spec, carries in zip(sig.inputs, sig.carries, strict=True)
+    ]
 
 
 # ---- the graph ---------------------------------------------------------------------------------------------
@@ -98,21 +114,18 @@ class Lowered:
         return {spec.name: self.source(i)[1] for i, spec in enumerate(self.bound.model.signature.outputs)}
 
 
-def lower(bound: BoundModel, client: Any, *, are_arrays: bool) -> Lowered:
+def lower(
+    bound: BoundModel, feeds: Sequence[Feed], copy: Feed | None, tokens: object, *, are_arrays: bool
+) -> Lowered:
     """Return the Dask graph of a model on its inputs.
 
-    The workers of `client` are asked whether they see the model's file.  `are_arrays` tells whether the outputs become
-    dask arrays, whose shapes hold; else they have the shapes that are computed.
+    `copy` is the model's content, for workers that cannot see its file, and `tokens` identifies the inputs.
+    `are_arrays` tells whether the outputs become dask arrays, whose shapes hold; else they have the shapes that are
+    computed.
     """
-    model, sig, bundles = bound.model, bound.model.signature, bound.plan.bundles
-    tokens = {name: tokenize(value) for name, value in bound.arrays.items()}
+    model, bundles = bound.model, bound.plan.bundles
     refs = tuple(_bundle_ref(bound, n, are_arrays=are_arrays) for n in range(len(bundles)))
-    feeds = [
-        feed(spec.name, bound.arrays[spec.name], bound.rows if carries else None, tokens[spec.name])
-        for spec, carries in zip(sig.inputs, sig.carries, strict=True)
-    ]
-    copy = None if client is None else copy_for(model, client)
-    content = (model.loaded.digest, tuple(tokens.items()), bound.rows, refs)
+    content = (model.loaded.digest, tokens, bound.rows, refs)
     # A digest of the text: hash() differs from process to process.
     token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
     series = tuple(_series(bound, token, n) for n in range(len(bundles)))
@@ -150,6 +163,7 @@ def _bundle_ref(bound: BoundModel, number: int, *, are_arrays: bool) -> BundleRe
         many = source.bundle != MODEL_INPUT and len(plan.bundles[source.bundle].outputs) > 1
         picks.append((positions[_origin(source)], source.place if many else -1))
     carries = tuple(sig.carries[s.place] for s in bundle.sources) if bound.splits else ()
+    read = (bound.arrays[sig.inputs[s.place].name] for s in bundle.sources if s.bundle == MODEL_INPUT)
     return BundleRef(
         bundle.inputs,
         bundle.outputs,
@@ -159,6 +173,7 @@ def _bundle_ref(bound: BoundModel, number: int, *, are_arrays: bool) -> BundleRe
         parallel=bundle.seconds > WORTH_THREADS_S,
         down=tuple(sorted({s.place for s in plan.outputs if s.bundle == number})),
         check=_output_check(bound, number, are_arrays=are_arrays),
+        late=any(map(comes_later, read)),
     )
 
 
@@ -197,9 +212,10 @@ def _sizes(bound: BoundModel, name: str, first: int) -> Sizes:
 
 def _about(bound: BoundModel, series: Sequence[KeySeries]) -> dict[str, Any]:
     """Return the annotation that names each bundle's regions; {} for a graph without regions."""
-    nodes = list(bound.model.loaded.model.graph)
-    if not any(any(region_of(node)) for node in nodes):
+    loaded = bound.model.loaded
+    if not loaded.has_regions:
         return {}
+    nodes = list(loaded.model.graph)
     found = ByHead()
     for keys, bundle in zip(series, bound.plan.bundles, strict=True):
         found[keys.head] = tuple(about(nodes[i] for i in bundle.nodes))

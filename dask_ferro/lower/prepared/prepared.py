@@ -23,14 +23,14 @@ from dask_ferro.graph.batch_independence import dependence
 from dask_ferro.graph.bundling.plan import Granularity, Plan, plan
 from dask_ferro.graph.cost.roofline import ModelCost, model_cost
 from dask_ferro.graph.ir.inference import Inference, ValueType
-from dask_ferro.graph.model.load import Loaded, load, load_own
+from dask_ferro.graph.model.load import Loaded, load_own
 from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.client import slots
 from dask_ferro.lower.prepared.remote import fetched, is_address
 from dask_ferro.lower.prepared.store import spool
 from dask_ferro.lower.signature import Signature, shape_of, signature, with_batch
-from dask_ferro.lower.worker.models import ModelRef, limits, reference, remember
-from dask_ferro.lower.worker.models import open_model as load_once
+from dask_ferro.lower.worker.models import ModelRef, limits, load_once, reference, remember
+from dask_ferro.lower.worker.models import open_model as opened_model
 
 # Seconds below which a model is one bundle on any cluster: two tasks and a hop cost more than half of that.
 _WORTH_CUTTING_S = 0.02
@@ -51,14 +51,14 @@ def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
     bounds = limits()
     source, name = read_source(source)
     if isinstance(source, (str, os.PathLike)):
-        loaded = load(source, limits=bounds, outputs=outputs)
+        loaded = load_once(source, bounds, outputs)
         assert loaded.path is not None
         return _prepared(loaded, loaded.path, name)
     if isinstance(source, ir.Model):
         loaded = load_own(source, bounds)
         return _prepared(loaded, spool(loaded.content or b""), loaded.model.graph.name or "model")
     # Loaded first, so that a model that is refused is never written to the store.
-    loaded = load(source, limits=bounds, outputs=outputs)
+    loaded = load_once(source, bounds, outputs)
     is_message = isinstance(source, onnx.ModelProto)
     content = bytes(source.SerializeToString(deterministic=True) if is_message else source)
     path = spool(content)
@@ -67,7 +67,7 @@ def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
     if len(content) <= bounds.mapped_above and loaded.content == content:
         loaded = replace(loaded, path=os.path.realpath(path))
     else:
-        loaded = load(path, limits=bounds, outputs=loaded.outputs or None)
+        loaded = load_once(path, bounds, loaded.outputs or None)
     return _prepared(loaded, path, name or loaded.model.graph.name or "model")
 
 
@@ -120,7 +120,7 @@ def reopened(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
     """
     if content is not None:
         ref = reference(spool(content), ref.digest, ref.outputs)
-    loaded = load_once(ref)
+    loaded = opened_model(ref)
     return _reopened.get(
         (ref, name), lambda: _prepared(loaded, ref.path, name), lambda kept: kept.loaded is loaded
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +14,8 @@ import numpy as np
 from dask_ferro import config
 from dask_ferro.engines.cache import Cache
 from dask_ferro.errors import ConfigError, ModelError
-from dask_ferro.graph.model.load import Limits, Loaded, load
+from dask_ferro.graph.model.load import Limits, Loaded, load_opened
+from dask_ferro.graph.model.source import Source, opened
 
 # The number of opened models kept: each holds its weights, or maps large ones (ferro.limits.mapped-above).
 MODELS_KEPT = 8
@@ -43,8 +47,20 @@ def limits() -> Limits:
     )
 
 
-# The models that this process has opened.
+# The models that this process has opened, by reference, and by content.
 _models: Cache[Loaded] = Cache(MODELS_KEPT, size=None)
+_sources: Cache[Loaded] = Cache(MODELS_KEPT, size=None)
+
+
+def load_once(source: Source, bounds: Limits, outputs: object = None) -> Loaded:
+    """Return a model as `load` does; one that this process has loaded from the same bytes is not loaded again."""
+    with opened(source, bounds.mapped_above) as file:
+        build = partial(load_opened, file, bounds, outputs)
+        if file.mapped:
+            return build()
+        # Without its content a model has files of external data, which may have changed.
+        kept = _sources.get((file.content, bounds, repr(outputs)), build, attrgetter("content"))
+        return kept if kept.content is None else replace(kept, path=file.path)
 
 
 def _kept(ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
@@ -74,7 +90,7 @@ def _open(ref: ModelRef, copy: Any) -> Loaded:
     is_there = os.path.exists(ref.path)
     if not is_there and copy is not None:
         content = np.ascontiguousarray(copy).tobytes()
-        return load(content, limits=limits(), outputs=ref.outputs or None)
+        return load_once(content, limits(), ref.outputs or None)
     if not is_there:
         raise ConfigError(
             f"model file {ref.path!r}: this process cannot see it; put it on a file system that all workers share, or"
@@ -82,7 +98,7 @@ def _open(ref: ModelRef, copy: Any) -> Loaded:
             " connected, so that a copy is sent"
         )
     try:
-        loaded = load(ref.path, limits=limits(), outputs=ref.outputs or None)
+        loaded = load_once(ref.path, limits(), ref.outputs or None)
     except (ModelError, ConfigError) as error:
         if isinstance(error, ConfigError) and not ref.outputs:
             raise

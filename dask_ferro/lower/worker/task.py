@@ -94,6 +94,8 @@ class BundleRef(NamedTuple):
         Whether its bits must not depend on where the model was cut.
     check : OutputCheck or None
         What the results have to be that are outputs of the model.
+    late : bool
+        Whether an input of the model was not there to be checked when the graph was built.
     """
 
     inputs: tuple[str, ...]
@@ -105,6 +107,7 @@ class BundleRef(NamedTuple):
     down: tuple[int, ...] = ()
     exact: bool = False
     check: OutputCheck | None = None
+    late: bool = True
 
     def each(self, results: Any) -> tuple[Any, ...]:
         """Return what `run_bundle` returns as a tuple, also where there is only one output."""
@@ -146,7 +149,7 @@ def run_bundle(
     arrays = [np.asarray(value) if isinstance(value, np.generic) else value for value in picked]
     try:
         compiled = _compiled(model, bundle, copy, residency)
-        if residency is None:
+        if residency is None and bundle.late:
             arrays = compiled.inputs.checked(arrays, model.path)
         results = _results(compiled.run, model, bundle, arrays, copy, on_host=residency is None)
     except (ModelError, UnsupportedOp) as error:

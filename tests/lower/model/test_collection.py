@@ -12,12 +12,14 @@ import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
+import onnx
 import pandas as pd
 import pytest
 from dask.delayed import Delayed
 from onnx import helper
 
 import dask_ferro as ff
+from dask_ferro.lower.model.collection import opened_of
 from tests.each import every
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, written
 from tests.programs import ran
@@ -327,6 +329,39 @@ def test_a_replaced_file_is_noticed_in_the_same_process(tmp_path):
     path.write_bytes(mlp(hidden=2000, seed=2).SerializeToString())
     np.testing.assert_array_equal(small.compute(scheduler="sync"), expected)
     assert not np.array_equal(ff.from_onnx(path, X).compute(scheduler="sync"), expected)
+
+
+def test_a_model_of_the_same_bytes_is_loaded_once(tmp_path):
+    paths = [tmp_path / "one.onnx", tmp_path / "other.onnx"]
+    for path in paths:
+        path.write_bytes(mlp(seed=3).SerializeToString())
+    one, other = (opened_of(ff.from_onnx(path)) for path in paths)
+    assert other.loaded.model is one.loaded.model
+    assert [one.ref.path, other.ref.path] == [str(path) for path in paths]
+    assert opened_of(ff.from_onnx(paths[0], outputs="scores")).loaded.model is not one.loaded.model
+    with dask.config.set({"ferro.limits.value-bytes": 10**6}):
+        assert opened_of(ff.from_onnx(paths[0])).loaded.model is not one.loaded.model
+
+
+def test_calls_look_for_regions_once(monkeypatch):
+    looked = []
+    monkeypatch.setattr("dask_ferro.graph.model.load.region_of", lambda node: looked.append(node.name) or ())
+    opened = ff.from_onnx(mlp(seed=4))
+    for _ in range(3):
+        opened(X)
+        opened.predict(X)
+    assert looked == [node.name for node in opened_of(opened).loaded.model.graph]
+
+
+def test_external_data_is_read_each_time_that_a_model_is_opened(tmp_path):
+    path, results, contents = tmp_path / "m.onnx", [], []
+    for seed in (1, 2):
+        (tmp_path / "w.bin").unlink(missing_ok=True)
+        onnx.save(mlp(seed=seed), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+        results.append(ff.from_onnx(path, X).compute(scheduler="sync"))
+        contents.append(path.read_bytes())
+    assert contents[0] == contents[1]
+    assert not np.array_equal(*results)
 
 
 def test_random_numbers_in_a_body_are_drawn_once():

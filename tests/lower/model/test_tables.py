@@ -165,7 +165,7 @@ def test_a_missing_number_is_a_nan_where_the_input_takes_floats() -> None:
         ),
         pytest.param({"price": np.full(ROWS, 1e300)}, ["'price'", "too large for float32"], id="too large"),
         pytest.param(
-            {"city": np.arange(ROWS)}, ["'city'", "takes strings", ".astype(str)"], id="numbers for strings"
+            {"city": np.arange(ROWS)}, ["'city'", "int among its texts", "str()"], id="numbers for strings"
         ),
         pytest.param({"price": INDEX}, ["'price'", "wanted float32"], id="dates"),
         pytest.param({"count": pd.array([None] * ROWS, "Int64")}, ["'count'", "12 missing"], id="no integer"),
