@@ -148,7 +148,7 @@ def _unserved(stealing: Stealing | None, now: float) -> float:
 def _flows(scheduler: Scheduler, now: float) -> Iterator[FlowRow]:
     """Yield the newest flows, the newest first."""
     part = part_of(scheduler, BundleCosts)
-    for row in reversed(part.flow_rows if part is not None else ()):
+    for row in reversed(part.flow_rows.since()[0] if part is not None else ()):
         yield row.at(now, tuple(label(a, scheduler.workers.get(a)) for a in row.workers))
 
 
