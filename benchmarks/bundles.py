@@ -3,7 +3,7 @@
     python benchmarks/bundles.py                        # all parts, 2 workers
     python benchmarks/bundles.py --only metg --workers 2 4 8 --json bundles.json
     python benchmarks/bundles.py --only metg --steps 250 --contenders bundled
-    python benchmarks/bundles.py --only hop
+    python benchmarks/bundles.py --only hop --contenders stock bundled
 
 metg    the shortest tasks of which a graph runs at half of the machine's speed: METG(50 %) of Task Bench (Slaughter et
         al., "Task Bench: a parameterized benchmark for evaluating parallel runtime performance", SC20), with its
@@ -344,7 +344,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", choices=("metg", "hop", "short", "simulated"), help="one part alone")
     parser.add_argument("--steps", type=int, default=25, help="steps of the graphs of METG (25)")
     parser.add_argument(
-        "--contenders", choices=CONTENDERS, nargs="+", default=CONTENDERS, help="those of METG (all)"
+        "--contenders",
+        choices=CONTENDERS,
+        nargs="+",
+        default=CONTENDERS,
+        help="those of METG and hops alone (all)",
     )
     args = parser.parse_args(arguments)
     rounds = 1 if args.toy else args.rounds
@@ -354,7 +358,7 @@ def main(arguments: list[str] | None = None) -> int:
         record["simulated"] = simulated(args.toy, note)
     with tempfile.TemporaryDirectory() as folder:
         for workers in [] if args.only == "simulated" else args.workers:
-            names = tuple(args.contenders) if args.only == "metg" else CONTENDERS
+            names = tuple(args.contenders) if args.only in ("metg", "hop") else CONTENDERS
             with clusters(names, workers, str(Path(folder, f"costs-{workers}"))) as contenders:
                 if args.only in (None, "metg"):
                     steps = 3 if args.toy else args.steps
