@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
 
@@ -116,10 +117,14 @@ class CostFacts:
 
 
 class Needed(NamedTuple):
-    """The tasks that wanted keys need, each before its readers; those that the scheduler has, with all behind them."""
+    """The tasks that wanted keys need, each before its readers; those that the scheduler has, with all behind them.
+
+    `number` has the place of each task in the order.
+    """
 
     order: list[Key]
     had: dict[Key, GraphNode]
+    number: dict[Key, int]
 
 
 class Flow(NamedTuple):
@@ -132,14 +137,23 @@ class Flow(NamedTuple):
 
 
 class BundleChoice(NamedTuple):
-    """Needed tasks and their bundles by number; projected costs of tasks in the same order; the flow, if any.
+    """Needed tasks and their bundles by number; their projected costs and inputs; the flow, if any.
 
     The tasks of a flow are in no bundle.
+
+    Parameters
+    ----------
+    edges : array of three columns
+        Task, its reader, and bytes; those into one task are side by side.
+    outside : mapping
+        By task, the keys of its inputs that are no needed tasks.
     """
 
     order: list[Key]
     bundles: Bundles
     costs: list[TaskCost | None]
+    edges: Floats
+    outside: Mapping[int, list[Key]]
     flow: Flow | None = None
 
 
@@ -147,24 +161,26 @@ def needed(graph: Graph, wanted: Iterable[Key], existing: Existing) -> Needed:
     """Return the tasks that wanted keys need, depth first, so that what is read together is computed together."""
     order: list[Key] = []
     had: dict[Key, GraphNode] = {}
-    # 1: its inputs are on the stack; 2: it is in the order.
-    state: dict[Key, int] = {}
+    # -1: its inputs are on the stack.
+    number: dict[Key, int] = {}
     stack = list(reversed(list(wanted)))
     while stack:
         key = stack.pop()
-        seen = state.get(key, 0)
-        if seen == 1:
-            state[key] = 2
-            order.append(key)
-        if seen or key not in graph or key in had:
+        if key in number:
+            if number[key] < 0:
+                number[key] = len(order)
+                order.append(key)
+            continue
+        task = graph.get(key)
+        if task is None or key in had:
             continue
         if (spec := existing(key)) is not None:
             add_behind(key, spec, graph, existing, had)
             continue
-        state[key] = 1
+        number[key] = -1
         stack.append(key)
-        stack += (dep for dep in reversed(_sorted(graph[key].dependencies)) if dep not in state)
-    return Needed(order, had)
+        stack += [dep for dep in reversed(_sorted(task.dependencies)) if dep not in number]
+    return Needed(order, had, number)
 
 
 def add_behind(
@@ -214,33 +230,36 @@ def choose(
         The annotations of tasks without their own; a function is called with the key.
     """
     tasks = needed(graph, _sorted(wanted), facts.existing)
-    number = {key: i for i, key in enumerate(tasks.order)}
-    costs = [_cost(key, graph[key], facts) for key in tasks.order]
+    number = tasks.number
+    nodes = [graph[key] for key in tasks.order]
+    costs = [_cost(key, task, facts) for key, task in zip(tasks.order, nodes, strict=True)]
     sizes = [0.0 if cost is None else cost.nbytes for cost in costs]
-    edges = _edges(graph, number, sizes)
+    edges, outside = _edges(nodes, number, sizes)
     seconds = [UNKNOWN_S if cost is None else cost.seconds for cost in costs]
-    locations = _locations(graph, tasks.order, sizes, facts.held)
+    locations = _locations(graph, tasks.order, sizes, facts.held) if outside else [_Location()] * len(nodes)
     kinds = _by_annotations(tasks.order, annotations, locations)
-    for i, key in enumerate(tasks.order):
-        if annotation(_RETRIES, key, 0, annotations, common or {}):
-            kinds[i] = ALONE
+    if _RETRIES in annotations or _RETRIES in (common or {}):
+        for i, key in enumerate(tasks.order):
+            if annotation(_RETRIES, key, 0, annotations, common or {}):
+                kinds[i] = ALONE
     work = TaskDag(
-        Dag(seconds, edges),
-        _kinds(graph, number, edges, costs, kinds),
-        _shares(tasks.order, costs, frozenset(wanted), locations, facts.holds),
+        Dag(seconds, edges, values=edges[:, 0].astype(np.int64)),
+        _kinds(graph, nodes, number, edges, costs, kinds),
+        _shares(sizes, locations, [number[key] for key in wanted if key in number], facts.holds),
         [UNKNOWN_S if cost is None else max(cost.seconds, cost.most) for cost in costs],
     )
+    made = partial(BundleChoice, tasks.order, costs=costs, edges=edges, outside=outside)
     # Without any measured task, there is nothing to gain; without room, results must go as early as they can.
     is_unknown = not any(cost is not None and cost.seconds for cost in costs)
     if facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
-        return BundleChoice(tasks.order, tuple((i,) for i in range(len(tasks.order))), costs), tasks
+        return made(tuple((i,) for i in range(len(tasks.order)))), tasks
     least = sum(seconds) / facts.workers
     is_bound = not _PLACING.isdisjoint(common or {})
     flow = None if is_bound else _flow(work, frozenset(number[key] for key in wanted if key in number), facts)
     # Bundles take the least at best, and their search takes longer than a flow's plan.
     if flow is not None and flow.seconds < FLOW_STARTS + FLOW_ENOUGH * least:
-        return BundleChoice(tasks.order, _alone(work, flow), costs, flow), tasks
-    made = partial(
+        return made(_alone(work, flow), flow=flow), tasks
+    search = partial(
         bundle_tasks,
         work,
         workers=facts.workers,
@@ -248,13 +267,13 @@ def choose(
         ranks=_ranks,
         overheads=facts.overheads,
     )
-    bundles = facts.recent.bundles(work, (facts.workers, facts.holds, facts.allowance), made)
+    bundles = facts.recent.bundles(work, (facts.workers, facts.holds, facts.allowance), search)
     if flow is not None:
         cut = as_sent(partitioned(work.dag, bundles), facts.overheads)
         projected = scheduled(cut, workers=facts.workers, overheads=facts.overheads).seconds
         if flow.seconds < (1 - FLOW_GAINS) * projected:
-            return BundleChoice(tasks.order, _alone(work, flow), costs, flow), tasks
-    return BundleChoice(tasks.order, bundles, costs), tasks
+            return made(_alone(work, flow), flow=flow), tasks
+    return made(bundles), tasks
 
 
 def _alone(work: TaskDag, flow: Flow) -> Bundles:
@@ -314,15 +333,18 @@ def annotation(
     return annotations.get(name, {}).get(key, value(key) if callable(value) else value)
 
 
-def _edges(graph: Graph, number: Mapping[Key, int], sizes: list[float]) -> Floats:
-    """Return the edges between tasks; those into one task follow each other."""
-    sources: list[int] = []
-    ends = [0]
-    for key in number:
-        sources += [number[dep] for dep in graph[key].dependencies if dep in number]
-        ends.append(len(sources))
-    src = np.asarray(sources, np.int64)
-    return np.column_stack([src, np.repeat(np.arange(len(number)), np.diff(ends)), np.asarray(sizes)[src]])
+def _edges(
+    nodes: list[GraphNode], number: Mapping[Key, int], sizes: list[float]
+) -> tuple[Floats, dict[int, list[Key]]]:
+    """Return the edges between tasks, those into one task side by side; by task, its inputs that are none of them."""
+    read = [task.dependencies for task in nodes]
+    # An input that is no task here is not a number.
+    src = np.asarray([*map(number.get, chain.from_iterable(read))], np.float64)
+    dst = np.repeat(np.arange(len(nodes)), [*map(len, read)])
+    inside = ~np.isnan(src)
+    outside = {i: [key for key in read[i] if key not in number] for i in dst[~inside].tolist()}
+    src, dst = src[inside], dst[inside]
+    return np.column_stack([src, dst, np.asarray(sizes)[src.astype(np.int64)]]), outside
 
 
 def _ranks(sources: Sequence[Sequence[int]]) -> list[int]:
@@ -356,9 +378,6 @@ def _locations(
 
     A result is where its own inputs are.  Inputs of up to `NEAR` bytes in all decide nothing.
     """
-    inside = frozenset(order)
-    if all(graph[key].dependencies <= inside for key in order):
-        return [_Location()] * len(order)
     found: dict[Key, tuple[_Location, float]] = {}
     for key, nbytes in zip(order, sizes, strict=True):
         at: Counter[str] = Counter()
@@ -375,24 +394,17 @@ def _locations(
     return [found[key][0] for key in order]
 
 
-def _shares(
-    order: list[Key],
-    costs: list[TaskCost | None],
-    wanted: frozenset[Key],
-    locations: list[_Location],
-    holds: float,
-) -> list[float]:
+def _shares(sizes: list[float], locations: list[_Location], wanted: list[int], holds: float) -> Floats:
     """Return each task's part of what a bundle may hold: its result, and inputs that are sent for it."""
-    shares = []
-    for key, cost, location in zip(order, costs, locations, strict=True):
-        nbytes = 0.0 if cost is None else cost.nbytes
-        share = (nbytes + location.elsewhere) / holds
-        shares.append(max(share, WANTED_SHARE) if key in wanted else share)
+    elsewhere = np.fromiter((location.elsewhere for location in locations), np.float64, len(locations))
+    shares = (np.asarray(sizes, np.float64) + elsewhere) / holds
+    shares[wanted] = np.maximum(shares[wanted], WANTED_SHARE)
     return shares
 
 
 def _kinds(
     graph: Graph,
+    nodes: list[GraphNode],
     number: Mapping[Key, int],
     edges: Floats,
     costs: list[TaskCost | None],
@@ -406,12 +418,18 @@ def _kinds(
     src, dst = edges[:, :2].astype(np.int64).T
     is_alone[dst[is_alone[src]]] = True
     found = np.where(is_alone, ALONE, kinds).tolist()
-    # Most graphs have no barrier, and then it is not sought behind each task.
+    # Dask asks each task whether its function is a coroutine; a graph has few functions.
+    of_function = {id(getattr(task, "func", None)): task for task in nodes}
+    coroutines = {function for function, task in of_function.items() if task.is_coro}
     barriers = {key for key, task in graph.items() if task.block_fusion}
-    for key, i in number.items():
-        task = graph[key]
+    # Most graphs have neither, and barriers are sought behind each task.
+    for i, task in enumerate(nodes) if coroutines or barriers else ():
         read = [source for dep in task.dependencies for source in _aliased(dep, graph)] if barriers else []
-        if task.is_coro or task.block_fusion or not barriers.isdisjoint(read):
+        if (
+            id(getattr(task, "func", None)) in coroutines
+            or task.block_fusion
+            or not barriers.isdisjoint(read)
+        ):
             found[i] = ALONE
         if task.block_fusion:
             for source in number.keys() & read:
