@@ -2,12 +2,17 @@
 
     python benchmarks/bundles.py                        # all parts, 2 workers
     python benchmarks/bundles.py --only metg --workers 2 4 8 --json bundles.json
+    python benchmarks/bundles.py --only metg --steps 100 --contenders bundled
+    python benchmarks/bundles.py --only hop --contenders stock bundled
 
 metg    the shortest tasks of which a graph runs at half of the machine's speed: METG(50 %) of Task Bench (Slaughter et
         al., "Task Bench: a parameterized benchmark for evaluating parallel runtime performance", SC20), with its
         patterns stencil_1d, nearest, fft and tree.  A graph has a width of one task for each worker, as Task Bench has
-        it, or of four.  A task computes (a busy loop) for a given time, which is halved until a graph is below half
-        speed, or doubled until it is not; between the two lengths, it is interpolated.
+        it, or of four, and 25 steps; Task Bench has 1,000, which stock Dask takes minutes for.  A task computes (a busy
+        loop) for a given time, which is halved until a graph is below half speed, or doubled until it is not; between
+        the two lengths, it is interpolated.  The record says for each length how many of the graphs ran as flows.
+hop     from the end of a task to the start of its reader on another worker that waits for it, on this host's clock: two
+        points of 300 steps of 1 ms, alone, and beside a thread in each worker that keeps Python's lock.
 short   graphs of thousands of short tasks: seconds, over stock Dask's in the same round.
 simulated  a stencil on virtual clusters of 2 to 10,000 workers, two points for each: where bundles stop paying.
 
@@ -20,10 +25,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from math import exp, log
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -32,16 +38,18 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 import dask  # noqa: E402
 import dask.array as da  # noqa: E402
 import measure  # noqa: E402
-from distributed import Client  # noqa: E402
+from distributed import Client, Scheduler, Worker, get_worker  # noqa: E402
 from real import CONTENDERS, clusters  # noqa: E402
 from simulated.graph_builder import GraphBuilder  # noqa: E402
 
+from dask_ferro.scheduler.bundle_costs import BundleCosts  # noqa: E402
+from dask_ferro.scheduler.plugin import part_of  # noqa: E402
 from dask_ferro.simulate.cluster import VirtualCluster  # noqa: E402
 from dask_ferro.simulate.engine import simulate  # noqa: E402
 from dask_ferro.simulate.graphs.bundles import in_bundles  # noqa: E402
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph  # noqa: E402
 
-LONGEST_S, FIRST_S, SHORTEST_S = 0.064, 0.004, 0.0001
+LONGEST_S, FIRST_S, SHORTEST_S = 0.064, 0.004, 0.00001
 HALF = 0.5
 
 
@@ -89,15 +97,21 @@ def busy(seconds: float, *values: Any) -> int:
 
 
 def pattern(edges: Edges, seconds: float) -> Any:
-    """Return a graph of a pattern as a delayed value; its last task reads the last step, and takes no time."""
+    """Return a graph of a pattern as a delayed value; its last task reads the last step, and takes no time.
+
+    It also reads what no other task does, so that all tasks run.
+    """
     task = dask.delayed(busy, pure=False)
     row = [task(seconds) for _ in range(edges.width)]
+    unread: list[Any] = []
     for step in range(1, edges.steps):
-        row = [task(seconds, *(row[p] for p in edges.reads(step, point))) for point in range(edges.width)]
-    return dask.delayed(_done, pure=False)(row)
+        reads = [edges.reads(step, point) for point in range(edges.width)]
+        unread += [row[p] for p in set(range(edges.width)).difference(*reads)]
+        row = [task(seconds, *(row[p] for p in points)) for points in reads]
+    return dask.delayed(_done, pure=False)(row, unread)
 
 
-def _done(values: list[int]) -> int:
+def _done(values: list[int], unread: Sequence[int] = ()) -> int:
     return len(values)
 
 
@@ -111,13 +125,16 @@ def timed(client: Client, graph: Any, width: int) -> float:
 
 
 def metg(client: Client, name: str, width: int, steps: int, cores: int, rounds: int) -> dict[str, Any]:
-    """Return the shortest tasks at half speed, in ms, and the efficiency by task length."""
+    """Return the shortest tasks at half speed, in ms; by task length, the efficiency and how many runs were flows."""
     edges = Edges(width, steps, PATTERNS[name](width))
     speeds: dict[float, float] = {}
+    flows: dict[float, int] = {}
 
     def speed(seconds: float) -> float:
         timed(client, pattern(edges, seconds), width)
+        before = client.run_on_scheduler(_flows)
         elapsed = median(timed(client, pattern(edges, seconds), width) for _ in range(rounds))
+        flows[seconds] = client.run_on_scheduler(_flows) - before
         speeds[seconds] = width * steps * seconds / cores / elapsed
         return speeds[seconds]
 
@@ -128,7 +145,14 @@ def metg(client: Client, name: str, width: int, steps: int, cores: int, rounds: 
     else:
         while seconds < LONGEST_S and speed(seconds := 2 * seconds) < HALF:
             pass
-    return {"metg_ms": _at_half(speeds), "efficiency": {f"{1e3 * s:g} ms": e for s, e in speeds.items()}}
+    by_length = [{f"{1e3 * s:g} ms": number for s, number in one.items()} for one in (speeds, flows)]
+    return {"metg_ms": _at_half(speeds), "efficiency": by_length[0], "flows": by_length[1]}
+
+
+def _flows(*, dask_scheduler: Scheduler) -> int:
+    """Return the number of flows so far."""
+    part = part_of(dask_scheduler, BundleCosts)
+    return 0 if part is None else part.flow_rows.total
 
 
 def _at_half(speeds: dict[float, float]) -> float | None:
@@ -142,6 +166,69 @@ def _at_half(speeds: dict[float, float]) -> float | None:
             part = (speeds[longer] - HALF) / (speeds[longer] - speeds[shorter])
             best = 1e3 * exp(log(longer) + part * (log(shorter) - log(longer)))
     return best
+
+
+# ---- the way from one worker to another ------------------------------------------------------------------------
+
+
+def stamped(seconds: float, *inputs: tuple[str, float]) -> tuple[str, float]:
+    """Compute for a time; note how long ago the input was made that came last, if elsewhere; return where and when."""
+    start, worker = perf_counter(), get_worker()
+    if inputs:
+        where, end = max(inputs, key=lambda one: one[1])
+        if where != worker.address:
+            vars(worker).setdefault("ferro_hops", []).append(start - end)
+    busy(seconds)
+    return worker.address, perf_counter()
+
+
+def hops(client: Client, steps: int, rounds: int) -> dict[str, list[float]]:
+    """Return the median and the 99th percentile of hops, in ms, in each round."""
+    found: dict[str, list[float]] = {"p50": [], "p99": [], "hops": []}
+    for number in range(-1, rounds):
+        task = dask.delayed(stamped, pure=False)
+        row = [task(1e-3) for _ in range(2)]
+        for _ in range(1, steps):
+            row = [task(1e-3, *row) for _ in range(2)]
+        timed(client, dask.delayed(_done, pure=False)(row), 2)
+        own = [1e3 * hop for of_worker in client.run(_taken).values() for hop in of_worker]
+        if number >= 0 and len(own) > 1:
+            parts = quantiles(own, n=100, method="inclusive")
+            for name, value in (("p50", parts[49]), ("p99", parts[98]), ("hops", len(own))):
+                found[name].append(value)
+    return found
+
+
+def _taken(dask_worker: Worker) -> list[float]:
+    return vars(dask_worker).pop("ferro_hops", [])
+
+
+def _load(dask_worker: Worker, is_on: bool) -> None:
+    """Let a thread of the worker keep Python's lock, or end it."""
+
+    def compute() -> None:
+        while dask_worker.ferro_load:
+            pass
+
+    dask_worker.ferro_load = is_on
+    if is_on:
+        threading.Thread(target=compute, daemon=True).start()
+
+
+def _hop(contenders: dict[str, Client], toy: bool, rounds: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    rows = []
+    for load in (False, True):
+        for name, client in contenders.items():
+            client.run(_load, is_on=load)
+            own = hops(client, 20 if toy else 300, rounds)
+            client.run(_load, is_on=False)
+            title = f"{name}, {'beside a thread that computes' if load else 'alone'}"
+            found[title] = own
+            cells = [f"{median(own[part]):.3f}" if own[part] else "-" for part in ("p50", "p99")]
+            rows.append([title, *cells, f"{median(own['hops']):.0f}" if own["hops"] else "0"])
+    measure.show(f"From worker to worker, ms, {rounds} rounds", ["tasks", "p50", "p99", "hops"], rows)
+    return found
 
 
 # ---- graphs of short tasks ------------------------------------------------------------------------------------
@@ -260,7 +347,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--workers", type=int, nargs="+", default=[2], help="worker processes of each cluster (2)"
     )
-    parser.add_argument("--only", choices=("metg", "short", "simulated"), help="one part alone")
+    parser.add_argument("--only", choices=("metg", "hop", "short", "simulated"), help="one part alone")
+    parser.add_argument("--steps", type=int, default=25, help="steps of the graphs of METG (25)")
+    parser.add_argument(
+        "--contenders",
+        choices=CONTENDERS,
+        nargs="+",
+        default=CONTENDERS,
+        help="those of METG and hops alone (all)",
+    )
     args = parser.parse_args(arguments)
     rounds = 1 if args.toy else args.rounds
     note = (lambda line: None) if args.quiet else (lambda line: print(line, flush=True))
@@ -269,10 +364,14 @@ def main(arguments: list[str] | None = None) -> int:
         record["simulated"] = simulated(args.toy, note)
     with tempfile.TemporaryDirectory() as folder:
         for workers in [] if args.only == "simulated" else args.workers:
-            with clusters(CONTENDERS, workers, str(Path(folder, f"costs-{workers}"))) as contenders:
-                if args.only != "short":
-                    record[f"metg {workers}"] = _metg(contenders, workers, args.toy, rounds, note)
-                if args.only != "metg" and workers == args.workers[0]:
+            names = tuple(args.contenders) if args.only in ("metg", "hop") else CONTENDERS
+            with clusters(names, workers, str(Path(folder, f"costs-{workers}"))) as contenders:
+                if args.only in (None, "metg"):
+                    steps = 3 if args.toy else args.steps
+                    record[f"metg {workers}"] = _metg(contenders, workers, args.toy, steps, rounds, note)
+                if args.only in (None, "hop") and workers == args.workers[0]:
+                    record["hop"] = _hop(contenders, args.toy, rounds)
+                if args.only in (None, "short") and workers == args.workers[0]:
                     record["short"] = short(contenders, args.toy, rounds, note)
                     _show_short(record["short"], workers, rounds)
     record["submission"] = submission(1_000 if args.toy else 100_000)
@@ -283,23 +382,25 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _metg(
-    contenders: dict[str, Client], workers: int, toy: bool, rounds: int, note: Callable[[str], None]
+    contenders: dict[str, Client],
+    workers: int,
+    toy: bool,
+    steps: int,
+    rounds: int,
+    note: Callable[[str], None],
 ) -> dict[str, Any]:
     cores = min(workers, os.cpu_count() or 1)
     found: dict[str, Any] = {}
     rows = []
     for name in ["stencil_1d"] if toy else PATTERNS:
         for width in (workers, 4 * workers):
-            steps = 3 if toy else 25
-            own = {
-                c: metg(client, name, width, steps, cores, min(rounds, 2)) for c, client in contenders.items()
-            }
+            own = {c: metg(client, name, width, steps, cores, rounds) for c, client in contenders.items()}
             found[f"{name}, width {width}"] = own
             cells = [f"{o['metg_ms']:.2f}" if o["metg_ms"] else "over 64" for o in own.values()]
             rows.append([f"{name}, width {width}", *cells])
             note("  ".join(rows[-1]))
-    title = f"METG(50 %) in ms on {workers} worker processes, {cores} cores"
-    measure.show(title, ["pattern", *CONTENDERS], rows)
+    title = f"METG(50 %) in ms on {workers} worker processes, {cores} cores, {steps} steps"
+    measure.show(title, ["pattern", *contenders], rows)
     return found
 
 

@@ -117,6 +117,16 @@ def bundles_hold(record):
     assert record["submission"]["bundles"] < record["submission"]["tasks"]
 
 
+def hops_hold(record):
+    for contender in ("stock", "bundled"):
+        (alone,), (most,) = (
+            record["hop"][f"{contender}, alone"]["p50"],
+            record["hop"][f"{contender}, alone"]["p99"],
+        )
+        assert 0 < alone <= most
+    assert record["hop"]["bundled, alone"]["p50"] < record["hop"]["stock, alone"]["p50"]
+
+
 def real_holds(record):
     assert list(record["programs"]) == ["svd_compressed", "rechunk_tasks", "words"]
     assert record["geometric_means"]["bundled"] > 0
@@ -212,6 +222,7 @@ TOYS = [
     pytest.param("scheduling.py --in-process",
         "makespan / bound|simulated / measured, ferro|tick:|no-op:|floor:", scheduling_holds, id="scheduling"),
     pytest.param("bundles.py --only short", "tasks are bundled as", bundles_hold, id="bundles", marks=SOAK),
+    pytest.param("bundles.py --only hop", "From worker to worker", hops_hold, id="hop", marks=SOAK),
     pytest.param("real.py --workers 2 --only svd_compressed rechunk_tasks words", "geometric means",
         real_holds, id="real", marks=SOAK),
     pytest.param("heterogeneous.py", "mixed:|simulated:|paper:", heterogeneous_holds, id="heterogeneous",

@@ -30,8 +30,10 @@ from dask_ferro.commands.faults import Command
 from dask_ferro.commands.top_keys import Choice
 from dask_ferro.errors import ConfigError
 from dask_ferro.observe.findings import ClusterFinding
+from dask_ferro.observe.summary import FLOW_COLUMNS, flow_cells
 from dask_ferro.observe.top import ask, look, where
-from dask_ferro.views.terminal import console, facts, findings, lines, table
+from dask_ferro.scheduler.flow_log import FlowRow
+from dask_ferro.views.terminal import console, facts, findings, grid, lines, table
 from dask_ferro.words import count, duration, many, natural, printable, share, size
 
 # A `SchedulerLook`, and a `WorkerLook` of it.
@@ -40,8 +42,8 @@ Row = Mapping[str, Any]
 
 # Styles of states; all other states are red, as a worker in one of them does not work.
 _STATES = {"idle": "dim", "busy": "green", "paused": "yellow", "leaving": "yellow"}
-# The most findings above the table.
-_FOUND = 3
+# The most findings, and flows, above the table.
+_FOUND, _FLOWS = 3, 3
 # Polling takes at most this share of the scheduler's time, but is done once in so many seconds.
 _SHARE, _SELDOM = 0.05, 10.0
 
@@ -205,6 +207,8 @@ def screen(seen: Look | None, choice: Choice, trouble: str, columns: int, height
     more = f" ({len(found) - _FOUND} of them are not shown)" if len(found) > _FOUND else ""
     head: list[RenderableType] = [title, *([failure] if trouble else []), findings(found[:_FOUND])]
     head.append(lines([("health", seen["overview"]["health"] + more), *_facts(seen)]))
+    if flows := _flows(seen)[:_FLOWS]:
+        head.append(grid(FLOW_COLUMNS, flows, left=2))
     head.append(Text(_chosen(choice), style="dim"))
     if rows := arranged(seen["workers"], choice):
         choice.first = min(choice.first, len(rows) - 1)
@@ -230,6 +234,10 @@ def _scheduler(seen: Look) -> str:
 
 def _findings(seen: Look) -> list[ClusterFinding]:
     return [ClusterFinding(**one) for one in seen["overview"]["findings"]]
+
+
+def _flows(seen: Look) -> list[list[str]]:
+    return [[*map(printable, flow_cells(FlowRow(**one)))] for one in seen["overview"]["flows"]]
 
 
 def _facts(seen: Look) -> Iterator[tuple[str, str]]:
@@ -311,6 +319,8 @@ def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
     """Print what is wrong, the cluster's figures, and a table of all workers with all columns."""
     out.print(findings(_findings(seen)))
     facts(out, {"health": seen["overview"]["health"], "scheduler": _scheduler(seen), **dict(_facts(seen))})
+    if flows := _flows(seen):
+        table(out, "flows", FLOW_COLUMNS, flows, left=2)
     columns = sorted(_COLUMNS, key=lambda column: not column.is_text)
 
     def cells(row: Row) -> list[str]:

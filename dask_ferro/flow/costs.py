@@ -92,6 +92,8 @@ class Costs:
 
     def __init__(self, measured: Iterable[MeasuredTasks] = ()) -> None:
         self._prefixes: dict[str, dict[str, _GroupCost]] = {}
+        # By prefix and group, what was returned since the last change: all tasks of a group cost the same.
+        self._returned: dict[tuple[str, str], TaskCost | None] = {}
         # The scheduler's event loop adds, while another thread writes out a graph.
         self._lock = threading.Lock()
         self.changes = 0
@@ -119,10 +121,16 @@ class Costs:
             if len(self._prefixes) > PREFIXES:
                 del self._prefixes[next(iter(self._prefixes))]
             self.changes += 1
+            self._returned = {}
 
     def of(self, key: Key) -> TaskCost | None:
         """Return the projected cost of a task by its key, or None if none of its prefix was ever measured."""
-        prefix, name = names_of(key)
+        names, returned = names_of(key), self._returned
+        if names not in returned:
+            returned[names] = self._of_group(*names)
+        return returned[names]
+
+    def _of_group(self, prefix: str, name: str) -> TaskCost | None:
         with self._lock:
             groups = dict(self._prefixes.get(prefix, {}))
         if not groups:

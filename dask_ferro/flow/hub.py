@@ -194,8 +194,11 @@ class Hub:
         while True:
             with here.changed:
                 while not (run.is_ready or run.is_done or here.is_void):
+                    start = perf_counter()
+                    was_told = here.changed.wait(_PATIENCE)
+                    times.waited += perf_counter() - start
                     # What this member waits for may itself wait for this thread: others have it from now on.
-                    if not here.changed.wait(_PATIENCE) and not has_seceded():
+                    if not was_told and not has_seceded():
                         leave_pool()
                 if here.is_void:
                     raise Void(name)
@@ -208,7 +211,7 @@ class Hub:
             value = called(task, inputs, times)
             del inputs
             if task.readers:
-                self._send(name, task.key, value, {homes[member] for member in task.readers})
+                self._send(name, task.key, value, {homes[member] for member in task.readers}, times)
             with here.changed:
                 run.finish(task, value)
                 del value
@@ -217,15 +220,17 @@ class Hub:
                 elif run.is_ready and here.members > 1:
                     here.changed.notify()
 
-    def _send(self, name: str, key: Key, value: Any, homes: Collection[Home]) -> None:
+    def _send(self, name: str, key: Key, value: Any, homes: Collection[Home], times: TaskTimes) -> None:
         parts: list[Any] | None = None
         for home in homes:
             if home.worker == self.worker:
                 continue
+            times.values += 1
             if (hub := _hubs.get(home.worker)) is not None:
                 hub.deliver(name, key, value)
                 continue
             parts = self._packed(name, key, value) if parts is None else parts
+            times.nbytes += sum(map(len, parts))
             try:
                 self._sender(home).send(parts)
             except OSError as error:

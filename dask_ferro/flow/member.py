@@ -19,6 +19,8 @@ from dask_ferro.flow.times import TaskTimes
 
 # The annotation by which the scheduler says a run's name, and where its members are.
 PLACES = "ferro-flow"
+# The metadata of a member that has ended: values and bytes that it sent, and seconds that it waited.
+FIGURES = "ferro-flow"
 
 
 class Read(NamedTuple):
@@ -71,9 +73,11 @@ def _among(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any,
         # Flows are being taken off this worker: the scheduler says what becomes of the member.
         if hub is None:
             raise Void(run)
-        return hub.run(run, share, inputs, [Home(*home) for home in homes], times)
+        results = hub.run(run, share, inputs, [Home(*home) for home in homes], times)
     except Void:
         raise Reschedule from None
+    own.metadata[FIGURES] = times.values, times.nbytes, times.waited
+    return results
 
 
 def pick(results: tuple[Any, ...], place: int, *silent: Any) -> Any:

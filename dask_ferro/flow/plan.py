@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -56,10 +55,11 @@ class FlowPlan(NamedTuple):
 
 def planned(q: Quotient, members: int, costs: FlowCosts) -> FlowPlan:
     """Return the plan of a graph of tasks for a number of members."""
-    graph = _Graph.of(q)
-    free, blocks = [-1] * len(q), _blocks(graph, members)
+    graph = _Graph.of(q, costs)
+    order = np.argsort(-np.asarray(_ways(graph, costs)), kind="stable").tolist()
+    free, blocks = [-1] * len(q), _blocks(q, members)
     found = [
-        _assigned(graph, list(owners), members, costs, aversion)
+        _assigned(graph, order, owners.copy(), members, costs, aversion)
         for owners in (free, blocks)
         for aversion in (_AVERSIONS if len(q) <= _SMALL else _AVERSIONS[1:2])
     ]
@@ -68,79 +68,93 @@ def planned(q: Quotient, members: int, costs: FlowCosts) -> FlowPlan:
 
 
 class _Graph(NamedTuple):
-    """The tasks' seconds; each task's inputs and readers, with bytes."""
+    """Seconds of each task, with what it costs besides; its inputs and its readers: the first of each, and the rows.
 
-    seconds: list[float]
-    inputs: list[list[tuple[int, float]]]
-    readers: list[list[tuple[int, float]]]
+    Flat lists: a numpy array makes a new object for each element that is read, and a list for each task takes longer to
+    make than the plan.
+    """
+
+    spent: list[float]
+    input_at: list[int]
+    inputs: list[int]
+    # Seconds from the end of an input elsewhere, or of a task here, to the value in the reader's worker.
+    comes: list[float]
+    reader_at: list[int]
+    readers: list[int]
+    goes: list[float]
 
     @classmethod
-    def of(cls, q: Quotient) -> _Graph:
-        # Lists, since a numpy array makes a new object for each element that is read.
-        into = list(zip(q.src[q.into].tolist(), q.size[q.into].tolist(), strict=True))
-        out = list(zip(q.dst.tolist(), q.size.tolist(), strict=True))
-        inputs = [into[a:b] for a, b in pairwise(q.pred_at.tolist())]
-        readers = [out[a:b] for a, b in pairwise(q.succ_at.tolist())]
-        return cls(q.seconds.tolist(), inputs, readers)
+    def of(cls, q: Quotient, costs: FlowCosts) -> _Graph:
+        hops = costs.hop_s + q.size / costs.bytes_per_s
+        spent = (q.seconds + costs.task_s).tolist()
+        into = q.pred_at.tolist(), q.src[q.into].tolist(), hops[q.into].tolist()
+        return cls(spent, *into, q.succ_at.tolist(), q.dst.tolist(), hops.tolist())
 
 
 def _ways(graph: _Graph, costs: FlowCosts, owners: Sequence[int] | None = None) -> list[float]:
     """Return the seconds from the start of each task to the end of the graph; with owners, what is sent costs."""
-    ways = [seconds + costs.task_s for seconds in graph.seconds]
+    ways, at, readers, goes = graph.spent.copy(), graph.reader_at, graph.readers, graph.goes
     for u in range(len(ways) - 1, -1, -1):
         tail = 0.0
-        for v, size in graph.readers[u]:
+        for edge in range(at[u], at[u + 1]):
+            v = readers[edge]
             way = ways[v]
             if owners is not None and owners[u] != owners[v]:
-                way += costs.hop_s + costs.message_s + size / costs.bytes_per_s
-            tail = max(tail, way)
+                way += goes[edge] + costs.message_s
+            if way > tail:
+                tail = way
         ways[u] += tail
     return ways
 
 
-def _blocks(graph: _Graph, members: int) -> list[int]:
+def _blocks(q: Quotient, members: int) -> list[int]:
     """Return the members of tasks without inputs, neighbours together; -1 for the others."""
-    sources = [v for v, inputs in enumerate(graph.inputs) if not inputs]
-    spent = np.asarray([graph.seconds[v] for v in sources]) + 1e-9
+    sources = np.flatnonzero(np.diff(q.pred_at) == 0)
+    spent = q.seconds[sources] + 1e-9
     middle = np.cumsum(spent) - spent / 2
-    owners = [-1] * len(graph.seconds)
-    for v, member in zip(sources, (middle / spent.sum() * members).astype(int).tolist(), strict=True):
-        owners[v] = member
-    return owners
+    owners = np.full(len(q), -1, np.int64)
+    owners[sources] = middle / spent.sum() * members
+    found: list[int] = owners.tolist()
+    return found
 
 
 def _assigned(
-    graph: _Graph, owners: list[int], members: int, costs: FlowCosts, aversion: float
+    graph: _Graph, order: Sequence[int], owners: list[int], members: int, costs: FlowCosts, aversion: float
 ) -> tuple[float, Sequence[int]]:
     """Return the projected seconds, and the members of all tasks where those of some are given."""
-    ways = _ways(graph, costs)
+    message, averse = costs.message_s, (aversion - 1) * (costs.message_s + costs.hop_s)
+    spent, input_at, inputs, comes = graph.spent, graph.input_at, graph.inputs, graph.comes
     free = [0.0] * members
     ends = [0.0] * len(owners)
-    sent: set[tuple[int, int]] = set()
-    for v in sorted(range(len(owners)), key=lambda v: (-ways[v], v)):
-        inputs = graph.inputs[v]
+    # By task, the members that were sent its result, as bits.
+    sent = [0] * len(owners)
+    for v in order:
+        first, last = input_at[v], input_at[v + 1]
         if owners[v] >= 0:
             among = {owners[v]}
         else:
-            among = {owners[u] for u, _ in inputs}
-            among.add(min(range(members), key=free.__getitem__))
+            among = {owners[u] for u in inputs[first:last]}
+            among.add(free.index(min(free)))
         best, least, end = -1, 0.0, 0.0
         for member in among:
             ready, coming = 0.0, 0
-            for u, size in inputs:
+            for edge in range(first, last):
+                u = inputs[edge]
                 at = ends[u]
                 if owners[u] != member:
-                    at += costs.hop_s + size / costs.bytes_per_s
-                    coming += (u, member) not in sent
-                ready = max(ready, at)
-            at = max(free[member] + coming * costs.message_s, ready) + graph.seconds[v] + costs.task_s
-            seen = at + (aversion - 1) * coming * (costs.message_s + costs.hop_s)
+                    at += comes[edge]
+                    coming += not sent[u] >> member & 1
+                if at > ready:
+                    ready = at
+            at = free[member] + coming * message
+            at = (at if at > ready else ready) + spent[v]
+            seen = at + averse * coming
             if best < 0 or (seen, member) < (least, best):
                 best, least, end = member, seen, at
-        for u, _ in inputs:
-            if owners[u] != best and (u, best) not in sent:
-                sent.add((u, best))
-                free[owners[u]] += costs.message_s
+        for u in inputs[first:last]:
+            if owners[u] != best and not sent[u] >> best & 1:
+                sent[u] |= 1 << best
+                free[owners[u]] += message
         owners[v], ends[v] = best, end
         free[best] = end
     return max(max(ends, default=0.0), max(free)), owners

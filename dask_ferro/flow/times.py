@@ -53,9 +53,19 @@ def listen(listener: Listener | None) -> None:
 
 
 class TaskTimes:
-    """The tasks that ran in one task of Dask's."""
+    """The tasks that ran in one task of Dask's.
+
+    Attributes
+    ----------
+    values, nbytes : int
+        What it sent to other workers.
+    waited : float
+        Seconds for which it had no task to run.
+    """
 
     def __init__(self) -> None:
+        self.values = self.nbytes = 0
+        self.waited = 0.0
         self._runs: list[InnerRun] = []
         self._sized: set[tuple[str, str]] = set()
         self._budget = 0.0

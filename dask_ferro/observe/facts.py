@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.scheduler.events import ScaleEvent
+from dask_ferro.scheduler.flow_log import FlowRow
 
 # Packages whose versions are compared, by the names under which they are imported.
 PACKAGES = ("dask", "distributed", "dask_ferro", "numpy", "onnx", "onnxruntime")
@@ -155,6 +156,8 @@ class ClusterFacts:
         The elastic controller's newest; empty: none looks after the cluster.  Dask's own is not known to the scheduler.
     counts : mapping of str to float
         Sums of what stealing did.
+    flows : tuple of FlowRow
+        The newest ones, the newest first, with names of workers.
     processes : mapping of str to ProcessFacts
         Those that were asked: "client", "scheduler", and the workers by address.
     patience : float
@@ -181,6 +184,7 @@ class ClusterFacts:
     unserved: float = 0.0
     decision: ScaleEvent = field(default_factory=ScaleEvent)
     counts: Mapping[str, float] = field(default_factory=dict)
+    flows: tuple[FlowRow, ...] = ()
     processes: Mapping[str, ProcessFacts] = field(default_factory=dict)
     patience: float = 0.0
 

@@ -46,6 +46,8 @@ ENDLESS = (
     "AccountNotAllowed", "Invalid", "BadConstraints", "JobHeld", "AssocMaxJobs", "ReservationDeleted",
 )  # fmt: skip
 _TOO_LARGE = "PerJob"
+# A flow of which no member ends for so many times its projection, and these seconds: one lasts 5 s at most.
+_STILL, _STILL_S = 10.0, 20.0
 # What all processes have.
 _DASK = ("dask", "distributed")
 _OFF = "stealing is off, which would move it", "ff.install(client, stealing='informed')"
@@ -298,8 +300,8 @@ def _waits(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         yield ClusterFinding(_severity_of(one), (str(one.key),), "waits", sentence, remedy, "ferro-stealing")
 
 
-def _likewise(number: int) -> str:
-    return f"; likewise {many(number, 'more task')}" if number else ""
+def _likewise(number: int, what: str = "more task") -> str:
+    return f"; likewise {many(number, what)}" if number else ""
 
 
 def _severity_of(wait: WaitingTask) -> str:
@@ -373,6 +375,24 @@ def _failed(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         yield ClusterFinding("warning", tuple(worst), "failed", sentence, remedy, "graph")
 
 
+def _flows(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+    still = [
+        one
+        for one in facts.flows
+        if one.state == "runs" and not one.ended and one.seconds > max(_STILL_S, _STILL * one.projected)
+    ]
+    if not still:
+        return
+    worst = max(still, key=attrgetter("seconds"))
+    sentence = (
+        f"flow {worst.name} has run for {duration(worst.seconds)} at {_workers(worst.workers)}, its members have"
+        f" tasks for {duration(worst.projected)} (projected), and none of them has ended"
+        f"{_likewise(len(still) - 1, 'more flow')}"
+    )
+    remedy = "client.call_stack() shows what these workers run: end what keeps them from the flow's tasks"
+    yield ClusterFinding("warning", (worst.name,), "flow", sentence, remedy, "workers")
+
+
 # ---- jobs --------------------------------------------------------------------------------------------------
 
 
@@ -420,5 +440,5 @@ def _is_endless(reason: str) -> bool:
 
 
 _RULES: tuple[Rule, ...] = (
-    _answers, _packages, _hung, _pools, _queues, _no_workers, _nobody, _waits, _memory, _failed, _gpus, _plugin,
+    _answers, _packages, _hung, _pools, _queues, _no_workers, _nobody, _waits, _flows, _memory, _failed, _gpus, _plugin,
 )  # fmt: skip

@@ -31,7 +31,10 @@ from dask_ferro.observe.facts import (
 from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.annotations import wish_of
+from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.events import ScaleEvent
+from dask_ferro.scheduler.flow_log import FlowRow
+from dask_ferro.scheduler.plugin import part_of
 from dask_ferro.scheduler.stealing import Stealing, stealing_of
 from dask_ferro.words import short
 
@@ -94,6 +97,7 @@ def observed(
         # Not that of a controller that has stopped since.
         decision=elastic if elastic and now - elastic.get("time", 0.0) < _STOPPED else {},
         counts=dict(stealing.counts) if stealing is not None else {},
+        flows=tuple(_flows(scheduler, now)),
     )
 
 
@@ -141,6 +145,13 @@ def _unserved(stealing: Stealing | None, now: float) -> float:
     return max(now - since, 0.0) if since is not None else 0.0
 
 
+def _flows(scheduler: Scheduler, now: float) -> Iterator[FlowRow]:
+    """Yield the newest flows, the newest first."""
+    part = part_of(scheduler, BundleCosts)
+    for row in reversed(part.flow_rows.since()[0] if part is not None else ()):
+        yield row.at(now, tuple(label(a, scheduler.workers.get(a)) for a in row.workers))
+
+
 # ---- tasks that wait ---------------------------------------------------------------------------------------
 
 
@@ -169,7 +180,8 @@ def _unplaced(scheduler: Scheduler, stealing: Stealing | None) -> Iterator[Unpla
         # The plugin refreshes Dask's times of the tasks that it holds back, and has its own.
         wait = known.get(ts.key)
         seconds, reason = (now - since, "nobody") if wait is None else (wait.seconds, wait.reason)
-        if seconds >= _PATIENCE:
+        # A flow that waits for threads is not told of as tasks that no worker may run.
+        if seconds >= _PATIENCE and not upstream.is_held(ts):
             yield _described(scheduler, ts, seconds, reason)
 
 

@@ -9,7 +9,12 @@ from typing import NamedTuple
 from dask_ferro.observe.facts import ClusterFacts
 from dask_ferro.observe.findings import ClusterFinding, summary
 from dask_ferro.observe.rules import findings
-from dask_ferro.words import duration, many
+from dask_ferro.scheduler.flow_log import FlowRow
+from dask_ferro.words import count, duration, many, size
+
+# The most flows that are shown, and what is shown of each.
+FLOWS = 12
+FLOW_COLUMNS = ("flow", "state", "for", "members", "tasks", "values", "sent", "waited", "voids")
 
 
 class TaskProgress(NamedTuple):
@@ -36,6 +41,8 @@ class Overview:
         The most severe first.
     gained : str
         A sentence about what stealing moved; "": nothing, or the plugin is not installed.
+    flows : tuple of FlowRow
+        The newest first.
     """
 
     health: str
@@ -43,6 +50,7 @@ class Overview:
     progress: TaskProgress
     findings: tuple[ClusterFinding, ...]
     gained: str
+    flows: tuple[FlowRow, ...] = ()
 
 
 def overview(facts: ClusterFacts) -> Overview:
@@ -51,7 +59,14 @@ def overview(facts: ClusterFacts) -> Overview:
     waiting = max(facts.remaining - facts.running, 0)
     progress = TaskProgress(facts.done, facts.running, waiting, facts.tasks.get("erred", 0))
     doing = tuple(filter(None, (_tasks(facts, progress), _end(facts), _workers(facts), _jobs(facts))))
-    return Overview(summary(found), doing, progress, found, _gained(facts))
+    return Overview(summary(found), doing, progress, found, _gained(facts), facts.flows[:FLOWS])
+
+
+def flow_cells(row: FlowRow) -> tuple[str, ...]:
+    """Return the cells of a flow, one for each of `FLOW_COLUMNS`."""
+    numbers = (row.members, row.tasks, row.values)
+    sent, waited = size(row.nbytes), duration(row.waited)
+    return row.name, row.state, duration(row.seconds), *map(count, numbers), sent, waited, str(row.voids)
 
 
 def _tasks(facts: ClusterFacts, progress: TaskProgress) -> str:

@@ -40,7 +40,9 @@ from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
 from dask_ferro.lower.bundled.recent import RecentChoices
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.scheduler import reach
+from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.scheduler.flows import Flows
+from dask_ferro.scheduler.log import Ring
 from dask_ferro.scheduler.plugin import Part, take_off
 from dask_ferro.scheduler.upstream import prefer_no_worker, prefer_worker
 
@@ -103,6 +105,11 @@ class BundleCosts(Part):
     def is_needed(self) -> bool:
         """Whether graphs of any client are bundled, or results of flows may be needed again."""
         return bool(self.clients) or (self._flows is not None and self._flows.are_known)
+
+    @property
+    def flow_rows(self) -> Ring[FlowRow]:
+        """The rows of the newest flows, and the number of all."""
+        return self._flows.rows if self._flows is not None else Ring(0)
 
     def _leave(self) -> None:
         """Go, as the last flow is forgotten, unless there are clients."""

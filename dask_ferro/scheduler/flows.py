@@ -33,12 +33,16 @@ from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.worker import METRIC, VOID
 from dask_ferro.policy.facts import kind_of
 from dask_ferro.scheduler import upstream
-from dask_ferro.scheduler.annotations import wish_of
+from dask_ferro.scheduler.annotations import estimate_of, wish_of
+from dask_ferro.scheduler.flow_log import FlowRow
+from dask_ferro.scheduler.log import Ring
 
 logger = logging.getLogger(__name__)
 
 # The client that wants the members of flows.
 CLIENT = "ferro-flows"
+# The newest flows, of which rows are kept.
+_ROWS = 100
 # Seconds between two attempts to admit a flow for which there are not enough threads.
 _AGAIN = 0.05
 _UNREACHABLE = (
@@ -60,6 +64,7 @@ class _Flow:
         self.workers: set[str] = set()
         # The keys of members that have ended in this run.
         self.ended: set[Key] = set()
+        self.row = FlowRow(name.removeprefix("flow:").rpartition("-")[0], members, since=time())
 
 
 class Flows:
@@ -77,6 +82,7 @@ class Flows:
         self._forgotten = forgotten
         self.installation = uuid4().hex
         self._flows: dict[str, _Flow] = {}
+        self.rows: Ring[FlowRow] = Ring(_ROWS)
         self._of_key: dict[Key, _Flow] = {}
         # A flow that is created again must not have the name of an earlier run, which hubs remember as ended.
         self._numbers = count(1)
@@ -116,7 +122,11 @@ class Flows:
             share = None if ts is None else share_of(ts.run_spec)
             if ts is None or share is None or share.members == 1:
                 continue
-            flow = self._flows.setdefault(share.flow, _Flow(share.flow, share.members))
+            flow = self._flows.get(share.flow)
+            if flow is None:
+                flow = self._flows[share.flow] = _Flow(share.flow, share.members)
+                self.rows.append(flow.row)
+            flow.row.tasks += len(share.tasks)
             flow.keys[share.member] = key
             self._of_key[key] = flow
             upstream.hold(ts)
@@ -154,6 +164,7 @@ class Flows:
             return
         if finish == "memory" and flow.is_running:
             flow.ended.add(ts.key)
+            flow.row.add(message.get("metadata") or {})
             if len(flow.ended) == len(flow.keys):
                 self._soon(lambda: self._end(flow))
             return
@@ -174,6 +185,8 @@ class Flows:
 
     def restart(self, scheduler: Scheduler) -> None:
         """Forget all flows."""
+        for flow in self._flows.values():
+            flow.row.drop()
         self._flows.clear()
         self._of_key.clear()
 
@@ -182,6 +195,7 @@ class Flows:
     def _void(self, flow: _Flow) -> None:
         """Tell the workers of a run that it has no future."""
         flow.is_running = False
+        flow.row.void()
         for address in flow.workers:
             # A worker that is gone has no stream.
             if address in self._scheduler.stream_comms:
@@ -197,11 +211,14 @@ class Flows:
         failed = next((t for ts in there for t in (ts, *ts.dependencies) if t.state == "erred"), None)
         step = next_step(len(flow.keys), [ts.state for ts in there], failed is not None, flow.voids)
         if step == "fail" and failed is not None:
+            flow.row.enter("failed")
             upstream.fail_like(scheduler, held, failed)
         elif step == "lose":
+            flow.row.enter("failed")
             upstream.lose(scheduler, [ts for ts in there if ts.state != "memory"])
         elif step == "unreachable":
             self._is_unreachable = True
+            flow.row.enter("failed")
             addresses = ", ".join(sorted(flow.workers))
             upstream.fail(scheduler, held, RuntimeError(_UNREACHABLE.format(addresses, flow.voids)))
         elif step == "admit":
@@ -219,6 +236,7 @@ class Flows:
         if not flow.is_running or len(flow.ended) < len(flow.keys):
             return
         flow.is_running, flow.voids = False, 0
+        flow.row.enter("ended")
         tasks = self._scheduler.tasks
         there = [tasks[key] for key in flow.keys if key in tasks]
         for ts in there:
@@ -251,6 +269,7 @@ class Flows:
         del self._of_key[key]
         if not any(key in self._of_key for key in flow.keys):
             self._flows.pop(flow.name, None)
+            flow.row.drop()
             self._admit_soon()
             if not self._flows:
                 self._forgotten()
@@ -332,6 +351,9 @@ class Flows:
             ts = scheduler.tasks[key]
             ts.annotations = {**(ts.annotations or {}), PLACES: (flow.run, homes)}
             upstream.bind(ts, ws.address)
+        own = [estimate_of(scheduler.tasks[key].annotations) for key in flow.keys]
+        projected = max((seconds for seconds in own if isinstance(seconds, float)), default=0.0)
+        flow.row.begin(tuple(ws.address for ws in workers), projected)
         scheduler.transitions(dict.fromkeys(flow.keys, "processing"), f"ferro-flow-{flow.run}")
         if any(scheduler.tasks[key].state != "processing" for key in flow.keys):
             logger.warning("dask_ferro: flow %s could not begin, and is tried again", flow.run)

@@ -17,6 +17,7 @@ import sys
 import termios
 import time
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 
 import pytest
 from distributed import Client, LocalCluster
@@ -28,6 +29,7 @@ from dask_ferro.commands.top import arranged, screen, show_once
 from dask_ferro.commands.top_keys import Choice
 from dask_ferro.errors import ConfigError
 from dask_ferro.observe.top import look, where
+from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.views.terminal import console
 from tests.programs import ran
 from tests.waiting import BOUND_S, ended, until
@@ -135,9 +137,22 @@ def finding(severity, sentence):
     return {"severity": severity, "where": (), "what": "waits", "sentence": sentence, "remedy": "do it"}
 
 
-def overview(*findings):
+def flow(name, **facts):
+    row = FlowRow(
+        name, 2, 600, "runs", seconds=1.5, workers=("w1", "w2"), values=1196, nbytes=35_000, waited=0.2
+    )
+    return asdict(replace(row, **facts))
+
+
+def overview(*findings, flows=()):
     doing = ["6 of 10 tasks done (60%), 2 running", "the rest takes 2.0 s", "2 workers"]
-    return {"health": "5 errors", "doing": doing, "findings": list(findings), "gained": ""}
+    return {
+        "health": "5 errors",
+        "doing": doing,
+        "findings": list(findings),
+        "gained": "",
+        "flows": list(flows),
+    }
 
 
 ELASTIC = {"wanted": {"a": 4}, "jobs": {"running": 1}, "queue_wait": {"a": 12.0}, "why": "wide"}
@@ -152,6 +167,7 @@ ELASTIC = {"wanted": {"a": 4}, "jobs": {"running": 1}, "queue_wait": {"a": 12.0}
             seen([worker("w1")], overview=overview(*[finding("error", "much " * 60)] * 9)), id="much is stuck"
         ),
         pytest.param(seen([worker("w" * 300)], ferro=False), id="long names"),
+        pytest.param(seen([worker("w1")], overview=overview(flows=[flow("f" * 300)] * 9)), id="flows"),
         pytest.param(None, id="nothing seen yet"),
     ],
 )
@@ -183,6 +199,30 @@ def test_what_is_stuck_comes_first_three_of_many_and_as_text():
         "slow   1; do it",
         "slow   others; do it",
         "health  5 errors (2 of them are not shown)",
+    ]
+
+
+FLOWS = [flow("step\x1b[2J"), *[flow("add+sum", state="ended", voids=1)] * 5]
+
+
+def test_the_newest_flows_are_above_the_workers():
+    text = drawn(seen([worker("w1")], overview=overview(flows=FLOWS)), columns=100)
+    assert [" ".join(line.split()) for line in text[6:10]] == [
+        "flow state for members tasks values sent waited voids",
+        "step?[2J runs 1.5 s 2 600 1.2 k 34.18 kiB 200 ms 0",
+        *["add+sum ended 1.5 s 2 600 1.2 k 34.18 kiB 200 ms 1"] * 2,
+    ]
+    assert text[10].startswith("q quit")
+
+
+def test_a_table_for_scripts_has_all_flows(capsys):
+    show_once(console(), seen([worker("w1")], overview=overview(flows=FLOWS)), [worker("w1")])
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("flows")
+    assert [line.split()[0] for line in lines[first + 1 : first + 8]] == [
+        "flow",
+        "step?[2J",
+        *["add+sum"] * 5,
     ]
 
 

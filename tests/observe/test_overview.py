@@ -201,7 +201,7 @@ class Unrunnable:
 
 
 def _scheduler(unrunnable: Unrunnable, **prefixes: Any) -> Any:
-    return SimpleNamespace(task_prefixes=prefixes, workers={}, unrunnable=unrunnable, queued=())
+    return SimpleNamespace(plugins={}, task_prefixes=prefixes, workers={}, unrunnable=unrunnable, queued=())
 
 
 def test_a_hundred_thousand_tasks_are_not_walked() -> None:

@@ -21,6 +21,7 @@ from dask_ferro.observe.rules import ENDLESS, findings, silence
 from dask_ferro.observe.summary import TaskProgress, overview
 from dask_ferro.policy.waits import REASONS, WaitingTask
 from dask_ferro.scheduler.events import ClosedPool, PendingJobs, ScaleEvent
+from dask_ferro.scheduler.flow_log import FlowRow
 
 GB = 10**9
 IDLE, OTHER = WorkerSight("0"), WorkerSight("1")
@@ -50,6 +51,11 @@ def pending(**changes: Any) -> ScaleEvent:
     return {"time": 99.0, "jobs": {"pending": queue["jobs"]}, "pending": {"cpu": queue}}
 
 
+def flow(seconds: float, **more: Any) -> FlowRow:
+    """A flow that has run for a time, whose longest member has tasks for three seconds."""
+    return FlowRow("step", 2, state="runs", seconds=seconds, projected=3.0, workers=("0", "1"), **more)
+
+
 def full(share: float, status: str = "running", **more: Any) -> WorkerSight:
     """A worker that uses a share of its memory."""
     return WorkerSight("0", status, memory=int(share * 4 * GB), limit=4 * GB, **more)
@@ -73,6 +79,28 @@ ROWS = [
         seen(IDLE, OTHER, lacking={"0": "0.0.1", "1": "none that can be imported"}),
         [("dask_ferro", "warning", "worker 0 and worker 1: dask_ferro: got 0.0.1 and none that", "pip install")],
         id="workers without the package",
+    ),
+    # -- flows
+    pytest.param(
+        seen(IDLE, OTHER, flows=(flow(29.0), replace(flow(900.0), state="ended"), replace(flow(90.0), ended=1))),
+        [],
+        id="flows that take long, that end, and that are over",
+    ),
+    pytest.param(
+        seen(IDLE, OTHER, flows=(flow(31.0), flow(40.0))),
+        [
+            (
+                "flow",
+                "warning",
+                "flow step has run for 40 s at workers 0 and 1, its members have tasks for 3 s (projected), and none"
+                " of them has ended; likewise 1 more flow",
+                "client.call_stack()",
+            )
+        ],
+        id="a flow that does not move for ten times its projection",
+    ),
+    pytest.param(
+        seen(IDLE, OTHER, flows=(replace(flow(19.0), projected=0.01),)), [], id="a short flow that waits its turn"
     ),
     # -- 1: a task that waits while workers idle
     pytest.param(

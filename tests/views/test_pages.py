@@ -30,9 +30,10 @@ from dask_ferro.observe.dashboard_state import (
     StealingPicture,
 )
 from dask_ferro.observe.findings import ClusterFinding
-from dask_ferro.observe.summary import Overview, TaskProgress
+from dask_ferro.observe.summary import FLOW_COLUMNS, Overview, TaskProgress
 from dask_ferro.policy.events import Settled, Settlement
 from dask_ferro.scheduler.events import ScaleEvent
+from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.scheduler.log import Log, Sample
 from dask_ferro.scheduler.plugin import part_of
 from dask_ferro.scheduler.scheduling import Scheduling
@@ -154,6 +155,10 @@ def test_a_finding_stands_with_what_to_do_and_a_link_and_what_comes_from_outside
     assert page.gained.text.startswith("Moved &lt;5&gt;. ")
     page.update(Overview("nothing", ("no tasks",), TaskProgress(0, 0, 0, 0), (), ""))
     assert (page.findings.text, page.gained.text, page.doing.text) == ("", "", "<div>No tasks</div>")
+    assert page.flows.text == ""
+    page.update(Overview("x", (), progress, (), "", (FlowRow("<step>", 2, 40, "runs", values=12),)))
+    assert ">&lt;step&gt;</td>" in page.flows.text
+    assert page.flows.text.count("<td") == len(FLOW_COLUMNS)
     page.update(Overview("x", (), progress, (found,) * 20, ""))
     assert page.findings.text.count("<b>error:") == 12
     assert "and 8 more" in page.findings.text

@@ -70,10 +70,10 @@ def coarsened(q: Quotient, grain: float, how: Limits) -> Quotient:
         before = len(q)
         q = _along(_along(q, grain, how, down=True), grain, how, down=False)
         if how.lanes:
-            q = _across(q, grain, how.lanes, kin=True)
+            q, level = _across(q, _levels(q), grain, how.lanes, kin=True)
             # Last, since this gives up parallel work of other parts: only when the merges above find little more.
             if len(q) > LITTLE * before:
-                q = _across(q, grain, how.lanes, kin=False)
+                q, level = _across(q, level, grain, how.lanes, kin=False)
         if len(q) > (FEW if before <= SMALL else FEW_OF_LARGE) * before:
             return q
 
@@ -95,65 +95,61 @@ def _along(q: Quotient, grain: float, how: Limits, *, down: bool) -> Quotient:
         elsewhere = (beyond == 1) & (comes >= goes)
     limit, most = grain * (1 + ROUNDING), min(how.budget, grain) * (1 + ROUNDING)
     longest = max(min(CHAIN * grain, how.cap), grain) * (1 + ROUNDING)
-    fits = ((q.kinds >= 0) & (q.seconds < longest) & (np.diff(at) > 0)).tolist()
-    small = ((q.seconds <= most) & ~elsewhere).tolist()
-    on_spine = ((beyond > 0) & ~elsewhere).tolist()
-    offset, neighbours, readers = at.tolist(), near.tolist(), beyond.tolist()
-    inner_readers = np.bincount(near, weights=(beyond > 0)[np.repeat(np.arange(n), np.diff(at))], minlength=n)
-    inner_of = inner_readers.astype(np.int64).tolist()
-    seconds, shares, kinds = q.seconds.tolist(), q.shares.tolist(), q.kinds.tolist()
-    label = [0] * n
-    total: list[float] = []
-    share: list[float] = []
-    taken: list[float] = []
-    kind: list[int] = []
-    # By cluster, its edges to later pieces, those to pieces that others wait for, and its first piece.
-    ahead: list[int] = []
-    inner: list[int] = []
-    first: list[int] = []
-
-    def labels_of(piece: int) -> list[int]:
-        return [*map(label.__getitem__, neighbours[offset[piece] : offset[piece + 1]])]
-
-    for v in range(n) if down else range(n - 1, -1, -1):
-        mine = seconds[v]
-        if fits[v]:
-            labels = labels_of(v)
-            home = max(labels)
-            inside = labels.count(home)
-            # No other piece waits for the cluster, or those alone that nothing waits for.
-            is_next = ahead[home] == inside or (on_spine[v] and inner[home] == inside)
-            if (
-                kind[home] == kinds[v]
-                and total[home] + mine <= (longest if is_next else limit)
-                and share[home] + shares[v] <= 1
-                and (is_next or (small[v] and taken[home] + mine <= most))
-                and (inside == len(labels) or {home, *labels_of(first[home])}.issuperset(labels))
-            ):
-                label[v] = home
-                total[home] += mine
-                share[home] += shares[v]
-                taken[home] += 0.0 if is_next else mine
-                ahead[home] += readers[v] - inside
-                inner[home] += inner_of[v] - (inside if readers[v] else 0)
+    piece = np.repeat(np.arange(n), np.diff(at))
+    inner_readers = np.bincount(near, weights=beyond[piece] > 0, minlength=n).astype(np.int64)
+    fits = (q.kinds >= 0) & (q.seconds < longest) & (np.diff(at) > 0)
+    small = (q.seconds <= most) & ~elsewhere
+    if not small.any():
+        # All merges are down chains: what a piece may join has a member with no other such reader.
+        fits &= np.bincount(piece, weights=inner_readers[near] <= 1, minlength=n) > 0
+    # A cluster has the place of its first piece in the sweep, under which it has its facts: seconds, shares, what it
+    # took over, its edges to later pieces, and those to pieces that others wait for.
+    places = np.arange(n) if down else np.arange(n)[::-1]
+    label = places.tolist()
+    total, share, kind = (column[places].tolist() for column in (q.seconds, q.shares, q.kinds))
+    ahead, inner = beyond[places].tolist(), inner_readers[places].tolist()
+    taken = [0.0] * n
+    offset, neighbours, of_piece = at.tolist(), near.tolist(), label.__getitem__
+    are_small, on_spine = small.tolist(), ((beyond > 0) & ~elsewhere).tolist()
+    for v in np.flatnonzero(fits)[:: 1 if down else -1].tolist():
+        labels = [*map(of_piece, neighbours[offset[v] : offset[v + 1]])]
+        home, own = max(labels), label[v]
+        inside = labels.count(home)
+        # No other piece waits for the cluster, or those alone that nothing waits for.
+        is_next = ahead[home] == inside or (on_spine[v] and inner[home] == inside)
+        mine = total[own]
+        if (
+            not (is_next or (are_small[v] and taken[home] + mine <= most))
+            or kind[home] != kind[own]
+            or total[home] + mine > (longest if is_next else limit)
+            or share[home] + share[own] > 1
+        ):
+            continue
+        if inside < len(labels):
+            first = home if down else n - 1 - home
+            before = {home, *map(of_piece, neighbours[offset[first] : offset[first + 1]])}
+            if not before.issuperset(labels):
                 continue
-        label[v] = len(total)
-        total.append(mine)
-        share.append(shares[v])
-        taken.append(0.0)
-        kind.append(kinds[v])
-        ahead.append(readers[v])
-        inner.append(inner_of[v])
-        first.append(v)
-    if len(total) == n:
+        label[v] = home
+        total[home] += mine
+        share[home] += share[own]
+        taken[home] += 0.0 if is_next else mine
+        # What nothing waits for is no inner reader.
+        inner[home] += inner[own] - (inside if ahead[own] else 0)
+        ahead[home] += ahead[own] - inside
+    made = np.asarray(label, np.int64)
+    number = np.cumsum(np.bincount(made, minlength=n) > 0) - 1
+    if number[-1] == n - 1:
         return q
-    found = np.asarray(label, np.int64)
-    return merged(q, found if down else len(total) - 1 - found)
+    return merged(q, number[made] if down else number[-1] - number[made])
 
 
-def _across(q: Quotient, grain: float, lanes: int, *, kin: bool) -> Quotient:
-    """Merge pieces of a level up to a grain, side by side those that read most from the same piece, or only them."""
-    favourite, level = _favourite(q), _levels(q)
+def _across(q: Quotient, level: Ints, grain: float, lanes: int, *, kin: bool) -> tuple[Quotient, Ints]:
+    """Merge pieces of a level up to a grain, side by side those that read most from the same piece, or only them.
+
+    Also return the levels of what was made, which are those of its pieces.
+    """
+    favourite = _favourite(q)
     # A piece may hold no more than its share, as it may take no longer than a grain.
     weight = np.maximum(q.seconds, q.shares * grain)
     order = np.lexsort((favourite, q.kinds, level))
@@ -161,7 +157,7 @@ def _across(q: Quotient, grain: float, lanes: int, *, kin: bool) -> Quotient:
     if kin:
         order = order[favourite[order] >= 0]
     if not len(order):
-        return q
+        return q, level
     columns = (level, q.kinds, favourite) if kin else (level, q.kinds)
     group = _groups([column[order] for column in columns])
     total = np.bincount(group, weights=weight[order])
@@ -186,15 +182,12 @@ def _across(q: Quotient, grain: float, lanes: int, *, kin: bool) -> Quotient:
             last, held, start = where, 0.0, v
         held += shares[v]
         head[v] = start
-    return merged(q, _numbered(head, level))
-
-
-def _numbered(head: Ints, level: Ints) -> Ints:
-    """Return labels in topological order of clusters, of which each is within a level."""
-    heads, label = np.unique(head, return_inverse=True)
-    rank = np.empty(len(heads), np.int64)
-    rank[np.lexsort((heads, level[heads]))] = np.arange(len(heads))
-    return rank[label.reshape(-1)]
+    # Labels in topological order of clusters, of which each is within a level.
+    heads = np.flatnonzero(head == np.arange(len(q)))
+    heads = heads[np.argsort(level[heads], kind="stable")]
+    rank = np.empty(len(q), np.int64)
+    rank[heads] = np.arange(len(heads))
+    return merged(q, rank[head]), level[heads]
 
 
 def _groups(columns: Sequence[Ints | Floats]) -> Ints:

@@ -296,9 +296,14 @@ def as_sent(q: Quotient, overheads: Overheads) -> Quotient:
 def scheduled(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks | None = None) -> Schedule:
     """Return the projected schedule of a quotient, by upward rank or in the order of `ranks`."""
     hop, dispatch, per_s = overheads.hop_s, overheads.dispatch_s, overheads.bytes_per_s
-    targets, sources = _rows_of(q.dst, q.succ_at), _rows_of(q.src[q.into], q.pred_at)
-    sizes = _rows_of(q.size[q.into], q.pred_at)
-    rank: Sequence[float] = [-way for way in _upward_rank(q, overheads)] if ranks is None else ranks(sources)
+    # Flat lists, since one for each piece costs more than the schedule itself.
+    targets, succ_at = q.dst.tolist(), q.succ_at.tolist()
+    sources, sizes, pred_at = q.src[q.into].tolist(), q.size[q.into].tolist(), q.pred_at.tolist()
+    rank: Sequence[float]
+    if ranks is None:
+        rank = [-way for way in _upward_rank(q, overheads)]
+    else:
+        rank = ranks(_rows_of(q.src[q.into], q.pred_at))
     spent = (q.seconds + overheads.task_s).tolist()
     waits = np.diff(q.pred_at).tolist()
     arrived = [0.0] * len(q)
@@ -321,9 +326,13 @@ def scheduled(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks |
             v = heappop(ready)[1]
             # The free worker that made most bytes of the inputs, else the first.
             made: dict[int, float] = {}
-            for u, size in zip(sources[v], sizes[v], strict=True):
-                made[ran_on[u]] = made.get(ran_on[u], 0.0) + size
-            worker = min((w for w in made if free[w]), key=lambda w: (-made[w], w), default=-1)
+            for edge in range(pred_at[v], pred_at[v + 1]):
+                maker = ran_on[sources[edge]]
+                made[maker] = made.get(maker, 0.0) + sizes[edge]
+            worker, most = -1, -1.0
+            for maker, size in made.items():
+                if free[maker] and (size > most or (size == most and maker < worker)):
+                    worker, most = maker, size
             while worker < 0 or not free[worker]:
                 worker = heappop(idle)
             free[worker] = False
@@ -339,7 +348,7 @@ def scheduled(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks |
             events.append(~u)
             free[worker] = True
             heappush(idle, worker)
-            for v in targets[u]:
+            for v in targets[succ_at[u] : succ_at[u + 1]]:
                 waits[v] -= 1
                 if not waits[v]:
                     heappush(coming, (now + hop, rank[v], v))

@@ -75,7 +75,7 @@ class TaskDag:
 
     dag: Dag
     kinds: Sequence[int]
-    shares: Sequence[float]
+    shares: Sequence[float] | Floats
     most: Sequence[float] = ()
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
+from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
 
@@ -119,10 +120,14 @@ class CostFacts:
 
 
 class Needed(NamedTuple):
-    """The tasks that wanted keys need, each before its readers; those that the scheduler has, with all behind them."""
+    """The tasks that wanted keys need, each before its readers; those that the scheduler has, with all behind them.
+
+    `number` has the place of each task in the order.
+    """
 
     order: list[Key]
     had: dict[Key, GraphNode]
+    number: dict[Key, int]
 
 
 class Flow(NamedTuple):
@@ -135,14 +140,23 @@ class Flow(NamedTuple):
 
 
 class BundleChoice(NamedTuple):
-    """Needed tasks and their bundles by number; projected costs of tasks in the same order; the flow, if any.
+    """Needed tasks and their bundles by number; their projected costs and inputs; the flow, if any.
 
     The tasks of a flow are in no bundle.
+
+    Parameters
+    ----------
+    edges : array of three columns
+        Task, its reader, and bytes; those into one task are side by side.
+    outside : mapping
+        By task, the keys of its inputs that are no needed tasks.
     """
 
     order: list[Key]
     bundles: Bundles
     costs: list[TaskCost | None]
+    edges: Floats
+    outside: Mapping[int, list[Key]]
     flow: Flow | None = None
 
 
@@ -150,24 +164,28 @@ def needed(graph: Graph, wanted: Iterable[Key], existing: Existing, held: Held) 
     """Return the tasks that wanted keys need, depth first, so that what is read together is computed together."""
     order: list[Key] = []
     had: dict[Key, GraphNode] = {}
-    # 1: its inputs are on the stack; 2: it is in the order, or the scheduler has its result alone.
-    state: dict[Key, int] = {}
+    # -1: its inputs are on the stack.
+    number: dict[Key, int] = {}
+    # Those of which the scheduler has the result alone.
+    results: set[Key] = set()
     stack = list(reversed(list(wanted)))
     while stack:
         key = stack.pop()
-        seen = state.get(key, 0)
-        if seen == 1:
-            state[key] = 2
-            order.append(key)
-        if seen or key not in graph or key in had:
+        if key in number:
+            if number[key] < 0:
+                number[key] = len(order)
+                order.append(key)
+            continue
+        task = graph.get(key)
+        if task is None or key in had or key in results:
             continue
         if (spec := existing(key)) is not None:
-            state.update(dict.fromkeys(add_behind(key, spec, graph, existing, held, had), 2))
+            results |= add_behind(key, spec, graph, existing, held, had)
             continue
-        state[key] = 1
+        number[key] = -1
         stack.append(key)
-        stack += (dep for dep in reversed(_sorted(graph[key].dependencies)) if dep not in state)
-    return Needed(order, had)
+        stack += [dep for dep in reversed(_sorted(task.dependencies)) if dep not in number]
+    return Needed(order, had, number)
 
 
 def add_behind(
@@ -230,35 +248,38 @@ def choose(
         The annotations of tasks without their own; a function is called with the key.
     """
     tasks = needed(graph, _sorted(wanted), facts.existing, facts.held)
-    number = {key: i for i, key in enumerate(tasks.order)}
-    if of_ranks := annotations.get(MEMBER):
-        return _ranked(graph, tasks.order, number, of_ranks, facts), tasks
-    costs = [_cost(key, graph[key], facts) for key in tasks.order]
+    number = tasks.number
+    nodes = [graph[key] for key in tasks.order]
+    costs = [_cost(key, task, facts) for key, task in zip(tasks.order, nodes, strict=True)]
     sizes = [0.0 if cost is None else cost.nbytes for cost in costs]
-    edges = _edges(graph, number, sizes)
+    edges, outside = _edges(nodes, number, sizes)
+    made = partial(BundleChoice, tasks.order, costs=costs, edges=edges, outside=outside)
+    if of_ranks := annotations.get(MEMBER):
+        return _ranked(made, tasks.order, edges, of_ranks, facts.members > 0), tasks
     seconds = [UNKNOWN_S if cost is None else cost.seconds for cost in costs]
-    locations = _locations(graph, tasks.order, sizes, facts.held)
+    locations = _locations(graph, tasks.order, sizes, facts.held) if outside else [_Location()] * len(nodes)
     kinds = _by_annotations(tasks.order, annotations, locations)
-    for i, key in enumerate(tasks.order):
-        if annotation(_RETRIES, key, 0, annotations, common or {}):
-            kinds[i] = ALONE
+    if _RETRIES in annotations or _RETRIES in (common or {}):
+        for i, key in enumerate(tasks.order):
+            if annotation(_RETRIES, key, 0, annotations, common or {}):
+                kinds[i] = ALONE
     work = TaskDag(
-        Dag(seconds, edges),
-        _kinds(graph, number, edges, costs, kinds),
-        _shares(tasks.order, costs, frozenset(wanted), locations, facts.holds),
+        Dag(seconds, edges, values=edges[:, 0].astype(np.int64)),
+        _kinds(graph, nodes, number, edges, costs, kinds),
+        _shares(sizes, locations, [number[key] for key in wanted if key in number], facts.holds),
         [UNKNOWN_S if cost is None else max(cost.seconds, cost.most) for cost in costs],
     )
     # Without any measured task, there is nothing to gain; without room, results must go as early as they can.
     is_unknown = not any(cost is not None and cost.seconds for cost in costs)
     if facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
-        return BundleChoice(tasks.order, tuple((i,) for i in range(len(tasks.order))), costs), tasks
+        return made(tuple((i,) for i in range(len(tasks.order)))), tasks
     least = sum(seconds) / facts.workers
     is_bound = not _PLACING.isdisjoint(common or {})
     flow = None if is_bound else _flow(work, frozenset(number[key] for key in wanted if key in number), facts)
     # Bundles take the least at best, and their search takes longer than a flow's plan.
     if flow is not None and flow.seconds < FLOW_STARTS + FLOW_ENOUGH * least:
-        return BundleChoice(tasks.order, _alone(work, flow), costs, flow), tasks
-    made = partial(
+        return made(_alone(work, flow), flow=flow), tasks
+    search = partial(
         bundle_tasks,
         work,
         workers=facts.workers,
@@ -266,39 +287,36 @@ def choose(
         ranks=_ranks,
         overheads=facts.overheads,
     )
-    bundles = facts.recent.bundles(work, (facts.workers, facts.holds, facts.allowance), made)
+    bundles = facts.recent.bundles(work, (facts.workers, facts.holds, facts.allowance), search)
     if flow is not None:
         cut = as_sent(partitioned(work.dag, bundles), facts.overheads)
         projected = scheduled(cut, workers=facts.workers, overheads=facts.overheads).seconds
         if flow.seconds < (1 - FLOW_GAINS) * projected:
-            return BundleChoice(tasks.order, _alone(work, flow), costs, flow), tasks
-    return BundleChoice(tasks.order, bundles, costs), tasks
+            return made(_alone(work, flow), flow=flow), tasks
+    return made(bundles), tasks
 
 
 def _ranked(
-    graph: Graph,
+    made: Callable[..., BundleChoice],
     order: list[Key],
-    number: Mapping[Key, int],
+    edges: Floats,
     of_ranks: Mapping[Key, MemberTask],
-    facts: CostFacts,
+    makes_flows: bool,
 ) -> BundleChoice:
     """Return the choice for a graph of ranks: one flow of their tasks, or a bundle where all are one member's."""
-    # Tasks of one name are alike, and there are many.
-    cost = lru_cache(maxsize=None)(lambda name: facts.cost((name, 0)))
-    costs = [cost(key[0]) if isinstance(key, tuple) and key in of_ranks else None for key in order]
     inside = [i for i, key in enumerate(order) if key in of_ranks]
     alone = tuple((i,) for i, key in enumerate(order) if key not in of_ranks)
-    src = [
-        (number[dep], i) for i, key in enumerate(order) for dep in graph[key].dependencies if dep in number
-    ]
-    if not inside or not _is_convex(src, [key in of_ranks for key in order]):
-        return BundleChoice(order, tuple((i,) for i in range(len(order))), costs)
+    src, dst = edges[:, :2].T.astype(np.int64).tolist()
+    if not inside or not _is_convex(zip(src, dst, strict=True), [key in of_ranks for key in order]):
+        return made(tuple((i,) for i in range(len(order))))
     places = [of_ranks[order[i]] for i in inside]
     members = {place: i for i, place in enumerate(sorted({(one.worker, one.lane) for one in places}))}
     if len(members) == 1:
-        return BundleChoice(order, (*alone, tuple(inside)), costs)
+        return made((*alone, tuple(inside)))
+    if not makes_flows:
+        return made(tuple((i,) for i in range(len(order))))
     flow = Flow(inside, [members[one.worker, one.lane] for one in places], [one.order for one in places], 0.0)
-    return BundleChoice(order, alone, costs, flow)
+    return made(alone, flow=flow)
 
 
 def _is_convex(edges: Iterable[tuple[int, int]], inside: Sequence[bool]) -> bool:
@@ -366,15 +384,18 @@ def annotation(
     return annotations.get(name, {}).get(key, value(key) if callable(value) else value)
 
 
-def _edges(graph: Graph, number: Mapping[Key, int], sizes: list[float]) -> Floats:
-    """Return the edges between tasks; those into one task follow each other."""
-    sources: list[int] = []
-    ends = [0]
-    for key in number:
-        sources += [number[dep] for dep in graph[key].dependencies if dep in number]
-        ends.append(len(sources))
-    src = np.asarray(sources, np.int64)
-    return np.column_stack([src, np.repeat(np.arange(len(number)), np.diff(ends)), np.asarray(sizes)[src]])
+def _edges(
+    nodes: list[GraphNode], number: Mapping[Key, int], sizes: list[float]
+) -> tuple[Floats, dict[int, list[Key]]]:
+    """Return the edges between tasks, those into one task side by side; by task, its inputs that are none of them."""
+    read = [task.dependencies for task in nodes]
+    # An input that is no task here is not a number.
+    src = np.asarray([*map(number.get, chain.from_iterable(read))], np.float64)
+    dst = np.repeat(np.arange(len(nodes)), [*map(len, read)])
+    inside = ~np.isnan(src)
+    outside = {i: [key for key in read[i] if key not in number] for i in dst[~inside].tolist()}
+    src, dst = src[inside], dst[inside]
+    return np.column_stack([src, dst, np.asarray(sizes)[src.astype(np.int64)]]), outside
 
 
 def _ranks(sources: Sequence[Sequence[int]]) -> list[int]:
@@ -406,9 +427,6 @@ def _locations(graph: Graph, order: list[Key], sizes: list[float], held: Held) -
 
     A result is where its own inputs are.  Inputs of up to `NEAR` bytes in all decide nothing.
     """
-    inside = frozenset(order)
-    if all(graph[key].dependencies <= inside for key in order):
-        return [_Location()] * len(order)
     found: dict[Key, tuple[_Location, float]] = {}
     for key, nbytes in zip(order, sizes, strict=True):
         at: Counter[str] = Counter()
@@ -425,24 +443,17 @@ def _locations(graph: Graph, order: list[Key], sizes: list[float], held: Held) -
     return [found[key][0] for key in order]
 
 
-def _shares(
-    order: list[Key],
-    costs: list[TaskCost | None],
-    wanted: frozenset[Key],
-    locations: list[_Location],
-    holds: float,
-) -> list[float]:
+def _shares(sizes: list[float], locations: list[_Location], wanted: list[int], holds: float) -> Floats:
     """Return each task's part of what a bundle may hold: its result, and inputs that are sent for it."""
-    shares = []
-    for key, cost, location in zip(order, costs, locations, strict=True):
-        nbytes = 0.0 if cost is None else cost.nbytes
-        share = (nbytes + location.elsewhere) / holds
-        shares.append(max(share, WANTED_SHARE) if key in wanted else share)
+    elsewhere = np.fromiter((location.elsewhere for location in locations), np.float64, len(locations))
+    shares = (np.asarray(sizes, np.float64) + elsewhere) / holds
+    shares[wanted] = np.maximum(shares[wanted], WANTED_SHARE)
     return shares
 
 
 def _kinds(
     graph: Graph,
+    nodes: list[GraphNode],
     number: Mapping[Key, int],
     edges: Floats,
     costs: list[TaskCost | None],
@@ -456,12 +467,18 @@ def _kinds(
     src, dst = edges[:, :2].astype(np.int64).T
     is_alone[dst[is_alone[src]]] = True
     found = np.where(is_alone, ALONE, kinds).tolist()
-    # Most graphs have no barrier, and then it is not sought behind each task.
+    # Dask asks each task whether its function is a coroutine; a graph has few functions.
+    of_function = {id(getattr(task, "func", None)): task for task in nodes}
+    coroutines = {function for function, task in of_function.items() if task.is_coro}
     barriers = {key for key, task in graph.items() if task.block_fusion}
-    for key, i in number.items():
-        task = graph[key]
+    # Most graphs have neither, and barriers are sought behind each task.
+    for i, task in enumerate(nodes) if coroutines or barriers else ():
         read = [source for dep in task.dependencies for source in _aliased(dep, graph)] if barriers else []
-        if task.is_coro or task.block_fusion or not barriers.isdisjoint(read):
+        if (
+            id(getattr(task, "func", None)) in coroutines
+            or task.block_fusion
+            or not barriers.isdisjoint(read)
+        ):
             found[i] = ALONE
         if task.block_fusion:
             for source in number.keys() & read:

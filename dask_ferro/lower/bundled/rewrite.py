@@ -16,19 +16,20 @@ tasks of one key for a mistake.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from numbers import Real
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+import numpy as np
 from dask.typing import Key
 
 from dask_ferro.flow.costs import names_of
 from dask_ferro.flow.member import Read, is_ours, pick, run_share
 from dask_ferro.flow.run import MEMBER, InnerTask, Share
-from dask_ferro.graph.bundling.partition import MORE
+from dask_ferro.graph.bundling.partition import MORE, Ints
 from dask_ferro.lower.bundled.choice import (
     Annotations,
     BundleChoice,
@@ -61,13 +62,6 @@ class Rewritten(NamedTuple):
     annotations: dict[str, dict[Key, Any]]
 
 
-class _Place(NamedTuple):
-    """Where the result of a task is: the key of a bundle, and the place in its tuple; -1: it is all of it."""
-
-    key: Key
-    at: int
-
-
 def rewritten(
     graph: Graph,
     wanted: Collection[Key],
@@ -89,7 +83,8 @@ def rewritten(
         The annotations of tasks without their own; a function is called with the key.
     """
     choice, needed = choose(graph, wanted, annotations, facts, common)
-    made = _BundleWriter(graph, choice, frozenset(wanted), annotations, common or {}).written()
+    numbers = frozenset(needed.number[key] for key in wanted if key in needed.number)
+    made = _BundleWriter(graph, choice, numbers, annotations, common or {}).written()
     made.graph.update(needed.had)
     return made
 
@@ -119,116 +114,129 @@ def reused(
 
 @dataclass
 class _BundleWriter:
-    """The tasks of a graph's bundles, being written."""
+    """The tasks of a graph's bundles, being written; tasks have the numbers of the choice."""
 
     graph: Graph
     choice: BundleChoice
-    wanted: frozenset[Key]
+    wanted: frozenset[int]
     annotations: Annotations
     common: Mapping[str, object]
     made: Rewritten = field(default_factory=lambda: Rewritten({}, {}))
 
     def __post_init__(self) -> None:
-        order = self.choice.order
-        self.members = [list(map(order.__getitem__, bundle)) for bundle in self.choice.bundles]
         flow = self.choice.flow
-        # The number of the flow, which is written like a bundle of several tasks of Dask's.
-        self.flow = len(self.members) if flow is not None else -1
+        # The tasks of each bundle, and then of each member of the flow, whatever members the plan left without a task.
+        self.parts: list[Sequence[int]] = [*self.choice.bundles]
+        self.first_member = len(self.parts)
+        self.ranks: dict[int, float] = {}
         if flow is not None:
-            self.members.append(list(map(order.__getitem__, flow.tasks)))
-        self.bundle_of: dict[Key, int] = {}
-        for b, keys in enumerate(self.members):
-            self.bundle_of.update(dict.fromkeys(keys, b))
-        self.costs = dict(zip(order, self.choice.costs, strict=True))
+            of_member: dict[int, list[int]] = {member: [] for member in sorted(set(flow.members))}
+            for i, member in zip(flow.tasks, flow.members, strict=True):
+                of_member[member].append(i)
+            self.parts += of_member.values()
+            self.ranks = dict(zip(flow.tasks, flow.ranks, strict=True))
         self.of_ranks = self.annotations.get(MEMBER, {})
-        self.outputs = self._outputs()
+        self.nbytes = [0.0 if cost is None else cost.nbytes for cost in self.choice.costs]
+        self._read_edges()
         self._names: dict[str, int] = {}
         self._tokens: dict[str, str] = {}
-        self.place: dict[Key, _Place] = {}
-        for b, (keys, outputs) in enumerate(zip(self.members, self.outputs, strict=True)):
-            self.place.update(self._member_places(outputs) if b == self.flow else self._places(keys, outputs))
-        self.picked: dict[Key, _Place] = {}
+        # The key of each part, and the place of each task's result in its part's tuple; -1: it is all of it.
+        self.keys: list[Key] = []
+        self.place = [-1] * len(self.nbytes)
+        self._name_parts()
+        self.picked: dict[int, None] = {}
 
-    def _outputs(self) -> list[list[Key]]:
-        """Return, for each bundle, the results that other bundles read, or somebody asks for."""
-        read = set(self.wanted)
-        for b, keys in enumerate(self.members):
-            for key in keys:
-                read.update(dep for dep in self.graph[key].dependencies if self.bundle_of.get(dep, b) != b)
-        return [list(filter(read.__contains__, keys)) for keys in self.members]
+    def _read_edges(self) -> None:
+        """Find each part's results that others read or somebody asks for, and what it reads itself."""
+        n, src, dst = len(self.choice.order), *self.choice.edges[:, :2].T.astype(np.int64)
+        tasks = np.fromiter(chain.from_iterable(self.parts), np.int64, n)
+        part = np.empty(n, np.int64)
+        part[tasks] = np.repeat(np.arange(len(self.parts)), [*map(len, self.parts)])
+        crosses = part[src] != part[dst]
+        # Members send each other results.
+        sent = crosses & (np.minimum(part[src], part[dst]) >= self.first_member)
+        crosses &= ~sent
+        is_output = np.zeros(n, bool)
+        is_output[src[crosses]] = True
+        is_output[[*self.wanted]] = True
+        outputs = is_output.tolist()
+        self.outputs = [[i for i in own if outputs[i]] for own in self.parts]
+        in_all = np.bincount(part[is_output], np.asarray(self.nbytes)[is_output], len(self.parts))
+        self.part: list[int] = part.tolist()
+        self.in_all: list[float] = in_all.tolist()
+        self.readers = _by_first(src[sent], part[dst[sent]] - self.first_member)
+        self.inputs = _by_first(part[dst[crosses]], src[crosses])
+        # Keys of inputs that are no tasks here.
+        self.outside: dict[int, dict[Key, None]] = {}
+        for i, keys in self.choice.outside.items():
+            self.outside.setdefault(self.part[i], {}).update(dict.fromkeys(keys))
 
-    def _member_places(self, outputs: list[Key]) -> Iterator[tuple[Key, _Place]]:
-        """Yield where the results of the flow are: in the tuples of its members."""
-        flow, keys = self.choice.flow, self.members[self.flow]
-        assert flow is not None
-        self.owner = dict(zip(keys, flow.members, strict=True))
-        self.flow_key = f"flow:{self._own_key(keys)[0].removeprefix('bundle:')}"
-        of_member: dict[int, list[Key]] = {member: [] for member in sorted(set(flow.members))}
-        for key in outputs:
-            of_member[self.owner[key]].append(key)
-        # Members are numbered without gaps, whatever the plan left without a task.
-        for i, own in enumerate(of_member.values()):
-            yield from ((key, _Place((self.flow_key, i), at)) for at, key in enumerate(own))
-        self.member_outputs = list(of_member.values())
-        # Members without results, which nobody would need: those that pick a result read their empty tuples.
-        self.silent = [(self.flow_key, i) for i, own in enumerate(self.member_outputs) if not own]
-        number = {member: i for i, member in enumerate(of_member)}
-        self.owner = {key: number[member] for key, member in self.owner.items()}
+    def _name_parts(self) -> None:
+        order = self.choice.order
+        bundles, members = self.parts[: self.first_member], self.parts[self.first_member :]
+        for tasks, outputs in zip(bundles, self.outputs, strict=False):
+            if len(tasks) > 1 and (len(outputs) > 1 or outputs[0] not in self.wanted):
+                self.keys.append(self._own_key(tasks))
+            else:
+                self.keys.append(order[outputs[0]])
+        if members:
+            name, _ = self._own_key(sorted(chain.from_iterable(members)))
+            self.flow = f"flow:{name.removeprefix('bundle:')}"
+            self.keys += [(self.flow, i) for i in range(len(members))]
+        for p, outputs in enumerate(self.outputs):
+            if len(outputs) > 1 or p >= self.first_member:
+                for at, i in enumerate(outputs):
+                    self.place[i] = at
 
-    def _places(self, keys: list[Key], outputs: list[Key]) -> list[tuple[Key, _Place]]:
-        if len(keys) == 1:
-            return [(keys[0], _Place(keys[0], -1))]
-        if len(outputs) == 1:
-            name = outputs[0] if outputs[0] in self.wanted else self._own_key(keys)
-            return [(outputs[0], _Place(name, -1))]
-        name = self._own_key(keys)
-        return [(key, _Place(name, i)) for i, key in enumerate(outputs)]
-
-    def _own_key(self, keys: list[Key]) -> tuple[str, int]:
+    def _own_key(self, tasks: Sequence[int]) -> tuple[str, int]:
         """Return a key whose prefix tells the most frequent prefixes of a bundle's tasks."""
-        counts = Counter(names_of(key)[0] for key in keys)
+        first, order = self.choice.order[tasks[0]], self.choice.order
+        counts = Counter(names_of(order[i])[0] for i in tasks)
         words = sorted(counts, key=lambda word: (-counts[word], word))[:_WORDS]
         label = "bundle:" + "+".join(sorted(words))
         if label not in self._names and len(self._names) >= _NAMES:
             label = "bundle:mixed"
         number = self._names[label] = self._names.get(label, -1) + 1
         # Tasks of one group are of one span, which is an annotation.
-        notes = repr([(name, by[keys[0]]) for name, by in self.annotations.items() if keys[0] in by])
+        notes = repr([(name, by[first]) for name, by in self.annotations.items() if first in by])
         return f"{label}-{self._tokens.setdefault(notes, uuid4().hex)}", number
 
     def written(self) -> Rewritten:
         """Return the graph."""
-        for b, keys in enumerate(self.members):
-            if b == self.flow:
-                self._write_flow()
-            elif len(keys) == 1 and not self._reads_a_tuple(self.graph[keys[0]]):
-                self._write(keys[0], self._single(self.graph[keys[0]]), keys)
+        order, costs = self.choice.order, self.choice.costs
+        for p, tasks in enumerate(self.parts):
+            first = order[tasks[0]]
+            if len(tasks) == 1 and p < self.first_member and not self._reads_a_tuple(p):
+                self._write(first, self._single(p), first)
             else:
-                name = self.place[self.outputs[b][0]].key
-                self._write(name, self._bundle(b), keys)
-                if keys[0] in self.of_ranks:
-                    self.made.annotations.setdefault("workers", {})[name] = [self.of_ranks[keys[0]].worker]
-                    self.made.annotations.setdefault("allow_other_workers", {})[name] = True
-        for key in self.wanted:
-            if self._place(key).at >= 0:
-                self.picked[key] = self._place(key)
-        for key, place in self.picked.items():
-            silent = self.silent if self.bundle_of.get(key) == self.flow else ()
-            task = PortableTask(key, pick, TaskRef(place.key), place.at, *map(TaskRef, silent))
-            self._write(key, task, [key], is_quick=True)
+                seconds = None
+                if len(tasks) > 1:
+                    seconds = sum(cost.seconds for i in tasks if (cost := costs[i]) is not None)
+                self._write(self.keys[p], self._share(p), first, seconds)
+            if first in self.of_ranks and p < self.first_member:
+                self.made.annotations.setdefault("workers", {})[self.keys[p]] = [self.of_ranks[first].worker]
+                self.made.annotations.setdefault("allow_other_workers", {})[self.keys[p]] = True
+        self.picked.update((i, None) for i in self.wanted if self.place[i] >= 0)
+        # Members without results, which nobody would need: those that pick a result read their empty tuples.
+        silent = [key for key, outputs in zip(self.keys, self.outputs, strict=True) if not outputs]
+        for i in self.picked:
+            p, key = self.part[i], order[i]
+            others = silent if p >= self.first_member else ()
+            task = PortableTask(key, pick, TaskRef(self.keys[p]), self.place[i], *map(TaskRef, others))
+            self._write(key, task, key, 0.0, is_quick=True)
         return self.made
 
-    def _write(self, key: Key, task: GraphNode, members: list[Key], is_quick: bool = False) -> None:
+    def _write(
+        self, key: Key, task: GraphNode, first: Key, seconds: float | None = None, is_quick: bool = False
+    ) -> None:
+        """Write a task with the annotations of its first task, and its seconds, unless it is that one by itself."""
         self.made.graph[key] = task
         for name, values in self.annotations.items():
             # Tasks of ranks that run as one are of many regions.
-            if members[0] in values and (
-                name != ABOUT or len(members) == 1 or members[0] not in self.of_ranks
-            ):
-                self.made.annotations.setdefault(name, {})[key] = values[members[0]]
-        if len(members) > 1 or is_quick:
-            costs = (self.costs[member] for member in members)
-            seconds = 0.0 if is_quick else sum(cost.seconds for cost in costs if cost is not None)
+            is_of_all = name != ABOUT or seconds is None or is_quick or first not in self.of_ranks
+            if first in values and is_of_all:
+                self.made.annotations.setdefault(name, {})[key] = values[first]
+        if seconds is not None:
             told = annotation(_FERRO, key, {}, self.made.annotations, self.common)
             if isinstance(told, Mapping):
                 # The user's own estimates are of one task.
@@ -240,84 +248,82 @@ class _BundleWriter:
             if isinstance(before, Real):
                 self.made.annotations.setdefault(_PRIORITY, {})[key] = float(before) + SOONER
 
-    def _write_flow(self) -> None:
-        """Write the members of the flow, each with the tasks that it computes and the members that read them."""
-        flow, keys = self.choice.flow, self.members[self.flow]
-        assert flow is not None
-        readers: dict[Key, set[int]] = {key: set() for key in keys}
-        for key in keys:
-            for dep in self.graph[key].dependencies:
-                if dep in readers and self.owner[dep] != self.owner[key]:
-                    readers[dep].add(self.owner[key])
-        tasks: list[list[InnerTask]] = [[] for _ in self.member_outputs]
-        for key, rank in zip(keys, flow.ranks, strict=True):
-            tasks[self.owner[key]].append(InnerTask(key, self.graph[key], rank, tuple(sorted(readers[key]))))
-        for i, (own, outputs) in enumerate(zip(tasks, self.member_outputs, strict=True)):
-            name = self.flow_key, i
-            share = Share(*name, len(tasks), tuple(own), tuple(outputs))
-            self._write(name, self._task(name, self.flow, share), [task.key for task in own])
-
-    def _reads_a_tuple(self, task: GraphNode) -> bool:
+    def _reads_a_tuple(self, p: int) -> bool:
         """Return whether a task that is by itself reads from tuples, as a bundle of one task can."""
+        task = self.graph[self.choice.order[self.parts[p][0]]]
         if task.is_coro or task.block_fusion:
             return False
-        return any(self._place(key).at >= 0 for key in task.dependencies)
+        return any(self.place[i] >= 0 for i in self.inputs.get(p, ()))
 
-    def _place(self, key: Key) -> _Place:
-        return self.place.get(key, _Place(key, -1))
-
-    def _single(self, task: GraphNode) -> GraphNode:
+    def _single(self, p: int) -> GraphNode:
         """Return a task that is by itself, with the keys under which its inputs are found."""
+        order = self.choice.order
         renamed: dict[Key, Key | GraphNode] = {}
-        for dep in task.dependencies:
-            place = self._place(dep)
-            if place.at >= 0:
-                self.picked[dep] = place
-            elif place.key != dep:
-                renamed[dep] = place.key
+        for i in self.inputs.get(p, ()):
+            if self.place[i] >= 0:
+                self.picked[i] = None
+            else:
+                renamed[order[i]] = self.keys[self.part[i]]
+        task = self.graph[order[self.parts[p][0]]]
         return task.substitute(renamed) if renamed else task
 
-    def _bundle(self, b: int) -> GraphNode:
-        keys = self.members[b]
-        own = tuple(
-            InnerTask(key, self.graph[key], self.of_ranks[key].order if key in self.of_ranks else i)
-            for i, key in enumerate(keys)
-        )
-        name = self.place[self.outputs[b][0]].key
-        produces = any(self.graph[key].data_producer for key in keys)
-        return self._task(name, b, Share(str(name), 0, 1, own, tuple(self.outputs[b])), produces)
-
-    def _task(self, name: Key, b: int, share: Share, produces: bool = False) -> PortableTask:
-        """Return the task of a share, which reads what its own tasks do not make."""
-        read = dict.fromkeys(chain.from_iterable(task.call.dependencies for task in share.tasks))
-        reads, arguments = self._reads(key for key in read if self.bundle_of.get(key) != b)
+    def _share(self, p: int) -> GraphNode:
+        """Return a bundle, or a member of the flow."""
+        order, ranks, readers = self.choice.order, self.ranks, self.readers
+        keys = [order[i] for i in self.parts[p]]
+        tasks = [self.graph[key] for key in keys]
+        outputs = tuple(order[i] for i in self.outputs[p])
+        reads, arguments = self._reads(p)
+        if p < self.first_member:
+            own = tuple(
+                InnerTask(key, task, self.of_ranks[key].order if key in self.of_ranks else i)
+                for i, (key, task) in enumerate(zip(keys, tasks, strict=True))
+            )
+            share = Share(str(self.keys[p]), 0, 1, own, outputs)
+        else:
+            own = tuple(
+                InnerTask(key, task, ranks[i], tuple(readers.get(i, ())))
+                for i, key, task in zip(self.parts[p], keys, tasks, strict=True)
+            )
+            members = len(self.parts) - self.first_member
+            share = Share(self.flow, p - self.first_member, members, own, outputs)
+        produces = p < self.first_member and any(task.data_producer for task in tasks)
         return PortableTask(
-            name, run_share, share, tuple(reads), *map(TaskRef, arguments), _data_producer=produces
+            self.keys[p], run_share, share, tuple(reads), *map(TaskRef, arguments), _data_producer=produces
         )
 
-    def _reads(self, inputs: Iterable[Key]) -> tuple[list[Read], list[Key]]:
+    def _reads(self, p: int) -> tuple[list[Read], list[Key]]:
         """Return where a bundle finds each input, and the keys of its arguments."""
-        of: dict[Key, list[Key]] = {}
-        for key in inputs:
-            of.setdefault(self._place(key).key, []).append(key)
+        order, place, part = self.choice.order, self.place, self.part
+        of: dict[int, list[int]] = {}
+        for i in self.inputs.get(p, ()):
+            of.setdefault(part[i], []).append(i)
         reads: list[Read] = []
         arguments: list[Key] = []
-        for name, keys in of.items():
-            if self._place(keys[0]).at < 0 or self._is_read_whole(keys):
-                reads += [Read(len(arguments), self._place(key).at, key) for key in keys]
-                arguments.append(name)
+        apart: list[Key] = []
+        for other, tasks in of.items():
+            if place[tasks[0]] < 0 or self._is_read_whole(other, tasks):
+                reads += [Read(len(arguments), place[i], order[i]) for i in tasks]
+                arguments.append(self.keys[other])
             else:
-                for key in keys:
-                    self.picked[key] = self._place(key)
-                    reads.append(Read(len(arguments), -1, key))
-                    arguments.append(key)
+                self.picked.update(dict.fromkeys(tasks))
+                apart += [order[i] for i in tasks]
+        for key in chain(apart, self.outside.get(p, ())):
+            reads.append(Read(len(arguments), -1, key))
+            arguments.append(key)
         return reads, arguments
 
-    def _is_read_whole(self, keys: list[Key]) -> bool:
-        """Return whether a bundle that reads some results of another is sent all of them."""
-        if self.bundle_of[keys[0]] == self.flow:
-            return False
-        outputs = self.outputs[self.bundle_of[keys[0]]]
-        read = frozenset(keys)
-        costs = (self.costs[key] for key in outputs if key not in read)
-        return sum(cost.nbytes for cost in costs if cost is not None) <= MORE * len(keys)
+    def _is_read_whole(self, p: int, read: list[int]) -> bool:
+        """Return whether a bundle that reads some results of another is sent all of them; of a member, it is not."""
+        others = self.in_all[p] - sum(self.nbytes[i] for i in read)
+        return p < self.first_member and others <= MORE * len(read)
+
+
+def _by_first(a: Ints, b: Ints) -> dict[int, list[int]]:
+    """Return the distinct numbers of `b`, in order, beside each number of `a`."""
+    n = int(b.max(initial=0)) + 1
+    first, second = np.divmod(np.unique(a * n + b), n)
+    starts = np.flatnonzero(np.diff(first, prepend=-1))
+    numbers = second.tolist()
+    bounds = [*starts.tolist(), len(numbers)]
+    return {u: numbers[at:end] for u, (at, end) in zip(first[starts].tolist(), pairwise(bounds), strict=True)}

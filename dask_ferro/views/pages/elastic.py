@@ -45,7 +45,6 @@ _JOB_COLUMNS = look.columns(
     requested=lambda d: sum(d.get("jobs", {}).values()),
     **{state: partial(_in_state, state) for state in _STATES},
 )
-_CELL = f"padding:3px 14px 3px 0;vertical-align:top;border-bottom:1px solid {look.GRID}"
 
 
 class ElasticPage:
@@ -105,7 +104,8 @@ class ElasticPage:
         ]
         lines += [(at, text, "") for at, text in picture.departures]
         lines.sort(key=lambda one: -one[0])
-        self.log.text = _table(lines[:_ROWS]) if lines else ""
+        rows = [(f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}", *texts) for at, *texts in lines[:_ROWS]]
+        self.log.text = look.table(("time (UTC)", "why", "what was done"), rows) if lines else ""
 
 
 def _counts(
@@ -141,16 +141,3 @@ def _standing(last: ScaleEvent) -> str:
         f"<b>{_target(last)} wanted; {escape(counts)}</b>; {last.get('node_seconds', 0.0):,.0f} node-seconds"
     )
     return text + (f"; queue wait {escape(waits)}" if waits else "")
-
-
-def _table(lines: list[tuple[float, str, str]]) -> str:
-    head = "".join(
-        f'<th style="{_CELL};text-align:left;color:{look.FAINT};font-weight:normal">{name}</th>'
-        for name in ("time (UTC)", "why", "what was done")
-    )
-    rows = "".join(
-        f'<tr><td style="{_CELL};white-space:nowrap">{datetime.fromtimestamp(at, UTC):%H:%M:%S}</td>'
-        f'<td style="{_CELL}">{escape(why)}</td><td style="{_CELL}">{escape(done)}</td></tr>'
-        for at, why, done in lines
-    )
-    return f'<table style="border-collapse:collapse;width:100%;margin-top:8px"><tr>{head}</tr>{rows}</table>'

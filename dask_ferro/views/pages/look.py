@@ -122,6 +122,15 @@ def line(text: str = "", *, styles: dict[str, str] | None = None, **options: Any
     return Div(text=text, sizing_mode="stretch_width", styles=style, **options)
 
 
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table of texts as HTML."""
+    cell = f"padding:3px 14px 3px 0;vertical-align:top;text-align:left;border-bottom:1px solid {GRID}"
+    heads = "".join(f'<th style="{cell};color:{FAINT};font-weight:normal">{name}</th>' for name in head)
+    lines = ("".join(f'<td style="{cell}">{escape(text)}</td>' for text in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<table style="border-collapse:collapse;margin-top:8px"><tr>{heads}</tr>{body}</table>'
+
+
 def swatch(color: str, text: str) -> str:
     """Return a coloured square and its meaning as HTML."""
     square = f"display:inline-block;width:11px;height:11px;margin:0 5px -1px 0;background:{color}"

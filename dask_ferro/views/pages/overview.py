@@ -1,4 +1,4 @@
-"""The overview page: whether the cluster is healthy, what it does, what is stuck and why, and what stealing moved.
+"""The overview page: whether the cluster is healthy, what it does, what is stuck and why, what stealing moved, flows.
 
 It is text, so that it fits a narrow window and a panel: a card for each finding, with what to do, and a link to the
 page that has the details.  `dask ferro top` shows the same sentences.
@@ -12,7 +12,7 @@ from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column
 
 from dask_ferro.observe.findings import ClusterFinding
-from dask_ferro.observe.summary import Overview, TaskProgress
+from dask_ferro.observe.summary import FLOW_COLUMNS, Overview, TaskProgress, flow_cells
 from dask_ferro.views.pages import look
 
 # By severity.
@@ -30,7 +30,8 @@ class OverviewPage:
         self.doing = look.line(styles={"line-height": "1.6"})
         self.findings = look.line(margin=(10, 5, 5, 5))
         self.gained = look.line(margin=(10, 5, 5, 5))
-        rows = (self.health, self.doing, self.findings, self.gained)
+        self.flows = look.line(margin=(10, 5, 5, 5))
+        rows = (self.health, self.doing, self.findings, self.gained, self.flows)
         self.root = column(*rows, sizing_mode="stretch_width")
 
     @without_property_validation
@@ -48,6 +49,8 @@ class OverviewPage:
         look.tell(
             self.gained, f"{_sentence(picture.gained)}. {_link('ferro-stealing')}" if picture.gained else ""
         )
+        flows = look.table(FLOW_COLUMNS, map(flow_cells, picture.flows)) if picture.flows else ""
+        look.tell(self.flows, flows)
 
 
 def _sentence(text: str) -> str:

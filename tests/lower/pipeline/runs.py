@@ -93,7 +93,7 @@ def shares_of(run, stages, ranks=1):
     for layer in written.graph.layers.values():
         told |= {key: layer.annotations[MEMBER](key) for key in layer}
     wanted = {key for keys in written.keys.values() for key in keys}
-    facts = CostFacts(lambda key: None, lambda key: None, lambda key: None, count, inf, inf)
+    facts = CostFacts(lambda key: None, lambda key: None, lambda key: None, count, inf, inf, members=count)
     made = rewritten(written.graph.to_dict(), wanted, {MEMBER: told}, facts).graph
     found = filter(None, map(share_of, made.values()))
     return sorted(found, key=lambda share: share.member)
