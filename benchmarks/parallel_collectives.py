@@ -24,7 +24,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, LocalCluster
 
 from dask_ferro.graph.sharding.segments import Bucket
-from dask_ferro.lower.ranks.exchange import ExchangeTask, Form, Name, exchange, form
+from dask_ferro.lower.ranks.exchange import FORMS, ExchangeTask, Form, Name, form
 from dask_ferro.lower.ranks.spmd_tasks import same
 
 RESULTS = Path(__file__).parent / "results" / "parallel_collectives.json"
@@ -82,13 +82,8 @@ class Terms:
 
     def all_reduce(self, chosen: Form) -> list[float]:
         """Give every worker the sum of all terms."""
-        steps, results = exchange(
-            Name("allreduce", str(next(_runs)), 0),
-            self.bucket,
-            [future.key for future in self.futures],
-            [True] * len(self.futures),
-            chosen,
-        )
+        name = Name("allreduce", str(next(_runs)), 0)
+        steps, results = FORMS[chosen](name, self.bucket, [future.key for future in self.futures])
         return self.run(steps, results)
 
     @property

@@ -35,7 +35,7 @@ dask.config.set({"ferro.bundle.costs": None})
 # Worker processes are forks of a process that has imported Dask and what our tasks need, in place of importing it in
 # each.  They have the environment of the first fork; a test that sets another environment for them uses "spawn".
 dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-IN_WORKERS = ["dask_ferro.lower.worker.segment_run", "dask_ferro.scheduler.worker_plugin"]
+IN_WORKERS = ["dask_ferro.flow.member", "dask_ferro.lower.worker.task", "dask_ferro.scheduler.worker_plugin"]
 get_mp_context().set_forkserver_preload(["distributed", "pandas", *IN_WORKERS])
 
 # pytest-xdist sets it for its processes; a table in a pipe would have that width.

@@ -8,13 +8,15 @@ seconds per byte come first.  A result is considered at the run after the one th
 results are gone by then.
 
 Dask's own manager would drop second replicas.  While there are such jobs, it keeps two that insure each other, and
-drops replicas of preemptible workers before others.  Durations are seconds, sizes bytes.
+drops replicas of preemptible workers before others: `KeepCopies` takes the place of Dask's policy `ReduceReplicas`.
+Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -23,6 +25,7 @@ from distributed import Scheduler, Status
 from distributed.active_memory_manager import (
     ActiveMemoryManagerExtension,
     ActiveMemoryManagerPolicy,
+    ReduceReplicas,
     Suggestion,
 )
 from distributed.metrics import monotonic
@@ -31,15 +34,12 @@ from distributed.scheduler import TaskState, WorkerState
 from dask_ferro import config
 from dask_ferro.elastic.evacuation import free_bytes
 from dask_ferro.elastic.recompute import Recompute
-from dask_ferro.lower.replicas import ReplicaRule, put_rule, remove_rule
 
 if TYPE_CHECKING:
     from distributed.active_memory_manager import SuggestionGenerator
 
 W = TypeVar("W")
 
-# The name of the rule that Dask's memory manager follows meanwhile.
-_RULE = "ferro-copies"
 # Seconds between runs.
 _INTERVAL = 1.0
 # The bandwidth assumed for a copy, and its fixed cost: two messages, and the threads that they interrupt.
@@ -89,6 +89,7 @@ class Copies(ActiveMemoryManagerPolicy):
         self.share: float = config.value("elastic.copy-share")
         self.totals: Counter[str] = Counter()
         self._runs: ActiveMemoryManagerExtension | None = None
+        self._kept = KeepCopies(self._job_of)
         self._jobs: dict[str, str] = {}  # by name of the workers that may be preempted
         self._reported = 0.0
         self._coming: dict[Key, _CopyRequest] = {}
@@ -104,16 +105,16 @@ class Copies(ActiveMemoryManagerPolicy):
             self._runs = ActiveMemoryManagerExtension(
                 self.scheduler, {self}, register=False, start=True, interval=_INTERVAL
             )
-            put_rule(self.scheduler, _RULE, self._replica_rule)
+            self._kept.start(self.scheduler)
 
     def stop(self) -> None:
-        """Stop copying, and restore the rule of Dask's memory manager.  Idempotent."""
+        """Stop copying, and restore the policy of Dask's memory manager.  Idempotent."""
         if self._runs is not None:
             self._runs.stop()
             self._runs = None
         for state in (self._jobs, self._coming, self._due):
             state.clear()
-        remove_rule(self.scheduler, _RULE)
+        self._kept.stop()
 
     # -- what is copied --------------------------------------------------------------------------------------
 
@@ -181,24 +182,56 @@ class Copies(ActiveMemoryManagerPolicy):
                 continue
             del self._coming[key]
 
-    # -- what is kept ----------------------------------------------------------------------------------------
-
-    def _replica_rule(self) -> ReplicaRule:
-        """Return the rule of who may drop a replica, for a run of Dask's policy."""
-        again = Recompute(self.scheduler)
-
-        def may_drop(ts: TaskState, holders: set[WorkerState]) -> set[WorkerState]:
-            jobs = {ws: self._job_of(ws) for ws in holders}
-            return droppable(jobs, lambda: _is_worth(ts, again), lambda ws: not free_bytes(ws))
-
-        return may_drop
-
     def _seat(self, ws: WorkerState) -> Seat:
         return Seat(self._job_of(ws), ws.host)
 
     def _job_of(self, ws: WorkerState) -> str:
         """Return the job with which a worker may be preempted; empty: it is safe."""
         return self._jobs.get(str(ws.name), "")
+
+
+class KeepCopies(ReduceReplicas):
+    """Dask's policy, which spares replicas that insure each other against a preemption.
+
+    Parameters
+    ----------
+    job_of : callable
+        Returns the job with which a worker may be preempted; empty: it is safe.
+    """
+
+    def __init__(self, job_of: Callable[[WorkerState], str]) -> None:
+        self._job_of = job_of
+        self._replaced: set[ActiveMemoryManagerPolicy] = set()
+
+    def start(self, scheduler: Scheduler) -> None:
+        """Take the place of Dask's policy; where that is off, nothing changes."""
+        manager = scheduler.extensions.get("amm")
+        if not isinstance(manager, ActiveMemoryManagerExtension):
+            return
+        self._replaced = {policy for policy in manager.policies if type(policy) is ReduceReplicas}
+        if self._replaced:
+            manager.policies -= self._replaced
+            manager.add_policy(self)
+
+    def stop(self) -> None:
+        """Restore Dask's policy.  Idempotent."""
+        if self._replaced:
+            self.manager.policies.discard(self)
+            self.manager.policies |= self._replaced
+            self._replaced = set()
+
+    def run(self) -> SuggestionGenerator:
+        """Yield Dask's suggestions for the holders that may drop a result; none while one of them is being retired."""
+        again = Recompute(self.manager.scheduler)
+        for found in super().run():
+            ts = Suggestion(*found).ts
+            holders = set(ts.who_has or ()) - self.manager.pending.get(ts, (set(), set()))[1]
+            # A worker's retirement copies what it holds, and ends when all of it is elsewhere.
+            if any(ws.status == Status.closing_gracefully for ws in holders):
+                continue
+            jobs = {ws: self._job_of(ws) for ws in holders}
+            if able := droppable(jobs, partial(_is_worth, ts, again), lambda ws: not free_bytes(ws)):
+                yield Suggestion("drop", ts, able)
 
 
 def receivers(able: Mapping[W, Seat], holders: Iterable[Seat]) -> set[W]:

@@ -1,8 +1,7 @@
-"""Private interfaces of Dask: task specifications, expressions, the meta of an array, and a scheduler transition."""
+"""Private interfaces of Dask: task specifications, expressions, and the meta of an array."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from traceback import walk_stack
 from typing import Any
 
@@ -20,7 +19,7 @@ from dask._task_spec import (
 
 __all__ = [
     "Alias", "DataNode", "Expr", "GraphNode", "LLGExpr", "List", "Task", "TaskRef", "convert_legacy_graph",
-    "infers_meta", "is_masked", "place_again", "pool_size",
+    "infers_meta", "is_masked", "pool_size",
 ]  # fmt: skip
 
 
@@ -35,11 +34,6 @@ def infers_meta() -> bool:
         frame.f_code.co_name == "emulate" and frame.f_globals["__name__"].startswith("dask.dataframe")
         for frame, _ in walk_stack(None)
     )
-
-
-def place_again(scheduler: Any, keys: Iterable[Any], stimulus_id: str) -> None:
-    """Assign workers to tasks that have none, by a transition to "processing"."""
-    scheduler.transitions(dict.fromkeys(keys, "processing"), stimulus_id)
 
 
 def pool_size(pool: Any) -> int | None:

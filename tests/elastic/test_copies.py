@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import dask
 import pytest
-from distributed import Client
+from distributed import Client, Status
 from distributed.active_memory_manager import ReduceReplicas
 
 import dask_ferro as ff
@@ -189,6 +189,42 @@ async def test_dasks_memory_manager_keeps_copies_while_they_are_wanted(p):
     assert manager.policies == before
     manager.run_once()
     await until_async(lambda: len(p.holders(again)) == 1, "the copy to be dropped")
+
+
+@played("spot", "safe", "other", every=3600.0)
+async def test_copies_stay_while_a_holder_is_retired(p):
+    """A retirement copies results until all are elsewhere, and would not end if these copies were dropped."""
+    manager, cheap = p.scheduler.extensions["amm"], await p.made("spot", "cheap", 0.0)
+    await p.client.replicate(cheap)
+    await until_async(lambda: len(p.holders(cheap)) == 3, "the copies")
+    spot = p.scheduler.workers[p.workers["spot"].address]
+    spot.status = Status.closing_gracefully
+    for _ in range(3):
+        manager.run_once()
+        await asyncio.sleep(0.05)
+    assert len(p.holders(cheap)) == 3
+    spot.status = Status.running
+    manager.run_once()
+    await until_async(lambda: len(p.holders(cheap)) == 1, "the other copies to be dropped")
+
+
+@played("spot", "safe", exposed=False, config={"distributed.scheduler.active-memory-manager.policies": []})
+async def test_where_dasks_policy_is_off_it_stays_off(p):
+    policies = p.scheduler.extensions["amm"].policies
+    await p.expose(spot="job-1")
+    assert not policies
+    await p.expose()
+    assert not policies
+
+
+@played("spot", "safe", exposed=False)
+async def test_results_are_copied_without_dasks_memory_manager(p):
+    del p.scheduler.extensions["amm"]
+    await p.expose(spot="job-1")
+    dear = await p.made("spot", "dear", 0.1)
+    await until_async(lambda: len(p.holders(dear)) == 2, "the copy")
+    await p.expose()
+    assert p.copies._runs is None
 
 
 @pytest.mark.parametrize("share", [0, 1e-6])

@@ -1,6 +1,6 @@
 """`parallel`: a model as a function of batches, over the workers and in the order that a plan and a schedule give.
 
-    graph --cut--> chunks --schedule--> one task per action, with its worker, priority and dependencies
+    graph --cut--> chunks --schedule--> one task per action, with its member, order and dependencies
 
 A call on a batch returns a `PipelineRun`, a Dask collection of loss and gradients, or without parameters a
 `ForwardRun`, of outputs.  Gradients of micro-batches are added in the order of micro-batches, whatever the schedule, so

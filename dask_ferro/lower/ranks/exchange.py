@@ -77,7 +77,7 @@ def form(bucket: Bucket) -> Form:
 
 
 def exchange(
-    name: Name, bucket: Bucket, given: Sequence[Key], wanted: Sequence[bool], chosen: Form | None = None
+    name: Name, bucket: Bucket, given: Sequence[Key], wanted: Sequence[bool]
 ) -> tuple[list[ExchangeTask], tuple[Key, ...]]:
     """Return the tasks of a bucket, and the key of each rank's result: a tuple of arrays.
 
@@ -89,11 +89,8 @@ def exchange(
         The key of each rank's input: an array, or a tuple of arrays.
     wanted : sequence of bool
         Whether a rank's result is read; where it is not, there is no task for it.
-    chosen : "star" or "exchange", optional
-        `form(bucket)` if not given.
     """
-    written = _exchange if (chosen or form(bucket)) == "exchange" else _star
-    steps, results = written(name, bucket, given)
+    steps, results = FORMS[form(bucket)](name, bucket, given)
     ends = {key for key, is_read in zip(results, wanted, strict=True) if is_read}
     others = set(results) - ends
     return [step for step in steps if step.key not in others], results
@@ -133,6 +130,10 @@ def _exchange(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
     for key, rank, own in zip(results, bucket.ranks, given, strict=True):
         steps.append(ExchangeTask(key, rank, gathered, (), (own, *sums)))
     return steps, results
+
+
+# The tasks of a bucket in each form.
+FORMS: Mapping[Form, Callable[[Name, Bucket, Sequence[Key]], _Tasks]] = {"star": _star, "exchange": _exchange}
 
 
 # The functions of the tasks.  A rank's input is a tuple of arrays, one per collective, or a single array as it is.

@@ -135,10 +135,6 @@ class RankWorkers:
             self._found = name, now, self._homes(client)
         return self._found[2]
 
-    def forget(self) -> None:
-        """Look them up again next time."""
-        self._found = None
-
     def _homes(self, client: Client | None) -> Homes:
         if client is None:
             return Homes()

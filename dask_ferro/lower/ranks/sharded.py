@@ -124,11 +124,6 @@ class CallTasks:
         futures = self._futures if self._made is None else self._made.futures
         return any(future.status in GONE for future in futures)
 
-    def clear(self) -> None:
-        """Let the tasks be written again, with data that are sent again."""
-        self._made = None
-        self._where.forget()
-
     def here(self) -> Written:
         """Return the tasks for the current client, as they were last written for it."""
         if self._fixed is not None:

@@ -32,7 +32,7 @@ from dask_ferro.graph.tensor.emit import build, to_model
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.ranks import checkpoint
-from dask_ferro.lower.ranks.exchange import Name, exchange, form
+from dask_ferro.lower.ranks.exchange import FORMS, Name, exchange, form
 from dask_ferro.lower.ranks.sharded import gather, whole
 from dask_ferro.lower.ranks.spmd import Ranks
 from tests.clusters import running
@@ -55,7 +55,7 @@ def exchanged(kind, chosen, terms, **attributes):
     """Return the result of each rank of a collective that is exchanged in a form."""
     ranks = tuple(range(len(terms)))
     bucket = Bucket(kind, ranks, (attributes,), ((),) * len(ranks), ((),) * len(ranks), 0)
-    steps, results = exchange(Name("it", "t", 0), bucket, ranks, [True] * len(ranks), chosen)
+    steps, results = FORMS[chosen](Name("it", "t", 0), bucket, ranks)
     found = run(steps, dict(zip(ranks, terms, strict=True)))
     return [found[key][0] for key in results]
 
