@@ -40,7 +40,7 @@ ifneq ($(strip $(K)),)
 else
 	@status=0; set -x; \
 	$(BIN)/python -m pytest -q $(LEAVING) || status=$$?; \
-	$(BIN)/python -m pytest -q -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder $(SUITE) || status=$$?; \
+	$(BIN)/python -m pytest -q -m "not soak" -n 2 --dist worksteal $(SUITE) || status=$$?; \
 	$(BIN)/python -m pytest -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder \
 	    --ignore $(LEAVING) --ignore $(SUITE) || status=$$?; \
 	exit $$status
