@@ -24,8 +24,8 @@ demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
 
 # Workers in one process count all of its memory as theirs, so the tests of retirement get a small process of their own.
 # Real models and ONNX's suite take over 1 GB beside the imports of a process, so they run before tests that import PyTorch
-# and others.  All three parts always run.  In the last one, a third process has the tests that wait for SLURM and for
-# workers (tests/lanes.py).
+# and others.  All three parts always run.  In the last one, a third process begins with the tests that wait for SLURM
+# and for workers (tests/lanes.py).
 LEAVING := tests/elastic/test_retirement.py
 SUITE := tests/suite
 # K: files or folders below tests/, or an expression for pytest's -k; one process runs these tests.
@@ -40,7 +40,7 @@ ifneq ($(strip $(K)),)
 else
 	@status=0; set -x; \
 	$(BIN)/python -m pytest -q $(LEAVING) || status=$$?; \
-	$(BIN)/python -m pytest -q -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder $(SUITE) || status=$$?; \
+	$(BIN)/python -m pytest -q -m "not soak" -n 2 --dist worksteal $(SUITE) || status=$$?; \
 	$(BIN)/python -m pytest -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder \
 	    --ignore $(LEAVING) --ignore $(SUITE) || status=$$?; \
 	exit $$status

@@ -36,7 +36,8 @@ dask.config.set({"ferro.bundle.costs": None})
 # each.  They have the environment of the first fork; a test that sets another environment for them uses "spawn".
 dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
 IN_WORKERS = ["dask_ferro.flow.member", "dask_ferro.lower.worker.task", "dask_ferro.scheduler.worker_plugin"]
-get_mp_context().set_forkserver_preload(["distributed", "pandas", *IN_WORKERS])
+# Dask's collections bring pandas, xarray and scipy: half a second for each worker.
+get_mp_context().set_forkserver_preload(["distributed", "dask.array", "dask.dataframe", *IN_WORKERS])
 
 # pytest-xdist sets it for its processes; a table in a pipe would have that width.
 os.environ.pop("COLUMNS", None)

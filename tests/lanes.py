@@ -1,8 +1,8 @@
-"""The assignment of test files to xdist's processes: the last of three runs tests that wait for SLURM or workers.
+"""Which of xdist's processes runs a test file: the last of three begins with tests that wait for SLURM or workers.
 
 Such tests hardly compute, so two cores suffice for them and two processes that do.  A file is run by one process, as
-with `--dist loadfile`.  At the end the two processes take over waiting files; the third one never takes others, since
-it would have to import everything that they import.
+with `--dist loadfile`.  Each process takes over files of the others when its own are done.  Long files are the first
+of their kind, since one that began last would run alone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ WAITING = (
     "tests/scheduler/test_other_workers.py",
     "tests/scheduler/test_silent.py",
 )
+# Prefixes of the paths of files that take over a minute.
+LONG = (
+    "tests/test_examples.py",
+    "tests/test_benchmarks.py",
+    "tests/lower/pipeline/test_ranks.py",
+    "tests/lower/pipeline/test_rank_runs.py",
+    "tests/on_slurm/test_elastic.py",
+    "tests/scheduler/test_other_workers.py",
+)
 PROCESSES = 3
 
 
@@ -36,15 +45,15 @@ def next_file(queue: Iterable[str], waits: bool) -> str | None:
     queue : iterable of str
         Files that are not assigned yet, in order.
     waits : bool
-        Whether it is the process for waiting files.
+        Whether the process begins with waiting files.
     """
-    files = list(queue)
+    files = sorted(queue, key=lambda file: not file.startswith(LONG))
     own = [file for file in files if file.startswith(WAITING) == waits]
-    return next(iter(own if waits else own or files), None)
+    return next(iter(own or files), None)
 
 
 class Lanes(LoadFileScheduling):
-    """xdist's scheduling by file, with a process for waiting files."""
+    """xdist's scheduling by file, with a process that begins with waiting files."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         chosen = next_file(self.workqueue, node.gateway.id == f"gw{PROCESSES - 1}")

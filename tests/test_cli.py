@@ -348,8 +348,15 @@ def session(leader):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("whole_group", [False, True], ids=["the program", "its terminal"])
-@pytest.mark.parametrize("when", ["starting", "running"])
+@pytest.mark.parametrize(
+    ("when", "whole_group"),
+    [
+        pytest.param("starting", True, id="starting, by its terminal"),
+        pytest.param("running", False, id="running, itself alone"),
+        pytest.param("starting", False, id="starting, itself alone", marks=pytest.mark.soak),
+        pytest.param("running", True, id="running, by its terminal", marks=pytest.mark.soak),
+    ],
+)
 def test_interrupting_exits_130_and_leaves_no_process(whole_group, when, tmp_path):
     errors = tmp_path / "stderr"
     slow = ("run", "--workload", "imbalanced", "--param", "long_s=60", "--workers", 2)

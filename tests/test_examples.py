@@ -70,7 +70,10 @@ def test_quickstart(tmp_path):
 
 @needs_sklearn
 @pytest.mark.cluster
-@pytest.mark.parametrize(("model", "rows"), [("digits_mlp", 4500), ("digits_conv", 999)])
+@pytest.mark.parametrize(
+    ("model", "rows"),
+    [pytest.param("digits_mlp", 4500, marks=pytest.mark.soak), pytest.param("digits_conv", 999)],
+)
 def test_demo(model, rows, tmp_path):
     out = run("demo.py", "--model", model, "--rows", str(rows), "--batch", "450", cwd=tmp_path)
     accuracy = float(re.search(r"Accuracy +([\d.]+)%", out)[1])

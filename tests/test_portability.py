@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ onnx.save_model(model, "model.onnx")
 given = np.array([[-1.0, 2.0]], np.float32)
 for source in (model.SerializeToString(), "model.onnx"):
     assert ff.from_onnx(source)(given).compute().tolist() == [[0.0, 2.0]]
+print(True)
 """
 RUN = """
 np.save("x.npy", given)
@@ -67,6 +69,8 @@ try:
     ff.run("model.onnx", "x.npy", "y.npy", batch=1)
 except ff.ConfigError as error:
     print(error)
+import os
+print(os.path.exists("y.npy"))
 """
 QUEUE = """
 import asyncio
@@ -78,45 +82,56 @@ except OSError as error:
 """
 
 
-def played(system, program, folder):
-    """Return the output of a program on an emulated system."""
-    done = ran(
-        [sys.executable, "-m", "tests.windows", system, program], env={"PYTHONPATH": str(ROOT)}, cwd=folder
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.strip()
+COMMON = {"cluster": CLUSTER, "model": MODEL, "modules": EVERY_MODULE}
+PROGRAMS = {"win32": {**COMMON, "run": RUN, "queue": QUEUE}, "darwin": COMMON}
+END = "-- the end of a program --"
 
 
-SYSTEMS = pytest.mark.parametrize("system", ["win32", "darwin"])
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """Return what each program prints on an emulated system, where one process runs all of them in turn."""
+
+    @cache
+    def play(system):
+        programs = PROGRAMS[system]
+        line = "".join(f"{program}\nprint({END!r})\n" for program in programs.values())
+        words = [sys.executable, "-m", "tests.windows", system, line]
+        done = ran(words, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path_factory.mktemp(system))
+        assert done.returncode == 0, done.stderr[-3000:]
+        *parts, _ = done.stdout.split(END)
+        return dict(zip(programs, map(str.strip, parts), strict=True))
+
+    return play
+
+
+SYSTEMS = pytest.mark.parametrize("system", PROGRAMS)
 
 
 @SYSTEMS
-def test_every_module_is_imported(system, tmp_path):
-    assert played(system, EVERY_MODULE, tmp_path) == "True"
+def test_every_module_is_imported(system, played):
+    assert played(system)["modules"] == "True"
 
 
 @SYSTEMS
-def test_the_scheduler_plugin_and_requirements_work(system, tmp_path):
-    assert played(system, CLUSTER, tmp_path) == "True"
+def test_the_scheduler_plugin_and_requirements_work(system, played):
+    assert played(system)["cluster"] == "True"
 
 
 @SYSTEMS
-def test_models_are_computed(system, tmp_path):
-    assert played(system, MODEL + "\nprint(True)", tmp_path) == "True"
+def test_models_are_computed(system, played):
+    assert played(system)["model"] == "True"
 
 
-def test_a_streamed_run_says_what_windows_lacks(tmp_path):
-    told = played("win32", MODEL + RUN, tmp_path)
-    assert "y.npy" in told
-    assert (
-        "cannot be written: ff.run locks it by flock, which this system or its file system does not" in told
-    )
-    assert not (tmp_path / "y.npy").exists()
+def test_a_streamed_run_says_what_windows_lacks(played):
+    *told, is_there = played("win32")["run"].splitlines()
+    assert "y.npy" in "".join(told)
+    lacks = "cannot be written: ff.run locks it by flock, which this system or its file system does not"
+    assert lacks in "".join(told)
+    assert is_there == "False"
 
 
-def test_a_batch_system_says_what_windows_lacks(tmp_path):
-    told = played("win32", QUEUE, tmp_path)
-    assert "this system has no user ids (getuid); Linux and macOS have" in told
+def test_a_batch_system_says_what_windows_lacks(played):
+    assert "this system has no user ids (getuid); Linux and macOS have" in played("win32")["queue"]
 
 
 # ---- the calls themselves -----------------------------------------------------------------------------------

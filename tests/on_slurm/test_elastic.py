@@ -151,10 +151,23 @@ def test_walltimes_lose_nothing(site):
     )
 
 
+# Dask imports a preload twice in the nanny's process, and twice in the worker's: one of them takes its time.
+SLOW = """
+import multiprocessing, sys, time
+
+if multiprocessing.parent_process() and not hasattr(sys, "has_slept"):
+    sys.has_slept = True
+    time.sleep(15)
+
+def dask_setup(worker):
+    pass
+"""
+
+
 @pytest.mark.filterwarnings("ignore:dask_ferro. no job has the time")
 def test_a_lifetime_counts_from_the_workers_start_and_a_task_that_no_job_has_time_for_is_told(site, tmp_path):
     """It counted from its nanny's start: a worker that took 8 s to start was spent when it connected."""
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(12)\n\ndef dask_setup(worker):\n    pass\n")
+    (tmp_path / "slow.py").write_text(SLOW)
     life = ["--lifetime", "40s", "--lifetime-stagger", "3s", "--preload", str(tmp_path / "slow.py")]
     s = site(worker_extra_args=life)
     s.cluster.adapt(minimum=1, maximum=1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -100,19 +102,24 @@ def chains(count: int, length: int) -> Dependents:
 
 
 @pytest.mark.parametrize(
-    ("graph", "threads", "wanted"),
+    ("made", "threads", "wanted"),
     [
-        pytest.param(cholesky(10), 8, True, id="a Cholesky of 10 x 10 tiles is narrow for 8 threads"),
-        pytest.param(cholesky(60), 8, False, id="one of 60 x 60 is wide"),
-        pytest.param(cholesky(60), 64, True, id="but narrow for 64 threads"),
-        pytest.param(map_reduce(800), 8, False, id="800 maps and their sums are wide for 8 threads"),
-        pytest.param(map_reduce(40), 8, True, id="40 are narrow"),
-        pytest.param(chains(8, 50), 8, True, id="a chain for each thread is narrow"),
-        pytest.param(chains(int(8 * WIDE) + 1, 50), 8, False, id="more chains than a few a thread are wide"),
-        pytest.param({}, 8, True, id="nothing is narrow"),
+        pytest.param(
+            partial(cholesky, 10), 8, True, id="a Cholesky of 10 x 10 tiles is narrow for 8 threads"
+        ),
+        pytest.param(partial(cholesky, 60), 8, False, id="one of 60 x 60 is wide"),
+        pytest.param(partial(cholesky, 60), 64, True, id="but narrow for 64 threads"),
+        pytest.param(partial(map_reduce, 800), 8, False, id="800 maps and their sums are wide for 8 threads"),
+        pytest.param(partial(map_reduce, 40), 8, True, id="40 are narrow"),
+        pytest.param(partial(chains, 8, 50), 8, True, id="a chain for each thread is narrow"),
+        pytest.param(
+            partial(chains, int(8 * WIDE) + 1, 50), 8, False, id="more chains than a few a thread are wide"
+        ),
+        pytest.param(dict, 8, True, id="nothing is narrow"),
     ],
 )
-def test_narrow(graph: Dependents, threads: int, wanted: bool) -> None:
+def test_narrow(made: Callable[[], Dependents], threads: int, wanted: bool) -> None:
+    graph = made()
     seconds = dict.fromkeys(graph, 0.04)
     assert is_narrow(graph, upward_ranks(graph, seconds), seconds, threads, WIDE) is wanted
     assert is_narrow(graph, upward_ranks(graph, seconds), seconds, threads, 1000.0)

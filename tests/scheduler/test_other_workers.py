@@ -125,7 +125,7 @@ def joined(client: Client, folder: Path, join: str, stack: ExitStack) -> dict[st
         with ThreadPoolExecutor(1) as pool:
             with started(client, folder, "hangs", "held"):
                 until(lambda: "held" in client.run_on_scheduler(names), "the worker that install waits for")
-                installing = pool.submit(ff.install, client, answer=BOUND_S)
+                installing = pool.submit(ff.install, client, answer=20.0)  # one of them never answers
                 until(lambda: "ferro-worker" in client.cluster.scheduler.worker_plugins, "the worker plugin")
                 processes = start()
             installing.result(timeout=BOUND_S)

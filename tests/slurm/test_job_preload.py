@@ -217,7 +217,8 @@ async def _twice(scheduler, process):
         pytest.param(None, 3, id="the time is over"),
     ],
 )
-@on_cluster(0, roster=True, protocol="tcp")
+# The client of a scheduler that is gone tries for as long to reach it again.
+@on_cluster(0, roster=True, protocol="tcp", config={"distributed.comm.timeouts.connect": "3s"})
 async def test_with_results_that_nobody_takes_sigterm_ends_a_job_when(client, scheduler, before, wait):
     with workers(scheduler.address, "job-1", *KEEPS, FERRO_JOB_KILLWAIT=str(wait)) as process:
         held = await held_on(client, scheduler, 2)

@@ -11,12 +11,15 @@ from tests.waiting import until
 # What scontrol shows: a foreign job, and ours in a state that a file holds.
 SHOWN = """echo "JobId=1 JobName=test UserId=me(1) JobState=RUNNING Reason=None Comment=ferro-12345.a"
 echo "JobId=2 JobName=test UserId=me(1) JobState=$(cat state) Reason=None Comment=ferro-1234.a" """
+# The pauses between its tries are a tenth of what they are.
+TENTH = "exec /bin/sleep $(($1 / 10)).$(($1 % 10))"
 
 
 def test_the_watchdog_goes_on_while_a_job_is_there_that_squeue_does_not_list(command, tmp_path: Path) -> None:
     """Once it ended at the first empty answer, and the job ran for its whole walltime."""
     state, calls = tmp_path / "state", command("scancel", ":")
     state.write_text("RUNNING")
+    command("sleep", TENTH)
     command("scontrol", f"cd {tmp_path}\n[ -e silent ] && exit\n{SHOWN}")
     watchdog = Watchdog("test", "ferro-1234", os.environ)
     number = watchdog._process.pid
@@ -33,6 +36,7 @@ def test_the_watchdog_goes_on_while_a_job_is_there_that_squeue_does_not_list(com
 
 def test_the_watchdog_cancels_the_jobs_of_a_dead_cluster_and_no_others(command) -> None:
     calls = command("scancel", ":")
+    command("sleep", TENTH)
     job = "JobId={} JobState=PENDING Comment={}"
     lines = job.format(1, "ferro-12345.a") + "\n" + job.format(2, "quick please ferro-1234.a")
     command("scontrol", f"if [ -s {calls} ]; then echo No jobs in the system; else echo '{lines}'; fi")

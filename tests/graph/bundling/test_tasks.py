@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -107,16 +108,26 @@ def test_any_graph_is_partitioned_by_the_rules_and_loses_nothing(seed: int, work
         assert len(tasks) == 1 or sum(work.shares[i] for i in tasks) <= 1 + 1e-6
     end = projected(dag, bundles, workers)
     assert end <= projected(dag, singles(dag), workers) + 1e-9
-    # Estimates of a busy machine are too long.
-    for factor in (0.0, 0.1, 0.3):
-        assert projected(dag, bundles, workers, factor) <= 1.15 * projected(
-            dag, singles(dag), workers, factor
-        )
     safe = bundle_tasks(guessed(work, 10.0), workers=workers)
     assert (
         projected(dag, safe, workers, 10.0)
         <= (1 + EQUAL) * projected(dag, singles(dag), workers, 10.0) + 1e-9
     )
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_estimates_of_a_busy_machine_are_too_long_and_bundles_save_time_nevertheless(workers: int) -> None:
+    # These are fixed graphs, as no such bound holds for every graph (see dask_ferro/graph/bundling/tasks.py).
+    works = [random_work(random.Random(seed)) for seed in range(100)]
+    chosen = [bundle_tasks(work, workers=workers) for work in works]
+    for factor in (0.0, 0.1, 0.3):
+        ratios = [
+            projected(work.dag, bundles, workers, factor)
+            / projected(work.dag, singles(work.dag), workers, factor)
+            for work, bundles in zip(works, chosen, strict=True)
+        ]
+        assert statistics.mean(ratios) < 0.98
+        assert max(ratios) <= 1 + EQUAL
 
 
 @settings(max_examples=200)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 
 import dask
 import numpy as np
 import onnx
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper, parser
@@ -14,7 +17,9 @@ from onnx.reference import ReferenceEvaluator
 
 import dask_ferro as ff
 from tests.graphs import model
-from tests.programs import ran
+from tests.waiting import ended
+
+ROOT = Path(__file__).parents[3]
 
 UNARY = ["Relu", "Sin", "Tanh", "Neg", "Abs", "Sigmoid", "Identity"]
 BINARY = ["Add", "Sub", "Mul", "Max", "Min"]
@@ -82,18 +87,31 @@ def test_bundled_equals_reference_and_bundles_are_convex(proto, granularity, see
         assert all(source.bundle < number for source in bundle.sources)  # a topological order: convex
 
 
-@settings(max_examples=3, deadline=None)
-@given(graphs(), st.sampled_from(["auto", "op"]))
-def test_keys_are_the_same_in_another_process(proto, granularity):
+def keys(granularity: str, content: str) -> list[str]:
+    """Return the keys of a call of a model, which is in hexadecimal digits."""
+    made = ff.from_onnx(onnx.ModelProto.FromString(bytes.fromhex(content)), granularity=granularity)
+    called = made({name: np.ones((2, 3), np.float32) for name in made.inputs})
+    return sorted(map(str, dict(called.__dask_graph__())))
+
+
+@pytest.fixture(scope="module")
+def elsewhere():
+    """A process that prints the keys of the model in each line."""
     code = (
-        "import sys, numpy as np, onnx, dask_ferro as ff\n"
-        "m = onnx.ModelProto.FromString(sys.stdin.buffer.read())\n"
-        f"y = ff.from_onnx(m, granularity={granularity!r})\n"
-        "y = y({n: np.ones((2, 3), np.float32) for n in y.inputs})\n"
-        "print(sorted(map(str, dict(y.__dask_graph__()))))"
+        f"import sys, {__name__} as here\nfor line in sys.stdin: print(here.keys(*line.split()), flush=True)"
     )
-    content = proto.SerializeToString(deterministic=True)
-    command = [sys.executable, "-c", code]
-    run = [ran(command, input=content, text=False, check=True).stdout for _ in range(2)]
-    assert run[0] == run[1]
-    assert len(run[0]) > 10
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
+        yield process
+        process.stdin.close()
+        ended(process)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=SLOW)
+@given(graphs(), st.sampled_from(["auto", "op"]))
+def test_keys_are_the_same_in_another_process(elsewhere, proto, granularity):
+    content = proto.SerializeToString(deterministic=True).hex()
+    print(granularity, content, file=elsewhere.stdin, flush=True)
+    found = keys(granularity, content)
+    assert found
+    assert elsewhere.stdout.readline() == f"{found}\n"

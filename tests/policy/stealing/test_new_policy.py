@@ -60,8 +60,7 @@ assert pytest.main([*tests, "-q", "-k", "random", "-p", "no:cacheprovider"]) == 
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(SIMULATOR, id="simulator"),
-        pytest.param(PLUGIN_AND_REPLAY, id="plugin and replay"),
+        pytest.param(SIMULATOR + PLUGIN_AND_REPLAY, id="simulator, plugin and replay"),
         pytest.param(PROPERTIES, id="tests of every policy"),
     ],
 )
