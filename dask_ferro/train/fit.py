@@ -135,8 +135,8 @@ def fit(
     Fit
         An iterable of steps with `loss`, `metrics`, `epoch`, `index`, `rows`, `is_updated`, `rate` and `params`;
         arrays are fetched when they are read.  `Fit.params` are the parameters after the step that the loop
-        has.  With a client the next steps are submitted before, up to eight where they are small, so their batches and
-        rates are asked for early.
+        has.  With a client steps are submitted in groups, one group ahead of the loop, so their batches and rates are
+        asked for early.
 
     Raises
     ------

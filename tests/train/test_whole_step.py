@@ -1,4 +1,4 @@
-"""A step as one graph: without a plan the bits of the same step as a pipeline; with one, two hops and few tasks."""
+"""A step as one graph: without a plan the bits of the same step as a pipeline; with one, few tasks."""
 
 from __future__ import annotations
 

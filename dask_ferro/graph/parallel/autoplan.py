@@ -39,7 +39,7 @@ from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
-# From the end of a task to the start of a dependent task on another worker.
+# From the end of a task of Dask's to the start of a dependent one on another worker; in a flow it is shorter.
 _HOP = 0.006
 # The least saving that is worth more workers: the cost of a task for the scheduler and two processes.
 _TASK = 0.0023

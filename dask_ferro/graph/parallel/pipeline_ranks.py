@@ -213,7 +213,7 @@ def _mark(model: ir.Model, schedule: Schedule, ranks: int) -> None:
     apart = {action.chunk for action in schedule.actions if action.kind == WEIGHT_GRAD}
     for node, (chunk, kind) in actions(model, schedule.chunks).items():
         # A whole backward of one rank is one task.  Where ranks exchange anything, weight gradients stay apart from
-        # what another stage reads: a result that travels may be computed again, so its inputs outlive the action.
+        # what another stage reads.
         if kind != FORWARD and ranks == 1 and chunk not in apart:
             kind = BACKWARD
         # The schedule decides the stage of a chunk, so workers and devices of regions could contradict it, and an

@@ -121,8 +121,8 @@ class Schedule:
 
         There is none where every stage does all its forwards first: no order would save memory, and a worker that has
         several actions to choose from waits for nothing.  Where backwards are split and stages have several chunks, as
-        in a V, a hop for each action costs more than their order: there only a forward waits, for the release (B or W)
-        that makes room for one more activation.
+        in a V, a hop of Dask's for each action costs more than their order: there only a forward waits, for the release
+        (B or W) that makes room for one more activation.
         """
         forwards = [[action for action in row if action.kind == FORWARD] for row in self.stages]
         if not any(self.peaks) or self.peaks == tuple(map(len, forwards)):

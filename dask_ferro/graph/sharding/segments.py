@@ -31,11 +31,11 @@ from dask_ferro.graph.sharding.redistribute import COLLECTIVES
 from dask_ferro.graph.sharding.spmd import RANK, RANKS
 
 # The largest bucket: beyond this size the wait for the last of its values costs more than another collective, which
-# takes about 10 ms of tasks and hops.  Where there are more bytes than for so many buckets, buckets are larger.
+# takes about 10 ms where Dask runs it.  Where there are more bytes than for so many buckets, buckets are larger.
 _BUCKET_BYTES, _BUCKETS = 8 * 2**20, 8
 # A value that is smaller than a bucket by this factor begins none if no other collective waits for it: the loss.
 _SMALL = 2048
-# A task with its hop takes longer than this.
+# A task of Dask's with its hop takes longer than this.
 _SHORT_S = 2e-3
 # The last bucket is smaller by this factor, and each earlier one twice as large as the next, so that little is
 # exchanged when there is nothing left to compute.

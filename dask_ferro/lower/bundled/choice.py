@@ -8,6 +8,8 @@ different annotations are not bundled together, as a bundle has one, nor are tas
 of different workers, as one of them would be sent.  Of the tasks that are wanted, no two are in one bundle: each would
 need a task that picks its result.
 
+Tasks of ranks say their members themselves, and all of them are one flow, or a bundle where they have one member.
+
 Tasks that the scheduler has already are inputs, and so are their own inputs, which are not looked at.
 """
 

@@ -1,6 +1,6 @@
 """`parallel`: a model as a function of batches, over the workers and in the order that a plan and a schedule give.
 
-    graph --cut--> chunks --schedule--> one task per action, with its member, order and dependencies
+    graph --cut--> chunks --schedule--> the tasks of each action, with their member, order and dependencies
 
 A call on a batch returns a `PipelineRun`, a Dask collection of loss and gradients, or without parameters a
 `ForwardRun`, of outputs.  Gradients of micro-batches are added in the order of micro-batches, whatever the schedule, so
@@ -85,7 +85,7 @@ def parallel(
         How the losses of micro-batches are combined into the loss of the batch; a mean is weighted by their rows.
     workers : sequence of str or int, optional
         The address or name of each stage's worker, or its number in the order of names; by default the cluster's
-        workers, in the order of addresses.
+        workers, in the order of names.
 
     Raises
     ------

@@ -95,8 +95,8 @@ class ForwardRun(ContentKeyed):
     def compute(self, **kwargs: Any) -> Any:
         """Return the result, of whole arrays; of a training step (loss, gradients), or with an optimizer a `Step`.
 
-        When a worker dies, its results are computed again, from data that the client sends again where needed; if it
-        held a large input or parameter, the step restarts.
+        When a worker dies, the step runs again as a whole on those that are left, from data that the client sends again
+        where needed.
 
         Parameters
         ----------
@@ -138,7 +138,7 @@ class PipelineRun(ForwardRun):
         """Start a training step on the current client; return sharded arrays whose parts stay on their ranks.
 
         They are Dask collections, and can be the parameters and state of the next call; their lineage is cut once it is
-        ``ferro.ranks.checkpoint-calls`` calls long, unless the client is asynchronous: it cannot be waited for.
+        ``ferro.ranks.checkpoint-calls`` submissions long, unless the client is asynchronous: it cannot be waited for.
 
         Raises
         ------

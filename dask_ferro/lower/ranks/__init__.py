@@ -1,1 +1,1 @@
-"""Sharded graphs as Dask collections: one task per segment of each rank, and collectives between them."""
+"""Sharded graphs as Dask collections: segments of each rank and collectives between them, as one flow."""

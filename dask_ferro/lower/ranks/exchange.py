@@ -1,15 +1,14 @@
 """A bucket of collectives as tasks: the messages between ranks, their pieces, and the order of summation.
 
-An edge between tasks of two workers is the send: a worker's event loop moves the bytes while its threads compute,
-and a task starts when all its inputs are there, so no thread ever waits for the network.
+An edge between tasks of two workers is the send, which the thread that computed the value does in a flow.
 
     star       every rank reads all terms and sums them itself.  One hop; each rank gets (n - 1) B.
     exchange   each rank sums a share of all terms' elements, and reads the shares of the others.  Each rank gets
                2 (n - 1) / n B, in pieces: while one is summed the next is under way.
 
-An exchange moves what a ring moves, in 2 hops where a ring takes 2 (n - 1): between Dask tasks a hop costs 5 ms, so
-a ring would gain nothing.  Terms are summed by rank, whichever arrives first, and the form depends on kind, sizes and
-number of ranks alone: sums are the same bits from run to run.  Sizes are bytes.
+An exchange moves what a ring moves, in 2 hops where a ring takes 2 (n - 1).  Terms are summed by rank, whichever
+arrives first, and the form depends on kind, sizes and number of ranks alone: sums are the same bits from run to run.
+Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Form = Literal["star", "exchange"]
 Key = Any
 
 # Bytes that an exchange must save each rank.  It has one hop more than a star and n * n tasks that cut, 10 to 40 ms in
-# all; links between processes of one host move 1 GB/s.
+# all where Dask runs them one by one; links between processes of one host move 1 GB/s.
 _WORTH_EXCHANGING = 16 * 2**20
 # The largest piece of a share: a larger share is summed piece by piece.
 _PIECE_BYTES = 16 * 2**20

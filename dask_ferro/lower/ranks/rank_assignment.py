@@ -5,7 +5,7 @@ before it.  Where there are fewer workers than ranks, or a worker has left since
 many of its threads as there are.
 
 All tasks of ranks that a client submits together run as one flow: its members are the workers' threads, and each task
-says its own (`flow.member.MEMBER`).  Without a client, Dask runs the tasks one by one.
+says its own (`flow.run.MEMBER`).  Without a client, or with an asynchronous one, Dask runs the tasks one by one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It is a Dask collection whose result is its parts, joined.  It keeps the call that made it until its lineage is cut
 (`checkpoint`): where Dask has lost data that only the client can send again, the call's tasks are built again under the
-same keys, so results that are still there are not computed again.
+same keys, so results of other flows that are still there are not computed again.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 With a client, what is submitted together is one flow: its members are threads of the ranks' workers, and send each
 other what they read.  When a worker dies, the flow runs again, with the same results, since the order of every sum is
 fixed (`exchange`).  A `ShardedArray` may be an input of the next call without moving: the parameters of a training step
-never leave their workers, and their lineage is cut now and then (`checkpoint`).  Weights are mapped from the model's
+stay on their workers, and their lineage is cut now and then (`checkpoint`).  Weights are mapped from the model's
 file.  `spmd_inputs` brings inputs to the workers.
 
 A plan's stages, workers and devices are followed: a stage's nodes run on its workers, and a task requires its device

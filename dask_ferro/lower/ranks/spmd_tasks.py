@@ -51,8 +51,6 @@ class RankSource:
     ----------
     segments, buckets : sequence of About
         The trace annotation of each piece.
-    made : mapping of str to NodePlacement
-        The site that makes each output of segments and buckets.
     home : mapping of str to (int, NodePlacement)
         The rank and the site that make each output of segments and buckets.
     exact : bool

@@ -1,1 +1,1 @@
-"""The functions that tasks run on workers: bundles, actions of pipelines, and segments of ranks."""
+"""The functions that tasks run on workers: bundles, and those of ranks beside them."""
