@@ -336,8 +336,13 @@ class Flows:
             for ws in dts.who_has or ():
                 held[ws.address] += dts.get_nbytes()
         told = ts.annotations or {}
-        must = wish_of(told).must
-        able = [ws.address for ws in workers if _kind(ws) == must] if must else None
+        must, kinds = wish_of(told).must, {ws.address: _kind(ws) for ws in workers}
+        # Workers tell their devices where the scheduler plugin is installed.
+        able = (
+            [address for address, kind in kinds.items() if kind == must]
+            if must and any(kinds.values())
+            else None
+        )
         return Claim(held, MemberTask(*told[MEMBER]).worker if MEMBER in told else "", able)
 
     def _hand_out(self, flow: _Flow, workers: list[WorkerState]) -> None:

@@ -16,7 +16,7 @@ from distributed import futures_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro import from_onnx
+from dask_ferro import from_onnx, install
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.inference import infer
@@ -353,6 +353,18 @@ class TestStages:
         layer = next(layer for name, layer in graph.layers.items() if name.startswith("spmd-"))
         wanted = {key: layer.annotations["ferro"](key) for key in layer if key[0].startswith("spmd-segment")}
         assert sorted(wanted.values(), key=str) == [{"require": "gpu"}] * 2 + [{}] * 2
+
+    @pytest.mark.cluster
+    @pytest.mark.parametrize("is_installed", [False, True])
+    def test_a_device_is_required_where_workers_tell_theirs(self, is_installed):
+        model = staged()
+        plan = {**STAGES, "two": {**STAGES["two"], "workers": [1, 0], "device": "cpu"}}
+        wanted = from_onnx(ir.to_proto(model))(X).compute(scheduler="sync")
+        with running(2, processes=False) as client:
+            if is_installed:
+                install(client)
+            found = gather(Ranks.of(apply(model, plan))({"x": X}))
+        np.testing.assert_allclose(found["y"], wanted["y"], rtol=1e-12)
 
     @pytest.mark.cluster
     @pytest.mark.parametrize("numbered", [True, False])
