@@ -168,8 +168,9 @@ def ddp(size: int, steps: int) -> float:
 
 def on_two_workers(size: int, steps: int) -> float:
     """Return the seconds of a step on two worker processes."""
-    walk = training(nets.wide(1, size), plan=DATA)
-    losses_of(walk, 2)
+    walk = iter(training(nets.wide(1, size), plan=DATA))
+    # Until the groups in which steps are submitted have their size.
+    losses_of(walk, steps)
     start = time.perf_counter()
     assert np.isfinite(losses_of(walk, steps)).all()
     return (time.perf_counter() - start) / steps
@@ -184,7 +185,7 @@ def parallel(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
         Client(cluster),
     ):
         for size in TOY_SIZES if toy else SIZES:
-            steps = TOY_STEPS if toy else 10 if size < 10_000_000 else 3
+            steps = TOY_STEPS if toy else max(3, min(200, 200_000_000 // size))
             seconds: dict[str, list[float]] = {"dask_ferro": [], "DDP": []}
             for number in range(rounds):
                 seconds["dask_ferro"].append(on_two_workers(size, steps))

@@ -237,24 +237,25 @@ class Fit:
         """
         batches, now = self._left(), self._now
         group: list[_Lazy] = []
-        while True:
-            # One batch ahead, since the last of an epoch ends its group of `accumulate`.
-            for batch, following in pairwise(chain[Any](batches, (None,))):
-                try:
+        try:
+            while True:
+                # One batch ahead, since the last of an epoch ends its group of `accumulate`.
+                for batch, following in pairwise(chain[Any](batches, (None,))):
                     group.append(self._advance(now, batch, following is None))
-                except Exception:
-                    if group:
-                        yield self._sent(group)
-                    raise
-                now = group[-1].after
-                if current_client() is None or len(group) >= min(self._size, self._most(batch)):
-                    sent = self._sent(group)
-                    group, now = [], sent[-1][1]
-                    yield sent
-            now = now.epoch_ended()
-            if now.stopping.most is not None or now.position.epoch == self._epochs:
-                break
-            batches = self._source.epoch(now.position.epoch, 0)
+                    now = group[-1].after
+                    if current_client() is None or len(group) >= min(self._size, self._most(batch)):
+                        group, full = [], group
+                        sent = self._sent(full)
+                        now = sent[-1][1]
+                        yield sent
+                now = now.epoch_ended()
+                if now.stopping.most is not None or now.position.epoch == self._epochs:
+                    break
+                batches = self._source.epoch(now.position.epoch, 0)
+        except Exception:
+            if group:
+                yield self._sent(group)
+            raise
         if group:
             yield self._sent(group)
 

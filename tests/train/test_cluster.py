@@ -137,21 +137,25 @@ def test_losses_that_are_there_are_fetched_together(client, monkeypatch):
     assert [step.loss for step in steps] == [row[4] for row in last]
 
 
-def test_a_batch_that_cannot_be_read_ends_the_loop_after_the_same_steps(request):
+@pytest.mark.parametrize("size", [1, 100])
+def test_a_batch_that_cannot_be_read_ends_the_loop_after_the_same_steps(size, request, monkeypatch):
+    """Also where the steps before it are of a group that is not full."""
+    monkeypatch.setattr(training_module, "next_size", lambda *_: size)
+
     def batches(epoch):
-        for start in (0, 8):
-            yield {name: value[start : start + 8] for name, value in data(16).items()}
+        for start in range(0, 40, 8):
+            yield {name: value[start : start + 8] for name, value in data(40).items()}
         raise ZeroDivisionError("the disk")
 
     def told():
-        steps = iter(ff.fit(loss, params(), batches, ff.optim.SGD(0.1)))
-        found = next(steps).loss
+        steps, found = iter(ff.fit(loss, params(), batches, ff.optim.SGD(0.1))), []
         with pytest.raises(ZeroDivisionError):
-            next(steps)
+            found.extend(step.loss for step in steps)
         return found
 
     here = told()
     request.getfixturevalue("client")
+    assert len(here) == 4
     assert told() == here
 
 
