@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -60,6 +60,8 @@ class _Flow:
         self.run = ""
         self.voids = 0
         self.is_running = False
+        # Whether there are workers that have what its members require.
+        self.can_run = True
         # Addresses of the workers of the newest run.
         self.workers: set[str] = set()
         # The keys of members that have ended in this run.
@@ -289,17 +291,20 @@ class Flows:
             self._soon(self._admit)
 
     def _keep_waiting(self) -> None:
-        """Let held members wait beyond `no-workers-timeout`, after which Dask fails tasks, while there are flows."""
+        """Let held members wait beyond `no-workers-timeout`, after which Dask fails tasks, for their turn."""
         timeout = self._scheduler.no_workers_timeout
         self._keeps_waiting = timeout is not None and bool(self._flows)
         if timeout is not None and self._flows:
-            tasks = (self._scheduler.tasks.get(key) for key in self._of_key)
+            tasks = (self._scheduler.tasks.get(key) for key, flow in self._of_key.items() if flow.can_run)
             upstream.keep_waiting(self._scheduler, [ts for ts in tasks if ts is not None])
             self._scheduler.loop.call_later(timeout / 2, self._keep_waiting)
 
     def _admit(self) -> None:
-        """Hand out the flows that are ready, in the order of their priorities, until there is no thread for one."""
-        self._is_due = False
+        """Hand out the flows that are ready, in the order of their priorities, until there is no thread for one.
+
+        A flow that requires what no worker has is not waited for.
+        """
+        self._is_due, is_waiting = False, False
         tasks = self._scheduler.tasks
         ready = [
             flow
@@ -307,24 +312,29 @@ class Flows:
             if all(key in tasks and tasks[key].state == "no-worker" for key in flow.keys)
         ]
         for flow in sorted(ready, key=lambda flow: tasks[flow.keys[0]].priority or ()):
-            places = self._places(flow)
-            if places is None:
-                self._scheduler.loop.call_later(_AGAIN, self._admit_soon)
-                return
-            self._hand_out(flow, places)
+            workers = self._open()
+            claims = [self._claim(tasks[key], workers) for key in flow.keys]
+            flow.can_run = all(claim.able is None or claim.able for claim in claims)
+            places = self._places(claims, workers) if flow.can_run else None
+            if places is not None:
+                self._hand_out(flow, places)
+                continue
+            is_waiting = True
+            if flow.can_run:
+                break
+        if is_waiting:
+            self._scheduler.loop.call_later(_AGAIN, self._admit_soon)
 
-    def _places(self, flow: _Flow) -> list[WorkerState] | None:
+    def _places(self, claims: Sequence[Claim], workers: Sequence[WorkerState]) -> list[WorkerState] | None:
         """Return the workers of a flow's members; None: there are too few threads.
 
         A member that has waited for long has left its thread, which is free.
         """
-        workers = self._open()
         taken: Counter[str] = Counter()
         for key in self._of_key:
             ts = self._scheduler.tasks.get(key)
             if ts is not None and ts.processing_on is not None:
                 taken[ts.processing_on.address] += ts not in ts.processing_on.long_running
-        claims = [self._claim(self._scheduler.tasks[key], workers) for key in flow.keys]
         threads = [Threads(ws.address, ws.nthreads, taken[ws.address], len(ws.processing)) for ws in workers]
         chosen = placed(claims, threads)
         return None if chosen is None else [self._scheduler.workers[address] for address in chosen]

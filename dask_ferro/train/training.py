@@ -27,6 +27,7 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lock import Hold
 from dask_ferro.lower.client import current_client
+from dask_ferro.lower.ranks.spmd_inputs import IN_GRAPH_BYTES
 from dask_ferro.stream.progress import bar
 from dask_ferro.train.data.batch import Batch, digest_of, rows_of
 from dask_ferro.train.data.source import Source
@@ -42,9 +43,9 @@ from dask_ferro.train.trees import check_reachable, named_leaves, values, whole
 from dask_ferro.train.update.update import UPDATED
 from dask_ferro.train.whole_step import program_of
 
-# With a client, the seconds that a group of steps takes, and the bytes that it may hold: parameters and state on
-# workers, and batches in this process.  A group costs Dask some 20 ms.
-_GROUP_S, _GROUP_BYTES = 0.25, 32 * 2**20
+# With a client, the seconds that a group of steps takes, the bytes of parameters and state that it may hold on workers,
+# and the steps: each of them is written again where workers join meanwhile.  A group costs Dask some 20 ms.
+_GROUP_S, _GROUP_BYTES, _GROUP_STEPS = 0.25, 32 * 2**20, 64
 # The fact that may change in a run that goes on from a checkpoint.
 _SETTINGS = "settings"
 
@@ -130,8 +131,8 @@ class Fit:
         # The last error of writing a checkpoint, which is not tried again because of it.
         self._failure: BaseException | None = None
         self._writes = Lock()
-        # Steps of the next group; when the last groups were computed.
-        self._size = 1
+        # Steps of the next group, and steps that are submitted one by one; when the last groups were computed.
+        self._size, self._singly = 1, 0
         self._computed = deque[_Mark](maxlen=2)
         self._holds: list[Hold] = []
         # Batches of known sizes are checked before any is computed; others when they come.
@@ -184,11 +185,18 @@ class Fit:
         self._computed = deque([_Mark(perf_counter(), 0)], maxlen=2)
         while self._now.position.epoch < self._epochs and not self._now.stopping.is_over:
             for group in _ahead(self._submitted(), 0 if current_client() is None else 1):
+                try:
+                    group[0][0].computed([later for later, _ in group[1:]])
+                except Exception:
+                    if len(group) == 1:
+                        raise
+                    # The steps before the one that failed are computed again, one by one.
+                    self._size, self._singly = 1, len(group)
+                    break
+                self._took(len(group))
                 for number, (submitted, after) in enumerate(group):
                     # It is waited for in any case, so that the client is not far ahead of the workers.
                     step = submitted.computed([later for later, _ in group[number + 1 :]])
-                    if not number:
-                        self._took(len(group))
                     # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
                     self._now = after._replace(stopping=self._counted(step, after.position))
                     advance(1, head=f"epoch {step.epoch + 1}", said=f"  loss {step.loss:.4g}")
@@ -196,7 +204,8 @@ class Fit:
                     # Only now is the caller done with the step.
                     if every is not None and self._now.position.step % every == 0:
                         self._save()
-            self._now = self._now.epoch_ended()
+            else:
+                self._now = self._now.epoch_ended()
 
     def _counted(self, step: FitStep, after: Position) -> EarlyStopping:
         """Return early stopping after a step; raises `ConfigError` if its loss ends the training."""
@@ -223,12 +232,13 @@ class Fit:
         began, done = self._computed[0], self._computed[-1].steps + steps
         self._computed.append(_Mark(perf_counter(), done))
         pace = (self._computed[-1].at - began.at) / (done - began.steps)
-        self._size = next_size(self._size, pace)
+        self._singly = max(0, self._singly - steps)
+        self._size = 1 if self._singly else next_size(self._size, pace)
 
     def _most(self, batch: Batch) -> int:
         """Return how many steps with batches like this one may be in a group."""
         here = sum(value.nbytes for value in batch.values() if isinstance(value, np.ndarray))
-        return max(1, _GROUP_BYTES // max(1, self._nbytes + here))
+        return max(1, min(_GROUP_STEPS, _GROUP_BYTES // max(1, self._nbytes), IN_GRAPH_BYTES // max(1, here)))
 
     def _submitted(self) -> Iterator[list[_Submitted]]:
         """Submit the steps that are left, with early stopping those of an epoch; yield each group, with later states.

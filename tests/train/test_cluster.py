@@ -247,3 +247,22 @@ def test_what_is_lost_while_it_is_made_again_is_made_again_once_more(client, mon
     array.renew()
     assert next(news, None) is None
     np.testing.assert_array_equal(array.compute(), wanted)
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_steps_before_one_that_fails_reach_the_loop(size, client, monkeypatch):
+    """Also those of its group; a batch that is mended then goes on."""
+    monkeypatch.setattr(training_module, "next_size", lambda *_: size)
+    batches = [{"i": np.array([1, 2, 3])} for _ in range(12)]
+    batches[9] = {"i": np.array([1, 2, 300])}
+    table = np.arange(40.0, dtype="f4").reshape(10, 4)
+    training = ff.fit(
+        lambda params, batch: ff.take(params["table"], batch["i"], axis=0).sum(), {"table": table}, batches,
+        ff.optim.SGD(0.01), seed=None,
+    )  # fmt: skip
+    found = []
+    with pytest.raises(Exception, match="300"):
+        found.extend(step.index for step in training)
+    assert found == list(range(9))
+    batches[9] = batches[0]
+    assert [step.index for step in training] == [9, 10, 11]

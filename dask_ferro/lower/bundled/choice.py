@@ -54,7 +54,7 @@ WANTED_SHARE = 0.6
 # Bytes of data in a graph that may be bundled with what reads it.
 SMALL_DATA = 4096
 # Annotations of all tasks with which none is in a flow, whose members the scheduler places.
-_PLACING = frozenset({"workers", "restrictions", "resources", "allow_other_workers", "loose_restrictions"})
+PLACING = frozenset({"workers", "restrictions", "resources", "allow_other_workers", "loose_restrictions"})
 # The annotation of how often a task is tried again.
 _RETRIES = "retries"
 # Seconds until the members of a flow have begun, and what a flow may last; of the seconds of bundles, what it has to
@@ -257,6 +257,9 @@ def choose(
     edges, outside = _edges(nodes, number, sizes)
     made = partial(BundleChoice, tasks.order, costs=costs, edges=edges, outside=outside)
     if of_ranks := annotations.get(MEMBER):
+        # What the call says of all tasks is Dask's to follow, task by task.
+        if any((common or {}).get(name) for name in (*PLACING, _RETRIES)):
+            return made(tuple((i,) for i in range(len(tasks.order)))), tasks
         return _ranked(made, tasks.order, edges, of_ranks, facts.members > 0), tasks
     seconds = [UNKNOWN_S if cost is None else cost.seconds for cost in costs]
     locations = _locations(graph, tasks.order, sizes, facts.held) if outside else [_Location()] * len(nodes)
@@ -276,7 +279,7 @@ def choose(
     if facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
         return made(tuple((i,) for i in range(len(tasks.order)))), tasks
     least = sum(seconds) / facts.workers
-    is_bound = not _PLACING.isdisjoint(common or {})
+    is_bound = not PLACING.isdisjoint(common or {})
     flow = None if is_bound else _flow(work, frozenset(number[key] for key in wanted if key in number), facts)
     # Bundles take the least at best, and their search takes longer than a flow's plan.
     if flow is not None and flow.seconds < FLOW_STARTS + FLOW_ENOUGH * least:

@@ -31,6 +31,7 @@ from dask_ferro.flow.member import Read, is_ours, pick, run_share
 from dask_ferro.flow.run import MEMBER, InnerTask, Share
 from dask_ferro.graph.bundling.partition import MORE, Ints
 from dask_ferro.lower.bundled.choice import (
+    PLACING,
     Annotations,
     BundleChoice,
     CostFacts,
@@ -213,7 +214,7 @@ class _BundleWriter:
                 if len(tasks) > 1:
                     seconds = sum(cost.seconds for i in tasks if (cost := costs[i]) is not None)
                 self._write(self.keys[p], self._share(p), first, seconds)
-            if first in self.of_ranks and p < self.first_member:
+            if first in self.of_ranks and p < self.first_member and not PLACING & self.common.keys():
                 self.made.annotations.setdefault("workers", {})[self.keys[p]] = [self.of_ranks[first].worker]
                 self.made.annotations.setdefault("allow_other_workers", {})[self.keys[p]] = True
         self.picked.update((i, None) for i in self.wanted if self.place[i] >= 0)

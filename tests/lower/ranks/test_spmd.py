@@ -367,6 +367,31 @@ class TestStages:
         np.testing.assert_allclose(found["y"], wanted["y"], rtol=1e-12)
 
     @pytest.mark.cluster
+    def test_ranks_that_require_what_no_worker_has_keep_no_others_waiting(self):
+        model, plan = staged(), {**STAGES, "two": {**STAGES["two"], "workers": [1, 0]}}
+        wanted = from_onnx(ir.to_proto(model))(X).compute(scheduler="sync")
+        with running(2, processes=False) as client:
+            install(client)
+            waiting = persisted(Ranks.of(apply(model, plan))({"x": X}))
+            ranks = Ranks.of(apply(model, {"mesh": {"tensor": 2}}))
+            np.testing.assert_allclose(gather(ranks({"x": X}))["y"], wanted["y"], rtol=1e-12)
+            assert {future.status for future in futures_of(waiting["y"])} == {"pending"}
+
+    @pytest.mark.cluster
+    def test_resources_of_a_call_are_followed_task_by_task(self):
+        model = staged()
+        wanted = from_onnx(ir.to_proto(model))(X).compute(scheduler="sync")
+        ranks = Ranks.of(apply(model, {"mesh": {"tensor": 2}}))
+        with running(1, processes=False, resources={"R": 1}) as client:
+            out = ranks({"x": X})
+            held = client.persist(out["y"], resources={"R": 1})
+            np.testing.assert_allclose(held.compute(), wanted["y"], rtol=1e-12)
+            names = client.run_on_scheduler(
+                lambda dask_scheduler: {str(key[0]) for key in dask_scheduler.tasks}
+            )
+            assert not any(name.startswith(("flow:", "bundle:")) for name in names)
+
+    @pytest.mark.cluster
     @pytest.mark.parametrize("numbered", [True, False])
     def test_a_stage_runs_on_its_workers(self, numbered):
         plan = {"mesh": {"tensor": 2}}
