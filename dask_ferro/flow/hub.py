@@ -302,7 +302,7 @@ def called(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
         # The next task may call `secede` too.
         if has_seceded() and not had_seceded:
             rejoin_pool()
-    times.note(task.key, start, result)
+    times.note(task.key, start, result, task.about)
     return result
 
 

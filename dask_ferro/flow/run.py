@@ -68,12 +68,15 @@ class InnerTask(NamedTuple):
         Of ready tasks, the least runs first.
     readers : tuple of int
         The members, apart from its own, with tasks that read the result.
+    about : tuple
+        What a trace tells of it (`trace.About`); (): nothing.
     """
 
     key: Key
     call: Call
     rank: float
     readers: tuple[int, ...] = ()
+    about: tuple[Any, ...] = ()
 
 
 class Share(NamedTuple):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from math import isfinite, nan
 from statistics import fmean
 from time import monotonic, perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dask.typing import Key
 from distributed import get_worker
@@ -33,12 +33,13 @@ _GROUPS = 256
 
 
 class InnerRun(NamedTuple):
-    """A task of a bundle that ran: its key, its times on `perf_counter`, its result's bytes (nan: not measured)."""
+    """A task of a bundle that ran: key, times on `perf_counter`, bytes of its result (nan: not measured), `About`."""
 
     key: Key
     start: float
     stop: float
     nbytes: float
+    about: tuple[Any, ...] = ()
 
 
 # Called with the runs of a bundle's tasks in this process, after it; None: nobody asks.
@@ -70,7 +71,7 @@ class TaskTimes:
         self._sized: set[tuple[str, str]] = set()
         self._budget = 0.0
 
-    def note(self, key: Key, start: float, result: object) -> None:
+    def note(self, key: Key, start: float, result: object, about: tuple[Any, ...] = ()) -> None:
         """Note a task that has just ended, and the bytes of its result, if it is a group's first or time is left."""
         stop, nbytes, names = perf_counter(), nan, names_of(key)
         self._budget += _SIZING * (stop - start)
@@ -78,7 +79,7 @@ class TaskTimes:
             self._sized.add(names)
             nbytes = float(safe_sizeof(result))
             self._budget -= perf_counter() - stop
-        self._runs.append(InnerRun(key, start, stop, nbytes))
+        self._runs.append(InnerRun(key, start, stop, nbytes, about))
 
     def tell(self) -> None:
         """Tell the scheduler, now and then, and the hook.  The results are there: nothing may fail for this."""

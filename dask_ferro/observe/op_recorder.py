@@ -121,7 +121,8 @@ class Tape:
         for one in runs:
             # Of a group of tasks in a bundle, one is sized.
             nbytes = 0 if isnan(one.nbytes) else int(one.nbytes)
-            self._append(_Op(run, "dask", names_of(one.key)[0], str(one.key), one.start, one.stop, nbytes))
+            own = run._replace(regions={str(one.key): one.about[:2]}) if one.about else run
+            self._append(_Op(own, "dask", names_of(one.key)[0], str(one.key), one.start, one.stop, nbytes))
 
     def _timed(self, engine: str, op: str, node: str, run: Kernel) -> Kernel:
         """Return an op whose runs are recorded."""

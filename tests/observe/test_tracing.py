@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -403,24 +402,6 @@ def column_row() -> Ranks:
     return Ranks.of(ff.apply(y, plan))
 
 
-def test_the_tape_of_a_sharded_graph_has_regions_and_placements(client: Client) -> None:
-    y = column_row()({"x": np.ones((8, 16))})["y"]
-    with ff.trace(client) as run:
-        np.testing.assert_allclose(y.compute(), 5.12)
-    rows = [row for row in ff.tape(run) if row.region]
-    found = {(row.op, row.region, row.placement, row.nbytes) for row in rows}
-    term = 8 * 4 * 8
-    # The task of the output sums the terms itself.
-    assert {row for row in found if row[0] != "transfer"} == {
-        ("spmd-segment", "first; second", "S(1); P", term),
-        ("spmd-output", "second", "R", term),
-    }
-    assert ("transfer", "second", "R", term) in found
-    segments = [row for row in rows if row.op == "spmd-segment"]
-    assert sorted(row.worker for row in segments) == sorted(run.trace.workers)
-    assert all(row.seconds > 0 for row in rows)
-
-
 def test_the_tape_of_a_sharded_graph_has_each_op_where_ops_are_recorded(client: Client) -> None:
     y = column_row()({"x": np.ones((8, 16))})["y"]
     with ff.trace(client, ops=True) as run:
@@ -432,33 +413,27 @@ def test_the_tape_of_a_sharded_graph_has_each_op_where_ops_are_recorded(client: 
     assert list(found.values()) == [wanted] * 2
 
 
-def check_tape_of_a_pipeline(client: Client, *, ops: bool) -> None:
-    """Run two stages of two layers on two micro-batches, and look at each row's region, stage and micro-batch."""
+def check_tape_of_a_pipeline(client: Client) -> None:
+    """Run two stages of two layers on two micro-batches, and look at where each layer ran."""
     net = mlp_net(layers=4)
     step = ff.parallel(
         net.loss, params=net.params, stages=[("layer0", "layer1"), ("layer2", "layer3")], micro_batches=2
     )
-    with ff.trace(client, ops=ops) as run:
+    with ff.trace(client, ops=True) as run:
         step(net.batch(6)).compute()
     found = ff.tape(run)
-    each = {(stage, i) for stage in (0, 1) for i in (0, 1)}
-    if ops:
-        sessions = [row for row in found if row.op.endswith("nodes")]
-        assert {(r.stage, r.micro_batch) for r in sessions} == each
-        layers = {(r.stage, layer) for r in sessions for layer in re.findall(r"layer\d", r.region)}
-        assert layers == {(0, "layer0"), (0, "layer1"), (1, "layer2"), (1, "layer3")}
-        return
+    first, second = workers_of(client)
     rows = [row for row in found if row.op in ("forward", "backward")]
-    for op in ("forward", "backward"):
-        assert sorted((r.stage, r.micro_batch) for r in rows if r.op == op) == sorted(each)
-    assert {(r.stage, r.worker) for r in rows} == set(enumerate(workers_of(client)))
-    regions = {(r.op, r.stage): r.region for r in rows}
-    assert regions["forward", 0] == "layer0; layer1"
-    assert regions["backward", 0] == "layer1 backward; layer0 backward"
+    assert sorted((row.op, row.worker) for row in rows) == sorted(
+        (op, worker) for op in ("forward", "backward") for worker in (first, second) for _ in range(2)
+    )
+    regions = {(row.op, row.worker): row.region for row in rows}
+    assert regions["forward", first] == "layer0; layer1"
+    assert regions["backward", first] == "layer1 backward; layer0 backward"
 
 
-def test_the_tape_of_a_pipeline_has_stages_and_micro_batches(client: Client) -> None:
-    check_tape_of_a_pipeline(client, ops=False)
+def test_the_tape_of_a_pipeline_has_what_ran_in_its_flow(client: Client) -> None:
+    check_tape_of_a_pipeline(client)
 
 
 def test_the_tape_of_a_graph_in_one_piece_has_its_regions(client: Client) -> None:
@@ -489,12 +464,11 @@ def test_processes_have_tapes_of_their_own() -> None:
 
 
 @pytest.mark.cluster
-def test_processes_tell_regions_stages_and_micro_batches() -> None:
+def test_processes_tell_regions() -> None:
     with running(2, kind=ff.LocalCluster) as client:
-        check_tape_of_a_pipeline(client, ops=False)
-        check_tape_of_a_pipeline(client, ops=True)
+        check_tape_of_a_pipeline(client)
         y = column_row()({"x": np.ones((8, 16))})["y"]
         with ff.trace(client, ops=True) as run:
             y.compute()
     found = {(r.op, r.region, r.placement) for r in ff.tape(run)}
-    assert found >= {("MatMul", "first", "S(1)"), ("MatMul", "second", "P"), ("spmd-output", "second", "R")}
+    assert found >= {("MatMul", "first", "S(1)"), ("MatMul", "second", "P")}

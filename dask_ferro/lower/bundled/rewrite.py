@@ -275,15 +275,19 @@ class _BundleWriter:
         tasks = [self.graph[key] for key in keys]
         outputs = tuple(order[i] for i in self.outputs[p])
         reads, arguments = self._reads(p)
+        about = self.annotations.get(ABOUT, {})
         if p < self.first_member:
             own = tuple(
-                InnerTask(key, task, self.of_ranks[key].order if key in self.of_ranks else i)
+                InnerTask(
+                    *(key, task, self.of_ranks[key].order if key in self.of_ranks else i),
+                    about=tuple(about.get(key) or ()),
+                )
                 for i, (key, task) in enumerate(zip(keys, tasks, strict=True))
             )
             share = Share(str(self.keys[p]), 0, 1, own, outputs)
         else:
             own = tuple(
-                InnerTask(key, task, ranks[i], tuple(readers.get(i, ())))
+                InnerTask(key, task, ranks[i], tuple(readers.get(i, ())), tuple(about.get(key) or ()))
                 for i, key, task in zip(self.parts[p], keys, tasks, strict=True)
             )
             members = len(self.parts) - self.first_member
