@@ -10,6 +10,8 @@ import pytest
 from onnx import shape_inference
 
 import dask_ferro as ff
+from dask_ferro.engines.cache import Cache
+from dask_ferro.lower.worker import models
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +68,8 @@ def test_the_design_draws_the_way_down_as_it_is(printed):
 def test_a_call_infers_types_once(monkeypatch):
     """When the model is loaded: whole, cut by rows, and at another size they are those with the symbols replaced."""
     runs: list[object] = []
+    # Another test may have loaded it in this process.
+    monkeypatch.setattr(models, "_sources", Cache(2, size=None))
     native = shape_inference.infer_shapes
     monkeypatch.setattr(
         shape_inference,

@@ -47,11 +47,10 @@ def limits() -> Limits:
     )
 
 
-# Bytes of the models' content, by which they are found again.
-_SOURCES_BYTES = 256 * 2**20
 # The models that this process has opened, by reference, and by content.
 _models: Cache[Loaded] = Cache(MODELS_KEPT, size=None)
-_sources: Cache[Loaded] = Cache(_SOURCES_BYTES, size=lambda loaded: len(loaded.content or b"") + 1)
+# Two by content, which may be large.
+_sources: Cache[Loaded] = Cache(2, size=None)
 
 
 def load_once(source: Source, bounds: Limits, outputs: object = None) -> Loaded:
