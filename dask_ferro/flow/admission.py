@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -62,6 +63,33 @@ class Claim(NamedTuple):
     held: Mapping[str, int]
     home: str = ""
     able: Collection[str] | None = None
+
+    @property
+    def can_run(self) -> bool:
+        """Whether there is a worker on which the member can run."""
+        return self.able is None or bool(self.able)
+
+
+def admitted(flows: Sequence[Sequence[Claim]], workers: Sequence[Threads]) -> list[list[str] | None]:
+    """Return the workers of the members of each flow, in the order of the flows; None: the flow waits.
+
+    No flow overtakes one that waits for threads.  One that requires what no worker has is not waited for.
+    """
+    places: list[list[str] | None] = []
+    is_full = False
+    for claims in flows:
+        chosen = None
+        if not is_full and all(claim.can_run for claim in claims):
+            chosen = placed(claims, workers)
+            is_full = chosen is None
+        if chosen is not None:
+            counts = Counter(chosen)
+            workers = [
+                one._replace(taken=one.taken + counts[one.worker], tasks=one.tasks + counts[one.worker])
+                for one in workers
+            ]
+        places.append(chosen)
+    return places
 
 
 def placed(claims: Sequence[Claim], workers: Sequence[Threads]) -> list[str] | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -27,7 +27,7 @@ from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.flow.admission import Claim, Threads, next_step, placed
+from dask_ferro.flow.admission import Claim, Threads, admitted, next_step
 from dask_ferro.flow.member import PLACES, is_pick, share_of
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.worker import METRIC, VOID
@@ -300,44 +300,32 @@ class Flows:
             self._scheduler.loop.call_later(timeout / 2, self._keep_waiting)
 
     def _admit(self) -> None:
-        """Hand out the flows that are ready, in the order of their priorities, until there is no thread for one.
-
-        A flow that requires what no worker has is not waited for.
-        """
-        self._is_due, is_waiting = False, False
-        tasks = self._scheduler.tasks
+        """Hand out the flows that are ready, in the order of their priorities."""
+        self._is_due = False
+        tasks, workers = self._scheduler.tasks, self._open()
         ready = [
             flow
             for flow in self._flows.values()
             if all(key in tasks and tasks[key].state == "no-worker" for key in flow.keys)
         ]
-        for flow in sorted(ready, key=lambda flow: tasks[flow.keys[0]].priority or ()):
-            workers = self._open()
-            claims = [self._claim(tasks[key], workers) for key in flow.keys]
-            flow.can_run = all(claim.able is None or claim.able for claim in claims)
-            places = self._places(claims, workers) if flow.can_run else None
-            if places is not None:
-                self._hand_out(flow, places)
-                continue
-            is_waiting = True
-            if flow.can_run:
-                break
-        if is_waiting:
+        ready.sort(key=lambda flow: tasks[flow.keys[0]].priority or ())
+        claims = [[self._claim(tasks[key], workers) for key in flow.keys] for flow in ready]
+        places = admitted(claims, self._threads(workers))
+        for flow, own, chosen in zip(ready, claims, places, strict=True):
+            flow.can_run = all(claim.can_run for claim in own)
+            if chosen is not None:
+                self._hand_out(flow, [self._scheduler.workers[address] for address in chosen])
+        if None in places:
             self._scheduler.loop.call_later(_AGAIN, self._admit_soon)
 
-    def _places(self, claims: Sequence[Claim], workers: Sequence[WorkerState]) -> list[WorkerState] | None:
-        """Return the workers of a flow's members; None: there are too few threads.
-
-        A member that has waited for long has left its thread, which is free.
-        """
+    def _threads(self, workers: Iterable[WorkerState]) -> list[Threads]:
+        """Return the threads of workers; a member that has waited for long has left its own, which is free."""
         taken: Counter[str] = Counter()
         for key in self._of_key:
             ts = self._scheduler.tasks.get(key)
             if ts is not None and ts.processing_on is not None:
                 taken[ts.processing_on.address] += ts not in ts.processing_on.long_running
-        threads = [Threads(ws.address, ws.nthreads, taken[ws.address], len(ws.processing)) for ws in workers]
-        chosen = placed(claims, threads)
-        return None if chosen is None else [self._scheduler.workers[address] for address in chosen]
+        return [Threads(ws.address, ws.nthreads, taken[ws.address], len(ws.processing)) for ws in workers]
 
     def _claim(self, ts: TaskState, workers: Iterable[WorkerState]) -> Claim:
         """Return what a member asks of its worker."""
@@ -345,15 +333,13 @@ class Flows:
         for dts in ts.dependencies:
             for ws in dts.who_has or ():
                 held[ws.address] += dts.get_nbytes()
-        told = ts.annotations or {}
-        must, kinds = wish_of(told).must, {ws.address: _kind(ws) for ws in workers}
+        annotations, able = ts.annotations or {}, None
+        must, kinds = wish_of(annotations).must, {ws.address: _kind(ws) for ws in workers}
         # Workers tell their devices where the scheduler plugin is installed.
-        able = (
-            [address for address, kind in kinds.items() if kind == must]
-            if must and any(kinds.values())
-            else None
-        )
-        return Claim(held, MemberTask(*told[MEMBER]).worker if MEMBER in told else "", able)
+        if must and any(kinds.values()):
+            able = [address for address, kind in kinds.items() if kind == must]
+        home = MemberTask(*annotations[MEMBER]).worker if MEMBER in annotations else ""
+        return Claim(held, home, able)
 
     def _hand_out(self, flow: _Flow, workers: list[WorkerState]) -> None:
         scheduler = self._scheduler

@@ -27,7 +27,7 @@ from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, cast, wide
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.pipeline.run import PipelineRun
-from dask_ferro.lower.ranks.call_outputs import CallOutputs, in_tuples
+from dask_ferro.lower.ranks.call_outputs import CallOutputs, member_tuples
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.ranks.sharded import ShardedArray, gather
@@ -163,7 +163,7 @@ class TrainingProgram(ABC):
         ends: bool,
         rate: float | None,
     ) -> Trained:
-        """Return the results of a batch; with a client they are lazy, until `submitted`."""
+        """Return the results of a batch; with a client they are lazy, until `submit`."""
         numbers = _numbers(self._recipe, state, number=number, rows=rows, ends=ends, rate=rate)
         arrays = {self._graphs.inputs[name]: value for name, value in batch.items()} | numbers
         return self._trained(arrays, params, state, rows)
@@ -177,7 +177,7 @@ class TrainingProgram(ABC):
     def _workers(self) -> RankWorkers:
         """The workers of the ranks."""
 
-    def submitted(self, steps: Sequence[Trained]) -> list[Trained]:
+    def submit(self, steps: Sequence[Trained]) -> list[Trained]:
         """Return steps whose results are on workers, or will be: all of them are one flow, which is not waited for.
 
         Of each member Dask has one result with what the caller reads, and one with parameters and state.
@@ -191,7 +191,7 @@ class TrainingProgram(ABC):
         arrays = {one.token: one for one in map(_lazy, leaves_of(rest)) if one is not None} | apart
         named = {str(i): array for i, array in enumerate(arrays.values())}
         names = dict(zip(arrays, named, strict=True))
-        outputs = CallOutputs(in_tuples(named, [names[token] for token in apart], self._workers))
+        outputs = CallOutputs(member_tuples(named, [names[token] for token in apart], self._workers))
         held = waiting(client).persist(outputs).arrays
 
         def kept(leaf: Any) -> Any:

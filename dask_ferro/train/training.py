@@ -92,7 +92,7 @@ class _Mark(NamedTuple):
     steps: int
 
 
-class _Lazy(NamedTuple):
+class _LazyStep(NamedTuple):
     """A step that is not submitted, what is told of it, and the state after it."""
 
     trained: Trained
@@ -246,7 +246,7 @@ class Fit:
         If a step cannot be submitted, those before it are.
         """
         batches, now = self._left(), self._now
-        group: list[_Lazy] = []
+        group: list[_LazyStep] = []
         try:
             while True:
                 # One batch ahead, since the last of an epoch ends its group of `accumulate`.
@@ -269,10 +269,10 @@ class Fit:
         if group:
             yield self._sent(group)
 
-    def _sent(self, group: Sequence[_Lazy]) -> list[_Submitted]:
+    def _sent(self, group: Sequence[_LazyStep]) -> list[_Submitted]:
         """Submit a group of steps."""
         assert self._program is not None
-        held = self._program.submitted([one.trained for one in group])
+        held = self._program.submit([one.trained for one in group])
         return [
             (
                 SubmittedStep(trained, **one.facts),
@@ -297,7 +297,7 @@ class Fit:
         self._now = self._now._replace(batch=last)
         return found
 
-    def _advance(self, now: _State, batch: Batch, is_last: bool) -> _Lazy:
+    def _advance(self, now: _State, batch: Batch, is_last: bool) -> _LazyStep:
         """Return the step from a state."""
         rows, at = rows_of(batch), now.position
         check_reachable(now.params)
@@ -307,7 +307,7 @@ class Fit:
         made = program.step(batch, now.params, now.state, number=at.step, rows=rows, ends=ends, rate=rate)
         after = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
         facts = {"ends": ends, "epoch": at.epoch, "index": at.step, "rows": rows, "rate": rate}
-        return _Lazy(made, facts, _State(after, now.stopping, made.params, made.state, batch))
+        return _LazyStep(made, facts, _State(after, now.stopping, made.params, made.state, batch))
 
     def _ready(self, batch: Batch) -> TrainingProgram:
         if self._program is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_ferro.flow.admission import Claim, Step, Threads, next_step, placed
+from dask_ferro.flow.admission import Claim, Step, Threads, admitted, next_step, placed
 
 HELD = "no-worker"
 
@@ -59,3 +59,20 @@ def test_members_have_a_thread_each(
     claims: list[Claim], workers: list[Threads], chosen: list[str] | None
 ) -> None:
     assert placed(claims, workers) == chosen
+
+
+ONE, TWO, NEVER = [ANY], [ANY, ANY], [ANY, Claim({}, "", [])]
+
+
+@pytest.mark.parametrize(
+    ("flows", "places"),
+    [
+        pytest.param([ONE, ONE], [["a"], ["b"]], id="a thread each"),
+        pytest.param([ONE, TWO, ONE], [["a"], None, None], id="none overtakes one that waits for threads"),
+        pytest.param([NEVER, TWO], [None, ["a", "b"]], id="one that no worker can run is not waited for"),
+        pytest.param([TWO, ONE], [["a", "b"], None], id="no thread is left"),
+        pytest.param([], [], id="no flow"),
+    ],
+)
+def test_flows_are_admitted_in_their_order(flows: list[list[Claim]], places: list[list[str] | None]) -> None:
+    assert admitted(flows, [A, B]) == places

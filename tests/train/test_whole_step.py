@@ -128,7 +128,7 @@ def test_a_data_parallel_step_on_workers_has_the_bits_of_one_process(client, los
     assert same_bits(after, wanted_after)
     names = Counter(names_of(record["key"])[0].partition(":")[0] for record in stream.data)
     # Of each group of the eight steps: two members, their parameters, and what the caller reads; parameters at the end.
-    assert names.keys() - {"picked"} == {"flow", "spmd-output"}
+    assert names.keys() - {"select_values"} == {"flow", "spmd-output"}
     assert names["spmd-output"] <= 2 * names["flow"]
 
 

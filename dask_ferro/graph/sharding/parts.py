@@ -20,7 +20,7 @@ from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh
 
 # Elements of an array that is sent anywhere without a thought.
-_FEW = 16
+_SMALL = 16
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -84,10 +84,10 @@ class Port:
     parts: tuple[str, ...]
 
     @property
-    def is_few(self) -> bool:
+    def is_small(self) -> bool:
         """Whether it has so few elements that it is sent anywhere without a thought."""
-        sizes = [size if isinstance(size, int) else _FEW + 1 for size in self.shape or ()]
-        return self.shape is not None and prod(sizes) <= _FEW
+        sizes = [size if isinstance(size, int) else _SMALL + 1 for size in self.shape or ()]
+        return self.shape is not None and prod(sizes) <= _SMALL
 
 
 def holders_of(ports: Iterable[Port]) -> dict[str, int]:

@@ -260,7 +260,7 @@ def choose(
         # What the call says of all tasks is Dask's to follow, task by task.
         if any((common or {}).get(name) for name in (*PLACING, _RETRIES)):
             return made(tuple((i,) for i in range(len(tasks.order)))), tasks
-        return _ranked(made, tasks.order, edges, of_ranks, facts.members > 0), tasks
+        return _rank_choice(made, tasks.order, edges, of_ranks, facts.members > 0), tasks
     seconds = [UNKNOWN_S if cost is None else cost.seconds for cost in costs]
     locations = _locations(graph, tasks.order, sizes, facts.held) if outside else [_Location()] * len(nodes)
     kinds = _by_annotations(tasks.order, annotations, locations)
@@ -301,7 +301,7 @@ def choose(
     return made(bundles), tasks
 
 
-def _ranked(
+def _rank_choice(
     made: Callable[..., BundleChoice],
     order: list[Key],
     edges: Floats,

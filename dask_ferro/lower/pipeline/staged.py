@@ -33,7 +33,7 @@ from dask_ferro.lower.client import live_client
 from dask_ferro.lower.pipeline.batch import Batches
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.run import ForwardRun, PipelineRun, of_micro_batch
-from dask_ferro.lower.pipeline.step_tasks import StepTasks, length
+from dask_ferro.lower.pipeline.step_tasks import StepTasks, order_bound
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
 from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
@@ -219,7 +219,7 @@ class Pipeline:
         found = call_outputs(spmd, own, write, self.workers)
         if graphs.end is not None:
             # After all actions: no action of another rank waits for the end of a step.
-            first = length(self.schedule, [each.step.pieces for each in sizes.values()])
+            first = order_bound(self.schedule, [each.step.pieces for each in sizes.values()])
             found |= self._ended(graphs.end, {**arrays, **found}, first)
         return PipelineRun(found, self.parts, sum(counts))
 

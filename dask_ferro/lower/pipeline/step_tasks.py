@@ -31,7 +31,7 @@ from dask_ferro.lower.worker.rank_functions import added, after, share
 from dask_ferro.trace import About
 
 
-def length(schedule: Schedule, pieces: Iterable[Cut]) -> int:
+def order_bound(schedule: Schedule, pieces: Iterable[Cut]) -> int:
     """Return an upper bound of the order of a step's tasks."""
     return _span(pieces) * (max(schedule.steps.values()) + 1)
 

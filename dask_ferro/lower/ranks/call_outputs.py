@@ -1,6 +1,6 @@
 """Outputs of calls as one Dask collection: Dask looks at its graph once, and has one task for each member.
 
-client.persist(CallOutputs(in_tuples(out, ...))).arrays --> the outputs by name, which stay on their workers
+client.persist(CallOutputs(member_tuples(out, ...))).arrays --> the outputs by name, which stay on their workers
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.ranks.sharded import CallTasks, Made, Memo, ShardedArray, Written, merged
 from dask_ferro.lower.ranks.spmd_tasks import PartPlace
 from dask_ferro.lower.upstream import Task, TaskRef
-from dask_ferro.lower.worker.rank_functions import picked
+from dask_ferro.lower.worker.rank_functions import select_values
 
 
 class CallOutputs(ContentKeyed):
@@ -75,7 +75,7 @@ class CallOutputs(ContentKeyed):
         return CallOutputs({name: found[name] for name in self.arrays})
 
 
-def in_tuples(
+def member_tuples(
     arrays: Mapping[str, ShardedArray], apart: Collection[str], where: RankWorkers
 ) -> dict[str, ShardedArray]:
     """Return arrays whose parts on one member are in one tuple, which takes Dask one task.
@@ -94,7 +94,7 @@ def in_tuples(
     def again(name: str, memo: Memo) -> ShardedArray:
         if token not in memo:
             rebuilt = {one: array.made.again(memo) for one, array in arrays.items()}
-            memo[token] = in_tuples(rebuilt, apart, where)
+            memo[token] = member_tuples(rebuilt, apart, where)
         return memo[token][name]
 
     tasks = CallTasks(lambda there: _tuples(token, arrays, apart), where)
@@ -117,7 +117,7 @@ def _tuples(token: str, arrays: Mapping[str, ShardedArray], apart: Collection[st
         for place in map(PartPlace, array.keys, array.items):
             member = None if member_of is None else member_of(place.key)._replace(order=0)
             # What all members may read, as a count of steps, takes its tuple along.
-            group = array.port.is_few or name in apart, member
+            group = array.port.is_small or name in apart, member
             own = groups.setdefault(group, {})
             own.setdefault(place, len(own))
             at[name].append((group, place))
@@ -127,7 +127,7 @@ def _tuples(token: str, arrays: Mapping[str, ShardedArray], apart: Collection[st
         key = keys[group] = (f"spmd-output-{tokenize(token, list(places))}", number)
         read = {read: i for i, read in enumerate(dict.fromkeys(place.key for place in places))}
         picks = tuple((read[place.key], place.index) for place in places)
-        tasks[key], members[key] = Task(key, picked, picks, *map(TaskRef, read)), group[1]
+        tasks[key], members[key] = Task(key, select_values, picks, *map(TaskRef, read)), group[1]
     annotations = {} if None in members.values() else {MEMBER: members.__getitem__}
     layer = f"spmd-outputs-{token}"
     tops = {array.top for array in arrays.values()}

@@ -75,7 +75,7 @@ def rank_layer(
     order: Mapping[Key, int],
     home: Mapping[Key, Home],
     homes: Homes,
-    told: Mapping[Key, tuple[Any, ...]],
+    about: Mapping[Key, tuple[Any, ...]],
     **others: Any,
 ) -> MaterializedLayer:
     """Return tasks as a layer with annotations, which are functions of the key, as Dask expects them.
@@ -86,12 +86,12 @@ def rank_layer(
         Values for each task, by its key.
     homes : Homes
         Without workers, tasks run anywhere.
-    told : mapping
+    about : mapping
         The trace annotation of tasks, by key.
     **others
         Other annotations.
     """
-    annotations: dict[str, Any] = {ABOUT: told.get, **others}
+    annotations: dict[str, Any] = {ABOUT: about.get, **others}
     if homes.order:
         members = {key: homes.member(*home[key], order[key]) for key in tasks}
         annotations[MEMBER] = members.__getitem__

@@ -26,7 +26,7 @@ from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.retry import retried
-from dask_ferro.lower.worker.rank_functions import picked
+from dask_ferro.lower.worker.rank_functions import select_values
 
 # The status of a future whose data were lost, for good as far as Dask knows.
 GONE = ("cancelled", "lost")
@@ -418,11 +418,11 @@ def _fetched(
     items: dict[Key, dict[int, int]] = {}
     for value, read in zip(values, reads, strict=True):
         for key, item in zip(read.keys, read.joins.items, strict=True):
-            if item >= 0 and not value.port.is_few:
+            if item >= 0 and not value.port.is_small:
                 own = items.setdefault(key, {})
                 own.setdefault(item, len(own))
     sent = {
-        key: client.submit(picked, tuple((0, item) for item in own), held[key], pure=False)
+        key: client.submit(select_values, tuple((0, item) for item in own), held[key], pure=False)
         for key, own in items.items()
     }
     found = client.gather({key: sent.get(key, held[key]) for read in reads for key in read.keys})

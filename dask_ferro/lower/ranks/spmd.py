@@ -78,7 +78,7 @@ class Ranks:
     exact : bool, optional
         Whether bits must not depend on where the graph is cut; a float32 graph is then a little slower.
     packed : collection of str, optional
-        Outputs that go into tuples of several (`call_outputs.in_tuples`), and so need no task of their own, unless
+        Outputs that go into tuples of several (`call_outputs.member_tuples`), and so need no task of their own, unless
         ranks share a part.
 
     Raises

@@ -28,7 +28,7 @@ from dask_ferro.lower.annotations import about
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.models import ModelRef
-from dask_ferro.lower.worker.rank_functions import Picks, picked
+from dask_ferro.lower.worker.rank_functions import Picks, select_values
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 from dask_ferro.trace import About
 
@@ -287,9 +287,9 @@ class RankCall:
             home = rank, bucket.site
             picks, arguments = self.reads(names, home)
             terms.append(name.key("terms", i))
-            self._task(terms[-1], home, number, picked, picks, *arguments)
-        wanted = [not self.source.read.isdisjoint(names) for names in bucket.makes]
-        steps, results = exchange(name, bucket, terms, wanted)
+            self._task(terms[-1], home, number, select_values, picks, *arguments)
+        are_read = [not self.source.read.isdisjoint(names) for names in bucket.makes]
+        steps, results = exchange(name, bucket, terms, are_read)
         for step in steps:
             home = step.rank, bucket.site
             self._task(step.key, home, number, step.call, *step.constants, *map(TaskRef, step.reads))

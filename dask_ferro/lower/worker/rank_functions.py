@@ -17,7 +17,7 @@ Terms: TypeAlias = tuple[Any, ...]
 Picks: TypeAlias = tuple[tuple[int, int], ...]
 
 
-def picked(picks: Picks, *arguments: Any) -> Terms:
+def select_values(picks: Picks, *arguments: Any) -> Terms:
     """Return values in arguments as a tuple."""
     return tuple(arguments[p] if i < 0 else arguments[p][i] for p, i in picks)
 
@@ -27,7 +27,7 @@ def added(before: Terms | None, weight: int, picks: Picks, *arguments: Any) -> T
 
     Half precision is float32 until `share` rounds it.
     """
-    wide = [_widened(term) for term in picked(picks, *arguments)]
+    wide = [_widened(term) for term in select_values(picks, *arguments)]
     # An infinite gradient is a result of the model, and needs no warning from numpy.
     with np.errstate(all="ignore"):
         wide = wide if weight == 1 else [term * weight for term in wide]

@@ -13,7 +13,7 @@ from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.ranks.call_outputs import CallOutputs, in_tuples
+from dask_ferro.lower.ranks.call_outputs import CallOutputs, member_tuples
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 
@@ -50,7 +50,7 @@ def walk(ranks: Ranks, step: Built, groups: list[int], client: Client | None) ->
             held = {start: out[end] for end, start in FOLLOW.items()}
         if client is not None:
             apart = [f"loss {number}" for number in range(count)]
-            outputs = client.persist(CallOutputs(in_tuples(outputs, apart, ranks.workers))).arrays
+            outputs = client.persist(CallOutputs(member_tuples(outputs, apart, ranks.workers))).arrays
             held = {start: outputs[f"{end} {count - 1}"] for end, start in FOLLOW.items()}
         found += gather(outputs, **({} if client is not None else {"scheduler": "sync"})).values()
     return found
@@ -77,7 +77,7 @@ def test_a_group_of_steps_takes_dask_a_task_for_each_member_and_tuple(client, st
         outputs |= {f"{name} {number}": array for name, array in out.items()}
         held = {start: out[end] for end, start in FOLLOW.items()}
     apart = [f"loss {number}" for number in range(5)]
-    kept = client.persist(CallOutputs(in_tuples(outputs, apart, ranks.workers))).arrays
+    kept = client.persist(CallOutputs(member_tuples(outputs, apart, ranks.workers))).arrays
     gather(kept)
     names = client.run_on_scheduler(
         lambda dask_scheduler: [str(ts.prefix.name) for ts in dask_scheduler.tasks.values()]
