@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from io import BufferedReader, BytesIO
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -30,7 +31,7 @@ from dask.typing import Key
 from distributed import Reschedule
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.flow.channel import Dumps, Listener, Sender, name_of, packed, value_of
+from dask_ferro.flow.channel import Dumps, Listener, Relay, Sender, name_of, packed, received, value_of
 from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Share, StolenTask
 from dask_ferro.flow.times import TaskTimes
 from dask_ferro.flow.upstream import has_seceded, leave_pool, rejoin_pool
@@ -177,18 +178,27 @@ class Hub:
         For connections from others, and to others.
     dumps : callable
         As `pickle.dumps`.
+    relay : callable (address, message)
+        Sends a message to a worker whose hub cannot be reached; raises an OSError.
     """
 
     def __init__(
-        self, worker: str, host: str, port: int, token: bytes, contexts: Sequence[Any], dumps: Dumps
+        self,
+        worker: str,
+        host: str,
+        port: int,
+        token: bytes,
+        contexts: Sequence[Any],
+        dumps: Dumps,
+        relay: Callable[[str, bytes], None],
     ) -> None:
         self.worker = worker
-        self._token, self._dumps = token, dumps
+        self._token, self._dumps, self._relay = token, dumps, relay
         serving, self._connecting = contexts
         self._runs: dict[str, _Here] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
-        self._senders: dict[tuple[str, int], Sender] = {}
+        self._senders: dict[tuple[str, int], Sender | Relay] = {}
         # A connection may take seconds, for which no value waits.
         self._connects = threading.Lock()
         self._answers: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -203,6 +213,10 @@ class Hub:
         """End all runs, as values for any of them may have been lost."""
         for name in list(self._runs):
             self.void(name)
+
+    def take(self, message: bytes) -> None:
+        """Store what a worker has sent that does not reach this hub."""
+        self._receive(received(BufferedReader(BytesIO(message))))
 
     def _receive(self, parts: list[bytearray]) -> None:
         name, kind, key = name_of(parts)
@@ -448,7 +462,7 @@ class Hub:
             logger.debug("dask_ferro: an answer was not sent: %s", error)
             self.void(message.run)
 
-    def _sender(self, home: Home) -> Sender:
+    def _sender(self, home: Home) -> Sender | Relay:
         address = home.host, home.port
         sender = self._senders.get(address)
         if sender is None:
@@ -458,8 +472,15 @@ class Hub:
                     # Workers come and go, and a connection to one that is gone stays until somebody closes it.
                     for gone in [to for to, one in self._senders.items() if one.is_closed()]:
                         self._senders.pop(gone).close()
-                    sender = self._senders[address] = Sender(address, self._token, self._connecting)
+                    sender = self._senders[address] = self._connected(home)
         return sender
+
+    def _connected(self, home: Home) -> Sender | Relay:
+        try:
+            return Sender((home.host, home.port), self._token, self._connecting)
+        except OSError as error:
+            logger.info("dask_ferro: values for %s go over Dask's connections: %s", home.worker, error)
+            return Relay(home.worker, self._relay)
 
     def _forget(self, home: Home) -> None:
         sender = self._senders.pop((home.host, home.port), None)

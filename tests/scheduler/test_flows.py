@@ -15,11 +15,11 @@ from uuid import uuid4
 import dask
 import pytest
 from dask.local import get_sync
-from distributed import Client, LocalCluster, Scheduler, Status, get_worker, wait, worker_client
+from distributed import Client, LocalCluster, Scheduler, Status, Worker, get_worker, wait, worker_client
 
 import dask_ferro as ff
 from dask_ferro.flow.costs import MeasuredTasks
-from dask_ferro.flow.hub import Hub, Void
+from dask_ferro.flow.hub import Hub, Void, hub_of
 from dask_ferro.flow.worker import VOID
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts
@@ -453,6 +453,23 @@ def test_workers_that_do_not_reach_each_other_make_no_flows(
         future.result(timeout=BOUND_S)
     graph, keys = stencil()
     assert client.gather(client.get(graph, keys, sync=False)) == list(get_sync(graph, keys))
+
+
+def test_values_go_over_dasks_connections_where_hubs_do_not_reach_each_other(
+    client: Client, cluster: LocalCluster
+) -> None:
+    def refuse(dask_worker: Worker) -> None:
+        """Close the port at which others send values, as a firewall does."""
+        hub = hub_of(dask_worker.address)
+        assert hub is not None
+        hub._listener.close()
+
+    client.run(refuse)
+    graph, keys = stencil(steps=20)
+    assert client.gather(client.get(graph, keys, sync=False)) == list(get_sync(graph, keys))
+    row = client.run_on_scheduler(_row)
+    assert (row.members, row.voids, row.values > 0) == (3, 0, True)
+    ff.uninstall(client)
 
 
 def disturb(seed: int) -> None:
