@@ -291,7 +291,8 @@ class _BundleWriter:
                 for i, key, task in zip(self.parts[p], keys, tasks, strict=True)
             )
             members = len(self.parts) - self.first_member
-            share = Share(self.flow, p - self.first_member, members, own, outputs)
+            # A task of a rank reads what is on its worker.
+            share = Share(self.flow, p - self.first_member, members, own, outputs, not self.of_ranks)
         produces = p < self.first_member and any(task.data_producer for task in tasks)
         return PortableTask(
             self.keys[p], run_share, share, tuple(reads), *map(TaskRef, arguments), _data_producer=produces
