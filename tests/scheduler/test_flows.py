@@ -165,6 +165,31 @@ def test_a_flow_gives_what_single_tasks_give(client: Client) -> None:
     until(lambda: not client.run_on_scheduler(_runs), "the flow is forgotten")
 
 
+def _slow_as_flows(*, dask_scheduler: Scheduler) -> int:
+    """Let all graphs that ran have taken a minute as flows; return how often they were measured."""
+    part = part_of(dask_scheduler, BundleCosts)
+    assert part is not None
+    measured = 0
+    for plans in part._recent._plans._kept.values():
+        measured += len(plans._took["flow"])
+        for _ in range(4):
+            plans.took("flow", 60.0)
+    return measured
+
+
+def test_a_graph_that_was_slower_as_a_flow_has_bundles(client: Client) -> None:
+    graph, keys = stencil(steps=10)
+    right = list(get_sync(graph, keys))
+    for _ in range(2):
+        graph, keys = stencil(steps=10)
+        assert client.gather(client.get(graph, keys, sync=False)) == right
+    flow = client.run_on_scheduler(_row)
+    assert until(lambda: client.run_on_scheduler(_slow_as_flows), "a measurement") >= 2
+    graph, keys = stencil(steps=10)
+    assert client.gather(client.get(graph, keys, sync=False)) == right
+    assert client.run_on_scheduler(_row).since == flow.since
+
+
 def test_an_error_is_the_users_and_reaches_what_reads_it_alone(client: Client) -> None:
     graph, keys = stencil(fails_at=(STEPS - 2, 0))
     futures = client.get(graph, keys, sync=False)

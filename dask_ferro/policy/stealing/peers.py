@@ -39,19 +39,20 @@ def gift(nbytes: Iterable[float], ready: int, seconds: float, running: float, th
     seconds : float
         What a task takes on this worker.
     running : float
-        How long the youngest of the tasks that run here has run: it is projected to go on for as long again.
+        How long the youngest of the tasks that run here has run.  It is projected to go on for as long again, or for
+        what other tasks take.
     threads : int
         Threads that run tasks of the flow here.
     """
     if seconds < GIVING_S:
         return 0
-    count, moving = 0, MOVING_S
+    count, moving, starts_in = 0, MOVING_S, max(running, seconds - running) / threads
     for size in nbytes:
         if 2 * count >= ready:
             break
         moving += GIVING_S + size / BYTES_PER_S
         # The tasks before it have to begin first.
-        if running + (ready - 1 - count) * seconds / threads < moving:
+        if starts_in + (ready - 1 - count) * seconds / threads < moving:
             break
         count += 1
     return count
