@@ -29,7 +29,7 @@ from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
 from dask_ferro.flow.costs import TaskCost
-from dask_ferro.flow.plan import FlowCosts, planned
+from dask_ferro.flow.plan import FlowCosts, peak_bytes, planned
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.graph.bundling.partition import (
     DASK,
@@ -39,7 +39,6 @@ from dask_ferro.graph.bundling.partition import (
     Overheads,
     as_sent,
     finest,
-    handed_out,
     partitioned,
     scheduled,
 )
@@ -372,11 +371,8 @@ def _flow(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Flow | Non
     if not len(edges) or float(np.sum(dag.seconds)) / facts.members > FLOW_LASTS:
         return None
     tasks = finest(dag)
-    # A flow holds what nobody has read yet; where that is much, results have to go as early as they can.
-    if handed_out(tasks).sum() > facts.allowance:
-        return None
     plan = planned(tasks, facts.members, FlowCosts(bytes_per_s=facts.overheads.bytes_per_s))
-    if plan.seconds > FLOW_LASTS or len(set(plan.members)) < 2:
+    if plan.seconds > FLOW_LASTS or len(set(plan.members)) < 2 or peak_bytes(tasks, plan) > facts.allowance:
         return None
     # What is by itself is projected as with bundles, roughly.
     others = float(np.asarray(work.dag.seconds, np.float64)[kinds != 0].sum())
