@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -30,13 +31,15 @@ FERROFLOW: Mapping[str, float] = {
     "large-wide branches=320 length=1 skew=0.47": 2671.0,
     "xlarge-wide": 7163.0,
 }
-METG_MS, OF_STOCK = 1.0, 1 / 3
+OF_STOCK = 1 / 3
 NONE_ABOVE, MEAN, MEMORY = 1.02, 0.85, 1.05
 CHOLESKY, RANDOM_DAG, CHOLESKY_BOUND = 0.6, 0.85, 1.3
 # Peaks below this many MiB are a few chunks of one worker.
 SMALL_MIB = 30.0
 IN_MEMORY = 0.9
-STEP, CLUSTER_MS = 1.3, 10.0
+STEP = 1.3
+# The most that a data-parallel step may take, over PyTorch's DDP, by the number of parameters.
+DDP_RATIOS = {100_000: 1.3, 1_000_000: 1.3, 10_000_000: 1.1, 100_000_000: 1.1}
 
 
 class Figure(NamedTuple):
@@ -74,20 +77,21 @@ def _range(what: str, seen: Mapping[str, float], most: float) -> Figure:
 
 
 def bundles(record: Mapping[str, Any]) -> Iterator[Figure]:
-    """METG, and the time in which a large graph is bundled."""
+    """METG of single tasks, and the time in which a large graph is bundled."""
     for name, patterns in record.items():
         if name.startswith("metg "):
-            title = f"METG(50 %), {name.removeprefix('metg ')} workers"
-            own = {
-                pattern: {contender: found["metg_ms"] or inf for contender, found in each.items()}
+            ratios = {
+                pattern: _metg_ms(each["ours"]) / _metg_ms(each["stock"])
                 for pattern, each in patterns.items()
             }
-            bundled = {pattern: each["bundled"] for pattern, each in own.items()}
-            yield _range(f"{title}: bundled, ms", bundled, METG_MS)
-            ratios = {pattern: each["ours"] / each["stock"] for pattern, each in own.items()}
-            yield _range(f"{title}: ours / stock", ratios, OF_STOCK)
+            title = f"METG(50 %), {name.removeprefix('metg ')} workers: ours / stock"
+            yield _range(title, ratios, OF_STOCK)
     submitted = record["submission"]
     yield _below(f"{submitted['tasks']:,} tasks are bundled in", submitted["seconds"], 2.0, " s")
+
+
+def _metg_ms(found: Mapping[str, Any]) -> float:
+    return found["metg_ms"] or inf
 
 
 def scheduling(record: Mapping[str, Any]) -> Iterator[Figure]:
@@ -126,14 +130,6 @@ def real(record: Mapping[str, Any]) -> Iterator[Figure]:
             yield _worst(f"their results in memory, {title}: bundled / stock", peaks, MEMORY)
 
 
-def overhead(record: Mapping[str, Any]) -> Iterator[Figure]:
-    """ferroflow's own graphs on eight workers."""
-    graphs = {found["graph"]: found for found in record["results"]["dags"]["graphs"]}
-    for kind, figure in (("worker processes", "ops_per_s"), ("threads", "threads_ops_per_s")):
-        for name, theirs in FERROFLOW.items():
-            yield _above(f"{name}, {kind}: our ops/s / ferroflow's", graphs[name][figure] / theirs, 1.0)
-
-
 def inference(record: Mapping[str, Any]) -> Iterator[Figure]:
     """Models on two worker processes."""
     for found in record["results"]:
@@ -161,38 +157,158 @@ def jobs(record: Mapping[str, Any]) -> Iterator[Figure]:
 
 
 def training(record: Mapping[str, Any]) -> Iterator[Figure]:
-    """A training step beside PyTorch's, in one process, on a cluster, and on two processes."""
+    """A training step beside PyTorch's, in one process."""
     networks = record["results"]["step"]["networks"]
     over = {name: found["over_pytorch"]["one process"]["median"] for name, found in networks.items()}
     yield _worst("training step in one process: ours / PyTorch's on one thread", over, STEP)
-    later = {
-        name: 1e3 * (found["seconds"]["cluster"]["median"] - found["seconds"]["one process"]["median"])
-        for name, found in networks.items()
-    }
-    yield _worst("training step on two workers: ms beyond one process", later, CLUSTER_MS)
-    sizes = record["results"]["parallel"]["sizes"]
-    ratios = {f"{int(size):.0e}": found["over_ddp"]["median"] for size, found in sizes.items()}
-    yield _worst("data-parallel step, by parameters: ours / PyTorch's DDP", ratios, 1.0)
 
 
 PARTS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Figure]]] = {
     "bundles": bundles,
     "scheduling": scheduling,
     "real": real,
-    "overhead": overhead,
     "inference": inference,
     "jobs": jobs,
     "training": training,
 }
 
 
+# ---- flows: a row each, from whatever is recorded ----------------------------------------------------------------
+
+
+class FlowGoal(NamedTuple):
+    """A row about flows: its record, how it is read, and the bound on it."""
+
+    what: str
+    record: str
+    read: Callable[[Mapping[str, Any]], float]
+    bound: float
+    unit: str = ""
+    is_rate: bool = False
+
+    def figure(self, record: Mapping[str, Any]) -> Figure:
+        """Return the row; what was not measured is not met."""
+        sign = ">=" if self.is_rate else "<="
+        goal = f"{sign} {self.bound:.2f}{self.unit}"
+        try:
+            seen = self.read(record)
+        except (KeyError, ValueError):
+            return Figure(self.what, "not recorded", goal, False)
+        is_met = seen >= self.bound if self.is_rate else seen <= self.bound
+        return Figure(self.what, f"{seen:.2f}{self.unit}", goal, is_met)
+
+
+def _slowest_metg(record: Mapping[str, Any], widths: range) -> float:
+    """Return the largest METG of graphs that are bundled or flows, in ms, over patterns of some widths."""
+    return max(
+        _metg_ms(each["bundled"])
+        for name, patterns in record.items()
+        if name.startswith("metg ")
+        for pattern, each in patterns.items()
+        if int(pattern.rpartition(" ")[2]) in widths
+    )
+
+
+def _hop(record: Mapping[str, Any], part: str) -> float:
+    return median(record["hop"]["bundled, alone"][part])
+
+
+def _over_ferroflow(record: Mapping[str, Any], name: str, rate: str) -> float:
+    graphs = {found["graph"]: found for found in record["results"]["dags"]["graphs"]}
+    return graphs[name][rate] / FERROFLOW[name]
+
+
+def _beyond_one_process(record: Mapping[str, Any]) -> float:
+    """Return the most milliseconds by which a step on two workers is longer, over networks."""
+    networks = record["results"]["step"]["networks"].values()
+    seconds = [found["seconds"] for found in networks]
+    return 1e3 * max(one["cluster"]["median"] - one["one process"]["median"] for one in seconds)
+
+
+def _over_ddp(record: Mapping[str, Any], size: int) -> float:
+    return record["results"]["parallel"]["sizes"][str(size)]["over_ddp"]["median"]
+
+
+# How ferroflow's graphs run, and the rate's name in the record: our bundles of a model, in Dask's threads, and each
+# operation as a task of a flow.
+_RATES = {
+    "worker processes": "ops_per_s",
+    "threads": "threads_ops_per_s",
+    "flows on worker processes": "flows_ops_per_s",
+    "flows in threads": "flows_in_threads_ops_per_s",
+}
+
+FLOWS: tuple[FlowGoal, ...] = (
+    FlowGoal(
+        "METG(50 %), width 2, slowest pattern: bundled",
+        "bundles",
+        partial(_slowest_metg, widths=range(2, 3)),
+        0.5,
+        " ms",
+    ),
+    FlowGoal(
+        "METG(50 %), width 8 and more, slowest pattern: bundled",
+        "bundles",
+        partial(_slowest_metg, widths=range(8, 1000)),
+        0.15,
+        " ms",
+    ),
+    FlowGoal(
+        "stencil of 12 x 150 tasks of 0.2 ms: bundled",
+        "bundles",
+        lambda record: median(record["short"]["stencil 12 x 150, 0.2 ms"]["bundled"]),
+        0.35,
+        " s",
+    ),
+    FlowGoal("from worker to worker, bundled: median", "bundles", partial(_hop, part="p50"), 0.1, " ms"),
+    FlowGoal(
+        "from worker to worker, bundled: 99th percentile", "bundles", partial(_hop, part="p99"), 0.5, " ms"
+    ),
+    FlowGoal(
+        "100,000 tasks are planned as a flow in",
+        "bundles",
+        lambda record: record["submission"]["flow_seconds"],
+        2.0,
+        " s",
+    ),
+    *(
+        FlowGoal(
+            f"{name}, {kind}: our ops/s / ferroflow's",
+            "overhead",
+            partial(_over_ferroflow, name=name, rate=rate),
+            1.0,
+            is_rate=True,
+        )
+        for kind, rate in _RATES.items()
+        for name in FERROFLOW
+    ),
+    *(
+        FlowGoal(
+            f"data-parallel step of {size:.0e} parameters: ours / PyTorch's DDP",
+            "training",
+            partial(_over_ddp, size=size),
+            ratio,
+        )
+        for size, ratio in DDP_RATIOS.items()
+    ),
+    FlowGoal("training step on two workers, beyond one process", "training", _beyond_one_process, 1.0, " ms"),
+    FlowGoal(
+        "tensor-parallel layer of 512 on two workers: ours / ideal",
+        "parallel",
+        lambda record: 1 + record["results"]["tensor"]["over_ideal"]["median"],
+        1.1,
+    ),
+)
+
+
 def figures(folder: Path) -> list[Figure]:
     """Return the goals of all records in a folder; a missing record, or one of a part, is a goal that is not met."""
-    found: list[Figure] = []
+    records: dict[str, Any] = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    found = [goal.figure(records.get(goal.record, {})) for goal in FLOWS]
     for name, part in PARTS.items():
         try:
-            found += list(part(json.loads((folder / f"{name}.json").read_text())))
-        except (FileNotFoundError, KeyError):
+            found += list(part(records[name]))
+        except KeyError:
             found.append(Figure(name, "not measured", f"make bench, or the whole of {name}.py", False))
     return found
 

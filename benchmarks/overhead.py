@@ -8,6 +8,8 @@ dags    the built-in graphs on 8 workers, from submission to result, compared wi
         max(work / workers, critical path).  A sleep uses no CPU, so 8 workers do not need 8 cores; kernels do.
         Also the time of Dask for the same sleeps cut by hand: one task per worker, chains assigned longest first,
         all outputs of a task in one array, `client.map` and `gather`; and of Dask's threads, `num_workers=8`.
+        Flows: each sleep is a task of Dask's in `ff.bundled()`, on 8 worker processes, and on 8 threads of one worker
+        in this process.  The warm-up measures the tasks; the record says how many runs were flows.
 submit  from a model in memory to its tasks on the scheduler: 1,000 to 100,000 nodes, and 10,000 chunks.
 
 Everything runs in processes, over TCP; cold runs (files opened, sessions built) are the unmeasured warm-up.
@@ -26,9 +28,12 @@ from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
+import dask  # noqa: E402
 import measure  # noqa: E402
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
+from bundles import flows_so_far  # noqa: E402
+from dask.delayed import Delayed  # noqa: E402
 from distributed import Client  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 from tiny_graph import tiny_graph  # noqa: E402
@@ -41,6 +46,8 @@ DAG_WORKERS = 8
 LIMIT = (1.1, 0.030)  # of a bound, and seconds: what a graph of sleeps may take
 BY_HAND = ", by hand"
 THREADS = ", threads"
+FLOWS = ", flows"
+FLOWS_IN_THREADS = ", flows in threads"
 Note = Callable[[str], None]
 
 
@@ -74,9 +81,11 @@ TOY_DAGS = (Dag("wide", {"branches": 4, "length": 2}), Dag("resnet", {"channels"
 
 
 @contextmanager
-def processes(workers: int) -> Iterator[Client]:
+def cluster_of(workers: int, threads: int = 1, *, processes: bool = True) -> Iterator[Client]:
     with (
-        ff.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0") as cluster,
+        ff.LocalCluster(
+            n_workers=workers, threads_per_worker=threads, processes=processes, dashboard_address=":0"
+        ) as cluster,
         Client(cluster) as client,
     ):
         yield client
@@ -122,7 +131,7 @@ def _same(expected: Any, name: str, result: Any) -> None:
 def tiny(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
     """Return ops/s of tiny ops, by granularity."""
     proto = tiny_graph(n=40 if toy else 1280)
-    with processes(2) as client:
+    with cluster_of(2) as client:
         models = {g: ff.from_onnx(proto, granularity=g) for g in ("op", "auto", "model")}
         x = _inputs(models["model"])
         bound = {g: model(x) for g, model in models.items()}
@@ -177,7 +186,11 @@ def dags(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
     """Return makespans of the built-in graphs, with their bounds and projections."""
     chosen = TOY_DAGS if toy else SLEEPS + KERNELS
     workers = 2 if toy else DAG_WORKERS
-    with processes(workers) as client:
+    with (
+        dask.config.set({"ferro.bundle.costs": None}),
+        cluster_of(workers) as client,
+        cluster_of(1, workers, processes=False) as in_threads,
+    ):
         protos = {str(d): ff.workloads.build(d.name, **d.params) for d in chosen}
         models = {name: ff.from_onnx(proto) for name, proto in protos.items()}
         bound = {name: model(_inputs(model)) for name, model in models.items()}
@@ -187,15 +200,49 @@ def dags(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
             if ff.workloads.WORKLOADS[d.name].sleeps:
                 runs[f"{d}{BY_HAND}"] = partial(_by_hand, client, _dealt(protos[str(d)], workers))
                 runs[f"{d}{THREADS}"] = partial(_threads, bound[str(d)], workers)
-        seconds = measure.in_turn(runs, rounds, check=lambda name, result: _settle(client), note=note)
+                tasks = _as_tasks(protos[str(d)])
+                runs[f"{d}{FLOWS}"] = partial(_bundled, client, tasks)
+                runs[f"{d}{FLOWS_IN_THREADS}"] = partial(_bundled, in_threads, tasks)
+        clients = {FLOWS: client, FLOWS_IN_THREADS: in_threads}
+
+        def check(name: str, result: Any) -> None:
+            for one in clients.values():
+                _settle(one)
+
+        seconds = measure.in_turn(runs, rounds, check=check, note=note)
         return {
             "workers": workers,
             "graphs": [_dag(d, models[str(d)], workers, seconds) for d in chosen],
+            "runs_of_tasks": (rounds + 1) * sum(name.endswith(FLOWS) for name in runs),
+            "flows": {name.strip(", "): one.run_on_scheduler(flows_so_far) for name, one in clients.items()},
         }
 
 
 def _threads(collection: Any, workers: int) -> Any:
     return collection.compute(scheduler="threads", num_workers=workers)
+
+
+def _bundled(client: Client, collection: Any) -> Any:
+    with ff.bundled(client=client):
+        return _compute(client, collection)
+
+
+def _as_tasks(proto: onnx.ModelProto) -> Delayed:
+    """Return the outputs of a graph of sleeps, each of which is a task; those of one length have one name."""
+    keys: dict[str, Any] = {proto.graph.input[0].name: np.zeros(ff.workloads.SLEEP_ITEMS, np.float32)}
+    graph: dict[Any, Any] = {}
+    for number, node in enumerate(proto.graph.node):
+        seconds = next(a.f for a in node.attribute if a.name == "seconds")
+        key = keys[node.output[0]] = (f"{proto.graph.name}_{1e3 * seconds:.0f}ms-0", number)
+        graph[key] = (_slept, seconds, keys[node.input[0]])
+    outputs = f"{proto.graph.name}-outputs"
+    graph[outputs] = (list, [keys[output.name] for output in proto.graph.output])
+    return Delayed(outputs, graph)
+
+
+def _slept(seconds: float, x: np.ndarray) -> np.ndarray:
+    sleep(seconds)
+    return x.copy()
 
 
 def _dealt(proto: onnx.ModelProto, workers: int) -> list[list[list[float]]]:
@@ -230,7 +277,10 @@ def _dag(dag: Dag, model: Any, workers: int, seconds: Mapping[str, Sequence[floa
     if ff.workloads.WORKLOADS[dag.name].sleeps:
         bound = ff.workloads.lower_bound(dag.name, workers, **dag.params)
     ops, by_hand = sum(model.ops.values()), seconds.get(f"{dag}{BY_HAND}")
-    threads = seconds.get(f"{dag}{THREADS}")
+    rates = {
+        suffix: ops / measure.Summary.of(times).median if (times := seconds.get(f"{dag}{suffix}")) else None
+        for suffix in (THREADS, FLOWS, FLOWS_IN_THREADS)
+    }
     found, planned = measure.Summary.of(seconds[str(dag)]), model.planned(_inputs(model))
     return {
         "graph": str(dag),
@@ -242,7 +292,9 @@ def _dag(dag: Dag, model: Any, workers: int, seconds: Mapping[str, Sequence[floa
         "seconds": found,
         "by_hand": None if by_hand is None else measure.Summary.of(by_hand),
         "ops_per_s": ops / found.median,
-        "threads_ops_per_s": None if threads is None else ops / measure.Summary.of(threads).median,
+        "threads_ops_per_s": rates[THREADS],
+        "flows_ops_per_s": rates[FLOWS],
+        "flows_in_threads_ops_per_s": rates[FLOWS_IN_THREADS],
     }
 
 
@@ -258,8 +310,15 @@ def show_dags(record: dict[str, Any]) -> None:
             f"{_ms(r['seconds'].low)} to {_ms(r['seconds'].high)}",
             _ms(r["by_hand"] and r["by_hand"].median),
             _ms(r["limit"]),
-            f"{r['ops_per_s']:,.0f}",
-            "-" if r["threads_ops_per_s"] is None else f"{r['threads_ops_per_s']:,.0f}",
+            *(
+                "-" if r[rate] is None else f"{r[rate]:,.0f}"
+                for rate in (
+                    "ops_per_s",
+                    "threads_ops_per_s",
+                    "flows_ops_per_s",
+                    "flows_in_threads_ops_per_s",
+                )
+            ),
         )
         for r in record["graphs"]
     ]
@@ -276,13 +335,17 @@ def show_dags(record: dict[str, Any]) -> None:
             "by hand",
             "limit",
             "ops/s",
-            "threads, ops/s",
+            "threads",
+            "flows",
+            "flows in threads",
         ),
         rows,
         notes=(
             "bound: max(work / workers, critical path); real kernels have none that holds on any machine",
             "by hand: the same sleeps as one task a worker, mapped and gathered; what Dask itself takes",
             f"limit: {LIMIT[0]:g} x the bound and {_ms(LIMIT[1])} ms",
+            f"of {record['runs_of_tasks']} runs of single tasks in `ff.bundled`, "
+            f"{record['flows']['flows']} were flows, in threads {record['flows']['flows in threads']}",
         ),
     )
 
@@ -299,7 +362,7 @@ def submit(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
     sizes = (100,) if toy else (1_000, 10_000, 100_000)
     by_op = (100,) if toy else (1_000, 10_000)
     chunks = 50 if toy else 10_000
-    with processes(2) as client:
+    with cluster_of(2) as client:
         cases: dict[str, Callable[[], Any]] = {}
         for n in sizes:
             cases[f"{n:,} nodes, auto"] = partial(_one_model, client, tiny_graph(n=n - 1), "auto")

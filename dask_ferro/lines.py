@@ -1,4 +1,4 @@
-"""Log files that stay readable when the writer is killed: a line of JSON with a checksum for each record.
+"""Files that stay readable when their writer is killed: a line of JSON with a checksum for each record, or one rename.
 
     {"name": "default-0", ..., "check": "5f0c31b2a96de784"}
 
@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import os
 import stat
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import xxhash
-
-from dask_ferro import portable
 
 # In front of the checksum, which is the last field.
 _CHECK = b', "check": "'
@@ -40,41 +39,22 @@ def opened(text: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def append(path: str, text: bytes) -> None:
-    """Append lines to a file by one `write`; if its last line was cut short, start a new line first.
-
-    Raises
-    ------
-    OSError
-        If only a part was written.
-    """
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | portable.BINARY, 0o644)
-    try:
-        size = os.fstat(handle).st_size
-        if size and portable.read_at(handle, 1, size - 1) != b"\n":
-            text = b"\n" + text
-        written = os.write(handle, text)
-    finally:
-        os.close(handle)
-    if written < len(text):
-        raise OSError(f"only {written} of {len(text)} bytes went into {path!r}: is the disk full?")
-
-
-def put(path: str, text: bytes) -> None:
+def put(path: str, content: Any) -> None:
     """Replace a file by one rename once its content is on disk; an existing file keeps its permissions."""
     folder, name = os.path.split(path)
-    part = os.path.join(folder, f".{name}.part")
-    with suppress(FileNotFoundError):
-        # Left by a process that was killed, or a link that another user made.
-        os.unlink(part)
-    flags = portable.NO_LINK | portable.BINARY
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o666)
-    with open(handle, "wb") as file:
+    # A name of its own: a task that outlived its run may write the same file.
+    part = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(part, "xb") as file:
+            with suppress(FileNotFoundError):
+                found = os.lstat(path).st_mode
+                if stat.S_ISREG(found) and hasattr(os, "fchmod"):
+                    os.fchmod(file.fileno(), stat.S_IMODE(found))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
         with suppress(FileNotFoundError):
-            found = os.lstat(path).st_mode
-            if stat.S_ISREG(found) and hasattr(os, "fchmod"):
-                os.fchmod(handle, stat.S_IMODE(found))
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+            os.unlink(part)
+        raise

@@ -23,8 +23,10 @@ from typing import Any, cast
 
 logger = logging.getLogger(__name__)
 
-# Seconds until a connection is given up; milliseconds until a message is that no host confirms.
-_CONNECTS, _GIVES_UP_MS = 5.0, 30_000
+# Seconds until a connection is given up, and messages go over Dask's own.
+CONNECTS = 1.0
+# Milliseconds until a message is given up that no host confirms.
+_GIVES_UP_MS = 30_000
 # Seconds until a listener tries again that has no file descriptor for a connection.
 _AGAIN = 0.1
 # Messages of up to so many bytes are sent as one.
@@ -92,7 +94,7 @@ class Sender:
     """A connection to another worker."""
 
     def __init__(self, address: tuple[str, int], token: bytes, context: ssl.SSLContext | None) -> None:
-        self._socket = socket.create_connection(address, _CONNECTS)
+        self._socket = socket.create_connection(address, CONNECTS)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -127,6 +129,32 @@ class Sender:
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
+
+
+class Relay:
+    """Sends messages to a worker over Dask's own connections, where its hub cannot be reached.
+
+    Parameters
+    ----------
+    worker : str
+        The address of the worker.
+    send : callable (address, message)
+        Returns once the message was stored there, or raises an OSError.
+    """
+
+    def __init__(self, worker: str, send: Callable[[str, bytes], None]) -> None:
+        self._worker, self._send = worker, send
+
+    def send(self, parts: list[Any]) -> None:
+        """Send a message."""
+        self._send(self._worker, b"".join(parts))
+
+    def is_closed(self) -> bool:
+        """Return False: Dask opens connections as they are needed."""
+        return False
+
+    def close(self) -> None:
+        """Do nothing, as there is no connection."""
 
 
 class Listener:
@@ -206,7 +234,7 @@ class Listener:
     def _greeted(self, connection: socket.socket) -> BufferedReader | None:
         """Return the stream of a connection; None: it is not of this cluster."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(_CONNECTS)
+        connection.settimeout(CONNECTS)
         if self._context is not None:
             connection = self._context.wrap_socket(connection, server_side=True)
             self._connections.add(connection)

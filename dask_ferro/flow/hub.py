@@ -3,26 +3,41 @@
 A hub is set up in each worker by a worker plugin, which tells the scheduler where it listens.  A value may arrive
 before the worker's own member starts, and waits here.  A run that is void (a member's worker is gone, a member was
 cancelled) ends at the next inner task: its members ask the scheduler to run them again.
+
+    a thread of a member        computes, sends values, asks for tasks, and waits
+    a thread of a connection    stores what arrives
+    one more                    answers those that ask: a thread of a connection never sends, so that two never wait
+                                for each other
+
+A member of a flow whose tasks may be stolen ends when the tasks of all workers have ended.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from io import BufferedReader, BytesIO
+from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from dask.typing import Key
 from distributed import Reschedule
+from distributed.sizeof import safe_sizeof
 
-from dask_ferro.flow.channel import Dumps, Listener, Sender, name_of, packed, value_of
-from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Share
+from dask_ferro.flow.channel import Dumps, Listener, Relay, Sender, name_of, packed, received, value_of
+from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Share, StolenTask
 from dask_ferro.flow.times import TaskTimes
 from dask_ferro.flow.upstream import has_seceded, leave_pool, rejoin_pool
+from dask_ferro.policy.stealing.peers import Thief, gift
+
+logger = logging.getLogger(__name__)
 
 # Runs that ended, whose late values are dropped.
 _REMEMBERED = 1024
@@ -31,6 +46,8 @@ _SWITCHES = 5e-4
 
 # Seconds for which a member that waits keeps its thread.
 _PATIENCE = 0.5
+# Tasks that are given away at once.
+_MOST_GIVEN = 64
 
 # The hubs of this process, by the address of the worker.
 _hubs: WeakValueDictionary[str, Hub] = WeakValueDictionary()
@@ -51,15 +68,98 @@ class Void(Exception):
     """The run has no future: members have to start again."""
 
 
+class _Unsendable(Exception):
+    """A value cannot be pickled."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+# What workers send each other.
+Kind = Literal["value", "ask", "give", "back", "done"]
+
+
+class Message(NamedTuple):
+    """What one worker sends another.
+
+    value    a task's result, by its key
+    ask      the sender has no ready task; its member
+    give     tasks that the receiver runs now, which may be none
+    back     the key of a task that the sender cannot run for the receiver
+    done     all tasks of the sender have ended; its member
+
+    A message of kind "give" has the sender's member and the keys of the tasks as its key, as these cannot be read if
+    the tasks cannot.
+    """
+
+    run: str
+    kind: Kind
+    key: Any
+    value: Any
+
+
+class _Post(NamedTuple):
+    """A message, and to whom it goes."""
+
+    message: Message
+    homes: Collection[Home]
+
+
 class _Here:
     """A run on this worker: its state, and what threads wait for."""
 
     def __init__(self) -> None:
         self.run: FlowRun | None = None
-        self.early: list[tuple[Key, Any]] = []
+        self.early: list[Message] = []
         self.changed = threading.Condition()
         self.is_void = False
         self.members = 0
+        self.homes: Sequence[Home] = ()
+        # The first member here, and on the other workers that steal; on those of them whose tasks have not ended.
+        self.own = 0
+        self.others: list[int] = []
+        self.unfinished: set[int] = set()
+        self.thief = Thief((), 0)
+        self.has_said_done = False
+        # Tasks that ended here, their seconds, and the start of those that run, by thread.
+        self.ended = 0
+        self.spent = 0.0
+        self.starts: dict[int, float] = {}
+
+    def begin(self, worker: str, homes: Sequence[Home], steals: bool) -> FlowRun:
+        """Begin the run on a worker."""
+        firsts: dict[str, int] = {}
+        for member, home in enumerate(homes):
+            firsts.setdefault(home.worker, member)
+        self.run = FlowRun([member for member, home in enumerate(homes) if home.worker == worker])
+        self.homes, self.own = homes, firsts.pop(worker)
+        if steals:
+            self.others = sorted(firsts.values())
+            self.unfinished = set(self.others)
+            self.thief = Thief(self.others, self.own)
+        return self.run
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to do any more, here and for others."""
+        return self.run is not None and self.run.is_done and not self.unfinished
+
+    def notify(self) -> None:
+        """Wake one thread for a ready task, or all if there will be none."""
+        if self.is_over:
+            self.changed.notify_all()
+        elif self.run is not None and self.run.is_ready:
+            self.changed.notify()
+
+    def gift(self, run: FlowRun) -> list[StolenTask]:
+        """Return tasks for a worker that has asked."""
+        now = perf_counter()
+        spare = run.spare(_MOST_GIVEN)
+        sizes = (float(sum(map(safe_sizeof, (task.call, *run.inputs_of(task).values())))) for task in spare)
+        running = now - max(self.starts.values(), default=now)
+        seconds = self.spent / self.ended if self.ended else running
+        return run.give(spare[: gift(sizes, run.ready, seconds, running, max(self.members, 1))], self.own)
 
 
 class Hub:
@@ -78,20 +178,31 @@ class Hub:
         For connections from others, and to others.
     dumps : callable
         As `pickle.dumps`.
+    relay : callable (address, message)
+        Sends a message to a worker whose hub cannot be reached; raises an OSError.
     """
 
     def __init__(
-        self, worker: str, host: str, port: int, token: bytes, contexts: Sequence[Any], dumps: Dumps
+        self,
+        worker: str,
+        host: str,
+        port: int,
+        token: bytes,
+        contexts: Sequence[Any],
+        dumps: Dumps,
+        relay: Callable[[str, bytes], None],
     ) -> None:
         self.worker = worker
-        self._token, self._dumps = token, dumps
+        self._token, self._dumps, self._relay = token, dumps, relay
         serving, self._connecting = contexts
         self._runs: dict[str, _Here] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
-        self._senders: dict[tuple[str, int], Sender] = {}
+        self._senders: dict[tuple[str, int], Sender | Relay] = {}
         # A connection may take seconds, for which no value waits.
         self._connects = threading.Lock()
+        self._answers: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._answer, name="ferro-flow-answer", daemon=True).start()
         self._listener = Listener(host, port, token, serving, self._receive, self._lose)
         self.port = self._listener.port
         _hubs[worker] = self
@@ -103,27 +214,51 @@ class Hub:
         for name in list(self._runs):
             self.void(name)
 
+    def take(self, message: bytes) -> None:
+        """Store what a worker has sent that does not reach this hub."""
+        self._receive(received(BufferedReader(BytesIO(message))))
+
     def _receive(self, parts: list[bytearray]) -> None:
-        name, key = name_of(parts)
+        name, kind, key = name_of(parts)
         try:
             value = value_of(parts)
         # What reads the value fails, as if this worker had computed it.
         except Exception as error:  # noqa: BLE001
             value = Failed(error)
-        self.deliver(name, key, value)
+        self.deliver(Message(name, kind, key, value))
 
-    def deliver(self, name: str, key: Key, value: Any) -> None:
-        """Store a value for a run."""
-        here = self._here(name)
+    def deliver(self, message: Message) -> None:
+        """Store what another worker has sent."""
+        here = self._here(message.run)
         if here is None:
             return
         with here.changed:
             if here.run is None:
-                here.early.append((key, value))
-                return
-            here.run.receive(key, value)
-            if here.run.is_ready:
-                here.changed.notify()
+                here.early.append(message)
+            else:
+                self._store(here, here.run, message)
+                here.notify()
+
+    def _store(self, here: _Here, run: FlowRun, message: Message) -> None:
+        name, kind, key, value = message
+        if kind == "value":
+            run.receive(key, value)
+        elif kind == "done":
+            here.unfinished.discard(value)
+            here.thief.ended(value)
+        elif kind == "back":
+            run.take_back(key)
+        elif kind == "ask":
+            self._answers.put(partial(self._give, name, here, value))
+        elif isinstance(value, Failed):
+            victim, keys = key
+            here.thief.answered(victim, 0, perf_counter())
+            for one in keys:
+                self._answers.put(partial(self._post, Message(name, "back", one, None), here.homes[victim]))
+        else:
+            here.thief.answered(key[0], len(value), perf_counter())
+            for stolen in value:
+                run.accept(stolen)
 
     def void(self, name: str) -> None:
         """End a run at its members' next inner task."""
@@ -164,20 +299,19 @@ class Hub:
         here = self._here(name)
         if here is None:
             raise Void(name)
-        own = [i for i, home in enumerate(homes) if home.worker == self.worker]
         with here.changed:
-            if here.run is None:
-                here.run = FlowRun(own)
-                for key, value in here.early:
-                    here.run.receive(key, value)
-                here.early.clear()
             run = here.run
+            if run is None:
+                run = here.begin(self.worker, homes, share.steals)
+                for message in here.early:
+                    self._store(here, run, message)
+                here.early.clear()
             run.add(share, inputs)
             here.members += 1
             here.changed.notify_all()
         try:
             with _switching():
-                self._drain(here, run, name, homes, times)
+                self._drain(here, run, name, times)
             return run.results(share)
         except Void:
             self.void(name)
@@ -185,66 +319,150 @@ class Hub:
         finally:
             with here.changed:
                 here.members -= 1
-                is_last = not here.members and (run.is_done or here.is_void)
+                is_last = not here.members and (here.is_over or here.is_void)
             if is_last:
                 with self._lock:
                     self._end(name)
 
-    def _drain(self, here: _Here, run: FlowRun, name: str, homes: Sequence[Home], times: TaskTimes) -> None:
+    def _drain(self, here: _Here, run: FlowRun, name: str, times: TaskTimes) -> None:
+        thread, idle = threading.get_ident(), perf_counter()
         while True:
             with here.changed:
-                while not (run.is_ready or run.is_done or here.is_void):
-                    start = perf_counter()
-                    was_told = here.changed.wait(_PATIENCE)
-                    times.waited += perf_counter() - start
-                    # What this member waits for may itself wait for this thread: others have it from now on.
-                    if not was_told and not has_seceded():
-                        leave_pool()
-                if here.is_void:
-                    raise Void(name)
-                if run.is_done:
-                    return
-                task = run.take()
-                if run.is_ready and here.members > 1:
-                    here.changed.notify()
-                inputs = run.inputs_of(task)
-            value = called(task, inputs, times)
+                step = self._step(here, run, name, times, idle)
+                if isinstance(step, InnerTask):
+                    if run.is_ready and here.members > 1:
+                        here.changed.notify()
+                    inputs = run.inputs_of(step)
+                    start = here.starts[thread] = perf_counter()
+            if step is None:
+                return
+            if isinstance(step, _Post):
+                self._send(*step)
+                continue
+            value = called(step, inputs, times)
             del inputs
-            if task.readers:
-                self._send(name, task.key, value, {homes[member] for member in task.readers}, times)
+            is_sent = self._send_result(here, run, name, step, value, times)
             with here.changed:
-                run.finish(task, value)
+                del here.starts[thread]
+                idle = perf_counter()
+                here.ended, here.spent = here.ended + 1, here.spent + idle - start
+                if is_sent:
+                    run.finish(step, value)
+                else:
+                    run.drop(step)
                 del value
-                if run.is_done:
-                    here.changed.notify_all()
-                elif run.is_ready and here.members > 1:
-                    here.changed.notify()
+                if here.is_over or here.members > 1:
+                    here.notify()
 
-    def _send(self, name: str, key: Key, value: Any, homes: Collection[Home], times: TaskTimes) -> None:
-        parts: list[Any] | None = None
-        for home in homes:
-            if home.worker == self.worker:
-                continue
-            times.values += 1
-            if (hub := _hubs.get(home.worker)) is not None:
-                hub.deliver(name, key, value)
-                continue
-            parts = self._packed(name, key, value) if parts is None else parts
-            times.nbytes += sum(map(len, parts))
+    def _step(
+        self, here: _Here, run: FlowRun, name: str, times: TaskTimes, idle: float
+    ) -> InnerTask | _Post | None:
+        """Wait until there is something to do, and return it; None: there will be nothing."""
+        while True:
+            if here.is_void:
+                raise Void(name)
+            if run.is_ready:
+                here.thief.busy()
+                return run.take()
+            if run.is_done and here.others and not here.has_said_done:
+                here.has_said_done = True
+                done = Message(name, "done", None, here.own)
+                return _Post(done, [here.homes[member] for member in here.others])
+            if here.is_over:
+                return None
+            start = perf_counter()
+            here.thief.idle(start)
+            victim = here.thief.victim(start)
+            if victim is not None:
+                return _Post(Message(name, "ask", None, here.own), [here.homes[victim]])
+            here.changed.wait(min(_PATIENCE, here.thief.seconds(start)))
+            now = perf_counter()
+            times.waited += now - start
+            # What this member waits for may itself wait for this thread: others have it from now on.
+            if now - idle >= _PATIENCE and not has_seceded():
+                leave_pool()
+
+    def _send_result(
+        self, here: _Here, run: FlowRun, name: str, task: InnerTask, value: Any, times: TaskTimes
+    ) -> bool:
+        """Send a result to its readers; return False if the worker that gave the task away has to run it itself."""
+        owner = run.owner_of(task)
+        readers = task.readers if owner is None else (*task.readers, owner)
+        homes = {here.homes[member] for member in readers}
+        try:
+            nbytes = self._send(Message(name, "value", task.key, value), homes)
+        except _Unsendable as error:
+            if owner is not None:
+                self._send(Message(name, "back", task.key, None), [here.homes[owner]])
+                return False
+            # What reads the value elsewhere fails.
+            nbytes = self._send(Message(name, "value", task.key, Failed(error.reason)), homes)
+        times.values += sum(home.worker != self.worker for home in homes)
+        times.nbytes += nbytes
+        times.stolen += owner is not None
+        return True
+
+    def _send(self, message: Message, homes: Collection[Home]) -> int:
+        """Send a message to workers; return the bytes that passed.
+
+        Raises
+        ------
+        Void
+            If one cannot be reached.
+        _Unsendable
+            If it cannot be pickled; nobody was sent it.
+        """
+        here = {home: hub for home in homes if (hub := _hubs.get(home.worker)) is not None}
+        away = [home for home in homes if home not in here]
+        parts: list[Any] = []
+        if away:
+            try:
+                parts = packed(message[:3], message.value, self._dumps)
+            except Exception as error:
+                raise _Unsendable(error) from error
+        for hub in here.values():
+            if hub is not self:
+                hub.deliver(message)
+        for home in away:
             try:
                 self._sender(home).send(parts)
             except OSError as error:
                 self._forget(home)
-                raise Void(f"{name}: no connection to {home.worker}: {error}") from error
+                raise Void(f"{message.run}: no connection to {home.worker}: {error}") from error
+        return len(away) * sum(map(len, parts))
 
-    def _packed(self, name: str, key: Key, value: Any) -> list[Any]:
+    # -- what others ask -----------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        """Send answers, until the hub is closed."""
+        while (answer := self._answers.get()) is not None:
+            answer()
+
+    def _give(self, name: str, here: _Here, thief: int) -> None:
+        """Give tasks away to a worker that has asked, or none."""
+        run = here.run
+        assert run is not None
+        with here.changed:
+            stolen = [] if here.is_void else here.gift(run)
+        keys = [one.task.key for one in stolen]
+        home = here.homes[thief]
         try:
-            return packed((name, key), value, self._dumps)
-        # What reads the value elsewhere fails.
-        except Exception as error:  # noqa: BLE001
-            return packed((name, key), Failed(error), self._dumps)
+            self._post(Message(name, "give", (here.own, keys), stolen), home)
+        except _Unsendable:
+            with here.changed:
+                for key in keys:
+                    run.take_back(key)
+                here.notify()
+            self._post(Message(name, "give", (here.own, []), []), home)
 
-    def _sender(self, home: Home) -> Sender:
+    def _post(self, message: Message, home: Home) -> None:
+        try:
+            self._send(message, [home])
+        except Void as error:
+            logger.debug("dask_ferro: an answer was not sent: %s", error)
+            self.void(message.run)
+
+    def _sender(self, home: Home) -> Sender | Relay:
         address = home.host, home.port
         sender = self._senders.get(address)
         if sender is None:
@@ -254,8 +472,15 @@ class Hub:
                     # Workers come and go, and a connection to one that is gone stays until somebody closes it.
                     for gone in [to for to, one in self._senders.items() if one.is_closed()]:
                         self._senders.pop(gone).close()
-                    sender = self._senders[address] = Sender(address, self._token, self._connecting)
+                    sender = self._senders[address] = self._connected(home)
         return sender
+
+    def _connected(self, home: Home) -> Sender | Relay:
+        try:
+            return Sender((home.host, home.port), self._token, self._connecting)
+        except OSError as error:
+            logger.info("dask_ferro: values for %s go over Dask's connections: %s", home.worker, error)
+            return Relay(home.worker, self._relay)
 
     def _forget(self, home: Home) -> None:
         sender = self._senders.pop((home.host, home.port), None)
@@ -266,6 +491,7 @@ class Hub:
         """End all runs, and close all connections."""
         self._lose()
         self._listener.close()
+        self._answers.put(None)
         for sender in self._senders.values():
             sender.close()
         _hubs.pop(self.worker, None)

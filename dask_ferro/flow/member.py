@@ -20,7 +20,7 @@ from dask_ferro.flow.times import TaskTimes
 
 # The annotation by which the scheduler says a run's name, and where its members are.
 PLACES = "ferro-flow"
-# The metadata of a member that has ended: values and bytes that it sent, and seconds that it waited.
+# The metadata of a member that has ended: values and bytes that it sent, tasks that it stole, seconds that it waited.
 FIGURES = "ferro-flow"
 
 
@@ -77,7 +77,7 @@ def _among(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any,
         results = hub.run(run, share, inputs, [Home(*home) for home in homes], times)
     except Void:
         raise Reschedule from None
-    own.metadata[FIGURES] = times.values, times.nbytes, times.waited
+    own.metadata[FIGURES] = times.values, times.nbytes, times.stolen, times.waited
     return results
 
 

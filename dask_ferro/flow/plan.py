@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dask_ferro.graph.bundling.partition import Quotient
+from dask_ferro.graph.bundling.partition import Quotient, handed_out
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,22 @@ def planned(q: Quotient, members: int, costs: FlowCosts) -> FlowPlan:
     ]
     seconds, owners = min(found, key=lambda one: one[0])
     return FlowPlan(seconds, owners, [-way for way in _ways(graph, costs, owners)])
+
+
+def peak_bytes(q: Quotient, plan: FlowPlan) -> float:
+    """Return the projected bytes of results that are still read, on all workers at a time, copies included."""
+    turn = np.empty(len(q), np.int64)
+    turn[np.argsort(plan.order, kind="stable")] = np.arange(len(q))
+    last = turn.copy()
+    np.maximum.at(last, q.src, turn[q.dst])
+    owners = np.asarray(plan.members, np.int64)
+    members = int(owners.max(initial=0)) + 1
+    holders = np.unique(q.src * members + owners[q.dst]) // members
+    held = handed_out(q) * np.bincount(holders, minlength=len(q))
+    live = np.zeros(len(q) + 1)
+    np.add.at(live, turn, held)
+    np.subtract.at(live, last + 1, held)
+    return float(live.cumsum().max(initial=0.0))
 
 
 class _Graph(NamedTuple):

@@ -21,10 +21,10 @@ from dask_ferro.flow.run import Call, InnerTask, Repeat, Share
 class Renamed:
     """A call whose inputs have other keys, or are here."""
 
-    __slots__ = ("call", "given", "keys")
+    __slots__ = ("call", "constants", "keys")
 
-    def __init__(self, call: Call, keys: Mapping[Key, Key], given: Mapping[Key, Any]) -> None:
-        self.call, self.keys, self.given = call, keys, given
+    def __init__(self, call: Call, keys: Mapping[Key, Key], constants: Mapping[Key, Any]) -> None:
+        self.call, self.keys, self.constants = call, keys, constants
 
     @property
     def dependencies(self) -> Collection[Key]:
@@ -33,7 +33,7 @@ class Renamed:
 
     def __call__(self, values: dict[Any, Any]) -> Any:
         """Return its result."""
-        return self.call({**self.given, **{key: values[other] for key, other in self.keys.items()}})
+        return self.call({**self.constants, **{key: values[other] for key, other in self.keys.items()}})
 
 
 class Joined:
@@ -86,12 +86,12 @@ def key_of(name: str, key: Key, number: int) -> Key:
 
 
 def _renamed(call: Call, repeat: Repeat, number: int) -> Renamed:
-    keys, given = {}, {}
+    keys, constants = {}, {}
     for key in call.dependencies:
         if key in repeat.inputs[0]:
-            given[key] = repeat.inputs[number - 1][key]
+            constants[key] = repeat.inputs[number - 1][key]
         elif number > 1 and key in repeat.carry:
             keys[key] = key_of(repeat.name, repeat.carry[key], number - 1)
         else:
             keys[key] = key_of(repeat.name, key, number)
-    return Renamed(call, keys, given)
+    return Renamed(call, keys, constants)

@@ -3,8 +3,11 @@
     share (tasks of one member) + inputs  ->  add
     a value of another worker             ->  receive
     a task that ended                     ->  finish
+    another worker has no ready task      ->  give, and there accept
+    it cannot run what it was given       ->  take_back
 
-A worker may have several members of a flow; whichever of its threads is free takes the next task of any of them.  An
+A worker may have several members of a flow; whichever of its threads is free takes the next task of any of them.  A
+task that another worker runs stays in its member's count: its value comes back, and goes to all readers from there.  An
 inner task that fails has a `Failed` as its value, and so have the tasks that read it: the others are computed, as they
 would be without flows.  Nothing here locks, sends or waits.
 
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, nlargest
 from typing import Any, NamedTuple, Protocol
 
 from dask.typing import Key
@@ -103,6 +106,23 @@ class Repeat(NamedTuple):
     next_readers: Mapping[Key, tuple[int, ...]]
 
 
+class StolenTask(NamedTuple):
+    """A task of another worker, which runs here.
+
+    Parameters
+    ----------
+    task : InnerTask
+    inputs : dict
+        Their values by key.
+    owner : int
+        A member on the worker that gave it away.
+    """
+
+    task: InnerTask
+    inputs: dict[Key, Any]
+    owner: int
+
+
 class Share(NamedTuple):
     """The part of a flow that one member computes.
 
@@ -116,6 +136,8 @@ class Share(NamedTuple):
     outputs : tuple of keys
         Keys of its tasks whose values are the member's results.
     repeats : tuple of Repeat
+    steals : bool
+        Whether its tasks may run on other members' workers.
     """
 
     flow: str
@@ -124,6 +146,7 @@ class Share(NamedTuple):
     tasks: tuple[InnerTask, ...]
     outputs: tuple[Key, ...]
     repeats: tuple[Repeat, ...] = ()
+    steals: bool = False
 
     @property
     def total(self) -> int:
@@ -156,6 +179,10 @@ class FlowRun:
         self._ready: list[tuple[float, int, InnerTask]] = []
         self._entered = 0
         self._unfinished = 0
+        # What other workers run for this one; what this one runs for others; what came back, and stays.
+        self._away: dict[Key, InnerTask] = {}
+        self._stolen: dict[Key, StolenTask] = {}
+        self._staying: set[Key] = set()
 
     @property
     def is_done(self) -> bool:
@@ -185,8 +212,10 @@ class FlowRun:
         self._coming.discard(share.member)
 
     def receive(self, key: Key, value: Any) -> None:
-        """Take a value that a member elsewhere has computed."""
-        if key not in self._values:
+        """Take a value that another worker has computed."""
+        if key in self._away:
+            self.finish(self._away.pop(key), value)
+        elif key not in self._values:
             self._values[key] = value
             self._wake(key)
 
@@ -196,11 +225,17 @@ class FlowRun:
 
     def inputs_of(self, task: InnerTask) -> dict[Key, Any]:
         """Return the inputs of a task by key."""
+        if task.key in self._stolen:
+            return self._stolen[task.key].inputs
         return {key: self._values[key] for key in task.call.dependencies}
 
     def finish(self, task: InnerTask, value: Any) -> None:
         """Store the result of a task that ended, and drop inputs that nobody reads any more."""
         self._unfinished -= 1
+        if self._stolen.pop(task.key, None) is not None:
+            if self._left[task.key] or self._coming:
+                self.receive(task.key, value)
+            return
         # A member that is still to come may read it.
         if self._left[task.key] or self._coming:
             self._values[task.key] = value
@@ -213,6 +248,51 @@ class FlowRun:
     def results(self, share: Share) -> tuple[Any, ...]:
         """Return the results of a member of a run that is done."""
         return tuple(self._values[key] for key in share.outputs)
+
+    # -- stealing ------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> int:
+        """How many tasks can run."""
+        return len(self._ready)
+
+    def spare(self, most: int) -> list[InnerTask]:
+        """Return ready tasks that another worker may run, from the one that would begin last on."""
+        return [
+            task
+            for _, _, task in nlargest(most, self._ready)
+            if task.key not in self._stolen and task.key not in self._staying
+        ]
+
+    def give(self, tasks: Collection[InnerTask], owner: int) -> list[StolenTask]:
+        """Return ready tasks with their inputs, which another worker runs now."""
+        keys = {task.key for task in tasks}
+        self._ready = [entry for entry in self._ready if entry[2].key not in keys]
+        heapify(self._ready)
+        self._away.update((task.key, task) for task in tasks)
+        return [StolenTask(task, self.inputs_of(task), owner) for task in tasks]
+
+    def take_back(self, key: Key) -> None:
+        """Run a task here that another worker cannot run, or whose result cannot be sent."""
+        if key in self._away:
+            self._staying.add(key)
+            self._push(self._away.pop(key))
+
+    def accept(self, stolen: StolenTask) -> None:
+        """Run a task of another worker."""
+        self._stolen[stolen.task.key] = stolen
+        self._unfinished += 1
+        self._push(stolen.task)
+
+    def owner_of(self, task: InnerTask) -> int | None:
+        """Return a member on the worker that gave a task away; None: it is of this worker."""
+        stolen = self._stolen.get(task.key)
+        return None if stolen is None else stolen.owner
+
+    def drop(self, task: InnerTask) -> None:
+        """Forget a task of another worker, which runs it itself."""
+        del self._stolen[task.key]
+        self._unfinished -= 1
 
     def _wake(self, key: Key) -> None:
         for task in self._readers.pop(key, ()):

@@ -60,12 +60,14 @@ class TaskTimes:
     ----------
     values, nbytes : int
         What it sent to other workers.
+    stolen : int
+        Tasks of other workers that it ran.
     waited : float
         Seconds for which it had no task to run.
     """
 
     def __init__(self) -> None:
-        self.values = self.nbytes = 0
+        self.values = self.nbytes = self.stolen = 0
         self.waited = 0.0
         self._runs: list[InnerRun] = []
         self._sized: set[tuple[str, str]] = set()

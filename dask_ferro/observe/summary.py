@@ -14,7 +14,7 @@ from dask_ferro.words import count, duration, many, size
 
 # The most flows that are shown, and what is shown of each.
 FLOWS = 12
-FLOW_COLUMNS = ("flow", "state", "for", "members", "tasks", "values", "sent", "waited", "voids")
+FLOW_COLUMNS = ("flow", "state", "for", "members", "tasks", "values", "sent", "stolen", "waited", "voids")
 
 
 class TaskProgress(NamedTuple):
@@ -65,8 +65,17 @@ def overview(facts: ClusterFacts) -> Overview:
 def flow_cells(row: FlowRow) -> tuple[str, ...]:
     """Return the cells of a flow, one for each of `FLOW_COLUMNS`."""
     numbers = (row.members, row.tasks, row.values)
-    sent, waited = size(row.nbytes), duration(row.waited)
-    return row.name, row.state, duration(row.seconds), *map(count, numbers), sent, waited, str(row.voids)
+    sent, stolen, waited = size(row.nbytes), count(row.stolen), duration(row.waited)
+    return (
+        row.name,
+        row.state,
+        duration(row.seconds),
+        *map(count, numbers),
+        sent,
+        stolen,
+        waited,
+        str(row.voids),
+    )
 
 
 def _tasks(facts: ClusterFacts, progress: TaskProgress) -> str:

@@ -13,18 +13,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
 from secrets import token_bytes
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from dask.typing import Key
 from distributed import Scheduler
+from distributed.metrics import time
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskState
 
@@ -37,7 +38,7 @@ from dask_ferro.graph.bundling.partition import DASK
 from dask_ferro.lines import opened, sealed
 from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
-from dask_ferro.lower.bundled.recent import RecentChoices
+from dask_ferro.lower.bundled.recent import GraphPlans, RecentChoices, Way
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.scheduler import reach
 from dask_ferro.scheduler.flow_log import FlowRow
@@ -59,6 +60,8 @@ _ALLOWED, _ALLOWANCE = 1 / 100, 32 * 2**20
 _OF_MEMORY = 1 / 4
 # Seconds between two writes of the file of costs.
 _SAVES = 60.0
+# The states in which a graph's wanted key is not waited for any more.
+_ENDS = ("memory", "erred", "forgotten")
 # Members of a flow at most; seconds for which a worker is waited for.
 _MEMBERS, _ANSWERS = 32, 10.0
 
@@ -70,6 +73,15 @@ def facts_of(scheduler: str) -> CostFacts | None:
     """Return what a scheduler of this process knows of tasks, or None if it learns nothing."""
     costs = _known.get(scheduler)
     return None if costs is None else costs.facts()
+
+
+class _GraphRun(NamedTuple):
+    """A graph that runs: its plans, which one it runs by, the start, and wanted keys that are not in memory yet."""
+
+    plans: GraphPlans
+    way: Way
+    start: float
+    left: set[Key]
 
 
 class BundleCosts(Part):
@@ -94,6 +106,8 @@ class BundleCosts(Part):
         self._leaving: asyncio.Task[None] | None = None
         self._saved = 0
         self._recent = RecentChoices()
+        # By wanted key.
+        self._runs: dict[Key, _GraphRun] = {}
         self._flows: Flows | None = None
 
     def serves(self, other: BundleCosts) -> bool:
@@ -206,8 +220,21 @@ class BundleCosts(Part):
             self.costs.of, existing, held, threads, holds, memory, allowance, overheads, members, self._recent
         )
 
+    def update_graph(self, scheduler: Scheduler, *, keys: Collection[Key] = (), **facts: object) -> None:
+        """Begin to measure what a graph takes that may be run in more than one way."""
+        chosen = self._recent.chosen(keys)
+        left = {key for key in keys if key not in scheduler.tasks or not scheduler.tasks[key].who_has}
+        if chosen is not None and left:
+            self._runs.update(dict.fromkeys(left, _GraphRun(*chosen, time(), left)))
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """Measure no graph any more."""
+        self._runs.clear()
+
     def task_changed(self, ts: TaskState, start: str, finish: str) -> None:
         """Let a result of a bundle be picked anywhere, as the worker where the bundle ran is gone."""
+        if ts.key in self._runs and finish in _ENDS:
+            self._end(ts.key, finish)
         if finish == "no-worker" and is_pick(ts.run_spec):
             prefer_no_worker(ts)
 
@@ -215,6 +242,8 @@ class BundleCosts(Part):
         self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, Any]
     ) -> None:
         """Learn from a task that has finished by itself; let the results of a bundle be picked where it ran."""
+        if ts.key in self._runs and finish in _ENDS:
+            self._end(ts.key, finish)
         if finish != "memory":
             return
         if is_ours(ts.run_spec):
@@ -227,6 +256,14 @@ class BundleCosts(Part):
         nbytes = message.get("nbytes")
         size = float("nan") if nbytes is None else nbytes
         self.costs.add(MeasuredTasks(*names_of(ts.key), 1, seconds or 0.0, size))
+
+    def _end(self, key: Key, finish: str) -> None:
+        """Note what a graph took, all of whose wanted keys are in memory."""
+        run = self._runs.pop(key)
+        if finish == "memory":
+            run.left.discard(key)
+            if not run.left:
+                self._recent.took(run.plans, run.way, time() - run.start)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Forget a client that left."""

@@ -37,6 +37,8 @@ class FlowRow:
         Members that have ended in the run.
     values, nbytes : int
         What they sent to other workers.
+    stolen : int
+        Tasks that ran on another worker than planned.
     waited : float
         Seconds that they waited, added up.
     voids : int
@@ -54,6 +56,7 @@ class FlowRow:
     ended: int = 0
     values: int = 0
     nbytes: int = 0
+    stolen: int = 0
     waited: float = 0.0
     voids: int = 0
 
@@ -66,17 +69,16 @@ class FlowRow:
         """Begin a run."""
         self.enter("runs")
         self.workers, self.projected = workers, projected
-        self.ended, self.values, self.nbytes, self.waited = 0, 0, 0, 0.0
+        self.ended, self.values, self.nbytes, self.stolen, self.waited = 0, 0, 0, 0, 0.0
 
     def add(self, metadata: Mapping[str, Any]) -> None:
         """Add what a member did that has ended."""
-        values, nbytes, waited = metadata.get(FIGURES) or (0, 0, 0.0)
+        values, nbytes, stolen, waited = metadata.get(FIGURES) or (0, 0, 0, 0.0)
         self.ended += 1
-        self.values, self.nbytes, self.waited = (
-            self.values + values,
-            self.nbytes + nbytes,
-            self.waited + waited,
-        )
+        self.values += values
+        self.nbytes += nbytes
+        self.stolen += stolen
+        self.waited += waited
 
     def void(self) -> None:
         """End a run that has no future."""

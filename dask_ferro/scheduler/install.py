@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 from distributed import Client, Scheduler
 
@@ -26,14 +26,6 @@ from dask_ferro.scheduler.settings import Settings
 _CLIENT_SENDS = 0.002
 # What happens to workers that have not answered.
 _LATER = "; each {} when it answers, and the others are already"
-
-
-class _There(NamedTuple):
-    """The reason why a scheduler cannot have the plugin, or ""; the installed plugin's settings; the late workers."""
-
-    off: str
-    settings: Settings | None
-    late: list[str]
 
 
 def install(client: Client | None = None, *, bundles: bool | None = None, **options: object) -> Any:
@@ -105,12 +97,11 @@ async def _install(client: Client, settings: Settings, bundles: bool | None) -> 
     with importing("ff.install"):
         if bundles is not None:
             await bundling.enable(client, always=bundles)
-        there = await client.run_on_scheduler(_there)
-        if there.off:
-            warnings.warn(there.off, RuntimeWarning, stacklevel=2)
+        if off := await client.run_on_scheduler(stays_off):
+            warnings.warn(off, RuntimeWarning, stacklevel=2)
             return
         # A plugin with the same settings stays: a replacement would forget what was learned, and ask workers again.
-        if there.settings != settings:
+        if not await client.run_on_scheduler(_has, settings=settings):
             await _put_on(client, settings)
     # The interval belongs to the client, so that a second client needs it too.
     upstream.put_client_sends(client, _CLIENT_SENDS)
@@ -121,8 +112,8 @@ async def _put_on(client: Client, settings: Settings) -> None:
     releases = asyncio.create_task(worker_releases(client, settings.answer))
     try:
         await client.run_on_scheduler(put_on, part=Scheduling(settings))
-        there = await client.run_on_scheduler(_there)
-        reach.warn("ff.install", there.late, settings.answer, _LATER.format("is set up"))
+        late = await client.run_on_scheduler(_late)
+        reach.warn("ff.install", late, settings.answer, _LATER.format("is set up"))
         warn_of_workers(await releases, "ff.install")
     finally:
         releases.cancel()
@@ -147,8 +138,12 @@ async def _remove(*, dask_scheduler: Scheduler) -> tuple[list[str], float]:
     return ([], 0.0) if scheduling is None else (scheduling.late, scheduling.settings.answer)
 
 
-def _there(*, dask_scheduler: Scheduler) -> _There:
+# Answers are plain values: a client may accept nothing else (`Client(deserializers=["msgpack"])`).
+def _has(*, settings: Settings, dask_scheduler: Scheduler) -> bool:
     scheduling = part_of(dask_scheduler, Scheduling)
-    if scheduling is None:
-        return _There(stays_off(), None, [])
-    return _There(stays_off(), scheduling.settings, scheduling.late)
+    return scheduling is not None and scheduling.settings == settings
+
+
+def _late(*, dask_scheduler: Scheduler) -> list[str]:
+    scheduling = part_of(dask_scheduler, Scheduling)
+    return [] if scheduling is None else scheduling.late

@@ -28,7 +28,8 @@ def put_submissions(client: Client, wrapped: Wrapping) -> None:
     def submit(
         expr: Expr, keys: Collection[Key], *args: object, actors: object = None, **kwargs: object
     ) -> object:
-        if actors or not isinstance(expr, Expr):
+        # The actors may be collections of Dask, which have no truth.
+        if (actors is not None and actors is not False) or not isinstance(expr, Expr):
             return stock(client, expr, keys, *args, actors=actors, **kwargs)
         # As Dask's client merges them: what the call says comes before what the block around it does.
         common = get_annotations()

@@ -2,8 +2,9 @@
 
 One task reads, computes and writes one chunk, and a killed run loses one chunk per thread.  So a chunk is large
 compared with the overhead of a task, and small compared with memory and with the run: some 50 ms, and a thirtieth of a
-thread's share.  A chunk is a whole number of the source's own chunks where these are small, and a part of one where it
-is large: a worker keeps the latest that it decoded.
+thread's share.  All threads get equally many chunks, so that they end together.  A chunk is a whole number of the
+source's own chunks where these are small, and a part of one where it is large: a worker keeps the latest that it
+decoded.
 """
 
 from __future__ import annotations
@@ -59,11 +60,12 @@ def batch_rows(
     `slots` the threads; `grain` is the source's own chunk, which `is_cut` where a part of it is read at little cost.
     """
     seconds = max(row_seconds, 1e-12)
-    fits = int(CHUNK_BYTES // max(row_bytes, 1.0))
-    bearable = int(_LONG_S / seconds)
-    fair = ceil(rows / (_CHUNKS_PER_SLOT * max(slots, 1)))
-    worth = ceil(_WORTH_S / seconds)
-    wanted = max(1, min(fits, bearable, max(fair, worth), max(rows, 1)))
+    largest = max(1, min(int(CHUNK_BYTES // max(row_bytes, 1.0)), int(_LONG_S / seconds)))
+    least = min(largest, ceil(_WORTH_S / seconds))
+    threads = max(1, min(slots, rows // least))
+    # The chunks of each thread.
+    rounds = max(1, min(_CHUNKS_PER_SLOT, rows // (threads * least)), ceil(rows / (threads * largest)))
+    wanted = max(1, ceil(rows / (threads * rounds)))
     if wanted >= grain:
         return wanted // grain * grain
     if is_cut:

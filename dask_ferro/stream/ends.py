@@ -287,7 +287,7 @@ def _kind_of(path: str) -> str | None:
         return "zarr"
     if files.is_pattern(path) or not files.is_folder(path):
         return None
-    if any(mark in files.names_in(path) for mark in ZARR_MARKS):
+    if not set(ZARR_MARKS).isdisjoint(files.names_in(path)):
         return "zarr"
     return next((k for k, suffixes in _IN_FOLDERS.items() if files.files_of(path, suffixes)), None)
 

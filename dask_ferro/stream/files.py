@@ -11,7 +11,6 @@ import errno
 import glob
 import io
 import os
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 import xxhash
 from dask.utils import natural_sort_key
 
+from dask_ferro import lines
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.prepared.remote import (
     Address,
@@ -314,20 +314,8 @@ def put(path: str, content: Any) -> None:
     if is_address(path):
         with _system(path) as (system, there):
             system.pipe_file(there, bytes(content))
-        return
-    folder, name = os.path.split(path)
-    # A name of its own: a task that outlived its run may write the same part.
-    part = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with open(part, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        if os.path.lexists(part):
-            os.unlink(part)
-        raise
+    else:
+        lines.put(path, content)
 
 
 def put_new(path: str, content: bytes) -> None:

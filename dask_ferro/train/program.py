@@ -250,7 +250,7 @@ class StepProgram(TrainingProgram):
             first, *others = self.pipeline.cut(rows)
             # Graphs of unequal micro-batches are made when they come.
             if others.count(first) == len(others):
-                self.pipeline.ranks(first)
+                self.pipeline.graphs(first)
 
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
         given = {name: value for name, value in arrays.items() if name in self._reads}

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.flow.plan import FlowCosts, planned
+from dask_ferro.flow.plan import FlowCosts, peak_bytes, planned
 from dask_ferro.graph.bundling.partition import Dag, finest
 
 COSTS = FlowCosts()
@@ -52,3 +52,14 @@ def test_neighbours_of_a_stencil_stay_together() -> None:
     crossing = {(u, plan.members[v]) for u, v, _ in dag.edges if plan.members[int(u)] != plan.members[int(v)]}
     assert len(crossing) <= 2.5 * 50
     assert plan.seconds < 1.5 * 12 * 50 * 2e-4 / 2
+
+
+def test_the_peak_of_a_loop_is_that_of_a_few_steps() -> None:
+    tasks = finest(stencil(4, 300, 1e-3))
+    # Two rows of four values of 8 bytes, some on both workers; a member may be a few steps ahead.
+    assert 4 * 8 <= peak_bytes(tasks, planned(tasks, 2, COSTS)) <= 2 * 2 * 2 * 4 * 8
+
+
+def test_the_peak_of_a_sum_has_all_its_terms() -> None:
+    tasks = finest(Dag([1e-3] * 101, [(u, 100, 8.0) for u in range(100)]))
+    assert peak_bytes(tasks, planned(tasks, 1, COSTS)) == 800

@@ -78,25 +78,50 @@ def test_all_tasks_run_once_and_give_what_they_give_alone(seed: int) -> None:
     runs = {w: FlowRun([m for m in range(members) if workers[m] == w]) for w in set(workers)}
     begins = list(range(members))
     rng.shuffle(begins)
-    underway: list[tuple[int, int, Any]] = []
+    # To which worker, and what: a value, tasks that are given away, the key of one that comes back.
+    underway: list[tuple[int, str, Any]] = []
     ran: list[int] = []
+    begun: set[int] = set()
     # A value may arrive before the members of its worker begin; a member that has no inputs begins with none.
     while begins or underway or any(run.is_ready for run in runs.values()):
         ready = [w for w, run in runs.items() if run.is_ready]
-        step = rng.choice([*["begin"] * bool(begins), *["send"] * bool(underway), *["run"] * bool(ready)])
+        doing = {"begin": begins, "send": underway, "run": ready, "steal": ready}
+        step = rng.choice([name for name, what in doing.items() if what])
         if step == "begin":
             m = begins.pop()
+            begun.add(workers[m])
             read = {dep for task in made[m].tasks for dep in task.call.dependencies}
             runs[workers[m]].add(made[m], {key: value for key, value in outside.items() if key in read})
         elif step == "send":
-            to, key, value = underway.pop(rng.randrange(len(underway)))
-            runs[to].receive(key, value)
+            to, kind, what = underway.pop(rng.randrange(len(underway)))
+            if kind == "value":
+                runs[to].receive(*what)
+            elif kind == "back":
+                runs[to].take_back(what)
+            elif to in begun:
+                for stolen in what:
+                    runs[to].accept(stolen)
+            else:
+                underway.append((to, kind, what))
+        elif step == "steal":
+            w = rng.choice(ready)
+            thieves = [other for other in runs if other != w]
+            tasks = runs[w].spare(rng.randint(1, 3))
+            if thieves and tasks:
+                underway.append((rng.choice(thieves), "give", runs[w].give(tasks, workers.index(w))))
         else:
             w = rng.choice(ready)
             task = runs[w].take()
+            owner = runs[w].owner_of(task)
+            if owner is not None and rng.random() < 0.2:
+                # Its result cannot be sent.
+                runs[w].drop(task)
+                underway.append((workers[owner], "back", task.key))
+                continue
             value = called(task, runs[w].inputs_of(task), TaskTimes())
             ran.append(task.key)
-            underway += [(to, task.key, value) for to in {workers[m] for m in task.readers} - {w}]
+            readers = {workers[m] for m in (*task.readers, *([] if owner is None else [owner]))}
+            underway += [(to, "value", (task.key, value)) for to in readers - {w}]
             runs[w].finish(task, value)
     assert sorted(ran) == list(calls)
     assert all(run.is_done for run in runs.values())

@@ -78,10 +78,11 @@ def test_a_flow_has_a_row_with_what_its_members_sent_and_waited(client: Client) 
     wait(futures)
     values, _ = client.run_on_scheduler(_planned)
     row = over(client, "ended")
-    assert (row.members, row.tasks, row.ended, row.voids, row.values) == (2, WIDTH * STEPS, 2, 0, values)
-    assert values > 0
+    assert (row.members, row.tasks, row.ended, row.voids) == (2, WIDTH * STEPS, 2, 0)
+    # The value of a task that ran on another worker is sent to its own one too.
+    assert 0 < values <= row.values <= values + row.stolen
     # The pickle of a number, with its name; neither of two threads can wait for longer than the run took.
-    assert 20 * values < row.nbytes < 2000 * values
+    assert 20 * values < row.nbytes < 2000 * row.values
     assert 0 <= row.waited < 2 * row.seconds < 2 * BOUND_S
 
 

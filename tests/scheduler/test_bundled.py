@@ -16,7 +16,7 @@ import dask.bag as db
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, Scheduler, Status, Worker, as_completed, get_worker, secede, wait
+from distributed import Actor, Client, Scheduler, Status, Worker, as_completed, get_worker, secede, wait
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
@@ -192,6 +192,14 @@ async def test_futures_are_inputs(client: Client, scheduler: Scheduler) -> None:
     assert await client.compute(chain(10, first=five)) == 15
     six = client.submit(inc, five)
     assert await client.compute(chain(10, first=six)) == 16
+
+
+@on_cluster()
+async def test_an_actor_may_be_named_by_a_collection(client: Client) -> None:
+    await ff.install(client, bundles=True)
+    counter = dask.delayed(dict)()
+    kind = await client.compute(dask.delayed(type)(counter), actors=counter)
+    assert kind is Actor
 
 
 @on_cluster(workers=2)

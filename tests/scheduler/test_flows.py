@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,19 +15,20 @@ from uuid import uuid4
 import dask
 import pytest
 from dask.local import get_sync
-from distributed import Client, LocalCluster, Scheduler, Status, wait, worker_client
+from distributed import Client, LocalCluster, Scheduler, Status, Worker, get_worker, wait, worker_client
 
 import dask_ferro as ff
 from dask_ferro.flow.costs import MeasuredTasks
-from dask_ferro.flow.hub import Hub, Void
+from dask_ferro.flow.hub import Hub, Void, hub_of
 from dask_ferro.flow.worker import VOID
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts
+from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.scheduler.plugin import part_of
 from tests.waiting import BOUND_S, until
 
 WIDTH, STEPS, SECONDS = 6, 40, 2e-3
-NAMES = ("step", "bad", "slow", "last")
+NAMES = ("step", "bad", "slow", "last", "uneven", "locked", "unlocked")
 
 
 def step(seconds: float, *values: int) -> int:
@@ -36,6 +38,21 @@ def step(seconds: float, *values: int) -> int:
 
 def bad(*values: int) -> int:
     raise ZeroDivisionError("as asked")
+
+
+def uneven(*values: int) -> int:
+    """Take twenty times as long on one worker."""
+    time.sleep(0.04 if get_worker().name == 0 else SECONDS)
+    return 1 + sum(values)
+
+
+def locked(value: int) -> tuple[Any, int]:
+    """Return what cannot be sent."""
+    return threading.Lock(), uneven(value)
+
+
+def unlocked(value: tuple[Any, int]) -> int:
+    return uneven(value[1])
 
 
 def plain(*values: int) -> int:
@@ -63,6 +80,14 @@ def _learn(names: tuple[str, ...], *, dask_scheduler: Scheduler) -> None:
     assert part is not None
     for name in names:
         part.costs.add(MeasuredTasks(name, name, 20, 20 * SECONDS, 28))
+
+
+def _row(*, dask_scheduler: Scheduler) -> FlowRow:
+    """Return the row of the newest flow."""
+    part = part_of(dask_scheduler, BundleCosts)
+    assert part is not None
+    assert part._flows is not None
+    return part._flows.rows.since()[0][-1]
 
 
 def _runs(*, dask_scheduler: Scheduler) -> dict[str, str]:
@@ -140,6 +165,31 @@ def test_a_flow_gives_what_single_tasks_give(client: Client) -> None:
     until(lambda: not client.run_on_scheduler(_runs), "the flow is forgotten")
 
 
+def _slow_as_flows(*, dask_scheduler: Scheduler) -> int:
+    """Let all graphs that ran have taken a minute as flows; return how often they were measured."""
+    part = part_of(dask_scheduler, BundleCosts)
+    assert part is not None
+    measured = 0
+    for plans in part._recent._plans._kept.values():
+        measured += len(plans._took["flow"])
+        for _ in range(4):
+            plans.took("flow", 60.0)
+    return measured
+
+
+def test_a_graph_that_was_slower_as_a_flow_has_bundles(client: Client) -> None:
+    graph, keys = stencil(steps=10)
+    right = list(get_sync(graph, keys))
+    for _ in range(2):
+        graph, keys = stencil(steps=10)
+        assert client.gather(client.get(graph, keys, sync=False)) == right
+    flow = client.run_on_scheduler(_row)
+    assert until(lambda: client.run_on_scheduler(_slow_as_flows), "a measurement") >= 2
+    graph, keys = stencil(steps=10)
+    assert client.gather(client.get(graph, keys, sync=False)) == right
+    assert client.run_on_scheduler(_row).since == flow.since
+
+
 def test_an_error_is_the_users_and_reaches_what_reads_it_alone(client: Client) -> None:
     graph, keys = stencil(fails_at=(STEPS - 2, 0))
     futures = client.get(graph, keys, sync=False)
@@ -151,6 +201,22 @@ def test_an_error_is_the_users_and_reaches_what_reads_it_alone(client: Client) -
         with pytest.raises(ZeroDivisionError, match="as asked") as caught:
             future.result()
         assert f"{STEPS - 2}, 0" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("calls", [(uneven, uneven), (locked, unlocked)], ids=["values", "unsendable values"])
+def test_tasks_of_a_slow_worker_run_elsewhere(client: Client, calls: tuple[Any, Any]) -> None:
+    first, second = calls
+    name, chains = uuid4().hex, 30
+    graph: dict[Any, Any] = {}
+    for x in range(chains):
+        a, b = (f"{first.__name__}-{name}", x), (f"{second.__name__}-{name}-b", x)
+        graph[a], graph[b] = Task(a, first, x), Task(b, second, TaskRef(a))
+    keys = [key for key in graph if key[0].endswith("-b")]
+    futures = client.get(graph, keys, sync=False)
+    assert client.gather(futures) == [x + 2 for x in range(chains)]
+    row = client.run_on_scheduler(_row)
+    assert (row.tasks, row.members, row.voids) == (2 * chains, 3, 0)
+    assert bool(row.stolen) == (first is uneven)
 
 
 @pytest.mark.parametrize("when", ["at once", "in the midst", "at the end"])
@@ -412,6 +478,23 @@ def test_workers_that_do_not_reach_each_other_make_no_flows(
         future.result(timeout=BOUND_S)
     graph, keys = stencil()
     assert client.gather(client.get(graph, keys, sync=False)) == list(get_sync(graph, keys))
+
+
+def test_values_go_over_dasks_connections_where_hubs_do_not_reach_each_other(
+    client: Client, cluster: LocalCluster
+) -> None:
+    def refuse(dask_worker: Worker) -> None:
+        """Close the port at which others send values, as a firewall does."""
+        hub = hub_of(dask_worker.address)
+        assert hub is not None
+        hub._listener.close()
+
+    client.run(refuse)
+    graph, keys = stencil(steps=20)
+    assert client.gather(client.get(graph, keys, sync=False)) == list(get_sync(graph, keys))
+    row = client.run_on_scheduler(_row)
+    assert (row.members, row.voids, row.values > 0) == (3, 0, True)
+    ff.uninstall(client)
 
 
 def disturb(seed: int) -> None:

@@ -53,6 +53,17 @@ async def test_messages_are_gathered_as_dask_does_while_the_loop_is_saturated(cl
     )
 
 
+@on_cluster(protocol="tcp", host="127.0.0.1")
+async def test_a_client_that_accepts_plain_values_alone_can_install(scheduler):
+    """Within a process, nothing is serialized."""
+    async with Client(scheduler.address, asynchronous=True, deserializers=["msgpack"]) as plain:
+        for stealing in ("none", "none", "informed"):
+            await ff.install(plain, bundles=True, stealing=stealing)
+            assert part_of(scheduler, Scheduling).settings.stealing == stealing
+        await ff.uninstall(plain)
+    assert plugin_of(scheduler) is None
+
+
 @on_cluster()
 async def test_install_takes_over_and_uninstall_gives_stock_dask_back(client, scheduler):
     before = set(scheduler.handlers), len(scheduler.plugins)

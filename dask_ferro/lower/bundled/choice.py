@@ -29,7 +29,7 @@ from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
 from dask_ferro.flow.costs import TaskCost
-from dask_ferro.flow.plan import FlowCosts, planned
+from dask_ferro.flow.plan import FlowCosts, peak_bytes, planned
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.graph.bundling.partition import (
     DASK,
@@ -39,12 +39,11 @@ from dask_ferro.graph.bundling.partition import (
     Overheads,
     as_sent,
     finest,
-    handed_out,
     partitioned,
     scheduled,
 )
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
-from dask_ferro.lower.bundled.recent import RecentChoices
+from dask_ferro.lower.bundled.recent import Flow, RecentChoices
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, Task, TaskRef
 
 # The seconds of a task whose cost is not known: it is by itself, and delays what waits for it.
@@ -57,9 +56,9 @@ SMALL_DATA = 4096
 PLACING = frozenset({"workers", "restrictions", "resources", "allow_other_workers", "loose_restrictions"})
 # The annotation of how often a task is tried again.
 _RETRIES = "retries"
-# Seconds until the members of a flow have begun, and what a flow may last; of the seconds of bundles, what it has to
-# gain; of the seconds of the tasks alone, with how many no bundles are sought.
-FLOW_STARTS, FLOW_LASTS, FLOW_GAINS, FLOW_ENOUGH = 0.02, 5.0, 0.1, 2.0
+# Seconds that a flow may last; of the seconds of bundles, what it has to gain; of the seconds of the tasks alone, with
+# how many no bundles are sought.
+FLOW_LASTS, FLOW_GAINS, FLOW_ENOUGH = 5.0, 0.1, 2.0
 # Inputs of so many bytes are sent to any worker in less time than a task costs.
 NEAR = 1 << 20
 
@@ -106,7 +105,7 @@ class CostFacts:
     members : int
         Members of a flow at most: threads of workers that take part; 0 or 1: no flows are made.
     recent : RecentChoices
-        The bundles of recent graphs.
+        The plans of recent graphs, and what these took.
     """
 
     cost: Callable[[Key], TaskCost | None]
@@ -130,15 +129,6 @@ class Needed(NamedTuple):
     order: list[Key]
     had: dict[Key, GraphNode]
     number: dict[Key, int]
-
-
-class Flow(NamedTuple):
-    """The tasks of a flow by number, the member and the rank of each, and the projected seconds of the whole graph."""
-
-    tasks: Sequence[int]
-    members: Sequence[int]
-    ranks: Sequence[float]
-    seconds: float
 
 
 class BundleChoice(NamedTuple):
@@ -280,9 +270,17 @@ def choose(
         return made(tuple((i,) for i in range(len(tasks.order)))), tasks
     least = sum(seconds) / facts.workers
     is_bound = not PLACING.isdisjoint(common or {})
-    flow = None if is_bound else _flow(work, frozenset(number[key] for key in wanted if key in number), facts)
+    picked = frozenset(number[key] for key in wanted if key in number)
+    plans = facts.recent.plans(
+        work,
+        (facts.workers, facts.holds, facts.allowance, 0 if is_bound else facts.members),
+        lambda: None if is_bound else _flow(work, picked, facts),
+    )
+    flow, starts = plans.flow, facts.recent.starts_s
+    flow_s = inf if flow is None else plans.seconds("flow", starts + flow.seconds)
     # Bundles take the least at best, and their search takes longer than a flow's plan.
-    if flow is not None and flow.seconds < FLOW_STARTS + FLOW_ENOUGH * least:
+    if flow is not None and flow_s < starts + FLOW_ENOUGH * least:
+        facts.recent.choose(wanted, plans, "flow")
         return made(_alone(work, flow), flow=flow), tasks
     search = partial(
         bundle_tasks,
@@ -292,13 +290,17 @@ def choose(
         ranks=_ranks,
         overheads=facts.overheads,
     )
-    bundles = facts.recent.bundles(work, (facts.workers, facts.holds, facts.allowance), search)
+    if plans.bundles is None:
+        plans.bundles = search()
+        if flow is not None:
+            cut = as_sent(partitioned(work.dag, plans.bundles), facts.overheads)
+            plans.bundles_s = scheduled(cut, workers=facts.workers, overheads=facts.overheads).seconds
+    if flow is not None and flow_s < (1 - FLOW_GAINS) * plans.seconds("bundles", plans.bundles_s):
+        facts.recent.choose(wanted, plans, "flow")
+        return made(_alone(work, flow), flow=flow), tasks
     if flow is not None:
-        cut = as_sent(partitioned(work.dag, bundles), facts.overheads)
-        projected = scheduled(cut, workers=facts.workers, overheads=facts.overheads).seconds
-        if flow.seconds < (1 - FLOW_GAINS) * projected:
-            return made(_alone(work, flow), flow=flow), tasks
-    return made(bundles), tasks
+        facts.recent.choose(wanted, plans, "bundles")
+    return made(plans.bundles), tasks
 
 
 def _rank_choice(
@@ -369,16 +371,13 @@ def _flow(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Flow | Non
     if not len(edges) or float(np.sum(dag.seconds)) / facts.members > FLOW_LASTS:
         return None
     tasks = finest(dag)
-    # A flow holds what nobody has read yet; where that is much, results have to go as early as they can.
-    if handed_out(tasks).sum() > facts.allowance:
-        return None
     plan = planned(tasks, facts.members, FlowCosts(bytes_per_s=facts.overheads.bytes_per_s))
-    if plan.seconds > FLOW_LASTS or len(set(plan.members)) < 2:
+    if plan.seconds > FLOW_LASTS or len(set(plan.members)) < 2 or peak_bytes(tasks, plan) > facts.allowance:
         return None
     # What is by itself is projected as with bundles, roughly.
     others = float(np.asarray(work.dag.seconds, np.float64)[kinds != 0].sum())
     others = (others + len(picked) * facts.overheads.task_s) / facts.workers
-    return Flow(inside.tolist(), plan.members, plan.order, FLOW_STARTS + plan.seconds + others)
+    return Flow(inside.tolist(), plan.members, plan.order, plan.seconds + others)
 
 
 def annotation(
@@ -400,6 +399,9 @@ def _edges(
     inside = ~np.isnan(src)
     outside = {i: [key for key in read[i] if key not in number] for i in dst[~inside].tolist()}
     src, dst = src[inside], dst[inside]
+    # A set of keys has another order under other names.
+    by = np.lexsort((src, dst))
+    src, dst = src[by], dst[by]
     return np.column_stack([src, dst, np.asarray(sizes)[src.astype(np.int64)]]), outside
 
 

@@ -1,17 +1,22 @@
-"""Choices of bundles of recent graphs, for those that are computed again, as in a loop.
+"""Plans of recent graphs, as bundles and as flows, for graphs that are computed again, as in a loop.
 
-A choice holds for a graph of the same tasks, edges and kinds, while what is measured changes the seconds, the longest
+A plan holds for a graph of the same tasks, edges and kinds, while what is measured changes the seconds, the longest
 seconds and the bytes of tasks that may be bundled by little in all, and no bundle holds more than it may.  Graphs are
 told apart by a digest.
+
+What a graph took each way counts for more than what was projected: where flows were measured to be slower than
+bundles, or the reverse, the graph is not run that way again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+from dask.typing import Key
 
 from dask_ferro.engines.cache import Cache
 from dask_ferro.graph.bundling.partition import Bundles, Floats
@@ -25,40 +30,111 @@ LONG_S = 0.05
 NUMBERS, GRAPH = 1_000_000, 250
 # A task with a larger share of a bundle is told apart from others exactly: one that is wanted has such a share.
 _LARGE = 0.5
+# Seconds that a flow takes beyond its plan, until that is measured, and at most.
+FLOW_STARTS, FLOW_STARTS_MOST = 0.02, 0.5
+# Graphs that were planned, and of which the scheduler has not heard yet.
+_SUBMITTED = 64
 
 
-class _Choice(NamedTuple):
-    """Bundles; the seconds, longest seconds and shares of tasks that might be bundled, and the bytes of all edges."""
+# What a graph took one way counts once it ran so often that way, since the first run opens connections.  Of the newest
+# runs, the fastest counts, as other graphs may have run beside the rest.
+_RUNS, _NEWEST = 2, 4
+# Tasks that take so many times as long, or as short, make another graph.
+_ANOTHER = 2.0
+# Of what flows take beyond their plan, the part that a new run has in the mean.
+_LEARNS = 1 / 8
 
-    bundles: Bundles
-    facts: tuple[Floats, ...]
+Way = Literal["bundles", "flow"]
+
+
+class Flow(NamedTuple):
+    """The tasks of a flow by number, the member and the rank of each, and the projected seconds of the whole graph.
+
+    The seconds are those of the plan: what flows take beyond that is `RecentChoices.starts_s`.
+    """
+
+    tasks: Sequence[int]
+    members: Sequence[int]
+    ranks: Sequence[float]
+    seconds: float
+
+
+class GraphPlans:
+    """How a graph may run, and what it took.
+
+    Parameters
+    ----------
+    flow : Flow, optional
+        None: it is not planned as a flow.
+    facts : tuple of arrays
+        The seconds, longest seconds and shares of tasks that might be bundled, and the bytes of all edges.
+
+    Attributes
+    ----------
+    bundles : Bundles, optional
+        None: they were not needed yet.
+    bundles_s : float
+        What they are projected to take.
+    """
+
+    def __init__(self, flow: Flow | None, facts: tuple[Floats, ...]) -> None:
+        self.flow = flow
+        self.bundles: Bundles | None = None
+        self.bundles_s = 0.0
+        self._facts = facts
+        self._took: dict[Way, deque[float]] = {way: deque(maxlen=_NEWEST) for way in ("bundles", "flow")}
 
     @property
     def nbytes(self) -> int:
-        return GRAPH + sum(map(len, self.facts))
+        """The numbers that are kept."""
+        return GRAPH + sum(map(len, self._facts)) + (3 * len(self.flow.tasks) if self.flow is not None else 0)
 
     def holds_for(self, facts: tuple[Floats, ...], shares: Floats) -> bool:
-        return all(map(_is_near, self.facts, facts)) and all(
-            float(shares[list(bundle)].sum()) <= 1 for bundle in self.bundles if len(bundle) > 1
+        """Return whether the plans hold for a graph of the same structure."""
+        return all(map(_is_near, self._facts, facts)) and all(
+            float(shares[list(bundle)].sum()) <= 1 for bundle in self.bundles or () if len(bundle) > 1
         )
+
+    def remember(self, last: GraphPlans) -> None:
+        """Take what the graph took over from its last plans, unless its tasks take another time by now."""
+        before, now = (float(facts[0].sum()) for facts in (last._facts, self._facts))
+        if max(before, now) <= _ANOTHER * min(before, now):
+            self._took = last._took
+
+    def took(self, way: Way, seconds: float) -> None:
+        """Note what the graph took."""
+        self._took[way].append(seconds)
+
+    def seconds(self, way: Way, projected: float) -> float:
+        """Return what the graph takes one way: what was measured, or else what is projected."""
+        runs = tuple(self._took[way])
+        return min(runs) if len(runs) >= _RUNS else projected
 
 
 class RecentChoices:
-    """The bundles of recent graphs, the least recently used of which are forgotten first."""
+    """The plans of recent graphs, the least recently used of which are forgotten first.
+
+    Attributes
+    ----------
+    starts_s : float
+        What a flow takes beyond its plan.
+    """
 
     def __init__(self) -> None:
-        self._choices: Cache[_Choice] = Cache(NUMBERS)
+        self._plans: Cache[GraphPlans] = Cache(NUMBERS)
+        self._chosen: dict[frozenset[Key], tuple[GraphPlans, Way]] = {}
+        self.starts_s = FLOW_STARTS
 
-    def bundles(self, work: TaskDag, limits: tuple[float, ...], choose: Callable[[], Bundles]) -> Bundles:
-        """Return the bundles of a graph, from its last choice if that still holds.
+    def plans(self, work: TaskDag, limits: tuple[float, ...], plan: Callable[[], Flow | None]) -> GraphPlans:
+        """Return the plans of a graph, its last ones if they still hold.
 
         Parameters
         ----------
         work : TaskDag
         limits : tuple of numbers
-            What else decides: workers, bytes.
-        choose : callable
-            Returns the bundles.
+            What else decides: workers, members, bytes.
+        plan : callable
+            Returns its flow.
         """
         kinds, shares = np.asarray(work.kinds, np.int64), np.asarray(work.shares, np.float64)
         edges = np.asarray(work.dag.edges, np.float64).reshape(-1, 3)
@@ -71,10 +147,36 @@ class RecentChoices:
             for each in (work.dag.seconds, work.most or work.dag.seconds)
         )
         facts = seconds, most, shares[is_free], edges[:, 2]
-        choice = self._choices.get(
-            digest.digest(), lambda: _Choice(choose(), facts), lambda last: last.holds_for(facts, shares)
-        )
-        return choice.bundles
+        before: list[GraphPlans] = []
+
+        def holds(last: GraphPlans) -> bool:
+            before[:] = [last]
+            return last.holds_for(facts, shares)
+
+        def build() -> GraphPlans:
+            plans = GraphPlans(plan(), facts)
+            for last in before:
+                plans.remember(last)
+            return plans
+
+        return self._plans.get(digest.digest(), build, holds)
+
+    def choose(self, wanted: Collection[Key], plans: GraphPlans, way: Way) -> None:
+        """Note how a graph runs that is submitted now."""
+        while len(self._chosen) >= _SUBMITTED:
+            self._chosen.pop(next(iter(self._chosen)), None)
+        self._chosen[frozenset(wanted)] = plans, way
+
+    def chosen(self, wanted: Collection[Key]) -> tuple[GraphPlans, Way] | None:
+        """Return how a graph runs that was submitted."""
+        return self._chosen.pop(frozenset(wanted), None)
+
+    def took(self, plans: GraphPlans, way: Way, seconds: float) -> None:
+        """Note what a graph took."""
+        plans.took(way, seconds)
+        if way == "flow" and plans.flow is not None:
+            beyond = min(max(seconds - plans.flow.seconds, 0.0), FLOW_STARTS_MOST)
+            self.starts_s += (beyond - self.starts_s) * _LEARNS
 
 
 def _is_near(before: Floats, now: Floats) -> bool:

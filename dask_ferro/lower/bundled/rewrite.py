@@ -334,7 +334,10 @@ class _BundleWriter:
             name, number, members = self.flow, p - self.first_member, len(self.parts) - self.first_member
         own = tuple(task for i, task in zip(numbers, inner, strict=True) if i not in self.times)
         repeats = tuple(filter(None, (_repeat(one, inner, self.next_readers) for one in self.repeats)))
-        share = Share(name, number, members, own, tuple(order[i] for i in self.outputs[p]), repeats)
+        outputs = tuple(order[i] for i in self.outputs[p])
+        # A task of a rank reads what is on its worker.
+        steals = is_member and not of_ranks
+        share = Share(name, number, members, own, outputs, repeats, steals)
         produces = not is_member and any(self.graph[order[i]].data_producer for i in numbers)
         return PortableTask(
             self.keys[p], run_share, share, tuple(reads), *map(TaskRef, arguments), _data_producer=produces

@@ -54,8 +54,8 @@ from dask_ferro.lower.signature import is_dask_array
 from dask_ferro.lower.upstream import TaskRef
 
 
-class _RankGraphs(NamedTuple):
-    """The graphs of all ranks: of loss and gradients, for micro-batches of some size, and of the optimizer's step."""
+class RankGraphs(NamedTuple):
+    """The graphs of all ranks: of loss and gradients, for micro-batches of some size, and of an optimizer's step."""
 
     step: Ranks
     end: Ranks | None
@@ -79,7 +79,7 @@ class Pipeline:
         self.parts, self._plan = parts, plan
         self._batches = Batches(parts, self._row_ranks)
         self._ranks_of_rows: dict[int, int] = {}
-        self._made: dict[tuple[int, frozenset[str]], _RankGraphs] = {}
+        self._made: dict[tuple[int, frozenset[str]], RankGraphs] = {}
         numbered = None if plan is None else plan_workers(plan, len(parts.schedule.stages))
         self._wanted = parts.workers if parts.workers is not None else numbered
 
@@ -97,13 +97,9 @@ class Pipeline:
         """Names of the inputs that are not parameters: the model's, then the optimizer's settings."""
         return self.parts.inputs
 
-    def ranks(self, rows: int) -> Ranks:
-        """Return the graph of all ranks for micro-batches of `rows` rows."""
-        return self._graphs(rows, self._terms).step
-
-    def update_ranks(self, rows: int) -> Ranks | None:
-        """Return the graph of all ranks for the optimizer's step; None without an optimizer."""
-        return self._graphs(rows, self._terms).end
+    def graphs(self, rows: int) -> RankGraphs:
+        """Return the graphs of all ranks for micro-batches of `rows` rows."""
+        return self._graphs(rows, self._terms)
 
     def cut(self, rows: int) -> tuple[int, ...]:
         """Return the rows of each micro-batch, for batches of `rows` rows.
@@ -124,7 +120,7 @@ class Pipeline:
         outputs = self.parts.opened.loaded.model.graph.outputs
         return frozenset(v.name or "" for v in outputs if v.dtype is not None and v.dtype.is_floating_point())
 
-    def _of_sizes(self, rows: Sequence[int]) -> dict[int, _RankGraphs]:
+    def _of_sizes(self, rows: Sequence[int]) -> dict[int, RankGraphs]:
         """Return the graphs for each size of a micro-batch; what they add has one layout in all of them."""
         terms = self._terms
         while True:
@@ -136,12 +132,12 @@ class Pipeline:
                 return found
             terms = alike
 
-    def _graphs(self, rows: int, terms: frozenset[str]) -> _RankGraphs:
+    def _graphs(self, rows: int, terms: frozenset[str]) -> RankGraphs:
         # Where a part lies depends on the size, so every size has to be known: one graph for each.
         key = 0 if self._plan is None else rows, terms
         if key not in self._made:
             step = Ranks(self._spmd(rows, terms), exact=True)
-            self._made[key] = _RankGraphs(step, self._end(step))
+            self._made[key] = RankGraphs(step, self._end(step))
         return self._made[key]
 
     def _spmd(self, rows: int, terms: frozenset[str]) -> Spmd:

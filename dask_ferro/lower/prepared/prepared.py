@@ -48,26 +48,25 @@ def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
 
     An `onnx_ir.Model` that this process made is not checked again.  `outputs` are the names of those to keep.
     """
-    bounds = limits()
     source, name = read_source(source)
     if isinstance(source, (str, os.PathLike)):
-        loaded = load_once(source, bounds, outputs)
+        loaded = load_once(source, outputs)
         assert loaded.path is not None
         return _prepared(loaded, loaded.path, name)
     if isinstance(source, ir.Model):
-        loaded = load_own(source, bounds)
+        loaded = load_own(source, limits())
         return _prepared(loaded, spool(loaded.content or b""), loaded.model.graph.name or "model")
     # Loaded first, so that a model that is refused is never written to the store.
-    loaded = load_once(source, bounds, outputs)
+    loaded = load_once(source, outputs)
     is_message = isinstance(source, onnx.ModelProto)
     content = bytes(source.SerializeToString(deterministic=True) if is_message else source)
     path = spool(content)
     # The caller's object may still change.  The model is not loaded again where it was read from the very bytes, and is
     # too small to be mapped.
-    if len(content) <= bounds.mapped_above and loaded.content == content:
+    if len(content) <= limits().mapped_above and loaded.content == content:
         loaded = replace(loaded, path=os.path.realpath(path))
     else:
-        loaded = load_once(path, bounds, loaded.outputs or None)
+        loaded = load_once(path, loaded.outputs or None)
     return _prepared(loaded, path, name or loaded.model.graph.name or "model")
 
 

@@ -53,8 +53,9 @@ _models: Cache[Loaded] = Cache(MODELS_KEPT, size=None)
 _sources: Cache[Loaded] = Cache(2, size=None)
 
 
-def load_once(source: Source, bounds: Limits, outputs: object = None) -> Loaded:
+def load_once(source: Source, outputs: object = None) -> Loaded:
     """Return a model as `load` does; one that this process has loaded from the same bytes is not loaded again."""
+    bounds = limits()
     with opened(source, bounds.mapped_above) as file:
         build = partial(load_opened, file, bounds, outputs)
         if file.mapped:
@@ -91,7 +92,7 @@ def _open(ref: ModelRef, copy: Any) -> Loaded:
     is_there = os.path.exists(ref.path)
     if not is_there and copy is not None:
         content = np.ascontiguousarray(copy).tobytes()
-        return load_once(content, limits(), ref.outputs or None)
+        return load_once(content, ref.outputs or None)
     if not is_there:
         raise ConfigError(
             f"model file {ref.path!r}: this process cannot see it; put it on a file system that all workers share, or"
@@ -99,7 +100,7 @@ def _open(ref: ModelRef, copy: Any) -> Loaded:
             " connected, so that a copy is sent"
         )
     try:
-        loaded = load_once(ref.path, limits(), ref.outputs or None)
+        loaded = load_once(ref.path, ref.outputs or None)
     except (ModelError, ConfigError) as error:
         if isinstance(error, ConfigError) and not ref.outputs:
             raise

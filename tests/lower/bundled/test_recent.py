@@ -9,7 +9,7 @@ import pytest
 from dask_ferro.graph.bundling.partition import Dag
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
 from dask_ferro.lower.bundled import recent
-from dask_ferro.lower.bundled.recent import RecentChoices
+from dask_ferro.lower.bundled.recent import Flow, RecentChoices
 from tests.each import every
 
 WORK = TaskDag(Dag([1e-3] * 4, [(0, 1, 8.0), (1, 2, 8.0)]), [0] * 4, [0.1] * 4)
@@ -44,9 +44,9 @@ def test_a_choice_holds_while_little_changes(
     work: TaskDag, limits: tuple[float, ...], is_chosen_again: bool
 ) -> None:
     choices = RecentChoices()
-    first, second = ((0, 1, 2, 3),), ((0,), (1,), (2,), (3,))
-    assert choices.bundles(WORK, LIMITS, lambda: first) == first
-    assert choices.bundles(work, limits, lambda: second) == (second if is_chosen_again else first)
+    plans = choices.plans(WORK, LIMITS, lambda: None)
+    plans.bundles = ((0, 1, 2, 3),)
+    assert (choices.plans(work, limits, lambda: None) is not plans) == is_chosen_again
 
 
 def test_a_long_task_and_one_by_itself_hide_nothing() -> None:
@@ -54,8 +54,8 @@ def test_a_long_task_and_one_by_itself_hide_nothing() -> None:
         return TaskDag(Dag([*[short] * 100, 10.0, 10.0], []), [*[0] * 101, ALONE], [0.0] * 102)
 
     choices = RecentChoices()
-    choices.bundles(work(1e-3), LIMITS, lambda: ((0,),))
-    assert choices.bundles(work(3.5e-3), LIMITS, lambda: ((1,),)) == ((1,),)
+    plans = choices.plans(work(1e-3), LIMITS, lambda: None)
+    assert choices.plans(work(3.5e-3), LIMITS, lambda: None) is not plans
 
 
 def test_old_graphs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,8 +63,58 @@ def test_old_graphs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent, "NUMBERS", 30)
     monkeypatch.setattr(recent, "GRAPH", 1)
     choices = RecentChoices()
-    for workers in range(1, 4):
-        choices.bundles(WORK, (workers, 1e6), lambda: ((0,),))
+    plans = [choices.plans(WORK, (workers, 1e6), lambda: None) for workers in range(1, 4)]
     # Two graphs are left, the newest ones.
-    assert choices.bundles(WORK, (3, 1e6), lambda: ()) == ((0,),)
-    assert choices.bundles(WORK, (1, 1e6), lambda: ()) == ()
+    assert choices.plans(WORK, (3, 1e6), lambda: None) is plans[2]
+    assert choices.plans(WORK, (1, 1e6), lambda: None) is not plans[0]
+
+
+def test_what_was_measured_counts_for_more_than_what_was_projected() -> None:
+    plans = RecentChoices().plans(WORK, LIMITS, lambda: None)
+    assert plans.seconds("flow", 1.0) == 1.0
+    # The first run opens connections.
+    plans.took("flow", 3.0)
+    assert plans.seconds("flow", 1.0) == 1.0
+    plans.took("flow", 2.0)
+    assert plans.seconds("flow", 1.0) == 2.0
+    # Other graphs ran beside this one.
+    plans.took("flow", 20.0)
+    assert plans.seconds("flow", 1.0) == 2.0
+    # What was fast long ago is forgotten.
+    for _ in range(4):
+        plans.took("flow", 5.0)
+    assert plans.seconds("flow", 1.0) == 5.0
+    assert plans.seconds("bundles", 1.5) == 1.5
+
+
+@every(("factor", "is_remembered"), [(1.1, True), (1.5, True), (0.6, True), (3.0, False), (0.3, False)])
+def test_what_was_measured_is_remembered_while_tasks_take_about_as_long(
+    factor: float, is_remembered: bool
+) -> None:
+    choices = RecentChoices()
+    for _ in range(2):
+        choices.plans(WORK, LIMITS, lambda: None).took("bundles", 7.0)
+    seconds = choices.plans(with_seconds(factor), LIMITS, lambda: None).seconds("bundles", 1.0)
+    assert seconds == (7.0 if is_remembered else 1.0)
+
+
+def test_what_a_flow_takes_beyond_its_plan_is_learnt() -> None:
+    choices = RecentChoices()
+    plans = choices.plans(WORK, LIMITS, lambda: Flow([0, 1, 2, 3], [0, 0, 1, 1], [0.0, 1.0, 2.0, 3.0], 0.1))
+    before = choices.starts_s
+    choices.took(plans, "flow", 0.3)
+    assert before < choices.starts_s < 0.2
+    for _ in range(100):
+        choices.took(plans, "flow", 0.3)
+    assert choices.starts_s == pytest.approx(0.2, rel=0.01)
+    choices.took(plans, "bundles", 9.0)
+    assert choices.starts_s == pytest.approx(0.2, rel=0.01)
+
+
+def test_a_graph_is_told_apart_by_what_is_wanted_of_it() -> None:
+    choices = RecentChoices()
+    plans = choices.plans(WORK, LIMITS, lambda: None)
+    choices.choose(["a", "b"], plans, "bundles")
+    assert choices.chosen(["a"]) is None
+    assert choices.chosen(["b", "a"]) == (plans, "bundles")
+    assert choices.chosen(["b", "a"]) is None

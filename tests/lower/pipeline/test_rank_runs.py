@@ -121,7 +121,7 @@ def test_an_action_of_one_rank_is_one_task(schedule):
     """It has nothing to exchange, so there is nothing for which a part of it could begin sooner."""
     step = scheduled(schedule, {"mesh": {"tensor": 1}})
     chunks = range(step.schedule.chunks)
-    tasks = Counter(segment.site.action for segment in step.ranks(2).pieces.segments)
+    tasks = Counter(segment.site.action for segment in step.graphs(2).step.pieces.segments)
     backwards = {f"{c}{k}" for c in chunks for k in "IW"} - {"0I"}
     whole = {f"{c}B" for c in chunks}
     assert set(tasks) == {f"{c}F" for c in chunks} | (backwards if schedule in SPLIT else whole)
@@ -186,7 +186,7 @@ def test_an_optimizer_that_wants_all_gradients_moves_none_of_them():
     ):
         for got, value in zip(flat(found), flat(wanted), strict=True):
             np.testing.assert_allclose(got, value, rtol=1e-10, atol=1e-12)
-    update = step.update_ranks(2)
+    update = step.graphs(2).end
     made = {name: site for name, (_, site) in update.source.home.items()}
     crossing = [
         name for s in update.pieces.segments for name in s.inputs if name in made and made[name] != s.site

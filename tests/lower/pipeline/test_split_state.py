@@ -139,7 +139,7 @@ def test_gradients_are_scattered_and_parameters_gathered_in_the_bytes_of_an_all_
     rows, found = 8 // micro_batches, []
     for plan in (DATA, DATA | SPLIT):
         step, _ = stepping(plan, STATES[optimizer], micro_batches=micro_batches)
-        found.append(collectives(step.ranks(rows), step.update_ranks(rows)))
+        found.append(collectives(*step.graphs(rows)))
     before, after = found
     # Of each gradient, once a step; and of the loss, whose terms are added by the client if there are several.
     loss = 2 - micro_batches
@@ -154,7 +154,7 @@ def test_gradients_are_scattered_and_parameters_gathered_in_the_bytes_of_an_all_
 
 def test_ranks_do_only_their_part_of_the_update():
     step, _ = stepping(DATA | SPLIT, STATES["moments and a count"])
-    graph = step.update_ranks(8).spmd.model.graph
+    graph = step.graphs(8).end.spmd.model.graph
     sizes = {
         v.shape.numpy() for node in graph if node.op_type in ("Mul", "Div", "Sqrt") for v in node.outputs
     }

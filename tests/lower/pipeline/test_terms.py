@@ -90,7 +90,7 @@ def counted(ranks):
 
 def collectives(step, m, rows=ROWS):
     """The collectives of a whole step."""
-    each, end = counted(step.ranks(rows // m)), counted(step.update_ranks(rows // m))
+    each, end = map(counted, step.graphs(rows // m))
     return Counter({kind: m * count for kind, count in each.items()}) + end
 
 
@@ -134,7 +134,7 @@ def test_a_step_reduces_once(plan, m, name):
 def test_gradients_lie_as_their_parameters_and_the_optimizer_reads_terms(plan):
     plain, trained = trainer(PLANS[plan][0], 2), trainer(PLANS[plan][0], 2, SGD(0.1))
     run, read = plain(batch_of()), trained(batch_of())
-    lies = {port.name: port.layout for port in plain.ranks(ROWS // 2).spmd.inputs}
+    lies = {port.name: port.layout for port in plain.graphs(ROWS // 2).step.spmd.inputs}
     assert [g.port.layout for g in run.gradients.values()] == [lies[name] for name in run.gradients]
     ends = {g.port.layout for g in read.gradients.values()}
     assert any(Partial() in layout for layout in ends) == ("data" in plan)
@@ -163,7 +163,7 @@ def test_a_mean_is_added_in_terms_and_a_maximum_is_not():
     y, t = outputs_of(p)
     values = {"loss": nn.mse(y, t), "mean": ff.abs(y).mean(), "sum": (y * y).sum(), "max": ff.max(y)}
     step = parallel(values, PLANS["data"][0], p, micro_batches=2, reduction="sum", optimizer=SGD(0.1))
-    assert counted(step.ranks(ROWS // 2)) == {"AllReduce": 1}
+    assert counted(step.graphs(ROWS // 2).step) == {"AllReduce": 1}
     run = step(batch_of())
     terms = {name: metric.port.layout for name, metric in run.metrics.items()}
     assert terms == {"mean": (Partial("mean"),), "sum": (Partial(),), "max": (Replicate(),)}
@@ -180,7 +180,7 @@ def test_gradients_of_half_precision_are_widened_before_they_are_added(m, half):
     p = parameters(np.float32)
     loss = nn.mse(*outputs_of(p, np.float32, lambda x: ff.astype(x, half)))
     step = parallel(loss, PLANS["data"][0], p, micro_batches=m, optimizer=SGD(1.0))
-    assert counted(step.ranks(ROWS // m)) == ({} if m > 1 else {"AllReduce": 5})
+    assert counted(step.graphs(ROWS // m).step) == ({} if m > 1 else {"AllReduce": 5})
     batch = batch_of(dtype=np.float32)
     found = step(batch).compute(scheduler="sync")
     wanted = parallel(loss, None, p, optimizer=SGD(1.0))(batch).compute(scheduler="sync")
