@@ -14,6 +14,7 @@ from dask.typing import Key
 from distributed import Reschedule, get_worker
 
 from dask_ferro.flow.hub import Home, Void, called, hub_of
+from dask_ferro.flow.repeat import unrolled
 from dask_ferro.flow.run import Failed, FlowRun, Share
 from dask_ferro.flow.times import TaskTimes
 
@@ -43,7 +44,7 @@ def run_share(share: Share, reads: tuple[Read, ...], *arguments: Any) -> Any:
         read.key: arguments[read.argument] if read.place < 0 else arguments[read.argument][read.place]
         for read in reads
     }
-    times = TaskTimes()
+    share, times = unrolled(share), TaskTimes()
     try:
         results = _alone(share, inputs, times) if share.members == 1 else _among(share, inputs, times)
     finally:

@@ -17,7 +17,7 @@ A bundle is a flow of one member.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush, nlargest
 from typing import Any, NamedTuple, Protocol
 
@@ -82,6 +82,30 @@ class InnerTask(NamedTuple):
     about: tuple[Any, ...] = ()
 
 
+class Repeat(NamedTuple):
+    """Tasks of one member that run several times, each time on results of the time before (`flow.repeat`).
+
+    Parameters
+    ----------
+    name : str
+        The part of the keys that the repeat's number follows.
+    tasks : tuple of InnerTask
+        Those of the first repeat.
+    carry : mapping of key to key
+        By input, the key of the first repeat's task whose result the next repeat reads in its place.
+    inputs : sequence of mapping
+        Of each repeat, the values that it alone reads, by the keys that the first one has for them.
+    next_readers : mapping of key to tuple of int
+        The members with tasks of the next repeat that read a result.
+    """
+
+    name: str
+    tasks: tuple[InnerTask, ...]
+    carry: Mapping[Key, Key]
+    inputs: Sequence[Mapping[Key, Any]]
+    next_readers: Mapping[Key, tuple[int, ...]]
+
+
 class StolenTask(NamedTuple):
     """A task of another worker, which runs here.
 
@@ -111,6 +135,7 @@ class Share(NamedTuple):
     tasks : tuple of InnerTask
     outputs : tuple of keys
         Keys of its tasks whose values are the member's results.
+    repeats : tuple of Repeat
     steals : bool
         Whether its tasks may run on other members' workers.
     """
@@ -120,7 +145,13 @@ class Share(NamedTuple):
     members: int
     tasks: tuple[InnerTask, ...]
     outputs: tuple[Key, ...]
+    repeats: tuple[Repeat, ...] = ()
     steals: bool = False
+
+    @property
+    def total(self) -> int:
+        """How many tasks it has, those of all repeats."""
+        return len(self.tasks) + sum(len(one.tasks) * len(one.inputs) for one in self.repeats)
 
 
 class Failed(NamedTuple):

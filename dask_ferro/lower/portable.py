@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
 from importlib.resources import files
-from pickle import loads
+from pickle import PickleBuffer, loads
 from typing import Any
 
 from dask_ferro.lower import stand_in
@@ -30,10 +30,13 @@ _MODULE = (
 _is_inside: ContextVar[bool] = ContextVar("dask_ferro_portable", default=False)
 
 
-def portable(value: object, around: Callable[[Any], object] | None = None) -> tuple[object, ...] | None:
+def portable(
+    value: object, around: Callable[[Any], object] | None = None, protocol: int = 0
+) -> tuple[object, ...] | None:
     """Return what the `__reduce__` of an object returns, so that it loads everywhere; None inside another such object.
 
-    `around` makes what takes the object's place of a stand-in, with Dask's own classes.
+    `around` makes what takes the object's place of a stand-in, with Dask's own classes.  From pickle's protocol 5 on,
+    arrays stay outside of the payload, which is copied several times on its way.
     """
     if _is_inside.get():
         return None
@@ -41,11 +44,13 @@ def portable(value: object, around: Callable[[Any], object] | None = None) -> tu
     from distributed.protocol.pickle import dumps
 
     token = _is_inside.set(True)
+    buffers: list[PickleBuffer] = []
     try:
-        payload = dumps(value)
+        payload = dumps(value, buffer_callback=buffers.append if protocol >= 5 else None)
     finally:
         _is_inside.reset(token)
-    return eval, (_EXPRESSION, {"sent": {**_frame(), "payload": payload, "around": around}})
+    sent = {**_frame(), "payload": payload, "buffers": buffers, "around": around}
+    return eval, (_EXPRESSION, {"sent": sent})
 
 
 @cache
@@ -68,7 +73,7 @@ class PortableTask(Task):  # type: ignore[misc]
     __slots__ = ()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return portable(self, partial(Task, self.key)) or super().__reduce_ex__(protocol)
+        return portable(self, partial(Task, self.key), protocol) or super().__reduce_ex__(protocol)
 
 
 class PortableCall:

@@ -20,7 +20,7 @@ LACKS = "ferro-lacks"
 def load(sent: dict[str, Any]) -> object:
     """Return the object in a message of `portable`, or what stands in for it."""
     try:
-        return pickle.loads(sent["payload"])
+        return pickle.loads(sent["payload"], buffers=sent["buffers"])
     # Whatever another release raises; an error of the same release that is no import is the object's own.
     except Exception as error:
         got, is_missing = own_version(), isinstance(error, ImportError)

@@ -6,7 +6,7 @@ from traceback import walk_stack
 from typing import Any
 
 import numpy as np
-from dask._expr import Expr, LLGExpr
+from dask._expr import Expr, HLGExpr, LLGExpr
 from dask._task_spec import (
     Alias,
     DataNode,
@@ -19,8 +19,16 @@ from dask._task_spec import (
 
 __all__ = [
     "Alias", "DataNode", "Expr", "GraphNode", "LLGExpr", "List", "Task", "TaskRef", "convert_legacy_graph",
-    "infers_meta", "is_masked", "pool_size",
+    "infers_meta", "is_masked", "layers_of", "pool_size",
 ]  # fmt: skip
+
+
+def layers_of(expr: Expr) -> dict[str, Any]:
+    """Return the layers of an expression of high-level graphs alone, as they were submitted; {}: it has others."""
+    parts = [expr] if isinstance(expr, HLGExpr) else expr.operands
+    if not all(type(part) is HLGExpr for part in parts):
+        return {}
+    return {name: layer for part in parts for name, layer in part.hlg.layers.items()}
 
 
 def is_masked(values: Any) -> bool:

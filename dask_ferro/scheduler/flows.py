@@ -128,7 +128,7 @@ class Flows:
             if flow is None:
                 flow = self._flows[share.flow] = _Flow(share.flow, share.members)
                 self.rows.append(flow.row)
-            flow.row.tasks += len(share.tasks)
+            flow.row.tasks += share.total
             flow.keys[share.member] = key
             self._of_key[key] = flow
             upstream.hold(ts)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dask
@@ -78,6 +78,18 @@ class Recipe:
         return BatchUpdate(self.optimizer, self.clip, self.accumulate > 1, self.sums, self.scale, skips)
 
 
+class StepInputs(NamedTuple):
+    """What a step reads beside parameters and state: a batch of so many rows, its number, whether it ends its group of
+    `accumulate` batches, and the rate, where that is a function of the step.
+    """
+
+    batch: Batch
+    number: int
+    rows: int
+    ends: bool
+    rate: float | None
+
+
 class Trained(NamedTuple):
     """The results of a step, here, sharded or on workers, the scale of its loss, and whether it updated (0: no)."""
 
@@ -112,18 +124,14 @@ def _scaled(loss: Tensor, recipe: Recipe) -> Tensor:
     return wide * cast(argument(LOSS_SCALE, (), np.float32), wide.type.dtype)
 
 
-def _numbers(
-    recipe: Recipe, state: Tree, *, number: int, rows: int, ends: bool, rate: float | None
-) -> dict[str, Any]:
+def _numbers(recipe: Recipe, step: StepInputs) -> dict[str, Any]:
     """Return what inputs a step may have beside its batch, parameters and state, by name."""
-    given: dict[str, Any] = {STEP: np.int64(number), ROW_NUMBERS: np.arange(rows)}
-    if rate is not None:
-        given[RATE] = np.float64(rate)
+    numbers: dict[str, Any] = {STEP: np.int64(step.number), ROW_NUMBERS: np.arange(step.rows)}
+    if step.rate is not None:
+        numbers[RATE] = np.float64(step.rate)
     if recipe.accumulate > 1:
-        given |= {ENDS: np.bool_(ends)} | ({} if recipe.sums else {ROWS: np.float32(rows)})
-    if recipe.scale is not None:
-        given[LOSS_SCALE] = state[SCALE]
-    return given
+        numbers |= {ENDS: np.bool_(step.ends)} | ({} if recipe.sums else {ROWS: np.float32(step.rows)})
+    return numbers
 
 
 def waiting(client: Any) -> Any:
@@ -152,21 +160,21 @@ class TrainingProgram(ABC):
     def check(self, sizes: Sequence[int]) -> None:
         """Raise `ConfigError` if a batch of one of these numbers of rows cannot be computed."""
 
-    def step(
-        self,
-        batch: Batch,
-        params: Tree,
-        state: Tree,
-        *,
-        number: int,
-        rows: int,
-        ends: bool,
-        rate: float | None,
-    ) -> Trained:
-        """Return the results of a batch; with a client they are lazy, until `submit`."""
-        numbers = _numbers(self._recipe, state, number=number, rows=rows, ends=ends, rate=rate)
-        arrays = {self._graphs.inputs[name]: value for name, value in batch.items()} | numbers
-        return self._trained(arrays, params, state, rows)
+    def steps(self, each: Iterable[StepInputs], params: Tree, state: Tree) -> Iterator[Trained]:
+        """Yield the results of steps that follow each other; with a client they are lazy, until `submit`."""
+        for step in each:
+            trained = self._trained(self._arrays(step) | self._scale(state), params, state, step.rows)
+            params, state = trained.params, trained.state
+            yield trained
+
+    def _arrays(self, step: StepInputs) -> dict[str, Any]:
+        """Return what a step reads beside parameters and state, by name."""
+        numbers = _numbers(self._recipe, step)
+        return {self._graphs.inputs[name]: value for name, value in step.batch.items()} | numbers
+
+    def _scale(self, state: Tree) -> dict[str, Any]:
+        """Return the scale of the loss by name, where it has one."""
+        return {} if self._recipe.scale is None else {LOSS_SCALE: state[SCALE]}
 
     @abstractmethod
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.ranks.sharded import ShardedArray, gather
-from dask_ferro.train.program import Trained
+from dask_ferro.train.program import StepInputs, Trained
 from dask_ferro.train.trees import whole
 
 _LOSS, _SCALE, _UPDATED = "the loss", "the scale", "the update"
@@ -60,13 +60,13 @@ class FitStep:
 
 
 class SubmittedStep:
-    """A step whose numbers may not be computed yet; `ends` tells that its batch ends its group."""
+    """A step whose numbers may not be computed yet."""
 
-    def __init__(self, trained: Trained, *, ends: bool, **facts: Any) -> None:
+    def __init__(self, trained: Trained, inputs: StepInputs, epoch: int) -> None:
         more = {_SCALE: trained.scale, _UPDATED: trained.updated}
         others = {name: value for name, value in more.items() if value is not None}
         self._held: Mapping[str, Any] = {_LOSS: trained.loss, **others, **trained.metrics}
-        self._ends, self._facts, self._params = ends, facts, trained.params
+        self._inputs, self._epoch, self._params = inputs, epoch, trained.params
         self._step: FitStep | None = None
 
     def computed(self, later: Iterable[SubmittedStep]) -> FitStep:
@@ -97,9 +97,9 @@ class SubmittedStep:
             numbers = {name: float(np.asarray(next(found))) for name in one._held}
             # A power of two, so the quotient is exact.
             loss = numbers.pop(_LOSS) / numbers.pop(_SCALE, 1.0)
-            is_updated = numbers.pop(_UPDATED, 1.0) > 0 and one._ends
-            one._step = FitStep(
-                **one._facts, is_updated=is_updated, loss=loss, metrics=numbers, _params=one._params
-            )
+            own = one._inputs
+            is_updated = numbers.pop(_UPDATED, 1.0) > 0 and own.ends
+            facts = one._epoch, own.number, own.rows, own.rate, is_updated
+            one._step = FitStep(*facts, loss=loss, metrics=numbers, _params=one._params)
             # Results on workers are let go, once the numbers are there.
             one._held = {}

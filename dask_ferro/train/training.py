@@ -32,7 +32,7 @@ from dask_ferro.stream.progress import bar
 from dask_ferro.train.data.batch import Batch, digest_of, rows_of
 from dask_ferro.train.data.source import Source
 from dask_ferro.train.leaving import written_in_a_thread
-from dask_ferro.train.program import Recipe, Trained, TrainingProgram
+from dask_ferro.train.program import Recipe, StepInputs, TrainingProgram
 from dask_ferro.train.rates import RateOf, rate_at
 from dask_ferro.train.saved import checkpoint as files
 from dask_ferro.train.saved import reading
@@ -93,10 +93,10 @@ class _Mark(NamedTuple):
 
 
 class _LazyStep(NamedTuple):
-    """A step that is not submitted, what is told of it, and the state after it."""
+    """A step that is not submitted, its epoch, and the state after it, with the arrays before its group."""
 
-    trained: Trained
-    facts: Mapping[str, Any]
+    inputs: StepInputs
+    epoch: int
     after: _State
 
 
@@ -272,13 +272,14 @@ class Fit:
     def _sent(self, group: Sequence[_LazyStep]) -> list[_Submitted]:
         """Submit a group of steps."""
         assert self._program is not None
-        held = self._program.submit([one.trained for one in group])
+        before = group[0].after
+        steps = self._program.steps([one.inputs for one in group], before.params, before.state)
         return [
             (
-                SubmittedStep(trained, **one.facts),
+                SubmittedStep(trained, one.inputs, one.epoch),
                 one.after._replace(params=trained.params, state=trained.state),
             )
-            for one, trained in zip(group, held, strict=True)
+            for one, trained in zip(group, self._program.submit(list(steps)), strict=True)
         ]
 
     def _left(self) -> Iterator[Batch]:
@@ -301,13 +302,12 @@ class Fit:
         """Return the step from a state."""
         rows, at = rows_of(batch), now.position
         check_reachable(now.params)
+        self._ready(batch).check([rows])
         ends = is_last or (at.batch + 1) % self._recipe.accumulate == 0
         rate = None if self._rate is None else rate_at(self._rate, at.updates)
-        program = self._ready(batch)
-        made = program.step(batch, now.params, now.state, number=at.step, rows=rows, ends=ends, rate=rate)
         after = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
-        facts = {"ends": ends, "epoch": at.epoch, "index": at.step, "rows": rows, "rate": rate}
-        return _LazyStep(made, facts, _State(after, now.stopping, made.params, made.state, batch))
+        inputs = StepInputs(batch, at.step, rows, ends, rate)
+        return _LazyStep(inputs, at.epoch, now._replace(position=after, batch=batch))
 
     def _ready(self, batch: Batch) -> TrainingProgram:
         if self._program is None:

@@ -11,9 +11,9 @@ gradients are all that ranks exchange.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import dask
@@ -36,12 +36,13 @@ from dask_ferro.lower.client import current_client
 from dask_ferro.lower.prepared.prepared import PreparedModel, open_model
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
+from dask_ferro.lower.ranks.repeat import successive_calls
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS
-from dask_ferro.train.program import Recipe, StepProgram, Trained, TrainingProgram
+from dask_ferro.train.program import Recipe, StepInputs, StepProgram, Trained, TrainingProgram
 from dask_ferro.train.trees import leaves_of
 from dask_ferro.train.update.update import UPDATED
 
@@ -125,16 +126,35 @@ class WholeStep(TrainingProgram):
         for rows in sizes if self._applied.plan is not None else ():
             self.ranks(rows)
 
+    def steps(self, each: Iterable[StepInputs], params: Tree, state: Tree) -> Iterator[Trained]:
+        """Yield the results of steps that follow each other; with a client those of as many rows have one template."""
+        if current_client() is None:
+            yield from super().steps(each, params, state)
+            return
+        follow = dict(zip(self._kept, (*self._after, *self._then), strict=True))
+        follow |= self._scale(pytree.like(state, self._then))
+        follow = {name: output for name, output in follow.items() if name in self._names}
+        for rows, alike in groupby(each, lambda step: step.rows):
+            start = self._scale(state) | dict(
+                zip(self._kept, (*leaves_of(params), *leaves_of(state)), strict=True)
+            )
+            inputs = [{n: v for n, v in self._arrays(step).items() if n in self._names} for step in alike]
+            inputs[0] |= {name: start[name] for name in follow}
+            for outputs in successive_calls(self.ranks(rows), inputs, follow):
+                trained = self._of_outputs(params, state, outputs)
+                yield trained
+            params, state = trained.params, trained.state
+
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
         arrays = {**arrays, **dict(zip(self._kept, chain(leaves_of(params), leaves_of(state)), strict=True))}
-        client = current_client()
-        if client is None and self._applied.plan is None:
-            found = self._computed(arrays)
-        else:
-            out = self.ranks(rows)({name: arrays[name] for name in self._names})
-            found = dict(out)
-            if client is None:
-                found = gather(out, scheduler=dask.config.get("scheduler", None) or "sync")
+        if self._applied.plan is None:
+            return self._of_outputs(params, state, self._computed(arrays))
+        outputs = self.ranks(rows)({name: arrays[name] for name in self._names})
+        scheduler = dask.config.get("scheduler", None) or "sync"
+        return self._of_outputs(params, state, gather(outputs, scheduler=scheduler))
+
+    def _of_outputs(self, params: Tree, state: Tree, found: Mapping[str, Any]) -> Trained:
+        """Return a step's results, in the form of parameters and state."""
         return Trained(
             found[LOSS],
             {name: found[name] for name in self._graphs.metrics},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import pickletools
 
 import dask.array as da
@@ -10,6 +11,7 @@ import pytest
 from distributed.protocol.pickle import dumps
 
 import dask_ferro as ff
+from dask_ferro.lower.portable import PortableTask
 from tests.clusters import on_cluster
 from tests.graphs import mlp
 from tests.waiting import until_async
@@ -45,3 +47,15 @@ async def test_a_task_names_nothing_of_ours(client, scheduler, call):
     await until_async(lambda: len(scheduler.tasks) > 0, "the graph on the scheduler")
     assert {str(ts.key): found for ts in scheduler.tasks.values() if (found := names(ts.run_spec))} == {}
     del futures
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_arrays_of_a_task_are_outside_of_its_pickle_where_the_protocol_has_that(protocol):
+    task, buffers = PortableTask("sum", np.sum, np.arange(10_000.0)), []
+    callback = {"buffer_callback": buffers.append} if protocol == 5 else {}
+    sent = pickle.dumps(task, protocol, **callback)
+    assert (len(sent) < 10_000, [buffer.raw().nbytes for buffer in buffers]) == (
+        protocol == 5,
+        [80_000] * (protocol == 5),
+    )
+    assert pickle.loads(sent, buffers=buffers)({}) == 49_995_000

@@ -15,8 +15,9 @@ from dask.typing import Key
 
 from dask_ferro.flow.run import MEMBER
 from dask_ferro.lower.bundled.choice import Annotations, CostFacts, needed
-from dask_ferro.lower.bundled.rewrite import Rewritten, reused, rewritten
-from dask_ferro.lower.upstream import Expr, LLGExpr, convert_legacy_graph
+from dask_ferro.lower.bundled.rewrite import Rewritten, reused, rewritten, rewritten_once
+from dask_ferro.lower.repeated import folded, repeats_in
+from dask_ferro.lower.upstream import Expr, LLGExpr, convert_legacy_graph, layers_of
 
 # Returns what a scheduler of this process knows, by its identifier; None: it has nothing to tell.
 CostFactsOf = Callable[[str], CostFacts | None]
@@ -75,6 +76,8 @@ class BundledGraph:
     def _made(self) -> Rewritten:
         """The graph with bundles, or with the keys of earlier bundles alone."""
         expr, keys, scheduler, is_bundled, common = self._arguments
+        if (made := self._of_repeats()) is not None:
+            return made
         graph = convert_legacy_graph(expr.__dask_graph__())
         annotations = {name: dict(by) for name, by in expr.__dask_annotations__().items()}
         kept = None
@@ -91,3 +94,19 @@ class BundledGraph:
         if kept is None and isinstance(expr, LLGExpr):
             kept = {key: graph[key] for key in needed(graph, keys, lambda key: None, lambda key: None).order}
         return Rewritten(graph if kept is None else kept, annotations)
+
+    def _of_repeats(self) -> Rewritten | None:
+        """Return the flow or the bundle of tasks that repeat; None: there are none, or they run one by one."""
+        expr, keys, scheduler, _, common = self._arguments
+        layers = layers_of(expr)
+        repeats = repeats_in(layers)
+        facts = _facts_of(scheduler) if repeats and _facts_of is not None else None
+        if facts is None:
+            return None
+        try:
+            graph, annotations = folded(layers)
+            return rewritten_once(convert_legacy_graph(graph), keys, annotations, facts, common, repeats)
+        # As below: the tasks are right, all of them written out.
+        except Exception:
+            logger.exception("dask_ferro: steps of a training are submitted with all of their tasks")
+            return None

@@ -28,7 +28,7 @@ from dask.typing import Key
 
 from dask_ferro.flow.costs import names_of
 from dask_ferro.flow.member import Read, is_ours, pick, run_share
-from dask_ferro.flow.run import MEMBER, InnerTask, Share
+from dask_ferro.flow.run import MEMBER, InnerTask, Repeat, Share
 from dask_ferro.graph.bundling.partition import MORE, Ints
 from dask_ferro.lower.bundled.choice import (
     PLACING,
@@ -38,11 +38,13 @@ from dask_ferro.lower.bundled.choice import (
     Existing,
     Graph,
     Held,
+    Needed,
     add_behind,
     annotation,
     choose,
 )
 from dask_ferro.lower.portable import PortableTask
+from dask_ferro.lower.repeated import RepeatedTasks
 from dask_ferro.lower.upstream import GraphNode, TaskRef
 from dask_ferro.trace import ABOUT
 
@@ -84,8 +86,37 @@ def rewritten(
         The annotations of tasks without their own; a function is called with the key.
     """
     choice, needed = choose(graph, wanted, annotations, facts, common)
+    return _written(graph, wanted, annotations, choice, needed, common)
+
+
+def rewritten_once(
+    graph: Graph,
+    wanted: Collection[Key],
+    annotations: Annotations,
+    facts: CostFacts,
+    common: Mapping[str, object] | None,
+    repeats: Sequence[RepeatedTasks],
+) -> Rewritten | None:
+    """Return the flow or the bundle of a graph with the templates of `repeats`; None: some would be in neither."""
+    choice, needed = choose(graph, wanted, annotations, facts, common)
+    parts = [part for part in choice.bundles if len(part) > 1]
+    together = {*chain.from_iterable(parts), *(() if choice.flow is None else choice.flow.tasks)}
+    if any(needed.number.get(key) not in together for one in repeats for key in one.template):
+        return None
+    return _written(graph, wanted, annotations, choice, needed, common, repeats)
+
+
+def _written(
+    graph: Graph,
+    wanted: Collection[Key],
+    annotations: Annotations,
+    choice: BundleChoice,
+    needed: Needed,
+    common: Mapping[str, object] | None,
+    repeats: Sequence[RepeatedTasks] = (),
+) -> Rewritten:
     numbers = frozenset(needed.number[key] for key in wanted if key in needed.number)
-    made = _BundleWriter(graph, choice, numbers, annotations, common or {}).written()
+    made = _BundleWriter(graph, choice, numbers, annotations, common or {}, repeats).written()
     made.graph.update(needed.had)
     return made
 
@@ -122,6 +153,7 @@ class _BundleWriter:
     wanted: frozenset[int]
     annotations: Annotations
     common: Mapping[str, object]
+    repeats: Sequence[RepeatedTasks] = ()
     made: Rewritten = field(default_factory=lambda: Rewritten({}, {}))
 
     def __post_init__(self) -> None:
@@ -139,6 +171,7 @@ class _BundleWriter:
         self.of_ranks = self.annotations.get(MEMBER, {})
         self.nbytes = [0.0 if cost is None else cost.nbytes for cost in self.choice.costs]
         self._read_edges()
+        self._read_repeats()
         self._names: dict[str, int] = {}
         self._tokens: dict[str, str] = {}
         # The key of each part, and the place of each task's result in its part's tuple; -1: it is all of it.
@@ -169,8 +202,22 @@ class _BundleWriter:
         self.inputs = _by_first(part[dst[crosses]], src[crosses])
         # Keys of inputs that are no tasks here.
         self.outside: dict[int, dict[Key, None]] = {}
+        given = {key for one in self.repeats for key in one.inputs[0]}
         for i, keys in self.choice.outside.items():
-            self.outside.setdefault(self.part[i], {}).update(dict.fromkeys(keys))
+            own = dict.fromkeys(key for key in keys if key not in given)
+            self.outside.setdefault(self.part[i], {}).update(own)
+
+    def _read_repeats(self) -> None:
+        """Find how often each task runs, and the members that read its result in the next repeat."""
+        number = {key: i for i, key in enumerate(self.choice.order)} if self.repeats else {}
+        self.times = {number[key]: len(one.inputs) for one in self.repeats for key in one.template}
+        self.next_readers: dict[Key, set[int]] = {}
+        for one in self.repeats:
+            for key, task in one.template.items():
+                member = self.part[number[key]]
+                for made in map(one.carry.get, task.dependencies):
+                    if made is not None and made in one.template and self.part[number[made]] != member:
+                        self.next_readers.setdefault(made, set()).add(member - self.first_member)
 
     def _name_parts(self) -> None:
         order = self.choice.order
@@ -212,7 +259,10 @@ class _BundleWriter:
             else:
                 seconds = None
                 if len(tasks) > 1:
-                    seconds = sum(cost.seconds for i in tasks if (cost := costs[i]) is not None)
+                    times = self.times
+                    seconds = sum(
+                        cost.seconds * times.get(i, 1) for i in tasks if (cost := costs[i]) is not None
+                    )
                 self._write(self.keys[p], self._share(p), first, seconds)
             if first in self.of_ranks and p < self.first_member and not PLACING & self.common.keys():
                 self.made.annotations.setdefault("workers", {})[self.keys[p]] = [self.of_ranks[first].worker]
@@ -270,30 +320,25 @@ class _BundleWriter:
 
     def _share(self, p: int) -> GraphNode:
         """Return a bundle, or a member of the flow."""
-        order, ranks, readers = self.choice.order, self.ranks, self.readers
-        keys = [order[i] for i in self.parts[p]]
-        tasks = [self.graph[key] for key in keys]
-        outputs = tuple(order[i] for i in self.outputs[p])
+        order, about, of_ranks = self.choice.order, self.annotations.get(ABOUT, {}), self.of_ranks
+        numbers, is_member = self.parts[p], p >= self.first_member
         reads, arguments = self._reads(p)
-        about = self.annotations.get(ABOUT, {})
-        if p < self.first_member:
-            own = tuple(
-                InnerTask(
-                    *(key, task, self.of_ranks[key].order if key in self.of_ranks else i),
-                    about=tuple(about.get(key) or ()),
-                )
-                for i, (key, task) in enumerate(zip(keys, tasks, strict=True))
-            )
-            share = Share(str(self.keys[p]), 0, 1, own, outputs)
-        else:
-            own = tuple(
-                InnerTask(key, task, ranks[i], tuple(readers.get(i, ())), tuple(about.get(key) or ()))
-                for i, key, task in zip(self.parts[p], keys, tasks, strict=True)
-            )
-            members = len(self.parts) - self.first_member
-            # A task of a rank reads what is on its worker.
-            share = Share(self.flow, p - self.first_member, members, own, outputs, not self.of_ranks)
-        produces = p < self.first_member and any(task.data_producer for task in tasks)
+        inner = []
+        for at, i in enumerate(numbers):
+            key = order[i]
+            rank = self.ranks[i] if is_member else of_ranks[key].order if key in of_ranks else at
+            readers = tuple(self.readers.get(i, ()))
+            inner.append(InnerTask(key, self.graph[key], rank, readers, tuple(about.get(key) or ())))
+        name, number, members = str(self.keys[p]), 0, 1
+        if is_member:
+            name, number, members = self.flow, p - self.first_member, len(self.parts) - self.first_member
+        own = tuple(task for i, task in zip(numbers, inner, strict=True) if i not in self.times)
+        repeats = tuple(filter(None, (_repeat(one, inner, self.next_readers) for one in self.repeats)))
+        outputs = tuple(order[i] for i in self.outputs[p])
+        # A task of a rank reads what is on its worker.
+        steals = is_member and not of_ranks
+        share = Share(name, number, members, own, outputs, repeats, steals)
+        produces = not is_member and any(self.graph[order[i]].data_producer for i in numbers)
         return PortableTask(
             self.keys[p], run_share, share, tuple(reads), *map(TaskRef, arguments), _data_producer=produces
         )
@@ -323,6 +368,18 @@ class _BundleWriter:
         """Return whether a bundle that reads some results of another is sent all of them; of a member, it is not."""
         others = self.in_all[p] - sum(self.nbytes[i] for i in read)
         return p < self.first_member and others <= MORE * len(read)
+
+
+def _repeat(
+    one: RepeatedTasks, tasks: Iterable[InnerTask], next_readers: Mapping[Key, set[int]]
+) -> Repeat | None:
+    """Return what repeats of a member's tasks; None: nothing does."""
+    own = tuple(task for task in tasks if task.key in one.template)
+    read = set(chain.from_iterable(task.call.dependencies for task in own))
+    carry = {key: made for key, made in one.carry.items() if key in read}
+    inputs = [{key: value for key, value in values.items() if key in read} for values in one.inputs]
+    passed = {task.key: tuple(next_readers[task.key]) for task in own if task.key in next_readers}
+    return Repeat(one.name, own, carry, inputs, passed) if own else None
 
 
 def _by_first(a: Ints, b: Ints) -> dict[int, list[int]]:

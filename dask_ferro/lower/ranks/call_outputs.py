@@ -111,10 +111,13 @@ def _tuples(token: str, arrays: Mapping[str, ShardedArray], apart: Collection[st
     graph = merged(arrays.values())
     groups: dict[tuple[bool, MemberTask | None], dict[PartPlace, int]] = {}
     at: dict[str, list[tuple[tuple[bool, MemberTask | None], PartPlace]]] = {}
+    # A look at each call: arrays ask for the current client.
+    calls = {id(array.tasks): (array.tasks.here(), array.top) for array in arrays.values()}
     for name, array in arrays.items():
-        member_of = (graph.layers[array.top].annotations or {}).get(MEMBER)
-        at[name] = []
-        for place in map(PartPlace, array.keys, array.items):
+        written, top = calls[id(array.tasks)]
+        member_of = (graph.layers[top].annotations or {}).get(MEMBER)
+        at[name], own_keys = [], written.keys[array.name]
+        for place in map(PartPlace, own_keys, written.items.get(array.name, (-1,) * len(own_keys))):
             member = None if member_of is None else member_of(place.key)._replace(order=0)
             # What all members may read, as a count of steps, takes its tuple along.
             group = array.port.is_small or name in apart, member
@@ -130,7 +133,7 @@ def _tuples(token: str, arrays: Mapping[str, ShardedArray], apart: Collection[st
         tasks[key], members[key] = Task(key, select_values, picks, *map(TaskRef, read)), group[1]
     annotations = {} if None in members.values() else {MEMBER: members.__getitem__}
     layer = f"spmd-outputs-{token}"
-    tops = {array.top for array in arrays.values()}
+    tops = {top for _, top in calls.values()}
     return Written(
         token,
         HighLevelGraph(

@@ -25,6 +25,7 @@ from dask_ferro.lower.inputs.shipping import Sent
 from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
+from dask_ferro.lower.repeated import RepeatedTasks
 from dask_ferro.lower.retry import retried
 from dask_ferro.lower.worker.rank_functions import select_values
 
@@ -157,7 +158,8 @@ def futures_in(graph: HighLevelGraph, sent: bool = True) -> Iterator[Any]:
     """Yield the futures in a graph; with `sent`, those of data that this process has sent too."""
     for layer in graph.layers.values():
         # A dask array's layers are skipped: listing those of a Blockwise layer would build all of its tasks.
-        if isinstance(layer, MaterializedLayer):
+        # Tasks that repeat have none, and are listed when they run.
+        if isinstance(layer, MaterializedLayer) and not isinstance(layer.mapping, RepeatedTasks):
             for value in layer.mapping.values():
                 if isinstance(value, Sent):
                     if sent:

@@ -20,7 +20,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from dask.base import tokenize
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import MaterializedLayer
 from distributed import Client
 
 from dask_ferro import config
@@ -111,7 +111,7 @@ class Ranks:
         check("cannot run the sharded graph", [row for row, node in nodes if not is_collective(node)])
         self.spmd = spmd
         own = [port for port in spmd.outputs if port.name in packed and len({*port.parts}) == spmd.mesh.ranks]
-        self._packed = frozenset(chain.from_iterable(port.parts for port in own))
+        self.packed = frozenset(chain.from_iterable(port.parts for port in own))
         self._opened = _SpmdFile(loaded, remember(loaded, path))
         each = model_cost(loaded.model, infer(loaded.model)).seconds
         self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact)
@@ -185,11 +185,18 @@ class Ranks:
         call = RankCall(self.source, tokenize(token, travel.token, repr(keys_read(arrays))), extra, first)
         below += feed(call, self.spmd, arrays, told, there, client, travel)
         call.write()
-        ends = call.ends(holders_of(self.spmd.outputs), self._packed)
+        ends = call.ends(holders_of(self.spmd.outputs), self.packed)
         places = {port.name: [ends[name] for name in port.parts] for port in self.spmd.outputs}
         keys = {name: tuple(place.key for place in of) for name, of in places.items()}
         items = {name: tuple(place.index for place in of) for name, of in places.items()}
-        return Written(token, _graph(call, there, below), keys, items=items)
+        graph = stacked(f"spmd-{call.token}", self.layer(call, there), below)
+        return Written(token, graph, keys, items=items)
+
+    def layer(self, call: RankCall, there: Homes) -> MaterializedLayer:
+        """Return the tasks of a call as a layer, with what they require of a worker."""
+        wants = {key: {"require": site.device} if site.device else {} for key, (_, site) in call.home.items()}
+        others = {_FERRO: wants.__getitem__} if any(wants.values()) else {}
+        return rank_layer(call.tasks, call.order, call.home, there, call.about, **others)
 
     @property
     def digest(self) -> str:
@@ -211,10 +218,3 @@ def shortened(arrays: Arrays, client: Client | None) -> Arrays:
         name: value for name, value in sharded.items() if value.made.calls >= most and value.tasks.is_fixed
     }
     return {**arrays, **(checkpoint.cut(long, client) if long else {})}
-
-
-def _graph(call: RankCall, there: Homes, below: Sequence[Below]) -> HighLevelGraph:
-    wants = {key: {"require": site.device} if site.device else {} for key, (_, site) in call.home.items()}
-    others = {_FERRO: wants.__getitem__} if any(wants.values()) else {}
-    layer = rank_layer(call.tasks, call.order, call.home, there, call.about, **others)
-    return stacked(f"spmd-{call.token}", layer, below)

@@ -183,6 +183,11 @@ class RankCall:
         else:
             self.places[name] = PartPlace(self._entry("spmd-input", name, rank, same, array))
 
+    def slot(self, name: str) -> Key:
+        """Let an input's part be what is given when the tasks run; return the key that they read it by."""
+        self.places[name] = PartPlace(self._key("spmd-input", name))
+        return self.places[name].key
+
     def keep(self, parts: Sequence[str], keys: Sequence[Key], items: Sequence[int]) -> None:
         """Add an input whose parts are there: each rank's by the part's name, its key and its position there."""
         for rank, (name, *at) in enumerate(zip(parts, keys, items, strict=True)):
@@ -225,6 +230,13 @@ class RankCall:
                 home = self._home(name, value, (rank, UNPLACED))
                 found[name] = PartPlace(self._by_itself(name, value, home))
         return found
+
+    def collect(self, key: Key, home: Home, places: Sequence[PartPlace]) -> Key:
+        """Build a task that has values of one home as a tuple; return its key."""
+        at = {read: i for i, read in enumerate(dict.fromkeys(place.key for place in places))}
+        picks = tuple((at[place.key], place.index) for place in places)
+        self._task(key, home, 0, select_values, picks, *map(TaskRef, at))
+        return key
 
     def reads(self, names: Sequence[str], home: Home) -> tuple[Picks, list[Any]]:
         """Return how a task of a rank at a site reads values: where each is in its arguments, and these."""
