@@ -14,7 +14,10 @@ metg    the shortest tasks of which a graph runs at half of the machine's speed:
 hop     from the end of a task to the start of its reader on another worker that waits for it, on this host's clock: two
         points of 300 steps of 1 ms, alone, and beside a thread in each worker that keeps Python's lock.
 short   graphs of thousands of short tasks: seconds, over stock Dask's in the same round.
-simulated  a stencil on virtual clusters of 2 to 10,000 workers, two points for each: where bundles stop paying.
+uneven  chains of tasks that sleep, where one worker takes three times as long, or where chains of one name take 0.1 to
+        10 times what is known of them: the time over the bound of all workers busy.
+simulated  a stencil on virtual clusters of 2 to 10,000 workers, two points for each: where bundles and flows stop
+        paying.
 
 Each contender has a cluster of its own: stock Dask, the plugin (`ff.install`), the plugin with bundles.  The first run
 of each graph is not measured: there, bundles learn what its tasks cost.
@@ -27,10 +30,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import exp, log
 from pathlib import Path
+from random import Random
 from statistics import median, quantiles
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
@@ -40,8 +45,12 @@ import dask.array as da  # noqa: E402
 import measure  # noqa: E402
 from distributed import Client, Scheduler, Worker, get_worker  # noqa: E402
 from real import CONTENDERS, clusters  # noqa: E402
+from simulated.flows import simulate_flow  # noqa: E402
 from simulated.graph_builder import GraphBuilder  # noqa: E402
 
+from dask_ferro.lower.bundled.choice import FLOW_LASTS  # noqa: E402
+from dask_ferro.lower.bundled.recent import FLOW_STARTS  # noqa: E402
+from dask_ferro.scheduler.bundle_costs import MEMBERS as FLOW_MEMBERS  # noqa: E402
 from dask_ferro.scheduler.bundle_costs import BundleCosts  # noqa: E402
 from dask_ferro.scheduler.plugin import part_of  # noqa: E402
 from dask_ferro.simulate.cluster import VirtualCluster  # noqa: E402
@@ -281,6 +290,69 @@ def short(
     return found
 
 
+def link(seconds: float, slowness: float, *before: Any) -> None:
+    """Sleep, on the first worker for longer."""
+    sleep(seconds * (slowness if get_worker().name == 0 else 1.0))
+
+
+def chains(lengths: Sequence[float], steps: int, slowness: float) -> Any:
+    task = dask.delayed(link, pure=False)
+    ends = []
+    for seconds in lengths:
+        last = task(seconds, slowness)
+        for _ in range(steps - 1):
+            last = task(seconds, slowness, last)
+        ends.append(last)
+    return dask.delayed(_done, pure=False)(ends)
+
+
+def uneven(contenders: dict[str, Client], workers: int, toy: bool, rounds: int) -> dict[str, Any]:
+    """Return the seconds of each contender over the bound, by graph, and how many tasks were stolen in flows."""
+    found: dict[str, Any] = {}
+    rows = []
+    count, steps = (4 * workers, 2) if toy else (20 * workers, 5)
+    spread = [10 ** (2 * i / (count - 1) - 1) for i in range(count)]
+    Random(0).shuffle(spread)
+    for seconds in (1e-3,) if toy else (1e-3, 2e-2):
+        for name, factors, slowness in (
+            ("a slow worker", [1.0] * count, 3.0),
+            ("wrong durations", spread, 1.0),
+        ):
+            lengths = [seconds * factor for factor in factors]
+            bound = sum(lengths) * steps / (workers - 1 + 1 / slowness)
+            # What is learnt: all chains take what one of the graph's own takes in the mean, on all workers.
+            mean = sum(lengths) / count
+            for client in contenders.values():
+                client.compute(chains([mean] * count, steps, 1.0)).result()
+
+            def run(client: Client, lengths: list[float] = lengths, slowness: float = slowness) -> Any:
+                return client.compute(chains(lengths, steps, slowness)).result()
+
+            own = measure.in_turn({c: partial(run, client) for c, client in contenders.items()}, rounds)
+            title = f"{name}, {1e3 * seconds:g} ms"
+            stolen = contenders["bundled"].run_on_scheduler(_stolen)
+            found[title] = {
+                "bound": bound,
+                "stolen": stolen,
+                **{c: [one / bound for one in of] for c, of in own.items()},
+            }
+            rows.append(
+                [title, f"{bound:.3f}", *(f"{median(found[title][c]):.2f}" for c in contenders), str(stolen)]
+            )
+    measure.show(
+        f"Chains on {workers} worker processes, {rounds} rounds: time over the bound",
+        ["graph", "bound s", *contenders, "stolen in the last flow"],
+        rows,
+    )
+    return found
+
+
+def _stolen(*, dask_scheduler: Scheduler) -> int:
+    part = part_of(dask_scheduler, BundleCosts)
+    rows = part.flow_rows.since()[0] if part is not None else []
+    return rows[-1].stolen if rows else 0
+
+
 def submission(tasks: int) -> dict[str, float]:
     """Return the seconds in which a stencil of so many tasks is bundled, and planned as a flow of two members."""
     from dask_ferro.flow.costs import TaskCost
@@ -313,9 +385,12 @@ def submission(tasks: int) -> dict[str, float]:
     return found
 
 
-def simulated(toy: bool, note: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """Return, by workers and task length, the makespan with bundles over that without, under our policy."""
-    found: dict[str, dict[str, float]] = {}
+def simulated(toy: bool, note: Callable[[str], None]) -> dict[str, Any]:
+    """Return, by workers and task length, the makespans in bundles and as a flow over that of tasks, under our policy.
+
+    A flow has 32 members at most, and ends within 5 s.
+    """
+    found: dict[str, Any] = {}
     for workers in (2, 10) if toy else (2, 10, 100, 1_000, 10_000):
         cluster = VirtualCluster.local(workers)
         ratios = {}
@@ -323,13 +398,23 @@ def simulated(toy: bool, note: Callable[[str], None]) -> dict[str, dict[str, flo
             graph = virtual_stencil(2 * workers, 4, seconds)
             made = in_bundles(graph, workers)
             single, bundled = (simulate(one, cluster).counts["elapsed"] for one in (graph, made))
-            ratios[f"{1e3 * seconds:g} ms"] = bundled / single
+            members = min(workers, FLOW_MEMBERS)
+            is_short = len(graph.tasks) * seconds / members <= FLOW_LASTS
+            flow = FLOW_STARTS + simulate_flow(graph, members).seconds if is_short else None
+            length = f"{1e3 * seconds:g} ms"
+            ratios[length] = {"bundles": bundled / single, "flow": None if flow is None else flow / single}
         found[str(workers)] = ratios
-        note(f"{workers} workers: " + "  ".join(f"{length} {r:.2f}" for length, r in ratios.items()))
+        note(f"{workers} workers: " + "  ".join(f"{length} {_both(r)}" for length, r in ratios.items()))
     lengths = list(next(iter(found.values())))
-    rows = [[workers, *(f"{ratios[length]:.2f}" for length in lengths)] for workers, ratios in found.items()]
-    measure.show("Simulated: makespan in bundles over that of tasks", ["workers", *lengths], rows)
+    rows = [[workers, *(_both(ratios[length]) for length in lengths)] for workers, ratios in found.items()]
+    measure.show(
+        "Simulated: makespan in bundles / as a flow, over that of tasks", ["workers", *lengths], rows
+    )
     return found
+
+
+def _both(ratios: dict[str, float | None]) -> str:
+    return " / ".join("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios.values())
 
 
 def virtual_stencil(width: int, steps: int, seconds: float) -> TaskGraph:
@@ -359,7 +444,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--workers", type=int, nargs="+", default=[2], help="worker processes of each cluster (2)"
     )
-    parser.add_argument("--only", choices=("metg", "hop", "short", "simulated"), help="one part alone")
+    parser.add_argument(
+        "--only", choices=("metg", "hop", "short", "uneven", "simulated"), help="one part alone"
+    )
     parser.add_argument("--steps", type=int, default=25, help="steps of the graphs of METG (25)")
     parser.add_argument(
         "--contenders",
@@ -385,6 +472,8 @@ def main(arguments: list[str] | None = None) -> int:
                     record[f"metg {workers}"] = _metg(contenders, workers, args.toy, steps, rounds, note)
                 if args.only in (None, "hop") and workers == args.workers[0]:
                     record["hop"] = _hop(contenders, args.toy, rounds)
+                if args.only in (None, "uneven"):
+                    record[f"uneven {workers}"] = uneven(contenders, workers, args.toy, rounds)
                 if args.only in (None, "short") and workers == args.workers[0]:
                     record["short"] = short(contenders, args.toy, rounds, note)
                     _show_short(record["short"], workers, rounds)

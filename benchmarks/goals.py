@@ -264,6 +264,21 @@ FLOWS: tuple[FlowGoal, ...] = (
     FlowGoal(
         "from worker to worker, bundled: 99th percentile", "bundles", partial(_hop, part="p99"), 0.5, " ms"
     ),
+    *(
+        FlowGoal(
+            f"chains, {name}, {workers} workers: bundled / bound",
+            "bundles",
+            lambda record, name=name, workers=workers: median(record[f"uneven {workers}"][name]["bundled"]),
+            1.15,
+        )
+        for name in (
+            "a slow worker, 20 ms",
+            "a slow worker, 1 ms",
+            "wrong durations, 20 ms",
+            "wrong durations, 1 ms",
+        )
+        for workers in (2, 8)
+    ),
     FlowGoal(
         "100,000 tasks are planned as a flow in",
         "bundles",

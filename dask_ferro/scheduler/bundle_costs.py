@@ -63,7 +63,7 @@ _SAVES = 60.0
 # The states in which a graph's wanted key is not waited for any more.
 _ENDS = ("memory", "erred", "forgotten")
 # Members of a flow at most; seconds for which a worker is waited for.
-_MEMBERS, _ANSWERS = 32, 10.0
+MEMBERS, _ANSWERS = 32, 10.0
 
 # By the scheduler's identifier: expressions find it by that, in the thread that writes out a graph.
 _known: WeakValueDictionary[str, BundleCosts] = WeakValueDictionary()
@@ -215,7 +215,7 @@ class BundleCosts(Part):
         memory = sum(ws.memory_limit or inf for ws in workers) * _OF_MEMORY
         allowance = threads * min(room * _ALLOWED, _ALLOWANCE)
         overheads = replace(DASK, bytes_per_s=scheduler.bandwidth)
-        members = min(self._flows.members, _MEMBERS) if self._flows is not None else 0
+        members = min(self._flows.members, MEMBERS) if self._flows is not None else 0
         return CostFacts(
             self.costs.of, existing, held, threads, holds, memory, allowance, overheads, members, self._recent
         )
