@@ -66,9 +66,11 @@ EXPECTED = {
     "a key that the scheduler has keeps its task, and is not submitted again, so that Dask warns of nothing": {
         "test_scheduler": "resubmit_nondeterministic_task_different_deps",
     },
-    "ff.install has connected the scheduler to all workers": {
+    "ff.install has connected the scheduler and its workers": {
         "test_client": "run_rpc_error get_versions_rpc_error",
         "test_worker": "worker_client_closes_if_created_on_worker_last_worker_alive",
+        # A heartbeat that opens its connection takes 10 turns of the loop, and another one 6.
+        "test_worker_metrics": "new_metrics_during_heartbeat",
     },
 }
 
