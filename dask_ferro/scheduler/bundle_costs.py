@@ -159,17 +159,17 @@ class BundleCosts(Part):
 
     async def stop(self) -> None:
         """Write the costs to their file, and forget the scheduler."""
-        if self._saving is not None:
-            self._saving.cancel()
         if self._scheduler is not None:
             # No graph that is written from now on has flows.
             _known.pop(self._scheduler.id, None)
             await reach.take_off(flow_worker.NAME, _ANSWERS, dask_scheduler=self._scheduler)
             self._scheduler = None
-            await self._save()
+        await self.close()
 
     async def close(self) -> None:
         """Write the costs to their file."""
+        if self._saving is not None:
+            self._saving.cancel()
         await self._save()
 
     async def _save_regularly(self) -> None:

@@ -362,6 +362,20 @@ async def test_what_tasks_cost_is_kept_for_the_next_scheduler(
     assert bundles_of(scheduler) == [future.key]
 
 
+@on_cluster(workers=0)
+async def test_nothing_is_saved_regularly_once_the_scheduler_is_closed(
+    client: Client, scheduler: Scheduler
+) -> None:
+    def saving() -> list[Any]:
+        return [task for task in asyncio.all_tasks() if "_save_regularly" in repr(task.get_coro())]
+
+    await ff.install(client, bundles=True)
+    assert len(saving()) == 1
+    await plugin_of(scheduler).close()
+    await asyncio.sleep(0)
+    assert not saving()
+
+
 @on_cluster(workers=2)
 async def test_tasks_in_bundles_are_measured_too(client: Client, scheduler: Scheduler) -> None:
     await ff.install(client, bundles=True)

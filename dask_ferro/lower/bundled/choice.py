@@ -251,6 +251,10 @@ def choose(
         if any((common or {}).get(name) for name in (*PLACING, _RETRIES)):
             return made(tuple((i,) for i in range(len(tasks.order)))), tasks
         return _rank_choice(made, tasks.order, edges, of_ranks, facts.members > 0), tasks
+    # One task, as of `submit`, or none measured: nothing to gain; without room, results go as early as they can.
+    is_unknown = not any(cost is not None and cost.seconds for cost in costs)
+    if len(tasks.order) < 2 or facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
+        return made(tuple((i,) for i in range(len(tasks.order)))), tasks
     seconds = [UNKNOWN_S if cost is None else cost.seconds for cost in costs]
     locations = _locations(graph, tasks.order, sizes, facts.held) if outside else [_Location()] * len(nodes)
     kinds = _by_annotations(tasks.order, annotations, locations)
@@ -264,10 +268,6 @@ def choose(
         _shares(sizes, locations, [number[key] for key in wanted if key in number], facts.holds),
         [UNKNOWN_S if cost is None else max(cost.seconds, cost.most) for cost in costs],
     )
-    # Without any measured task, there is nothing to gain; without room, results must go as early as they can.
-    is_unknown = not any(cost is not None and cost.seconds for cost in costs)
-    if facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
-        return made(tuple((i,) for i in range(len(tasks.order)))), tasks
     least = sum(seconds) / facts.workers
     is_bound = not PLACING.isdisjoint(common or {})
     picked = frozenset(number[key] for key in wanted if key in number)

@@ -266,6 +266,15 @@ def test_a_graph_of_more_results_than_there_is_room_for_is_left_as_it_is() -> No
     assert rewritten(graph, [("inc", 4)], {}, facts(memory=5 * 28.0)).graph != graph
 
 
+def test_where_inputs_are_is_asked_for_several_tasks_and_not_for_one() -> None:
+    asked: list[Any] = []
+    graph: dict[Any, GraphNode] = {i: Task(i, told, i, TaskRef("x")) for i in range(2)}
+    for wanted, times in (([0], 0), ([0, 1], 2)):
+        asked.clear()
+        made = rewritten(graph, wanted, {}, facts(held=asked.append))
+        assert (made.graph, asked) == ({i: graph[i] for i in wanted}, ["x"] * times)
+
+
 def test_tasks_of_different_spans_are_of_different_groups() -> None:
     graph = {**chain(40, "a"), **chain(40, "a2")}
     graph["end"] = Task("end", told, "end", TaskRef(("a", 39)), TaskRef(("a2", 39)))
