@@ -136,7 +136,12 @@ class PlacementParameters:
         """Return the seconds until the task would be done on a worker, plus the margin for moving it."""
         transfer = links.seconds(task.inputs, worker, hosts)
         seconds = task.on(worker)
-        finish = max(worker.starts_in, transfer) + (task.seconds if seconds is None else seconds)
+        if seconds is None:
+            seconds = task.seconds
+        elif not task.known:
+            # A guess that a fast worker halves would have the task wait there while another worker is idle.
+            seconds /= worker.slowness
+        finish = max(worker.starts_in, transfer) + seconds
         return finish + self.margin if transfer else finish
 
     def may_begin(self, task: TaskFacts, worker: Worker) -> bool:

@@ -47,6 +47,8 @@ def only(*addresses: str) -> frozenset[str]:
             id="elsewhere, where it likes is paused"),
         pytest.param(task("t", preferred=only("gone")), [stand("b")], "b", id="elsewhere, where it likes left"),
         pytest.param(task("t", 0.5, known=False), [stand("a", running=0.1), stand("b")], "b", id="a guess as well"),
+        pytest.param(task("t", 0.5, known=False), [stand("a", running=0.1, slowness=0.5), stand("b")], "b",
+            id="a guess beside an idle worker, however fast the others are"),
     ],
 )  # fmt: skip
 def test_a_ready_task_goes(ready: TaskFacts, stands: list[Stand], wanted: str | Nobody) -> None:
