@@ -145,11 +145,16 @@ class _Here:
         """Whether there is nothing to do any more, here and for others."""
         return self.run is not None and self.run.is_done and not self.unfinished
 
+    @property
+    def has_to_say_done(self) -> bool:
+        """Whether the others wait to hear that all tasks of this worker have ended."""
+        return self.run is not None and self.run.is_done and bool(self.others) and not self.has_said_done
+
     def notify(self) -> None:
-        """Wake one thread for a ready task, or all if there will be none."""
+        """Wake one thread for what is to do, or all if there will be nothing."""
         if self.is_over:
             self.changed.notify_all()
-        elif self.run is not None and self.run.is_ready:
+        elif self.has_to_say_done or (self.run is not None and self.run.is_ready):
             self.changed.notify()
 
     def gift(self, run: FlowRun) -> list[StolenTask]:
@@ -250,14 +255,15 @@ class Hub:
             run.take_back(key)
         elif kind == "ask":
             self._answers.put(partial(self._give, name, here, value))
-        elif isinstance(value, Failed):
-            victim, keys = key
-            here.thief.answered(victim, 0, perf_counter())
-            for one in keys:
-                self._answers.put(partial(self._post, Message(name, "back", one, None), here.homes[victim]))
         else:
-            here.thief.answered(key[0], len(value), perf_counter())
-            for stolen in value:
+            victim, keys = key
+            has_failed = isinstance(value, Failed)
+            here.thief.answered(victim, 0 if has_failed else len(value), perf_counter())
+            # A thread that waits for an answer asks sooner than it had to without one.
+            here.changed.notify()
+            for one in keys if has_failed else ():
+                self._answers.put(partial(self._post, Message(name, "back", one, None), here.homes[victim]))
+            for stolen in () if has_failed else value:
                 run.accept(stolen)
 
     def void(self, name: str) -> None:
@@ -364,7 +370,7 @@ class Hub:
             if run.is_ready:
                 here.thief.busy()
                 return run.take()
-            if run.is_done and here.others and not here.has_said_done:
+            if here.has_to_say_done:
                 here.has_said_done = True
                 done = Message(name, "done", None, here.own)
                 return _Post(done, [here.homes[member] for member in here.others])
