@@ -184,7 +184,7 @@ class Hub:
     dumps : callable
         As `pickle.dumps`.
     relay : callable (address, message)
-        Sends a message to a worker whose hub cannot be reached; raises an OSError.
+        Sends a message to a worker whose hub cannot be reached, or raises an error.
     """
 
     def __init__(
@@ -432,7 +432,8 @@ class Hub:
         for home in away:
             try:
                 self._sender(home).send(parts)
-            except OSError as error:
+            # A worker that ends raises more than OSErrors: its event loop is closed, or it knows no such message.
+            except Exception as error:
                 self._forget(home)
                 raise Void(f"{message.run}: no connection to {home.worker}: {error}") from error
         return len(away) * sum(map(len, parts))

@@ -124,3 +124,20 @@ def test_a_worker_says_that_it_is_done_once_its_last_value_comes_back(lab: Lab) 
     victim.deliver(Message("r", "done", None, 1))
     lab.join()
     assert lab.ends == {0: (True, 5)}
+
+
+def test_an_error_of_a_relay_voids_the_run_and_others_are_answered(lab: Lab) -> None:
+    def closed(address: str, message: bytes) -> None:
+        raise RuntimeError("the event loop is closed")
+
+    victim, gate = lab.hub(closed), threading.Event()
+    gone = Home("tcp://gone", "127.0.0.1", 1)
+    lab.begin(0, share(0, InnerTask("x", Task("x", gate.wait), 0)), [*lab.homes, gone])
+    victim.deliver(Message("r", "ask", None, 1))
+    answered = threading.Event()
+    victim._answers.put(answered.set)
+    assert answered.wait(20)
+    gate.set()
+    lab.join()
+    assert isinstance(lab.ends[0], hubs.Void)
+    assert not victim._runs
