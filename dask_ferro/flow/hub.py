@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader, BytesIO
+from pickle import PicklingError
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -401,8 +402,9 @@ class Hub:
             if owner is not None:
                 self._send(Message(name, "back", task.key, None), [here.homes[owner]])
                 return False
-            # What reads the value elsewhere fails.
-            nbytes = self._send(Message(name, "value", task.key, Failed(error.reason)), homes)
+            # What reads the value elsewhere fails; the reason itself may be an error that cannot be pickled.
+            reason = PicklingError(f"the result of {task.key!r} cannot be pickled: {error.reason!r}")
+            nbytes = self._send(Message(name, "value", task.key, Failed(reason)), homes)
         times.values += sum(home.worker != self.worker for home in homes)
         times.nbytes += nbytes
         times.stolen += owner is not None

@@ -141,3 +141,32 @@ def test_an_error_of_a_relay_voids_the_run_and_others_are_answered(lab: Lab) -> 
     lab.join()
     assert isinstance(lab.ends[0], hubs.Void)
     assert not victim._runs
+
+
+class Secret(Exception):
+    """An error that cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise Secret(self)
+
+
+class Unsendable:
+    """A result whose pickling fails with an error that cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise Secret(self)
+
+
+def test_a_result_is_failed_elsewhere_whatever_its_pickling_raises(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, _ = lab.hub(), lab.hub()
+    # As of other processes.
+    monkeypatch.setattr(hubs, "_hubs", {})
+    task = InnerTask("x", Task("x", Unsendable), 0, (0,))
+    lab.begin(1, Share("f", 1, 2, (task,), ()), lab.homes)
+    assert reader.has_got("value", 1)
+    (message,) = reader._runs["r"].early
+    assert "Secret" in str(message.value.error)
+    lab.join()
+    assert lab.ends == {1: ()}
