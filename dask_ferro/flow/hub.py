@@ -204,6 +204,7 @@ class Hub:
         self._runs: dict[str, _Here] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
+        self._is_closed = False
         self._senders: dict[tuple[str, int], Sender | Relay] = {}
         # A connection may take seconds, for which no value waits.
         self._connects = threading.Lock()
@@ -278,12 +279,13 @@ class Hub:
                 here.changed.notify_all()
 
     def _here(self, name: str) -> _Here | None:
-        """Return a run on this worker, which may not have begun; None: it has ended."""
+        """Return a run on this worker, which may not have begun; None: it has ended, or the hub is closed."""
         here = self._runs.get(name)
         if here is not None:
             return here
         with self._lock:
-            return None if name in self._ended else self._runs.setdefault(name, _Here())
+            has_ended = self._is_closed or name in self._ended
+            return None if has_ended else self._runs.setdefault(name, _Here())
 
     def _end(self, name: str) -> None:
         self._runs.pop(name, None)
@@ -498,10 +500,14 @@ class Hub:
 
     def close(self) -> None:
         """End all runs, and close all connections."""
+        # A member that has found the hub by now must not begin: nobody would end its run.
+        with self._lock:
+            self._is_closed = True
         self._lose()
         self._listener.close()
         self._answers.put(None)
-        for sender in self._senders.values():
+        # Threads of members may still connect.
+        for sender in list(self._senders.values()):
             sender.close()
         _hubs.pop(self.worker, None)
 

@@ -143,6 +143,14 @@ def test_an_error_of_a_relay_voids_the_run_and_others_are_answered(lab: Lab) -> 
     assert not victim._runs
 
 
+def test_no_member_begins_once_the_hub_is_closed(lab: Lab) -> None:
+    hub, _ = lab.hub(), lab.hub()
+    hub.close()
+    lab.begin(0, share(0), lab.homes)
+    lab.join()
+    assert isinstance(lab.ends[0], hubs.Void)
+
+
 class Secret(Exception):
     """An error that cannot be pickled."""
 
