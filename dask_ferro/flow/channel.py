@@ -139,7 +139,7 @@ class Relay:
     worker : str
         The address of the worker.
     send : callable (address, message)
-        Returns once the message was stored there, or raises an OSError.
+        Returns once the message was stored there, or raises an error.
     """
 
     def __init__(self, worker: str, send: Callable[[str, bytes], None]) -> None:

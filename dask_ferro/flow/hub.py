@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader, BytesIO
+from pickle import PicklingError
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -145,11 +146,16 @@ class _Here:
         """Whether there is nothing to do any more, here and for others."""
         return self.run is not None and self.run.is_done and not self.unfinished
 
+    @property
+    def has_to_say_done(self) -> bool:
+        """Whether the others wait to hear that all tasks of this worker have ended."""
+        return self.run is not None and self.run.is_done and bool(self.others) and not self.has_said_done
+
     def notify(self) -> None:
-        """Wake one thread for a ready task, or all if there will be none."""
+        """Wake one thread for what is to do, or all if there will be nothing."""
         if self.is_over:
             self.changed.notify_all()
-        elif self.run is not None and self.run.is_ready:
+        elif self.has_to_say_done or (self.run is not None and self.run.is_ready):
             self.changed.notify()
 
     def gift(self, run: FlowRun) -> list[StolenTask]:
@@ -179,7 +185,7 @@ class Hub:
     dumps : callable
         As `pickle.dumps`.
     relay : callable (address, message)
-        Sends a message to a worker whose hub cannot be reached; raises an OSError.
+        Sends a message to a worker whose hub cannot be reached, or raises an error.
     """
 
     def __init__(
@@ -198,6 +204,7 @@ class Hub:
         self._runs: dict[str, _Here] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
+        self._is_closed = False
         self._senders: dict[tuple[str, int], Sender | Relay] = {}
         # A connection may take seconds, for which no value waits.
         self._connects = threading.Lock()
@@ -250,14 +257,15 @@ class Hub:
             run.take_back(key)
         elif kind == "ask":
             self._answers.put(partial(self._give, name, here, value))
-        elif isinstance(value, Failed):
-            victim, keys = key
-            here.thief.answered(victim, 0, perf_counter())
-            for one in keys:
-                self._answers.put(partial(self._post, Message(name, "back", one, None), here.homes[victim]))
         else:
-            here.thief.answered(key[0], len(value), perf_counter())
-            for stolen in value:
+            victim, keys = key
+            has_failed = isinstance(value, Failed)
+            here.thief.answered(victim, 0 if has_failed else len(value), perf_counter())
+            # A thread that waits for an answer asks sooner than it had to without one.
+            here.changed.notify()
+            for one in keys if has_failed else ():
+                self._answers.put(partial(self._post, Message(name, "back", one, None), here.homes[victim]))
+            for stolen in () if has_failed else value:
                 run.accept(stolen)
 
     def void(self, name: str) -> None:
@@ -271,12 +279,13 @@ class Hub:
                 here.changed.notify_all()
 
     def _here(self, name: str) -> _Here | None:
-        """Return a run on this worker, which may not have begun; None: it has ended."""
+        """Return a run on this worker, which may not have begun; None: it has ended, or the hub is closed."""
         here = self._runs.get(name)
         if here is not None:
             return here
         with self._lock:
-            return None if name in self._ended else self._runs.setdefault(name, _Here())
+            has_ended = self._is_closed or name in self._ended
+            return None if has_ended else self._runs.setdefault(name, _Here())
 
     def _end(self, name: str) -> None:
         self._runs.pop(name, None)
@@ -364,7 +373,7 @@ class Hub:
             if run.is_ready:
                 here.thief.busy()
                 return run.take()
-            if run.is_done and here.others and not here.has_said_done:
+            if here.has_to_say_done:
                 here.has_said_done = True
                 done = Message(name, "done", None, here.own)
                 return _Post(done, [here.homes[member] for member in here.others])
@@ -395,8 +404,9 @@ class Hub:
             if owner is not None:
                 self._send(Message(name, "back", task.key, None), [here.homes[owner]])
                 return False
-            # What reads the value elsewhere fails.
-            nbytes = self._send(Message(name, "value", task.key, Failed(error.reason)), homes)
+            # What reads the value elsewhere fails; the reason itself may be an error that cannot be pickled.
+            reason = PicklingError(f"the result of {task.key!r} cannot be pickled: {error.reason!r}")
+            nbytes = self._send(Message(name, "value", task.key, Failed(reason)), homes)
         times.values += sum(home.worker != self.worker for home in homes)
         times.nbytes += nbytes
         times.stolen += owner is not None
@@ -426,7 +436,8 @@ class Hub:
         for home in away:
             try:
                 self._sender(home).send(parts)
-            except OSError as error:
+            # A worker that ends raises more than OSErrors: its event loop is closed, or it knows no such message.
+            except Exception as error:
                 self._forget(home)
                 raise Void(f"{message.run}: no connection to {home.worker}: {error}") from error
         return len(away) * sum(map(len, parts))
@@ -489,10 +500,14 @@ class Hub:
 
     def close(self) -> None:
         """End all runs, and close all connections."""
+        # A member that has found the hub by now must not begin: nobody would end its run.
+        with self._lock:
+            self._is_closed = True
         self._lose()
         self._listener.close()
         self._answers.put(None)
-        for sender in self._senders.values():
+        # Threads of members may still connect.
+        for sender in list(self._senders.values()):
             sender.close()
         _hubs.pop(self.worker, None)
 

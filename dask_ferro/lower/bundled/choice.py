@@ -357,7 +357,7 @@ def _flow(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Flow | Non
         return None
     dag = work.dag
     edges = np.asarray(dag.edges, np.float64).reshape(-1, 3)
-    picked = {i for i in wanted if kinds[i] == 0}
+    picked, inputs = {i for i in wanted if kinds[i] == 0}, 0.0
     if len(inside) < len(kinds):
         src, dst = edges[:, :2].T.astype(np.int64)
         if not _is_convex(zip(src.tolist(), dst.tolist(), strict=True), (kinds == 0).tolist()):
@@ -365,6 +365,9 @@ def _flow(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Flow | Non
         picked |= set(src[(kinds[src] == 0) & (kinds[dst] != 0)].tolist())
         number = np.full(len(kinds), -1, np.int64)
         number[inside] = np.arange(len(inside))
+        # They stay in memory until the last member has ended.
+        into = edges[(number[src] < 0) & (number[dst] >= 0)]
+        inputs = float(into[np.unique(into[:, 0], return_index=True)[1], 2].sum())
         edges = edges[(number[src] >= 0) & (number[dst] >= 0)]
         edges[:, :2] = number[edges[:, :2].astype(np.int64)]
         dag = Dag([dag.seconds[i] for i in inside.tolist()], edges)
@@ -372,7 +375,9 @@ def _flow(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Flow | Non
         return None
     tasks = finest(dag)
     plan = planned(tasks, facts.members, FlowCosts(bytes_per_s=facts.overheads.bytes_per_s))
-    if plan.seconds > FLOW_LASTS or len(set(plan.members)) < 2 or peak_bytes(tasks, plan) > facts.allowance:
+    if plan.seconds > FLOW_LASTS or len(set(plan.members)) < 2:
+        return None
+    if inputs + peak_bytes(tasks, plan) > facts.allowance:
         return None
     # What is by itself is projected as with bundles, roughly.
     others = float(np.asarray(work.dag.seconds, np.float64)[kinds != 0].sum())

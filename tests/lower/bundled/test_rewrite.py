@@ -275,6 +275,22 @@ def test_where_inputs_are_is_asked_for_several_tasks_and_not_for_one() -> None:
         assert (made.graph, asked) == ({i: graph[i] for i in wanted}, ["x"] * times)
 
 
+@pytest.mark.parametrize(("allowance", "is_flow"), [(8.0e6, False), (8.1e6, True)])
+def test_a_flow_has_room_for_its_inputs(allowance: float, is_flow: bool) -> None:
+    """Those with retries are by themselves, and in memory until the last member has ended."""
+    graph: dict[Any, GraphNode] = {("x", i): Task(("x", i), told, "x") for i in range(8)}
+    for i in range(64):
+        reads = [("x", i % 8), *([("y", i - 8)] if i >= 8 else [])]
+        graph["y", i] = Task(("y", i), told, "y", *map(TaskRef, reads))
+    ends = [("y", i) for i in range(56, 64)]
+    known = replace(
+        facts(seconds=1e-2, members=2, allowance=allowance),
+        cost=lambda key: TaskCost(1e-2, 1e6 if key[0] == "x" else 28),
+    )
+    chosen, _ = choose(graph, ends, {"retries": {("x", i): 1 for i in range(8)}}, known)
+    assert (chosen.flow is not None) == is_flow
+
+
 def test_tasks_of_different_spans_are_of_different_groups() -> None:
     graph = {**chain(40, "a"), **chain(40, "a2")}
     graph["end"] = Task("end", told, "end", TaskRef(("a", 39)), TaskRef(("a2", 39)))
