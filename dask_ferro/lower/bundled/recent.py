@@ -30,8 +30,8 @@ LONG_S = 0.05
 NUMBERS, GRAPH = 1_000_000, 250
 # A task with a larger share of a bundle is told apart from others exactly: one that is wanted has such a share.
 _LARGE = 0.5
-# Seconds that a flow takes beyond its plan, until that is measured, and at most.
-FLOW_STARTS, FLOW_STARTS_MOST = 0.02, 0.5
+# Seconds that a flow takes beyond its plan, until that is measured.
+FLOW_STARTS = 0.02
 # Graphs that were planned, and of which the scheduler has not heard yet.
 _SUBMITTED = 64
 
@@ -41,8 +41,6 @@ _SUBMITTED = 64
 _RUNS, _NEWEST = 2, 4
 # Tasks that take so many times as long, or as short, make another graph.
 _ANOTHER = 2.0
-# Of what flows take beyond their plan, the part that a new run has in the mean.
-_LEARNS = 1 / 8
 
 Way = Literal["bundles", "flow"]
 
@@ -112,18 +110,17 @@ class GraphPlans:
 
 
 class RecentChoices:
-    """The plans of recent graphs, the least recently used of which are forgotten first.
-
-    Attributes
-    ----------
-    starts_s : float
-        What a flow takes beyond its plan.
-    """
+    """The plans of recent graphs, the least recently used of which are forgotten first."""
 
     def __init__(self) -> None:
         self._plans: Cache[GraphPlans] = Cache(NUMBERS)
         self._chosen: dict[frozenset[Key], tuple[GraphPlans, Way]] = {}
-        self.starts_s = FLOW_STARTS
+        self._beyond: deque[float] = deque(maxlen=_NEWEST)
+
+    @property
+    def starts_s(self) -> float:
+        """What a flow takes beyond its plan: the least of the newest flows, as others ran beside the rest."""
+        return min(tuple(self._beyond), default=FLOW_STARTS)
 
     def plans(self, work: TaskDag, limits: tuple[float, ...], plan: Callable[[], Flow | None]) -> GraphPlans:
         """Return the plans of a graph, its last ones if they still hold.
@@ -175,8 +172,7 @@ class RecentChoices:
         """Note what a graph took."""
         plans.took(way, seconds)
         if way == "flow" and plans.flow is not None:
-            beyond = min(max(seconds - plans.flow.seconds, 0.0), FLOW_STARTS_MOST)
-            self.starts_s += (beyond - self.starts_s) * _LEARNS
+            self._beyond.append(max(seconds - plans.flow.seconds, 0.0))
 
 
 def _is_near(before: Floats, now: Floats) -> bool:
