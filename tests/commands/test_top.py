@@ -208,9 +208,9 @@ FLOWS = [flow("step\x1b[2J"), *[flow("add+sum", state="ended", voids=1)] * 5]
 def test_the_newest_flows_are_above_the_workers():
     text = drawn(seen([worker("w1")], overview=overview(flows=FLOWS)), columns=100)
     assert [" ".join(line.split()) for line in text[6:10]] == [
-        "flow state for members tasks values sent waited voids",
-        "step?[2J runs 1.5 s 2 600 1.2 k 34.18 kiB 200 ms 0",
-        *["add+sum ended 1.5 s 2 600 1.2 k 34.18 kiB 200 ms 1"] * 2,
+        "flow state for members tasks values sent stolen waited voids",
+        "step?[2J runs 1.5 s 2 600 1.2 k 34.18 kiB 0 200 ms 0",
+        *["add+sum ended 1.5 s 2 600 1.2 k 34.18 kiB 0 200 ms 1"] * 2,
     ]
     assert text[10].startswith("q quit")
 
