@@ -40,10 +40,11 @@ class Summary:
 
 
 def in_turn(
-    contenders: Mapping[str, Callable[[], Any]],
+    contenders: Mapping[str, Callable[..., Any]],
     rounds: int,
     *,
     warm_up: bool = True,
+    prepare: Callable[[], tuple[Any, ...]] = tuple,
     check: Callable[[str, Any], None] = lambda name, result: None,
     note: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[float]]:
@@ -52,11 +53,13 @@ def in_turn(
     Parameters
     ----------
     contenders : mapping
-        Functions without arguments by name; a result is dropped before the next function starts.
+        Functions by name; a result is dropped before the next function starts.
     rounds : int
         How often each runs; each round starts with the next contender.
     warm_up : bool
         Whether to run each once before, unmeasured, for imports, sessions and connections.
+    prepare : callable
+        Returns the arguments of a function, outside the measured time, before every run.
     check : callable
         ``check(name, result)``, outside the measured time, after every run.
     note : callable
@@ -67,12 +70,13 @@ def in_turn(
     for number in range(-1 if warm_up else 0, rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
+            arguments = prepare()
             gc.collect()  # of the last contender's garbage, outside this one's time
             start = time.perf_counter()
-            result = contenders[name]()
+            result = contenders[name](*arguments)
             elapsed = time.perf_counter() - start
             check(name, result)
-            del result
+            del result, arguments
             if number >= 0:
                 seconds[name].append(elapsed)
             note(f"{'warm-up' if number < 0 else f'round {number + 1}'}: {name} {elapsed:.3f} s")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from traceback import walk_stack
 from typing import Any
 
@@ -16,10 +18,11 @@ from dask._task_spec import (
     TaskRef,
     convert_legacy_graph,
 )
+from dask.typing import Key
 
 __all__ = [
     "Alias", "DataNode", "Expr", "GraphNode", "LLGExpr", "List", "Task", "TaskRef", "convert_legacy_graph",
-    "infers_meta", "is_masked", "layers_of", "pool_size",
+    "infers_meta", "is_masked", "layers_of", "pool_size", "references",
 ]  # fmt: skip
 
 
@@ -29,6 +32,18 @@ def layers_of(expr: Expr) -> dict[str, Any]:
     if not all(type(part) is HLGExpr for part in parts):
         return {}
     return {name: layer for part in parts for name, layer in part.hlg.layers.items()}
+
+
+def references(task: GraphNode) -> Iterator[Key]:
+    """Yield the keys in a task's arguments, one after the other; Dask has them as a set."""
+    if isinstance(task, Alias):
+        yield task.target
+    elif isinstance(task, Task):
+        for argument in chain(task.args, task.kwargs.values()):
+            if isinstance(argument, TaskRef):
+                yield argument.key
+            elif isinstance(argument, GraphNode):
+                yield from references(argument)
 
 
 def is_masked(values: Any) -> bool:

@@ -44,7 +44,7 @@ from dask_ferro.graph.bundling.partition import (
 )
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
 from dask_ferro.lower.bundled.recent import Flow, RecentChoices
-from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, Task, TaskRef
+from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, Task, TaskRef, references
 
 # The seconds of a task whose cost is not known: it is by itself, and delays what waits for it.
 UNKNOWN_S = 0.01
@@ -176,7 +176,7 @@ def needed(graph: Graph, wanted: Iterable[Key], existing: Existing, held: Held) 
             continue
         number[key] = -1
         stack.append(key)
-        stack += [dep for dep in reversed(_sorted(task.dependencies)) if dep not in number]
+        stack += [dep for dep in reversed(_read(task)) if dep not in number]
     return Needed(order, had, number)
 
 
@@ -209,14 +209,14 @@ def add_behind(
     return without
 
 
-def _sorted(keys: Collection[Key]) -> list[Key]:
-    """Return keys in an order that has neighbours side by side; sets of strings have another in each process."""
-    if len(keys) < 2:
-        return list(keys)
-    try:
-        return sorted(keys)
-    except TypeError:
-        return sorted(keys, key=str)
+def _read(task: GraphNode) -> list[Key]:
+    """Return the keys that a task reads, in the order of its arguments, which is the same under any names."""
+    if len(task.dependencies) < 2:
+        return list(task.dependencies)
+    read = dict.fromkeys(references(task))
+    if len(read) < len(task.dependencies):
+        read |= dict.fromkeys(sorted(task.dependencies - read.keys(), key=str))
+    return list(read)
 
 
 def choose(
@@ -239,7 +239,7 @@ def choose(
     common : mapping, optional
         The annotations of tasks without their own; a function is called with the key.
     """
-    tasks = needed(graph, _sorted(wanted), facts.existing, facts.held)
+    tasks = needed(graph, wanted, facts.existing, facts.held)
     number = tasks.number
     nodes = [graph[key] for key in tasks.order]
     costs = [_cost(key, task, facts) for key, task in zip(tasks.order, nodes, strict=True)]

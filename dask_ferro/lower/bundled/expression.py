@@ -59,7 +59,7 @@ class BundledGraph:
         is_bundled: bool,
         common: Mapping[str, object] | None = None,
     ) -> None:
-        self._arguments = expr, frozenset(keys), scheduler, is_bundled, common or {}
+        self._arguments = expr, tuple(dict.fromkeys(keys)), scheduler, is_bundled, common or {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._arguments
