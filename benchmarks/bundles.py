@@ -8,9 +8,10 @@
 metg    the shortest tasks of which a graph runs at half of the machine's speed: METG(50 %) of Task Bench (Slaughter et
         al., "Task Bench: a parameterized benchmark for evaluating parallel runtime performance", SC20), with its
         patterns stencil_1d, nearest, fft and tree.  A graph has a width of one task for each worker, as Task Bench has
-        it, or of four, and 25 steps; Task Bench has 1,000, which stock Dask takes minutes for.  A task computes (a busy
-        loop) for a given time, which is halved until a graph is below half speed, or doubled until it is not; between
-        the two lengths, it is interpolated.  The record says for each length how many of the graphs ran as flows.
+        it, or of four, and 25 steps.  A task computes (a busy loop) for a given time, which is halved until a graph is
+        below half speed, or doubled until it is not; between the two lengths, it is interpolated.  The record says for
+        each length how many of the graphs ran as flows.
+long    the same with the 1,000 steps of Task Bench, for the plugin with bundles alone: stock Dask takes minutes.
 hop     from the end of a task to the start of its reader on another worker that waits for it, on this host's clock: two
         points of 300 steps of 1 ms, alone, and beside a thread in each worker that keeps Python's lock.
 short   graphs of thousands of short tasks: seconds, over stock Dask's in the same round.  What it takes to make a graph
@@ -60,6 +61,7 @@ from dask_ferro.simulate.graphs.bundles import in_bundles  # noqa: E402
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph  # noqa: E402
 
 LONGEST_S, FIRST_S, SHORTEST_S = 0.064, 0.004, 0.00001
+LONG_STEPS = 1000
 HALF = 0.5
 
 
@@ -448,7 +450,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--workers", type=int, nargs="+", default=[2], help="worker processes of each cluster (2)"
     )
     parser.add_argument(
-        "--only", choices=("metg", "hop", "short", "uneven", "simulated"), help="one part alone"
+        "--only", choices=("metg", "long", "hop", "short", "uneven", "simulated"), help="one part alone"
     )
     parser.add_argument("--steps", type=int, default=25, help="steps of the graphs of METG (25)")
     parser.add_argument(
@@ -473,6 +475,9 @@ def main(arguments: list[str] | None = None) -> int:
                 if args.only in (None, "metg"):
                     steps = 3 if args.toy else args.steps
                     record[f"metg {workers}"] = _metg(contenders, workers, args.toy, steps, rounds, note)
+                if args.only in (None, "long") and workers == args.workers[0]:
+                    steps, alone = 6 if args.toy else LONG_STEPS, {"bundled": contenders["bundled"]}
+                    record["long"] = _metg(alone, workers, args.toy, steps, rounds, note)
                 if args.only in (None, "hop") and workers == args.workers[0]:
                     record["hop"] = _hop(contenders, args.toy, rounds)
                 if args.only in (None, "uneven"):

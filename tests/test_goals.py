@@ -36,6 +36,7 @@ def step(one_process, cluster):
 BUNDLES = {
     "metg 2": {"tree, width 2": bundled(0.4), "fft, width 2": bundled(0.5), "fft, width 8": bundled(0.1)},
     "metg 4": {"fft, width 4": bundled(9.0), "fft, width 16": bundled(None)},
+    "long": {"tree, width 2": bundled(0.6)},
     "short": {"stencil 12 x 150, 0.2 ms": {"bundled": [0.3, 0.4, 0.5]}},
     "hop": {"bundled, alone": {"p50": [0.05, 0.3, 0.07], "p99": []}},
 }
@@ -61,8 +62,10 @@ def test_a_row_about_flows_is_what_its_record_says_or_not_recorded(goals, tmp_pa
         (tmp_path / f"{name}.json").write_text(json.dumps(record))
     rows = {figure.what: (figure.seen, figure.is_met) for figure in goals.figures(tmp_path)}
     wanted = {
-        "METG(50 %), width 2, slowest pattern: bundled": ("0.50 ms", True),
-        "METG(50 %), width 8 and more, slowest pattern: bundled": ("inf ms", False),
+        "METG(50 %) of 25 steps, width 2, slowest pattern: bundled": ("0.50 ms", True),
+        "METG(50 %) of 25 steps, width 8 and more, slowest pattern: bundled": ("inf ms", False),
+        "METG(50 %) of 1,000 steps, width 2, slowest pattern: bundled": ("0.60 ms", False),
+        "METG(50 %) of 1,000 steps, width 8 and more, slowest pattern: bundled": ("not recorded", False),
         "stencil of 12 x 150 tasks of 0.2 ms: bundled": ("0.40 s", False),
         "from worker to worker, bundled: median": ("0.07 ms", True),
         "from worker to worker, bundled: 99th percentile": ("not recorded", False),
