@@ -38,6 +38,7 @@ CHOLESKY, RANDOM_DAG, CHOLESKY_BOUND = 0.6, 0.85, 1.3
 SMALL_MIB = 30.0
 IN_MEMORY = 0.9
 STEP = 1.3
+ALONE = "dask_ferro, one process"
 # The most that a data-parallel step may take, over PyTorch's DDP, by the number of parameters.
 DDP_RATIOS = {100_000: 1.3, 1_000_000: 1.3, 10_000_000: 1.1, 100_000_000: 1.1}
 
@@ -151,9 +152,13 @@ def jobs(record: Mapping[str, Any]) -> Iterator[Figure]:
         ratios = {
             name: found["speed_of_ferro"]["median"]
             for name, found in contenders.items()
-            if name != "dask_ferro"
+            if not name.startswith("dask_ferro")
         }
         yield _worst(f"job {job!r}: our seconds / theirs", ratios, 1.0)
+        if ALONE in contenders:
+            speed = contenders["joblib"]["speed_of_ferro"]["median"]
+            ratio = speed / contenders[ALONE]["speed_of_ferro"]["median"]
+            yield _below(f"job {job!r} without a cluster: our seconds / joblib's", ratio, 1.0)
 
 
 def training(record: Mapping[str, Any]) -> Iterator[Figure]:

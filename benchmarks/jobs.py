@@ -13,7 +13,8 @@ pipeline   a pipeline of scikit-learn on a table with strings, in memory: its pr
 Each contender is a function that a user could have written, and its lines are counted as they stand, without `session`
 and the function that prepares an image, which dask_ferro has and which the others would have to write.  All use two
 workers: processes of Dask, actors of Ray, and of joblib threads, or processes for scikit-learn.  ONNX Runtime computes
-everywhere, with one thread, except that the pipeline's others call scikit-learn itself.  Results are compared, and each
+everywhere, with one thread, except that the pipeline's others call scikit-learn itself.  dask_ferro also runs without a
+cluster, in the threads of one process.  Results are compared, and each
 run writes to a new path, so that nothing is reused.
 """
 
@@ -56,6 +57,7 @@ from dask_ferro.stream.formats.images import imagenet  # noqa: E402
 
 WORKERS = 2
 FERRO, DASK, JOBLIB, RAY = "dask_ferro", "Dask by hand", "joblib", "Ray Data"
+ALONE = "dask_ferro, one process"
 RAY_PROGRAMS = Path(__file__).with_name("jobs_ray.py")
 Note = Callable[[str], None]
 Job = Callable[[Path, Path], None]
@@ -244,6 +246,16 @@ def ray_programs(python: str) -> Iterator[Callable[[str], Job]]:
         running.wait(timeout=60)
 
 
+def on(client: Client, job: Job) -> Job:
+    """Return a job that has a client, which others do not."""
+
+    def run(data: Path, out: Path) -> None:
+        with client.as_current():
+            job(data, out)
+
+    return run
+
+
 def _answer(running: subprocess.Popen[str]) -> str:
     assert running.stdout is not None
     line = running.stdout.readline()
@@ -365,7 +377,7 @@ def lines_by_contender(job: str, contenders: Mapping[str, Job]) -> dict[str, int
     here, there = inspect.getsource(sys.modules[__name__]), RAY_PROGRAMS.read_text(encoding="utf-8")
     own = JOBS[job]
     return {
-        name: lines_of(here, own[name].__name__) if name in own else lines_of(there, job)
+        name: lines_of(there, job) if name == RAY else lines_of(here, own[name.split(",")[0]].__name__)
         for name in contenders
     }
 
@@ -427,14 +439,15 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalCluster(**options) as cluster,
-        Client(cluster),
+        Client(cluster, set_as_default=False) as client,
         programs as ray,
     ):
         data = Path(folder) / "data"
         data.mkdir()
         prepare(data, size)
         for job in (chosen.only,) if chosen.only else JOBS:
-            contenders = JOBS[job] | ({RAY: ray(job)} if ray else {})
+            contenders = {name: on(client, run) for name, run in JOBS[job].items()}
+            contenders |= {ALONE: JOBS[job][FERRO]} | ({RAY: ray(job)} if ray else {})
             results[job] = compared(job, contenders, data, Path(folder), rounds, note)
             show(job, results[job])
     if chosen.json:
