@@ -7,7 +7,7 @@ pipeline   schedules of 4 stages on 4 worker processes, actions that sleep 100 m
            of a step, from submission to gradients; the span from the first action to the last, and that of the
            lists without any overhead; the bubble, and the step of GPipe divided by that of the schedule.
 
-tensor, overlap, collectives   sharding with real kernels: see `parallel_sharding.py`.
+tensor, collectives   sharding with real kernels: see `parallel_sharding.py`.
 
 The sleeps of `pipeline` use no CPU, so the schedule shows on any number of cores.  Everything runs in processes, over
 TCP.
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
@@ -27,7 +28,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 import measure  # noqa: E402
 import numpy as np  # noqa: E402
 import parallel_sharding as sharding  # noqa: E402
-from distributed import Client, get_task_stream  # noqa: E402
+from distributed import Client  # noqa: E402
 from emulated.sleeping import sleeping  # noqa: E402
 from simulated.pipeline import StageSeconds, simulate  # noqa: E402
 
@@ -46,8 +47,9 @@ Note = Callable[[str], None]
 
 
 class Ran(NamedTuple):
-    """A step's actions: seconds from the first one's start to the last one's end, and the mean worker's work."""
+    """A step's seconds; of its actions, from the first one's start to the last one's end, and the mean worker's work."""
 
+    step: float
     span: float
     busy: float
 
@@ -64,6 +66,7 @@ def pipeline(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
         ff.LocalCluster(n_workers=stages, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
+        ff.install(client)
         rows = [r for m in micro_batches for r in _schedules(client, stages, m, seconds, rounds, note)]
     return {"stages": stages, "seconds": seconds, "schedules": rows}
 
@@ -74,15 +77,14 @@ def _schedules(
     steps = {name: _step(name, stages, m, seconds) for name in NAMES}
     ran: dict[str, list[Ran]] = {name: [] for name in NAMES}
     x = np.arange(m, dtype=np.float32)[:, None]
-    walls = measure.in_turn(
+    measure.in_turn(
         {name: partial(_ran, client, step(x)) for name, step in steps.items()},
         rounds,
         check=lambda name, result: ran[name].append(result),
         note=note,
     )
-    return [
-        _row(name, m, _ideal(steps[name].schedule, seconds), walls, ran[name][-rounds:]) for name in NAMES
-    ]
+    last = {name: own[-rounds:] for name, own in ran.items()}
+    return [_row(name, m, _ideal(steps[name].schedule, seconds), last) for name in NAMES]
 
 
 def _ideal(schedule: Schedule, seconds: float) -> float:
@@ -99,45 +101,33 @@ def _step(name: str, stages: int, m: int, seconds: float) -> Pipeline:
 
 
 def _ran(client: Client, run: Any) -> Ran:
-    with get_task_stream(client) as stream:
+    with ff.trace(client, ops=True) as traced:
+        start = perf_counter()
         loss, _ = run.compute(scheduler=client)
+        step = perf_counter() - start
     rows = run.rows
     assert loss == (rows - 1) / 2, f"the loss is wrong: {loss}"
-    actions = [record for record in stream.data if _kind(record["key"]) in ACTIONS]
-    times = [
-        (part["start"], part["stop"])
-        for record in actions
-        for part in record["startstops"]
-        if part["action"] == "compute"
-    ]
-    workers = len({record["worker"] for record in actions})
-    starts, stops = zip(*times, strict=True)
-    return Ran(max(stops) - min(starts), sum(stop - start for start, stop in times) / workers)
+    # They run inside the members of a flow.
+    actions = [span for span in traced.trace.spans if span.prefix in ACTIONS]
+    workers = len({span.worker for span in actions})
+    busy = sum(span.seconds for span in actions) / workers
+    return Ran(step, max(span.stop for span in actions) - min(span.start for span in actions), busy)
 
 
-def _kind(key: Any) -> str:
-    return str(key[0]).rpartition("-")[0] if isinstance(key, tuple) else ""
-
-
-def _row(
-    name: str,
-    m: int,
-    ideal: float,
-    walls: Mapping[str, Sequence[float]],
-    ran: Sequence[Ran],
-) -> dict[str, Any]:
-    spans = [r.span for r in ran]
+def _row(name: str, m: int, ideal: float, ran: Mapping[str, Sequence[Ran]]) -> dict[str, Any]:
+    own = ran[name]
+    spans = [r.span for r in own]
     return {
         "schedule": name,
         "micro_batches": m,
         "ideal": ideal,
-        "step": measure.Summary.of(walls[name]),
+        "step": measure.Summary.of([r.step for r in own]),
         "span": measure.Summary.of(spans),
         "wanted": WANTED.get(name),
         "over_ideal": measure.Summary.of([span / ideal - 1 for span in spans]),
-        "bubble": measure.Summary.of([1 - r.busy / r.span for r in ran]),
+        "bubble": measure.Summary.of([1 - r.busy / r.span for r in own]),
         "gpipe_over_it": measure.Summary.of(
-            [g / own for g, own in zip(walls["gpipe"], walls[name], strict=True)]
+            [g.step / r.step for g, r in zip(ran["gpipe"], own, strict=True)]
         ),
     }
 
@@ -174,7 +164,6 @@ def show_pipeline(record: dict[str, Any]) -> None:
 PARTS: Mapping[str, tuple[Callable[[int, bool, Note], dict[str, Any]], Callable[[dict[str, Any]], None]]] = {
     "pipeline": (pipeline, show_pipeline),
     "tensor": (sharding.tensor, sharding.show_tensor),
-    "overlap": (sharding.overlap, sharding.show_overlap),
     "collectives": (sharding.collectives, sharding.show_collectives),
 }
 

@@ -1,8 +1,5 @@
-"""The parts of `parallel.py` about sharding: overlap of all-reduces, cost of tensor parallelism, collectives.
+"""The parts of `parallel.py` about sharding: the cost of tensor parallelism, and collectives.
 
-overlap    loss and gradients of the transformer example, data parallel on 2 workers, with real kernels: the share of
-           the time of fetching and summing all-reduced gradients in which the worker also computes something else.
-           With one thread it is 0, as a sum occupies the thread; with two, a sum may run in parallel with a segment.
 tensor     a transformer layer, forward and backward, split by columns and rows over 2 workers of one thread each,
            compared with one worker.  The ideal is half of one worker's time, plus the bytes that a worker receives over
            the link's rate, which is measured by plain transfers of as many bytes in the same round.  The same with both
@@ -13,7 +10,7 @@ collectives  bandwidth of an all-reduce in each form, and of a plain transfer (`
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,11 +27,9 @@ from parallel_collectives import MIB, Terms, case  # noqa: E402
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.graph.tensor.emit import Built, build  # noqa: E402
 from dask_ferro.lower.ranks.spmd import Ranks  # noqa: E402
-from dask_ferro.trace import Span, Trace  # noqa: E402
 
 DATA = {"mesh": {"data": 2}, "inputs": {"x": {"data": 0}, "wanted": {"data": 0}}}
 Note = Callable[[str], None]
-Interval = tuple[float, float]
 _runs = count()
 
 
@@ -63,97 +58,6 @@ def run(step: Ranks, rows: int, width: int, *others: Ranks) -> float:
 def cluster_of(workers: int, threads: int) -> Any:
     """Open a cluster of worker processes."""
     return ff.LocalCluster(n_workers=workers, threads_per_worker=threads, dashboard_address=":0")
-
-
-# ---- overlap ------------------------------------------------------------------------------------------------
-
-
-def overlap(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
-    """Return the share of all-reduce time that overlaps with computation, by threads of a worker."""
-    layers, width, rows = (2, 32, 4) if toy else (4, 256, 16)
-    step = Ranks.of(ff.apply(step_of(layers, width, rows), DATA))
-    buckets = [bucket.nbytes for bucket in step.pieces.buckets]
-    found = {}
-    for threads in (2,) if toy else (1, 2):
-        seen: list[dict[str, float]] = []
-        with (
-            dask.config.set({"ferro.onnxruntime.intra-op-threads": 1}),
-            cluster_of(2, threads) as cluster,
-            Client(cluster) as client,
-        ):
-            ff.install(client)
-            run(step, rows, width)
-            for number in range(rounds):
-                with ff.trace(client) as traced:
-                    run(step, rows, width)
-                seen.append(shares(traced.trace))
-                note(f"overlap: {threads} threads, round {number + 1}: {seen[-1]}")
-        found[threads] = {name: measure.Summary.of([one[name] for one in seen]) for name in seen[0]}
-    return {"layers": layers, "width": width, "rows": rows, "buckets": buckets, "threads": found}
-
-
-def shares(trace: Trace) -> dict[str, float]:
-    """Return the seconds of all-reduces on all workers, and their shares that overlap with computation."""
-    total = {"transfer": 0.0, "sum": 0.0}
-    under = dict(total)
-    for worker in trace.workers:
-        mine = [span for span in trace.spans if span.worker == worker]
-        computing = merged(s for s in mine if s.kind == "compute" and not _is_collective(s))
-        for kind, spans in (
-            ("transfer", [s for s in mine if s.kind == "transfer"]),
-            ("sum", [s for s in mine if s.kind == "compute" and s.prefix.startswith("allreduce-")]),
-        ):
-            for start, stop in merged(spans):
-                total[kind] += stop - start
-                under[kind] += sum(max(0.0, min(stop, b) - max(start, a)) for a, b in computing)
-    both = sum(total.values())
-    return {
-        "step": trace.makespan,
-        "transfer_seconds": total["transfer"],
-        "sum_seconds": total["sum"],
-        "transfer_under": under["transfer"] / total["transfer"] if total["transfer"] else 0.0,
-        "sum_under": under["sum"] / total["sum"] if total["sum"] else 0.0,
-        "under": sum(under.values()) / both if both else 0.0,
-    }
-
-
-def _is_collective(span: Span) -> bool:
-    return span.prefix.startswith("allreduce-")
-
-
-def merged(spans: Iterable[Span]) -> list[Interval]:
-    """Return the union of some spans as disjoint intervals."""
-    found: list[Interval] = []
-    for span in sorted(spans, key=lambda s: s.start):
-        if found and span.start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], span.stop))
-        else:
-            found.append((span.start, span.stop))
-    return found
-
-
-def show_overlap(record: Mapping[str, Any]) -> None:
-    """Print the overlap."""
-    rows = [
-        (
-            f"{threads}",
-            f"{1e3 * one['step'].median:.0f}",
-            f"{1e3 * one['transfer_seconds'].median:.0f}",
-            f"{1e3 * one['sum_seconds'].median:.0f}",
-            f"{one['transfer_under'].median:.0%}",
-            f"{one['sum_under'].median:.0%}",
-            f"{one['under'].median:.0%}",
-            f"{one['under'].low:.0%} to {one['under'].high:.0%}",
-        )
-        for threads, one in record["threads"].items()
-    ]
-    sizes = ", ".join(f"{nbytes / MIB:.1f}" for nbytes in record["buckets"])
-    measure.show(
-        f"overlap: {record['layers']} layers of {record['width']}, data parallel on 2 workers; milliseconds",
-        ("threads", "step", "transfers", "sums", "under", "under", "all", "spread"),
-        rows,
-        notes=(f"buckets of {sizes} MiB; under: share in which the same worker computes something else",),
-    )
 
 
 # ---- tensor -------------------------------------------------------------------------------------------------
