@@ -47,7 +47,7 @@ Note = Callable[[str], None]
 
 
 class Ran(NamedTuple):
-    """A step's seconds; of its actions, from the first one's start to the last one's end, and the mean worker's work."""
+    """The seconds of a step, from its first action's start to its last one's end, and of the mean worker's work."""
 
     step: float
     span: float
