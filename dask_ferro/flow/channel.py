@@ -21,6 +21,8 @@ from io import BufferedReader
 from time import sleep
 from typing import Any, cast
 
+import numpy as np
+
 logger = logging.getLogger(__name__)
 
 # Seconds until a connection is given up, and messages go over Dask's own.
@@ -38,7 +40,7 @@ _MOST_PARTS, _MOST_BYTES = 1 << 20, 1 << 40
 
 Dumps = Callable[..., bytes]
 # Called with the parts of a message.
-Receive = Callable[[list[bytearray]], None]
+Receive = Callable[[list[memoryview]], None]
 
 
 def packed(name: object, value: object, dumps: Dumps = pickle.dumps) -> list[Any]:
@@ -52,17 +54,17 @@ def packed(name: object, value: object, dumps: Dumps = pickle.dumps) -> list[Any
     return [head, *parts]
 
 
-def name_of(parts: list[bytearray]) -> Any:
+def name_of(parts: list[memoryview]) -> Any:
     """Return the name in a message."""
     return pickle.loads(parts[0])
 
 
-def value_of(parts: list[bytearray]) -> Any:
+def value_of(parts: list[memoryview]) -> Any:
     """Return the value in a message."""
     return pickle.loads(parts[1], buffers=parts[2:])
 
 
-def received(stream: BufferedReader) -> list[bytearray]:
+def received(stream: BufferedReader) -> list[memoryview]:
     """Return the parts of the next message of a stream.
 
     Raises
@@ -79,15 +81,15 @@ def received(stream: BufferedReader) -> list[bytearray]:
     return [_exactly(stream, size) for size in sizes]
 
 
-def _exactly(stream: BufferedReader, count: int) -> bytearray:
-    data = bytearray(count)
-    view, at = memoryview(data), 0
+def _exactly(stream: BufferedReader, count: int) -> memoryview:
+    # A bytearray would be filled with zeros first.
+    view, at = np.empty(count, np.uint8).data, 0
     while at < count:
         read = stream.readinto(view[at:])  # type: ignore[attr-defined]
         if not read:
             raise EOFError("the connection is closed")
         at += read
-    return data
+    return view
 
 
 class Sender:

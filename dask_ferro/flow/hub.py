@@ -225,7 +225,7 @@ class Hub:
         """Store what a worker has sent that does not reach this hub."""
         self._receive(received(BufferedReader(BytesIO(message))))
 
-    def _receive(self, parts: list[bytearray]) -> None:
+    def _receive(self, parts: list[memoryview]) -> None:
         name, kind, key = name_of(parts)
         try:
             value = value_of(parts)

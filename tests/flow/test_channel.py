@@ -29,7 +29,7 @@ def contexts(request: pytest.FixtureRequest) -> tuple[Any, Any]:
 
 
 @pytest.fixture
-def arrived() -> queue.Queue[list[bytearray]]:
+def arrived() -> queue.Queue[list[memoryview]]:
     return queue.Queue()
 
 
@@ -40,14 +40,14 @@ def lost() -> list[bool]:
 
 
 @pytest.fixture
-def listener(contexts: Any, arrived: queue.Queue[list[bytearray]], lost: list[bool]) -> Iterator[Listener]:
+def listener(contexts: Any, arrived: queue.Queue[list[memoryview]], lost: list[bool]) -> Iterator[Listener]:
     listener = Listener("127.0.0.1", 0, TOKEN, contexts[0], arrived.put, lambda: lost.append(True))
     yield listener
     listener.close()
 
 
 def test_values_arrive_in_their_order(
-    listener: Listener, contexts: Any, arrived: queue.Queue[list[bytearray]], lost: list[bool]
+    listener: Listener, contexts: Any, arrived: queue.Queue[list[memoryview]], lost: list[bool]
 ) -> None:
     sender = Sender(("127.0.0.1", listener.port), TOKEN, contexts[1])
     rng = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def test_values_arrive_in_their_order(
 
 
 def test_a_message_that_breaks_off_may_have_been_a_value(
-    listener: Listener, contexts: Any, arrived: queue.Queue[list[bytearray]], lost: list[bool]
+    listener: Listener, contexts: Any, arrived: queue.Queue[list[memoryview]], lost: list[bool]
 ) -> None:
     sender = Sender(("127.0.0.1", listener.port), TOKEN, contexts[1])
     sender.send([packed("run", bytes(1000))[0][:500]])
@@ -86,7 +86,7 @@ def test_a_message_that_breaks_off_may_have_been_a_value(
 
 @pytest.mark.parametrize("start", [b"", bytes(32), TOKEN[:31] + b"x"], ids=["nothing", "zeros", "nearly"])
 def test_without_the_token_nothing_is_read(start: bytes) -> None:
-    arrived: queue.Queue[list[bytearray]] = queue.Queue()
+    arrived: queue.Queue[list[memoryview]] = queue.Queue()
     lost: list[bool] = []
     listener = Listener("127.0.0.1", 0, TOKEN, None, arrived.put, lambda: lost.append(True))
     try:
