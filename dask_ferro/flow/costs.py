@@ -92,12 +92,12 @@ def names_of(key: Key) -> tuple[str, str]:
     return key_split(key), str(key_split_group(key))
 
 
-def projected(seconds: float, nbytes: float) -> TaskCost:
+def guessed_cost(seconds: float, nbytes: float) -> TaskCost:
     """Return the cost of a task that was not measured."""
     return TaskCost(seconds, nbytes, max(_WRONG * seconds, _TRIAL_S))
 
 
-def told_cost(annotation: object) -> TaskCost | None:
+def own_cost(annotation: object) -> TaskCost | None:
     """Return the cost that the annotation "ferro" of a task tells; None: it tells no seconds.
 
     The bytes that a task reads and writes are no less than its result.
@@ -108,7 +108,7 @@ def told_cost(annotation: object) -> TaskCost | None:
         return None
     if not (isinstance(nbytes, int | float) and is_duration(nbytes)):
         nbytes = seconds * _WRITES
-    return projected(seconds, nbytes)
+    return guessed_cost(seconds, nbytes)
 
 
 _prefix = lru_cache(maxsize=4096)(key_split)

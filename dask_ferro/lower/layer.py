@@ -110,11 +110,7 @@ class LazyLayer(Layer):
 
     _tasks: dict[Key, GraphNode] | None = None
 
-    def __init__(
-        self,
-        series: Sequence[TaskSeries],
-        annotations: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, series: Sequence[TaskSeries], annotations: dict[str, Any] | None = None) -> None:
         super().__init__(annotations=annotations)
         self.series = tuple(series)
 

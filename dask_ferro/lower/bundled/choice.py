@@ -28,7 +28,7 @@ from dask.order import order
 from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.flow.costs import FERRO, TaskCost, told_cost
+from dask_ferro.flow.costs import FERRO, TaskCost, own_cost
 from dask_ferro.flow.plan import FlowCosts, peak_bytes, planned
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.graph.bundling.partition import (
@@ -443,7 +443,7 @@ def _cost(
         nbytes = safe_sizeof(task.value)
         return TaskCost(0.0, nbytes) if nbytes <= SMALL_DATA else None
     # What was measured is nearer than what a task tells.
-    if (cost := facts.cost(key) or told_cost(annotation(FERRO, key, None, annotations, common))) is not None:
+    if (cost := facts.cost(key) or own_cost(annotation(FERRO, key, None, annotations, common))) is not None:
         return cost
     return task.cost if isinstance(task, BundleTask) else None
 

@@ -27,7 +27,7 @@ from tlz import merge
 
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
-from dask_ferro.flow.costs import CALL, TaskCost, projected
+from dask_ferro.flow.costs import CALL, TaskCost, guessed_cost
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, ValueSource
 from dask_ferro.graph.ir.nodes import value_bytes
 from dask_ferro.lower.annotations import ByHead, about
@@ -226,7 +226,7 @@ def _about(bound: BoundModel, series: Sequence[KeySeries]) -> dict[str, Any]:
 
 def _cost(bound: BoundModel, bundle: Bundle) -> TaskCost:
     """Return the projected cost of a bundle."""
-    return projected(bundle.seconds, sum(value_bytes(bound.sized.types[name]) for name in bundle.outputs))
+    return guessed_cost(bundle.seconds, sum(value_bytes(bound.sized.types[name]) for name in bundle.outputs))
 
 
 def _origin(source: ValueSource) -> tuple[int, int]:

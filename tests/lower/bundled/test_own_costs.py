@@ -12,7 +12,7 @@ from dask.typing import Key
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.flow.costs import Costs, MeasuredTasks, TaskCost, names_of, told_cost
+from dask_ferro.flow.costs import Costs, MeasuredTasks, TaskCost, names_of, own_cost
 from dask_ferro.lower.bundled.choice import choose
 from dask_ferro.lower.bundled.rewrite import rewritten
 from dask_ferro.lower.portable import BundleTask
@@ -84,8 +84,8 @@ def test_a_models_bundles_say_what_they_cost() -> None:
 
 
 def test_what_is_told_may_be_wrong_by_ten_times() -> None:
-    assert told_cost({"seconds": 0.2, "bytes": 8}) == TaskCost(0.2, 8, 2.0)
-    assert told_cost({"seconds": 1e-6}) == TaskCost(1e-6, pytest.approx(1e3), 1e-3)
+    assert own_cost({"seconds": 0.2, "bytes": 8}) == TaskCost(0.2, 8, 2.0)
+    assert own_cost({"seconds": 1e-6}) == TaskCost(1e-6, pytest.approx(1e3), 1e-3)
 
 
 def _two_sizes() -> Any:
