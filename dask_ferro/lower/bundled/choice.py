@@ -4,9 +4,9 @@
 
 A task stays by itself if its cost is not known, if it is a coroutine, if it has retries (the tries of a bundle would be
 those of all its tasks), or if Dask forbids to fuse it or what is next to it (the barrier of a shuffle).  Tasks with
-different annotations are not bundled together, as a bundle has one, nor are tasks whose large inputs are in the memory
-of different workers, as one of them would be sent.  Of the tasks that are wanted, no two are in one bundle: each would
-need a task that picks its result.
+different annotations are not bundled together, as a bundle has one, unless these say what a task costs or which region
+it is of.  Nor are tasks whose large inputs are in the memory of different workers, as one of them would be sent.  Of
+the tasks that are wanted, no two are in one bundle: each would need a task that picks its result.
 
 Tasks of ranks say their members themselves, and all of them are one flow, or a bundle where they have one member.
 
