@@ -1,9 +1,11 @@
 """What tasks cost: measured seconds and bytes, by prefix and group of the key.
 
 A group is one operation of one collection (`sum-6f3c...`), so that its tasks are alike, and a collection that is
-computed again has the same groups.  A group that was never measured, as under the fresh names of Dask's next call, is a
-guess: the median of the newest groups of its prefix.  It may take as long as the longest of them, ten times the median
-where there is but one, and 1 ms at least.  A prefix that was never measured has no cost.
+computed again has the same groups.  Calls of a model have one group for bundles of the same operators, FLOPs and bytes:
+that part of their names which stands before `CALL`.  A group that was never measured, as under the fresh names of
+Dask's next call, is a guess: the median of the newest groups of its prefix.  It may take as long as the longest of
+them, ten times the median where there is but one, and 1 ms at least.  A task whose prefix was never measured has the
+cost that it tells, if any, and may take ten times as long: by the annotation "ferro", or as one of a model's bundles.
 
 Durations are seconds, sizes bytes.
 """
@@ -22,7 +24,7 @@ from dask.typing import Key
 from dask.utils import key_split
 from distributed.utils import key_split_group
 
-from dask_ferro.policy.estimates import Mean
+from dask_ferro.policy.estimates import Mean, is_duration
 
 # Groups remembered of one prefix, and prefixes in all: 15 MB at most.  One program has a dozen slices.
 GROUPS, PREFIXES = 64, 1024
@@ -33,6 +35,12 @@ _NEWEST, _ENOUGH, _WRONG, _TRIAL_S = 8, 2, 10.0, 1e-3
 _FORGOTTEN = 20
 # Of an array's operation, bytes are the mean of so many tasks.
 _SIZED = 1000
+# The annotation of projected seconds, which placement and stealing read.
+FERRO = "ferro"
+# In a name, before what tells calls of one model apart.
+CALL = "@"
+# Of a task that tells its seconds alone, the bytes of its result for each second: memory is hardly written faster.
+_WRITES = 1e9
 
 
 class TaskCost(NamedTuple):
@@ -80,8 +88,27 @@ def names_of(key: Key) -> tuple[str, str]:
     """Return the prefix and the group of a key, as Dask's scheduler names them."""
     # All keys of an array's operation begin with one string, which is looked up once.
     if isinstance(key, tuple) and key and isinstance(key[0], str):
-        return _prefix(key[0]), key[0]
+        return _prefix(key[0]), key[0].partition(CALL)[0]
     return key_split(key), str(key_split_group(key))
+
+
+def guessed_cost(seconds: float, nbytes: float) -> TaskCost:
+    """Return the cost of a task that was not measured."""
+    return TaskCost(seconds, nbytes, max(_WRONG * seconds, _TRIAL_S))
+
+
+def own_cost(annotation: object) -> TaskCost | None:
+    """Return the cost that the annotation "ferro" of a task tells; None: it tells no seconds.
+
+    The bytes that a task reads and writes are no less than its result.
+    """
+    told = annotation if isinstance(annotation, Mapping) else {}
+    seconds, nbytes = told.get("seconds"), told.get("bytes")
+    if not (isinstance(seconds, int | float) and is_duration(seconds)):
+        return None
+    if not (isinstance(nbytes, int | float) and is_duration(nbytes)):
+        nbytes = seconds * _WRITES
+    return guessed_cost(seconds, nbytes)
 
 
 _prefix = lru_cache(maxsize=4096)(key_split)

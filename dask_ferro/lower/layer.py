@@ -11,6 +11,7 @@ the scheduler has them where a worker is lost.  Dask arrays, delayed values and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, repeat, starmap
 from operator import call
 from typing import Any, NamedTuple
@@ -21,7 +22,8 @@ from dask.base import is_dask_collection, tokenize
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.portable import PortableTask, portable
+from dask_ferro.flow.costs import TaskCost
+from dask_ferro.lower.portable import BundleTask, PortableTask, portable
 from dask_ferro.lower.signature import is_dask_array, is_future
 from dask_ferro.lower.upstream import GraphNode, TaskRef
 
@@ -78,28 +80,26 @@ KeysOrValue = KeySeries | Literal
 
 
 class TaskSeries(NamedTuple):
-    """One task for each chunk: the keys, the function, and the sources of its arguments, by position and by name."""
+    """One task for each chunk: the keys, the function, and the sources of its arguments, by position and by name.
+
+    With `cost`, these are tasks of one of several bundles.
+    """
 
     keys: KeySeries
     chunks: int
     function: Callable[..., Any]
     arguments: tuple[KeySeries | Literal, ...]
     named: Mapping[str, KeySeries | Literal | RunLengths] = {}
+    cost: TaskCost | None = None
 
-    def tasks(self, kind: type[PortableTask]) -> Iterator[PortableTask]:
+    def tasks(self) -> Iterator[PortableTask]:
         """Yield the tasks, in the order of the chunks."""
+        kind = PortableTask if self.cost is None else partial(BundleTask, cost=self.cost)
         columns = (source.over(self.chunks) for source in (*self.arguments, *self.named.values()))
         for chunk, values in enumerate(zip(*columns, strict=True)):
             positional, by_name = values[: len(self.arguments)], values[len(self.arguments) :]
             named = dict(zip(self.named, by_name, strict=True))
             yield kind(self.keys.at(chunk), self.function, *positional, **named)
-
-
-class BundleTask(PortableTask):
-    """The task of one of several bundles: Dask's optimizer would put together again what was cut."""
-
-    __slots__ = ()
-    block_fusion = True
 
 
 class LazyLayer(Layer):
@@ -110,20 +110,15 @@ class LazyLayer(Layer):
 
     _tasks: dict[Key, GraphNode] | None = None
 
-    def __init__(
-        self,
-        series: Sequence[TaskSeries],
-        kind: type[PortableTask] = PortableTask,
-        annotations: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, series: Sequence[TaskSeries], annotations: dict[str, Any] | None = None) -> None:
         super().__init__(annotations=annotations)
-        self.series, self.kind = tuple(series), kind
+        self.series = tuple(series)
 
     @property
     def tasks(self) -> dict[Key, GraphNode]:
         """The generated tasks by key."""
         if self._tasks is None:
-            made = chain.from_iterable(one.tasks(self.kind) for one in self.series)
+            made = chain.from_iterable(one.tasks() for one in self.series)
             self._tasks = {task.key: task for task in made}
         return self._tasks
 

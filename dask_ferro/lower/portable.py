@@ -18,6 +18,7 @@ from importlib.resources import files
 from pickle import PickleBuffer, loads
 from typing import Any
 
+from dask_ferro.flow.costs import TaskCost
 from dask_ferro.lower import stand_in
 from dask_ferro.lower.upstream import Task
 
@@ -74,6 +75,22 @@ class PortableTask(Task):  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return portable(self, partial(Task, self.key), protocol) or super().__reduce_ex__(protocol)
+
+
+class BundleTask(PortableTask):
+    """The task of one of several bundles: Dask's optimizer would put together again what was cut.
+
+    It has its projected cost, as Dask's optimizer drops the annotations of layers.
+    """
+
+    __slots__ = ("cost",)
+    block_fusion = True
+
+    def __init__(
+        self, key: Any, func: Callable[..., Any], /, *args: Any, cost: TaskCost | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(key, func, *args, **kwargs)
+        self.cost = cost
 
 
 class PortableCall:

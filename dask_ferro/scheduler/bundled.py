@@ -31,7 +31,8 @@ def bundled(*, client: Client | None = None) -> Iterator[None]:
 
     A task costs some 2 ms of CPU beside its own work, so that tasks of a millisecond take three times as long as they
     need.  The scheduler chooses which tasks share a bundle, by the measured seconds of earlier tasks of the same
-    name; a task whose name was never measured runs by itself, and so does a task with retries, which are its own.
+    name, or else by those that a task's annotation says (``dask.annotate(ferro={"seconds": 0.001})``).  A task of
+    unknown cost runs by itself, and so does a task with retries, which are its own.
     Requested keys, annotations, priorities and persisted data stay what they are.  Two requested keys are never in one
     bundle, so `client.map` and `persist` of independent chunks gain little.
 

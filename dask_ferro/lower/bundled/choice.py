@@ -4,9 +4,9 @@
 
 A task stays by itself if its cost is not known, if it is a coroutine, if it has retries (the tries of a bundle would be
 those of all its tasks), or if Dask forbids to fuse it or what is next to it (the barrier of a shuffle).  Tasks with
-different annotations are not bundled together, as a bundle has one, nor are tasks whose large inputs are in the memory
-of different workers, as one of them would be sent.  Of the tasks that are wanted, no two are in one bundle: each would
-need a task that picks its result.
+different annotations are not bundled together, as a bundle has one, unless these say what a task costs or which region
+it is of.  Nor are tasks whose large inputs are in the memory of different workers, as one of them would be sent.  Of
+the tasks that are wanted, no two are in one bundle: each would need a task that picks its result.
 
 Tasks of ranks say their members themselves, and all of them are one flow, or a bundle where they have one member.
 
@@ -28,7 +28,7 @@ from dask.order import order
 from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.flow.costs import TaskCost
+from dask_ferro.flow.costs import FERRO, TaskCost, own_cost
 from dask_ferro.flow.plan import FlowCosts, peak_bytes, planned
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.graph.bundling.partition import (
@@ -44,7 +44,9 @@ from dask_ferro.graph.bundling.partition import (
 )
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
 from dask_ferro.lower.bundled.recent import Flow, RecentChoices
+from dask_ferro.lower.portable import BundleTask
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, Task, TaskRef, references
+from dask_ferro.trace import ABOUT
 
 # The seconds of a task whose cost is not known: it is by itself, and delays what waits for it.
 UNKNOWN_S = 0.01
@@ -56,6 +58,8 @@ SMALL_DATA = 4096
 PLACING = frozenset({"workers", "restrictions", "resources", "allow_other_workers", "loose_restrictions"})
 # The annotation of how often a task is tried again.
 _RETRIES = "retries"
+# What the annotation "ferro" says of one task alone.
+_OF_ONE_TASK = ("seconds", "flops", "bytes")
 # Seconds that a flow may last; of the seconds of bundles, what it has to gain; of the seconds of the tasks alone, with
 # how many no bundles are sought.
 FLOW_LASTS, FLOW_GAINS, FLOW_ENOUGH = 5.0, 0.1, 2.0
@@ -242,7 +246,10 @@ def choose(
     tasks = needed(graph, wanted, facts.existing, facts.held)
     number = tasks.number
     nodes = [graph[key] for key in tasks.order]
-    costs = [_cost(key, task, facts) for key, task in zip(tasks.order, nodes, strict=True)]
+    costs = [
+        _cost(key, task, facts, annotations, common or {})
+        for key, task in zip(tasks.order, nodes, strict=True)
+    ]
     sizes = [0.0 if cost is None else cost.nbytes for cost in costs]
     edges, outside = _edges(nodes, number, sizes)
     made = partial(BundleChoice, tasks.order, costs=costs, edges=edges, outside=outside)
@@ -251,7 +258,7 @@ def choose(
         if any((common or {}).get(name) for name in (*PLACING, _RETRIES)):
             return made(tuple((i,) for i in range(len(tasks.order)))), tasks
         return _rank_choice(made, tasks.order, edges, of_ranks, facts.members > 0), tasks
-    # One task, as of `submit`, or none measured: nothing to gain; without room, results go as early as they can.
+    # One task, as of `submit`, or none of known cost: nothing to gain; without room, results go as early as they can.
     is_unknown = not any(cost is not None and cost.seconds for cost in costs)
     if len(tasks.order) < 2 or facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
         return made(tuple((i,) for i in range(len(tasks.order)))), tasks
@@ -393,6 +400,15 @@ def annotation(
     return annotations.get(name, {}).get(key, value(key) if callable(value) else value)
 
 
+def of_many(name: str, value: object) -> object:
+    """Return what an annotation of a task says of its bundle too, not its cost or region; None: nothing."""
+    if name == ABOUT:
+        return None
+    if name == FERRO and isinstance(value, Mapping):
+        return {what: told for what, told in value.items() if what not in _OF_ONE_TASK} or None
+    return value
+
+
 def _edges(
     nodes: list[GraphNode], number: Mapping[Key, int], sizes: list[float]
 ) -> tuple[Floats, dict[int, list[Key]]]:
@@ -417,14 +433,19 @@ def _ranks(sources: Sequence[Sequence[int]]) -> list[int]:
     return [found[i] for i in range(len(sources))]
 
 
-def _cost(key: Key, task: GraphNode, facts: CostFacts) -> TaskCost | None:
+def _cost(
+    key: Key, task: GraphNode, facts: CostFacts, annotations: Annotations, common: Mapping[str, object]
+) -> TaskCost | None:
     if isinstance(task, Alias):
         return FREE
     if isinstance(task, DataNode):
         # Data in the graph goes to whoever reads it: alone, or with its readers if it is small.
         nbytes = safe_sizeof(task.value)
         return TaskCost(0.0, nbytes) if nbytes <= SMALL_DATA else None
-    return facts.cost(key)
+    # What was measured is nearer than what a task tells.
+    if (cost := facts.cost(key) or own_cost(annotation(FERRO, key, None, annotations, common))) is not None:
+        return cost
+    return task.cost if isinstance(task, BundleTask) else None
 
 
 class _Location(NamedTuple):
@@ -482,20 +503,21 @@ def _kinds(
     # Dask asks each task whether its function is a coroutine; a graph has few functions.
     of_function = {id(getattr(task, "func", None)): task for task in nodes}
     coroutines = {function for function, task in of_function.items() if task.is_coro}
-    barriers = {key for key, task in graph.items() if task.block_fusion}
+    barriers = {key for key, task in graph.items() if is_barrier(task)}
     # Most graphs have neither, and barriers are sought behind each task.
     for i, task in enumerate(nodes) if coroutines or barriers else ():
         read = [source for dep in task.dependencies for source in _aliased(dep, graph)] if barriers else []
-        if (
-            id(getattr(task, "func", None)) in coroutines
-            or task.block_fusion
-            or not barriers.isdisjoint(read)
-        ):
+        if id(getattr(task, "func", None)) in coroutines or is_barrier(task) or not barriers.isdisjoint(read):
             found[i] = ALONE
-        if task.block_fusion:
+        if is_barrier(task):
             for source in number.keys() & read:
                 found[number[source]] = ALONE
     return found
+
+
+def is_barrier(task: GraphNode) -> bool:
+    """Return whether a task has to stay by itself; the tasks of a model are kept apart from Dask's optimizer alone."""
+    return bool(task.block_fusion) and not isinstance(task, BundleTask)
 
 
 def _aliased(key: Key, graph: Graph) -> Iterator[Key]:
@@ -513,7 +535,8 @@ def _by_annotations(order: list[Key], annotations: Annotations, locations: list[
     of: dict[Key, str] = {}
     for name, by in sorted(annotations.items()):
         for key, value in by.items():
-            of[key] = f"{of.get(key, '')}{name}={value!r};"
+            if (shared := of_many(name, value)) is not None:
+                of[key] = f"{of.get(key, '')}{name}={shared!r};"
     # Most tasks have none: they are of kind 0.
     kinds = {("", ""): 0}
     texts = ((of.get(key, ""), where.worker) for key, where in zip(order, locations, strict=True))

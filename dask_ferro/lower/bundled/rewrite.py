@@ -26,7 +26,7 @@ from uuid import uuid4
 import numpy as np
 from dask.typing import Key
 
-from dask_ferro.flow.costs import names_of
+from dask_ferro.flow.costs import FERRO, names_of
 from dask_ferro.flow.member import Read, is_ours, pick, run_share
 from dask_ferro.flow.run import MEMBER, InnerTask, Repeat, Share
 from dask_ferro.graph.bundling.partition import MORE, Ints
@@ -42,6 +42,8 @@ from dask_ferro.lower.bundled.choice import (
     add_behind,
     annotation,
     choose,
+    is_barrier,
+    of_many,
 )
 from dask_ferro.lower.portable import PortableTask
 from dask_ferro.lower.repeated import RepeatedTasks
@@ -50,12 +52,9 @@ from dask_ferro.trace import ABOUT
 
 # Words in the name of a bundle, and names in one graph: each is a prefix, over which Dask's scheduler iterates.
 _WORDS, _NAMES = 3, 16
-# The annotation of projected seconds, which placement and stealing read.
-_FERRO = "ferro"
 _PRIORITY = "priority"
 # By how much a task that picks a result comes before others of its priority; users' priorities are integers.
 SOONER = 0.5
-_OF_ONE_TASK = ("seconds", "flops", "bytes")
 
 
 class Rewritten(NamedTuple):
@@ -246,7 +245,7 @@ class _BundleWriter:
             label = "bundle:mixed"
         number = self._names[label] = self._names.get(label, -1) + 1
         # Tasks of one group are of one span, which is an annotation.
-        notes = repr([(name, by[first]) for name, by in self.annotations.items() if first in by])
+        notes = repr([(name, of_many(name, by.get(first))) for name, by in self.annotations.items()])
         return f"{label}-{self._tokens.setdefault(notes, uuid4().hex)}", number
 
     def written(self) -> Rewritten:
@@ -283,16 +282,15 @@ class _BundleWriter:
         """Write a task with the annotations of its first task, and its seconds, unless it is that one by itself."""
         self.made.graph[key] = task
         for name, values in self.annotations.items():
-            # Tasks of ranks that run as one are of many regions.
-            is_of_all = name != ABOUT or seconds is None or is_quick or first not in self.of_ranks
-            if first in values and is_of_all:
-                self.made.annotations.setdefault(name, {})[key] = values[first]
+            value = values.get(first)
+            if seconds is not None and not is_quick:
+                value = of_many(name, value)
+            if value is not None:
+                self.made.annotations.setdefault(name, {})[key] = value
         if seconds is not None:
-            told = annotation(_FERRO, key, {}, self.made.annotations, self.common)
+            told = of_many(FERRO, annotation(FERRO, key, {}, self.made.annotations, self.common)) or {}
             if isinstance(told, Mapping):
-                # The user's own estimates are of one task.
-                kept = {name: value for name, value in told.items() if name not in _OF_ONE_TASK}
-                self.made.annotations.setdefault(_FERRO, {})[key] = {**kept, "seconds": seconds}
+                self.made.annotations.setdefault(FERRO, {})[key] = {**told, "seconds": seconds}
         if is_quick:
             # At once: until then, a bundle's tuple keeps all results.
             before = annotation(_PRIORITY, key, 0, self.made.annotations, self.common)
@@ -302,7 +300,7 @@ class _BundleWriter:
     def _reads_a_tuple(self, p: int) -> bool:
         """Return whether a task that is by itself reads from tuples, as a bundle of one task can."""
         task = self.graph[self.choice.order[self.parts[p][0]]]
-        if task.is_coro or task.block_fusion:
+        if task.is_coro or is_barrier(task):
             return False
         return any(self.place[i] >= 0 for i in self.inputs.get(p, ()))
 

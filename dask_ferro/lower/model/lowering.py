@@ -27,11 +27,12 @@ from tlz import merge
 
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
+from dask_ferro.flow.costs import CALL, TaskCost, guessed_cost
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, ValueSource
+from dask_ferro.graph.ir.nodes import value_bytes
 from dask_ferro.lower.annotations import ByHead, about
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.layer import (
-    BundleTask,
     Feed,
     Key,
     KeySeries,
@@ -140,11 +141,12 @@ def lower(
             run_bundle,
             (Literal((model.ref,)), Literal((ref,)), *_arguments(bundle, feeds, series)),
             {**copied, "rows": counts} if ref.check is not None and ref.check.is_cut else copied,
+            _cost(bound, bundle) if len(bundles) > 1 else None,
         )
         for ref, keys, bundle in zip(refs, series, bundles, strict=True)
     ]
     annotations = {**_about(bound, series), **dask.get_annotations()}  # type: ignore[attr-defined]
-    layer = LazyLayer(tasks, BundleTask if len(tasks) > 1 else PortableTask, annotations or None)
+    layer = LazyLayer(tasks, annotations or None)
     sources = bound.plan.outputs
     name = series[sources[0].bundle].head[0] if sources else f"ferro-{token}"
     below = feeds if copy is None else [*feeds, copy]
@@ -222,6 +224,11 @@ def _about(bound: BoundModel, series: Sequence[KeySeries]) -> dict[str, Any]:
     return {ABOUT: found}
 
 
+def _cost(bound: BoundModel, bundle: Bundle) -> TaskCost:
+    """Return the projected cost of a bundle."""
+    return guessed_cost(bundle.seconds, sum(value_bytes(bound.sized.types[name]) for name in bundle.outputs))
+
+
 def _origin(source: ValueSource) -> tuple[int, int]:
     """Return the argument that holds a source: a model input, or the whole result of a bundle."""
     return (MODEL_INPUT, source.place) if source.bundle == MODEL_INPUT else (source.bundle, 0)
@@ -241,7 +248,8 @@ def _series(bound: BoundModel, token: str, number: int) -> KeySeries:
     bundle = bound.plan.bundles[number]
     # Dask collects durations by this name: the operator of most nodes tells bundles apart.
     op = max(bundle.ops, key=lambda name: (bundle.ops[name], name), default="identity").lower()
-    name = f"{_label(bound.model.name)}-{op}-{token}"
+    cost = blake2b(repr((sorted(bundle.ops.items()), bundle.cost)).encode(), digest_size=4).hexdigest()
+    name = f"{_label(bound.model.name)}-{op}-{cost}{CALL}{token}"
     is_output = any(s.bundle == number for s in bound.plan.outputs)
     if is_output and len(bundle.outputs) == 1:
         # As a dask array names its chunks: the chunk, and a zero for each other axis.

@@ -25,6 +25,7 @@ from distributed import Client
 
 from dask_ferro import config
 from dask_ferro.engines.selection import check, support
+from dask_ferro.flow.costs import FERRO
 from dask_ferro.graph.cost.roofline import model_cost
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import Loaded, load_own
@@ -52,9 +53,6 @@ from dask_ferro.lower.ranks.spmd_inputs import (
 from dask_ferro.lower.ranks.spmd_tasks import RankCall, source
 from dask_ferro.lower.upstream import TaskRef
 from dask_ferro.lower.worker.models import ModelRef, limits, remember
-
-# The annotation in which the scheduler plugin finds a task's requirements (`scheduler.annotations`).
-_FERRO = "ferro"
 
 
 class _SpmdFile(NamedTuple):
@@ -195,7 +193,7 @@ class Ranks:
     def layer(self, call: RankCall, there: Homes) -> MaterializedLayer:
         """Return the tasks of a call as a layer, with what they require of a worker."""
         wants = {key: {"require": site.device} if site.device else {} for key, (_, site) in call.home.items()}
-        others = {_FERRO: wants.__getitem__} if any(wants.values()) else {}
+        others = {FERRO: wants.__getitem__} if any(wants.values()) else {}
         return rank_layer(call.tasks, call.order, call.home, there, call.about, **others)
 
     @property
