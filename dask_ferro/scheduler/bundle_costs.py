@@ -30,7 +30,7 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskState
 
 from dask_ferro.flow import worker as flow_worker
-from dask_ferro.flow.costs import Costs, MeasuredTasks, measured_of, names_of
+from dask_ferro.flow.costs import Costs, FlowCosts, MeasuredTasks, measured_of, names_of
 from dask_ferro.flow.member import is_ours, is_pick, share_of
 from dask_ferro.flow.times import TOPIC
 from dask_ferro.flow.worker import FlowWorker
@@ -216,8 +216,19 @@ class BundleCosts(Part):
         allowance = threads * min(room * _ALLOWED, _ALLOWANCE)
         overheads = replace(DASK, bytes_per_s=scheduler.bandwidth)
         members = min(self._flows.members, MEMBERS) if self._flows is not None else 0
+        of_flows = self._flows.costs if self._flows is not None else FlowCosts()
         return CostFacts(
-            self.costs.of, existing, held, threads, holds, memory, allowance, overheads, members, self._recent
+            self.costs.of,
+            existing,
+            held,
+            threads,
+            holds,
+            memory,
+            allowance,
+            overheads,
+            members,
+            self._recent,
+            of_flows,
         )
 
     def update_graph(self, scheduler: Scheduler, *, keys: Collection[Key] = (), **facts: object) -> None:
