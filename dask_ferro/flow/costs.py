@@ -94,16 +94,11 @@ class MemberFigures:
     sending_s: float = 0.0
     trip_s: float = inf
 
-    def sent(self, messages: int, seconds: float) -> None:
-        """Note messages to other workers, and their CPU."""
-        self.messages += messages
-        self.sending_s += seconds
-
     @classmethod
     def summed(cls, figures: Iterable[MemberFigures]) -> MemberFigures:
         """Return the figures of members together."""
         *columns, trips = zip(*map(astuple, figures), strict=True)
-        return cls(*map(sum, columns), trip_s=min(trips))
+        return cls(*map(sum, columns), trip_s=min(trips))  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -134,17 +129,26 @@ def learnt(before: FlowCosts, flows: Collection[MemberFigures]) -> FlowCosts:
     rests = [(one.cpu_s - one.computing_s - one.sending_s) / one.tasks for one in flows if one.tasks]
     return replace(
         before,
-        task_s=_renewed(before.task_s, rests),
-        message_s=_renewed(before.message_s, [one.sending_s / one.messages for one in small]),
+        task_s=renewed(before.task_s, rests),
+        message_s=renewed(before.message_s, [one.sending_s / one.messages for one in small]),
         # An answer waits for what else runs where it comes from.
-        hop_s=_renewed(before.hop_s, [one.trip_s / 2 for one in flows], min),
+        hop_s=renewed(before.hop_s, [one.trip_s / 2 for one in flows], min),
     )
 
 
-def _renewed(
+def renewed(
     before: float, measured: Iterable[float], usual: Callable[[list[float]], float] = median
 ) -> float:
-    """Return a cost in seconds: what is usual of those that were measured, if it is another one."""
+    """Return a cost in seconds: what is usual of those that were measured, if that is more than a little different.
+
+    Parameters
+    ----------
+    before : float
+        What is believed: it stays if fewer than three were measured, or if the usual is at most twice or half of it.
+    measured : iterable of float
+        Those outside of 1 us to 1 s are not believed.
+    usual : callable
+    """
     sane = [seconds for seconds in measured if _LEAST_S <= seconds <= _MOST_S]
     now = usual(sane) if len(sane) >= _TELLING else before
     return now if max(now, before) > _OTHER * min(now, before) else before

@@ -351,7 +351,8 @@ class Hub:
             if isinstance(step, _Post):
                 cpu = thread_time()
                 self._send(*step)
-                figures.sent(len(step.homes), thread_time() - cpu)
+                figures.messages += len(step.homes)
+                figures.sending_s += thread_time() - cpu
                 continue
             cpu = thread_time()
             value = called(step, inputs, times)
@@ -417,7 +418,8 @@ class Hub:
             reason = PicklingError(f"the result of {task.key!r} cannot be pickled: {error.reason!r}")
             nbytes = self._send(Message(name, "value", task.key, Failed(reason)), homes)
         values, figures = sum(home.worker != self.worker for home in homes), times.figures
-        figures.sent(values, thread_time() - cpu)
+        figures.messages += values
+        figures.sending_s += thread_time() - cpu
         figures.values += values
         figures.nbytes += nbytes
         figures.stolen += owner is not None

@@ -65,9 +65,8 @@ class _Flow:
         self.can_run = True
         # Addresses of the workers of the newest run.
         self.workers: set[str] = set()
-        # The keys of members that have ended in this run.
-        self.ended: set[Key] = set()
-        self.figures: list[MemberFigures] = []
+        # The members that have ended in this run, by their keys.
+        self.ended: dict[Key, MemberFigures] = {}
         self.row = FlowRow(name.removeprefix("flow:").rpartition("-")[0], members, since=time())
 
 
@@ -170,10 +169,8 @@ class Flows:
         if flow is None:
             return
         if finish == "memory" and flow.is_running:
-            flow.ended.add(ts.key)
-            figures = MemberFigures(*(message.get("metadata") or {}).get(FIGURES, ()))
+            figures = flow.ended[ts.key] = MemberFigures(*(message.get("metadata") or {}).get(FIGURES, ()))
             flow.row.add(figures)
-            flow.figures.append(figures)
             if len(flow.ended) == len(flow.keys):
                 self._soon(lambda: self._end(flow))
             return
@@ -246,7 +243,7 @@ class Flows:
             return
         flow.is_running, flow.voids = False, 0
         flow.row.enter("ended")
-        self._figures.append(MemberFigures.summed(flow.figures))
+        self._figures.append(MemberFigures.summed(flow.ended.values()))
         self.costs = learnt(self.costs, self._figures)
         tasks = self._scheduler.tasks
         there = [tasks[key] for key in flow.keys if key in tasks]
@@ -354,7 +351,6 @@ class Flows:
         scheduler = self._scheduler
         flow.run = f"{flow.name}/{next(self._numbers)}"
         flow.ended.clear()
-        flow.figures.clear()
         flow.is_running = True
         flow.workers = {ws.address for ws in workers}
         homes = tuple((ws.address, *(self._hub(ws) or ("", 0))) for ws in workers)

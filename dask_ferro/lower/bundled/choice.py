@@ -281,6 +281,8 @@ def choose(
             facts.holds,
             facts.allowance,
             0 if is_bound else facts.members,
+            facts.overheads.hop_s,
+            facts.overheads.dispatch_s,
             *astuple(facts.of_flows),
         ),
         lambda: None if is_bound else _flow(work, picked, facts),
