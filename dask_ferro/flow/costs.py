@@ -40,7 +40,8 @@ _SIZED = 1000
 # connections.
 FLOWS, _TELLING = 5, 3
 # A flow whose messages have more bytes each tells what bytes take, and not what messages do.
-_SMALL_MESSAGE = 1 << 14
+# An answer waits twice for Python's lock, half a millisecond each, where tasks keep it: no hop is told that is shorter.
+_SMALL_MESSAGE, _LOCK_S = 1 << 14, 5e-4
 # How many times another cost has to be believed, and the seconds that are believed.
 _OTHER, _LEAST_S, _MOST_S = 2.0, 1e-6, 1.0
 
@@ -132,7 +133,7 @@ def learnt(before: FlowCosts, flows: Collection[MemberFigures]) -> FlowCosts:
         task_s=renewed(before.task_s, rests),
         message_s=renewed(before.message_s, [one.sending_s / one.messages for one in small]),
         # An answer waits for what else runs where it comes from.
-        hop_s=renewed(before.hop_s, [one.trip_s / 2 for one in flows], min),
+        hop_s=renewed(before.hop_s, [max(one.trip_s / 2 - _LOCK_S, FlowCosts.hop_s) for one in flows], min),
     )
 
 

@@ -11,6 +11,8 @@ from dask_ferro.flow.costs import FlowCosts, MemberFigures, learnt
 from tests.each import every
 
 DEFAULTS = FlowCosts()
+# What a hop by an answer may have waited for Python's lock.
+LOCK_S = 5e-4
 SLOW = FlowCosts(task_s=3e-4, message_s=4e-4, hop_s=2e-2)
 
 
@@ -19,7 +21,7 @@ def figures(costs: FlowCosts, tasks: int = 100, messages: int = 20, nbytes: int 
     computing, sending = 2e-3 * tasks, costs.message_s * messages
     return MemberFigures(
         messages, nbytes * messages, 0, 0.1, tasks, messages, computing + sending + costs.task_s * tasks,
-        computing, sending, 2 * costs.hop_s,
+        computing, sending, 2 * (costs.hop_s + LOCK_S),
     )  # fmt: skip
 
 
@@ -35,6 +37,12 @@ IDLE = MemberFigures()
         pytest.param([TYPICAL] * 5, DEFAULTS, DEFAULTS, id="what was believed"),
         pytest.param([TEN_TIMES] * 3, DEFAULTS, SLOW, id="ten times what was believed"),
         pytest.param([TYPICAL] * 5, SLOW, DEFAULTS, id="what was believed long ago"),
+        pytest.param(
+            [replace(TYPICAL, trip_s=1e-3)] * 5,
+            DEFAULTS,
+            DEFAULTS,
+            id="answers that may have waited for Python's lock",
+        ),
         pytest.param([IDLE] * 5, SLOW, SLOW, id="flows that did nothing"),
         pytest.param(
             [figures(FlowCosts(5e-5, 7e-5, 1e-4))] * 5, DEFAULTS, DEFAULTS, id="little more than was believed"

@@ -74,6 +74,6 @@ def test_a_graph_whose_workers_are_far_from_each_other_is_planned_otherwise(clie
     far: list[tuple[FlowCosts, int, int]] = []
     until(lambda: far.append(run()) or far[-1][2] == 0, "a plan of which nothing crosses", seen=lambda: far)
     costs, ended, _ = far[-1]
-    assert HOP_S <= costs.hop_s < 10 * HOP_S
+    assert costs.hop_s > HOP_S / 2
     # It is not planned as a flow any more.
     assert run()[1] == ended
