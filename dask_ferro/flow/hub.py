@@ -24,7 +24,7 @@ from functools import partial
 from io import BufferedReader, BytesIO
 from pickle import PicklingError
 from queue import SimpleQueue
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -320,7 +320,10 @@ class Hub:
             here.changed.notify_all()
         try:
             with _switching():
+                start = thread_time()
                 self._drain(here, run, name, times)
+                times.figures.cpu_s += thread_time() - start
+            times.figures.trip_s = here.thief.trip_s
             return run.results(share)
         except Void:
             self.void(name)
@@ -334,7 +337,7 @@ class Hub:
                     self._end(name)
 
     def _drain(self, here: _Here, run: FlowRun, name: str, times: TaskTimes) -> None:
-        thread, idle = threading.get_ident(), perf_counter()
+        thread, idle, figures = threading.get_ident(), perf_counter(), times.figures
         while True:
             with here.changed:
                 step = self._step(here, run, name, times, idle)
@@ -346,9 +349,14 @@ class Hub:
             if step is None:
                 return
             if isinstance(step, _Post):
+                cpu = thread_time()
                 self._send(*step)
+                figures.messages += len(step.homes)
+                figures.sending_s += thread_time() - cpu
                 continue
+            cpu = thread_time()
             value = called(step, inputs, times)
+            figures.tasks, figures.computing_s = figures.tasks + 1, figures.computing_s + thread_time() - cpu
             del inputs
             is_sent = self._send_result(here, run, name, step, value, times)
             with here.changed:
@@ -386,7 +394,7 @@ class Hub:
                 return _Post(Message(name, "ask", None, here.own), [here.homes[victim]])
             here.changed.wait(min(_PATIENCE, here.thief.seconds(start)))
             now = perf_counter()
-            times.waited += now - start
+            times.figures.waited += now - start
             # What this member waits for may itself wait for this thread: others have it from now on.
             if now - idle >= _PATIENCE and not has_seceded():
                 leave_pool()
@@ -397,7 +405,9 @@ class Hub:
         """Send a result to its readers; return False if the worker that gave the task away has to run it itself."""
         owner = run.owner_of(task)
         readers = task.readers if owner is None else (*task.readers, owner)
-        homes = {here.homes[member] for member in readers}
+        if not readers:
+            return True
+        homes, cpu = {here.homes[member] for member in readers}, thread_time()
         try:
             nbytes = self._send(Message(name, "value", task.key, value), homes)
         except _Unsendable as error:
@@ -407,9 +417,12 @@ class Hub:
             # What reads the value elsewhere fails; the reason itself may be an error that cannot be pickled.
             reason = PicklingError(f"the result of {task.key!r} cannot be pickled: {error.reason!r}")
             nbytes = self._send(Message(name, "value", task.key, Failed(reason)), homes)
-        times.values += sum(home.worker != self.worker for home in homes)
-        times.nbytes += nbytes
-        times.stolen += owner is not None
+        values, figures = sum(home.worker != self.worker for home in homes), times.figures
+        figures.messages += values
+        figures.sending_s += thread_time() - cpu
+        figures.values += values
+        figures.nbytes += nbytes
+        figures.stolen += owner is not None
         return True
 
     def _send(self, message: Message, homes: Collection[Home]) -> int:

@@ -8,6 +8,7 @@ A run without a future ends its members with `Reschedule`: the scheduler runs th
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 from dask.typing import Key
@@ -20,7 +21,7 @@ from dask_ferro.flow.times import TaskTimes
 
 # The annotation by which the scheduler says a run's name, and where its members are.
 PLACES = "ferro-flow"
-# The metadata of a member that has ended: values and bytes that it sent, tasks that it stole, seconds that it waited.
+# The metadata of a member that has ended: its `MemberFigures`.
 FIGURES = "ferro-flow"
 
 
@@ -77,7 +78,7 @@ def _among(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any,
         results = hub.run(run, share, inputs, [Home(*home) for home in homes], times)
     except Void:
         raise Reschedule from None
-    own.metadata[FIGURES] = times.values, times.nbytes, times.stolen, times.waited
+    own.metadata[FIGURES] = astuple(times.figures)
     return results
 
 

@@ -19,7 +19,7 @@ from dask.typing import Key
 from distributed import get_worker
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.flow.costs import MeasuredTasks, merged, names_of
+from dask_ferro.flow.costs import MeasuredTasks, MemberFigures, merged, names_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,17 +58,12 @@ class TaskTimes:
 
     Attributes
     ----------
-    values, nbytes : int
-        What it sent to other workers.
-    stolen : int
-        Tasks of other workers that it ran.
-    waited : float
-        Seconds for which it had no task to run.
+    figures : MemberFigures
+        What a member of a flow did.
     """
 
     def __init__(self) -> None:
-        self.values = self.nbytes = self.stolen = 0
-        self.waited = 0.0
+        self.figures = MemberFigures()
         self._runs: list[InnerRun] = []
         self._sized: set[tuple[str, str]] = set()
         self._budget = 0.0

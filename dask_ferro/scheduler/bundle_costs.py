@@ -34,13 +34,13 @@ from dask_ferro.flow.costs import Costs, MeasuredTasks, measured_of, names_of
 from dask_ferro.flow.member import is_ours, is_pick, share_of
 from dask_ferro.flow.times import TOPIC
 from dask_ferro.flow.worker import FlowWorker
-from dask_ferro.graph.bundling.partition import DASK
 from dask_ferro.lines import opened, sealed
 from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
 from dask_ferro.lower.bundled.recent import GraphPlans, RecentChoices, Way
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.scheduler import reach
+from dask_ferro.scheduler.dask_costs import DaskCosts
 from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.scheduler.flows import Flows
 from dask_ferro.scheduler.log import Ring
@@ -105,6 +105,7 @@ class BundleCosts(Part):
         self._saving: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._saved = 0
+        self._dask = DaskCosts()
         self._recent = RecentChoices()
         # By wanted key.
         self._runs: dict[Key, _GraphRun] = {}
@@ -155,7 +156,7 @@ class BundleCosts(Part):
 
     def listeners(self) -> Iterable[object]:
         """Return what hears of tasks."""
-        return (self, self._flows) if self._flows is not None else (self,)
+        return (self, self._dask, self._flows) if self._flows is not None else (self, self._dask)
 
     async def stop(self) -> None:
         """Write the costs to their file, and forget the scheduler."""
@@ -194,8 +195,9 @@ class BundleCosts(Part):
 
     def facts(self) -> CostFacts:
         """Return what is known of tasks now; it reads the scheduler's state, and may be called from any thread."""
-        scheduler = self._scheduler
+        scheduler, flows = self._scheduler, self._flows
         assert scheduler is not None
+        assert flows is not None
 
         def existing(key: Key) -> GraphNode | None:
             ts = scheduler.tasks.get(key)
@@ -214,11 +216,10 @@ class BundleCosts(Part):
         threads = sum(ws.nthreads for ws in workers)
         memory = sum(ws.memory_limit or inf for ws in workers) * _OF_MEMORY
         allowance = threads * min(room * _ALLOWED, _ALLOWANCE)
-        overheads = replace(DASK, bytes_per_s=scheduler.bandwidth)
-        members = min(self._flows.members, MEMBERS) if self._flows is not None else 0
-        return CostFacts(
-            self.costs.of, existing, held, threads, holds, memory, allowance, overheads, members, self._recent
-        )
+        overheads = replace(self._dask.overheads(), bytes_per_s=scheduler.bandwidth)
+        facts = CostFacts(self.costs.of, existing, held, threads, holds, memory, allowance, overheads)
+        members = min(flows.members, MEMBERS)
+        return replace(facts, members=members, recent=self._recent, of_flows=flows.costs)
 
     def update_graph(self, scheduler: Scheduler, *, keys: Collection[Key] = (), **facts: object) -> None:
         """Begin to measure what a graph takes that may be run in more than one way."""

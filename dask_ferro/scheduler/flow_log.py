@@ -7,13 +7,11 @@ scheduler's clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from distributed.metrics import time
 
-from dask_ferro.flow.member import FIGURES
+from dask_ferro.flow.costs import MemberFigures
 
 
 @dataclass
@@ -71,14 +69,13 @@ class FlowRow:
         self.workers, self.projected = workers, projected
         self.ended, self.values, self.nbytes, self.stolen, self.waited = 0, 0, 0, 0, 0.0
 
-    def add(self, metadata: Mapping[str, Any]) -> None:
+    def add(self, figures: MemberFigures) -> None:
         """Add what a member did that has ended."""
-        values, nbytes, stolen, waited = metadata.get(FIGURES) or (0, 0, 0, 0.0)
         self.ended += 1
-        self.values += values
-        self.nbytes += nbytes
-        self.stolen += stolen
-        self.waited += waited
+        self.values += figures.values
+        self.nbytes += figures.nbytes
+        self.stolen += figures.stolen
+        self.waited += figures.waited
 
     def void(self) -> None:
         """End a run that has no future."""

@@ -16,7 +16,7 @@ any of them has readers, since what is lost is computed by all of them again.
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import Any
@@ -28,7 +28,8 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.flow.admission import Claim, Threads, admitted, next_step
-from dask_ferro.flow.member import PLACES, is_pick, share_of
+from dask_ferro.flow.costs import FLOWS, FlowCosts, MemberFigures, learnt
+from dask_ferro.flow.member import FIGURES, PLACES, is_pick, share_of
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.worker import METRIC, VOID
 from dask_ferro.policy.facts import kind_of
@@ -64,8 +65,8 @@ class _Flow:
         self.can_run = True
         # Addresses of the workers of the newest run.
         self.workers: set[str] = set()
-        # The keys of members that have ended in this run.
-        self.ended: set[Key] = set()
+        # The members that have ended in this run, by their keys.
+        self.ended: dict[Key, MemberFigures] = {}
         self.row = FlowRow(name.removeprefix("flow:").rpartition("-")[0], members, since=time())
 
 
@@ -91,6 +92,9 @@ class Flows:
         self._is_due = self._keeps_waiting = False
         # Workers that were seen not to reach each other make no flows.
         self._is_unreachable = False
+        # What tasks of flows cost, and of the newest flows, what tells it.
+        self.costs = FlowCosts()
+        self._figures: deque[MemberFigures] = deque(maxlen=FLOWS)
 
     @property
     def members(self) -> int:
@@ -165,8 +169,8 @@ class Flows:
         if flow is None:
             return
         if finish == "memory" and flow.is_running:
-            flow.ended.add(ts.key)
-            flow.row.add(message.get("metadata") or {})
+            figures = flow.ended[ts.key] = MemberFigures(*(message.get("metadata") or {}).get(FIGURES, ()))
+            flow.row.add(figures)
             if len(flow.ended) == len(flow.keys):
                 self._soon(lambda: self._end(flow))
             return
@@ -239,6 +243,8 @@ class Flows:
             return
         flow.is_running, flow.voids = False, 0
         flow.row.enter("ended")
+        self._figures.append(MemberFigures.summed(flow.ended.values()))
+        self.costs = learnt(self.costs, self._figures)
         tasks = self._scheduler.tasks
         there = [tasks[key] for key in flow.keys if key in tasks]
         for ts in there:

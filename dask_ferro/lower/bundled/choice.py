@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from math import inf
@@ -28,8 +28,8 @@ from dask.order import order
 from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.flow.costs import FERRO, TaskCost, own_cost
-from dask_ferro.flow.plan import FlowCosts, peak_bytes, planned
+from dask_ferro.flow.costs import FERRO, FlowCosts, TaskCost, own_cost
+from dask_ferro.flow.plan import peak_bytes, planned
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.graph.bundling.partition import (
     DASK,
@@ -110,6 +110,8 @@ class CostFacts:
         Members of a flow at most: threads of workers that take part; 0 or 1: no flows are made.
     recent : RecentChoices
         The plans of recent graphs, and what these took.
+    of_flows : FlowCosts
+        What a task of a flow costs beside its own seconds; bytes pass as fast as between other tasks.
     """
 
     cost: Callable[[Key], TaskCost | None]
@@ -122,6 +124,7 @@ class CostFacts:
     overheads: Overheads = DASK
     members: int = 0
     recent: RecentChoices = field(default_factory=RecentChoices)
+    of_flows: FlowCosts = field(default_factory=FlowCosts)
 
 
 class Needed(NamedTuple):
@@ -280,7 +283,15 @@ def choose(
     picked = frozenset(number[key] for key in wanted if key in number)
     plans = facts.recent.plans(
         work,
-        (facts.workers, facts.holds, facts.allowance, 0 if is_bound else facts.members),
+        (
+            facts.workers,
+            facts.holds,
+            facts.allowance,
+            0 if is_bound else facts.members,
+            facts.overheads.hop_s,
+            facts.overheads.dispatch_s,
+            *astuple(facts.of_flows),
+        ),
         lambda: None if is_bound else _flow(work, picked, facts),
     )
     flow, starts = plans.flow, facts.recent.starts_s
@@ -381,7 +392,7 @@ def _flow(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Flow | Non
     if not len(edges) or float(np.sum(dag.seconds)) / facts.members > FLOW_LASTS:
         return None
     tasks = finest(dag)
-    plan = planned(tasks, facts.members, FlowCosts(bytes_per_s=facts.overheads.bytes_per_s))
+    plan = planned(tasks, facts.members, replace(facts.of_flows, bytes_per_s=facts.overheads.bytes_per_s))
     if plan.seconds > FLOW_LASTS or len(set(plan.members)) < 2:
         return None
     if inputs + peak_bytes(tasks, plan) > facts.allowance:

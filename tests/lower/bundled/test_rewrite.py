@@ -17,7 +17,7 @@ from dask.core import get_dependencies
 from dask.local import get_sync
 from distributed.utils import key_split_group
 
-from dask_ferro.flow.costs import TaskCost
+from dask_ferro.flow.costs import FlowCosts, TaskCost
 from dask_ferro.flow.member import is_ours, share_of
 from dask_ferro.flow.run import Share
 from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
@@ -290,6 +290,18 @@ def test_a_flow_has_room_for_its_inputs(allowance: float, is_flow: bool) -> None
     )
     chosen, _ = choose(graph, ends, {"retries": {("x", i): 1 for i in range(8)}}, known)
     assert (chosen.flow is not None) == is_flow
+
+
+def test_a_graph_is_planned_again_when_what_flows_cost_is_known_better() -> None:
+    """Two chains that read each other's results at each step, and twice at the end."""
+    graph: dict[Any, GraphNode] = {}
+    for i in range(100):
+        reads = [(i - 1, 0), (i - 1, 1)] if i else []
+        graph |= {(i, x): Task((i, x), told, "y", *map(TaskRef, reads)) for x in (0, 1)}
+    known = facts(seconds=1e-3, members=2)
+    slow = replace(known, of_flows=FlowCosts(hop_s=1e-2))
+    choices = [choose(graph, [(99, 0), (99, 1)], {}, one)[0] for one in (known, slow, known)]
+    assert [choice.flow is not None for choice in choices] == [True, False, True]
 
 
 def test_tasks_of_different_spans_are_of_different_groups() -> None:
