@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 CLIENT = "ferro-flows"
 # The newest flows, of which rows are kept.
 _ROWS = 100
+# Seconds for which costs are believed that no flow tells anew.
+BELIEVED_S = 600.0
 # Seconds between two attempts to admit a flow for which there are not enough threads.
 _AGAIN = 0.05
 _UNREACHABLE = (
@@ -92,14 +94,23 @@ class Flows:
         self._is_due = self._keeps_waiting = False
         # Workers that were seen not to reach each other make no flows.
         self._is_unreachable = False
-        # What tasks of flows cost, and of the newest flows, what tells it.
-        self.costs = FlowCosts()
+        # What tasks of flows cost, and of the newest flows, what tells it, and since when.
+        self._costs = FlowCosts()
         self._figures: deque[MemberFigures] = deque(maxlen=FLOWS)
+        self._told = time()
 
     @property
     def members(self) -> int:
         """How many members a flow may have now; called from any thread."""
         return 0 if self._is_unreachable else sum(ws.nthreads for ws in self._open())
+
+    @property
+    def costs(self) -> FlowCosts:
+        """What a flow's task costs besides its own seconds; what a busy hour told must not forbid flows for ever."""
+        if time() - self._told > BELIEVED_S:
+            self._costs = FlowCosts()
+            self._figures.clear()
+        return self._costs
 
     @property
     def are_known(self) -> bool:
@@ -244,7 +255,7 @@ class Flows:
         flow.is_running, flow.voids = False, 0
         flow.row.enter("ended")
         self._figures.append(MemberFigures.summed(flow.ended.values()))
-        self.costs = learnt(self.costs, self._figures)
+        self._costs, self._told = learnt(self.costs, self._figures), time()
         tasks = self._scheduler.tasks
         there = [tasks[key] for key in flow.keys if key in tasks]
         for ts in there:

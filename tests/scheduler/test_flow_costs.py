@@ -15,6 +15,7 @@ from dask_ferro.flow.costs import FlowCosts
 from dask_ferro.flow.member import share_of
 from dask_ferro.lower.bundled.recent import RecentChoices
 from dask_ferro.scheduler.bundle_costs import BundleCosts
+from dask_ferro.scheduler.flows import BELIEVED_S
 from dask_ferro.scheduler.plugin import part_of
 from tests.scheduler.test_flows import enabled, stencil
 from tests.waiting import until
@@ -58,6 +59,13 @@ def _flows(*, dask_scheduler: Scheduler) -> tuple[FlowCosts, int, int]:
     return part._flows.costs, sum(row.state == "ended" for row in part.flow_rows.since()[0]), values
 
 
+def _wait_for_long(*, dask_scheduler: Scheduler) -> None:
+    part = part_of(dask_scheduler, BundleCosts)
+    assert part is not None
+    assert part._flows is not None
+    part._flows._told -= BELIEVED_S
+
+
 def test_a_graph_whose_workers_are_far_from_each_other_is_planned_otherwise(client: Client) -> None:
     def run() -> tuple[FlowCosts, int, int]:
         """Run a fine-grained graph, and return what is known once its flow, if it was one, has ended."""
@@ -77,3 +85,6 @@ def test_a_graph_whose_workers_are_far_from_each_other_is_planned_otherwise(clie
     assert costs.hop_s > HOP_S / 2
     # It is not planned as a flow any more.
     assert run()[1] == ended
+    # Costs that no flow tells anew are forgotten.
+    client.run_on_scheduler(_wait_for_long)
+    assert run()[1] == ended + 1
