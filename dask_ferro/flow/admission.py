@@ -27,7 +27,8 @@ def next_step(members: int, states: Sequence[str], has_failed: bool, voids: int)
         Its last runs that were void, although all of their workers were there.
     """
     if "no-worker" not in states:
-        return "wait"
+        # All are needed where one is: its inputs, of other flows, would else be computed again for the next one.
+        return "again" if "waiting" in states and len(set(states)) > 1 else "wait"
     if has_failed:
         return "fail"
     # A member whose inputs were lost for good is forgotten.

@@ -13,6 +13,7 @@ HELD = "no-worker"
     ("states", "has_failed", "voids", "step"),
     [
         (["waiting", "waiting"], False, 0, "wait"),
+        (["waiting", "released"], False, 0, "again"),
         (["memory", "released"], False, 0, "wait"),
         ([HELD, HELD], False, 0, "admit"),
         ([HELD, HELD], False, 4, "admit"),
