@@ -291,6 +291,36 @@ def test_a_flow_has_room_for_its_inputs(allowance: float, is_flow: bool) -> None
     assert bool(chosen.flows) == is_flow
 
 
+@every(
+    ("seconds", "unknown", "limits", "count"),
+    [
+        pytest.param(1e-3, (), {}, 1, id="as long as a flow may last"),
+        pytest.param(0.1, (), {}, 4, id="too long for three"),
+        pytest.param(0.1, (), {"workers": 2, "members": 0}, 0, id="no members"),
+        pytest.param(0.02, (("s", 20, 0),), {}, 2, id="a task of unknown cost in the midst"),
+        pytest.param(1e-3, (("s", 20, 0),), {}, 0, id="too short for two flows"),
+        pytest.param(0.05, (), {"allowance": 28.0 * 100}, 2, id="room for some rows"),
+        pytest.param(0.05, (), {"allowance": 28.0 * 8}, 0, id="no room for a row"),
+    ],
+)
+def test_a_graph_is_as_many_flows_as_it_needs(
+    seconds: float, unknown: tuple[Any, ...], limits: dict[str, Any], count: int
+) -> None:
+    graph: dict[Any, GraphNode] = {}
+    for s in range(40):
+        for x in range(8):
+            reads = [TaskRef(("s", s - 1, y)) for y in (x - 1, x, x + 1) if s and 0 <= y < 8]
+            graph["s", s, x] = Task(("s", s, x), told, "s", *reads)
+    known = replace(
+        facts(seconds=seconds, **{"members": 2, **limits}),
+        cost=lambda key: None if key in unknown else TaskCost(seconds, 28),
+    )
+    chosen, tasks = choose(graph, [("s", 39, x) for x in range(8)], {}, known)
+    assert len(chosen.flows) == count
+    inside = [i for flow in chosen.flows for i in flow.tasks]
+    assert sorted([*inside, *(i for part in chosen.bundles for i in part)]) == list(range(len(tasks.order)))
+
+
 def test_tasks_of_different_spans_are_of_different_groups() -> None:
     graph = {**chain(40, "a"), **chain(40, "a2")}
     graph["end"] = Task("end", told, "end", TaskRef(("a", 39)), TaskRef(("a2", 39)))
