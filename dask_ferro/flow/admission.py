@@ -28,7 +28,8 @@ def next_step(members: int, states: Sequence[str], has_failed: bool, voids: int)
     """
     if "no-worker" not in states:
         # All are needed where one is: its inputs, of other flows, would else be computed again for the next one.
-        return "again" if "waiting" in states and len(set(states)) > 1 else "wait"
+        is_idle = len(states) == members and {"memory", "released"} & set(states)
+        return "again" if is_idle and "waiting" in states else "wait"
     if has_failed:
         return "fail"
     # A member whose inputs were lost for good is forgotten.

@@ -45,8 +45,7 @@ def cut(seconds: Floats, edges: Floats, inside: Sequence[bool], plan: Plan[Part]
     last, nbytes = np.arange(len(order)), np.zeros(len(order))
     np.maximum.at(last, src, dst)
     nbytes[src] = edges[:, 2]
-    parts: list[Part] = []
-    left = spans[::-1]
+    parts, left = list[Part](), spans[::-1]
     while left and len(parts) + len(left) <= most:
         start, stop = left.pop()
         crosses = last[:stop] >= np.where(np.arange(stop) < start, start, stop)
