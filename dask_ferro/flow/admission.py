@@ -27,7 +27,9 @@ def next_step(members: int, states: Sequence[str], has_failed: bool, voids: int)
         Its last runs that were void, although all of their workers were there.
     """
     if "no-worker" not in states:
-        return "wait"
+        # All are needed where one is: its inputs, of other flows, would else be computed again for the next one.
+        is_idle = len(states) == members and {"memory", "released"} & set(states)
+        return "again" if is_idle and "waiting" in states else "wait"
     if has_failed:
         return "fail"
     # A member whose inputs were lost for good is forgotten.

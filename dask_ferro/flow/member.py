@@ -96,14 +96,19 @@ def pick(results: tuple[Any, ...], place: int, *silent: Any) -> Any:
     return result
 
 
+def pass_on(results: tuple[Any, ...], place: int, *silent: Any) -> Any:
+    """Return one result of a share for another share, to which the error of a task passes as a value."""
+    return results[place]
+
+
 def is_ours(spec: object) -> bool:
     """Return whether a task of a graph is a bundle or a flow's member, or picks a result of one."""
-    return getattr(spec, "func", None) in (run_share, pick)
+    return getattr(spec, "func", None) in (run_share, pick, pass_on)
 
 
 def is_pick(spec: object) -> bool:
     """Return whether a task picks a result of a bundle or of a flow's member."""
-    return getattr(spec, "func", None) is pick
+    return getattr(spec, "func", None) in (pick, pass_on)
 
 
 def share_of(spec: Any) -> Share | None:

@@ -13,6 +13,10 @@ HELD = "no-worker"
     ("states", "has_failed", "voids", "step"),
     [
         (["waiting", "waiting"], False, 0, "wait"),
+        (["waiting", "released"], False, 0, "again"),
+        (["waiting", "processing"], False, 0, "wait"),
+        (["waiting", "erred"], True, 0, "wait"),
+        (["waiting"], False, 0, "wait"),
         (["memory", "released"], False, 0, "wait"),
         ([HELD, HELD], False, 0, "admit"),
         ([HELD, HELD], False, 4, "admit"),

@@ -21,6 +21,7 @@ import dask_ferro as ff
 from dask_ferro.flow.costs import MeasuredTasks
 from dask_ferro.flow.hub import Hub, Void, hub_of
 from dask_ferro.flow.worker import VOID
+from dask_ferro.lower.bundled import choice
 from dask_ferro.lower.bundled.recent import RecentChoices
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts
@@ -85,12 +86,16 @@ def _learn(names: tuple[str, ...], *, dask_scheduler: Scheduler) -> None:
     part._recent = RecentChoices()
 
 
-def _row(*, dask_scheduler: Scheduler) -> FlowRow:
-    """Return the row of the newest flow."""
+def _rows(*, dask_scheduler: Scheduler) -> list[FlowRow]:
+    """Return the rows of the newest flows."""
     part = part_of(dask_scheduler, BundleCosts)
     assert part is not None
-    assert part._flows is not None
-    return part._flows.rows.since()[0][-1]
+    return part.flow_rows.since()[0]
+
+
+def _row(*, dask_scheduler: Scheduler) -> FlowRow:
+    """Return the row of the newest flow."""
+    return _rows(dask_scheduler=dask_scheduler)[-1]
 
 
 def _runs(*, dask_scheduler: Scheduler) -> dict[str, str]:
@@ -150,8 +155,22 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
         yield enabled(client, 3)
 
 
-def begun(client: Client) -> None:
-    until(lambda: any(client.run_on_scheduler(_runs).values()), "a flow", every=0.01)
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut graphs into flows of some 20 tasks each."""
+    for name, seconds in (("FLOW_LASTS", 0.02), ("FLOW_LEAST", 1e-9), ("FLOW_ENOUGH", 1e9)):
+        monkeypatch.setattr(choice, name, seconds)
+
+
+@pytest.fixture(params=["one flow", "several flows"])
+def flows(request: pytest.FixtureRequest) -> str:
+    if request.param == "several flows":
+        request.getfixturevalue("short")
+    return str(request.param)
+
+
+def begun(client: Client, flows: int = 1) -> None:
+    until(lambda: sum(map(bool, client.run_on_scheduler(_runs).values())) >= flows, "a flow", every=0.01)
     time.sleep(0.1)
 
 
@@ -159,6 +178,7 @@ def pids(client: Client) -> dict[str, int]:
     return dict(client.run(os.getpid))
 
 
+@pytest.mark.usefixtures("flows")
 def test_a_flow_gives_what_single_tasks_give(client: Client) -> None:
     graph, keys = stencil()
     futures = client.get(graph, keys, sync=False)
@@ -166,6 +186,40 @@ def test_a_flow_gives_what_single_tasks_give(client: Client) -> None:
     assert client.gather(futures) == list(get_sync(graph, keys))
     del futures
     until(lambda: not client.run_on_scheduler(_runs), "the flow is forgotten")
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_long_graph_is_several_flows(
+    client: Client, cluster: LocalCluster, is_killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "FLOW_LASTS", 0.05)
+    before = client.run_on_scheduler(_rows)
+    graph, keys = stencil(steps=120)
+    futures = client.get(graph, keys, sync=False)
+    in_memory = 0
+    if is_killed:
+        begun(client, flows=2)
+        kill(cluster, next(iter(pids(client).values())))
+    while not all(future.done() for future in futures):
+        tasks = list(cluster.scheduler.tasks.values())
+        in_memory = max(in_memory, sum(ts.state == "memory" for ts in tasks))
+        time.sleep(0.01)
+    assert client.gather(futures) == list(get_sync(graph, keys))
+    since = max((row.since for row in before), default=0.0)
+    rows = [row for row in client.run_on_scheduler(_rows) if row.since > since]
+    # The first part and the last one may be bundles, as few of their tasks can run side by side.
+    assert len(rows) >= 6
+    assert sum(row.tasks for row in rows) >= WIDTH * 120 / 2
+    assert {row.state for row in rows} == {"ended"}
+    assert is_killed == (sum(row.voids for row in rows) > 0)
+    # What a flow has read goes: of all that passes from flow to flow, less than half is there at a time.
+    passed = [key for key in cluster.scheduler.tasks if str(key).startswith("('pass:")]
+    assert in_memory < len(passed) / 2
+    tasks = cluster.scheduler.tasks
+    until(lambda: {ts.key for ts in tasks.values() if ts.state == "memory"} == set(keys), "the rest to go")
+    del futures
+    until(lambda: not client.run_on_scheduler(_runs), "the flows are forgotten")
 
 
 def _slow_as_flows(*, dask_scheduler: Scheduler) -> int:
@@ -193,17 +247,19 @@ def test_a_graph_that_was_slower_as_a_flow_has_bundles(client: Client) -> None:
     assert client.run_on_scheduler(_row).since == flow.since
 
 
+@pytest.mark.usefixtures("flows")
 def test_an_error_is_the_users_and_reaches_what_reads_it_alone(client: Client) -> None:
-    graph, keys = stencil(fails_at=(STEPS - 2, 0))
+    reached = 5
+    graph, keys = stencil(fails_at=(STEPS - reached, 0))
     futures = client.get(graph, keys, sync=False)
     begun(client)
     wait(futures)
-    expected = get_sync({k: v for k, v in graph.items() if k[1:] != (STEPS - 2, 0)}, keys[2:])
-    assert client.gather(futures[2:]) == list(expected)
-    for future in futures[:2]:
+    expected = get_sync({k: v for k, v in graph.items() if k[1:] != (STEPS - reached, 0)}, keys[reached:])
+    assert client.gather(futures[reached:]) == list(expected)
+    for future in futures[:reached]:
         with pytest.raises(ZeroDivisionError, match="as asked") as caught:
             future.result()
-        assert f"{STEPS - 2}, 0" in "".join(caught.value.__notes__)
+        assert f"{STEPS - reached}, 0" in "".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("calls", [(uneven, uneven), (locked, unlocked)], ids=["values", "unsendable values"])
@@ -234,6 +290,7 @@ def test_a_worker_that_is_killed_costs_a_run(client: Client, cluster: LocalClust
     assert client.gather(futures) == list(get_sync(graph, keys))
 
 
+@pytest.mark.usefixtures("flows")
 def test_what_is_lost_later_is_computed_by_the_flow_again(client: Client, cluster: LocalCluster) -> None:
     graph, keys = stencil()
     futures = client.get(graph, keys, sync=False)
@@ -244,6 +301,7 @@ def test_what_is_lost_later_is_computed_by_the_flow_again(client: Client, cluste
     assert client.gather(futures) == list(get_sync(graph, keys))
 
 
+@pytest.mark.usefixtures("flows")
 def test_a_flow_that_nobody_needs_ends_at_its_next_task(client: Client) -> None:
     graph, keys = stencil(seconds=0.02, steps=200)
     futures = client.get(graph, keys, sync=False)
@@ -256,6 +314,7 @@ def test_a_flow_that_nobody_needs_ends_at_its_next_task(client: Client) -> None:
     until(lambda: not client.run_on_scheduler(_runs), "the flow is forgotten")
 
 
+@pytest.mark.usefixtures("flows")
 def test_flows_of_two_clients_and_other_tasks_take_turns(client: Client, cluster: LocalCluster) -> None:
     with Client(cluster, set_as_default=False) as other:
         ff.install(other, bundles=True)

@@ -29,6 +29,7 @@ from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
 from dask_ferro.flow.costs import FERRO, FlowCosts, TaskCost, own_cost
+from dask_ferro.flow.cut import cut, ordered
 from dask_ferro.flow.plan import peak_bytes, planned
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.graph.bundling.partition import (
@@ -36,6 +37,7 @@ from dask_ferro.graph.bundling.partition import (
     Bundles,
     Dag,
     Floats,
+    Ints,
     Overheads,
     as_sent,
     finest,
@@ -60,9 +62,9 @@ PLACING = frozenset({"workers", "restrictions", "resources", "allow_other_worker
 _RETRIES = "retries"
 # What the annotation "ferro" says of one task alone.
 _OF_ONE_TASK = ("seconds", "flops", "bytes")
-# Seconds that a flow may last; of the seconds of bundles, what it has to gain; of the seconds of the tasks alone, with
-# how many no bundles are sought.
-FLOW_LASTS, FLOW_GAINS, FLOW_ENOUGH = 5.0, 0.1, 2.0
+# Seconds that a flow may last, and those that flows of one graph last at least, on average; of the seconds of bundles,
+# what flows have to gain; of the seconds of the tasks alone, with how many no bundles are sought.
+FLOW_LASTS, FLOW_LEAST, FLOW_GAINS, FLOW_ENOUGH = 5.0, 0.2, 0.1, 2.0
 # Inputs of so many bytes are sent to any worker in less time than a task costs.
 NEAR = 1 << 20
 
@@ -139,9 +141,9 @@ class Needed(NamedTuple):
 
 
 class BundleChoice(NamedTuple):
-    """Needed tasks and their bundles by number; their projected costs and inputs; the flow, if any.
+    """Needed tasks and their bundles by number; their projected costs and inputs; the flows, if any.
 
-    The tasks of a flow are in no bundle.
+    The tasks of a flow are in no bundle.  Of several flows, none reads results of a later one.
 
     Parameters
     ----------
@@ -156,7 +158,7 @@ class BundleChoice(NamedTuple):
     costs: list[TaskCost | None]
     edges: Floats
     outside: Mapping[int, list[Key]]
-    flow: Flow | None = None
+    flows: Sequence[Flow] = ()
 
 
 def needed(graph: Graph, wanted: Iterable[Key], existing: Existing, held: Held) -> Needed:
@@ -292,14 +294,14 @@ def choose(
             facts.overheads.dispatch_s,
             *astuple(facts.of_flows),
         ),
-        lambda: None if is_bound else _flow(work, picked, facts),
+        lambda: () if is_bound else _flows(work, picked, facts),
     )
-    flow, starts = plans.flow, facts.recent.starts_s
-    flow_s = inf if flow is None else plans.seconds("flow", starts + flow.seconds)
+    flows, starts = plans.flows, facts.recent.starts_s * len(plans.flows)
+    flow_s = plans.seconds("flow", starts + sum(flow.seconds for flow in flows)) if flows else inf
     # Bundles take the least at best, and their search takes longer than a flow's plan.
-    if flow is not None and flow_s < starts + FLOW_ENOUGH * least:
+    if flow_s < starts + FLOW_ENOUGH * least:
         facts.recent.choose(wanted, plans, "flow")
-        return made(_alone(work, flow), flow=flow), tasks
+        return made(_alone(work, flows), flows=flows), tasks
     search = partial(
         bundle_tasks,
         work,
@@ -310,13 +312,13 @@ def choose(
     )
     if plans.bundles is None:
         plans.bundles = search()
-        if flow is not None:
-            cut = as_sent(partitioned(work.dag, plans.bundles), facts.overheads)
-            plans.bundles_s = scheduled(cut, workers=facts.workers, overheads=facts.overheads).seconds
-    if flow is not None and flow_s < (1 - FLOW_GAINS) * plans.seconds("bundles", plans.bundles_s):
+        if flows:
+            sent = as_sent(partitioned(work.dag, plans.bundles), facts.overheads)
+            plans.bundles_s = scheduled(sent, workers=facts.workers, overheads=facts.overheads).seconds
+    if flow_s < (1 - FLOW_GAINS) * plans.seconds("bundles", plans.bundles_s):
         facts.recent.choose(wanted, plans, "flow")
-        return made(_alone(work, flow), flow=flow), tasks
-    if flow is not None:
+        return made(_alone(work, flows), flows=flows), tasks
+    if flows:
         facts.recent.choose(wanted, plans, "bundles")
     return made(plans.bundles), tasks
 
@@ -331,8 +333,7 @@ def _rank_choice(
     """Return the choice for a graph of ranks: one flow of their tasks, or a bundle where all are one member's."""
     inside = [i for i, key in enumerate(order) if key in of_ranks]
     alone = tuple((i,) for i, key in enumerate(order) if key not in of_ranks)
-    src, dst = edges[:, :2].T.astype(np.int64).tolist()
-    if not inside or not _is_convex(zip(src, dst, strict=True), [key in of_ranks for key in order]):
+    if len(ordered(edges, [key in of_ranks for key in order])[1]) != 1:
         return made(tuple((i,) for i in range(len(order))))
     places = [of_ranks[order[i]] for i in inside]
     members = {place: i for i, place in enumerate(sorted({(one.worker, one.lane) for one in places}))}
@@ -341,66 +342,57 @@ def _rank_choice(
     if not makes_flows:
         return made(tuple((i,) for i in range(len(order))))
     flow = Flow(inside, [members[one.worker, one.lane] for one in places], [one.order for one in places], 0.0)
-    return made(alone, flow=flow)
+    return made(alone, flows=(flow,))
 
 
-def _is_convex(edges: Iterable[tuple[int, int]], inside: Sequence[bool]) -> bool:
-    """Return whether no task outside is both before and after tasks inside.
-
-    Edges are in the order of their ends, and tasks in a topological one.
-    """
-    behind = list(inside)
-    for u, v in edges:
-        if inside[v] and not inside[u] and behind[u]:
-            return False
-        behind[v] |= behind[u]
-    return True
-
-
-def _alone(work: TaskDag, flow: Flow) -> Bundles:
+def _alone(work: TaskDag, flows: Iterable[Flow]) -> Bundles:
     """Return the tasks that are in no flow, each by itself."""
-    inside = frozenset(flow.tasks)
+    inside = frozenset(chain.from_iterable(flow.tasks for flow in flows))
     return tuple((i,) for i in range(len(work.dag.seconds)) if i not in inside)
 
 
-def _flow(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Flow | None:
-    """Return the flow of all tasks that may be bundled, if it may pay; else None.
+def _flows(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Sequence[Flow]:
+    """Return the flows of all tasks that may be bundled, one after another, if they may pay; else none.
 
-    Tasks by themselves are before all of it, or after: a flow begins with all of its inputs.  A task of Dask's picks
-    each result that is wanted, or read by them.
+    A flow begins with all of its inputs.  A task of Dask's picks each result that is wanted, or read outside its flow.
     """
-    kinds = np.asarray(work.kinds, np.int64)
-    inside = np.flatnonzero(kinds == 0)
-    if facts.members < 2 or len(inside) < 2 * facts.members or (kinds > 0).any():
-        return None
-    dag = work.dag
-    edges = np.asarray(dag.edges, np.float64).reshape(-1, 3)
-    picked, inputs = {i for i in wanted if kinds[i] == 0}, 0.0
-    if len(inside) < len(kinds):
-        src, dst = edges[:, :2].T.astype(np.int64)
-        if not _is_convex(zip(src.tolist(), dst.tolist(), strict=True), (kinds == 0).tolist()):
+    kinds, seconds = np.asarray(work.kinds, np.int64), np.asarray(work.dag.seconds, np.float64)
+    inside, members = kinds == 0, facts.members
+    if members < 2 or inside.sum() < 2 * members or (kinds > 0).any():
+        return ()
+    edges = np.asarray(work.dag.edges, np.float64).reshape(-1, 3)
+    src, dst = edges[:, :2].T.astype(np.int64)
+    if not (inside[src] & inside[dst]).any():
+        return ()
+    number = np.empty(len(kinds), np.int64)
+    costs = replace(facts.of_flows, bytes_per_s=facts.overheads.bytes_per_s)
+
+    def plan(tasks: Ints, held: float) -> Flow | None:
+        """Return the flow of some tasks, unless it takes too long or too many bytes."""
+        lasts = FLOW_LASTS if len(tasks) > 1 else inf
+        if held > facts.allowance or float(seconds[tasks].sum()) / members > lasts:
             return None
-        picked |= set(src[(kinds[src] == 0) & (kinds[dst] != 0)].tolist())
-        number = np.full(len(kinds), -1, np.int64)
-        number[inside] = np.arange(len(inside))
-        # They stay in memory until the last member has ended.
-        into = edges[(number[src] < 0) & (number[dst] >= 0)]
-        inputs = float(into[np.unique(into[:, 0], return_index=True)[1], 2].sum())
-        edges = edges[(number[src] >= 0) & (number[dst] >= 0)]
-        edges[:, :2] = number[edges[:, :2].astype(np.int64)]
-        dag = Dag([dag.seconds[i] for i in inside.tolist()], edges)
-    if not len(edges) or float(np.sum(dag.seconds)) / facts.members > FLOW_LASTS:
-        return None
-    tasks = finest(dag)
-    plan = planned(tasks, facts.members, replace(facts.of_flows, bytes_per_s=facts.overheads.bytes_per_s))
-    if plan.seconds > FLOW_LASTS or len(set(plan.members)) < 2:
-        return None
-    if inputs + peak_bytes(tasks, plan) > facts.allowance:
-        return None
+        number[:] = -1
+        number[tasks] = np.arange(len(tasks))
+        is_own, is_inner = number[src] >= 0, number[dst] >= 0
+        picked = {*src[is_own & ~is_inner].tolist(), *wanted.intersection(tasks.tolist())}
+        is_inner &= is_own
+        rows = np.column_stack([number[src[is_inner]], number[dst[is_inner]], edges[is_inner, 2]])
+        finest_tasks = finest(Dag(seconds[tasks].tolist(), rows))
+        made = planned(finest_tasks, members, costs)
+        if made.seconds > lasts or held + peak_bytes(finest_tasks, made) > facts.allowance:
+            return None
+        picks_s = len(picked) * facts.overheads.task_s / facts.workers
+        return Flow(tasks.tolist(), made.members, made.order, made.seconds + picks_s)
+
+    most = max(1, int(float(seconds[inside].sum()) / members / FLOW_LEAST))
+    flows = cut(seconds, edges, inside.tolist(), plan, most)
+    # A flow of one member is a bundle.
+    if all(len(set(flow.members)) < 2 for flow in flows):
+        return ()
     # What is by itself is projected as with bundles, roughly.
-    others = float(np.asarray(work.dag.seconds, np.float64)[kinds != 0].sum())
-    others = (others + len(picked) * facts.overheads.task_s) / facts.workers
-    return Flow(inside.tolist(), plan.members, plan.order, plan.seconds + others)
+    others = float(seconds[~inside].sum()) / facts.workers / len(flows)
+    return [flow._replace(seconds=flow.seconds + others) for flow in flows]
 
 
 def annotation(

@@ -46,9 +46,9 @@ Way = Literal["bundles", "flow"]
 
 
 class Flow(NamedTuple):
-    """The tasks of a flow by number, the member and the rank of each, and the projected seconds of the whole graph.
+    """The tasks of a flow by number, the member and the rank of each, and the projected seconds of its part of a graph.
 
-    The seconds are those of the plan: what flows take beyond that is `RecentChoices.starts_s`.
+    The seconds are those of the plan: what each flow takes beyond that is `RecentChoices.starts_s`.
     """
 
     tasks: Sequence[int]
@@ -62,8 +62,8 @@ class GraphPlans:
 
     Parameters
     ----------
-    flow : Flow, optional
-        None: it is not planned as a flow.
+    flows : sequence of Flow
+        In their order; none: it is not planned as flows.
     facts : tuple of arrays
         The seconds, longest seconds and shares of tasks that might be bundled, and the bytes of all edges.
 
@@ -75,8 +75,8 @@ class GraphPlans:
         What they are projected to take.
     """
 
-    def __init__(self, flow: Flow | None, facts: tuple[Floats, ...]) -> None:
-        self.flow = flow
+    def __init__(self, flows: Sequence[Flow], facts: tuple[Floats, ...]) -> None:
+        self.flows = flows
         self.bundles: Bundles | None = None
         self.bundles_s = 0.0
         self._facts = facts
@@ -85,7 +85,7 @@ class GraphPlans:
     @property
     def nbytes(self) -> int:
         """The numbers that are kept."""
-        return GRAPH + sum(map(len, self._facts)) + (3 * len(self.flow.tasks) if self.flow is not None else 0)
+        return GRAPH + sum(map(len, self._facts)) + 3 * sum(len(flow.tasks) for flow in self.flows)
 
     def holds_for(self, facts: tuple[Floats, ...], shares: Floats) -> bool:
         """Return whether the plans hold for a graph of the same structure."""
@@ -122,7 +122,9 @@ class RecentChoices:
         """What a flow takes beyond its plan: the least of the newest flows, as others ran beside the rest."""
         return min(tuple(self._beyond), default=FLOW_STARTS)
 
-    def plans(self, work: TaskDag, limits: tuple[float, ...], plan: Callable[[], Flow | None]) -> GraphPlans:
+    def plans(
+        self, work: TaskDag, limits: tuple[float, ...], plan: Callable[[], Sequence[Flow]]
+    ) -> GraphPlans:
         """Return the plans of a graph, its last ones if they still hold.
 
         Parameters
@@ -131,7 +133,7 @@ class RecentChoices:
         limits : tuple of numbers
             What else decides: workers, members, bytes.
         plan : callable
-            Returns its flow.
+            Returns its flows.
         """
         kinds, shares = np.asarray(work.kinds, np.int64), np.asarray(work.shares, np.float64)
         edges = np.asarray(work.dag.edges, np.float64).reshape(-1, 3)
@@ -171,8 +173,9 @@ class RecentChoices:
     def took(self, plans: GraphPlans, way: Way, seconds: float) -> None:
         """Note what a graph took."""
         plans.took(way, seconds)
-        if way == "flow" and plans.flow is not None:
-            self._beyond.append(max(seconds - plans.flow.seconds, 0.0))
+        if way == "flow" and plans.flows:
+            beyond = seconds - sum(flow.seconds for flow in plans.flows)
+            self._beyond.append(max(beyond / len(plans.flows), 0.0))
 
 
 def _is_near(before: Floats, now: Floats) -> bool:

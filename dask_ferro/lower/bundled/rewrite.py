@@ -5,9 +5,10 @@
     one result             a task of the result's key, if it is wanted; else of a key of its own
     several results        a task of a key of its own, whose result is a tuple
 
-A bundle that reads some results of another one is sent the whole tuple, if that is little more; else, as for wanted
-keys, a task of the result's key picks it.  So wanted keys, and keys that other tasks read, exist as they would without
-bundles.
+A bundle that reads some results of another one is sent the whole tuple, if that is little more; else a task of a key of
+its own passes each result on, also where it is the error of a task.  For wanted keys, and for tasks by themselves, a
+task of the result's key picks it: so these keys exist as they would without bundles.  A flow has as many parts as
+members, each with a tuple, and its other members read none of these.
 
 A key that the scheduler has already keeps the task that it has there, with all tasks behind it: the scheduler takes two
 tasks of one key for a mistake.
@@ -27,7 +28,7 @@ import numpy as np
 from dask.typing import Key
 
 from dask_ferro.flow.costs import FERRO, names_of
-from dask_ferro.flow.member import Read, is_ours, pick, run_share
+from dask_ferro.flow.member import Read, is_ours, pass_on, pick, run_share
 from dask_ferro.flow.run import MEMBER, InnerTask, Repeat, Share
 from dask_ferro.graph.bundling.partition import MORE, Ints
 from dask_ferro.lower.bundled.choice import (
@@ -99,7 +100,7 @@ def rewritten_once(
     """Return the flow or the bundle of a graph with the templates of `repeats`; None: some would be in neither."""
     choice, needed = choose(graph, wanted, annotations, facts, common)
     parts = [part for part in choice.bundles if len(part) > 1]
-    together = {*chain.from_iterable(parts), *(() if choice.flow is None else choice.flow.tasks)}
+    together = {*chain.from_iterable(parts), *chain.from_iterable(flow.tasks for flow in choice.flows)}
     if any(needed.number.get(key) not in together for one in repeats for key in one.template):
         return None
     return _written(graph, wanted, annotations, choice, needed, common, repeats)
@@ -156,28 +157,33 @@ class _BundleWriter:
     made: Rewritten = field(default_factory=lambda: Rewritten({}, {}))
 
     def __post_init__(self) -> None:
-        flow = self.choice.flow
-        # The tasks of each bundle, and then of each member of the flow, whatever members the plan left without a task.
+        # The tasks of each bundle, and then of each member of the flows, whatever members a plan left without a task.
         self.parts: list[Sequence[int]] = [*self.choice.bundles]
-        self.first_member = len(self.parts)
+        # By part, those of its flow; a bundle is a flow of one member.
+        self.flow_of = [range(p, p + 1) for p in range(len(self.parts))]
         self.ranks: dict[int, float] = {}
-        if flow is not None:
+        for flow in self.choice.flows:
             of_member: dict[int, list[int]] = {member: [] for member in sorted(set(flow.members))}
             for i, member in zip(flow.tasks, flow.members, strict=True):
                 of_member[member].append(i)
+            self.flow_of += [range(len(self.parts), len(self.parts) + len(of_member))] * len(of_member)
             self.parts += of_member.values()
-            self.ranks = dict(zip(flow.tasks, flow.ranks, strict=True))
+            self.ranks.update(zip(flow.tasks, flow.ranks, strict=True))
         self.of_ranks = self.annotations.get(MEMBER, {})
         self.nbytes = [0.0 if cost is None else cost.nbytes for cost in self.choice.costs]
         self._read_edges()
         self._read_repeats()
         self._names: dict[str, int] = {}
         self._tokens: dict[str, str] = {}
+        # By its first part.
+        self.flow_names: dict[int, str] = {}
         # The key of each part, and the place of each task's result in its part's tuple; -1: it is all of it.
         self.keys: list[Key] = []
         self.place = [-1] * len(self.nbytes)
         self._name_parts()
+        # Tasks whose results are picked, and those whose results pass from share to share, with the keys for that.
         self.picked: dict[int, None] = {}
+        self.passed: dict[int, Key] = {}
 
     def _read_edges(self) -> None:
         """Find each part's results that others read or somebody asks for, and what it reads itself."""
@@ -185,10 +191,10 @@ class _BundleWriter:
         tasks = np.fromiter(chain.from_iterable(self.parts), np.int64, n)
         part = np.empty(n, np.int64)
         part[tasks] = np.repeat(np.arange(len(self.parts)), [*map(len, self.parts)])
-        crosses = part[src] != part[dst]
-        # Members send each other results.
-        sent = crosses & (np.minimum(part[src], part[dst]) >= self.first_member)
-        crosses &= ~sent
+        first = np.asarray([flow.start for flow in self.flow_of], np.int64)[part]
+        # Members of a flow send each other results.
+        crosses = first[src] != first[dst]
+        sent = ~crosses & (part[src] != part[dst])
         is_output = np.zeros(n, bool)
         is_output[src[crosses]] = True
         is_output[[*self.wanted]] = True
@@ -197,7 +203,7 @@ class _BundleWriter:
         in_all = np.bincount(part[is_output], np.asarray(self.nbytes)[is_output], len(self.parts))
         self.part: list[int] = part.tolist()
         self.in_all: list[float] = in_all.tolist()
-        self.readers = _by_first(src[sent], part[dst[sent]] - self.first_member)
+        self.readers = _by_first(src[sent], (part - first)[dst[sent]])
         self.inputs = _by_first(part[dst[crosses]], src[crosses])
         # Keys of inputs that are no tasks here.
         self.outside: dict[int, dict[Key, None]] = {}
@@ -216,22 +222,22 @@ class _BundleWriter:
                 member = self.part[number[key]]
                 for made in map(one.carry.get, task.dependencies):
                     if made is not None and made in one.template and self.part[number[made]] != member:
-                        self.next_readers.setdefault(made, set()).add(member - self.first_member)
+                        self.next_readers.setdefault(made, set()).add(member - self.flow_of[member].start)
 
     def _name_parts(self) -> None:
         order = self.choice.order
-        bundles, members = self.parts[: self.first_member], self.parts[self.first_member :]
-        for tasks, outputs in zip(bundles, self.outputs, strict=False):
-            if len(tasks) > 1 and (len(outputs) > 1 or outputs[0] not in self.wanted):
+        for p, (tasks, outputs, flow) in enumerate(zip(self.parts, self.outputs, self.flow_of, strict=True)):
+            if len(flow) > 1:
+                if p == flow.start:
+                    own, _ = self._own_key(sorted(chain.from_iterable(self.parts[q] for q in flow)))
+                    label = own.removeprefix("bundle:").rpartition("-")[0]
+                    self.flow_names[p] = f"flow:{label}-{uuid4().hex}"
+                self.keys.append((self.flow_names[flow.start], p - flow.start))
+            elif len(tasks) > 1 and (len(outputs) > 1 or outputs[0] not in self.wanted):
                 self.keys.append(self._own_key(tasks))
             else:
                 self.keys.append(order[outputs[0]])
-        if members:
-            name, _ = self._own_key(sorted(chain.from_iterable(members)))
-            self.flow = f"flow:{name.removeprefix('bundle:')}"
-            self.keys += [(self.flow, i) for i in range(len(members))]
-        for p, outputs in enumerate(self.outputs):
-            if len(outputs) > 1 or p >= self.first_member:
+            if len(outputs) > 1 or len(flow) > 1:
                 for at, i in enumerate(outputs):
                     self.place[i] = at
 
@@ -253,7 +259,8 @@ class _BundleWriter:
         order, costs = self.choice.order, self.choice.costs
         for p, tasks in enumerate(self.parts):
             first = order[tasks[0]]
-            if len(tasks) == 1 and p < self.first_member and not self._reads_a_tuple(p):
+            flow = self.flow_of[p]
+            if len(tasks) == len(flow) == 1 and not self._reads_a_tuple(p):
                 self._write(first, self._single(p), first)
             else:
                 seconds = None
@@ -263,17 +270,18 @@ class _BundleWriter:
                         cost.seconds * times.get(i, 1) for i in tasks if (cost := costs[i]) is not None
                     )
                 self._write(self.keys[p], self._share(p), first, seconds)
-            if first in self.of_ranks and p < self.first_member and not PLACING & self.common.keys():
+            if first in self.of_ranks and len(flow) == 1 and not PLACING & self.common.keys():
                 self.made.annotations.setdefault("workers", {})[self.keys[p]] = [self.of_ranks[first].worker]
                 self.made.annotations.setdefault("allow_other_workers", {})[self.keys[p]] = True
         self.picked.update((i, None) for i in self.wanted if self.place[i] >= 0)
-        # Members without results, which nobody would need: those that pick a result read their empty tuples.
-        silent = [key for key, outputs in zip(self.keys, self.outputs, strict=True) if not outputs]
-        for i in self.picked:
-            p, key = self.part[i], order[i]
-            others = silent if p >= self.first_member else ()
-            task = PortableTask(key, pick, TaskRef(self.keys[p]), self.place[i], *map(TaskRef, others))
-            self._write(key, task, key, 0.0, is_quick=True)
+        picks = [(i, order[i], pick) for i in self.picked]
+        passes = [(i, key, pass_on) for i, key in self.passed.items()]
+        for i, key, function in [*picks, *passes]:
+            p = self.part[i]
+            # Members without results, which nobody would need: those that pick a result read their empty tuples.
+            others = [self.keys[q] for q in self.flow_of[p] if not self.outputs[q]]
+            task = PortableTask(key, function, TaskRef(self.keys[p]), self.place[i], *map(TaskRef, others))
+            self._write(key, task, order[i], 0.0, is_quick=True)
         return self.made
 
     def _write(
@@ -319,7 +327,8 @@ class _BundleWriter:
     def _share(self, p: int) -> GraphNode:
         """Return a bundle, or a member of the flow."""
         order, about, of_ranks = self.choice.order, self.annotations.get(ABOUT, {}), self.of_ranks
-        numbers, is_member = self.parts[p], p >= self.first_member
+        numbers, flow = self.parts[p], self.flow_of[p]
+        is_member = len(flow) > 1
         reads, arguments = self._reads(p)
         inner = []
         for at, i in enumerate(numbers):
@@ -327,15 +336,13 @@ class _BundleWriter:
             rank = self.ranks[i] if is_member else of_ranks[key].order if key in of_ranks else at
             readers = tuple(self.readers.get(i, ()))
             inner.append(InnerTask(key, self.graph[key], rank, readers, tuple(about.get(key) or ())))
-        name, number, members = str(self.keys[p]), 0, 1
-        if is_member:
-            name, number, members = self.flow, p - self.first_member, len(self.parts) - self.first_member
+        name = self.flow_names.get(flow.start, str(self.keys[p]))
         own = tuple(task for i, task in zip(numbers, inner, strict=True) if i not in self.times)
         repeats = tuple(filter(None, (_repeat(one, inner, self.next_readers) for one in self.repeats)))
         outputs = tuple(order[i] for i in self.outputs[p])
         # A task of a rank reads what is on its worker.
         steals = is_member and not of_ranks
-        share = Share(name, number, members, own, outputs, repeats, steals)
+        share = Share(name, p - flow.start, len(flow), own, outputs, repeats, steals)
         produces = not is_member and any(self.graph[order[i]].data_producer for i in numbers)
         return PortableTask(
             self.keys[p], run_share, share, tuple(reads), *map(TaskRef, arguments), _data_producer=produces
@@ -349,15 +356,16 @@ class _BundleWriter:
             of.setdefault(part[i], []).append(i)
         reads: list[Read] = []
         arguments: list[Key] = []
-        apart: list[Key] = []
         for other, tasks in of.items():
             if place[tasks[0]] < 0 or self._is_read_whole(other, tasks):
                 reads += [Read(len(arguments), place[i], order[i]) for i in tasks]
                 arguments.append(self.keys[other])
-            else:
-                self.picked.update(dict.fromkeys(tasks))
-                apart += [order[i] for i in tasks]
-        for key in chain(apart, self.outside.get(p, ())):
+                continue
+            words = names_of(self.keys[other])[1].partition(":")[2]
+            for i in tasks:
+                reads.append(Read(len(arguments), -1, order[i]))
+                arguments.append(self.passed.setdefault(i, (f"pass:{words}", i)))
+        for key in self.outside.get(p, ()):
             reads.append(Read(len(arguments), -1, key))
             arguments.append(key)
         return reads, arguments
@@ -365,7 +373,7 @@ class _BundleWriter:
     def _is_read_whole(self, p: int, read: list[int]) -> bool:
         """Return whether a bundle that reads some results of another is sent all of them; of a member, it is not."""
         others = self.in_all[p] - sum(self.nbytes[i] for i in read)
-        return p < self.first_member and others <= MORE * len(read)
+        return len(self.flow_of[p]) == 1 and others <= MORE * len(read)
 
 
 def _repeat(

@@ -44,9 +44,9 @@ def test_a_choice_holds_while_little_changes(
     work: TaskDag, limits: tuple[float, ...], is_chosen_again: bool
 ) -> None:
     choices = RecentChoices()
-    plans = choices.plans(WORK, LIMITS, lambda: None)
+    plans = choices.plans(WORK, LIMITS, lambda: ())
     plans.bundles = ((0, 1, 2, 3),)
-    assert (choices.plans(work, limits, lambda: None) is not plans) == is_chosen_again
+    assert (choices.plans(work, limits, lambda: ()) is not plans) == is_chosen_again
 
 
 def test_a_long_task_and_one_by_itself_hide_nothing() -> None:
@@ -54,8 +54,8 @@ def test_a_long_task_and_one_by_itself_hide_nothing() -> None:
         return TaskDag(Dag([*[short] * 100, 10.0, 10.0], []), [*[0] * 101, ALONE], [0.0] * 102)
 
     choices = RecentChoices()
-    plans = choices.plans(work(1e-3), LIMITS, lambda: None)
-    assert choices.plans(work(3.5e-3), LIMITS, lambda: None) is not plans
+    plans = choices.plans(work(1e-3), LIMITS, lambda: ())
+    assert choices.plans(work(3.5e-3), LIMITS, lambda: ()) is not plans
 
 
 def test_old_graphs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,14 +63,14 @@ def test_old_graphs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent, "NUMBERS", 30)
     monkeypatch.setattr(recent, "GRAPH", 1)
     choices = RecentChoices()
-    plans = [choices.plans(WORK, (workers, 1e6), lambda: None) for workers in range(1, 4)]
+    plans = [choices.plans(WORK, (workers, 1e6), lambda: ()) for workers in range(1, 4)]
     # Two graphs are left, the newest ones.
-    assert choices.plans(WORK, (3, 1e6), lambda: None) is plans[2]
-    assert choices.plans(WORK, (1, 1e6), lambda: None) is not plans[0]
+    assert choices.plans(WORK, (3, 1e6), lambda: ()) is plans[2]
+    assert choices.plans(WORK, (1, 1e6), lambda: ()) is not plans[0]
 
 
 def test_what_was_measured_counts_for_more_than_what_was_projected() -> None:
-    plans = RecentChoices().plans(WORK, LIMITS, lambda: None)
+    plans = RecentChoices().plans(WORK, LIMITS, lambda: ())
     assert plans.seconds("flow", 1.0) == 1.0
     # The first run opens connections.
     plans.took("flow", 3.0)
@@ -93,14 +93,14 @@ def test_what_was_measured_is_remembered_while_tasks_take_about_as_long(
 ) -> None:
     choices = RecentChoices()
     for _ in range(2):
-        choices.plans(WORK, LIMITS, lambda: None).took("bundles", 7.0)
-    seconds = choices.plans(with_seconds(factor), LIMITS, lambda: None).seconds("bundles", 1.0)
+        choices.plans(WORK, LIMITS, lambda: ()).took("bundles", 7.0)
+    seconds = choices.plans(with_seconds(factor), LIMITS, lambda: ()).seconds("bundles", 1.0)
     assert seconds == (7.0 if is_remembered else 1.0)
 
 
 def test_what_a_flow_takes_beyond_its_plan_is_learnt() -> None:
     choices = RecentChoices()
-    plans = choices.plans(WORK, LIMITS, lambda: Flow([0, 1, 2, 3], [0, 0, 1, 1], [0.0, 1.0, 2.0, 3.0], 0.1))
+    plans = choices.plans(WORK, LIMITS, lambda: [Flow([0, 1, 2, 3], [0, 0, 1, 1], [0.0, 1.0, 2.0, 3.0], 0.1)])
     choices.took(plans, "flow", 0.3)
     assert choices.starts_s == pytest.approx(0.2)
     # Others ran beside it.
@@ -114,7 +114,7 @@ def test_what_a_flow_takes_beyond_its_plan_is_learnt() -> None:
 
 def test_a_graph_is_told_apart_by_what_is_wanted_of_it() -> None:
     choices = RecentChoices()
-    plans = choices.plans(WORK, LIMITS, lambda: None)
+    plans = choices.plans(WORK, LIMITS, lambda: ())
     choices.choose(["a", "b"], plans, "bundles")
     assert choices.chosen(["a"]) is None
     assert choices.chosen(["b", "a"]) == (plans, "bundles")

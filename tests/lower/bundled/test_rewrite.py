@@ -18,7 +18,7 @@ from dask.local import get_sync
 from distributed.utils import key_split_group
 
 from dask_ferro.flow.costs import FlowCosts, TaskCost
-from dask_ferro.flow.member import is_ours, share_of
+from dask_ferro.flow.member import is_ours, is_pick, share_of
 from dask_ferro.flow.run import Share
 from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
@@ -189,7 +189,7 @@ def test_small_results_are_read_from_the_tuple_and_large_ones_are_picked(nbytes:
     costed = replace(facts(workers=1), cost=lambda key: TaskCost(1e-4, nbytes), holds=1e12)
     made = rewritten(graph, ["end"], notes, costed).graph
     assert get_sync(made, "end") == get_sync(graph, "end")
-    assert sum(getattr(t, "func", None).__name__ == "pick" for t in made.values()) == picks
+    assert sum(is_pick(task) for task in made.values()) == picks
 
 
 # ---- what the scheduler has already --------------------------------------------------------------------------
@@ -289,7 +289,37 @@ def test_a_flow_has_room_for_its_inputs(allowance: float, is_flow: bool) -> None
         cost=lambda key: TaskCost(1e-2, 1e6 if key[0] == "x" else 28),
     )
     chosen, _ = choose(graph, ends, {"retries": {("x", i): 1 for i in range(8)}}, known)
-    assert (chosen.flow is not None) == is_flow
+    assert bool(chosen.flows) == is_flow
+
+
+@every(
+    ("seconds", "unknown", "limits", "count"),
+    [
+        pytest.param(1e-3, (), {}, 1, id="as long as a flow may last"),
+        pytest.param(0.1, (), {}, 4, id="too long for three"),
+        pytest.param(0.1, (), {"workers": 2, "members": 0}, 0, id="no members"),
+        pytest.param(0.02, (("s", 20, 0),), {}, 2, id="a task of unknown cost in the midst"),
+        pytest.param(1e-3, (("s", 20, 0),), {}, 0, id="too short for two flows"),
+        pytest.param(0.05, (), {"allowance": 28.0 * 100}, 2, id="room for some rows"),
+        pytest.param(0.05, (), {"allowance": 28.0 * 8}, 0, id="no room for a row"),
+    ],
+)
+def test_a_graph_is_as_many_flows_as_it_needs(
+    seconds: float, unknown: tuple[Any, ...], limits: dict[str, Any], count: int
+) -> None:
+    graph: dict[Any, GraphNode] = {}
+    for s in range(40):
+        for x in range(8):
+            reads = [TaskRef(("s", s - 1, y)) for y in (x - 1, x, x + 1) if s and 0 <= y < 8]
+            graph["s", s, x] = Task(("s", s, x), told, "s", *reads)
+    known = replace(
+        facts(seconds=seconds, **{"members": 2, **limits}),
+        cost=lambda key: None if key in unknown else TaskCost(seconds, 28),
+    )
+    chosen, tasks = choose(graph, [("s", 39, x) for x in range(8)], {}, known)
+    assert len(chosen.flows) == count
+    inside = [i for flow in chosen.flows for i in flow.tasks]
+    assert sorted([*inside, *(i for part in chosen.bundles for i in part)]) == list(range(len(tasks.order)))
 
 
 def test_a_graph_is_planned_again_when_what_flows_cost_is_known_better() -> None:
@@ -301,7 +331,7 @@ def test_a_graph_is_planned_again_when_what_flows_cost_is_known_better() -> None
     known = facts(seconds=1e-3, members=2)
     slow = replace(known, of_flows=FlowCosts(hop_s=1e-2))
     choices = [choose(graph, [(99, 0), (99, 1)], {}, one)[0] for one in (known, slow, known)]
-    assert [choice.flow is not None for choice in choices] == [True, False, True]
+    assert [len(choice.flows) for choice in choices] == [1, 0, 1]
 
 
 def test_tasks_of_different_spans_are_of_different_groups() -> None:
@@ -347,8 +377,8 @@ def test_a_graph_is_planned_once_under_whatever_names() -> None:
             row = [Task(uuid4().hex, told, "s", near[0], more=List(*near[1:])) for near in reads]
             graph |= {task.key: task for task in row}
         choice, _ = choose(graph, [task.key for task in row], {}, known)
-        flows.append(choice.flow)
-    assert flows[0] is not None
+        flows.append(choice.flows)
+    assert flows[0]
     assert all(flow is flows[0] for flow in flows)
 
 
