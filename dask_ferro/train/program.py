@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import dask
@@ -161,11 +162,20 @@ class TrainingProgram(ABC):
         """Raise `ConfigError` if a batch of one of these numbers of rows cannot be computed."""
 
     def steps(self, each: Iterable[StepInputs], params: Tree, state: Tree) -> Iterator[Trained]:
-        """Yield the results of steps that follow each other; with a client they are lazy, until `submit`."""
-        for step in each:
-            trained = self._trained(self._arrays(step) | self._scale(state), params, state, step.rows)
+        """Yield the results of steps that follow each other; with a client they are lazy, until `submit`.
+
+        With a client, those of as many rows have one template.
+        """
+        if current_client() is None:
+            for step in each:
+                trained = self._trained(self._arrays(step) | self._scale(state), params, state, step.rows)
+                params, state = trained.params, trained.state
+                yield trained
+            return
+        for rows, alike in groupby(each, lambda step: step.rows):
+            for trained in self._successive(rows, list(map(self._arrays, alike)), params, state):
+                yield trained
             params, state = trained.params, trained.state
-            yield trained
 
     def _arrays(self, step: StepInputs) -> dict[str, Any]:
         """Return what a step reads beside parameters and state, by name."""
@@ -179,6 +189,10 @@ class TrainingProgram(ABC):
     @abstractmethod
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
         """Return the results for inputs by name, of which the graph may read some."""
+
+    @abstractmethod
+    def _successive(self, rows: int, each: Sequence[Arrays], params: Tree, state: Tree) -> Iterable[Trained]:
+        """Return the lazy results of steps with a number of rows, for inputs by name."""
 
     @property
     @abstractmethod
@@ -256,9 +270,24 @@ class StepProgram(TrainingProgram):
         given = {name: value for name, value in arrays.items() if name in self._reads}
         run = self.pipeline(given, params=params, state=state)
         assert isinstance(run, PipelineRun)
-        held = _computed(run) if current_client() is None else run
-        updated = held.state.get(UPDATED) if isinstance(held.state, Mapping) else None
-        return Trained(held.loss, held.metrics, held.params, held.state, arrays.get(LOSS_SCALE), updated)
+        return _trained(_computed(run), arrays.get(LOSS_SCALE))
+
+    def _successive(self, rows: int, each: Sequence[Arrays], params: Tree, state: Tree) -> Iterator[Trained]:
+        scale = self._scale(state)
+        inputs = [
+            {name: value for name, value in {**arrays, **scale}.items() if name in self._reads}
+            for arrays in each
+        ]
+        runs = self.pipeline.successive(inputs, params, state, self._scale(self.pipeline.next_state))
+        for run in runs:
+            yield _trained(run, scale.get(LOSS_SCALE))
+            scale = self._scale(run.state)
+
+
+def _trained(run: PipelineRun | Trained, scale: Any) -> Trained:
+    """Return the results of a step whose loss has a scale."""
+    updated = run.state.get(UPDATED) if isinstance(run.state, Mapping) else None
+    return Trained(run.loss, run.metrics, run.params, run.state, scale, updated)
 
 
 def _computed(run: PipelineRun) -> Trained:

@@ -8,7 +8,6 @@ same keys, so results of other flows that are still there are not computed again
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,12 +16,12 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.engines.collectives import joined, reduced
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.sharding.parts import Port, Spmd, holders
+from dask_ferro.graph.sharding.parts import Port, holders
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import client_name, client_of, written_for
 from dask_ferro.lower.inputs.shipping import Sent
-from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed, needed
+from dask_ferro.lower.ranks.collection import ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.repeated import RepeatedTasks
@@ -308,49 +307,6 @@ class ShardedArray(ContentKeyed):
             `scheduler`, and the scheduler's own options.
         """
         return gather({"it": self}, **kwargs)["it"]
-
-
-def call_outputs(
-    spmd: Spmd,
-    arrays: Arrays,
-    write: Callable[[Arrays, Any], Written],
-    where: RankWorkers,
-) -> dict[str, ShardedArray]:
-    """Return the outputs of a call on arrays, by name; its tasks are written for the current client.
-
-    Parameters
-    ----------
-    spmd : Spmd
-    arrays : mapping of str to array, dask array or ShardedArray
-        They are kept, to be sent again after a worker's death.
-    write : callable
-        Writes the call on such arrays for the current client and the workers that `where` returned; the same keys
-        for the same arrays and client.
-    where : RankWorkers
-        Of the workers of the ranks; calls of one graph share it.
-    """
-    # Data on workers are not held here, only their origin.
-    given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
-    # A call on the results of another one is submitted together with it, unless that was submitted already.
-    sharded = [value for value in arrays.values() if isinstance(value, ShardedArray)]
-    calls = max((value.made.calls + value.tasks.is_fixed for value in sharded), default=1)
-
-    tasks = CallTasks(partial(write, arrays), where)
-    token = tasks.here().token
-
-    def again(name: str, memo: Memo) -> ShardedArray:
-        if token not in memo:
-            here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
-            memo[token] = call_outputs(spmd, here, write, where)
-        return memo[token][name]
-
-    return {
-        port.name: ShardedArray(
-            *(port, spmd.mesh, tasks, (token, port.name)),
-            Made(partial(again, port.name), calls),
-        )
-        for port in spmd.outputs
-    }
 
 
 def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
