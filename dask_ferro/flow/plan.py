@@ -10,35 +10,11 @@ sizes bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from dask_ferro.graph.bundling.partition import Quotient, handed_out
-
-
-@dataclass(frozen=True)
-class FlowCosts:
-    """What an inner task costs besides its own seconds.
-
-    Parameters
-    ----------
-    task_s : float
-        CPU of one task.
-    message_s : float
-        CPU of a value that is sent to another worker, at each end.
-    hop_s : float
-        From the end of a task to its value in another worker.
-    bytes_per_s : float
-        Between two workers.
-    """
-
-    task_s: float = 30e-6
-    message_s: float = 40e-6
-    hop_s: float = 60e-6
-    bytes_per_s: float = 1e9
-
+from dask_ferro.graph.bundling.partition import FlowCosts, Quotient, handed_out
 
 # How often what a message takes is counted where a task is assigned: that it is sent for one task is seen at once, that
 # its readers follow it there is not.  Of large graphs one is tried.

@@ -29,13 +29,14 @@ from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
 from dask_ferro.flow.costs import TaskCost
-from dask_ferro.flow.plan import FlowCosts, peak_bytes, planned
+from dask_ferro.flow.plan import peak_bytes, planned
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.graph.bundling.partition import (
     DASK,
     Bundles,
     Dag,
     Floats,
+    FlowCosts,
     Overheads,
     as_sent,
     finest,
