@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -151,6 +151,9 @@ class TrainingProgram(ABC):
     and row shapes all others have.
     """
 
+    # The names of the graph's inputs.
+    _reads: Collection[str]
+
     def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
         self._recipe = recipe
         self._graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, form, first)
@@ -179,8 +182,9 @@ class TrainingProgram(ABC):
 
     def _arrays(self, step: StepInputs) -> dict[str, Any]:
         """Return what a step reads beside parameters and state, by name."""
-        numbers = _numbers(self._recipe, step)
-        return {self._graphs.inputs[name]: value for name, value in step.batch.items()} | numbers
+        given = {self._graphs.inputs[name]: value for name, value in step.batch.items()}
+        given |= _numbers(self._recipe, step)
+        return {name: value for name, value in given.items() if name in self._reads}
 
     def _scale(self, state: Tree) -> dict[str, Any]:
         """Return the scale of the loss by name, where it has one."""
@@ -188,7 +192,7 @@ class TrainingProgram(ABC):
 
     @abstractmethod
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
-        """Return the results for inputs by name, of which the graph may read some."""
+        """Return the results for inputs by name."""
 
     @abstractmethod
     def _successive(self, rows: int, each: Sequence[Arrays], params: Tree, state: Tree) -> Iterable[Trained]:
@@ -267,19 +271,14 @@ class StepProgram(TrainingProgram):
                 self.pipeline.graphs(first)
 
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
-        given = {name: value for name, value in arrays.items() if name in self._reads}
-        run = self.pipeline(given, params=params, state=state)
+        run = self.pipeline(arrays, params=params, state=state)
         assert isinstance(run, PipelineRun)
         return _trained(_computed(run), arrays.get(LOSS_SCALE))
 
     def _successive(self, rows: int, each: Sequence[Arrays], params: Tree, state: Tree) -> Iterator[Trained]:
-        scale = self._scale(state)
-        inputs = [
-            {name: value for name, value in {**arrays, **scale}.items() if name in self._reads}
-            for arrays in each
-        ]
-        runs = self.pipeline.successive(inputs, params, state, self._scale(self.pipeline.next_state))
-        for run in runs:
+        scale, follow = self._scale(state), self._scale(self.pipeline.next_state)
+        inputs = [{**arrays, **scale} for arrays in each]
+        for run in self.pipeline.successive(inputs, params, state, follow):
             yield _trained(run, scale.get(LOSS_SCALE))
             scale = self._scale(run.state)
 

@@ -96,8 +96,8 @@ class WholeStep(TrainingProgram):
         for i, value in enumerate(self._model.graph.inputs[len(self._after) : len(kept)]):
             # No name of its own: a plan's pattern for inputs of the batch would match `input_0`.
             value.name = f"fit.state.{i}"
-        self._names = [str(value.name) for value in self._model.graph.inputs]
-        self._kept = self._names[: len(kept)]
+        self._reads = [str(value.name) for value in self._model.graph.inputs]
+        self._kept = self._reads[: len(kept)]
         self._applied = self._placed(apply(self._model, plan), params)
         self._made: dict[int, Ranks] = {}
 
@@ -128,20 +128,19 @@ class WholeStep(TrainingProgram):
     def _successive(self, rows: int, each: Sequence[Arrays], params: Tree, state: Tree) -> Iterator[Trained]:
         follow = dict(zip(self._kept, (*self._after, *self._then), strict=True))
         follow |= self._scale(pytree.like(state, self._then))
-        follow = {name: output for name, output in follow.items() if name in self._names}
+        follow = {name: output for name, output in follow.items() if name in self._reads}
         start = self._scale(state) | dict(
             zip(self._kept, (*leaves_of(params), *leaves_of(state)), strict=True)
         )
-        inputs = [{n: v for n, v in arrays.items() if n in self._names} for arrays in each]
-        inputs[0] |= {name: start[name] for name in follow}
-        for outputs in successive_calls(self.ranks(rows), inputs, follow):
+        first = {**each[0], **{name: start[name] for name in follow}}
+        for outputs in successive_calls(self.ranks(rows), [first, *each[1:]], follow):
             yield self._of_outputs(params, state, outputs)
 
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
         arrays = {**arrays, **dict(zip(self._kept, chain(leaves_of(params), leaves_of(state)), strict=True))}
         if self._applied.plan is None:
             return self._of_outputs(params, state, self._computed(arrays))
-        outputs = self.ranks(rows)({name: arrays[name] for name in self._names})
+        outputs = self.ranks(rows)({name: arrays[name] for name in self._reads})
         scheduler = dask.config.get("scheduler", None) or "sync"
         return self._of_outputs(params, state, gather(outputs, scheduler=scheduler))
 

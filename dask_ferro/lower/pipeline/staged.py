@@ -40,11 +40,7 @@ from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
 from dask_ferro.lower.ranks.repeat import successive_calls
 from dask_ferro.lower.ranks.spmd import Ranks
-from dask_ferro.lower.ranks.spmd_inputs import (
-    CallInputs,
-    checked,
-    feed,
-)
+from dask_ferro.lower.ranks.spmd_inputs import CallInputs, checked, feed
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
 
 

@@ -31,7 +31,7 @@ from dask_ferro.lower.ranks.spmd_inputs import (
     stacked,
     tokens,
 )
-from dask_ferro.lower.ranks.spmd_tasks import Home, PartPlace
+from dask_ferro.lower.ranks.spmd_tasks import Home, PartPlace, grouped
 from dask_ferro.lower.repeated import RepeatedTasks
 
 Outputs = dict[str, ShardedArray]
@@ -102,15 +102,12 @@ def _written(
         assert [place.index for place in places[end]] == list(first[end].items)
         carry |= zip(first[end].keys, (place.key for place in places[end]), strict=True)
     # By rank and site, the places of its results, of whatever action.
-    groups: dict[Home, dict[PartPlace, int]] = {}
     at: dict[str, list[tuple[Home, PartPlace]]] = {}
     for port in steps.results:
         sites = [tasks.home.get(place.key, (rank, UNPLACED)) for rank, place in enumerate(places[port.name])]
         homes = [(rank, site._replace(action=None)) for rank, site in sites]
         at[port.name] = list(zip(homes, places[port.name], strict=True))
-        for home, place in at[port.name]:
-            own = groups.setdefault(home, {})
-            own.setdefault(place, len(own))
+    groups = grouped(at)
     keys = {
         home: tasks.collect((f"spmd-ends-{name}", number), home, list(own))
         for number, (home, own) in enumerate(groups.items())

@@ -293,10 +293,7 @@ class ShardedArray(ContentKeyed):
 
     def persisted(self, graph: Mapping[Key, Any]) -> ShardedArray:
         """Return the array with a graph that holds its parts."""
-        held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(self)}", dict(graph), dependencies=[])
-        name = self.name
-        tasks = CallTasks.of(Written(str(self.token), held, {name: self.keys}, items={name: self.items}))
-        return ShardedArray(self.port, self.mesh, tasks, self.token, self.made, name)
+        return on_results({self.name: self}, graph)[self.name]
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the whole array, which the caller joins from its parts.
@@ -391,6 +388,28 @@ def _fetched(
     parts = [list(map(part, read.keys, read.joins.items)) for read in reads]
     reads[:] = [read._replace(joins=read.joins._replace(items=())) for read in reads]
     return parts
+
+
+def on_results(arrays: Mapping[str, ShardedArray], graph: Mapping[Key, Any]) -> dict[str, ShardedArray]:
+    """Return arrays on a graph that holds their parts.
+
+    Arrays with the same keys share it.  Passed to the next call, none keeps the parts of another alive.
+    """
+    groups: dict[tuple[Key, ...], list[str]] = {}
+    for name, array in arrays.items():
+        groups.setdefault(array.keys, []).append(name)
+    ends = set(chain.from_iterable(groups))
+    found: dict[str, ShardedArray] = {}
+    for keys, names in groups.items():
+        # A graph of tasks, which Dask has optimized and not run, is held whole.
+        own = dict(graph) if graph.keys() - ends else {key: graph[key] for key in keys}
+        held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(keys)}", own, dependencies=[])
+        items = {name: arrays[name].items for name in names}
+        tasks = CallTasks.of(Written(f"{tokenize(keys)}", held, dict.fromkeys(names, keys), items=items))
+        for name in names:
+            one = arrays[name]
+            found[name] = ShardedArray(one.port, one.mesh, tasks, one.token, one.made, name)
+    return {name: found[name] for name in arrays}
 
 
 def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:

@@ -33,13 +33,7 @@ from dask_ferro.lower.prepared.store import spool
 from dask_ferro.lower.ranks.calls import CallGraph, RankFunction
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
-from dask_ferro.lower.ranks.spmd_inputs import (
-    Below,
-    CallInputs,
-    checked,
-    content_of,
-    feed,
-)
+from dask_ferro.lower.ranks.spmd_inputs import Below, CallInputs, checked, content_of, feed
 from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankCall, source
 from dask_ferro.lower.worker.models import ModelRef, limits, remember
 

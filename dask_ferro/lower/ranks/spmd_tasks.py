@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import getitem
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -33,6 +33,7 @@ from dask_ferro.lower.worker.rank_functions import Picks, select_values
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 from dask_ferro.trace import About
 
+G = TypeVar("G")
 # A rank, and where it is.
 Home: TypeAlias = tuple[int, NodePlacement]
 
@@ -165,9 +166,7 @@ class RankTasks:
 
     def collect(self, key: Key, home: Home, places: Sequence[PartPlace]) -> Key:
         """Add a task that has values of one home as a tuple; return its key."""
-        at = {read: i for i, read in enumerate(dict.fromkeys(place.key for place in places))}
-        picks = tuple((at[place.key], place.index) for place in places)
-        return self.add(key, home, 0, select_values, picks, *map(TaskRef, at))
+        return self.add(key, home, 0, select_values, *picked(places))
 
 
 class RankCall(RankTasks):
@@ -357,6 +356,21 @@ class RankCall(RankTasks):
         self, key: Key, home: Home, order: int, call: Callable[..., Any], *of: Any, **by_name: Any
     ) -> None:
         self.add(key, home, self.first + order, call, *of, **by_name)
+
+
+def picked(places: Sequence[PartPlace]) -> tuple[Any, ...]:
+    """Return the arguments of `select_values` that give the values of places."""
+    at = {read: i for i, read in enumerate(dict.fromkeys(place.key for place in places))}
+    return tuple((at[place.key], place.index) for place in places), *map(TaskRef, at)
+
+
+def grouped(of: Mapping[str, Sequence[tuple[G, PartPlace]]]) -> dict[G, dict[PartPlace, int]]:
+    """Return the places of values by group, each with its position in the tuple of the group."""
+    groups: dict[G, dict[PartPlace, int]] = {}
+    for group, place in chain.from_iterable(of.values()):
+        own = groups.setdefault(group, {})
+        own.setdefault(place, len(own))
+    return groups
 
 
 def same(array: Any) -> Any:
