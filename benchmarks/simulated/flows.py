@@ -13,10 +13,9 @@ from itertools import count
 from math import inf
 from typing import Any, NamedTuple
 
-from dask_ferro.flow.costs import FlowCosts
 from dask_ferro.flow.plan import planned
 from dask_ferro.flow.run import FlowRun, InnerTask, Share, StolenTask
-from dask_ferro.graph.bundling.partition import Dag, finest
+from dask_ferro.graph.bundling.partition import Dag, FlowCosts, finest
 from dask_ferro.policy.stealing.peers import GIVING_S, Thief, gift
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph
 

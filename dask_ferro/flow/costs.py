@@ -27,6 +27,7 @@ from dask.typing import Key
 from dask.utils import key_split
 from distributed.utils import key_split_group
 
+from dask_ferro.graph.bundling.partition import FlowCosts
 from dask_ferro.policy.estimates import Mean, is_duration
 
 # Groups remembered of one prefix, and prefixes in all: 15 MB at most.  One program has a dozen slices.
@@ -108,28 +109,6 @@ class MemberFigures:
         """Return the figures of members together."""
         *columns, trips = zip(*map(astuple, figures), strict=True)
         return cls(*map(sum, columns), trip_s=min(trips))  # type: ignore[misc]
-
-
-@dataclass(frozen=True)
-class FlowCosts:
-    """What a flow's task costs besides its own seconds; the defaults were measured on processes of one machine.
-
-    Parameters
-    ----------
-    task_s : float
-        CPU of one task.
-    message_s : float
-        CPU of a value that is sent to another worker, at each end.
-    hop_s : float
-        From the end of a task to its value in another worker.
-    bytes_per_s : float
-        Between two workers.
-    """
-
-    task_s: float = 30e-6
-    message_s: float = 40e-6
-    hop_s: float = 60e-6
-    bytes_per_s: float = 1e9
 
 
 def learnt(before: FlowCosts, flows: Collection[MemberFigures]) -> FlowCosts:

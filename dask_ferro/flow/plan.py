@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dask_ferro.flow.costs import FlowCosts
-from dask_ferro.graph.bundling.partition import Quotient, handed_out
+from dask_ferro.graph.bundling.partition import FlowCosts, Quotient, handed_out
 
 # How often what a message takes is counted where a task is assigned: that it is sent for one task is seen at once, that
 # its readers follow it there is not.  Of large graphs one is tried.

@@ -28,10 +28,11 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.flow.admission import Claim, Threads, admitted, next_step
-from dask_ferro.flow.costs import FLOWS, FlowCosts, MemberFigures, learnt
+from dask_ferro.flow.costs import FLOWS, MemberFigures, learnt
 from dask_ferro.flow.member import FIGURES, PLACES, is_pick, share_of
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.worker import METRIC, VOID
+from dask_ferro.graph.bundling.partition import FlowCosts
 from dask_ferro.policy.facts import kind_of
 from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.annotations import estimate_of, wish_of

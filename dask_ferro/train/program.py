@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import dask
@@ -150,6 +151,9 @@ class TrainingProgram(ABC):
     and row shapes all others have.
     """
 
+    # The names of the graph's inputs.
+    _reads: Collection[str]
+
     def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
         self._recipe = recipe
         self._graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, form, first)
@@ -161,16 +165,26 @@ class TrainingProgram(ABC):
         """Raise `ConfigError` if a batch of one of these numbers of rows cannot be computed."""
 
     def steps(self, each: Iterable[StepInputs], params: Tree, state: Tree) -> Iterator[Trained]:
-        """Yield the results of steps that follow each other; with a client they are lazy, until `submit`."""
-        for step in each:
-            trained = self._trained(self._arrays(step) | self._scale(state), params, state, step.rows)
+        """Yield the results of steps that follow each other; with a client they are lazy, until `submit`.
+
+        With a client, those of as many rows have one template.
+        """
+        if current_client() is None:
+            for step in each:
+                trained = self._trained(self._arrays(step) | self._scale(state), params, state, step.rows)
+                params, state = trained.params, trained.state
+                yield trained
+            return
+        for rows, alike in groupby(each, lambda step: step.rows):
+            for trained in self._successive(rows, list(map(self._arrays, alike)), params, state):
+                yield trained
             params, state = trained.params, trained.state
-            yield trained
 
     def _arrays(self, step: StepInputs) -> dict[str, Any]:
         """Return what a step reads beside parameters and state, by name."""
-        numbers = _numbers(self._recipe, step)
-        return {self._graphs.inputs[name]: value for name, value in step.batch.items()} | numbers
+        given = {self._graphs.inputs[name]: value for name, value in step.batch.items()}
+        given |= _numbers(self._recipe, step)
+        return {name: value for name, value in given.items() if name in self._reads}
 
     def _scale(self, state: Tree) -> dict[str, Any]:
         """Return the scale of the loss by name, where it has one."""
@@ -178,7 +192,11 @@ class TrainingProgram(ABC):
 
     @abstractmethod
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
-        """Return the results for inputs by name, of which the graph may read some."""
+        """Return the results for inputs by name."""
+
+    @abstractmethod
+    def _successive(self, rows: int, each: Sequence[Arrays], params: Tree, state: Tree) -> Iterable[Trained]:
+        """Return the lazy results of steps with a number of rows, for inputs by name."""
 
     @property
     @abstractmethod
@@ -253,12 +271,22 @@ class StepProgram(TrainingProgram):
                 self.pipeline.graphs(first)
 
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
-        given = {name: value for name, value in arrays.items() if name in self._reads}
-        run = self.pipeline(given, params=params, state=state)
+        run = self.pipeline(arrays, params=params, state=state)
         assert isinstance(run, PipelineRun)
-        held = _computed(run) if current_client() is None else run
-        updated = held.state.get(UPDATED) if isinstance(held.state, Mapping) else None
-        return Trained(held.loss, held.metrics, held.params, held.state, arrays.get(LOSS_SCALE), updated)
+        return _trained(_computed(run), arrays.get(LOSS_SCALE))
+
+    def _successive(self, rows: int, each: Sequence[Arrays], params: Tree, state: Tree) -> Iterator[Trained]:
+        scale, follow = self._scale(state), self._scale(self.pipeline.next_state)
+        inputs = [{**arrays, **scale} for arrays in each]
+        for run in self.pipeline.successive(inputs, params, state, follow):
+            yield _trained(run, scale.get(LOSS_SCALE))
+            scale = self._scale(run.state)
+
+
+def _trained(run: PipelineRun | Trained, scale: Any) -> Trained:
+    """Return the results of a step whose loss has a scale."""
+    updated = run.state.get(UPDATED) if isinstance(run.state, Mapping) else None
+    return Trained(run.loss, run.metrics, run.params, run.state, scale, updated)
 
 
 def _computed(run: PipelineRun) -> Trained:

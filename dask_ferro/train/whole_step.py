@@ -11,9 +11,9 @@ gradients are all that ranks exchange.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any
 
 import dask
@@ -32,7 +32,6 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import widened
-from dask_ferro.lower.client import current_client
 from dask_ferro.lower.prepared.prepared import PreparedModel, open_model
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
@@ -42,7 +41,7 @@ from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS
-from dask_ferro.train.program import Recipe, StepInputs, StepProgram, Trained, TrainingProgram
+from dask_ferro.train.program import Recipe, StepProgram, Trained, TrainingProgram
 from dask_ferro.train.trees import leaves_of
 from dask_ferro.train.update.update import UPDATED
 
@@ -97,8 +96,8 @@ class WholeStep(TrainingProgram):
         for i, value in enumerate(self._model.graph.inputs[len(self._after) : len(kept)]):
             # No name of its own: a plan's pattern for inputs of the batch would match `input_0`.
             value.name = f"fit.state.{i}"
-        self._names = [str(value.name) for value in self._model.graph.inputs]
-        self._kept = self._names[: len(kept)]
+        self._reads = [str(value.name) for value in self._model.graph.inputs]
+        self._kept = self._reads[: len(kept)]
         self._applied = self._placed(apply(self._model, plan), params)
         self._made: dict[int, Ranks] = {}
 
@@ -126,30 +125,22 @@ class WholeStep(TrainingProgram):
         for rows in sizes if self._applied.plan is not None else ():
             self.ranks(rows)
 
-    def steps(self, each: Iterable[StepInputs], params: Tree, state: Tree) -> Iterator[Trained]:
-        """Yield the results of steps that follow each other; with a client those of as many rows have one template."""
-        if current_client() is None:
-            yield from super().steps(each, params, state)
-            return
+    def _successive(self, rows: int, each: Sequence[Arrays], params: Tree, state: Tree) -> Iterator[Trained]:
         follow = dict(zip(self._kept, (*self._after, *self._then), strict=True))
         follow |= self._scale(pytree.like(state, self._then))
-        follow = {name: output for name, output in follow.items() if name in self._names}
-        for rows, alike in groupby(each, lambda step: step.rows):
-            start = self._scale(state) | dict(
-                zip(self._kept, (*leaves_of(params), *leaves_of(state)), strict=True)
-            )
-            inputs = [{n: v for n, v in self._arrays(step).items() if n in self._names} for step in alike]
-            inputs[0] |= {name: start[name] for name in follow}
-            for outputs in successive_calls(self.ranks(rows), inputs, follow):
-                trained = self._of_outputs(params, state, outputs)
-                yield trained
-            params, state = trained.params, trained.state
+        follow = {name: output for name, output in follow.items() if name in self._reads}
+        start = self._scale(state) | dict(
+            zip(self._kept, (*leaves_of(params), *leaves_of(state)), strict=True)
+        )
+        first = {**each[0], **{name: start[name] for name in follow}}
+        for outputs in successive_calls(self.ranks(rows), [first, *each[1:]], follow):
+            yield self._of_outputs(params, state, outputs)
 
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
         arrays = {**arrays, **dict(zip(self._kept, chain(leaves_of(params), leaves_of(state)), strict=True))}
         if self._applied.plan is None:
             return self._of_outputs(params, state, self._computed(arrays))
-        outputs = self.ranks(rows)({name: arrays[name] for name in self._names})
+        outputs = self.ranks(rows)({name: arrays[name] for name in self._reads})
         scheduler = dask.config.get("scheduler", None) or "sync"
         return self._of_outputs(params, state, gather(outputs, scheduler=scheduler))
 

@@ -7,7 +7,8 @@ from math import inf
 
 import pytest
 
-from dask_ferro.flow.costs import FlowCosts, MemberFigures, learnt
+from dask_ferro.flow.costs import MemberFigures, learnt
+from dask_ferro.graph.bundling.partition import FlowCosts
 from tests.each import every
 
 DEFAULTS = FlowCosts()

@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.flow.costs import FlowCosts
 from dask_ferro.flow.plan import peak_bytes, planned
-from dask_ferro.graph.bundling.partition import Dag, finest
+from dask_ferro.graph.bundling.partition import Dag, FlowCosts, finest
 
 COSTS = FlowCosts()
 

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dask_ferro.policy.estimates import Link
+
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 # Value, src, dst, bytes.
@@ -224,7 +226,36 @@ class Overheads:
     dispatch_s: float = 0.5e-3
 
 
-DASK = Overheads()
+@dataclass(frozen=True)
+class FlowCosts:
+    """Costs of a task of a flow, whose members send each other results without the scheduler.
+
+    Parameters
+    ----------
+    task_s : float
+        CPU of one task.
+    message_s : float
+        CPU of a value that is sent to another worker, at each end.
+    hop_s : float
+        From the end of a task to its value in another worker.
+    bytes_per_s : float
+        Between two workers.
+    """
+
+    task_s: float = 30e-6
+    message_s: float = 40e-6
+    hop_s: float = 60e-6
+    bytes_per_s: float = 1e9
+
+    @property
+    def way_s(self) -> float:
+        """From the end of a task to the end of a task of no seconds that waits for it in another worker."""
+        return self.hop_s + self.message_s + self.task_s
+
+
+DASK, FLOW = Overheads(), FlowCosts()
+# Between members of a flow on two workers.
+FLOW_LINK = Link(FLOW.hop_s, FLOW.bytes_per_s)
 FREE = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=inf, dispatch_s=0.0)
 
 

@@ -9,7 +9,7 @@
   and activations are those of 1f1b.
 - optimizer's state: split over the data ranks too, where that takes less memory (`parallel.state_layouts`).
 
-Seconds are those of the cost model for compute, those of the link for communication, and one scheduler hop for each
+Seconds are those of the cost model for compute, those of the link for communication, and one hop of a flow for each
 collective in a chain and for each action of a stage.  `sharding.propagate` does the sharding; where it refuses, the
 reason is given.  Everything is projected: nothing runs.  Durations are seconds, sizes bytes, both of one worker.
 """
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError, UnsupportedOp, is_count
+from dask_ferro.graph.bundling.partition import DASK, FLOW, FLOW_LINK
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile
 from dask_ferro.graph.ir.nodes import Types, type_of
 from dask_ferro.graph.parallel.apply import DATA, TENSOR
@@ -37,12 +38,10 @@ from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Mesh
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.policy.estimates import SAME_HOST, Link
+from dask_ferro.policy.estimates import Link
 
-# From the end of a task of Dask's to the start of a dependent one on another worker; in a flow it is shorter.
-_HOP = 0.006
-# The least saving that is worth more workers: the cost of a task for the scheduler and two processes.
-_TASK = 0.0023
+# Ranks run as a flow.
+_HOP = FLOW.way_s
 _MICRO_BATCHES_A_STAGE = 4
 _MIB = 2**20
 
@@ -138,8 +137,9 @@ class Proposals:
 
     def _best(self) -> Proposal | None:
         fits = [row for row in self.rows if self.memory is None or row.memory <= self.memory]
-        # Projections are off by more than one per cent, so that is not worth more workers.
-        limit = 1.01 * fits[0].seconds + _TASK if fits else 0.0
+        # Projections are off by more than one per cent, so that is not worth more workers, each of which has a task of
+        # Dask's.
+        limit = 1.01 * fits[0].seconds + DASK.task_s if fits else 0.0
         near = (row for row in fits if row.seconds <= limit)
         return min(near, key=lambda row: (row.workers, row.seconds), default=None)
 
@@ -176,7 +176,7 @@ def plan(
     batched: Sequence[str] | None = None,
     dims: Mapping[str, int] | None = None,
     memory: float | None = None,
-    link: Link = SAME_HOST,
+    link: Link = FLOW_LINK,
     profile: DeviceProfile = CPU,
 ) -> Proposals:
     """Return plans for a graph on up to a number of workers, with projected seconds and bytes of each.

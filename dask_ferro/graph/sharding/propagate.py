@@ -29,6 +29,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.bundling.partition import FLOW_LINK
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, node_cost, seconds
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ops.labels import TypedNode
@@ -56,7 +57,7 @@ from dask_ferro.graph.sharding.redistribute import (
     total,
 )
 from dask_ferro.graph.sharding.strategies import Strategy, sequence_shards, strategies, taken
-from dask_ferro.policy.estimates import SAME_HOST, Link
+from dask_ferro.policy.estimates import Link
 
 
 def propagate(
@@ -68,7 +69,7 @@ def propagate(
     outputs: Mapping[str, Placed] | None = None,
     starts: Mapping[str, Placed] | None = None,
     terms: Collection[str] = (),
-    link: Link = SAME_HOST,
+    link: Link = FLOW_LINK,
     profile: DeviceProfile = CPU,
 ) -> Sharding:
     """Return the plan of a model sharded on a mesh.

@@ -28,7 +28,7 @@ from dask.order import order
 from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.flow.costs import FERRO, FlowCosts, TaskCost, own_cost
+from dask_ferro.flow.costs import FERRO, TaskCost, own_cost
 from dask_ferro.flow.cut import cut, ordered
 from dask_ferro.flow.plan import peak_bytes, planned
 from dask_ferro.flow.run import MEMBER, MemberTask
@@ -37,6 +37,7 @@ from dask_ferro.graph.bundling.partition import (
     Bundles,
     Dag,
     Floats,
+    FlowCosts,
     Ints,
     Overheads,
     as_sent,

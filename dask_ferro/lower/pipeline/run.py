@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -18,7 +17,7 @@ from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.ranks.collection import ContentKeyed
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.sharded import ShardedArray, gather, merged, whole
+from dask_ferro.lower.ranks.sharded import ShardedArray, gather, merged, on_results, whole
 
 Actions = Mapping[Key, tuple[Action, int]]
 Found = Mapping[str, ShardedArray]
@@ -83,13 +82,7 @@ class ForwardRun(ContentKeyed):
 
     def persisted(self, graph: Mapping[Key, Any]) -> Self:
         """Return the run on a graph that holds the parts of its arrays."""
-        ends = set(chain.from_iterable(array.keys for array in self._arrays))
-        held = {}
-        for name, array in zip(self._names, self._arrays, strict=True):
-            # Each array refers to its own parts alone: passed to the next step, it does not keep the others alive.
-            # A graph of tasks, which Dask has optimized and not run, is held whole.
-            own = graph if graph.keys() - ends else {key: graph[key] for key in array.keys}
-            held[name] = array.persisted(own)
+        held = on_results(dict(zip(self._names, self._arrays, strict=True)), graph)
         return type(self)(held, self._parts, self.rows, self.actions)
 
     def compute(self, **kwargs: Any) -> Any:

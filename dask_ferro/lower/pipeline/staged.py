@@ -10,14 +10,14 @@ that it reduces once a step; without one, gradients have the layouts of their pa
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dask.base import tokenize
-from distributed import Client
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.parallel.apply import apply
@@ -25,33 +25,23 @@ from dask_ferro.graph.parallel.config import PlanFile
 from dask_ferro.graph.parallel.pipeline_ranks import plan_workers, row_ranks, sharded, unsharded
 from dask_ferro.graph.parallel.update_ranks import sharded_update
 from dask_ferro.graph.pipeline.schedule import Schedule
+from dask_ferro.graph.pipeline.update import after
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.redistribute import Layout
+from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.client import live_client
 from dask_ferro.lower.pipeline.batch import Batches
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.run import ForwardRun, PipelineRun, of_micro_batch
-from dask_ferro.lower.pipeline.step_tasks import StepTasks, order_bound
+from dask_ferro.lower.pipeline.step_tasks import StepTasks
+from dask_ferro.lower.ranks.calls import CallGraph, RankFunction
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
-from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
-from dask_ferro.lower.ranks.spmd import Ranks, shortened
-from dask_ferro.lower.ranks.spmd_inputs import (
-    Below,
-    are_few,
-    checked,
-    feed,
-    keys_read,
-    stacked,
-    stays_here,
-    tokens,
-    travel_of,
-)
+from dask_ferro.lower.ranks.repeat import successive_calls
+from dask_ferro.lower.ranks.spmd import Ranks
+from dask_ferro.lower.ranks.spmd_inputs import CallInputs, checked, feed
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
-from dask_ferro.lower.signature import is_dask_array
-from dask_ferro.lower.upstream import TaskRef
 
 
 class RankGraphs(NamedTuple):
@@ -80,6 +70,7 @@ class Pipeline:
         self._batches = Batches(parts, self._row_ranks)
         self._ranks_of_rows: dict[int, int] = {}
         self._made: dict[tuple[int, frozenset[str]], RankGraphs] = {}
+        self._calls: dict[tuple[int, ...], BatchCall] = {}
         numbered = None if plan is None else plan_workers(plan, len(parts.schedule.stages))
         self._wanted = parts.workers if parts.workers is not None else numbered
 
@@ -195,72 +186,56 @@ class Pipeline:
             the plan requires.
         """
         given, counts = self._batches.of(inputs, params, state, named)
-        sizes = self._of_sizes(counts)
-        graphs, steps = sizes[counts[0]], [sizes[rows].step for rows in counts]
-        spmd, write = graphs.step.spmd, partial(self._step, counts, steps)
-        checked(spmd, _inputs_of(graphs.step, given))
-        if graphs.end is not None:
-            # Gradients lie as they are made; the caller's other inputs may have another layout.
-            checked(graphs.end.spmd, _inputs_of(graphs.end, given))
-        arrays = shortened(given, live_client())
-        own = _inputs_of(graphs.step, arrays)
-        if self.parts.form is None:
-            ports = [
-                replace(port, name=of_micro_batch(port.name, i))
-                for i in range(len(steps))
-                for port in spmd.outputs
-            ]
-            found = call_outputs(replace(spmd, outputs=tuple(ports)), own, write, self.workers)
-            return ForwardRun(found, self.parts, sum(counts))
-        found = call_outputs(spmd, own, write, self.workers)
-        if graphs.end is not None:
-            # After all actions: no action of another rank waits for the end of a step.
-            first = order_bound(self.schedule, [each.step.pieces for each in sizes.values()])
-            found |= self._ended(graphs.end, {**arrays, **found}, first)
-        return PipelineRun(found, self.parts, sum(counts))
+        run, call = ForwardRun if self.parts.form is None else PipelineRun, self._call_of(counts)
+        return run(call({name: given[name] for name in call.inputs}), self.parts, sum(counts))
 
-    def _ended(self, ranks: Ranks, arrays: Arrays, first: int) -> dict[str, ShardedArray]:
-        """Return parameters and state after the step, by the names of a graph's outputs."""
+    def successive(
+        self,
+        each: Sequence[Arrays],
+        params: Tree | None = None,
+        state: Tree | None = None,
+        follow: Mapping[str, str] = MappingProxyType({}),
+    ) -> list[PipelineRun]:
+        """Return training steps that follow each other, on batches of one number of rows: the graph has one of them.
 
-        def write(given: Arrays, homes: Homes) -> Written:
-            return ranks.written(given, homes, first)
+        Parameters
+        ----------
+        each : sequence of mapping of str to array
+            The inputs of each step by name, parameters and state apart.
+        params, state : tree of arrays or ShardedArray, optional
+            Before the first step.
+        follow : mapping of str to str, optional
+            By other input, the output of the step before that all steps but the first have in its place.
 
-        own = _inputs_of(ranks, arrays)
-        return call_outputs(ranks.spmd, own, write, self.workers)
+        Raises
+        ------
+        ConfigError
+            As a call.
+        """
+        assert self.parts.update is not None
+        given = [self._batches.of(inputs, params, state, {}) for inputs in each]
+        counts, graph = given[0][1], self.parts.update.graph
+        call = self._call_of(counts)
+        follow = {name: after(name) for name in (*graph.params, *graph.state)} | dict(follow)
+        follow = {name: end for name, end in follow.items() if name in call.inputs}
+        first, *rest = ({name: arrays[name] for name in call.inputs} for arrays, _ in given)
+        rest = [{name: one[name] for name in one.keys() - follow.keys()} for one in rest]
+        found = successive_calls(call, [first, *rest], follow)
+        return [PipelineRun(one, self.parts, sum(counts)) for one in found]
 
-    def _step(self, counts: tuple[int, ...], steps: Sequence[Ranks], arrays: Arrays, homes: Homes) -> Written:
-        """Return the tasks of loss and gradients, in the order of the schedule; each micro-batch has its graph."""
-        spmd, told, client = steps[0].spmd, tokens(arrays), live_client()
-        share = self.parts.share(counts)
-        graphs = {ranks.digest: ranks for ranks in steps}
-        token = tokenize(
-            *(sorted(graphs), sorted(told.items()), spmd.mesh.sizes),
-            *(str(self.schedule), share.divisor),
-            # The same arrays give another result where other ones of them are cut into micro-batches.
-            *(sorted(self.parts.batch), counts),
-        )
-        extra, below = _contents(graphs, client)
-        whole = travel_of(arrays, client, inline=stays_here(arrays))
-        cut = travel_of(arrays, client, inline=client is None or are_few(arrays))
-        name = tokenize(token, whole.token, cut.token, keys_read(arrays))
-        shared = RankCall(steps[0].source, tokenize(name, "shared"), extra[steps[0].digest])
-        calls: list[RankCall] = []
-        batch = {port.name: arrays[port.name] for port in spmd.inputs if port.name in self.parts.batch}
-        rest = {port.name for port in spmd.inputs} - batch.keys()
-        below += feed(shared, _reading(spmd, rest), arrays, told, homes, client, whole)
-        for i, (ranks, rows) in enumerate(zip(steps, _slices(counts), strict=True)):
-            call = RankCall(ranks.source, tokenize(name, i), extra[ranks.digest])
-            # Parameters are the same parts in every micro-batch, and in the graph once.
-            call.share(shared)
-            own = {name: _rows(array, rows) for name, array in batch.items()}
-            names = {name: f"{told[name]}-{rows.start}-{rows.stop}" for name in own}
-            below += feed(call, _reading(ranks.spmd, own), own, names, homes, client, cut)
-            call.write()
-            calls.append(call)
-        step = StepTasks(self.schedule, calls, shared, spmd.outputs, share, name)
-        graph = stacked(f"ferro-rank-pipeline-{name}", step.layer(homes), below)
-        actions = {key: (action, step.home[key][0]) for key, action in step.action.items()}
-        return Written(token, graph, step.keys, actions)
+    @property
+    def next_state(self) -> Tree:
+        """The outputs that have the optimizer's state after a step, in its form."""
+        assert self.parts.update is not None
+        graph = self.parts.update.graph
+        return pytree.like(graph.form, map(after, graph.state))
+
+    def _call_of(self, counts: tuple[int, ...]) -> BatchCall:
+        if counts not in self._calls:
+            sizes = self._of_sizes(counts)
+            steps = [sizes[rows].step for rows in counts]
+            self._calls[counts] = BatchCall(self.parts, counts, steps, sizes[counts[0]].end, self.workers)
+        return self._calls[counts]
 
     @cached_property
     def workers(self) -> RankWorkers:
@@ -275,37 +250,95 @@ class Pipeline:
         return RankWorkers(self._wanted, ranks)
 
 
+class BatchCall(RankFunction):
+    """A pipeline as a function of all of its inputs by name, for micro-batches of these rows.
+
+    Parameters
+    ----------
+    parts : PipelineParts
+    counts : tuple of int
+        The rows of each micro-batch.
+    steps : sequence of Ranks
+        The graph of each micro-batch.
+    end : Ranks, optional
+        The optimizer's step.
+    workers : RankWorkers
+
+    Attributes
+    ----------
+    inputs : tuple of str
+    """
+
+    def __init__(
+        self,
+        parts: PipelineParts,
+        counts: tuple[int, ...],
+        steps: Sequence[Ranks],
+        end: Ranks | None,
+        workers: RankWorkers,
+    ) -> None:
+        self.parts, self.counts, self.workers = parts, counts, workers
+        self._steps, self._end, self._share = steps, end, parts.share(counts)
+        self._spmds = [ranks.spmd for ranks in ((steps[0],) if end is None else (steps[0], end))]
+        self.mesh = steps[0].mesh
+        # Gradients are the step's own.
+        made = {port.name for port in steps[0].outputs}
+        names = [port.name for spmd in self._spmds for port in spmd.inputs if port.name not in made]
+        self.inputs = tuple(dict.fromkeys(names))
+        ports = [port for spmd in self._spmds for port in spmd.outputs]
+        if parts.form is None:
+            ports = [replace(p, name=of_micro_batch(p.name, i)) for i in range(len(counts)) for p in ports]
+        self.outputs, read = tuple(ports), () if end is None else parts.staged.grads
+        self.results = tuple(port for port in ports if port.name not in read)
+        self.identity = tokenize(
+            *(sorted({ranks.digest for ranks in steps}), end and end.digest),
+            *(self.mesh.sizes, str(parts.schedule), self._share.divisor),
+            # The same arrays give another result where other ones of them are cut into micro-batches.
+            *(sorted(parts.batch), counts),
+        )
+
+    def check(self, arrays: Arrays) -> None:
+        """Raise `ConfigError` for inputs by name that have another dtype or layout."""
+        for spmd in self._spmds:
+            checked(spmd, {port.name: arrays[port.name] for port in spmd.inputs if port.name in arrays})
+
+    def tasks(self, name: str, inputs: CallInputs, there: Homes) -> CallGraph:
+        """Return the tasks of a call in the order of the schedule; each micro-batch has its graph."""
+        spmd = self._steps[0].spmd
+        whole = {port.name for port in spmd.inputs} - self.parts.batch
+        shared, below = self._steps[0].call(f"{name}_shared")
+        fed = [feed(shared, spmd, inputs, there, whole)]
+        calls: list[RankCall] = []
+        for i, (ranks, rows) in enumerate(zip(self._steps, _slices(self.counts), strict=True)):
+            call, own = ranks.call(f"{name}_{i}")
+            # Parameters are the same parts in every micro-batch, and in the graph once.
+            call.share(shared)
+            fed.append(feed(call, ranks.spmd, inputs, there, self.parts.batch, rows))
+            below += own
+            call.write()
+            calls.append(call)
+        step = StepTasks(self.parts.schedule, calls, shared, spmd.outputs, self._share, name)
+        actions = {key: (action, step.home[key][0]) for key, action in step.action.items()}
+        places = step.places
+        if self._end is not None:
+            # After all actions: no action of another rank waits for the end of a step.
+            call, own = self._end.call(f"{name}_end", step.bound)
+            fed.append(feed(call, self._end.spmd, inputs, there, self.inputs))
+            below += own
+            for port in self._end.spmd.inputs:
+                if port.name in places:
+                    call.keep(port.parts, *zip(*places[port.name], strict=True))
+            call.write()
+            places = places | self._end.places(call)
+            step.update(call)
+        return CallGraph(step, places, fed, below, actions)
+
+
 def _layouts(spmd: Spmd) -> set[tuple[str, Layout]]:
     return {(port.name, port.layout) for port in spmd.outputs}
-
-
-def _inputs_of(ranks: Ranks, arrays: Arrays) -> dict[str, Any]:
-    return {port.name: arrays[port.name] for port in ranks.spmd.inputs if port.name in arrays}
-
-
-def _contents(
-    graphs: Mapping[str, Ranks], client: Client | None
-) -> tuple[dict[str, dict[str, TaskRef]], list[Below]]:
-    """Return each graph's content for workers that cannot see its file, and the layers that hold it."""
-    extra: dict[str, dict[str, TaskRef]] = {}
-    below: list[Below] = []
-    for digest, ranks in graphs.items():
-        extra[digest], layers = ranks.content(client)
-        below += layers
-    return extra, below
-
-
-def _reading(spmd: Spmd, names: Container[str]) -> Spmd:
-    """Return a graph with some of its inputs."""
-    return replace(spmd, inputs=tuple(port for port in spmd.inputs if port.name in names))
 
 
 def _slices(rows: Sequence[int]) -> Iterator[slice]:
     """Yield the rows of a batch that each micro-batch has."""
     for count, stop in zip(rows, accumulate(rows), strict=True):
         yield slice(stop - count, stop)
-
-
-def _rows(array: Any, rows: slice) -> Any:
-    part = array[rows]
-    return part.rechunk(part.shape) if is_dask_array(part) else part

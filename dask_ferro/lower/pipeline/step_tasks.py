@@ -14,34 +14,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from dask.highlevelgraph import MaterializedLayer
-
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.parts import Port, holders_of
-from dask_ferro.graph.sharding.segments import Cut
 from dask_ferro.lower.pipeline.parts import Share
 from dask_ferro.lower.pipeline.run import of_micro_batch
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.rank_assignment import Homes, rank_layer
-from dask_ferro.lower.ranks.spmd_tasks import Home, RankCall
+from dask_ferro.lower.ranks.spmd_tasks import Home, PartPlace, RankCall, RankTasks
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.rank_functions import added, after, share
 from dask_ferro.trace import About
 
 
-def order_bound(schedule: Schedule, pieces: Iterable[Cut]) -> int:
-    """Return an upper bound of the order of a step's tasks."""
-    return _span(pieces) * (max(schedule.steps.values()) + 1)
-
-
-def _span(pieces: Iterable[Cut]) -> int:
-    """Return the levels of an action: inputs have -1, tasks 0 up to the last bucket."""
-    return 2 + max(len(cut.buckets) for cut in pieces)
-
-
-class StepTasks:
+class StepTasks(RankTasks):
     """The tasks of a step.
 
     Parameters
@@ -55,6 +41,15 @@ class StepTasks:
         Loss and gradients, or the outputs of a graph without backward.
     share : Share
     token : str
+
+    Attributes
+    ----------
+    places : mapping of str to list of PartPlace
+        The place of each rank's part of each port.
+    action : mapping
+        By key, the action that a task is part of.
+    bound : int
+        An upper bound of the order of the tasks.
     """
 
     def __init__(
@@ -66,27 +61,17 @@ class StepTasks:
         share: Share,
         token: str,
     ) -> None:
+        super().__init__()
         self.schedule, self.calls, self.share, self.token = schedule, calls, share, token
-        self.tasks: dict[Key, Task] = {}
-        self.home: dict[Key, Home] = {}
         self.action: dict[Key, Action] = {}
-        self.about: dict[Key, tuple[Any, ...]] = {}
-        self.inner: dict[Key, int] = {}  # the order within an action
-        self.keys = self._sums(ports) if calls[0].source.trains else self._ends(ports)
+        # The levels of an action: inputs have -1, tasks 0 up to the last bucket.
+        self._span = 2 + max(len(call.source.pieces.buckets) for call in calls)
+        self.bound = self._span * (max(schedule.steps.values()) + 1)
+        self.places = self._sums(ports) if calls[0].source.trains else self._ends(ports)
         for i, call in [*enumerate(calls), (0, shared)]:
             self._take(call, i)
         # Inputs and weights compute nothing, so they run ahead of their action and wait for no other.
         self._wait(chain.from_iterable(call.tasks.keys() - call.entries for call in calls))
-
-    def layer(self, homes: Homes) -> MaterializedLayer:
-        """Return the tasks as a layer, with members of workers where there are any."""
-        return rank_layer(self.tasks, self._order(), self.home, homes, self.about)
-
-    def _order(self) -> dict[Key, int]:
-        """Return the order: by the schedule first, by the graph within an action."""
-        span = _span(call.source.pieces for call in self.calls)
-        steps = self.schedule.steps
-        return {key: self.inner[key] + span * steps[self.action[key]] for key in self.tasks}
 
     def _take(self, call: RankCall, micro_batch: int) -> None:
         """Assign the tasks of a call to actions; inputs come slightly before their first readers."""
@@ -98,8 +83,9 @@ class StepTasks:
             self.about[key] = tuple(About(*told)._replace(stage=stage, micro_batch=micro_batch))
 
     def _put(self, key: Key, task: Task, home: Home, action: Action, inner: int) -> None:
-        self.tasks[key], self.home[key] = task, home
-        self.action[key], self.inner[key] = action, inner
+        """Add a task; the order is by the schedule first, by the graph within an action."""
+        self.tasks[key], self.home[key], self.action[key] = task, home, action
+        self.order[key] = inner + self._span * self.schedule.steps[action]
 
     def _action(self, site: NodePlacement, micro_batch: int) -> Action:
         """Return the action of the schedule at a site; an input without readers is in the first chunk's forward."""
@@ -154,18 +140,18 @@ class StepTasks:
                 asked += [other for other in before if other is not None and other not in asked]
         return found
 
-    def _ends(self, ports: Sequence[Port]) -> dict[str, tuple[Key, ...]]:
-        """Return the keys of the parts of each output of each micro-batch, rank by rank."""
+    def _ends(self, ports: Sequence[Port]) -> dict[str, list[PartPlace]]:
+        """Return the places of the parts of each output of each micro-batch, rank by rank."""
         holder = holders_of(ports)
-        found: dict[str, tuple[Key, ...]] = {}
+        found: dict[str, list[PartPlace]] = {}
         for i, call in enumerate(self.calls):
-            ends = {name: place.key for name, place in call.ends(holder).items()}
+            ends = call.ends(holder)
             # Ranks with the same part of an output share its key.
-            found |= {of_micro_batch(p.name, i): tuple(map(ends.__getitem__, p.parts)) for p in ports}
+            found |= {of_micro_batch(p.name, i): [ends[name] for name in p.parts] for p in ports}
         return found
 
-    def _sums(self, ports: Sequence[Port]) -> dict[str, tuple[Key, ...]]:
-        """Build the sums over micro-batches; return the keys of each port's parts."""
+    def _sums(self, ports: Sequence[Port]) -> dict[str, list[PartPlace]]:
+        """Build the sums over micro-batches; return the places of each port's parts."""
         holder = holders_of(ports)
         dtypes: dict[str, Any] = {}
         for port in ports:
@@ -173,15 +159,16 @@ class StepTasks:
         groups: dict[tuple[int, int], list[str]] = {}
         for name, rank in holder.items():
             groups.setdefault((self._chunk(name), rank), []).append(name)
-        ends: dict[str, Key] = {}
+        ends: dict[str, PartPlace] = {}
         for number, ((chunk, rank), names) in enumerate(groups.items()):
             home = (rank, NodePlacement(self.schedule.stage_of[chunk], action=f"{chunk}{WEIGHT_GRAD}"))
             last = self._added(number, names, home)
             for index, name in enumerate(names):
-                ends[name] = (f"gradient-{self.token}", number, index)
-                task = Task(ends[name], share, TaskRef(last), index, self.share.divisor, dtypes[name])
-                self._put(ends[name], task, home, self._action(home[1], len(self.calls) - 1), 0)
-        return {port.name: tuple(map(ends.__getitem__, port.parts)) for port in ports}
+                key = (f"gradient-{self.token}", number, index)
+                task = Task(key, share, TaskRef(last), index, self.share.divisor, dtypes[name])
+                self._put(key, task, home, self._action(home[1], len(self.calls) - 1), 0)
+                ends[name] = PartPlace(key)
+        return {port.name: [ends[name] for name in port.parts] for port in ports}
 
     def _added(self, number: int, names: Sequence[str], home: Home) -> Key:
         """Build the tasks that sum values on a rank over micro-batches; return the key of the last."""

@@ -17,9 +17,9 @@ from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.lower.ranks.collection import ContentKeyed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
-from dask_ferro.lower.ranks.sharded import CallTasks, Made, Memo, ShardedArray, Written, merged
-from dask_ferro.lower.ranks.spmd_tasks import PartPlace
-from dask_ferro.lower.upstream import Task, TaskRef
+from dask_ferro.lower.ranks.sharded import CallTasks, Made, Memo, ShardedArray, Written, merged, on_results
+from dask_ferro.lower.ranks.spmd_tasks import PartPlace, grouped, picked
+from dask_ferro.lower.upstream import Task
 from dask_ferro.lower.worker.rank_functions import select_values
 
 
@@ -52,27 +52,8 @@ class CallOutputs(ContentKeyed):
         return list, ()
 
     def persisted(self, graph: Mapping[Key, Any]) -> CallOutputs:
-        """Return the outputs on a graph that holds their parts.
-
-        Arrays with the same keys share it.  Passed to the next call, none keeps the parts of another alive.
-        """
-        groups: dict[tuple[Key, ...], list[str]] = {}
-        for name, array in self.arrays.items():
-            groups.setdefault(array.keys, []).append(name)
-        ends = set(chain.from_iterable(groups))
-        found: dict[str, ShardedArray] = {}
-        for keys, names in groups.items():
-            # A graph of tasks, which Dask has optimized and not run, is held whole.
-            own = dict(graph) if graph.keys() - ends else {key: graph[key] for key in keys}
-            arrays = {name: self.arrays[name] for name in names}
-            items = {name: array.items for name, array in arrays.items()}
-            held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(keys)}", own, dependencies=[])
-            tasks = CallTasks.of(Written(f"{tokenize(keys)}", held, dict.fromkeys(names, keys), items=items))
-            found |= {
-                name: ShardedArray(one.port, one.mesh, tasks, one.token, one.made, name)
-                for name, one in arrays.items()
-            }
-        return CallOutputs({name: found[name] for name in self.arrays})
+        """Return the outputs on a graph that holds their parts."""
+        return CallOutputs(on_results(self.arrays, graph))
 
 
 def member_tuples(
@@ -109,7 +90,6 @@ def member_tuples(
 def _tuples(token: str, arrays: Mapping[str, ShardedArray], apart: Collection[str]) -> Written:
     """Return the tasks of the tuples, above those of the arrays."""
     graph = merged(arrays.values())
-    groups: dict[tuple[bool, MemberTask | None], dict[PartPlace, int]] = {}
     at: dict[str, list[tuple[tuple[bool, MemberTask | None], PartPlace]]] = {}
     # A look at each call: arrays ask for the current client.
     calls = {id(array.tasks): (array.tasks.here(), array.top) for array in arrays.values()}
@@ -120,17 +100,12 @@ def _tuples(token: str, arrays: Mapping[str, ShardedArray], apart: Collection[st
         for place in map(PartPlace, own_keys, written.items.get(array.name, (-1,) * len(own_keys))):
             member = None if member_of is None else member_of(place.key)._replace(order=0)
             # What all members may read, as a count of steps, takes its tuple along.
-            group = array.port.is_small or name in apart, member
-            own = groups.setdefault(group, {})
-            own.setdefault(place, len(own))
-            at[name].append((group, place))
-    keys, members, tasks = {}, {}, {}
+            at[name].append(((array.port.is_small or name in apart, member), place))
+    keys, members, tasks, groups = {}, {}, {}, grouped(at)
     for number, (group, places) in enumerate(groups.items()):
         # Where ranks' workers are others now, other values are in a tuple.
         key = keys[group] = (f"spmd-output-{tokenize(token, list(places))}", number)
-        read = {read: i for i, read in enumerate(dict.fromkeys(place.key for place in places))}
-        picks = tuple((read[place.key], place.index) for place in places)
-        tasks[key], members[key] = Task(key, select_values, picks, *map(TaskRef, read)), group[1]
+        tasks[key], members[key] = Task(key, select_values, *picked(list(places))), group[1]
     annotations = {} if None in members.values() else {MEMBER: members.__getitem__}
     layer = f"spmd-outputs-{token}"
     tops = {top for _, top in calls.values()}

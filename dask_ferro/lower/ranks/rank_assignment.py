@@ -11,18 +11,17 @@ says its own (`flow.run.MEMBER`).  Without a client, or with an asynchronous one
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dask.highlevelgraph import MaterializedLayer
-
 from dask_ferro.errors import ConfigError
+from dask_ferro.flow.costs import FERRO
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.spmd_tasks import Home
+from dask_ferro.lower.ranks.spmd_tasks import RankTasks
 from dask_ferro.lower.stand_in import LACKS
 from dask_ferro.trace import ABOUT
 
@@ -70,32 +69,19 @@ class Homes(NamedTuple):
         return MemberTask(address, f"{lane}{site.device or ''}", order)
 
 
-def rank_layer(
-    tasks: Mapping[Key, Any],
-    order: Mapping[Key, int],
-    home: Mapping[Key, Home],
-    homes: Homes,
-    about: Mapping[Key, tuple[Any, ...]],
-    **others: Any,
-) -> MaterializedLayer:
-    """Return tasks as a layer with annotations, which are functions of the key, as Dask expects them.
+def annotations_of(tasks: RankTasks, homes: Homes) -> dict[str, Callable[[Key], Any]]:
+    """Return the annotations of tasks, which are functions of the key, as Dask expects them.
 
-    Parameters
-    ----------
-    order, home : mapping
-        Values for each task, by its key.
-    homes : Homes
-        Without workers, tasks run anywhere.
-    about : mapping
-        The trace annotation of tasks, by key.
-    **others
-        Other annotations.
+    Without workers, tasks run anywhere.
     """
-    annotations: dict[str, Any] = {ABOUT: about.get, **others}
+    found: dict[str, Callable[[Key], Any]] = {ABOUT: tasks.about.get}
+    wants = {key: {"require": site.device} if site.device else {} for key, (_, site) in tasks.home.items()}
+    if any(wants.values()):
+        found[FERRO] = wants.__getitem__
     if homes.order:
-        members = {key: homes.member(*home[key], order[key]) for key in tasks}
-        annotations[MEMBER] = members.__getitem__
-    return MaterializedLayer(tasks, annotations=annotations)
+        members = {key: homes.member(*tasks.home[key], tasks.order[key]) for key in tasks.tasks}
+        found[MEMBER] = members.__getitem__
+    return found
 
 
 class RankWorkers:

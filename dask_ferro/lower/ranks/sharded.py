@@ -8,7 +8,6 @@ same keys, so results of other flows that are still there are not computed again
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,12 +16,12 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.engines.collectives import joined, reduced
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.sharding.parts import Port, Spmd, holders
+from dask_ferro.graph.sharding.parts import Port, holders
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import client_name, client_of, written_for
 from dask_ferro.lower.inputs.shipping import Sent
-from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed, needed
+from dask_ferro.lower.ranks.collection import ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.repeated import RepeatedTasks
@@ -294,10 +293,7 @@ class ShardedArray(ContentKeyed):
 
     def persisted(self, graph: Mapping[Key, Any]) -> ShardedArray:
         """Return the array with a graph that holds its parts."""
-        held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(self)}", dict(graph), dependencies=[])
-        name = self.name
-        tasks = CallTasks.of(Written(str(self.token), held, {name: self.keys}, items={name: self.items}))
-        return ShardedArray(self.port, self.mesh, tasks, self.token, self.made, name)
+        return on_results({self.name: self}, graph)[self.name]
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the whole array, which the caller joins from its parts.
@@ -308,49 +304,6 @@ class ShardedArray(ContentKeyed):
             `scheduler`, and the scheduler's own options.
         """
         return gather({"it": self}, **kwargs)["it"]
-
-
-def call_outputs(
-    spmd: Spmd,
-    arrays: Arrays,
-    write: Callable[[Arrays, Any], Written],
-    where: RankWorkers,
-) -> dict[str, ShardedArray]:
-    """Return the outputs of a call on arrays, by name; its tasks are written for the current client.
-
-    Parameters
-    ----------
-    spmd : Spmd
-    arrays : mapping of str to array, dask array or ShardedArray
-        They are kept, to be sent again after a worker's death.
-    write : callable
-        Writes the call on such arrays for the current client and the workers that `where` returned; the same keys
-        for the same arrays and client.
-    where : RankWorkers
-        Of the workers of the ranks; calls of one graph share it.
-    """
-    # Data on workers are not held here, only their origin.
-    given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
-    # A call on the results of another one is submitted together with it, unless that was submitted already.
-    sharded = [value for value in arrays.values() if isinstance(value, ShardedArray)]
-    calls = max((value.made.calls + value.tasks.is_fixed for value in sharded), default=1)
-
-    tasks = CallTasks(partial(write, arrays), where)
-    token = tasks.here().token
-
-    def again(name: str, memo: Memo) -> ShardedArray:
-        if token not in memo:
-            here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
-            memo[token] = call_outputs(spmd, here, write, where)
-        return memo[token][name]
-
-    return {
-        port.name: ShardedArray(
-            *(port, spmd.mesh, tasks, (token, port.name)),
-            Made(partial(again, port.name), calls),
-        )
-        for port in spmd.outputs
-    }
 
 
 def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
@@ -435,6 +388,28 @@ def _fetched(
     parts = [list(map(part, read.keys, read.joins.items)) for read in reads]
     reads[:] = [read._replace(joins=read.joins._replace(items=())) for read in reads]
     return parts
+
+
+def on_results(arrays: Mapping[str, ShardedArray], graph: Mapping[Key, Any]) -> dict[str, ShardedArray]:
+    """Return arrays on a graph that holds their parts.
+
+    Arrays with the same keys share it.  Passed to the next call, none keeps the parts of another alive.
+    """
+    groups: dict[tuple[Key, ...], list[str]] = {}
+    for name, array in arrays.items():
+        groups.setdefault(array.keys, []).append(name)
+    ends = set(chain.from_iterable(groups))
+    found: dict[str, ShardedArray] = {}
+    for keys, names in groups.items():
+        # A graph of tasks, which Dask has optimized and not run, is held whole.
+        own = dict(graph) if graph.keys() - ends else {key: graph[key] for key in keys}
+        held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(keys)}", own, dependencies=[])
+        items = {name: arrays[name].items for name in names}
+        tasks = CallTasks.of(Written(f"{tokenize(keys)}", held, dict.fromkeys(names, keys), items=items))
+        for name in names:
+            one = arrays[name]
+            found[name] = ShardedArray(one.port, one.mesh, tasks, one.token, one.made, name)
+    return {name: found[name] for name in arrays}
 
 
 def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:

@@ -20,12 +20,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from dask.base import tokenize
-from dask.highlevelgraph import MaterializedLayer
-from distributed import Client
 
-from dask_ferro import config
 from dask_ferro.engines.selection import check, support
-from dask_ferro.flow.costs import FERRO
 from dask_ferro.graph.cost.roofline import model_cost
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import Loaded, load_own
@@ -33,25 +29,12 @@ from dask_ferro.graph.model.self_contained import CHECKED
 from dask_ferro.graph.parallel.apply import Applied
 from dask_ferro.graph.sharding.parts import Spmd, holders_of
 from dask_ferro.graph.sharding.segments import Cut, is_collective
-from dask_ferro.lower.client import live_client
 from dask_ferro.lower.prepared.store import spool
-from dask_ferro.lower.ranks import checkpoint
+from dask_ferro.lower.ranks.calls import CallGraph, RankFunction
 from dask_ferro.lower.ranks.collection import Arrays
-from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers, rank_layer
-from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
-from dask_ferro.lower.ranks.spmd_inputs import (
-    Below,
-    are_few,
-    checked,
-    content_of,
-    feed,
-    keys_read,
-    stacked,
-    tokens,
-    travel_of,
-)
-from dask_ferro.lower.ranks.spmd_tasks import RankCall, source
-from dask_ferro.lower.upstream import TaskRef
+from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
+from dask_ferro.lower.ranks.spmd_inputs import Below, CallInputs, checked, content_of, feed
+from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankCall, source
 from dask_ferro.lower.worker.models import ModelRef, limits, remember
 
 
@@ -62,7 +45,7 @@ class _SpmdFile(NamedTuple):
     ref: ModelRef
 
 
-class Ranks:
+class Ranks(RankFunction):
     """A sharded graph that can be called, once or step by step.
 
     Parameters
@@ -107,12 +90,13 @@ class Ranks:
         rows = support(loaded.model)
         nodes = zip(rows, loaded.model.graph, strict=True)
         check("cannot run the sharded graph", [row for row, node in nodes if not is_collective(node)])
-        self.spmd = spmd
+        self.spmd, self.mesh, self.outputs, self.results = spmd, spmd.mesh, spmd.outputs, spmd.outputs
         own = [port for port in spmd.outputs if port.name in packed and len({*port.parts}) == spmd.mesh.ranks]
         self.packed = frozenset(chain.from_iterable(port.parts for port in own))
         self._opened = _SpmdFile(loaded, remember(loaded, path))
         each = model_cost(loaded.model, infer(loaded.model)).seconds
         self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact)
+        self.identity = tokenize(self.digest, exact, spmd.mesh.sizes)
         sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
         # Shared by calls: steps of a training follow each other in less time than a worker takes to join.
         self.workers = RankWorkers(workers, spmd.mesh.ranks, sites)
@@ -137,82 +121,29 @@ class Ranks:
         """The graph's segments and buckets."""
         return self.source.pieces
 
-    def __call__(self, arrays: Arrays) -> dict[str, ShardedArray]:
-        """Return the outputs by name, lazily.
-
-        Parameters
-        ----------
-        arrays : mapping of str to array, dask array or ShardedArray
-            All inputs, by name in the model that was sharded.  They are kept until the result's lineage is cut, to be
-            sent again after a worker's death: give each call arrays of its own.
-
-        Raises
-        ------
-        ConfigError
-            An input that is missing or unknown, or has another dtype, shape or layout than the graph's.
-
-        Notes
-        -----
-        Where persisted inputs depend on ``ferro.ranks.checkpoint-calls`` successive calls or more, it waits
-        for them and cuts their lineage.
-        """
-        checked(self.spmd, arrays)
-        arrays = shortened(arrays, live_client())
-        return call_outputs(self.spmd, arrays, self.written, self.workers)
-
-    def written(self, arrays: Arrays, there: Homes, first: int = 0) -> Written:
-        """Return a call on arrays as tasks.
-
-        Parameters
-        ----------
-        arrays : mapping of str to array, dask array or ShardedArray
-            All inputs, which passed `checked`.
-        there : Homes
-            The workers of the ranks.
-        first : int, optional
-            The order of the first tasks.
-        """
-        client = live_client()
-        told = tokens(arrays)
-        # As text: Dask's tokens of long nested sequences take longer than the rest of a call.
-        token = tokenize(self.digest, self.source.exact, repr(sorted(told.items())), self.spmd.mesh.sizes)
-        # One segment reads each input once, so no input needs a task of its own.
-        is_one = self.spmd.mesh.ranks == len(self.pieces.segments) == 1
-        travel = travel_of(arrays, client, inline=is_one or are_few(arrays))
-        extra, below = self.content(client)
-        call = RankCall(self.source, tokenize(token, travel.token, repr(keys_read(arrays))), extra, first)
-        below += feed(call, self.spmd, arrays, told, there, client, travel)
+    def tasks(self, name: str, inputs: CallInputs, there: Homes) -> CallGraph:
+        """Return the tasks of a call, with a name in their keys."""
+        call, below = self.call(name)
+        fed = feed(call, self.spmd, inputs, there)
         call.write()
-        ends = call.ends(holders_of(self.spmd.outputs), self.packed)
-        places = {port.name: [ends[name] for name in port.parts] for port in self.spmd.outputs}
-        keys = {name: tuple(place.key for place in of) for name, of in places.items()}
-        items = {name: tuple(place.index for place in of) for name, of in places.items()}
-        graph = stacked(f"spmd-{call.token}", self.layer(call, there), below)
-        return Written(token, graph, keys, items=items)
+        return CallGraph(call, self.places(call), [fed], below)
 
-    def layer(self, call: RankCall, there: Homes) -> MaterializedLayer:
-        """Return the tasks of a call as a layer, with what they require of a worker."""
-        wants = {key: {"require": site.device} if site.device else {} for key, (_, site) in call.home.items()}
-        others = {FERRO: wants.__getitem__} if any(wants.values()) else {}
-        return rank_layer(call.tasks, call.order, call.home, there, call.about, **others)
+    def call(self, name: str, first: int = 0) -> tuple[RankCall, list[Below]]:
+        """Return a call without its inputs and tasks, which have orders from `first` on, and what else it reads."""
+        # The model's content, for workers that cannot see its file.
+        extra, below = content_of(self._opened)  # type: ignore[arg-type]  # it asks for these two alone
+        return RankCall(self.source, name, extra, first), below
+
+    def places(self, call: RankCall) -> dict[str, list[PartPlace]]:
+        """Return the place of each rank's part of each output of a call."""
+        ends = call.ends(holders_of(self.spmd.outputs), self.packed)
+        return {port.name: [ends[name] for name in port.parts] for port in self.spmd.outputs}
+
+    def check(self, arrays: Arrays) -> None:
+        """Raise `ConfigError` for inputs that are unknown, or have another dtype or layout."""
+        checked(self.spmd, arrays)
 
     @property
     def digest(self) -> str:
         """The hash of the graph's content."""
         return self._opened.ref.digest
-
-    def content(self, client: Client | None) -> tuple[dict[str, TaskRef], list[Below]]:
-        """Return the model's content for workers that cannot see its file, as `content_of` does."""
-        return content_of(self._opened, client)  # type: ignore[arg-type]  # it asks for these two alone
-
-
-def shortened(arrays: Arrays, client: Client | None) -> Arrays:
-    """Return the inputs of a call, with the lineage cut of those that depend on too many calls."""
-    most = config.value("ranks.checkpoint-calls")
-    if client is None or most is None:
-        return arrays
-    sharded = {name: value for name, value in arrays.items() if isinstance(value, ShardedArray)}
-    long = {
-        name: value for name, value in sharded.items() if value.made.calls >= most and value.tasks.is_fixed
-    }
-    return {**arrays, **(checkpoint.cut(long, client) if long else {})}

@@ -10,7 +10,7 @@ The graph defines the parts; the call defines the key that holds each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,13 +18,12 @@ import numpy as np
 import onnx_ir as ir
 from dask.base import is_dask_collection, tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from distributed import Client
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, local_shape, part
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
-from dask_ferro.lower.client import current_client
+from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.shipping import copy_for, sent, usable_here
 from dask_ferro.lower.layer import Feed, layers_of
 from dask_ferro.lower.prepared.prepared import PreparedModel
@@ -40,7 +39,7 @@ from dask_ferro.lower.upstream import TaskRef
 IN_GRAPH_BYTES = 8 * 2**20
 # Up to this, an input is inside all tasks that read it: a task of its own costs more bytes in the graph.
 _SMALL_BYTES = 256
-# Up to this, rows of a micro-batch are inside the three or four tasks that read them, so that they arrive in order.
+# Up to this, all arrays of a call are inside the tasks that read them.
 INLINE_BYTES = 2 * 2**20
 
 
@@ -64,6 +63,10 @@ class Travel(NamedTuple):
         return sorted(self.sent), sorted(self.inline)
 
 
+# In place of an input that is given when the tasks run (`Fed.later`).
+LATER = object()
+
+
 class Below(NamedTuple):
     """Layers that a call reads from, with the name of the last one."""
 
@@ -84,8 +87,32 @@ def stacked(name: str, layer: MaterializedLayer, below: Iterable[Below | Feed]) 
     return HighLevelGraph({**layers, name: layer}, {**needs, name: tops})
 
 
-def content_of(opened: PreparedModel, client: Client | None) -> tuple[dict[str, TaskRef], list[Below]]:
+class CallInputs(NamedTuple):
+    """The inputs of a call: arrays by name, or `LATER`; their tokens, and how they travel."""
+
+    arrays: Arrays
+    told: Mapping[str, Any] = {}
+    travel: Travel = Travel()
+
+
+class Fed(NamedTuple):
+    """Tasks that have their inputs, the layers that hold these, and the rows of the batch that the tasks read."""
+
+    call: RankCall
+    spmd: Spmd
+    rows: slice | None
+    below: list[Below]
+
+    def later(self, arrays: Arrays) -> dict[Key, Any]:
+        """Return the parts of inputs that were `LATER`, by the keys that the tasks have for them."""
+        own = {port.name: _of_rows(arrays[port.name], self.rows) for port in self.call.later}
+        parts = replace(self.spmd, inputs=tuple(self.call.later)).split(own)
+        return {self.call.places[name].key: value for name, value in parts.items()}
+
+
+def content_of(opened: PreparedModel) -> tuple[dict[str, TaskRef], list[Below]]:
     """Return a model's content as a task argument, and its layer, where workers cannot see the model's file."""
+    client = live_client()
     copy = None if client is None else copy_for(opened, client)
     if copy is None:
         return {}, []
@@ -132,15 +159,6 @@ def keys_read(arrays: Arrays) -> list[tuple[str, tuple[Key, ...]]]:
     return sorted((name, value.keys) for name, value in arrays.items() if isinstance(value, ShardedArray))
 
 
-def stays_here(arrays: Arrays) -> bool:
-    """Return whether inputs may be inside each task that reads them, parameters too.
-
-    In this process a value in each task is the same object; to workers it would be sent with each task, and a graph
-    that is made without a client may be computed by one later.
-    """
-    return current_client() is None and nbytes_of(arrays) <= INLINE_BYTES
-
-
 def nbytes_of(arrays: Arrays) -> int:
     """Return the bytes of the arrays of this process."""
     return sum(_sizes(arrays).values())
@@ -156,90 +174,91 @@ def _sizes(arrays: Arrays) -> dict[str, int]:
     return {name: int(getattr(array, "nbytes", 0)) for name, array in here.items()}
 
 
-def are_few(arrays: Arrays) -> bool:
-    """Return whether the arrays of this process may be inside each of the few tasks that read them."""
-    return nbytes_of(arrays) <= INLINE_BYTES
-
-
-def travel_of(arrays: Arrays, client: Client | None, *, inline: bool) -> Travel:
-    """Return how the arrays of a call reach its tasks: by a client directly, the largest first, or in the graph.
+def travel_of(arrays: Arrays) -> Travel:
+    """Return how the arrays of a call reach its tasks: by the client directly, the largest first, or in the graph.
 
     Parameters
     ----------
     arrays : mapping of str to array
         All inputs of the call: each alone may be small enough for the graph where together they are not.
-    client : distributed.Client or None
-    inline : bool
-        Whether all arrays in the graph are inside the tasks that read them, not the small ones alone.
     """
-    sizes = _sizes(arrays) if client is not None else {}
-    left, direct = sum(sizes.values()), set()
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+    sizes = _sizes(arrays)
+    left = total = sum(sizes.values())
+    direct = set()
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)) if live_client() is not None else ():
         if left <= IN_GRAPH_BYTES:
             break
         direct.add(name)
         left -= sizes[name]
-    few = arrays if inline else {name for name, size in _sizes(arrays).items() if size <= _SMALL_BYTES}
+    few = arrays if total <= INLINE_BYTES else {n for n, size in sizes.items() if size <= _SMALL_BYTES}
     return Travel(frozenset(direct), frozenset(few) - direct)
 
 
 def feed(
     call: RankCall,
     spmd: Spmd,
-    arrays: Arrays,
-    told: Mapping[str, Any],
+    inputs: CallInputs,
     homes: Homes,
-    client: Client | None,
-    travel: Travel,
-) -> list[Below]:
-    """Assign keys to the parts of every input in `call.places`; return the layers that hold these keys.
+    names: Container[str] | None = None,
+    rows: slice | None = None,
+) -> Fed:
+    """Assign keys to the parts of inputs in `call.places`; return the layers that hold these keys.
 
     Parameters
     ----------
     call : RankCall
     spmd : Spmd
-    arrays : mapping of str to array, dask array or ShardedArray
-        Inputs by name, which passed `checked`.
-    told : mapping of str to hashable
-        The inputs' tokens.
+    inputs : CallInputs
+        Arrays that passed `checked`, or `LATER`.
     homes : Homes
-    client : distributed.Client or None
-        The client that sends arrays directly.
-    travel : Travel
+    names : container of str, optional
+        Of the graph's inputs, those to assign; default: all.
+    rows : slice, optional
+        The rows that the tasks read; default: all.
 
     Raises
     ------
     ConfigError
         An input that is missing, or has another shape.
     """
+    arrays, told, travel = inputs
     _refresh(arrays)
     feeds: list[Below] = []
     # Outputs of one call share their graph.
     kept: dict[int, Below] = {}
     rest: list[Port] = []
     for port in spmd.inputs:
+        if names is not None and port.name not in names:
+            continue
         value = arrays.get(port.name)
         if isinstance(value, ShardedArray):
             _keep(call, port, value, kept)
+        elif value is LATER:
+            call.expect(port)
         elif is_dask_array(value):
-            feeds.append(_chunks(call, port, value, spmd.mesh))
+            feeds.append(_chunks(call, port, _of_rows(value, rows), spmd.mesh))
         else:
             rest.append(port)
     feeds += kept.values()
-    parts = replace(spmd, inputs=tuple(rest)).split(arrays)
+    own = {port.name: _of_rows(arrays[port.name], rows) for port in rest if port.name in arrays}
+    parts = replace(spmd, inputs=tuple(rest)).split(own)
     # A part's name has its layout and rank, and not the mesh that it was cut for.
-    mesh = "x".join(map(str, spmd.mesh.sizes))
+    where = "x".join(map(str, spmd.mesh.sizes)) + ("" if rows is None else f"-{rows.start}-{rows.stop}")
     for port in rest:
         for name, rank in holders_of([port]).items():
             if port.name not in travel.sent:
                 call.give(name, parts[name], rank, inline=port.name in travel.inline)
                 continue
             to = [homes.of(rank, call.reader(name))] if homes.order else None
-            label = f"spmd-sent-{told[port.name]}-{mesh}-{name}"
-            one = usable_here(sent(label, parts[name], client, workers=to), parts[name])
+            label = f"spmd-sent-{told[port.name]}-{where}-{name}"
+            one = usable_here(sent(label, parts[name], live_client(), workers=to), parts[name])
             call.places[name] = PartPlace(one.source.at(0))
             feeds.append(Below(one.layers, one.dependencies, one.top))
-    return feeds
+    return Fed(call, spmd, rows, feeds)
+
+
+def _of_rows(array: Any, rows: slice | None) -> Any:
+    return array if rows is None else array[rows]
 
 
 def _keep(call: RankCall, port: Port, value: ShardedArray, kept: dict[int, Below]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import getitem
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -23,6 +23,7 @@ import onnx_ir as ir
 from dask_ferro.engines.selection import Support, first_engines, route
 from dask_ferro.graph.pipeline.action import FORWARD, KIND_NAMES
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
+from dask_ferro.graph.sharding.parts import Port
 from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment, cut, is_collective
 from dask_ferro.lower.annotations import about
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
@@ -32,6 +33,7 @@ from dask_ferro.lower.worker.rank_functions import Picks, select_values
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 from dask_ferro.trace import About
 
+G = TypeVar("G")
 # A rank, and where it is.
 Home: TypeAlias = tuple[int, NodePlacement]
 
@@ -138,7 +140,36 @@ def source(
     return RankSource(model, ref, pieces, support, seconds, segments, buckets, home, exact)
 
 
-class RankCall:
+class RankTasks:
+    """Tasks with their ranks and sites, their orders, and their annotations for traces, by key."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[Key, Task] = {}
+        self.home: dict[Key, Home] = {}
+        self.order: dict[Key, int] = {}
+        self.about: dict[Key, tuple[Any, ...]] = {}
+
+    def add(
+        self, key: Key, home: Home, order: int, call: Callable[..., Any], *of: Any, **by_name: Any
+    ) -> Key:
+        """Add a task; return its key."""
+        self.tasks[key] = Task(key, call, *of, **by_name)
+        self.home[key], self.order[key] = home, order
+        return key
+
+    def update(self, other: RankTasks) -> None:
+        """Add the tasks of another one."""
+        self.tasks |= other.tasks
+        self.home |= other.home
+        self.order |= other.order
+        self.about |= other.about
+
+    def collect(self, key: Key, home: Home, places: Sequence[PartPlace]) -> Key:
+        """Add a task that has values of one home as a tuple; return its key."""
+        return self.add(key, home, 0, select_values, *picked(places))
+
+
+class RankCall(RankTasks):
     """The tasks of one call.
 
     Parameters
@@ -155,11 +186,8 @@ class RankCall:
     def __init__(
         self, source: RankSource, token: str, extra: Mapping[str, Any] | None = None, first: int = 0
     ) -> None:
+        super().__init__()
         self.source, self.token, self.extra, self.first = source, token, dict(extra or {}), first
-        self.tasks: dict[Key, Task] = {}
-        self.home: dict[Key, Home] = {}
-        self.order: dict[Key, int] = {}
-        self.about: dict[Key, tuple[Any, ...]] = {}
         # Tasks that compute nothing: inputs, and weights as they are.
         self.entries: set[Key] = set()
         # The place of each value, and of each rank's own copy of an input that several have.
@@ -171,6 +199,8 @@ class RankCall:
         self._taken: dict[str, Key] = {}
         # Inputs without a task: they are inside the tasks that read them.
         self._inline: dict[str, np.ndarray] = {}
+        # Inputs that are given when the tasks run.
+        self.later: list[Port] = []
 
     def reader(self, name: str) -> NodePlacement:
         """Return the site of the first reader of a value."""
@@ -183,10 +213,10 @@ class RankCall:
         else:
             self.places[name] = PartPlace(self._entry("spmd-input", name, rank, same, array))
 
-    def slot(self, name: str) -> Key:
-        """Let an input's part be what is given when the tasks run; return the key that they read it by."""
-        self.places[name] = PartPlace(self._key("spmd-input", name))
-        return self.places[name].key
+    def expect(self, port: Port) -> None:
+        """Let the parts of an input be what is given when the tasks run, under the keys of their places."""
+        self.later.append(port)
+        self.places.update((name, PartPlace(self._key("spmd-input", name))) for name in port.parts)
 
     def keep(self, parts: Sequence[str], keys: Sequence[Key], items: Sequence[int]) -> None:
         """Add an input whose parts are there: each rank's by the part's name, its key and its position there."""
@@ -230,13 +260,6 @@ class RankCall:
                 home = self._home(name, value, (rank, UNPLACED))
                 found[name] = PartPlace(self._by_itself(name, value, home))
         return found
-
-    def collect(self, key: Key, home: Home, places: Sequence[PartPlace]) -> Key:
-        """Build a task that has values of one home as a tuple; return its key."""
-        at = {read: i for i, read in enumerate(dict.fromkeys(place.key for place in places))}
-        picks = tuple((at[place.key], place.index) for place in places)
-        self._task(key, home, 0, select_values, picks, *map(TaskRef, at))
-        return key
 
     def reads(self, names: Sequence[str], home: Home) -> tuple[Picks, list[Any]]:
         """Return how a task of a rank at a site reads values: where each is in its arguments, and these."""
@@ -332,8 +355,22 @@ class RankCall:
     def _task(
         self, key: Key, home: Home, order: int, call: Callable[..., Any], *of: Any, **by_name: Any
     ) -> None:
-        self.tasks[key] = Task(key, call, *of, **by_name)
-        self.home[key], self.order[key] = home, self.first + order
+        self.add(key, home, self.first + order, call, *of, **by_name)
+
+
+def picked(places: Sequence[PartPlace]) -> tuple[Any, ...]:
+    """Return the arguments of `select_values` that give the values of places."""
+    at = {read: i for i, read in enumerate(dict.fromkeys(place.key for place in places))}
+    return tuple((at[place.key], place.index) for place in places), *map(TaskRef, at)
+
+
+def grouped(of: Mapping[str, Sequence[tuple[G, PartPlace]]]) -> dict[G, dict[PartPlace, int]]:
+    """Return the places of values by group, each with its position in the tuple of the group."""
+    groups: dict[G, dict[PartPlace, int]] = {}
+    for group, place in chain.from_iterable(of.values()):
+        own = groups.setdefault(group, {})
+        own.setdefault(place, len(own))
+    return groups
 
 
 def same(array: Any) -> Any:

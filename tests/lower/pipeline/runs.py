@@ -63,7 +63,7 @@ def killed_in_a_flow(client, begin, stands_still=True):
     pids = client.run(os.getpid)
     victim = sorted(pids)[1]
     # A worker that has just joined takes part once the scheduler knows where it listens.
-    until(lambda: client.run_on_scheduler(_take_part), "the workers' hubs")
+    until(lambda: client.run_on_scheduler(take_part), "the workers' hubs")
     if stands_still:
         os.kill(pids[victim], signal.SIGSTOP)
     started = begin()
@@ -77,7 +77,7 @@ def killed_in_a_flow(client, begin, stands_still=True):
     return started
 
 
-def _take_part(dask_scheduler):
+def take_part(dask_scheduler):
     return all(METRIC in ws.metrics for ws in dask_scheduler.workers.values())
 
 

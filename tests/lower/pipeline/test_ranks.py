@@ -118,9 +118,7 @@ def test_the_stages_of_a_plan_are_the_chunks(reference):
 
 
 def layer_of(run):
-    return next(
-        layer for name, layer in run.loss.graph.layers.items() if name.startswith("ferro-rank-pipeline")
-    )
+    return run.loss.graph.layers[run.loss.top]
 
 
 def annotations(run):
