@@ -51,7 +51,9 @@ EXPECTED = {
         "test_scheduler": "get_prefix_duration unknown_task_duration_config",
     },
     "it counts tasks on the scheduler, and bundles are fewer": {
+        "test_eventstream": "eventstream",
         "test_priorities": "repeated_persists_same_priority",
+        "test_progress_stream": "progress_stream",
         "test_scheduler": "alias_resolving_break_queuing data_producers",
     },
     "it reads the keys of tasks for which nobody asked, which are in a bundle or a flow": {
