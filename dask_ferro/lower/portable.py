@@ -92,6 +92,10 @@ class BundleTask(PortableTask):
         super().__init__(key, func, *args, **kwargs)
         self.cost = cost
 
+    def copy(self) -> BundleTask:
+        """Return the same task."""
+        return type(self)(self.key, self.func, *self.args, cost=self.cost, **self.kwargs)
+
 
 class PortableCall:
     """A function with its last arguments, as a value that each process can load; a call fails without dask_ferro."""

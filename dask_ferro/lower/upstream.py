@@ -38,6 +38,10 @@ def references(task: GraphNode) -> Iterator[Key]:
     """Yield the keys in a task's arguments, one after the other; Dask has them as a set."""
     if isinstance(task, Alias):
         yield task.target
+    elif isinstance(task, Task) and task.has_subgraph():
+        # A fused task has its inputs in the order of their hashes.
+        own = task.args[0]
+        yield from (key for inner in own.values() for key in references(inner) if key not in own)
     elif isinstance(task, Task):
         for argument in chain(task.args, task.kwargs.values()):
             if isinstance(argument, TaskRef):

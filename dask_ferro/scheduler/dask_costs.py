@@ -34,8 +34,8 @@ class DaskCosts:
     def __init__(self) -> None:
         self._overheads = DASK
         self._hops, self._dispatches = (deque([s] * _NEWEST, _NEWEST) for s in (DASK.hop_s, DASK.dispatch_s))
-        # By worker, its last task and the end of that.
-        self._last: dict[str, tuple[Key, float]] = {}
+        # By worker, the only reader of its last task, and the end of that.
+        self._last: dict[str, tuple[Key | None, float]] = {}
         self._tasks, self._since, self._cpu = 0, 0.0, 0.0
 
     def overheads(self) -> Overheads:
@@ -51,9 +51,9 @@ class DaskCosts:
         if seconds is None:
             return
         worker, stop = message["worker"], message["startstops"][-1]["stop"]
-        last, end = self._last.get(worker, (None, 0.0))
-        self._last[worker] = ts.key, stop
-        if len(ts.dependencies) == 1 and next(iter(ts.dependencies)).key == last:
+        reader, end = self._last.get(worker, (None, 0.0))
+        self._last[worker] = next(iter(ts.dependents)).key if len(ts.dependents) == 1 else None, stop
+        if len(ts.dependencies) == 1 and ts.key == reader:
             self._hops.append(stop - seconds - end)
         self._tasks += 1
         if self._tasks == _TASKS:

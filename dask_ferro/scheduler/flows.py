@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
 from typing import Any
 from uuid import uuid4
 
@@ -63,7 +63,7 @@ class _Flow:
         self.keys: list[Key] = [""] * members
         self.run = ""
         self.voids = 0
-        self.is_running = False
+        self.is_running = self.has_ended = False
         # Whether there are workers that have what its members require.
         self.can_run = True
         # Addresses of the workers of the newest run.
@@ -91,7 +91,7 @@ class Flows:
         self.rows: Ring[FlowRow] = Ring(_ROWS)
         self._of_key: dict[Key, _Flow] = {}
         # A flow that is created again must not have the name of an earlier run, which hubs remember as ended.
-        self._numbers = count(1)
+        self.runs = 0
         self._is_due = self._keeps_waiting = False
         # Workers that were seen not to reach each other make no flows.
         self._is_unreachable = False
@@ -108,10 +108,7 @@ class Flows:
     @property
     def costs(self) -> FlowCosts:
         """What a flow's task costs besides its own seconds; what a busy hour told must not forbid flows for ever."""
-        if time() - self._told > BELIEVED_S:
-            self._costs = FlowCosts()
-            self._figures.clear()
-        return self._costs
+        return self._costs if time() - self._told < BELIEVED_S else FlowCosts()
 
     @property
     def are_known(self) -> bool:
@@ -228,6 +225,10 @@ class Flows:
             return
         failed = next((t for ts in there for t in (ts, *ts.dependencies) if t.state == "erred"), None)
         step = next_step(len(flow.keys), [ts.state for ts in there], failed is not None, flow.voids)
+        if step in ("admit", "again") and flow.has_ended:
+            # What they read of this one is computed with what is needed first, and not by another run for each member.
+            for later in self._later(flow):
+                self._settle(later)
         if step == "fail" and failed is not None:
             flow.row.enter("failed")
             upstream.fail_like(scheduler, held, failed)
@@ -249,14 +250,29 @@ class Flows:
             scheduler.transitions({ts.key: "released" for ts in there if ts.state == "memory"}, stimulus_id)
             scheduler.transitions({ts.key: "waiting" for ts in there if ts.state == "released"}, stimulus_id)
 
+    def _later(self, flow: _Flow) -> Iterator[_Flow]:
+        """Yield the flows that read results of one, directly or not, each before those that it reads itself."""
+        tasks, seen, done, stack = self._scheduler.tasks, set[_Flow](), set[_Flow](), [flow]
+        while stack:
+            one = stack[-1]
+            if one not in seen:
+                seen.add(one)
+                read = (ts for key in one.keys if key in tasks for ts in tasks[key].dependents)
+                readers = {self._of_key.get(reader.key) for ts in read for reader in ts.dependents}
+                stack += [reader for reader in readers if reader is not None and reader not in seen]
+                continue
+            stack.pop()
+            if one not in done and one is not flow:
+                yield one
+            done.add(one)
+
     def _end(self, flow: _Flow) -> None:
         """Let the results of members go that were picked, and keep the members known."""
         if not flow.is_running or len(flow.ended) < len(flow.keys):
             return
-        flow.is_running, flow.voids = False, 0
+        flow.is_running, flow.has_ended, flow.voids = False, True, 0
         flow.row.enter("ended")
-        self._figures.append(MemberFigures.summed(flow.ended.values()))
-        self._costs, self._told = learnt(self.costs, self._figures), time()
+        self._learn(MemberFigures.summed(flow.ended.values()))
         tasks = self._scheduler.tasks
         there = [tasks[key] for key in flow.keys if key in tasks]
         for ts in there:
@@ -266,6 +282,15 @@ class Flows:
         self._scheduler.client_releases_keys([ts.key for ts in there if ts.dependents], CLIENT)
         self._release(flow)
         self._admit_soon()
+
+    def _learn(self, figures: MemberFigures) -> None:
+        """Learn what flows cost from one whose workers asked each other for tasks, as those of ranks do not."""
+        if figures.trip_s == inf:
+            return
+        if time() - self._told >= BELIEVED_S:
+            self._figures.clear()
+        self._figures.append(figures)
+        self._costs, self._told = learnt(self.costs, self._figures), time()
 
     def _keep(self, key: Key) -> None:
         """Keep a member known whose tuple has gone, as long as any member has readers."""
@@ -361,7 +386,8 @@ class Flows:
 
     def _hand_out(self, flow: _Flow, workers: list[WorkerState]) -> None:
         scheduler = self._scheduler
-        flow.run = f"{flow.name}/{next(self._numbers)}"
+        self.runs += 1
+        flow.run = f"{flow.name}/{self.runs}"
         flow.ended.clear()
         flow.is_running = True
         flow.workers = {ws.address for ws in workers}

@@ -15,35 +15,36 @@ from tests.each import every
 HOP_S = 10 * DASK.hop_s
 
 
-def ends(costs: DaskCosts, key: str, worker: str, start: float, *reads: Any) -> Any:
-    """Let a task of a second end."""
-    ts: Any = SimpleNamespace(key=key, dependencies=reads)
+def ends(costs: DaskCosts, key: str, worker: str, start: float, reads: int = 0, readers: Any = ()) -> None:
+    """Let a task of a second end, which reads so many others, and has readers by key."""
+    dependents = [SimpleNamespace(key=reader) for reader in readers]
+    ts: Any = SimpleNamespace(key=key, dependencies=[None] * reads, dependents=dependents)
     message = {"worker": worker, "startstops": [{"action": "compute", "start": start, "stop": start + 1}]}
     costs.task_left(ts, "memory", 1.0, message)
-    return ts
 
 
 @every(
-    ("chains", "between", "reader_on", "more", "hop_s"),
+    ("chains", "between", "reader_on", "reads", "readers", "hop_s"),
     [
-        pytest.param(16, 0, "a", 0, HOP_S, id="what a chain on one worker tells"),
-        pytest.param(15, 0, "a", 0, DASK.hop_s, id="too few tasks"),
-        pytest.param(16, 1, "a", 0, DASK.hop_s, id="the worker ran another task between"),
-        pytest.param(16, 0, "b", 0, DASK.hop_s, id="another worker, with another clock"),
-        pytest.param(16, 0, "a", 1, DASK.hop_s, id="a task that waits for two"),
+        pytest.param(16, 0, "a", 1, ["second"], HOP_S, id="what a chain on one worker tells"),
+        pytest.param(15, 0, "a", 1, ["second"], DASK.hop_s, id="too few tasks"),
+        pytest.param(16, 1, "a", 1, ["second"], DASK.hop_s, id="the worker ran another task between"),
+        pytest.param(16, 0, "b", 1, ["second"], DASK.hop_s, id="another worker, with another clock"),
+        pytest.param(16, 0, "a", 2, ["second"], DASK.hop_s, id="a task that waits for two"),
+        pytest.param(16, 0, "a", 1, ["second", "third"], DASK.hop_s, id="the other reader may come first"),
+        pytest.param(16, 0, "a", 1, [], DASK.hop_s, id="a reader that is submitted later"),
     ],
 )
 def test_a_hop_is_from_the_end_of_a_task_to_the_start_of_its_reader(
-    chains: int, between: int, reader_on: str, more: int, hop_s: float
+    chains: int, between: int, reader_on: str, reads: int, readers: list[str], hop_s: float
 ) -> None:
     costs = DaskCosts()
     for i in range(chains):
         now = 10.0 * i
-        reads = [ends(costs, f"more-{i}-{n}", "c", now) for n in range(more)]
-        reads.append(ends(costs, f"first-{i}", "a", now))
+        ends(costs, f"first-{i}", "a", now, readers=[f"{reader}-{i}" for reader in readers])
         for n in range(between):
             ends(costs, f"between-{i}-{n}", "a", now + 1)
-        ends(costs, f"second-{i}", reader_on, now + 1 + HOP_S, *reads)
+        ends(costs, f"second-{i}", reader_on, now + 1 + HOP_S, reads)
     assert costs.overheads().hop_s == pytest.approx(hop_s)
 
 

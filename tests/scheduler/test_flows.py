@@ -169,6 +169,14 @@ def flows(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def _begun(*, dask_scheduler: Scheduler) -> tuple[int, int]:
+    """Return how many flows are known, and how many runs have begun."""
+    part = part_of(dask_scheduler, BundleCosts)
+    assert part is not None
+    assert part._flows is not None
+    return len(part._flows._flows), part._flows.runs
+
+
 def begun(client: Client, flows: int = 1) -> None:
     until(lambda: sum(map(bool, client.run_on_scheduler(_runs).values())) >= flows, "a flow", every=0.01)
     time.sleep(0.1)
@@ -299,6 +307,34 @@ def test_what_is_lost_later_is_computed_by_the_flow_again(client: Client, cluste
     kill(cluster, pids(client)[held[futures[0].key][0]])
     joined(cluster)
     assert client.gather(futures) == list(get_sync(graph, keys))
+
+
+@pytest.mark.usefixtures("short")
+def test_a_result_that_is_lost_behind_many_flows_costs_each_of_them_once(
+    client: Client, cluster: LocalCluster
+) -> None:
+    """Two chains that read each other now and then: of many flows, one result needs one member alone."""
+    name = f"step-{uuid4().hex}"
+    graph = {
+        (name, s, x): Task(
+            (name, s, x),
+            step,
+            SECONDS,
+            *(TaskRef((name, s - 1, y)) for y in (0, 1) if s and (x == y or s % 9 == 4)),
+        )
+        for s in range(200)
+        for x in range(2)
+    }
+    keys = [(name, 199, x) for x in range(2)]
+    futures = client.get(graph, keys, sync=False)
+    wait(futures)
+    flows, runs = client.run_on_scheduler(_begun)
+    kill(cluster, pids(client)[client.who_has(futures)[keys[0]][0]])
+    joined(cluster)
+    assert client.gather(futures) == list(get_sync(graph, keys))
+    assert flows >= 4
+    # A run may be void as its worker is killed.
+    assert client.run_on_scheduler(_begun)[1] <= runs + flows + 1
 
 
 @pytest.mark.usefixtures("flows")

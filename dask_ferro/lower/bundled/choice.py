@@ -46,7 +46,7 @@ from dask_ferro.graph.bundling.partition import (
     scheduled,
 )
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
-from dask_ferro.lower.bundled.recent import Flow, RecentChoices
+from dask_ferro.lower.bundled.recent import FLOW_STARTS, Flow, RecentChoices
 from dask_ferro.lower.portable import BundleTask
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, Task, TaskRef, references
 from dask_ferro.trace import ABOUT
@@ -300,7 +300,7 @@ def choose(
     flows, starts = plans.flows, facts.recent.starts_s * len(plans.flows)
     flow_s = plans.seconds("flow", starts + sum(flow.seconds for flow in flows)) if flows else inf
     # Bundles take the least at best, and their search takes longer than a flow's plan.
-    if flow_s < starts + FLOW_ENOUGH * least:
+    if flow_s < FLOW_STARTS * len(flows) + FLOW_ENOUGH * least:
         facts.recent.choose(wanted, plans, "flow")
         return made(_alone(work, flows), flows=flows), tasks
     search = partial(

@@ -361,10 +361,13 @@ class _BundleWriter:
                 reads += [Read(len(arguments), place[i], order[i]) for i in tasks]
                 arguments.append(self.keys[other])
                 continue
-            words = names_of(self.keys[other])[1].partition(":")[2]
+            # A part of several results has a key of its own: a name, and a number.
+            key = self.keys[other]
+            assert isinstance(key, tuple)
+            name = str(key[0]).partition(":")[2]
             for i in tasks:
                 reads.append(Read(len(arguments), -1, order[i]))
-                arguments.append(self.passed.setdefault(i, (f"pass:{words}", i)))
+                arguments.append(self.passed.setdefault(i, (f"pass:{name}", i)))
         for key in self.outside.get(p, ()):
             reads.append(Read(len(arguments), -1, key))
             arguments.append(key)

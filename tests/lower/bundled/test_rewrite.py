@@ -376,6 +376,7 @@ def test_a_graph_is_planned_once_under_whatever_names() -> None:
         for _ in range(10):
             reads = [[TaskRef(task.key) for task in row[max(i - 1, 0) : i + 2]] for i in range(8)]
             row = [Task(uuid4().hex, told, "s", near[0], more=List(*near[1:])) for near in reads]
+            row = [Task.fuse(task, Task(uuid4().hex, told, "s", TaskRef(task.key))) for task in row]
             graph |= {task.key: task for task in row}
         choice, _ = choose(graph, [task.key for task in row], {}, known)
         flows.append(choice.flows)
