@@ -5,7 +5,7 @@ computed again has the same groups.  Calls of a model have one group for bundles
 that part of their names which stands before `CALL`.  A group that was never measured, as under the fresh names of
 Dask's next call, is a guess: the median of the newest groups of its prefix.  It may take as long as the longest of
 them, ten times the median where there is but one, and 1 ms at least.  A task whose prefix was never measured has the
-cost that it tells, if any, and may take ten times as long: by the annotation "ferro", or as one of a model's bundles.
+cost that it tells, if any (`task_cost`).
 
 What a flow's tasks cost besides is what the newest flows measured, once it is more than twice or less than half of what
 is believed: plans are made with what is believed, and all of them again when it changes.
@@ -27,24 +27,18 @@ from dask.typing import Key
 from dask.utils import key_split
 from distributed.utils import key_split_group
 
+from dask_ferro.flow.task_cost import CALL, TRIAL_S, WRONG, TaskCost
 from dask_ferro.graph.bundling.partition import FlowCosts
-from dask_ferro.policy.estimates import Mean, is_duration
+from dask_ferro.policy.estimates import Mean
 
 # Groups remembered of one prefix, and prefixes in all: 15 MB at most.  One program has a dozen slices.
 GROUPS, PREFIXES = 64, 1024
-# The newest groups, whose median projects one that was never measured.  With fewer than `_ENOUGH`, it may take `_WRONG`
-# times as long, and always `_TRIAL_S`: a trial on small data takes microseconds, and tells little of the next call.
-_NEWEST, _ENOUGH, _WRONG, _TRIAL_S = 8, 2, 10.0, 1e-3
+# The newest groups, whose median projects one that was never measured, and how many tell how long it may take.
+_NEWEST, _ENOUGH = 8, 2
 # After so many tasks that take another time than before, 7/8 of an estimate is theirs.
 _FORGOTTEN = 20
 # Of an array's operation, bytes are the mean of so many tasks.
 _SIZED = 1000
-# The annotation of projected seconds, which placement and stealing read.
-FERRO = "ferro"
-# In a name, before what tells calls of one model apart.
-CALL = "@"
-# Of a task that tells its seconds alone, the bytes of its result for each second: memory is hardly written faster.
-_WRITES = 1e9
 # Flows that tell what their tasks cost besides: the newest, and as many of them as it takes, since the first one opens
 # connections.
 FLOWS, _TELLING = 5, 3
@@ -53,14 +47,6 @@ FLOWS, _TELLING = 5, 3
 _SMALL_MESSAGE, _LOCK_S = 1 << 14, 5e-4
 # How many times another cost has to be believed, and the seconds that are believed.
 _OTHER, _LEAST_S, _MOST_S = 2.0, 1e-6, 1.0
-
-
-class TaskCost(NamedTuple):
-    """The projected seconds of a task, the bytes of its result, and the seconds that a guess may take; 0: measured."""
-
-    seconds: float
-    nbytes: float
-    most: float = 0.0
 
 
 class MeasuredTasks(NamedTuple):
@@ -173,25 +159,6 @@ def names_of(key: Key) -> tuple[str, str]:
     return key_split(key), str(key_split_group(key))
 
 
-def guessed_cost(seconds: float, nbytes: float) -> TaskCost:
-    """Return the cost of a task that was not measured."""
-    return TaskCost(seconds, nbytes, max(_WRONG * seconds, _TRIAL_S))
-
-
-def own_cost(annotation: object) -> TaskCost | None:
-    """Return the cost that the annotation "ferro" of a task tells; None: it tells no seconds.
-
-    The bytes that a task reads and writes are no less than its result.
-    """
-    told = annotation if isinstance(annotation, Mapping) else {}
-    seconds, nbytes = told.get("seconds"), told.get("bytes")
-    if not (isinstance(seconds, int | float) and is_duration(seconds)):
-        return None
-    if not (isinstance(nbytes, int | float) and is_duration(nbytes)):
-        nbytes = seconds * _WRITES
-    return guessed_cost(seconds, nbytes)
-
-
 _prefix = lru_cache(maxsize=4096)(key_split)
 
 
@@ -250,8 +217,8 @@ class Costs:
         among = tuple(groups.values())[-_NEWEST:]
         seconds = [g.seconds.value for g in among]
         usual = median(seconds)
-        most = max(seconds) if len(among) >= _ENOUGH else _WRONG * usual
-        return TaskCost(usual, max(g.nbytes for g in among), max(most, _TRIAL_S))
+        most = max(seconds) if len(among) >= _ENOUGH else WRONG * usual
+        return TaskCost(usual, max(g.nbytes for g in among), max(most, TRIAL_S))
 
     def all(self) -> Iterator[MeasuredTasks]:
         """Yield the costs, from the least recently measured on: `Costs` makes the same of them."""

@@ -22,7 +22,7 @@ from dask.base import is_dask_collection, tokenize
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.flow.costs import TaskCost
+from dask_ferro.flow.task_cost import TaskCost
 from dask_ferro.lower.portable import BundleTask, PortableTask, portable
 from dask_ferro.lower.signature import is_dask_array, is_future
 from dask_ferro.lower.upstream import GraphNode, TaskRef

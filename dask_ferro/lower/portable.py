@@ -18,7 +18,7 @@ from importlib.resources import files
 from pickle import PickleBuffer, loads
 from typing import Any
 
-from dask_ferro.flow.costs import TaskCost
+from dask_ferro.flow.task_cost import TaskCost
 from dask_ferro.lower import stand_in
 from dask_ferro.lower.upstream import Task
 

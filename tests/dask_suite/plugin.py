@@ -20,8 +20,8 @@ import dask
 import pytest
 from distributed import Client
 
-from dask_ferro.flow.costs import TaskCost
 from dask_ferro.flow.member import share_of
+from dask_ferro.flow.task_cost import TaskCost
 from dask_ferro.lower.bundled import choice, expression
 from dask_ferro.scheduler import install
 from dask_ferro.scheduler.flow_log import FlowRow

@@ -28,10 +28,10 @@ from dask.order import order
 from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.flow.costs import FERRO, TaskCost, own_cost
 from dask_ferro.flow.cut import cut, ordered
 from dask_ferro.flow.plan import peak_bytes, planned
 from dask_ferro.flow.run import MEMBER, MemberTask
+from dask_ferro.flow.task_cost import FERRO, TaskCost, own_cost
 from dask_ferro.graph.bundling.partition import (
     DASK,
     Bundles,
@@ -286,16 +286,9 @@ def choose(
     picked = frozenset(number[key] for key in wanted if key in number)
     plans = facts.recent.plans(
         work,
-        (
-            facts.workers,
-            facts.holds,
-            facts.allowance,
-            0 if is_bound else facts.members,
-            facts.overheads.hop_s,
-            facts.overheads.dispatch_s,
-            *astuple(facts.of_flows),
-        ),
+        (facts.workers, facts.holds, facts.allowance, 0 if is_bound else facts.members),
         lambda: () if is_bound else _flows(work, picked, facts),
+        (facts.overheads.hop_s, facts.overheads.dispatch_s, *astuple(facts.of_flows)),
     )
     flows, starts = plans.flows, facts.recent.starts_s * len(plans.flows)
     flow_s = plans.seconds("flow", starts + sum(flow.seconds for flow in flows)) if flows else inf

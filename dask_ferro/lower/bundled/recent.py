@@ -66,6 +66,8 @@ class GraphPlans:
         In their order; none: it is not planned as flows.
     facts : tuple of arrays
         The seconds, longest seconds and shares of tasks that might be bundled, and the bytes of all edges.
+    costs : tuple of float
+        What tasks cost besides.
 
     Attributes
     ----------
@@ -75,8 +77,8 @@ class GraphPlans:
         What they are projected to take.
     """
 
-    def __init__(self, flows: Sequence[Flow], facts: tuple[Floats, ...]) -> None:
-        self.flows = flows
+    def __init__(self, flows: Sequence[Flow], facts: tuple[Floats, ...], costs: tuple[float, ...]) -> None:
+        self.flows, self.costs = flows, costs
         self.bundles: Bundles | None = None
         self.bundles_s = 0.0
         self._facts = facts
@@ -123,7 +125,11 @@ class RecentChoices:
         return min(tuple(self._beyond), default=FLOW_STARTS)
 
     def plans(
-        self, work: TaskDag, limits: tuple[float, ...], plan: Callable[[], Sequence[Flow]]
+        self,
+        work: TaskDag,
+        limits: tuple[float, ...],
+        plan: Callable[[], Sequence[Flow]],
+        costs: tuple[float, ...] = (),
     ) -> GraphPlans:
         """Return the plans of a graph, its last ones if they still hold.
 
@@ -134,6 +140,8 @@ class RecentChoices:
             What else decides: workers, members, bytes.
         plan : callable
             Returns its flows.
+        costs : tuple of float
+            What tasks cost besides: with others the graph is planned again, and what it took counts as before.
         """
         kinds, shares = np.asarray(work.kinds, np.int64), np.asarray(work.shares, np.float64)
         edges = np.asarray(work.dag.edges, np.float64).reshape(-1, 3)
@@ -150,10 +158,10 @@ class RecentChoices:
 
         def holds(last: GraphPlans) -> bool:
             before[:] = [last]
-            return last.holds_for(facts, shares)
+            return last.costs == costs and last.holds_for(facts, shares)
 
         def build() -> GraphPlans:
-            plans = GraphPlans(plan(), facts)
+            plans = GraphPlans(plan(), facts, costs)
             for last in before:
                 plans.remember(last)
             return plans

@@ -27,9 +27,10 @@ from uuid import uuid4
 import numpy as np
 from dask.typing import Key
 
-from dask_ferro.flow.costs import FERRO, names_of
+from dask_ferro.flow.costs import names_of
 from dask_ferro.flow.member import Read, is_ours, pass_on, pick, run_share
 from dask_ferro.flow.run import MEMBER, InnerTask, Repeat, Share
+from dask_ferro.flow.task_cost import FERRO
 from dask_ferro.graph.bundling.partition import MORE, Ints
 from dask_ferro.lower.bundled.choice import (
     PLACING,

@@ -27,7 +27,7 @@ from tlz import merge
 
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
-from dask_ferro.flow.costs import CALL, TaskCost, guessed_cost
+from dask_ferro.flow.task_cost import CALL, TaskCost, guessed_cost
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, ValueSource
 from dask_ferro.graph.ir.nodes import value_bytes
 from dask_ferro.lower.annotations import ByHead, about

@@ -16,8 +16,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.flow.costs import FERRO
 from dask_ferro.flow.run import MEMBER, MemberTask
+from dask_ferro.flow.task_cost import FERRO
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.ranks.exchange import Key

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
 
-from dask_ferro.flow.costs import TaskCost
 from dask_ferro.flow.run import InnerTask, Share
+from dask_ferro.flow.task_cost import TaskCost
 from dask_ferro.lower.bundled.choice import CostFacts
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef
 

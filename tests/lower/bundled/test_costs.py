@@ -6,7 +6,8 @@ from math import nan
 
 import pytest
 
-from dask_ferro.flow.costs import GROUPS, Costs, MeasuredTasks, TaskCost, merged
+from dask_ferro.flow.costs import GROUPS, Costs, MeasuredTasks, merged
+from dask_ferro.flow.task_cost import TaskCost
 
 
 def of_group(tasks: int, nbytes: float, *, seconds: float = 1.0, group: str = "x-1a2b3c4d") -> MeasuredTasks:

@@ -12,7 +12,8 @@ from dask.typing import Key
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.flow.costs import Costs, MeasuredTasks, TaskCost, names_of, own_cost
+from dask_ferro.flow.costs import Costs, MeasuredTasks, names_of
+from dask_ferro.flow.task_cost import TaskCost, own_cost
 from dask_ferro.lower.bundled.choice import choose
 from dask_ferro.lower.bundled.rewrite import rewritten
 from dask_ferro.lower.portable import BundleTask

@@ -87,15 +87,28 @@ def test_what_was_measured_counts_for_more_than_what_was_projected() -> None:
     assert plans.seconds("bundles", 1.5) == 1.5
 
 
-@every(("factor", "is_remembered"), [(1.1, True), (1.5, True), (0.6, True), (3.0, False), (0.3, False)])
+@every(
+    ("factor", "costs", "is_remembered"),
+    [
+        (1.1, (), True),
+        (1.5, (), True),
+        (0.6, (), True),
+        (1.0, (2.0,), True),
+        (3.0, (), False),
+        (0.3, (), False),
+    ],
+)
 def test_what_was_measured_is_remembered_while_tasks_take_about_as_long(
-    factor: float, is_remembered: bool
+    factor: float, costs: tuple[float, ...], is_remembered: bool
 ) -> None:
+    """Also where it is planned again, as hops or messages cost something else."""
     choices = RecentChoices()
     for _ in range(2):
-        choices.plans(WORK, LIMITS, lambda: ()).took("bundles", 7.0)
-    seconds = choices.plans(with_seconds(factor), LIMITS, lambda: ()).seconds("bundles", 1.0)
-    assert seconds == (7.0 if is_remembered else 1.0)
+        first = choices.plans(WORK, LIMITS, lambda: ())
+        first.took("bundles", 7.0)
+    plans = choices.plans(with_seconds(factor), LIMITS, lambda: (), costs)
+    assert plans.seconds("bundles", 1.0) == (7.0 if is_remembered else 1.0)
+    assert (plans is first) == (factor == 1.1)
 
 
 def test_what_a_flow_takes_beyond_its_plan_is_learnt() -> None:

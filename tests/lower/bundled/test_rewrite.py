@@ -17,9 +17,9 @@ from dask.core import get_dependencies
 from dask.local import get_sync
 from distributed.utils import key_split_group
 
-from dask_ferro.flow.costs import TaskCost
 from dask_ferro.flow.member import is_ours, is_pick, share_of
 from dask_ferro.flow.run import Share
+from dask_ferro.flow.task_cost import TaskCost
 from dask_ferro.graph.bundling.partition import FlowCosts
 from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten

@@ -94,7 +94,7 @@ def ways(monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, way: str) -> No
     monkeypatch.setattr(costs(cluster), "_recent", RecentChoices())
     monkeypatch.setattr(choice, "FLOW_ENOUGH", 1e9)
     if way != "flow":
-        monkeypatch.setattr(choice, "_flow", lambda *args: None)
+        monkeypatch.setattr(choice, "_flows", lambda *args: ())
     if way == "plain":
         monkeypatch.setattr(choice, "bundle_tasks", lambda work, **_: [(i,) for i in range(len(work.kinds))])
 
