@@ -42,6 +42,8 @@ _SIZED = 1000
 # Flows that tell what their tasks cost besides: the newest, and as many of them as it takes, since the first one opens
 # connections.
 FLOWS, _TELLING = 5, 3
+# Seconds for which it is believed what flows cost, if no flow tells it anew.
+BELIEVED_S = 600.0
 # A flow whose messages have more bytes each tells what bytes take, and not what messages do.
 # An answer waits twice for Python's lock, half a millisecond each, where tasks keep it: no hop is told that is shorter.
 _SMALL_MESSAGE, _LOCK_S = 1 << 14, 5e-4

@@ -28,7 +28,7 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.flow.admission import Claim, Threads, admitted, next_step
-from dask_ferro.flow.costs import FLOWS, MemberFigures, learnt
+from dask_ferro.flow.costs import BELIEVED_S, FLOWS, MemberFigures, learnt
 from dask_ferro.flow.member import FIGURES, PLACES, is_pick, share_of
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.worker import METRIC, VOID
@@ -45,8 +45,6 @@ logger = logging.getLogger(__name__)
 CLIENT = "ferro-flows"
 # The newest flows, of which rows are kept.
 _ROWS = 100
-# Seconds for which costs are believed that no flow tells anew.
-BELIEVED_S = 600.0
 # Seconds between two attempts to admit a flow for which there are not enough threads.
 _AGAIN = 0.05
 _UNREACHABLE = (

@@ -11,11 +11,11 @@ import pytest
 from distributed import Client, LocalCluster, Scheduler, wait
 
 from dask_ferro.flow.channel import Sender
+from dask_ferro.flow.costs import BELIEVED_S
 from dask_ferro.flow.member import share_of
 from dask_ferro.graph.bundling.partition import FlowCosts
 from dask_ferro.lower.bundled.recent import RecentChoices
 from dask_ferro.scheduler.bundle_costs import BundleCosts
-from dask_ferro.scheduler.flows import BELIEVED_S
 from dask_ferro.scheduler.plugin import part_of
 from tests.scheduler.test_flows import enabled, stencil
 from tests.waiting import until

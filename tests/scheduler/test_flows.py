@@ -22,7 +22,7 @@ from dask_ferro.flow.costs import MeasuredTasks
 from dask_ferro.flow.hub import Hub, Void, hub_of
 from dask_ferro.flow.worker import VOID
 from dask_ferro.lower.bundled import choice
-from dask_ferro.lower.bundled.recent import RecentChoices
+from dask_ferro.lower.bundled.recent import GraphPlans, RecentChoices
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.flow_log import FlowRow
@@ -230,16 +230,22 @@ def test_a_long_graph_is_several_flows(
     until(lambda: not client.run_on_scheduler(_runs), "the flows are forgotten")
 
 
-def _slow_as_flows(*, dask_scheduler: Scheduler) -> int:
-    """Let all graphs that ran have taken a minute as flows; return how often they were measured."""
-    part = part_of(dask_scheduler, BundleCosts)
+def _plans(scheduler: Scheduler) -> list[GraphPlans]:
+    part = part_of(scheduler, BundleCosts)
     assert part is not None
-    measured = 0
-    for plans in part._recent._plans._kept.values():
-        measured += len(plans._took["flow"])
+    return list(part._recent._plans._kept.values())
+
+
+def _measured(*, dask_scheduler: Scheduler) -> list[float]:
+    """Return what the newest graph took as a flow."""
+    return [seconds for plans in _plans(dask_scheduler)[-1:] for seconds in plans._took["flow"]]
+
+
+def _slow_as_flows(*, dask_scheduler: Scheduler) -> None:
+    """Let all graphs that ran have taken a minute as flows."""
+    for plans in _plans(dask_scheduler):
         for _ in range(4):
             plans.took("flow", 60.0)
-    return measured
 
 
 def test_a_graph_that_was_slower_as_a_flow_has_bundles(client: Client) -> None:
@@ -249,7 +255,8 @@ def test_a_graph_that_was_slower_as_a_flow_has_bundles(client: Client) -> None:
         graph, keys = stencil(steps=10)
         assert client.gather(client.get(graph, keys, sync=False)) == right
     flow = client.run_on_scheduler(_row)
-    assert until(lambda: client.run_on_scheduler(_slow_as_flows), "a measurement") >= 2
+    until(lambda: len(client.run_on_scheduler(_measured)) == 2, "measurements")
+    client.run_on_scheduler(_slow_as_flows)
     graph, keys = stencil(steps=10)
     assert client.gather(client.get(graph, keys, sync=False)) == right
     assert client.run_on_scheduler(_row).since == flow.since

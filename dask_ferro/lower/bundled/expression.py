@@ -7,7 +7,7 @@ schedulers, a scheduler without the plugin), the graph stays as it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,16 @@ def set_facts(facts_of: CostFactsOf | None) -> None:
     """Set the hook that returns what a scheduler knows; None removes it."""
     global _facts_of
     _facts_of = facts_of
+
+
+def _in_order(keys: Collection[Key]) -> tuple[Key, ...]:
+    """Return keys in an order that has neighbours side by side: that of a sequence, or of sorted names."""
+    if isinstance(keys, Sequence):
+        return tuple(dict.fromkeys(keys))
+    try:
+        return tuple(sorted(keys))
+    except TypeError:
+        return tuple(sorted(keys, key=str))
 
 
 class BundledGraph:
@@ -59,7 +69,7 @@ class BundledGraph:
         is_bundled: bool,
         common: Mapping[str, object] | None = None,
     ) -> None:
-        self._arguments = expr, tuple(dict.fromkeys(keys)), scheduler, is_bundled, common or {}
+        self._arguments = expr, _in_order(keys), scheduler, is_bundled, common or {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._arguments

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
+from time import monotonic
 from typing import Literal, NamedTuple
 
 import numpy as np
 from dask.typing import Key
 
 from dask_ferro.engines.cache import Cache
+from dask_ferro.flow.costs import BELIEVED_S
 from dask_ferro.graph.bundling.partition import Bundles, Floats
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
 
@@ -118,11 +120,17 @@ class RecentChoices:
         self._plans: Cache[GraphPlans] = Cache(NUMBERS)
         self._chosen: dict[frozenset[Key], tuple[GraphPlans, Way]] = {}
         self._beyond: deque[float] = deque(maxlen=_NEWEST)
+        self._ended = 0.0
 
     @property
     def starts_s(self) -> float:
-        """What a flow takes beyond its plan: the least of the newest flows, as others ran beside the rest."""
-        return min(tuple(self._beyond), default=FLOW_STARTS)
+        """What a flow takes beyond its plan: the least of the newest flows, as others ran beside the rest.
+
+        The first one opens connections; and what a busy hour told must not forbid flows for ever.
+        """
+        beyond = tuple(self._beyond)
+        is_known = len(beyond) >= _RUNS and monotonic() - self._ended < BELIEVED_S
+        return min(beyond) if is_known else FLOW_STARTS
 
     def plans(
         self,
@@ -184,6 +192,7 @@ class RecentChoices:
         if way == "flow" and plans.flows:
             beyond = seconds - sum(flow.seconds for flow in plans.flows)
             self._beyond.append(max(beyond / len(plans.flows), 0.0))
+            self._ended = monotonic()
 
 
 def _is_near(before: Floats, now: Floats) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from dask_ferro.graph.bundling.partition import Dag
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
 from dask_ferro.lower.bundled import recent
-from dask_ferro.lower.bundled.recent import Flow, RecentChoices
+from dask_ferro.lower.bundled.recent import FLOW_STARTS, Flow, RecentChoices
 from tests.each import every
 
 WORK = TaskDag(Dag([1e-3] * 4, [(0, 1, 8.0), (1, 2, 8.0)]), [0] * 4, [0.1] * 4)
@@ -111,11 +111,12 @@ def test_what_was_measured_is_remembered_while_tasks_take_about_as_long(
     assert (plans is first) == (factor == 1.1)
 
 
-def test_what_a_flow_takes_beyond_its_plan_is_learnt() -> None:
+def test_what_a_flow_takes_beyond_its_plan_is_learnt_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     choices = RecentChoices()
     plans = choices.plans(WORK, LIMITS, lambda: [Flow([0, 1, 2, 3], [0, 0, 1, 1], [0.0, 1.0, 2.0, 3.0], 0.1)])
+    # It opened connections.
     choices.took(plans, "flow", 0.3)
-    assert choices.starts_s == pytest.approx(0.2)
+    assert choices.starts_s == FLOW_STARTS
     # Others ran beside it.
     choices.took(plans, "flow", 9.0)
     choices.took(plans, "bundles", 0.1)
@@ -123,6 +124,8 @@ def test_what_a_flow_takes_beyond_its_plan_is_learnt() -> None:
     for _ in range(4):
         choices.took(plans, "flow", 0.5)
     assert choices.starts_s == pytest.approx(0.4)
+    monkeypatch.setattr(recent, "BELIEVED_S", 0.0)
+    assert choices.starts_s == FLOW_STARTS
 
 
 def test_a_graph_is_told_apart_by_what_is_wanted_of_it() -> None:
