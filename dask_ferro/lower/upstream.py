@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from traceback import walk_stack
 from typing import Any
@@ -38,12 +38,15 @@ def references(task: GraphNode) -> Iterator[Key]:
     """Yield the keys in a task's arguments, one after the other; Dask has them as a set."""
     if isinstance(task, Alias):
         yield task.target
-    elif isinstance(task, Task) and task.has_subgraph():
-        # A fused task has its inputs in the order of their hashes.
-        own = task.args[0]
-        yield from (key for inner in own.values() for key in references(inner) if key not in own)
     elif isinstance(task, Task):
-        for argument in chain(task.args, task.kwargs.values()):
+        arguments: Iterable[object] = chain(task.args, task.kwargs.values())
+        if task.has_subgraph():
+            # A fused task has its inputs in the order of their hashes, beside the names that they have inside.
+            own, _, names, *inputs = task.args
+            of_name = dict(zip(names, inputs, strict=True))
+            read = dict.fromkeys(chain.from_iterable(map(references, own.values())))
+            arguments = (of_name[name] for name in read if name in of_name)
+        for argument in arguments:
             if isinstance(argument, TaskRef):
                 yield argument.key
             elif isinstance(argument, GraphNode):

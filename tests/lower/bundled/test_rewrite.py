@@ -23,7 +23,7 @@ from dask_ferro.flow.task_cost import TaskCost
 from dask_ferro.graph.bundling.partition import FlowCosts
 from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
-from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef
+from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef, references
 from tests.each import each, every
 from tests.lower.bundled.graphs import facts, random_graph, random_wanted, told
 from tests.programs import ran
@@ -382,6 +382,12 @@ def test_a_graph_is_planned_once_under_whatever_names() -> None:
         flows.append(choice.flows)
     assert flows[0]
     assert all(flow is flows[0] for flow in flows)
+
+
+def test_what_a_fused_task_reads_may_have_another_name_inside() -> None:
+    inner = Task("inner", told, "s", TaskRef("y"), more=List(TaskRef("x"), TaskRef("z")))
+    fused = Task.fuse(inner, Task("outer", told, "s", TaskRef("inner"))).substitute({"x": "a", "y": "b"})
+    assert list(references(fused)) == ["b", "a", "z"]
 
 
 def test_a_chain_longer_than_pythons_stack_is_no_trouble() -> None:
