@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from io import BufferedReader
 
 import dask
 import pytest
 from distributed import Client, LocalCluster, Scheduler, wait
 
-from dask_ferro.flow.channel import Sender
+from dask_ferro.flow import channel
 from dask_ferro.flow.costs import BELIEVED_S
 from dask_ferro.flow.member import share_of
 from dask_ferro.graph.bundling.partition import FlowCosts
@@ -36,14 +36,15 @@ def client() -> Iterator[Client]:
 
 
 def slow() -> None:
-    """Let all that this worker sends to others arrive late."""
-    send = Sender.send
+    """Let all that this worker receives from others arrive late."""
+    receive = channel.received
 
-    def send_late(self: Sender, parts: list[Any]) -> None:
+    def receive_late(stream: BufferedReader) -> list[memoryview]:
+        parts = receive(stream)
         time.sleep(HOP_S)
-        send(self, parts)
+        return parts
 
-    Sender.send = send_late  # type: ignore[method-assign]
+    channel.received = receive_late
 
 
 def _flows(*, dask_scheduler: Scheduler) -> tuple[FlowCosts, int, int]:
