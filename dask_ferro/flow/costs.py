@@ -16,6 +16,7 @@ Durations are seconds, sizes bytes.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
@@ -41,7 +42,7 @@ _FORGOTTEN = 20
 _SIZED = 1000
 # Flows that tell what their tasks cost besides: the newest, and as many of them as it takes, since the first one opens
 # connections.
-FLOWS, _TELLING = 5, 3
+_FLOWS, _TELLING = 5, 3
 # Seconds for which it is believed what flows cost, if no flow tells it anew.
 BELIEVED_S = 600.0
 # A flow whose messages have more bytes each tells what bytes take, and not what messages do.
@@ -78,7 +79,7 @@ class MemberFigures:
     cpu_s, computing_s, sending_s : float
         Its CPU, that of tasks, and that of messages.  A busy machine does not change it as it changes seconds.
     trip_s : float
-        The least time from a question to its answer; inf: it asked nobody.
+        The least time from a question to an answer without tasks; inf: there was none.
     """
 
     values: int = 0
@@ -128,6 +129,31 @@ def renewed(
     sane = [seconds for seconds in measured if _LEAST_S <= seconds <= _MOST_S]
     now = usual(sane) if len(sane) >= _TELLING else before
     return now if max(now, before) > _OTHER * min(now, before) else before
+
+
+class BelievedCosts:
+    """What a flow's task costs besides its own seconds, as the newest flows tell; times are seconds on one clock.
+
+    A busy hour must not forbid flows for ever: after ten minutes without a flow that tells more, the costs are those of
+    the beginning.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._costs, self._since = FlowCosts(), now
+        self._flows: deque[MemberFigures] = deque(maxlen=_FLOWS)
+
+    def at(self, now: float) -> FlowCosts:
+        """Return the costs; from any thread."""
+        return self._costs if now - self._since < BELIEVED_S else FlowCosts()
+
+    def learn(self, figures: MemberFigures, now: float) -> None:
+        """Learn from a flow whose workers asked each other for tasks, as those of ranks do not."""
+        if figures.trip_s == inf:
+            return
+        if now - self._since >= BELIEVED_S:
+            self._flows.clear()
+        self._flows.append(figures)
+        self._costs, self._since = learnt(self.at(now), self._flows), now
 
 
 def merged(a: MeasuredTasks, b: MeasuredTasks) -> MeasuredTasks:

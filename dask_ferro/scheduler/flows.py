@@ -16,9 +16,8 @@ any of them has readers, since what is lost is computed by all of them again.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from math import inf
 from typing import Any
 from uuid import uuid4
 
@@ -28,7 +27,7 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.flow.admission import Claim, Threads, admitted, next_step
-from dask_ferro.flow.costs import BELIEVED_S, FLOWS, MemberFigures, learnt
+from dask_ferro.flow.costs import BelievedCosts, MemberFigures
 from dask_ferro.flow.member import FIGURES, PLACES, is_pick, share_of
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.worker import METRIC, VOID
@@ -93,10 +92,7 @@ class Flows:
         self._is_due = self._keeps_waiting = False
         # Workers that were seen not to reach each other make no flows.
         self._is_unreachable = False
-        # What tasks of flows cost, and of the newest flows, what tells it, and since when.
-        self._costs = FlowCosts()
-        self._figures: deque[MemberFigures] = deque(maxlen=FLOWS)
-        self._told = time()
+        self._believed = BelievedCosts(time())
 
     @property
     def members(self) -> int:
@@ -105,8 +101,8 @@ class Flows:
 
     @property
     def costs(self) -> FlowCosts:
-        """What a flow's task costs besides its own seconds; what a busy hour told must not forbid flows for ever."""
-        return self._costs if time() - self._told < BELIEVED_S else FlowCosts()
+        """What a flow's task costs besides its own seconds; called from any thread."""
+        return self._believed.at(time())
 
     @property
     def are_known(self) -> bool:
@@ -270,7 +266,7 @@ class Flows:
             return
         flow.is_running, flow.has_ended, flow.voids = False, True, 0
         flow.row.enter("ended")
-        self._learn(MemberFigures.summed(flow.ended.values()))
+        self._believed.learn(MemberFigures.summed(flow.ended.values()), time())
         tasks = self._scheduler.tasks
         there = [tasks[key] for key in flow.keys if key in tasks]
         for ts in there:
@@ -280,15 +276,6 @@ class Flows:
         self._scheduler.client_releases_keys([ts.key for ts in there if ts.dependents], CLIENT)
         self._release(flow)
         self._admit_soon()
-
-    def _learn(self, figures: MemberFigures) -> None:
-        """Learn what flows cost from one whose workers asked each other for tasks, as those of ranks do not."""
-        if figures.trip_s == inf:
-            return
-        if time() - self._told >= BELIEVED_S:
-            self._figures.clear()
-        self._figures.append(figures)
-        self._costs, self._told = learnt(self.costs, self._figures), time()
 
     def _keep(self, key: Key) -> None:
         """Keep a member known whose tuple has gone, as long as any member has readers."""

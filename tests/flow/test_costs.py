@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from dask_ferro.flow.costs import MemberFigures, learnt
+from dask_ferro.flow.costs import BELIEVED_S, BelievedCosts, MemberFigures, learnt
 from dask_ferro.graph.bundling.partition import FlowCosts
 from tests.each import every
 
@@ -73,6 +73,34 @@ def test_costs_are_what_the_newest_flows_tell_if_that_is_another_order(
     assert [costs.task_s, costs.message_s, costs.hop_s] == pytest.approx(
         [after.task_s, after.message_s, after.hop_s]
     )
+
+
+RANKS = replace(TYPICAL, trip_s=inf)
+
+
+@every(
+    ("told", "later", "hop_s"),
+    [
+        pytest.param([], 0.0, DEFAULTS.hop_s, id="no flow yet"),
+        pytest.param([(0.0, TEN_TIMES)] * 3, BELIEVED_S / 2, SLOW.hop_s, id="three slow flows"),
+        pytest.param([(0.0, TEN_TIMES)] * 3, BELIEVED_S, DEFAULTS.hop_s, id="and nothing for long"),
+        pytest.param(
+            [(0.0, TEN_TIMES)] * 3 + [(BELIEVED_S, TEN_TIMES)], 0.0, DEFAULTS.hop_s, id="flows long ago do not count"
+        ),
+        pytest.param(
+            [(0.0, TEN_TIMES)] * 3 + [(BELIEVED_S / 2, RANKS)] * 9, BELIEVED_S / 2, DEFAULTS.hop_s,
+            id="a training renews nothing",
+        ),
+        pytest.param([(0.0, TEN_TIMES), (1.0, RANKS), (2.0, RANKS)] * 3, 0.0, SLOW.hop_s, id="nor hides what is told"),
+    ],
+)  # fmt: skip
+def test_costs_are_believed_for_a_while(
+    told: list[tuple[float, MemberFigures]], later: float, hop_s: float
+) -> None:
+    believed, now = BelievedCosts(0.0), 0.0
+    for now, one in told:
+        believed.learn(one, now)
+    assert believed.at(now + later).hop_s == pytest.approx(hop_s)
 
 
 def test_what_members_did_is_added_up() -> None:

@@ -64,7 +64,7 @@ def _wait_for_long(*, dask_scheduler: Scheduler) -> None:
     part = part_of(dask_scheduler, BundleCosts)
     assert part is not None
     assert part._flows is not None
-    part._flows._told -= BELIEVED_S
+    part._flows._believed._since -= BELIEVED_S
 
 
 def test_a_graph_whose_workers_are_far_from_each_other_is_planned_otherwise(client: Client) -> None:
