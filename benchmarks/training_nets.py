@@ -107,12 +107,12 @@ def block(batches: int, rows: int = 4, tokens: int = 64, width: int = 512, heads
 
     def ferro(w: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
         x = batch["x"]
-        h = ff.nn.layer_norm(x, w["first"], w["first_bias"])
+        h = ff.nn.layer_norm(x, (width,), w["first"], w["first_bias"])
         q, k, v = (ff.permute_dims(ff.reshape(h @ w[name], split), (0, 2, 1, 3)) for name in "qkv")
-        a = ff.permute_dims(ff.nn.attention(q, k, v), (0, 2, 1, 3))
+        a = ff.permute_dims(ff.nn.scaled_dot_product_attention(q, k, v), (0, 2, 1, 3))
         x = x + ff.reshape(a, joined) @ w["o"]
-        h = ff.nn.layer_norm(x, w["second"], w["second_bias"])
-        return ff.nn.mse(x + ff.nn.gelu(h @ w["up"]) @ w["down"], batch["y"])
+        h = ff.nn.layer_norm(x, (width,), w["second"], w["second_bias"])
+        return ff.nn.mse_loss(x + ff.nn.gelu(h @ w["up"]) @ w["down"], batch["y"])
 
     def eager(w: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
         x = batch["x"]
@@ -138,7 +138,7 @@ def wide(batches: int, size: int, rows: int = 64) -> Net:
         x = batch["x"]
         for i in range(count):
             x = ff.nn.relu(x @ w[f"layer{i}"])
-        return ff.nn.mse(x, batch["y"])
+        return ff.nn.mse_loss(x, batch["y"])
 
     def eager(w: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
         x = batch["x"]

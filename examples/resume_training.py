@@ -70,7 +70,7 @@ def training(folder: str | None, epochs: int, plan: str | None = None) -> Any:
         batch_size=ROWS,
         last="drop",
         metrics={"accuracy": accuracy},
-        rate=ff.CosineRate(RATE, updates=14 * epochs, warmup=14),
+        lr=ff.CosineRate(RATE, updates=14 * epochs, warmup=14),
         clip=1.0,
         accumulate=2,
         checkpoint=folder,

@@ -54,16 +54,15 @@ def heads(x: Tensor, rows: int) -> Tensor:
 def block(x: Tensor, w: dict[str, Tensor], layer: int, rows: int) -> Tensor:
     """Return a block's output: pre-norm causal attention, then a feed-forward part."""
     width = x.shape[-1]
-    one = np.ones(width)
     with signal(f"layer{layer}"):
         with signal("attention"):
-            h = nn.layer_norm(x, one)
+            h = nn.layer_norm(x, (width,))
             q, k, v = (heads(h @ w[f"layer{layer}.{name}"], rows) for name in "qkv")
-            mixed = permute_dims(nn.attention(q, k, v, is_causal=True), (0, 2, 1, 3))
+            mixed = permute_dims(nn.scaled_dot_product_attention(q, k, v, is_causal=True), (0, 2, 1, 3))
             mixed = mixed.reshape((rows, TOKENS, width))
             x = x + mixed @ w[f"layer{layer}.o"]
         with signal("mlp"):
-            h = nn.layer_norm(x, one)
+            h = nn.layer_norm(x, (width,))
             return x + nn.gelu(h @ w[f"layer{layer}.up"]) @ w[f"layer{layer}.down"]
 
 
@@ -72,7 +71,7 @@ def loss_of(w: dict[str, Tensor], layers: int, width: int, rows: int) -> Tensor:
     y = x
     for layer in range(layers):
         y = block(y, w, layer, rows)
-    return nn.mse(y, wanted)
+    return nn.mse_loss(y, wanted)
 
 
 def whole_step(layers: int, width: int, rows: int = BATCH) -> Built:

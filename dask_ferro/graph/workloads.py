@@ -68,7 +68,7 @@ def _norm(d: int) -> Callable[[Tensor], Tensor]:
         asarray(np.ones(d, np.float32), name="ln_scale"),
         asarray(np.zeros(d, np.float32), name="ln_bias"),
     )
-    return lambda x: nn.layer_norm(x, scale, bias)
+    return lambda x: nn.layer_norm(x, (d,), scale, bias)
 
 
 def _transformer(*, layers: int = 1, seq: int | None = None, d: int, seed: int) -> Outputs:

@@ -52,7 +52,7 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> TensorModel
     >>> model = ff.load("examples/models/digits_mlp.onnx")  # doctest: +SKIP
     >>> params = model.parameters()  # doctest: +SKIP
     >>> scores = model(images, params=params)  # doctest: +SKIP
-    >>> loss, grads = ff.value_and_grad(ff.nn.mse(scores, wanted), params)  # doctest: +SKIP
+    >>> loss, grads = ff.value_and_grad(ff.nn.mse_loss(scores, wanted), params)  # doctest: +SKIP
     """
     source, name = read_source(model)
     loaded = load_model(source, limits=limits(), keeps_original=True)

@@ -49,7 +49,7 @@ def fit(
     seed: int | None = 0,
     last: str = "keep",
     metrics: Metrics | None = None,
-    rate: RateOf | float | None = None,
+    lr: RateOf | float | None = None,
     clip: float | None = None,
     accumulate: int = 1,
     precision: str | None = None,
@@ -95,7 +95,7 @@ def fit(
         What becomes of the last rows of an epoch that are fewer than `batch_size`.
     metrics : mapping of str to callable or Tensor, optional
         Scalars of the same arguments as the loss, computed in the same pass, and combined as losses are.
-    rate : callable or float, optional
+    lr : callable or float, optional
         From the number of updates before a step to its learning rate, in place of the optimizer's: `ff.CosineRate`, or
         any function of the number alone.  A number stays the rate.
     clip : float, optional
@@ -107,7 +107,7 @@ def fit(
         ONNX does not have in bfloat16 compute in float32, and so does what loses digits in a model from `ff.load`.
     loss_scale : LossScale, float or "dynamic", optional
         The scale of the loss, by default "dynamic" with float16 and none otherwise.  A batch whose gradients are not
-        finite changes no parameters; it counts as an update for `rate`.
+        finite changes no parameters; it counts as an update for `lr`.
     nonfinite : {"stop", "skip", "continue"}, optional
         What a batch with a NaN or infinite loss does.  "stop": the training ends before it, by an error with its
         number.  "skip": it changes nothing, as with a loss scale, and neither does one whose gradients are not finite,
@@ -133,7 +133,7 @@ def fit(
     Returns
     -------
     Fit
-        An iterable of steps with `loss`, `metrics`, `epoch`, `index`, `rows`, `is_updated`, `rate` and `params`;
+        An iterable of steps with `loss`, `metrics`, `epoch`, `index`, `rows`, `is_updated`, `lr` and `params`;
         arrays are fetched when they are read.  `Fit.params` are the parameters after the step that the loop
         has.  With a client steps are submitted in groups, one group ahead of the loop, so their batches and rates are
         asked for early.
@@ -153,7 +153,7 @@ def fit(
     >>> import dask_ferro as ff
     >>> x = np.arange(8, dtype=np.float32).reshape(8, 1)
     >>> def loss(params, batch):
-    ...     return ff.nn.mse(batch["x"] @ params["w"], batch["y"])
+    ...     return ff.nn.mse_loss(batch["x"] @ params["w"], batch["y"])
     >>> training = ff.fit(
     ...     loss, {"w": np.zeros((1, 1), np.float32)}, {"x": x, "y": 3 * x}, ff.optim.SGD(0.01), batch_size=4, epochs=9
     ... )
@@ -168,7 +168,7 @@ def fit(
     choices = {"last": last, "precision": precision, "nonfinite": nonfinite, "monitor": monitor}
     _check_choices(choices, {**_CHOICES, "monitor": ("loss", *metrics)})
     _check_others(options, metrics, clip, checkpoint if every else "")
-    tensors, scale, rates = constants(params), loss_scale_of(loss_scale, precision), rate_of(rate)
+    tensors, scale, rates = constants(params), loss_scale_of(loss_scale, precision), rate_of(lr)
     update, options = optimizer if rates is None else with_rate(optimizer), {"plan": plan, **options}
     recipe = Recipe(loss, metrics, update, clip, accumulate, precision, scale, nonfinite, options)
     names = own_inputs(loss, metrics, tensors) if isinstance(loss, Tensor) else ()

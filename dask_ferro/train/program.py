@@ -103,14 +103,14 @@ class Trained(NamedTuple):
 
 
 def with_rate(optimizer: Optimizer) -> Optimizer:
-    """Return an optimizer whose rate is an input of each step; raises `ConfigError` if it has no field `rate`."""
-    if not dataclasses.is_dataclass(optimizer) or not hasattr(optimizer, "rate"):
+    """Return an optimizer whose rate is an input of each step; raises `ConfigError` if it has no field `lr`."""
+    if not dataclasses.is_dataclass(optimizer) or not hasattr(optimizer, "lr"):
         raise ConfigError(
-            f"fit: rate: {type(optimizer).__name__} has no field `rate` to replace; use ff.optim's optimizers, or a"
+            f"fit: lr: {type(optimizer).__name__} has no field `lr` to replace; use ff.optim's optimizers, or a"
             " dataclass with such a field"
         )
     # float64, so that a rate here gives the same bits as the same number in the optimizer.
-    return dataclasses.replace(optimizer, rate=argument(RATE, (), np.float64))  # type: ignore[type-var]
+    return dataclasses.replace(optimizer, lr=argument(RATE, (), np.float64))  # type: ignore[type-var]
 
 
 def _scaled(loss: Tensor, recipe: Recipe) -> Tensor:

@@ -70,13 +70,13 @@ def rate_of(rate: RateOf | float | None) -> RateOf | None:
     """Return a rate as a function of the update; a number stays what it is."""
     if rate is None or callable(rate):
         return rate
-    value = _checked(rate, "rate", "a number from 0 on, or a function from the number of updates to one")
+    value = _checked(rate, "lr", "a number from 0 on, or a function from the number of updates to one")
     return lambda update: value
 
 
 def rate_at(rate: RateOf, update: int) -> float:
     """Return the rate of an update; raises `ConfigError` if it is no finite number from 0 on."""
-    return _checked(rate(update), f"rate({update})", "a finite number from 0 on")
+    return _checked(rate(update), f"lr({update})", "a finite number from 0 on")
 
 
 def _checked(value: Any, name: str, wanted: str) -> float:

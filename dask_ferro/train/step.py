@@ -30,7 +30,7 @@ class FitStep:
         The number of batches before it, in all epochs.
     rows : int
         Rows of the batch.
-    rate : float or None
+    lr : float or None
         The learning rate, where it is a function of the step.
     is_updated : bool
         Whether the batch is the last of its group of `accumulate` batches, and their gradients changed the parameters:
@@ -44,7 +44,7 @@ class FitStep:
     epoch: int
     index: int
     rows: int
-    rate: float | None
+    lr: float | None
     is_updated: bool
     loss: float
     metrics: Mapping[str, float]

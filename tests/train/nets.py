@@ -59,7 +59,7 @@ def outputs(p: Any, x: Any) -> Any:
 
 
 def loss(p: Any, batch: Any) -> Any:
-    return ff.nn.mse(outputs(p, batch["x"]), batch["t"])
+    return ff.nn.mse_loss(outputs(p, batch["x"]), batch["t"])
 
 
 def dropped(p: Any, batch: Any, step: Any, rows: Any) -> Any:
@@ -67,7 +67,7 @@ def dropped(p: Any, batch: Any, step: Any, rows: Any) -> Any:
         hidden = ff.nn.relu(batch["x"] @ p["first"]["weight"] + p["first"]["bias"])
         hidden = ff.nn.dropout(hidden, 0.5, seed=0, layer="first", step=step, rows=rows)
     with ff.signal("last"):
-        return ff.nn.mse(hidden @ p["last"]["weight"], batch["t"])
+        return ff.nn.mse_loss(hidden @ p["last"]["weight"], batch["t"])
 
 
 def distance(p: Any, batch: Any) -> Any:

@@ -29,7 +29,7 @@ FULL = {
     "accumulate": 2,
     "clip": 0.4,
     "loss_scale": ff.LossScale(2.0**10, interval=2),
-    "rate": ff.CosineRate(0.02, updates=4),
+    "lr": ff.CosineRate(0.02, updates=4),
     "patience": 5,
     "monitor": "distance",
 }
@@ -168,12 +168,12 @@ def test_ctrl_c_within_a_step_leaves_a_checkpoint_of_the_one_before(tmp_path):
             signal.raise_signal(signal.SIGINT)
         return 0.01
 
-    whole, _ = ran(rate=lambda update: 0.01)
+    whole, _ = ran(lr=lambda update: 0.01)
     # With a client, rates of later steps would be asked for before.
     with dask.config.set(scheduler="sync"), pytest.raises(KeyboardInterrupt):
-        ran(rate=rate, checkpoint=tmp_path)
+        ran(lr=rate, checkpoint=tmp_path)
     assert names(tmp_path) == ["step-000000000002"]
-    assert ran(rate=rate, checkpoint=tmp_path)[0] == whole[2:]
+    assert ran(lr=rate, checkpoint=tmp_path)[0] == whole[2:]
 
 
 # ---- interrupted writes ------------------------------------------------------------------------------------
@@ -215,12 +215,12 @@ def test_an_interrupted_write_leaves_the_last_checkpoint(call, number, by, tmp_p
 HOLDER = """
 import sys, time
 from tests.train.nets import ran
-ran(checkpoint=sys.argv[1], every=1, rate=lambda n: 0.01 if n < 3 else print("holds", flush=True) or time.sleep(600))
+ran(checkpoint=sys.argv[1], every=1, lr=lambda n: 0.01 if n < 3 else print("holds", flush=True) or time.sleep(600))
 """
 
 
 def test_a_folder_has_one_training_until_it_ends_or_is_killed(tmp_path):
-    options = {"checkpoint": tmp_path, "rate": 0.01}
+    options = {"checkpoint": tmp_path, "lr": 0.01}
     late = ff.fit(loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, **options)
     holder = Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=PIPE, text=True)
     try:
@@ -329,7 +329,7 @@ def test_a_checkpoint_of_another_training_is_refused_with_what_differs(name, sav
 
 def test_other_settings_of_the_optimizer_hold_and_are_told(saved, tmp_path):
     copytree(saved, tmp_path / "made")
-    says = r"step-0+3': other settings hold from here: optimizer.rate: was '0.01', is '0.02'; clip: was 'None', is '1'"
+    says = r"step-0+3': other settings hold from here: optimizer.lr: was '0.01', is '0.02'; clip: was 'None', is '1'"
     with pytest.warns(UserWarning, match=says):
         ran(checkpoint=tmp_path / "made", optimizer=ff.optim.Adam(0.02), clip=1, steps=0)
 

@@ -101,7 +101,7 @@ def submitted(told, count=24):
     """Train with a rate that notes its steps; yield the number of those that are submitted as the loop has each."""
     rates = []
     training = ff.fit(
-        loss, params(), data(count), ff.optim.SGD(0.1), batch_size=8, rate=lambda n: rates.append(n) or 0.1
+        loss, params(), data(count), ff.optim.SGD(0.1), batch_size=8, lr=lambda n: rates.append(n) or 0.1
     )
     for step in training:
         told.append(step.loss)

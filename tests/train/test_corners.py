@@ -18,7 +18,7 @@ SLOW = ff.optim.SGD(0.1)
 
 
 def loss(p, batch):
-    return ff.nn.mse(batch["x"] @ p["w"], batch["y"])
+    return ff.nn.mse_loss(batch["x"] @ p["w"], batch["y"])
 
 
 def fitted(data=DATA, of=loss, params=None, **options):
@@ -173,7 +173,7 @@ def test_on_a_client_and_after_it():
         assert losses(fitted({**DATA, "id": np.arange(10)})) == USUAL
         w = ff.asarray(np.zeros((3, 1), "f4"), name="w")
         for rows, size in ((None, 4), (5, 5)):
-            of = ff.nn.mse(ff.argument("x", (rows, 3)) @ w, ff.argument("y", (rows, 1)))
+            of = ff.nn.mse_loss(ff.argument("x", (rows, 3)) @ w, ff.argument("y", (rows, 1)))
             assert losses(fitted(of=of, params={"w": w}, batch_size=size)) == losses(fitted(batch_size=size))
         training = fitted()
         for step in training:

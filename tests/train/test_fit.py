@@ -51,7 +51,7 @@ def test_losses_metrics_and_parameters_are_pytorchs():
 
 def test_steps_tell_where_they_are():
     training = ff.fit(
-        loss, params(), data(), ff.optim.SGD(0.1), batch_size=8, epochs=2, rate=lambda u: 0.1 / (1 + u)
+        loss, params(), data(), ff.optim.SGD(0.1), batch_size=8, epochs=2, lr=lambda u: 0.1 / (1 + u)
     )
     assert repr(training) == "<Fit at epoch 0 of 2, 0 batches done>"
     steps = list(training)
@@ -63,14 +63,14 @@ def test_steps_tell_where_they_are():
         (1, 4, 8),
         (1, 5, 4),
     ]
-    assert [s.rate for s in steps] == [0.1 / (1 + update) for update in range(6)]
+    assert [s.lr for s in steps] == [0.1 / (1 + update) for update in range(6)]
     assert repr(steps[3]) == "<FitStep 3, epoch 1, 8 rows>"
     assert repr(training) == "<Fit at epoch 2 of 2, 6 batches done>"
 
 
 @pytest.mark.parametrize("rate", [0.01, lambda update: 0.01])
 def test_a_rate_that_stays_is_the_optimizers_rate(rate):
-    (told, _), (wanted, _) = ran(rate=rate, optimizer=ff.optim.Adam(0.5)), ran()
+    (told, _), (wanted, _) = ran(lr=rate, optimizer=ff.optim.Adam(0.5)), ran()
     assert told == wanted
 
 
@@ -104,7 +104,7 @@ def test_a_loss_is_told_the_number_of_the_step(plan):
 def test_batches_train_as_arrays_do(batches):
     def of(p, batch):
         x, t = (batch["x"], batch["t"]) if isinstance(batch, dict) else batch
-        return ff.nn.mse(outputs(p, x), t)
+        return ff.nn.mse_loss(outputs(p, x), t)
 
     wanted, _ = ran(seed=None)
     training = ff.fit(of, params(), batches, ff.optim.Adam(0.01), seed=None, epochs=2)
@@ -205,12 +205,12 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
         ({"params": {}}, "params: got no arrays"),
         ({"params": ff.argument("w", (6,))}, "params: 'params': .*, wanted an array, or a constant"),
         (
-            {"rate": 0.1, "optimizer": SimpleNamespace(init=dict, step=dict)},
-            "rate: SimpleNamespace has no field `rate` to replace",
+            {"lr": 0.1, "optimizer": SimpleNamespace(init=dict, step=dict)},
+            "lr: SimpleNamespace has no field `lr` to replace",
         ),
-        ({"rate": "cosine"}, "rate: got 'cosine', wanted a number from 0 on, or a function"),
-        ({"rate": -0.1}, "rate: got -0.1, wanted a number from 0 on"),
-        ({"rate": lambda update: None, "steps": 1}, r"rate\(0\): got None, wanted a finite number from 0 on"),
+        ({"lr": "cosine"}, "lr: got 'cosine', wanted a number from 0 on, or a function"),
+        ({"lr": -0.1}, "lr: got -0.1, wanted a number from 0 on"),
+        ({"lr": lambda update: None, "steps": 1}, r"lr\(0\): got None, wanted a finite number from 0 on"),
         ({"optimizer": "adam"}, r"optimizer: got 'adam', wanted one such as ff.optim.Adam\(1e-3\)"),
         ({"optimizer": ff.optim.Adam}, "optimizer: got <class .*Adam'>, wanted one such as"),
         ({"metrics": [distance]}, "metrics: got .*, wanted them by name: {'accuracy': accuracy}"),

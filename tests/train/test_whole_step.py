@@ -40,7 +40,7 @@ def test_it_has_the_bits_of_a_pipeline_of_one_stage(name, clip, accumulate, prec
         "clip": clip,
         "accumulate": accumulate,
         "precision": precision,
-        "rate": RATES[rate],
+        "lr": RATES[rate],
     }
     (told, after), (wanted, wanted_after) = ran(**options), ran(**options, schedule="gpipe")
     assert told == wanted

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -44,23 +44,26 @@ class Optimizer(Protocol):
         """Return the state before the first step."""
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
-        """Return parameters and state after one step."""
+        """Return parameters and state after one step.
+
+        Raises `ConfigError` for gradients or state with other keys or shapes than the parameters.
+        """
 
 
 @dataclass(frozen=True)
 class SGD:
-    """Gradient descent with PyTorch's momentum: v <- momentum v + g, w <- w - rate v.
+    """Gradient descent with PyTorch's momentum: v <- momentum v + g, w <- w - lr v.
 
     Parameters
     ----------
-    rate : float or Tensor
+    lr : float or Tensor, optional
         Learning rate; a scalar tensor if it changes from step to step.
     momentum : float, optional
         From 0 (none, and no state) to 1.
-    nesterov : bool, optional
-        Whether to use Nesterov's momentum: w <- w - rate (g + momentum v).
     weight_decay : float, optional
         The factor of the parameter that is added to its gradient.
+    nesterov : bool, optional
+        Whether to use Nesterov's momentum: w <- w - lr (g + momentum v).
 
     Raises
     ------
@@ -76,13 +79,14 @@ class SGD:
     array([0., 0.], dtype=float32)
     """
 
-    rate: Rate
+    lr: Rate = 1e-3
     momentum: float = 0.0
-    nesterov: bool = False
+    _: KW_ONLY
     weight_decay: float = 0.0
+    nesterov: bool = False
 
     def __post_init__(self) -> None:
-        _check("rate", self.rate)
+        _check("lr", self.lr)
         _check("weight_decay", self.weight_decay)
         _check("momentum", self.momentum, below=1)
         if self.nesterov and not self.momentum:
@@ -93,15 +97,8 @@ class SGD:
         return {"velocity": pytree.mapped(_zeros, params)} if self.momentum else {}
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
-        """Return parameters and state after one step, in the form of those before it.
-
-        Raises
-        ------
-        ConfigError
-            Gradients or state with other keys or shapes than the parameters.
-        """
-        kept = _state_of("SGD", state, ["velocity"] if self.momentum else [])
-        _check_alike(params, grads=grads, **kept)
+        """Return parameters and state after one step, in the form of those before it."""
+        kept = _state_of("SGD", params, grads, state, ["velocity"] if self.momentum else [])
         if self.weight_decay:
             grads = pytree.mapped(lambda w, g: g + self.weight_decay * w, params, grads)
         if not self.momentum:
@@ -113,7 +110,7 @@ class SGD:
         return pytree.mapped(self._moved, params, ahead), {"velocity": velocity}
 
     def _moved(self, w: Tensor, direction: Tensor) -> Tensor:
-        return w - _rate(self.rate, w) * direction
+        return w - _rate(self.lr, w) * direction
 
 
 @dataclass(frozen=True)
@@ -122,11 +119,11 @@ class Adam:
 
     Parameters
     ----------
-    rate : float or Tensor, optional
+    lr : float or Tensor, optional
         Learning rate; a scalar tensor if it changes from step to step.
     betas : pair of float, optional
         The decay rates of the running means of g and of g^2.
-    epsilon : float, optional
+    eps : float, optional
         Added to the root of the mean of g^2.
     weight_decay : float, optional
         The factor of the parameter that is added to its gradient, as in PyTorch; `AdamW` subtracts it apart.
@@ -150,16 +147,16 @@ class Adam:
     array([0.5, 1.5], dtype=float32)
     """
 
-    rate: Rate = 1e-3
+    lr: Rate = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
+    eps: float = 1e-8
     weight_decay: float = 0.0
     _decoupled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check("rate", self.rate)
+        _check("lr", self.lr)
         _check("weight_decay", self.weight_decay)
-        _check("epsilon", self.epsilon)
+        _check("eps", self.eps)
         if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
             raise ConfigError(f"betas: got {self.betas!r}, wanted two numbers from 0 to below 1")
         for beta in self.betas:
@@ -172,17 +169,10 @@ class Adam:
         return {"step": step, "mean": mean, "square": square}
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
-        """Return parameters and state after one step, in the form of those before it.
-
-        Raises
-        ------
-        ConfigError
-            Gradients or state with other keys or shapes than the parameters.
-        """
-        kept = _state_of(type(self).__name__, state, ["step", "mean", "square"])
+        """Return parameters and state after one step, in the form of those before it."""
+        kept = _state_of(type(self).__name__, params, grads, state, ["step", "mean", "square"])
         # The count is a tensor, so that one graph serves every step.
-        (b1, b2), count = self.betas, kept.pop("step") + 1.0
-        _check_alike(params, grads=grads, **kept)
+        (b1, b2), count = self.betas, kept["step"] + 1.0
         added = 0.0 if self._decoupled else self.weight_decay
         grads = pytree.mapped(
             lambda w, g: widened(g) + added * widened(w) if added else widened(g), params, grads
@@ -194,16 +184,16 @@ class Adam:
 
     def _moved(self, w: Tensor, mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
         wide = widened(w)
-        (b1, b2), t, rate = self.betas, cast(count, wide.type.dtype), _rate(self.rate, wide)
+        (b1, b2), t, rate = self.betas, cast(count, wide.type.dtype), _rate(self.lr, wide)
         # Epsilon is added outside the root, as PyTorch does.
-        root = sqrt(square / (1 - b2**t)) + self.epsilon
+        root = sqrt(square / (1 - b2**t)) + self.eps
         kept = wide - rate * self.weight_decay * wide if self._decoupled and self.weight_decay else wide
         return cast(kept - rate * (mean / (1 - b1**t)) / root, w.type.dtype)
 
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """`Adam` with decoupled weight decay: its product with rate and parameter is subtracted from the parameter.
+    """`Adam` with decoupled weight decay: lr * weight_decay * w is subtracted from the parameter w.
 
     Parameters and errors are those of `Adam`; the weight decay is 0.01 if left out (arXiv:1711.05101).
 
@@ -230,22 +220,24 @@ def _rate(rate: Rate, w: Tensor) -> Rate:
     return cast(rate, w.type.dtype) if isinstance(rate, Tensor) else rate
 
 
-def _state_of(optimizer: str, state: State, names: Sequence[str]) -> dict[str, Tree]:
+def _state_of(
+    optimizer: str, params: Tree, grads: Tree, state: State, names: Sequence[str]
+) -> dict[str, Tree]:
+    """Return these parts of the state; they and the gradients, but for the count, have to be like the parameters."""
     if missing := [name for name in names if name not in state]:
         wanted = "begin with state = optimizer.init(params), and go on with the state that each step returns"
         raise ConfigError(f"{optimizer}: state: got {sorted(state)}, without {missing}; {wanted}")
-    return {name: state[name] for name in names}
-
-
-def _check_alike(params: Tree, **others: Tree) -> None:
-    for what, other in others.items():
-        for path, (w, x) in pytree.rows(params, other):
+    kept = {name: state[name] for name in names}
+    alike = {"grads": grads} | {name: tree for name, tree in kept.items() if name != "step"}
+    for what, tree in alike.items():
+        for path, (w, x) in pytree.rows(params, tree):
             if w.shape != x.shape:
                 got = f"got {written(x.shape)}, wanted {written(w.shape)}, the parameter's shape"
                 raise ConfigError(f"{what} {pytree.named(path)}: {got}")
+    return kept
 
 
 def _check(name: str, value: Rate, below: float = math.inf) -> None:
     if not isinstance(value, Tensor) and not 0 <= value < below:
         wanted = "a number from 0 on" if below == math.inf else f"a number from 0 to below {below}"
-        raise ConfigError(f"{name}: {wanted}, got {value!r}")
+        raise ConfigError(f"{name}: got {value!r}, wanted {wanted}")

@@ -1,14 +1,17 @@
 """Every function of `ff.nn` against PyTorch: a row is one call, made on both sides, with its values and its gradients.
 
     SAME       PyTorch's numbers in float32 through the engines and in float64 through the array kernels
+    POSITIONAL the same, by position and by PyTorch's names
     REFUSED    an error here, numbers in PyTorch
-    the rest   differs, and is a line of the table in docs/reference/layers.md
+    the rest   differs, and is a line of a table in docs/reference/layers.md
 
 A name in lower case is an argument of the graph, and in upper case the same array as a constant.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from typing import Any
 
@@ -18,7 +21,7 @@ import pytest
 from dask_ferro.errors import ConfigError, ModelError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor import nn, optim
 from dask_ferro.graph.tensor.tensor import argument
 from dask_ferro.lower.tensor import compute
 from tests.each import every
@@ -69,39 +72,43 @@ VALUES: dict[str, np.ndarray] = {
     "ih3": normal((6, 4)), "hh3": normal((6, 2)), "bi3": normal(6), "bh3": normal(6), "mean": normal(3),
     "variance": RNG.uniform(0.5, 2, 3), "gain": normal(3), "shift": normal(3), "rows3": normal((6, 3)),
     "tiny": 1e-4 * normal((4, 5)), "gain43": normal((3, 4)), "gain5": normal(5), "shift5": normal(5),
-    "one_row": normal((1, 3)), "places": np.array([7, 0, 900]),
+    "one_row": normal((1, 3)), "positions": np.array([7, 0, 900]),
 }  # fmt: skip
 
 SAME = """
 relu(x)  relu(edges)  relu(scalar)  relu(empty)  sigmoid(x)  sigmoid(edges)  silu(x)  silu(edges)  softplus(x)
-softplus(edges)  softplus(v + 25)  gelu(x)  gelu(finite)  gelu(x, approximate='tanh')  tanh(x)  tanh(edges)
-softmax(x)  softmax(v)  softmax(x, axis=0)  softmax(x3, axis=1)  softmax(x3, axis=-1)  softmax(1000 * x)
-softmax(infinite)  log_softmax(x)  log_softmax(v)  log_softmax(x3, axis=0)  log_softmax(image, axis=-3)
-log_softmax(infinite)  log_softmax(edges)  softmax(empty)  linear(x, w)  linear(x, w, b)  linear(x, square)
-linear(v, w, b)  linear(x, v)  linear(x, w, one)  linear(x @ square, square, v)  linear(infinite, square)
-linear(n, n)  linear(x, w, column)  linear(empty, w, b)  embedding(ids, x)  embedding(IDS, x)
-x * stop_gradient(tanh(x))  stop_gradient(x * x) + x  dropout(x, 0.0, seed=0, layer=0)
-dropout(x, 1.0, seed=0, layer=0)  layer_norm(x, gain5)  layer_norm(x, gain5, shift5)  layer_norm(x3, gain43, axis=1)
-layer_norm(x, v, epsilon=0.1)  layer_norm(infinite, gain5)  layer_norm(tiny, gain5)  rms_norm(x, gain5)
-rms_norm(tiny, gain5)  rms_norm(x3, gain43, axis=-2)  rms_norm(x, v, epsilon=0.1)  rms_norm(infinite, gain5)
-batch_norm(image, MEAN, VARIANCE, gain, shift)  batch_norm(rows3, MEAN, VARIANCE, gain, shift)
-batch_norm(nan_image, MEAN, VARIANCE, gain, shift)  batch_norm(rows3, MEAN, VARIANCE, gain, shift, epsilon=0.1)
-batch_norm_training(image, MEAN, VARIANCE, gain, shift)
-batch_norm_training(rows3, MEAN, VARIANCE, gain, shift, momentum=0.3)
-batch_norm_training(nan_image, MEAN, VARIANCE, gain, shift, epsilon=0.1)  attention(q, k, u)
-attention(q, k, u, is_causal=True)  attention(q, k, u, scale=0.3)  attention(q, k, u, mask=seen)
-attention(q, k, u, mask=added)  attention(q, k, u, mask=blind)  attention(q, k, k, mask=seen, is_causal=True)
-attention(q, k, k, mask=ADDED, is_causal=True)  attention(q3, q3, q3)  attention(q3, q3, q3, is_causal=True)
-attention(x, y, y)  attention(x, infinite, y)  causal(square)  causal(w)  causal(x3)  rotary_embedding(x3)
-rotary_embedding(x3, interleaved=True)  rotary_embedding(x3, places=PLACES)  rotary_embedding(q, base=100.0)
-lstm(sequence, ih4, hh4)  lstm(sequence, ih4, hh4, bi4, bh4)  lstm(sequence, ih4, hh4, bi4, bh4, state=(h, cell))
+softplus(edges)  softplus(v + 25)  gelu(x)  gelu(finite)  gelu(x, approximate='tanh')  tanh(x)  tanh(edges)  softmax(x)
+softmax(v)  softmax(x, axis=0)  softmax(x3, axis=1)  softmax(x3, axis=-1)  softmax(1000 * x)  softmax(infinite)
+log_softmax(x)  log_softmax(v)  log_softmax(x3, axis=0)  log_softmax(image, axis=-3)  log_softmax(infinite)
+log_softmax(edges)  softmax(empty)  linear(x, w)  linear(x, w, b)  linear(x, square)  linear(v, w, b)  linear(x, v)
+linear(x, w, one)  linear(x @ square, square, v)  linear(infinite, square)  linear(n, n)  linear(x, w, column)
+linear(empty, w, b)  embedding(ids, x)  embedding(IDS, x)  x * stop_gradient(tanh(x))  stop_gradient(x * x) + x
+dropout(x, 0.0, seed=0, layer=0)  dropout(x, 1.0, seed=0, layer=0)  layer_norm(x, (5,))  layer_norm(x, (5,), gain5)
+layer_norm(x, [5], gain5, shift5)  layer_norm(x3, (3, 4), gain43)  layer_norm(x3, (4,), bias=c)
+layer_norm(x, (5,), v, eps=0.1)  layer_norm(infinite, (5,), gain5)  layer_norm(tiny, (5,), gain5)  rms_norm(x, (5,))
+rms_norm(x, (5,), gain5)  rms_norm(tiny, (5,), gain5)  rms_norm(x3, (3, 4), gain43)  rms_norm(x, (5,), v, eps=0.1)
+rms_norm(infinite, (5,), gain5)  batch_norm(image, MEAN, VARIANCE, gain, shift)
+batch_norm(rows3, MEAN, VARIANCE, gain, shift)  batch_norm(nan_image, MEAN, VARIANCE, gain, shift)
+batch_norm(rows3, MEAN, VARIANCE, gain, shift, eps=0.1)  batch_norm_training(image, MEAN, VARIANCE, gain, shift)
+batch_norm_training(image, MEAN, VARIANCE)  batch_norm(image, MEAN, VARIANCE)
+batch_norm(image, MEAN, VARIANCE, bias=shift)  batch_norm_training(rows3, MEAN, VARIANCE, gain, shift, momentum=0.3)
+batch_norm_training(nan_image, MEAN, VARIANCE, gain, shift, eps=0.1)  scaled_dot_product_attention(q, k, u)
+scaled_dot_product_attention(q, k, u, is_causal=True)  scaled_dot_product_attention(q, k, u, scale=0.3)
+scaled_dot_product_attention(q, k, u, attn_mask=seen)  scaled_dot_product_attention(q, k, u, attn_mask=added)
+scaled_dot_product_attention(q, k, u, attn_mask=blind)
+scaled_dot_product_attention(q, k, k, attn_mask=seen, is_causal=True)
+scaled_dot_product_attention(q, k, k, attn_mask=ADDED, is_causal=True)  scaled_dot_product_attention(q3, q3, q3)
+scaled_dot_product_attention(q3, q3, q3, is_causal=True)  scaled_dot_product_attention(x, y, y)
+scaled_dot_product_attention(x, infinite, y)  rotary_embedding(x3)  rotary_embedding(x3, interleaved=True)
+rotary_embedding(x3, positions=POSITIONS)  rotary_embedding(q, base=100.0)  lstm(sequence, ih4, hh4)
+lstm(sequence, ih4, hh4, bi4, bh4)  lstm(sequence, ih4, hh4, bi4, bh4, state=(h, cell))
 lstm(batches, ih4, hh4, batch_first=True)  lstm(nan_sequence, ih4, hh4)  gru(sequence, ih3, hh3)
-gru(sequence, ih3, hh3, bi3, bh3)  gru(sequence, ih3, hh3, bi3, bh3, state=h)
-gru(batches, ih3, hh3, batch_first=True)  gru(nan_sequence, ih3, hh3)  conv1d(line, kernel1)
-conv1d(line, kernel1, c, stride=2, padding=1, dilation=2)  conv1d(line, grouped, groups=3)  conv2d(image, kernel)
-conv2d(image, kernel, c)  conv2d(image, kernel, stride=2, padding=(1, 2))  conv2d(image, kernel, dilation=(2, 1))
-conv2d(nan_image, kernel)  conv3d(volume, kernel3, gain, stride=(1, 2, 1), padding=(1, 0, 1))  max_pool2d(image, 2)
-max_pool2d(image, (3, 1))  max_pool2d(image, 3, stride=2, padding=1)  max_pool2d(inf_image, 2)
+gru(sequence, ih3, hh3, bi3, bh3)  gru(sequence, ih3, hh3, bi3, bh3, state=h)  gru(batches, ih3, hh3, batch_first=True)
+gru(nan_sequence, ih3, hh3)  conv1d(line, kernel1)  conv1d(line, kernel1, c, stride=2, padding=1, dilation=2)
+conv1d(line, grouped, groups=3)  conv2d(image, kernel)  conv2d(image, kernel, c)
+conv2d(image, kernel, stride=2, padding=(1, 2))  conv2d(image, kernel, dilation=(2, 1))  conv2d(nan_image, kernel)
+conv3d(volume, kernel3, gain, stride=(1, 2, 1), padding=(1, 0, 1))  max_pool2d(image, 2)  max_pool2d(image, (3, 1))
+max_pool2d(image, 3, stride=2, padding=1)  max_pool2d(inf_image, 2)
 binary_cross_entropy(CERTAIN, RIGHT, reduction='none')  max_pool2d(image, 2, stride=(1, 2), padding=(0, 1))
 avg_pool2d(image, 2)  avg_pool2d(image, 2, padding=1)  avg_pool2d(image, (3, 2), stride=1, padding=(1, 0))
 avg_pool2d(nan_image, 3)  avg_pool2d(inf_image, 2)  cross_entropy(x, labels)  cross_entropy(x, LABELS)
@@ -109,40 +116,60 @@ cross_entropy(x, labels, reduction='sum')  cross_entropy(x, labels, reduction='n
 cross_entropy(logits3, labels3)  cross_entropy(logits4, labels4)
 cross_entropy(logits4, labels4, label_smoothing=0.2, reduction='none')  cross_entropy(x, ignored, ignore_index=-100)
 cross_entropy(x, labels, ignore_index=4, label_smoothing=0.1)  cross_entropy(infinite, labels, reduction='none')
-cross_entropy(x, IGNORED, ignore_index=-100)  cross_entropy(x, uncounted, ignore_index=-100)  mse(x, y)
-mse(x, y, reduction='sum')  mse(x, y, reduction='none')  mse(infinite, y)  mse(empty, empty)  mse(scalar, scalar)
-huber(x, y)  huber(x, y, delta=0.5)  huber(1e9 * x, y, reduction='sum')  huber(x, y, reduction='none')
-huber(infinite, y)  smooth_l1(x, y)  smooth_l1(x, y, beta=0.3)  smooth_l1(x, y, beta=0, reduction='sum')
-smooth_l1(x, y, reduction='none')  binary_cross_entropy(odds, t)  binary_cross_entropy(odds, t, reduction='sum')
-binary_cross_entropy(odds, t, reduction='none')  binary_cross_entropy_with_logits(x, t)
-binary_cross_entropy_with_logits(x, t, reduction='sum')  binary_cross_entropy_with_logits(20 * x, t, reduction='none')
-binary_cross_entropy_with_logits(x, t, positive_weight=WEIGHT)  binary_cross_entropy_with_logits(edges, edges * 0)
+cross_entropy(x, IGNORED, ignore_index=-100)  cross_entropy(x, uncounted, ignore_index=-100)  mse_loss(x, y)
+mse_loss(x, y, reduction='sum')  mse_loss(x, y, reduction='none')  mse_loss(infinite, y)  mse_loss(empty, empty)
+mse_loss(scalar, scalar)  huber_loss(x, y)  huber_loss(x, y, delta=0.5)  huber_loss(1e9 * x, y, reduction='sum')
+huber_loss(x, y, reduction='none')  huber_loss(infinite, y)  smooth_l1_loss(x, y)  smooth_l1_loss(x, y, beta=0.3)
+smooth_l1_loss(x, y, beta=0, reduction='sum')  smooth_l1_loss(x, y, reduction='none')  binary_cross_entropy(odds, t)
+binary_cross_entropy(odds, t, reduction='sum')  binary_cross_entropy(odds, t, reduction='none')
+binary_cross_entropy_with_logits(x, t)  binary_cross_entropy_with_logits(x, t, reduction='sum')
+binary_cross_entropy_with_logits(20 * x, t, reduction='none')  binary_cross_entropy_with_logits(x, t, pos_weight=WEIGHT)
+binary_cross_entropy_with_logits(edges, edges * 0)
 """
 
 REFUSED = """
-relu(n)  softmax(n)  softmax(scalar)  softmax(x3)  softmax(image)  log_softmax(x3)  softmax(x, 1)  softmax(x, dim=1)
-linear(x, w, bias=b)  linear(x, w, t)  linear(n, w)  linear(x3, x3)  linear(x, w.mT)  embedding(below, x)
-embedding(BELOW, x)  embedding(beyond, x)  embedding(ids, x, 1)  layer_norm(x, (5,))  layer_norm(x, [5], gain5)
-layer_norm(n, gain5)  rms_norm(x, (5,))  rms_norm(x, gain5, eps=1e-5)  batch_norm(image, MEAN, VARIANCE)
-batch_norm(image, None, None, gain, shift)  batch_norm(image, MEAN, VARIANCE, gain, shift, training=True)
-attention(q, k, u, seen)  attention(q, k, u, mask=n)  attention(v, x, x)  causal(v)  attention(q, k, u, dropout_p=0.1)
-dropout(x, 0.5)  dropout(x)  conv2d(image[0], kernel)  conv2d(image, kernel, padding='same')
-conv2d(image, kernel, c, 2)  conv1d(line[0], kernel1)  conv2d(n, kernel)  lstm(sequence[:, 0], ih4, hh4)
-max_pool2d(n, 2)  max_pool2d(image, 2, padding=2)  max_pool2d(image[0], 2)  max_pool2d(image, 2, 2)
-max_pool2d(image, 2, ceil_mode=True)  max_pool2d(image, kernel_size=2)  avg_pool2d(image[0], 2)
+relu(n)  softmax(n)  softmax(scalar)  softmax(x3)  softmax(image)  log_softmax(x3)  softmax(x, dim=1)  linear(x, w, t)
+linear(n, w)  linear(x3, x3)  linear(x, w.mT)  embedding(below, x)  embedding(BELOW, x)  embedding(beyond, x)
+embedding(ids, x, 1)  layer_norm(x, gain5)  layer_norm(x, GAIN5)  layer_norm(x, (4,))  layer_norm(x, 5)
+layer_norm(x, (5,), gain1)  layer_norm(x, (5,), c)  layer_norm(x, (5,), gain5, axis=1)  layer_norm(n, (5,))
+rms_norm(x, gain5)  rms_norm(x, (5,), gain5, epsilon=1e-5)  batch_norm(image, None, None, gain, shift)
+batch_norm(image, MEAN, VARIANCE, gain, shift, True)  batch_norm(image, MEAN, VARIANCE, gain, shift, training=True)
+scaled_dot_product_attention(q, k, u, n)  scaled_dot_product_attention(v, x, x)
+scaled_dot_product_attention(q, k, u, seen, 0.1)  scaled_dot_product_attention(q, k, u, dropout_p=0.1)  dropout(x, 0.5)
+dropout(x)  dropout(x, 0.5, True, seed=0, layer=0)  conv2d(image[0], kernel)  conv2d(image, kernel, padding='same')
+conv1d(line[0], kernel1)  conv2d(n, kernel)  lstm(sequence[:, 0], ih4, hh4)  max_pool2d(n, 2)
+max_pool2d(image, 2, padding=2)  max_pool2d(image[0], 2)  max_pool2d(image, 2, 2, 0, 1)
+max_pool2d(image, 2, ceil_mode=True)  avg_pool2d(image[0], 2)  avg_pool2d(image, 2, 2, 0, True)
 avg_pool2d(image, 2, padding=1, count_include_pad=False)  cross_entropy(x, t)  cross_entropy(x, IGNORED)
-cross_entropy(n, labels)  cross_entropy(x, labels, WEIGHT)  cross_entropy(logits3, labels3, weight=b)  mse(x, v)
-mse(n, n)  mse(x, n)  mse(x, column)  mse(x, y, weight=t)  huber(x, column)  smooth_l1(x, v)
-binary_cross_entropy(odds, t, WEIGHT)  binary_cross_entropy(odds, n > 3)
-binary_cross_entropy_with_logits(x, t, pos_weight=WEIGHT)  softplus(x, beta=2)
+cross_entropy(n, labels)  cross_entropy(x, labels, WEIGHT)  cross_entropy(logits3, labels3, weight=b)  mse_loss(x, v)
+mse_loss(n, n)  mse_loss(x, n)  mse_loss(x, column)  mse_loss(x, y, 'sum')  mse_loss(x, y, weight=t)
+huber_loss(x, column)  smooth_l1_loss(x, v)  smooth_l1_loss(x, y, 0.3)  binary_cross_entropy(odds, t, WEIGHT)
+binary_cross_entropy(odds, n > 3)  binary_cross_entropy_with_logits(x, t, WEIGHT)  softplus(x, beta=2)
+"""
+
+# As many arguments as may be given by position; a row is called with them, and with all of them by name.
+POSITIONAL = """
+relu(x)  sigmoid(x)  silu(x)  softplus(x)  softmax(x3, 1)  log_softmax(x3, 1)  gelu(x, approximate='tanh')
+linear(x, w, b)  embedding(ids, x)  layer_norm(x, (5,), gain5, shift5, 0.1)  rms_norm(x, (5,), gain5, 0.1)
+batch_norm(image, MEAN, VARIANCE, gain, shift, eps=0.1)  scaled_dot_product_attention(q, k, u, seen, scale=0.3)
+dropout(x, 1.0, seed=0, layer=0)  conv1d(line, kernel1, c, 2, 1, 2, 1)  conv2d(image, kernel, c, 2, (1, 2), 1, 1)
+conv3d(volume, kernel3, gain, 1, (1, 0, 1), 1, 1)  max_pool2d(image, 3, 2, 1)  avg_pool2d(image, 3, 2, 1)
+cross_entropy(x, labels, ignore_index=4, reduction='sum', label_smoothing=0.1)  mse_loss(x, y, reduction='sum')
+huber_loss(x, y, 'sum', 0.5)  smooth_l1_loss(x, y, reduction='sum', beta=0.3)
+binary_cross_entropy(odds, t, reduction='sum')
+binary_cross_entropy_with_logits(x, t, reduction='sum', pos_weight=WEIGHT)
 """
 
 
-def documented() -> list[str]:
-    """The first column of the table of differences."""
+def documented(kind: str) -> list[str]:
+    """What the first column of a table of differences names."""
     page = (ROOT / "docs" / "reference" / "layers.md").read_text(encoding="utf-8")
-    table = page.partition("## Differences from PyTorch")[2].partition("\n## ")[0]
-    return re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
+    table = page.partition(f"\n### Differences of {kind}\n")[2].partition("\n#")[0]
+    return [
+        name
+        for first in re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE)
+        for name in re.findall("`(.+?)`", first)
+    ]
 
 
 def _flat(result: Any) -> list[Any]:
@@ -161,14 +188,9 @@ def _as(fn: Any, **names: str) -> Any:
     return lambda *a, **k: fn(*a, **{names.get(name, name): value for name, value in k.items()})
 
 
-def _normed(fn: Any) -> Any:
-    by_eps = _as(fn, epsilon="eps")
-    return lambda x, *parts, axis=-1, **options: by_eps(x, x.shape[axis:], *parts, **options)
-
-
 def _trained(x: Any, mean: Any, variance: Any, *parts: Any, **options: Any) -> Any:
     new = mean.clone(), variance.clone()
-    return _as(F.batch_norm, epsilon="eps")(x, *new, *parts, training=True, **options), *new
+    return F.batch_norm(x, *new, *parts, training=True, **options), *new
 
 
 def _recurrent(layer: Any) -> Any:
@@ -186,9 +208,9 @@ def _recurrent(layer: Any) -> Any:
     return call
 
 
-def _turned(x: Any, places: Any = None, base: float = 10000.0, interleaved: bool = False) -> Any:
+def _turned(x: Any, positions: Any = None, base: float = 10000.0, interleaved: bool = False) -> Any:
     """Pairs as complex numbers, times powers of i."""
-    size, at = x.shape[-1], torch.arange(x.shape[-2]) if places is None else places
+    size, at = x.shape[-1], torch.arange(x.shape[-2]) if positions is None else positions
     angles = at[..., None].double() * base ** (-torch.arange(0, size, 2).double() / size)
     pairs = x.unflatten(-1, (-1, 2)) if interleaved else x.unflatten(-1, (2, -1)).transpose(-1, -2)
     turns = torch.exp(1j * angles).to(x.dtype.to_complex())
@@ -200,13 +222,9 @@ OURS = {name: getattr(nn, name) for name in nn.__all__} | {"tanh": xp.tanh}
 THEIRS = {
     **{name: getattr(F, name) for name in OURS if hasattr(F, name)},
     **{name: _as(getattr(F, name), axis="dim") for name in ("softmax", "log_softmax")},
-    "layer_norm": _normed(F.layer_norm), "rms_norm": _normed(F.rms_norm),
-    "batch_norm": _as(F.batch_norm, epsilon="eps"), "batch_norm_training": _trained,
-    "attention": _as(F.scaled_dot_product_attention, mask="attn_mask"),
-    "binary_cross_entropy_with_logits": _as(F.binary_cross_entropy_with_logits, positive_weight="pos_weight"),
-    "mse": F.mse_loss, "huber": F.huber_loss, "smooth_l1": F.smooth_l1_loss, "stop_gradient": torch.detach,
-    "dropout": lambda x, *p, **_: F.dropout(x, *p), "lstm": _recurrent(torch.nn.LSTM), "gru": _recurrent(torch.nn.GRU),
-    "causal": lambda x: x.masked_fill(~torch.ones_like(x).bool().tril(), -INF), "rotary_embedding": _turned,
+    "batch_norm_training": _trained, "stop_gradient": torch.detach, "rotary_embedding": _turned,
+    "dropout": lambda *a, seed, layer, **k: F.dropout(*a, **k), "lstm": _recurrent(torch.nn.LSTM),
+    "gru": _recurrent(torch.nn.GRU),
 }  # fmt: skip
 
 
@@ -260,10 +278,37 @@ def outcome(call: str, dtype: str) -> str:
     return "differs" if wrong else "same"
 
 
+def _split(rows: str) -> list[str]:
+    return re.split("  |\n", rows.strip())
+
+
+def by_name(row: str) -> str:
+    """The call with PyTorch's names for what it gives by position."""
+    call = ast.parse(row, mode="eval").body
+    name = call.func.id
+    places = [{"dim": "axis"}.get(place, place) for place in parameters(getattr(F, name), name)]
+    given = [f"{place}={ast.unparse(arg)}" for place, arg in zip(places, call.args, strict=False)]
+    return f"{name}({', '.join([*given, *map(ast.unparse, call.keywords)])})"
+
+
+def parameters(function: Any, name: str) -> dict[str, inspect.Parameter]:
+    """The parameters of a function of PyTorch; those of builtin ones are in the first line of their docstrings."""
+    try:
+        found = dict(inspect.signature(function).parameters)
+    except ValueError:
+        found = {}
+    if not found or "args" in found:
+        listed = re.search(rf"{name}\((.*?)\)\s*(?:->|\n)", function.__doc__, re.DOTALL)
+        found = dict(inspect.signature(eval(f"(lambda {listed.group(1)}: None)")).parameters)
+    return found
+
+
 TABLE = {
-    **dict.fromkeys(re.split("  |\n", SAME.strip()), "same"),
-    **dict.fromkeys(re.split("  |\n", REFUSED.strip()), "refused"),
-    **dict.fromkeys(documented(), "differs"),
+    **dict.fromkeys(_split(SAME), "same"),
+    **dict.fromkeys(_split(POSITIONAL), "same"),
+    **{by_name(row): "same" for row in _split(POSITIONAL)},
+    **dict.fromkeys(_split(REFUSED), "refused"),
+    **dict.fromkeys(documented("calls"), "differs"),
 }
 
 
@@ -273,6 +318,36 @@ def test_a_call_gives_pytorchs_numbers_or_is_refused_or_differs_as_documented(ca
     found = [outcome(call, dtype) for dtype in ("float32", "float64")]
     assert TABLE[call] in found
     assert TABLE[call] == "differs" or found[0] == found[1]
+
+
+def _deviations(name: str, ours: Any, theirs: dict[str, inspect.Parameter]) -> set[str]:
+    """The parameters of ours that PyTorch has not, has in another place, or with another default."""
+    found, places = set(), list(theirs)
+    for i, (own, given) in enumerate(inspect.signature(ours).parameters.items()):
+        is_placed = given.kind is given.KEYWORD_ONLY or places[i : i + 1] == [own]
+        if not is_placed or own not in theirs or theirs[own].default != given.default:
+            found.add(f"{name}({own}=)")
+    return found
+
+
+def test_parameters_are_pytorchs_but_for_those_that_are_documented():
+    found = set()
+    for name in nn.__all__:
+        theirs = getattr(F, name, None)
+        found |= {name} if theirs is None else _deviations(name, getattr(nn, name), parameters(theirs, name))
+    for name in ("SGD", "Adam", "AdamW"):
+        theirs = parameters(getattr(torch.optim, name), name)
+        del theirs["params"]
+        found |= _deviations(name, getattr(optim, name), theirs)
+    assert found == set(documented("names"))
+
+
+def test_all_that_may_be_given_by_position_is_in_a_row():
+    for row in _split(POSITIONAL):
+        call = ast.parse(row, mode="eval").body
+        ours = inspect.signature(getattr(nn, call.func.id)).parameters.values()
+        assert len(call.args) == sum(given.kind is given.POSITIONAL_OR_KEYWORD for given in ours), row
+    assert {row.partition("(")[0] for row in _split(POSITIONAL)} == {n for n in nn.__all__ if hasattr(F, n)}
 
 
 def test_every_function_has_a_row():

@@ -74,11 +74,13 @@ def _torch_conv_net(t: Any, x: Any, w1: Any, b1: Any, w2: Any, dense: Any) -> An
 
 def _block(x: Any, qkv: Any, out: Any, up: Any, down: Any, s1: Any, s2: Any) -> Any:
     """A pre-norm transformer block of two heads, as one writes it."""
-    h = nn.layer_norm(x, s1) @ qkv
+    h = nn.layer_norm(x, (6,), s1) @ qkv
     q, k, v = (xp.permute_dims(h[..., i * 6 : i * 6 + 6].reshape(2, 4, 2, 3), (0, 2, 1, 3)) for i in range(3))
-    mixed = xp.permute_dims(nn.attention(q, k, v, is_causal=True), (0, 2, 1, 3)).reshape(2, 4, 6)
+    mixed = xp.permute_dims(nn.scaled_dot_product_attention(q, k, v, is_causal=True), (0, 2, 1, 3)).reshape(
+        2, 4, 6
+    )
     x = x + mixed @ out
-    return x + nn.gelu(nn.layer_norm(x, s2) @ up) @ down
+    return x + nn.gelu(nn.layer_norm(x, (6,), s2) @ up) @ down
 
 
 def _torch_block(t: Any, x: Any, qkv: Any, out: Any, up: Any, down: Any, s1: Any, s2: Any) -> Any:

@@ -65,7 +65,7 @@ def transformer(
         with signal(f"layer{i}"):
             x = _block(x, {name: used[f"{name}{i}"] for name in SHAPES}, i)
     with signal("loss"):
-        return Transformer(params, x, nn.mse(x, t))
+        return Transformer(params, x, nn.mse_loss(x, t))
 
 
 def _block(x: Tensor, p: dict[str, Tensor], number: int) -> Tensor:
@@ -75,14 +75,14 @@ def _block(x: Tensor, p: dict[str, Tensor], number: int) -> Tensor:
         return ff.permute_dims(ff.reshape(a, (-1, length, HEADS, WIDTH // HEADS)), (0, 2, 1, 3))
 
     with signal("norm1"):
-        n = nn.layer_norm(x, p["g1"], p["b1"])
+        n = nn.layer_norm(x, (WIDTH,), p["g1"], p["b1"])
     with signal("attention"):
-        a = nn.attention(*(heads(n @ p[w]) for w in ("wq", "wk", "wv")), is_causal=True)
+        a = nn.scaled_dot_product_attention(*(heads(n @ p[w]) for w in ("wq", "wk", "wv")), is_causal=True)
         joined = ff.reshape(ff.permute_dims(a, (0, 2, 1, 3)), (-1, length, WIDTH))
         a = nn.linear(joined, p["wo"], p["bo"])
     x = x + nn.dropout(a, 0.25, seed=1, layer=f"attention {number}")
     with signal("norm2"):
-        n = nn.layer_norm(x, p["g2"], p["b2"])
+        n = nn.layer_norm(x, (WIDTH,), p["g2"], p["b2"])
     with signal("mlp"):
         h = nn.linear(nn.gelu(nn.linear(n, p["up"], p["bup"])), p["down"], p["bdown"])
     return x + nn.dropout(h, 0.25, seed=1, layer=f"mlp {number}")

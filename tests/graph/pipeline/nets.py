@@ -43,7 +43,7 @@ def mlp(layers: int = 9, width: int = 6, seed: int = 0) -> Net:
             # Not `nn.linear`, whose transposed weight depends on no activation, so that its task may run ahead.
             h = nn.relu(h @ layer["w"] + layer["b"])
         params.append(layer)
-    return Net(nn.mse(h, t), params, width)
+    return Net(nn.mse_loss(h, t), params, width)
 
 
 def tied(layers: int = 8, width: int = 5, seed: int = 3) -> Net:
@@ -54,7 +54,7 @@ def tied(layers: int = 8, width: int = 5, seed: int = 3) -> Net:
     first = h = nn.sigmoid(x @ w)
     for _ in range(layers):
         h = nn.sigmoid(h @ w)
-    return Net(nn.mse((h + first) * scale + x, t), {"w": w, "scale": scale}, width)
+    return Net(nn.mse_loss((h + first) * scale + x, t), {"w": w, "scale": scale}, width)
 
 
 def transformer(layers: int = 3, width: int = 8, seed: int = 5) -> Net:
@@ -66,11 +66,11 @@ def transformer(layers: int = 3, width: int = 8, seed: int = 5) -> Net:
         p = {name: _weight(rng, width, width) for name in ("q", "k", "v", "up", "down")}
         p["scale"] = _weight(rng, width)
         with signal(f"block{i}"):
-            n = nn.layer_norm(h, p["scale"])
-            h = h + nn.attention(n @ p["q"], n @ p["k"], n @ p["v"])
-            h = h + nn.gelu(nn.layer_norm(h, p["scale"]) @ p["up"]) @ p["down"]
+            n = nn.layer_norm(h, (width,), p["scale"])
+            h = h + nn.scaled_dot_product_attention(n @ p["q"], n @ p["k"], n @ p["v"])
+            h = h + nn.gelu(nn.layer_norm(h, (width,), p["scale"]) @ p["up"]) @ p["down"]
         params.append(p)
-    return Net(nn.mse(h, t), params, width)
+    return Net(nn.mse_loss(h, t), params, width)
 
 
 def without_pipeline(

@@ -27,7 +27,7 @@ SHAPE = (8, 6, 4)
 X = np.random.default_rng(2).standard_normal(SHAPE)
 
 
-def _mixed(x: int) -> int:
+def _mix(x: int) -> int:
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
     return x ^ x >> 31
@@ -47,8 +47,8 @@ def kept(shape: tuple[int, ...], rate: float, seed: int, layer: int | str, step:
     """Which elements a dropout keeps, one by one."""
     golden = 0x9E3779B97F4A7C15
     told = int.from_bytes(hashlib.blake2b(str(layer).encode(), digest_size=8).digest(), "little")
-    key = _mixed(_mixed(seed + golden & MASK) ^ told)
-    key = _mixed(key + step * golden & MASK) | 1
+    key = _mix(_mix(seed + golden & MASK) ^ told)
+    key = _mix(key + step * golden & MASK) | 1
     columns = shape[-1] if shape else 1
     groups = -(-columns // 64) * 16
     found = []
@@ -65,13 +65,13 @@ def kept(shape: tuple[int, ...], rate: float, seed: int, layer: int | str, step:
 LEFT = 1 - 26214 / 65536
 
 
-def dropped(x: Tensor, rate: float = 0.4, **options: Any) -> Tensor:
-    return nn.dropout(x, rate, **{"seed": 11, "layer": "a", **options})
+def dropped(x: Tensor, p: float = 0.4, **options: Any) -> Tensor:
+    return nn.dropout(x, p, **{"seed": 11, "layer": "a", **options})
 
 
 def test_splitmix_is_the_published_one():
     # The first output of SplitMix64 with seed 1234567 (Vigna's splitmix64.c).
-    assert _mixed(1234567 + 0x9E3779B97F4A7C15 & MASK) == 6457827717110365317
+    assert _mix(1234567 + 0x9E3779B97F4A7C15 & MASK) == 6457827717110365317
 
 
 @every(
@@ -206,15 +206,11 @@ def test_each_rank_draws_the_bits_of_its_part_alone(name, ranks):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        pytest.param(
-            {"rate": 1.5}, "dropout: rate: got 1.5, wanted a number from 0 to 1", id="a rate above 1"
-        ),
-        pytest.param({"seed": 0.5}, "dropout: seed: got", id="a seed that is no integer"),
+        pytest.param({"p": 1.5}, "dropout: p: got 1.5, wanted a number from 0 to 1", id="a p above 1"),
+        pytest.param({"seed": 0.5}, "dropout: seed: takes integers", id="a seed that is no integer"),
         pytest.param({"step": [1, 2]}, "dropout: step: got", id="two steps"),
-        pytest.param(
-            {"rows": np.arange(3)}, "wanted integers of (8,), the number of each row", id="other rows"
-        ),
-        pytest.param({"rows": np.zeros(8)}, "dropout: rows: got", id="rows in floats"),
+        pytest.param({"rows": np.arange(3)}, "wanted (8,), the number of each row", id="other rows"),
+        pytest.param({"rows": np.zeros(8)}, "dropout: rows: takes integers", id="rows in floats"),
     ],
 )
 def test_is_refused(options, said):

@@ -53,7 +53,7 @@ def test_the_size_of_an_image_may_be_open(layer):
 
 def test_causal_attention_may_have_open_lengths():
     x = argument("x", ("N", "T", 4))
-    y = nn.attention(x, x, x, is_causal=True)
+    y = nn.scaled_dot_product_attention(x, x, x, is_causal=True)
     assert y.shape == ("N", "T", 4)
     wanted = softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2 + CAUSAL) @ TOKENS
     np.testing.assert_allclose(by_onnxruntime(y, {"x": TOKENS})["y"], wanted, rtol=1e-4, atol=1e-5)
@@ -80,9 +80,9 @@ def test_padding_keeps_a_named_size():
 
 def test_a_transformer_block_is_a_model_that_onnx_accepts():
     x = argument("x", ("N", "T", 8))
-    h = x + nn.attention(*(nn.linear(x, normal(8, 8)) for _ in range(3)), is_causal=True)
+    h = x + nn.scaled_dot_product_attention(*(nn.linear(x, normal(8, 8)) for _ in range(3)), is_causal=True)
     h = h + nn.linear(nn.gelu(nn.linear(h, normal(16, 8))), normal(8, 16))
-    y = nn.layer_norm(h, np.ones(8, np.float32))
+    y = nn.layer_norm(h, (8,))
     proto = ir.to_proto(to_model(y))
     onnx.checker.check_model(proto, full_check=True)
     assert y.shape == ("N", "T", 8)
@@ -92,17 +92,26 @@ def test_a_transformer_block_is_a_model_that_onnx_accepts():
     ("call", "said"),
     [
         pytest.param(lambda x: nn.relu(asarray([1])), "relu: takes floating point numbers", id="integers"),
-        pytest.param(lambda x: nn.gelu(x, approximate="erf"), "'none' or 'tanh'", id="a gelu of its own"),
-        pytest.param(lambda x: nn.layer_norm(x, normal(3)), "do not broadcast", id="a scale that does not fit"),
+        pytest.param(lambda x: nn.gelu(x, approximate="erf"), "got 'erf', wanted 'none' or 'tanh'",
+            id="a gelu of its own"),
+        pytest.param(lambda x: nn.layer_norm(x, (4,), normal(3)),
+            "layer_norm: weight: got <Tensor constant: float32(3,)>, wanted (4,), the normalized shape",
+            id="a weight that does not fit"),
+        pytest.param(lambda x: nn.layer_norm(x, normal(4)), "wanted the last dimensions of", id="a weight as a shape"),
+        pytest.param(lambda x: nn.layer_norm(x, (6,)), "normalized_shape: got (6,), wanted the last dimensions of"
+            " <Tensor x: float32(6, 4)>, such as (4,)", id="the shape of other dimensions"),
+        pytest.param(lambda x: nn.rms_norm(argument("h", ("N", "D")), ("D",)), "rms_norm: weight: got none, wanted one",
+            id="no weight of unknown size"),
         pytest.param(lambda x: nn.conv2d(x, KERNEL), "(batch, channels, height, width)", id="no image"),
         pytest.param(lambda x: nn.conv2d(argument("i", (1, 2, 9, 9)), KERNEL), "2 channels",
             id="channels that do not meet"),
         pytest.param(lambda x: nn.cross_entropy(x, np.zeros(7, np.int64)),
-            "labels: got <Tensor constant: int64(7,)>, wanted one for each sample", id="labels that differ"),
+            "target: got <Tensor constant: int64(7,)>, wanted (6,), one for each sample", id="labels that differ"),
         pytest.param(lambda x: nn.cross_entropy(x, np.zeros(1, np.int64)),
-            "wanted one for each sample of <Tensor x: float32(6, 4)>, whose dimension 1 has the classes: (6,)",
+            "wanted (6,), one for each sample of <Tensor x: float32(6, 4)>, whose dimension 1 has the classes",
             id="one label for all samples"),
-        pytest.param(lambda x: nn.mse(x[:, :1], x[:, 0]), "wanted one shape; reshape one",
+        pytest.param(lambda x: nn.mse_loss(x[:, :1], x[:, 0]),
+            "mse_loss: target: got <Tensor Squeeze: float32(6,)>, wanted (6, 1), the shape of",
             id="a column against a row"),
         pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, stride=0),
             "conv2d: stride: got 0, wanted a whole number from 1 on", id="a convolution with stride 0"),
@@ -114,11 +123,13 @@ def test_a_transformer_block_is_a_model_that_onnx_accepts():
             id="groups that do not divide the channels out"),
         pytest.param(lambda x: nn.conv2d(IMAGE, argument("w", (4, None, 3, 3)), groups=2),
             "3 channels in in 2 groups", id="groups that do not divide the channels in"),
-        pytest.param(lambda x: nn.cross_entropy(x, np.zeros(6)), "takes int32 or int64 indices", id="labels in floats"),
-        pytest.param(lambda x: nn.mse(x, x, reduction="max"), "'mean', 'sum' or 'none'", id="a reduction it has not"),
+        pytest.param(lambda x: nn.cross_entropy(x, np.zeros(6)), "target: takes int32 or int64 indices",
+            id="labels in floats"),
+        pytest.param(lambda x: nn.mse_loss(x, x, reduction="max"), "mse_loss: reduction: got 'max'",
+            id="a reduction it has not"),
         pytest.param(lambda x: nn.embedding(x, np.zeros(2, np.int64)),
             "the order is PyTorch's: embedding(indices, weight)", id="an embedding in the other order"),
-        pytest.param(lambda x: nn.rms_norm(x, normal(3)), "rms_norm: shapes (4,) and (3,)", id="a scale of others"),
+        pytest.param(lambda x: nn.rms_norm(x, (4,), normal(3)), "rms_norm: weight: got", id="a weight of others"),
         pytest.param(lambda x: nn.batch_norm(x[0], *[normal(4)] * 4), "takes (batch, channels, ...)",
             id="a normalized vector"),
         pytest.param(lambda x: nn.conv1d(IMAGE, KERNEL), "conv1d: takes (batch, channels, length)",
@@ -128,14 +139,16 @@ def test_a_transformer_block_is_a_model_that_onnx_accepts():
         pytest.param(lambda x: nn.gru(normal(5, 2, 3), normal(6, 3), normal(6, 2), normal(6)),
             "gru: got one bias, wanted both", id="one bias"),
         pytest.param(lambda x: nn.rotary_embedding(normal(4, 3)), "of a known even size", id="an odd size"),
-        pytest.param(lambda x: nn.rotary_embedding(x, places=normal(6)), "takes int32 or int64 indices",
-            id="places in floats"),
-        pytest.param(lambda x: nn.huber(x, x, delta=0), "huber: delta: got 0", id="a huber loss without a parabola"),
-        pytest.param(lambda x: nn.smooth_l1(x, x, beta=-1), "smooth_l1: beta: got -1", id="a beta below 0"),
-        pytest.param(lambda x: nn.binary_cross_entropy(x, x[:1]), "wanted one shape", id="targets that differ"),
+        pytest.param(lambda x: nn.rotary_embedding(x, positions=normal(6)), "takes int32 or int64 indices",
+            id="positions in floats"),
+        pytest.param(lambda x: nn.huber_loss(x, x, delta=0), "huber_loss: delta: got 0",
+            id="a huber loss without a parabola"),
+        pytest.param(lambda x: nn.smooth_l1_loss(x, x, beta=-1), "smooth_l1_loss: beta: got -1", id="a beta below 0"),
+        pytest.param(lambda x: nn.binary_cross_entropy(x, x[:1]), "wanted (6, 4), the shape of",
+            id="targets that differ"),
         pytest.param(lambda x: nn.cross_entropy(x, np.zeros(6, np.int64), label_smoothing=1.5),
             "label_smoothing: got 1.5", id="labels that are too smooth"),
-        pytest.param(lambda x: nn.attention(*[argument("q", ("T", "D"))] * 3), "give a scale",
+        pytest.param(lambda x: nn.scaled_dot_product_attention(*[argument("q", ("T", "D"))] * 3), "give a scale",
             id="attention of unknown size"),
     ],
 )  # fmt: skip

@@ -45,7 +45,7 @@ def steps(optimizer, count: int = 3) -> list[np.ndarray]:
     "call",
     [
         "SGD(0.1)", "SGD(0.1, momentum=0.9)", "SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01)",
-        "SGD(0.1, weight_decay=0.01)", "Adam()", "Adam(0.05, betas=(0.8, 0.99), epsilon=1e-3)",
+        "SGD(0.1, weight_decay=0.01)", "Adam()", "Adam(0.05, betas=(0.8, 0.99), eps=1e-3)",
         "Adam(0.1, weight_decay=0.1)",
         "AdamW()", "AdamW(0.1)", "AdamW(0.1, weight_decay=0.1)",
     ],
@@ -53,7 +53,7 @@ def steps(optimizer, count: int = 3) -> list[np.ndarray]:
 def test_steps_are_pytorchs(call):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
     w, wanted = torch.tensor(W, requires_grad=True), []
-    name, _, options = call.replace("epsilon", "eps").partition("(")
+    name, _, options = call.partition("(")
     theirs = eval(f"{name}([w], {options}", {"w": w, name: getattr(torch.optim, name)})
     for g in GRADIENTS:
         w.grad = torch.tensor(g)
@@ -129,7 +129,7 @@ def test_trees_are_paired_by_key_and_keep_their_form():
 @every(
     ("call", "said"),
     [
-        pytest.param(lambda: SGD(-1), "rate: a number from 0 on, got -1", id="a rate below 0"),
+        pytest.param(lambda: SGD(-1), "lr: got -1, wanted a number from 0 on", id="a learning rate below 0"),
         pytest.param(lambda: SGD(0.1, momentum=1.0), "momentum: ", id="momentum that stays"),
         pytest.param(lambda: SGD(0.1, nesterov=True), "nesterov without momentum", id="nothing to look ahead by"),
         pytest.param(lambda: Adam(betas=(0.9, 1.0)), "betas: ", id="a beta of 1"),
@@ -148,7 +148,7 @@ def test_trees_are_paired_by_key_and_keep_their_form():
             id="no velocity to begin with"),
         pytest.param(lambda: Adam().step(argument("w", (2,)), argument("g", (2,)), {"step": asarray(0.0)}),
             "Adam: state: got ['step'], without ['mean', 'square']", id="half a state"),
-        pytest.param(lambda: Adam(epsilon=-1), "epsilon: a number from 0 on, got -1", id="epsilon below 0"),
+        pytest.param(lambda: Adam(eps=-1), "eps: got -1, wanted a number from 0 on", id="eps below 0"),
         pytest.param(lambda: Adam(betas=(0.9, 0.99, 0.999)), "betas: got (0.9, 0.99, 0.999), wanted two",
             id="three betas"),
     ],

@@ -106,11 +106,11 @@ ROWS = {
     "cumulative sum": (lambda x: xp.cumulative_sum(x, axis=0)[-1].mean(), lambda x: x.cumsum(0)[-1].mean()),
     "variance": (xp.var, lambda x: x.var(unbiased=False)),
     "deviation": (xp.std, lambda x: x.std(unbiased=False)),
-    "mse": (lambda x: nn.mse(x, x * 0), lambda x: functional.mse_loss(x, x * 0)),
+    "mse": (lambda x: nn.mse_loss(x, x * 0), lambda x: functional.mse_loss(x, x * 0)),
     "log-softmax": (lambda x: nn.log_softmax(x)[:, 0].mean(), lambda x: x.log_softmax(-1)[:, 0].mean()),
     "softmax": (lambda x: (nn.softmax(x) ** 2).mean(), lambda x: (x.softmax(-1) ** 2).mean()),
     "layer norm": (
-        lambda x: nn.layer_norm(x, np.ones(x.shape[-1], x.dtype))[:, :2].mean(),
+        lambda x: nn.layer_norm(x, x.shape[-1:])[:, :2].mean(),
         lambda x: functional.layer_norm(x, (x.shape[-1],))[:, :2].mean(),
     ),
 }
@@ -179,7 +179,7 @@ def test_a_loss_of_what_is_no_probability_is_nan():
 
 @pytest.mark.parametrize("wrong", [-1, 3])
 def test_constant_labels_that_number_no_class_are_refused_by_value(wrong):
-    said = rf"labels: got {wrong}, wanted classes from 0 to 2; .* ignore_index="
+    said = rf"target: got {wrong}, wanted numbers from 0 to 2; .* ignore_index="
     with pytest.raises(ff.ConfigError, match=said):
         nn.cross_entropy(argument("x", (2, 3)), asarray(np.array([0, wrong])))
 
@@ -229,7 +229,9 @@ def test_a_query_that_sees_no_key_gets_zeros_and_a_gradient_of_0(numbers, is_cau
     seen[0, 1], seen[1, 3] = False, False
     parts = {n: argument(n, (2, 4, 8), np.float64) for n in "qkv"}
     mask = np.where(seen, 0.0, -np.inf) if numbers else seen
-    y = nn.attention(*parts.values(), mask=argument("m", mask.shape, mask.dtype), is_causal=is_causal)
+    y = nn.scaled_dot_product_attention(
+        *parts.values(), argument("m", mask.shape, mask.dtype), is_causal=is_causal
+    )
     outputs = {"y": y} | {f"d{n}": g for n, g in grad((y * y).sum(), parts).items()}
     tensors = [torch.tensor(a, requires_grad=True) for a in (q, k, v)]
     both = seen & np.tril(np.ones((4, 4), bool)) if is_causal else seen
@@ -246,5 +248,7 @@ def test_a_nan_among_scores_is_not_taken_for_a_blind_query():
     q = np.array([[np.nan, 1.0], [1.0, 1.0]])
     x = argument("q", (2, 2), np.float64)
     mask = argument("m", (2, 2), np.bool_)
-    for found in engines({"y": nn.attention(x, x, x, mask=mask)}, {"q": q, "m": np.ones((2, 2), bool)}):
+    for found in engines(
+        {"y": nn.scaled_dot_product_attention(x, x, x, mask)}, {"q": q, "m": np.ones((2, 2), bool)}
+    ):
         assert np.isnan(found["y"]).all()

@@ -30,13 +30,13 @@ def normalized(x: Tensor, w: Tensor) -> Tensor:
 # A function of (8, 6) and (6, 6), whose result is weighted and summed for the gradient.
 LAYERS: dict[str, Any] = {
     "batch_norm": normalized,
-    "rms_norm": lambda x, w: nn.rms_norm(x @ w, w[0]),
+    "rms_norm": lambda x, w: nn.rms_norm(x @ w, (6,), w[0]),
     "rotary_embedding": lambda x, w: nn.rotary_embedding(x @ w),
     "cross_entropy": lambda x, w: nn.cross_entropy(x @ w, LABELS, label_smoothing=0.1) * x,
     "binary_cross_entropy_with_logits": lambda x, w: (
         nn.binary_cross_entropy_with_logits(x @ w, xp.astype(x > 0, np.float64)) * x
     ),
-    "huber": lambda x, w: nn.huber(x @ w, x) * x,
+    "huber": lambda x, w: nn.huber_loss(x @ w, x) * x,
     "sort": lambda x, w: xp.sort(x @ w, axis=1),
     "roll": lambda x, w: xp.roll(x @ w, 2, axis=1) + xp.roll(x, 3, axis=0),
     "hypot and atan2": lambda x, w: xp.hypot(x, x @ w) + xp.atan2(x, x @ w),

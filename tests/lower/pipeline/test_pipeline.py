@@ -73,7 +73,7 @@ def test_half_precision_is_summed_in_float32_and_rounded_once(schedule):
     x = argument("x", ("N", 4), np.float16)
     w = asarray(rng.standard_normal((4, 4)).astype(np.float16), name="w")
     hidden = nn.sigmoid(x @ w)
-    loss = nn.mse(nn.sigmoid(hidden @ w), x)
+    loss = nn.mse_loss(nn.sigmoid(hidden @ w), x)
     batch, m = rng.standard_normal((96, 4)).astype(np.float16), 48
     run = whole_model({"loss": loss, "g": grad(loss, [w])[0]})
     parts = [run({"x": part}) for part in np.split(batch, m)]

@@ -77,7 +77,7 @@ def batch_of(rows=ROWS, seed=1, dtype=np.float64):
 
 def trainer(plan, m, optimizer=None, dtype=np.float64, **how):
     p = parameters(dtype)
-    return parallel(nn.mse(*outputs_of(p, dtype)), plan, p, micro_batches=m, optimizer=optimizer, **how)
+    return parallel(nn.mse_loss(*outputs_of(p, dtype)), plan, p, micro_batches=m, optimizer=optimizer, **how)
 
 
 def counted(ranks):
@@ -161,7 +161,7 @@ def test_every_schedule_adds_terms_in_the_order_of_micro_batches(schedule):
 def test_a_mean_is_added_in_terms_and_a_maximum_is_not():
     p = parameters()
     y, t = outputs_of(p)
-    values = {"loss": nn.mse(y, t), "mean": ff.abs(y).mean(), "sum": (y * y).sum(), "max": ff.max(y)}
+    values = {"loss": nn.mse_loss(y, t), "mean": ff.abs(y).mean(), "sum": (y * y).sum(), "max": ff.max(y)}
     step = parallel(values, PLANS["data"][0], p, micro_batches=2, reduction="sum", optimizer=SGD(0.1))
     assert counted(step.graphs(ROWS // 2).step) == {"AllReduce": 1}
     run = step(batch_of())
@@ -178,7 +178,7 @@ def test_a_mean_is_added_in_terms_and_a_maximum_is_not():
 def test_gradients_of_half_precision_are_widened_before_they_are_added(m, half):
     """The cast of a gradient to its parameter's float32 is linear, so terms go through it, and no rank adds halves."""
     p = parameters(np.float32)
-    loss = nn.mse(*outputs_of(p, np.float32, lambda x: ff.astype(x, half)))
+    loss = nn.mse_loss(*outputs_of(p, np.float32, lambda x: ff.astype(x, half)))
     step = parallel(loss, PLANS["data"][0], p, micro_batches=m, optimizer=SGD(1.0))
     assert counted(step.graphs(ROWS // m).step) == ({} if m > 1 else {"AllReduce": 5})
     batch = batch_of(dtype=np.float32)
@@ -193,7 +193,7 @@ def test_gradients_of_half_precision_are_widened_before_they_are_added(m, half):
 def test_rows_that_only_some_micro_batches_split_are_reduced_in_each():
     """Of seven rows in two micro-batches, the three are whole on each rank: they have no terms."""
     p = parameters()
-    loss = nn.mse(*outputs_of(p))
+    loss = nn.mse_loss(*outputs_of(p))
     plan = {"layer0": {"shard": {"axis": 0, "workers": [0, 1], "replicated": False}}}
     step, alone = (parallel(loss, how, p, micro_batches=2, optimizer=SGD(0.1)) for how in (plan, None))
     lies = {}

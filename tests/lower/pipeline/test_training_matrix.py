@@ -63,7 +63,7 @@ def loss_of(p):
         h = nn.relu(nn.linear(x, p["w0"], p["b0"]))
     with signal("layer1"):
         y = nn.linear(h, p["w1"], p["b1"]) * p["scale"]
-    return nn.mse(y, t)
+    return nn.mse_loss(y, t)
 
 
 def parameters():
@@ -140,7 +140,7 @@ def _near(found, wanted):
 # ---- losses ------------------------------------------------------------------------------------------------
 
 LOSSES = {
-    "mse": (nn.mse, functional.mse_loss, False),
+    "mse": (nn.mse_loss, functional.mse_loss, False),
     "cross entropy": (nn.cross_entropy, functional.cross_entropy, True),
     "cross entropy, some ignored": (
         lambda x, t, **how: nn.cross_entropy(x, t, ignore_index=2, **how),

@@ -40,7 +40,7 @@ def loss_of(p, dtype=np.float64):
     with signal("layer0"):
         h = nn.relu(nn.linear(x, p["w0"], p["b0"]))
     with signal("layer1"):
-        return nn.mse(nn.linear(h, p["w1"], p["b1"]), t)
+        return nn.mse_loss(nn.linear(h, p["w1"], p["b1"]), t)
 
 
 def batch_of(rows, seed=1, dtype=np.float64):
@@ -96,7 +96,7 @@ def test_the_loss_of_any_rows_is_that_of_one_batch(rows, m, reduction):
     p, batch = parameters(), batch_of(rows)
     x, t = (argument(name, ("N", WIDTH), np.float64) for name in "xt")
     y = nn.linear(nn.relu(nn.linear(x, p["w0"], p["b0"])), p["w1"], p["b1"])
-    loss = nn.mse(y, t, reduction=reduction)
+    loss = nn.mse_loss(y, t, reduction=reduction)
     slopes = dict(zip(p, grad(loss, list(p.values())), strict=True))
     wanted = compute({"loss": loss, **slopes}, batch, scheduler="sync")
     step = parallel(loss, params=p, stages=2, micro_batches=m, reduction=reduction)

@@ -462,7 +462,7 @@ class Regression:
         rng = np.random.default_rng(1)
         x, t = argument("x", (512, 2048), np.float64), argument("t", (512, 4), np.float64)
         w = {"w": asarray(rng.standard_normal((2048, 4)), name="w")}
-        loss = nn.mse(x @ w["w"], t)
+        loss = nn.mse_loss(x @ w["w"], t)
         new, _ = SGD(0.5).step(w, grad(loss, w), {})
         model, self.start = build({"loss": loss, "new": new["w"]}, [x, t, *w.values()])
         given = {"x": {"data": S(0)}, "t": {"data": S(0)}}

@@ -138,7 +138,9 @@ def _without_heads(x: Tensor, like: Tensor) -> Tensor:
 def _attention(call: GradientRequest) -> Tensor:
     windows = [call.get(name, -1) for name in ("left_window_size", "right_window_size")]
     if any(call.maybe(i) is not None for i in (4, 5, 6)) or any(window >= 0 for window in windows):
-        raise call.unsupported("it has a cache of keys, or a window; write it with `nn.attention`")
+        raise call.unsupported(
+            "it has a cache of keys, or a window; write it with `nn.scaled_dot_product_attention`"
+        )
     q = _with_heads(call.input(0), int(call.get("q_num_heads", 0)))
     k, v = (_with_heads(call.input(i), int(call.get("kv_num_heads", 0))) for i in (1, 2))
     heads, shared, size = q.shape[1], k.shape[1], q.shape[3]

@@ -7,8 +7,8 @@ from inspect import cleandoc
 from typing import Any, Protocol
 
 from dask_ferro.errors import ConfigError, is_count
-from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.tensor.dims import alike, is_static, same, sizes, window_size, written
+from dask_ferro.graph.tensor.dims import Shape, is_static, same, sizes, window_size, written
+from dask_ferro.graph.tensor.nn.layers import check_shape
 from dask_ferro.graph.tensor.rows import example, row
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit, floating, promoted
 
@@ -28,21 +28,21 @@ def _counts(value: Sizes, name: str, rank: int, where: str, least: int = 1) -> t
     return given
 
 
-def _spatial(x: TensorLike, rank: int, where: str) -> Tensor:
-    tensor = floating(x, where)
-    if tensor.ndim != rank + 2:
-        raise ConfigError(f"{where}: takes (batch, channels, {', '.join(_SPACE[rank])}), got {tensor!r}")
-    return tensor
+def _spatial(input: TensorLike, rank: int, where: str) -> Tensor:
+    image = floating(input, where)
+    if image.ndim != rank + 2:
+        raise ConfigError(f"{where}: takes (batch, channels, {', '.join(_SPACE[rank])}), got {image!r}")
+    return image
 
 
 def _windows(
-    x: Tensor, kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, where: str
-) -> tuple[tuple[Dim, ...], dict[str, Any]]:
+    image: Tensor, kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, where: str
+) -> tuple[Shape, dict[str, Any]]:
     """Return the spatial dimensions of the result, and the attributes of the node."""
     rank = len(kernel)
     strides, spans = _counts(stride, "stride", rank, where), _counts(dilation, "dilation", rank, where)
     pads = _counts(padding, "padding", rank, where, 0)
-    axes = zip(x.shape[2:], kernel, strides, zip(pads, pads, strict=True), spans, strict=True)
+    axes = zip(image.shape[2:], kernel, strides, zip(pads, pads, strict=True), spans, strict=True)
     shape = tuple(window_size(*axis, where) for axis in axes)
     return shape, {"strides": list(strides), "pads": [*pads, *pads], "dilations": list(spans)}
 
@@ -52,11 +52,9 @@ class Convolution(Protocol):
 
     def __call__(
         self,
-        x: TensorLike,
+        input: TensorLike,
         weight: TensorLike,
         bias: TensorLike | None = None,
-        /,
-        *,
         stride: Sizes = 1,
         padding: Sizes = 0,
         dilation: Sizes = 1,
@@ -69,11 +67,9 @@ def _convolution(name: str, things: str, space: tuple[int, ...]) -> Convolution:
     rank = len(space)
 
     def function(
-        x: TensorLike,
+        input: TensorLike,
         weight: TensorLike,
         bias: TensorLike | None = None,
-        /,
-        *,
         stride: Sizes = 1,
         padding: Sizes = 0,
         dilation: Sizes = 1,
@@ -83,7 +79,7 @@ def _convolution(name: str, things: str, space: tuple[int, ...]) -> Convolution:
 
         Parameters
         ----------
-        x : Tensor
+        input : Tensor
             (batch, channels in, {dims}).
         weight, bias : Tensor
             (channels out, channels in / groups, {dims}), and (channels out), which may be left out.
@@ -94,19 +90,17 @@ def _convolution(name: str, things: str, space: tuple[int, ...]) -> Convolution:
         groups : int, optional
             The number of groups of channels that are convolved separately; it divides both numbers of channels.
         """
-        image = _spatial(x, rank, name)
-        given = [image, weight] if bias is None else [image, weight, bias]
-        parts = promoted(name, *map(asarray, given))
-        w = parts[1]
+        given = [weight] if bias is None else [weight, bias]
+        image, w, *biases = promoted(name, _spatial(input, rank, name), *map(asarray, given))
         if w.ndim != rank + 2 or not is_static(w.shape[2:]):
             form = f"(out, in / groups, {', '.join(_SPACE[rank])})"
             raise ConfigError(f"{name}: a weight is {form}, got {w!r}")
         _check_channels(image, w, groups, name)
-        if bias is not None and not alike(parts[2].shape, w.shape[:1]):
-            wanted = f"{written(w.shape[:1])}, one for each channel out of {w!r}"
-            raise ConfigError(f"{name}: bias: got {parts[2]!r}, wanted {wanted}")
+        for b in biases:
+            check_shape(f"{name}: bias", b, w.shape[:1], f"one for each channel out of {w!r}")
         shape, attributes = _windows(image, sizes(w.shape[2:]), stride, padding, dilation, name)
-        return emit("Conv", list(parts), (image.shape[0], w.shape[0], *shape), group=groups, **attributes)
+        dims = (image.shape[0], w.shape[0], *shape)
+        return emit("Conv", [image, w, *biases], dims, group=groups, **attributes)
 
     says = cleandoc(function.__doc__ or "").format(things=things, dims=", ".join(_SPACE[rank]))
     x, w = ("N", 3, *space), (8, 3, *(3 for _ in space))
@@ -134,49 +128,45 @@ def _check_channels(image: Tensor, weight: Tensor, groups: int, where: str) -> N
             )
 
 
+def _pool(
+    where: str, op_type: str, input: TensorLike, kernel_size: Sizes, stride: Sizes | None, padding: Sizes
+) -> Tensor:
+    image, kernel = _spatial(input, 2, where), _counts(kernel_size, "kernel_size", 2, where)
+    shape, geometry = _windows(image, kernel, kernel if stride is None else stride, padding, 1, where)
+    if any(2 * pad > length for pad, length in zip(geometry["pads"], kernel * 2, strict=True)):
+        wanted = f"at most half of the kernel_size {kernel_size!r}"
+        raise ConfigError(f"{where}: padding: got {padding!r}, wanted {wanted}")
+    counted = 1 if op_type == "AveragePool" else None
+    dims = (*image.shape[:2], *shape)
+    return emit(op_type, [image], dims, kernel_shape=list(kernel), count_include_pad=counted, **geometry)
+
+
 @example('nn.max_pool2d(ff.argument("x", ("N", 3, 32, 32)), 2)', "<Tensor MaxPool: float32(N, 3, 16, 16)>")
-def max_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, padding: Sizes = 0) -> Tensor:
+def max_pool2d(
+    input: TensorLike, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0
+) -> Tensor:
     """Return the largest element of each window, channel by channel; ONNX Runtime may pass over a NaN.
 
     Parameters
     ----------
-    x : Tensor
-        (batch, channels, height, width), of floating point numbers.
-    size : int or pair of int
+    input : Tensor
+        (batch, channels, height, width). The result has the numbers of windows in place of height and width.
+    kernel_size : int or pair of int
         Of a window, in height and width; at least 1.
     stride : int or pair of int, optional
-        From one window to the next; the size if left out.
+        From one window to the next; the size of a window if left out.
     padding : int or pair of int, optional
         Elements of -inf on both sides of height and width, at most half of a window.
-
-    Returns
-    -------
-    Tensor
-        (batch, channels, windows in height, windows in width), in the dtype of `x`.
-
-    Raises
-    ------
-    ConfigError
-        `x` is no such image, a size or stride is below 1, the padding is too large, or no window fits.
     """
-    return _pooled("MaxPool", x, size, stride, padding, "max_pool2d")
+    return _pool("max_pool2d", "MaxPool", input, kernel_size, stride, padding)
 
 
 @example('nn.avg_pool2d(ff.argument("x", ("N", 3, 8, 8)), 2)', "<Tensor AveragePool: float32(N, 3, 4, 4)>")
-def avg_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, padding: Sizes = 0) -> Tensor:
+def avg_pool2d(
+    input: TensorLike, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0
+) -> Tensor:
     """Return the mean of each window, channel by channel; its padding counts as zeros, as in PyTorch.
 
     Parameters and result are those of `max_pool2d`.
     """
-    return _pooled("AveragePool", x, size, stride, padding, "avg_pool2d", count_include_pad=1)
-
-
-def _pooled(
-    op_type: str, x: TensorLike, size: Sizes, stride: Sizes | None, padding: Sizes, where: str, **counted: int
-) -> Tensor:
-    image, kernel = _spatial(x, 2, where), _counts(size, "size", 2, where)
-    shape, geometry = _windows(image, kernel, size if stride is None else stride, padding, 1, where)
-    if any(2 * pad > length for pad, length in zip(geometry["pads"], kernel * 2, strict=True)):
-        raise ConfigError(f"{where}: padding: got {padding!r}, wanted at most half of the size {size!r}")
-    dims = (*image.shape[:2], *shape)
-    return emit(op_type, [image], dims, kernel_shape=list(kernel), **(geometry | counted))
+    return _pool("avg_pool2d", "AveragePool", input, kernel_size, stride, padding)

@@ -1,35 +1,47 @@
-"""Linear layers, embeddings, and values without a gradient."""
+"""Linear layers, embeddings, and values without a gradient; and checks of shapes and indices."""
 
 from __future__ import annotations
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.dtypes import INDEX
+from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.dims import alike, same
+from dask_ferro.graph.tensor.dims import Shape, alike, same, written
 from dask_ferro.graph.tensor.manipulation import scalar_size
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import Node, Tensor, TensorLike, asarray, constant_of, promoted
 
 
+def check_shape(what: str, x: Tensor, shape: Shape, meaning: str) -> None:
+    """Raise `ConfigError` where `x`, the argument `what`, cannot have a shape of this meaning."""
+    if not alike(x.shape, shape):
+        raise ConfigError(f"{what}: got {x!r}, wanted {written(shape)}, {meaning}")
+
+
+def check_range(what: str, indices: Tensor, size: Dim, remedy: str, ignored: int | None = None) -> None:
+    """Raise `ConfigError` where indices are constants, and one that is not ignored is below 0 or not below the size."""
+    if (known := constant_of(indices)) is None:
+        return
+    wrong = ((known < 0) | (known >= size) if isinstance(size, int) else known < 0) & (known != ignored)
+    if wrong.any():
+        wanted = f"numbers from 0 to {size - 1}" if isinstance(size, int) else "numbers from 0 on"
+        raise ConfigError(f"{what}: got {known[wrong].flat[0]}, wanted {wanted}; {remedy}")
+
+
 @example("nn.linear([[1.0, 2.0]], [[3.0, 4.0]], [0.5]).compute()", "array([[11.5]], dtype=float32)")
-def linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None, /) -> Tensor:
-    """Return x @ weight.T + bias; the weight is (features out, features in), as in PyTorch.
+def linear(input: TensorLike, weight: TensorLike, bias: TensorLike | None = None) -> Tensor:
+    """Return input @ weight.T + bias.
 
     Parameters
     ----------
-    x : Tensor
+    input : Tensor
         (..., features in).
     weight : Tensor
         (features out, features in), or (features in) for one feature out, which the result has no dimension for.
     bias : Tensor, optional
         (features out).
-
-    Raises
-    ------
-    ConfigError
-        Shapes that do not match, as where the weight is transposed and not square; or dtypes that do not mix.
     """
-    data, w = promoted("linear", asarray(x), asarray(weight))
+    data, w = promoted("linear", asarray(input), asarray(weight))
     if not data.ndim or w.ndim not in (1, 2) or not same(data.shape[-1], w.shape[-1]):
         wanted = f"(features out, features in) for {data!r}, as in PyTorch"
         raise ConfigError(f"linear: weight: got {w!r}, wanted {wanted}; weight.T if it is (in, out)")
@@ -43,45 +55,31 @@ def linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None, /)
 
 
 @example("nn.embedding([1, 0], [[1.0], [2.0]]).compute()", "array([[2.],\n       [1.]], dtype=float32)")
-def embedding(input: TensorLike, weight: TensorLike, /) -> Tensor:
-    """Return the rows of a table at indices, in PyTorch's order of arguments.
+def embedding(input: TensorLike, weight: TensorLike) -> Tensor:
+    """Return the rows of a table at indices: the shape of the indices and (features), in the dtype of the weight.
 
     Parameters
     ----------
     input : Tensor
-        Indices from 0 on, int32 or int64, of any shape. The engine refuses others, as PyTorch does; its message names
-        one below 0 less the number of entries.
+        Indices from 0 on, int32 or int64, of any shape. Constant indices that number no row raise `ConfigError`. The
+        engine refuses others, as PyTorch does; its message names one below 0 less the number of entries.
     weight : Tensor
         (entries, features).
-
-    Returns
-    -------
-    Tensor
-        The shape of the indices and (features), in the dtype of the weight.
-
-    Raises
-    ------
-    ConfigError
-        Indices that are no integers, as where both arguments are exchanged; constant indices that number no row;
-        or a weight that is no matrix.
     """
     indices, table = asarray(input), asarray(weight)
     if indices.type.dtype not in INDEX or table.ndim != 2:
         got = f"got {indices!r} and {table!r}, wanted int32 or int64 indices and then a weight of (entries, features)"
         raise ConfigError(f"embedding: {got}; the order is PyTorch's: embedding(indices, weight)")
-    known, rows = constant_of(indices), table.shape[0]
-    if known is None:
+    check_range("embedding: input", indices, table.shape[0], f"they are rows of {table!r}")
+    if constant_of(indices) is None:
         # Below 0 an index would count from the end; so far below, the engine refuses it.
         below = indices - scalar_size(table, 0, indices.type.dtype)
-        return xp.take(table, xp.where(indices < 0, below, indices), axis=0)
-    wrong = known[(known < 0) | (known >= rows)] if isinstance(rows, int) else known[known < 0]
-    if wrong.size:
-        raise ConfigError(f"embedding: indices: got {wrong[0]}, wanted rows of {table!r}, from 0 on")
+        indices = xp.where(indices < 0, below, indices)
     return xp.take(table, indices, axis=0)
 
 
 @example("nn.stop_gradient([1.0, 2.0]).compute()", "array([1., 2.], dtype=float32)")
-def stop_gradient(x: TensorLike, /) -> Tensor:
-    """Return x as a constant for gradients: none passes through it."""
-    tensor = asarray(x)
+def stop_gradient(input: TensorLike) -> Tensor:
+    """Return the values as a constant for gradients: none passes through it (`detach` in PyTorch)."""
+    tensor = asarray(input)
     return Tensor(Node("Identity", (tensor,), (tensor.type,), {}, is_stop=True), 0, tensor.type)

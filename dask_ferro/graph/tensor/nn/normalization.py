@@ -1,73 +1,94 @@
-"""Normalization over features or over the batch, with scale and bias."""
+"""Normalization over features or over the batch, with weight and bias."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.dims import alike, axis_of, broadcast, written
-from dask_ferro.graph.tensor.nn.layers import stop_gradient
+from dask_ferro.graph.tensor.dims import Shape, alike, is_static, sizes, written
+from dask_ferro.graph.tensor.nn.layers import check_shape, stop_gradient
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import count_over, reduce
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, emit, floating, promoted, widened
+from dask_ferro.graph.tensor.tensor import OPSET, Tensor, TensorLike, cast, emit, floating, promoted, widened
 
-# The operator set that has RMSNormalization.
-_RMS_SINCE = 23
+# Operators, and the operator sets that have them.
+_NODES = {"layer_norm": ("LayerNormalization", OPSET), "rms_norm": ("RMSNormalization", 23)}
+# The elements of parameters that are left out.
+_FILL = {"weight": 1.0, "bias": 0.0}
 
 
-@example("nn.layer_norm([[1.0, 3.0]], [1.0, 1.0]).compute().round(3)", "array([[-1.,  1.]], dtype=float32)")
+@example("nn.layer_norm([[1.0, 3.0]], (2,)).compute().round(3)", "array([[-1.,  1.]], dtype=float32)")
 def layer_norm(
-    x: TensorLike,
-    scale: TensorLike,
+    input: TensorLike,
+    normalized_shape: Sequence[Dim],
+    weight: TensorLike | None = None,
     bias: TensorLike | None = None,
-    /,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
+    eps: float = 1e-5,
 ) -> Tensor:
-    """Return x normalized over `axis` and the dimensions after it, times scale, plus bias (arXiv:1607.06450).
+    """Return the input normalized over its last dimensions, times weight, plus bias (arXiv:1607.06450).
 
     Parameters
     ----------
-    x : Tensor
-    scale, bias : Tensor
-        In the shape of the normalized dimensions. The bias may be left out.
-    axis : int, optional
-        The first normalized dimension.
-    epsilon : float, optional
+    input : Tensor
+    normalized_shape : sequence of int or str
+        The last dimensions of the input, such as `x.shape[-1:]`.
+    weight, bias : Tensor, optional
+        In the normalized shape; ones and zeros if left out.
+    eps : float, optional
         Added to the variance.
     """
-    given = [x, scale] if bias is None else [x, scale, bias]
-    return _normalized("LayerNormalization", "layer_norm", given, axis, epsilon)
+    return _norm("layer_norm", input, normalized_shape, eps, weight=weight, bias=bias)
 
 
-def _normalized(
-    op_type: str, where: str, given: list[TensorLike], axis: int, epsilon: float | None, **since: Any
+def _norm(
+    where: str, input: TensorLike, normalized_shape: Sequence[Dim], eps: float | None, **parameters: Any
 ) -> Tensor:
-    """Return the output of a node that normalizes its first input; the others have to fit it."""
-    remedy = "use astype; the normalized dimensions are axis= and those after it, not a shape"
-    parts = promoted(where, *(floating(part, where, remedy=remedy) for part in given))
-    first = axis_of(axis, parts[0].ndim, where)
-    for part in parts[1:]:
-        if broadcast([parts[0].shape[first:], part.shape], where) != parts[0].shape[first:]:
-            raise ConfigError(f"{where}: {part!r} does not fit {written(parts[0].shape[first:])}")
-    wide = [widened(part) for part in parts]
-    added = float(np.finfo(wide[0].dtype).eps if epsilon is None else epsilon)
-    found = emit(op_type, wide, parts[0].shape, axis=first, epsilon=added, **since)
-    return cast(found, parts[0].type.dtype)
+    x, (op_type, opset) = floating(input, where), _NODES[where]
+    # A tensor in this place is a weight without its shape.
+    shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else ()
+    if not shape or not alike(x.shape[-len(shape) :], shape):
+        wanted = f"the last dimensions of {x!r}, such as {written(x.shape[-1:])}"
+        raise ConfigError(f"{where}: normalized_shape: got {normalized_shape!r}, wanted {wanted}")
+    parts = _parameters(where, x, shape, "the normalized shape", parameters)
+    wide = list(map(widened, parts))
+    epsilon = float(np.finfo(wide[0].dtype).eps if eps is None else eps)
+    y = emit(op_type, wide, x.shape, axis=x.ndim - len(shape), epsilon=epsilon, opset=opset)
+    return cast(y, parts[0].type.dtype)
 
 
-@example("nn.rms_norm([[1.0, 7.0]], [1.0, 1.0]).compute().round(3)", "array([[0.2, 1.4]], dtype=float32)")
-def rms_norm(x: TensorLike, scale: TensorLike, /, *, axis: int = -1, epsilon: float | None = None) -> Tensor:
-    """Return x over the root of its mean square over `axis` and the dimensions after it, times scale.
+def _parameters(
+    where: str, x: Tensor, shape: Shape, meaning: str, given: Mapping[str, Any]
+) -> tuple[Tensor, ...]:
+    """Return `x` and its parameters, all of one shape, in one dtype; those that are left out are ones and zeros."""
+    parts = []
+    for name, part in given.items():
+        if part is None and name in _FILL:
+            if not is_static(shape):
+                raise ConfigError(f"{where}: {name}: got none, wanted one, as the size of {x!r} is not known")
+            part = np.full(sizes(shape), _FILL[name], x.dtype)
+        parts.append(floating(part, f"{where}: {name}"))
+        check_shape(f"{where}: {name}", parts[-1], shape, meaning)
+    return promoted(where, x, *parts)
 
-    Parameters are those of `layer_norm` (arXiv:1910.07467); `epsilon` is the dtype's (1.2e-7 in float32 and in half
-    precision) if left out, as in PyTorch.
+
+@example("nn.rms_norm([[1.0, 7.0]], (2,)).compute().round(3)", "array([[0.2, 1.4]], dtype=float32)")
+def rms_norm(
+    input: TensorLike,
+    normalized_shape: Sequence[Dim],
+    weight: TensorLike | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """Return the input over the root of its mean square over its last dimensions, times weight.
+
+    Parameters are those of `layer_norm` (arXiv:1910.07467); `eps` is the dtype's (1.2e-7 in float32 and in half
+    precision) if left out.
     """
-    return _normalized("RMSNormalization", "rms_norm", [x, scale], axis, epsilon, opset=_RMS_SINCE)
+    return _norm("rms_norm", input, normalized_shape, eps, weight=weight)
 
 
 @example(
@@ -75,78 +96,75 @@ def rms_norm(x: TensorLike, scale: TensorLike, /, *, axis: int = -1, epsilon: fl
     "array([[0.5],\n       [4.5]], dtype=float32)",
 )
 def batch_norm(
-    x: TensorLike,
-    mean: TensorLike,
-    variance: TensorLike,
-    scale: TensorLike,
-    bias: TensorLike,
-    /,
+    input: TensorLike,
+    running_mean: TensorLike,
+    running_var: TensorLike,
+    weight: TensorLike | None = None,
+    bias: TensorLike | None = None,
     *,
-    epsilon: float = 1e-5,
+    eps: float = 1e-5,
 ) -> Tensor:
-    """Return x normalized by running statistics, for inference; `batch_norm_training` takes those of the batch.
+    """Return the input normalized by running statistics, for inference; `batch_norm_training` takes those of the batch.
 
     Parameters are those of `batch_norm_training`.
     """
-    parts = _channels([x, mean, variance, scale, bias], "batch_norm")
-    data, centre, spread, gain, shift = map(widened, parts)
-    order = [data, gain, shift, centre, spread]
-    found = emit("BatchNormalization", order, data.shape, epsilon=float(epsilon))
-    return cast(found, parts[0].type.dtype)
+    parts = _channels("batch_norm", input, running_mean, running_var, weight, bias)
+    data, mean, variance, gain, shift = map(widened, parts)
+    y = emit("BatchNormalization", [data, gain, shift, mean, variance], data.shape, epsilon=float(eps))
+    return cast(y, parts[0].type.dtype)
 
 
 def batch_norm_training(
-    x: TensorLike,
-    mean: TensorLike,
-    variance: TensorLike,
-    scale: TensorLike,
-    bias: TensorLike,
-    /,
+    input: TensorLike,
+    running_mean: TensorLike,
+    running_var: TensorLike,
+    weight: TensorLike | None = None,
+    bias: TensorLike | None = None,
     *,
     momentum: float = 0.1,
-    epsilon: float = 1e-5,
+    eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x normalized by the statistics of the batch, and the next running mean and variance (arXiv:1502.03167).
+    """Return the input normalized by the statistics of the batch, and the next running mean and variance.
 
     On ranks that split the batch the statistics are summed over the ranks; in a pipeline they are those of a
-    micro-batch.
+    micro-batch (arXiv:1502.03167).
 
     Parameters
     ----------
-    x : Tensor
+    input : Tensor
         (batch, channels, ...).
-    mean, variance : Tensor
-        (channels), the running statistics so far.
-    scale, bias : Tensor
-        (channels).
+    running_mean, running_var : Tensor
+        (channels), the running statistics so far; zeros and ones before a training.
+    weight, bias : Tensor, optional
+        (channels); ones and zeros if left out.
     momentum : float, optional
-        The weight of the batch in the next running statistics, as in PyTorch; ONNX's attribute is 1 minus it.
-    epsilon : float, optional
+        The weight of the batch in the next running statistics; ONNX's attribute is 1 minus it.
+    eps : float, optional
         Added to the variance.
 
     Returns
     -------
     tuple of Tensor
-        The normalized x, the next mean, and the next variance: that of the batch is unbiased, as in PyTorch.  No
+        The normalized input, the next mean, and the next variance: that of the batch is unbiased, as in PyTorch.  No
         gradient passes through the next statistics.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> y, mean, variance = ff.nn.batch_norm_training([[1.0], [3.0]], [0.0], [1.0], [1.0], [0.0])
+    >>> y, mean, variance = ff.nn.batch_norm_training([[1.0], [3.0]], [0.0], [1.0])
     >>> y.compute().round(3)
     array([[-1.],
            [ 1.]], dtype=float32)
     >>> mean.compute(), variance.compute().round(3)
     (array([0.2], dtype=float32), array([1.1], dtype=float32))
     """
-    parts = _channels([x, mean, variance, scale, bias], "batch_norm_training")
+    parts = _channels("batch_norm_training", input, running_mean, running_var, weight, bias)
     data, old_mean, old_variance, gain, shift = map(widened, parts)
     axes = (0, *range(2, data.ndim))
     centre = reduce("ReduceMean", data, axes, keepdims=True)
     centred = data - centre
     spread = reduce("ReduceMean", centred * centred, axes, keepdims=True)
-    y = centred * (per_channel(gain, data) / xp.sqrt(spread + epsilon)) + per_channel(shift, data)
+    y = centred * (per_channel(gain, data) / xp.sqrt(spread + eps)) + per_channel(shift, data)
     count = count_over(data, axes, data.type.dtype)
     # One value has no variance: the running one stays.
     unbiased = xp.where(count > 1.0, xp.squeeze(spread, axes) * count / (count - 1), old_variance)
@@ -157,18 +175,13 @@ def batch_norm_training(
     return cast(y, dtype), next_mean, next_variance
 
 
-def _channels(given: list[TensorLike], where: str) -> tuple[Tensor, ...]:
+def _channels(where: str, input: TensorLike, *given: TensorLike | None) -> tuple[Tensor, ...]:
     """Return the tensors in one dtype: (batch, channels, ...), and four of (channels)."""
-    remedy = "use astype; the statistics before a training are zeros and ones"
-    parts = promoted(where, *(floating(part, where, remedy=remedy) for part in given))
-    data = parts[0]
-    if data.ndim < 2:
-        raise ConfigError(f"{where}: takes (batch, channels, ...), got {data!r}")
-    for part in parts[1:]:
-        if not alike(part.shape, data.shape[1:2]):
-            wanted = f"{written(data.shape[1:2])}, one for each channel of {data!r}"
-            raise ConfigError(f"{where}: got {part!r}, wanted {wanted}")
-    return parts
+    x = floating(input, where)
+    if x.ndim < 2:
+        raise ConfigError(f"{where}: takes (batch, channels, ...), got {x!r}")
+    parameters = dict(zip(("running_mean", "running_var", "weight", "bias"), given, strict=True))
+    return _parameters(where, x, x.shape[1:2], f"one for each channel of {x!r}", parameters)
 
 
 def per_channel(values: Tensor, x: Tensor) -> Tensor:

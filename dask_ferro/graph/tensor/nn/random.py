@@ -18,12 +18,11 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.dtypes import INTEGER
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.dims import alike, written
 from dask_ferro.graph.tensor.manipulation import ints, positions, size_of
+from dask_ferro.graph.tensor.nn.layers import check_shape
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit, floating
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, emit, floating, integers
 
 _INT64, _UINT64 = ir.DataType.INT64, ir.DataType.UINT64
 # The weights of SplitMix64: the golden ratio, and the multipliers of its mixing function.
@@ -47,24 +46,23 @@ _Bits = TypeVar("_Bits")
     "array([0., 4., 6., 0.], dtype=float32)",
 )
 def dropout(
-    x: TensorLike,
-    rate: float,
-    /,
+    input: TensorLike,
+    p: float = 0.5,
     *,
     seed: TensorLike,
     layer: int | str,
     step: TensorLike = 0,
     rows: TensorLike | None = None,
 ) -> Tensor:
-    """Return x with each element set to 0 with probability `rate`, and the others divided by 1 - rate.
+    """Return the input with each element set to 0 with probability p, and the others divided by 1 - p.
 
     The same seed, layer and step give the same elements, whatever the plan, the engine or the number of ranks.  For
-    inference, leave the call out or give a rate of 0.
+    inference, leave the call out or give a p of 0.
 
     Parameters
     ----------
-    x : Tensor
-    rate : float
+    input : Tensor
+    p : float, optional
         From 0 to 1, rounded to a multiple of 2 ** -16.
     seed : int or Tensor
         A scalar of integers, of the whole run.
@@ -74,41 +72,32 @@ def dropout(
         A scalar of integers: an argument that counts the steps of training, so that each has other places.
     rows : Tensor, optional
         The number of each row (dimension 0) in the whole batch, integers of (rows), where the graph sees a part of it:
-        an argument that is cut into chunks or micro-batches as `x` is.  0, 1, ... if left out.
-
-    Returns
-    -------
-    Tensor
-        In the shape and dtype of `x`.
-
-    Raises
-    ------
-    ConfigError
-        A rate outside 0 to 1; a seed or step that is no integer; or rows that do not match.
+        an argument that is cut into chunks or micro-batches as the input is.  0, 1, ... if left out.
     """
-    tensor = floating(x, "dropout")
-    if not 0 <= rate <= 1:
-        raise ConfigError(f"dropout: rate: got {rate!r}, wanted a number from 0 to 1")
-    dropped = round(rate * _PARTS)
+    x = floating(input, "dropout")
+    if not 0 <= p <= 1:
+        raise ConfigError(f"dropout: p: got {p!r}, wanted a number from 0 to 1")
+    dropped = round(p * _PARTS)
     if dropped in (0, _PARTS):
-        return tensor if dropped == 0 else tensor * 0.0
+        return x if dropped == 0 else x * 0.0
     key = _key(_scalar(seed, "seed"), layer, _scalar(step, "step"))
-    numbered = None if rows is None else _rows(rows, tensor)
-    kept = _kept(tensor, key, dropped, numbered)
-    return xp.where(kept, tensor * (_PARTS / (_PARTS - dropped)), 0.0)
+    if rows is not None:
+        rows = cast(integers(rows, "dropout: rows"), _INT64)
+        check_shape("dropout: rows", rows, x.shape[:1], f"the number of each row of {x!r}")
+    kept = _mask(x, key, dropped, rows)
+    return xp.where(kept, x * (_PARTS / (_PARTS - dropped)), 0.0)
 
 
 def _scalar(value: TensorLike, name: str) -> Tensor | np.ndarray[tuple[()], np.dtype[np.uint64]]:
     """Return a scalar of uint64: a number where it is known, else a tensor."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return np.asarray(int(value) % _WORD, np.uint64)
-    given = asarray(value)
-    if given.ndim or given.type.dtype not in INTEGER:
-        raise ConfigError(f"dropout: {name}: got {given!r}, wanted one integer")
+    given = integers(value, f"dropout: {name}")
+    check_shape(f"dropout: {name}", given, (), "one integer")
     return cast(given, _UINT64)
 
 
-def _mixed(x: _Bits) -> _Bits:
+def _mix(x: _Bits) -> _Bits:
     """Return 64 bits of which each depends on all bits of `x` (the finalizer of SplitMix64)."""
     for shift, weight in ((30, _FIRST), (27, _SECOND)):
         x = (x ^ (x >> np.asarray(shift, np.uint64))) * weight  # type: ignore[operator]
@@ -117,18 +106,18 @@ def _mixed(x: _Bits) -> _Bits:
 
 def _key(seed: _Bits, layer: int | str, step: _Bits) -> _Bits:
     text = str(layer).encode()
-    told = np.asarray(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"), np.uint64)
+    label = np.asarray(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"), np.uint64)
     with np.errstate(over="ignore"):
-        key = _mixed(_mixed(seed + _GOLDEN) ^ told)  # type: ignore[operator]
-        mixed = _mixed(key + step * _GOLDEN)  # type: ignore[operator]
+        key = _mix(_mix(seed + _GOLDEN) ^ label)  # type: ignore[operator]
+        mixed = _mix(key + step * _GOLDEN)  # type: ignore[operator]
         # Odd, as the generator asks: an even key would lose the counter's upper bits.
         return mixed | np.asarray(1, np.uint64)  # type: ignore[no-any-return, operator]
 
 
-def _kept(x: Tensor, key: TensorLike, dropped: int, rows: Tensor | None) -> Tensor:
+def _mask(x: Tensor, key: TensorLike, dropped: int, rows: Tensor | None) -> Tensor:
     """Return which elements are kept: those whose 16 bits are at or above `dropped`."""
     if not x.ndim:
-        return xp.reshape(_kept(xp.reshape(x, (1,)), key, dropped, rows), ())
+        return xp.reshape(_mask(xp.reshape(x, (1,)), key, dropped, rows), ())
     shifts = np.arange(_LANES, dtype=np.uint64) * np.uint64(_LANE_BITS)
     # Compared in place: taking the bits of a lane out would be one more pass over all elements.
     masks, bounds = np.uint64(_PARTS - 1) << shifts, np.uint64(dropped) << shifts
@@ -138,9 +127,9 @@ def _kept(x: Tensor, key: TensorLike, dropped: int, rows: Tensor | None) -> Tens
         place = ints(range(blocks * _APART)).reshape(blocks, _APART) + _above(
             x, ints([blocks * _APART]), rows, 2
         )
-        parted = _reshaped(x, (blocks, _LANES, _APART))
+        parted = _reshape_last(x, (blocks, _LANES, _APART))
         bits = xp.expand_dims(_squares(_like(parted[..., 0, :], place), key), axis=-2)
-        return _reshaped((bits & masks[:, None]) >= bounds[:, None], (last,), 3)
+        return _reshape_last((bits & masks[:, None]) >= bounds[:, None], (last,), 3)
     place = rows if rows is not None and not row else positions(x, row)
     inside, lane = place % _APART, place % _BLOCK // _APART
     groups = (size_of(x, row) + (_BLOCK - 1)) // _BLOCK * _APART
@@ -149,7 +138,7 @@ def _kept(x: Tensor, key: TensorLike, dropped: int, rows: Tensor | None) -> Tens
     return (bits & xp.take(masks, lane)) >= xp.take(bounds, lane)
 
 
-def _reshaped(x: Tensor, shape: tuple[int, ...], replaced: int = 1) -> Tensor:
+def _reshape_last(x: Tensor, shape: tuple[int, ...], replaced: int = 1) -> Tensor:
     """Return `x` with its last dimensions in another shape, the others as they are, known or not."""
     kept = x.shape[: x.ndim - replaced]
     return emit("Reshape", [x, ints([*(0 for _ in kept), *shape])], (*kept, *shape))
@@ -163,14 +152,6 @@ def _above(x: Tensor, groups: Tensor, rows: Tensor | None, behind: int) -> Tenso
         total = total + xp.expand_dims(place * stride, axis=list(range(1, x.ndim - 2 - axis + behind + 1)))
         stride = stride * size_of(x, axis)
     return total
-
-
-def _rows(rows: TensorLike, x: Tensor) -> Tensor:
-    given = asarray(rows)
-    if given.type.dtype not in INTEGER or not alike(given.shape, x.shape[:1]):
-        wanted = f"integers of {written(x.shape[:1])}, the number of each row of {x!r}"
-        raise ConfigError(f"dropout: rows: got {given!r}, wanted {wanted}")
-    return cast(given, _INT64)
 
 
 def _like(x: Tensor, index: Tensor) -> Tensor:
