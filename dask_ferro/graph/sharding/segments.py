@@ -37,9 +37,6 @@ _BUCKET_BYTES, _BUCKETS = 8 * 2**20, 8
 _SMALL = 2048
 # A task of Dask's with its hop takes longer than this.
 _SHORT_S = 2e-3
-# The last bucket is smaller by this factor, and each earlier one twice as large as the next, so that little is
-# exchanged when there is nothing left to compute.
-_TAPER = 4
 # Nodes whose result has the elements of their input, in another order or shape.
 _LAYOUT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
@@ -216,22 +213,18 @@ def _grouped(
     found: dict[ir.Node, int] = {}
     for node in nodes:
         found[node] = max((found[maker] + 1 for maker in node.predecessors()), default=0)
-    # In reverse order, since the last bucket is the smallest and is filled first.
     groups: list[list[ir.Node]] = []
-    filling: dict[tuple[tuple[int, int], str, str, NodePlacement], tuple[list[ir.Node], int, int]] = {}
-    for node in sorted(filter(is_collective, nodes), key=found.__getitem__, reverse=True):
+    filling: dict[tuple[tuple[int, int], str, str, NodePlacement], tuple[list[ir.Node], float]] = {}
+    for node in sorted(filter(is_collective, nodes), key=found.__getitem__):
         key = (waits[node], node.op_type, node.metadata_props.get(RANKS, ""), where[node])
+        group, held = filling.get(key, ([], inf))
         nbytes = _bytes(node.inputs[0])
-        group, held, most = filling.get(key, ([], inf, bucket_bytes // _TAPER))
-        joins = bool(group) and node in minor
-        if held + nbytes > most and not joins:
-            # Each bucket may be twice as large as the next one, up to the bound.
-            most = most if not group else min(2 * most, bucket_bytes)
+        if held + nbytes > bucket_bytes and not (group and node in minor):
             group, held = [], 0
             groups.append(group)
         group.append(node)
-        filling[key] = group, int(held) + nbytes, most
-    return sorted((group[::-1] for group in reversed(groups)), key=lambda group: waits[group[0]])
+        filling[key] = group, held + nbytes
+    return sorted(groups, key=lambda group: waits[group[0]])
 
 
 def _numbers(
