@@ -27,6 +27,7 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.inference import declared_type
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, parse_plan, read_plan, together
@@ -34,6 +35,7 @@ from dask_ferro.graph.parallel.node_values import (
     Placed,
     front_dims,
     named,
+    ranks_along,
     shown,
     sized,
     sources,
@@ -43,6 +45,7 @@ from dask_ferro.graph.parallel.node_values import (
 )
 from dask_ferro.graph.parallel.remat import draws, rematerialized, units_of
 from dask_ferro.graph.parallel.sequence import mark, misfits, with_sequences
+from dask_ferro.graph.sharding.given import split_problem
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement, place
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.placements import WHOLE, Shard
@@ -304,7 +307,7 @@ class _Applying:
         """Return the placements of values: those of `inputs`, those by name in regions, and then all others'."""
         found = self._inputs()
         for value, asked in self._named(regions):
-            self._put(found, value, front_dims(self._placed(asked), value), asked)
+            self._put(found, value, self._split(value, asked), asked)
         by_name = frozenset(found)
         for node, region in regions.items():
             for asked in (asked for asked in region.shard.values() if asked.is_general):
@@ -336,8 +339,7 @@ class _Applying:
                 # A number has no dimension to split.
                 others = [v.name or "" for v in graph.inputs if v.shape is None or len(v.shape)] or [*known]
                 self._wrong(asked, f"no such input; the graph has {', '.join(others)}")
-            placed = self._placed(asked, DATA)
-            found.update((name, (front_dims(placed, known[name]), asked)) for name in names)
+            found.update((name, (self._split(known[name], asked, DATA), asked)) for name in names)
         return found
 
     def _named(self, regions: Mapping[ir.Node, RegionPlan]) -> Iterator[tuple[ir.Value, Asked]]:
@@ -356,6 +358,16 @@ class _Applying:
                     listed = ", ".join(map(repr, there[:6]))
                     problem = f"no such value in the region; its weights and inputs are {listed or 'none'}"
                     self._wrong(asked, problem)
+
+    def _split(self, value: ir.Value, asked: Asked, axis: str = TENSOR) -> Placed:
+        """Return the placement of a value that the plan names, after a check of the sizes that are known."""
+        placed = front_dims(self._placed(asked, axis), value)
+        shape = declared_type(value).shape
+        for dim, ranks in ranks_along(placed, self.mesh).items() if shape is not None else ():
+            is_open = 0 <= dim < len(shape) and not isinstance(shape[dim], int)
+            if not is_open and (problem := split_problem(dim, shape, ranks)):
+                self._wrong(asked, f"{value.name!r}: {problem}")
+        return placed
 
     def _placed(self, asked: Asked, axis: str = TENSOR) -> Placed:
         """Return a placement for each named axis of the mesh; a bare dimension is split along `axis`."""

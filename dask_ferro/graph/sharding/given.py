@@ -117,8 +117,7 @@ def _misfits(
     for placement, size in zip(layout, mesh.sizes, strict=True):
         if isinstance(placement, Shard):
             ranks[placement.dim] = (ranks[placement.dim] or 1) * size
-    for dim, count in ranks.items():
-        yield from _unsplit(dim, shape, count)
+    yield from filter(None, (split_problem(dim, shape, count) for dim, count in ranks.items()))
 
 
 def from_front(placement: Placement, rank: int) -> Placement:
@@ -128,13 +127,15 @@ def from_front(placement: Placement, rank: int) -> Placement:
     return placement
 
 
-def _unsplit(dim: int, shape: Sequence[Dim] | None, ranks: int) -> Iterator[str]:
+def split_problem(dim: int, shape: Sequence[Dim] | None, ranks: int) -> str:
+    """Return why ranks have no equal parts of a dimension, with a remedy; "" if they have."""
     if shape is None or not 0 <= dim < len(shape):
-        yield f"its shape is {shape}, so there is no dimension {dim}"
-    elif not isinstance(shape[dim], int):
-        yield f"its dimension {dim} is {shape[dim]!r}; give it a size, as in dims={{{shape[dim]!r}: {8 * ranks}}}"
-    elif not divides(ranks, shape[dim]):
-        yield f"its dimension {dim} is {shape[dim]}, which {ranks} ranks do not divide; pad it, or leave it whole"
+        return f"its shape is {shape}, so there is no dimension {dim}"
+    if not isinstance(shape[dim], int):
+        return f"its dimension {dim} is {shape[dim]!r}; give it a size, as in dims={{{shape[dim]!r}: {8 * ranks}}}"
+    if not divides(ranks, shape[dim]):
+        return f"its dimension {dim} is {shape[dim]}, which {ranks} ranks do not divide; pad it, or leave it whole"
+    return ""
 
 
 def divides(ranks: int, size: object) -> bool:

@@ -136,6 +136,9 @@ MISFITS = [
                  "line 1: inputs.z: no such input; the graph has x, l1.weight, l2.weight, l3.weight", id="an input"),
     pytest.param("mesh: {a: 2, b: 2}\nl1: {shard: {weight: 1}}", "l1.shard.weight: which axis?", id="axis not said"),
     pytest.param("mesh: {data: 2}\nl1: {shard: {weight: {tensor: 1}}}", "no axis 'tensor'", id="axis not there"),
+    pytest.param("mesh: {tensor: 3}\nl1:\n  shard: {weight: 1}",
+                 "line 3: l1.shard.weight: 'l1.weight': its dimension 1 is 8, which 3 ranks do not divide; pad it, or",
+                 id="a size that ranks do not divide"),
     pytest.param("mesh: {data: 2}\nl1:\n  stage: 0\n  workers: [0, 1, 2]",
                  "line 4: l1.workers: got 3 workers, wanted 2",
                  id="workers"),
@@ -229,9 +232,9 @@ class TestRegions:
 def test_a_pattern_that_splits_a_scalar_too_is_refused(mesh):
     y = argument("x", (4, 2)) * argument("scale", ())
     with pytest.raises(
-        ConfigError, match=r"'scale' as S\(0\): its shape is \(\), so there is no dimension 0"
+        ConfigError, match=r"inputs.\*: 'scale': its shape is \(\), so there is no dimension 0"
     ):
-        apply(y, {"mesh": {"data": mesh}, "inputs": {"*": 0}}).shard()
+        apply(y, {"mesh": {"data": mesh}, "inputs": {"*": 0}})
 
 
 def test_a_layer_on_a_batch_of_sequences_has_one_all_reduce_each_way():
