@@ -363,7 +363,9 @@ class _Applying:
         """Return the placement of a value that the plan names, after a check of the sizes that are known."""
         placed = front_dims(self._placed(asked, axis), value)
         shape = declared_type(value).shape
-        for dim, ranks in ranks_along(placed, self.mesh).items() if shape is not None else ():
+        if shape is None:
+            return placed
+        for dim, ranks in ranks_along(placed, self.mesh).items():
             is_open = 0 <= dim < len(shape) and not isinstance(shape[dim], int)
             if not is_open and (problem := split_problem(dim, shape, ranks)):
                 self._wrong(asked, f"{value.name!r}: {problem}")

@@ -93,6 +93,8 @@ def test_a_proposal_in_stages_is_a_plan_with_its_schedule():
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
     # A keyword overrides the plan.
     assert parallel(loss, proposal.as_plan(), params, micro_batches=1).schedule.micro_batches == 1
+    chunks = parallel(loss, {**given, "schedule": "interleaved", "chunks": 3}, params).schedule.chunks
+    assert chunks == 6
 
 
 def test_one_worker_needs_no_plan():
