@@ -37,7 +37,7 @@ from dask_ferro.graph.ops.table import rule
 from dask_ferro.graph.sharding.given import Placed, Wanted, layouts, refuse
 from dask_ferro.graph.sharding.node_placement import sequence_of
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
-from dask_ferro.graph.sharding.plan import Compute, Entry, Folded, LayoutChange, Sharding, needed
+from dask_ferro.graph.sharding.plan import Compute, Entry, LayoutChange, Numbers, Sharding, needed
 from dask_ferro.graph.sharding.redistribute import (
     FREE,
     Layout,
@@ -115,7 +115,7 @@ def propagate(
     for node in walk.nodes:
         walk.take(node)
     ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in graph.outputs)
-    return Sharding(model, types, mesh, walk.start, ends, tuple(walk.entries))
+    return Sharding(model, types, mesh, walk.start, ends, tuple(walk.entries), walk.known)
 
 
 def _closed(wanted: Mapping[str, Wanted]) -> dict[str, Layout]:
@@ -157,6 +157,7 @@ class _Propagation:
         # The axes along which an output may stay in terms.
         self.left: dict[ir.Value, frozenset[int]] = {}
         self.entries: list[Entry] = []
+        self.known: dict[ir.Value, Numbers] = {}
         # The values that sequence parallel regions read or make in shards, with the axis.
         self.shards = {
             (value, axis)
@@ -260,7 +261,7 @@ class _Propagation:
             cut = slice(site.attribute("start", 0), site.attribute("end", None))
             array = np.array(site.shape(0)[cut], np.int64)
         self.forms[node.outputs[0]] = [self.mesh.whole]
-        self.entries.append(Folded(node.outputs[0], array))
+        self.known[node.outputs[0]] = array
 
     def _bring(self, value: ir.Value, target: Layout) -> None:
         forms = self.forms[value]
