@@ -143,8 +143,9 @@ class _Propagation:
     ) -> None:
         self.types, self.mesh, self.wanted, self.link, self.profile = types, mesh, wanted, link, profile
         self.graph = model.graph
-        self.opset = model.opset_imports.get("", 0) or 0
-        self.taken = {node: taken(node, types, self.opset) for node in model.graph}
+        opset = model.opset_imports.get("", 0) or 0
+        self.sites = {node: TypedNode(node, types, opset) for node in model.graph}
+        self.taken = {node: taken(site) for node, site in self.sites.items()}
         self.nodes = needed(self.taken, model.graph.outputs)
         sources = dict.fromkeys((*model.graph.inputs, *model.graph.initializers.values()))
         closed = _closed(wanted)
@@ -181,9 +182,9 @@ class _Propagation:
                 self.left[value] = left
         # So may a value of which one linear node makes such an output: a gradient that is widened at last.
         for node in reversed(self.nodes):
-            found = rule(TypedNode(node, self.types, self.opset))
             axes = self.left.get(node.outputs[0], frozenset())
-            for group in found.linear if found is not None and axes else ():
+            found = rule(self.sites[node]) if axes else None
+            for group in () if found is None else found.linear:
                 operand = self.taken[node][group[0]]
                 if len(group) == 1 and operand is not None and self.readers[operand] == 1:
                     self.left.setdefault(operand, axes)
@@ -232,10 +233,11 @@ class _Propagation:
         return wanted
 
     def _place(self, node: ir.Node) -> None:
+        work = seconds(node, node_cost(node, self.types), self.profile, types=self.types)
         chosen: list[Strategy] = []
         for axis in range(len(self.mesh.axes)):
             # Chosen axis by axis: all combinations would be strategies ** axes, too many for a mesh of three.
-            chosen.append(self._best(node, axis, chosen))
+            chosen.append(self._best(node, axis, chosen, work))
         # The placements of each operand by axis become the operand's layout.
         read = zip(*(strategy.inputs for strategy in chosen), strict=True)
         inputs = tuple(
@@ -250,11 +252,11 @@ class _Propagation:
             once.update((axis, i) for i in strategy.once)
         # Only axes that split a label divide the work: along the others every rank computes the same.
         share = prod(size for size, s in zip(self.mesh.sizes, chosen, strict=True) if s.label)
-        self.entries.append(Compute(node, inputs, outputs, frozenset(once), self._work(node) / share))
+        self.entries.append(Compute(node, inputs, outputs, frozenset(once), work / share))
         self.forms.update((v, [layout]) for v, layout in zip(node.outputs, outputs, strict=True))
 
     def _fold(self, node: ir.Node) -> None:
-        site = TypedNode(node, self.types, self.opset)
+        site = self.sites[node]
         if node.op_type == "Size":
             array = np.array(site.size(0), np.int64)
         else:
@@ -286,16 +288,14 @@ class _Propagation:
 
     # One axis.
 
-    def _best(self, node: ir.Node, axis: int, chosen: Sequence[Strategy]) -> Strategy:
-        site = TypedNode(node, self.types, self.opset)
-        work = self._work(node)
+    def _best(self, node: ir.Node, axis: int, chosen: Sequence[Strategy], work: float) -> Strategy:
         read = self.taken[node]
         starts = [tuple(strategy.inputs[i] for strategy in chosen) for i in range(len(read))]
         before = [
             FREE if v is None else self._least(v, at) or FREE for v, at in zip(read, starts, strict=True)
         ]
         ranked: list[tuple[bool, float, int, Strategy]] = []
-        for strategy in strategies(site, self.mesh.sizes[axis], self._parts(chosen)):
+        for strategy in strategies(self.sites[node], self.mesh.sizes[axis], self._parts(chosen)):
             if not self._is_meant(node, strategy, axis):
                 continue
             moved = self._moved(zip(read, starts, before, strategy.inputs, strict=True))
@@ -378,6 +378,3 @@ class _Propagation:
             for v, p in pairs
             if v is not None and isinstance(p, Partial) and not (p in _SUMS and axis in self.left.get(v, ()))
         )
-
-    def _work(self, node: ir.Node) -> float:
-        return seconds(node, node_cost(node, self.types), self.profile, types=self.types)

@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeAlias
 
 import onnx_ir as ir
 
-from dask_ferro.graph.ir.nodes import Types
 from dask_ferro.graph.ops.labels import Rule, TypedNode
 from dask_ferro.graph.ops.table import rule
 from dask_ferro.graph.sharding.given import divides
@@ -116,10 +115,9 @@ def _divides(o: TypedNode, found: Rule, label: str, ranks: int) -> bool:
 # What a node reads.
 
 
-def taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ...]:
+def taken(site: TypedNode) -> tuple[ir.Value | None, ...]:
     """Return the inputs that a node reads; None for one left out, or known from the types (a Reshape's shape)."""
-    site = TypedNode(node, types, opset)
-    found = rule(site)
+    node, found = site.node, rule(site)
     skipped = None if found is None else found.shape
     if node.op_type in ("Shape", "Size") and site.is_known:
         skipped = 0
