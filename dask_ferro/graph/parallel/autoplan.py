@@ -3,8 +3,9 @@
     plan(graph, workers=8)      all combinations for up to 8 workers; the fastest that fits the memory is marked
 
 - data: inputs with the batch dimension are split along it, their first dimension.
-- tensor: weights of matrix products are split by columns and rows in turn, so that a pair costs one all-reduce;
-  columns without rows after them, convolutions and embeddings stay whole.
+- tensor: weights of matrix products are split by columns and rows in turn, so that a pair costs one all-reduce, and a
+  vector that is added to columns with them.  Columns without rows after them, whose result would have to be gathered,
+  stay whole, and so do convolutions and embeddings.
 - pipeline: stages of equal seconds, with the most micro-batches that divide the batch, up to four per stage; makespan
   and activations are those of 1f1b.
 - optimizer's state: split over the data ranks too, where that takes less memory (`parallel.state_layouts`).
@@ -17,7 +18,7 @@ computed, are not counted.  Durations are seconds, sizes bytes, both of one work
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, product
 from typing import Any, NamedTuple
 
@@ -36,7 +37,6 @@ from dask_ferro.graph.parallel.state_layouts import state_layouts
 from dask_ferro.graph.pipeline.stages import LOSS, input_names
 from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph
 from dask_ferro.graph.sharding.given import divides
-from dask_ferro.graph.sharding.megatron import pairs_of
 from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.plan import Compute, LayoutChange, Sharding
 from dask_ferro.graph.sharding.propagate import propagate
@@ -115,7 +115,7 @@ def plan(
         raise ConfigError(f"plan: workers={workers!r}, wanted a number from 1 on")
     step = _step(graph, params, optimizer)
     types = sized(step.model, dims)
-    pairs = pairs_of(step.model, types)
+    pairs = _pairs(step.model, types)
     weights = {*pairs, *step.bound, *(step.params or ())}
     carriers = _carriers(step.model, types, batched, weights)
     look = _Look(step, types, carriers, pairs, link, profile)
@@ -301,3 +301,62 @@ def _split(sharding: Sharding) -> dict[str, dict[str, int]]:
     axes = sharding.mesh.axes
     found = {n: split_dims(dict(zip(axes, at, strict=True))) for n, at in sharding.given.items()}
     return {name: split for name, split in found.items() if split}
+
+
+# Column-row pairs.
+
+
+def _pairs(model: ir.Model, types: Types) -> dict[str, int]:
+    """Return the dimension along which each weight of a column-row pair, and each vector with it, is split.
+
+    The weight of a product is split by rows if its left operand depends on split columns, and by columns otherwise
+    (Shoeybi and others, arXiv:1909.08053):  x @ [columns] --elementwise, heads, attention--> @ [rows] --> all-reduce.
+    Only forward nodes are considered; backward nodes follow by propagation.
+    """
+    columns: dict[str, int] = {}
+    split: dict[str, int] = {}
+    biases: dict[str, frozenset[str]] = {}
+    paired: set[str] = set()
+    # For each value the column-parallel weights that it depends on.
+    came: dict[ir.Value, frozenset[str]] = {}
+    for node in model.graph:
+        if region_of(node).phase == BACKWARD:
+            continue
+        origin = frozenset[str]().union(*(came.get(v, frozenset()) for v in node.inputs if v is not None))
+        # A matrix product's weight is its second factor.
+        weight, is_turned = _weight(node, types) if node.op_type in ("MatMul", "Gemm") else (None, False)
+        if weight is None:
+            biases.update(dict.fromkeys(_vectors(node, types) if origin else (), origin))
+        elif origin:
+            split[weight] = int(is_turned)
+            paired |= origin
+            origin = frozenset()
+        else:
+            columns[weight] = int(not is_turned)
+            origin = frozenset({weight})
+            biases.update(dict.fromkeys(_vectors(node, types), origin))
+        came.update(dict.fromkeys(node.outputs, origin))
+    split.update({name: dim for name, dim in columns.items() if name in paired})
+    return split | {name: 0 for name, origin in biases.items() if origin <= paired}
+
+
+def _weight(node: ir.Node, types: Types) -> tuple[str | None, bool]:
+    """Return the weight of a product, and whether its rows are the columns of the product."""
+    factor, told = node.inputs[1], node.attributes.get("transB")
+    is_turned = told is not None and bool(told.value)
+    maker = None if factor is None else factor.producer()
+    if maker is not None and maker.op_type == "Transpose":
+        factor, is_turned = maker.inputs[0], not is_turned
+    return next(iter(_sources([factor], types, rank=2)), None), is_turned
+
+
+def _vectors(node: ir.Node, types: Types) -> list[str]:
+    """Return the 1-D weights that an Add reads, or a Gemm as its third input."""
+    read = node.inputs[2:3] if node.op_type == "Gemm" else node.inputs if node.op_type == "Add" else ()
+    return _sources(read, types, rank=1)
+
+
+def _sources(values: Iterable[ir.Value | None], types: Types, rank: int) -> list[str]:
+    """Return the names of the weights and graph inputs of a rank among values."""
+    sources = [v for v in values if v is not None and (v.is_initializer() or v.is_graph_input())]
+    return [v.name for v in sources if v.name and len(type_of(v, types).shape or ()) == rank]
