@@ -7,8 +7,8 @@ along each axis of the mesh, one strategy of the placement table:
    be whole: nothing is split without a request; axes are taken in the order of the mesh, and a later one may split the
    parts of earlier ones again;
 2. strategies without communication come first, except those whose Partial result is larger than the Partial they read;
-3. then the least projected seconds: of moving the operands, of the node itself, and of the all-reduce that a Partial
-   result will need; the first in the table breaks ties.
+3. then the least projected seconds: of moving the operands along this axis, of the node itself, and of the all-reduce
+   that a Partial result will need; the first in the table breaks ties.
 
 A Partial is passed on to a single reader; with several readers the first one's all-reduce serves all.  Graph outputs
 are never Partial unless asked for.  The shards of a sequence parallel region (`node_placement.SEQUENCE`)
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import prod
+from math import inf, prod
 
 import numpy as np
 import onnx_ir as ir
@@ -39,12 +39,12 @@ from dask_ferro.graph.sharding.node_placement import sequence_of
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
 from dask_ferro.graph.sharding.plan import Compute, Entry, LayoutChange, Numbers, Sharding, needed
 from dask_ferro.graph.sharding.redistribute import (
-    FREE,
     Layout,
     Mesh,
-    Price,
+    kind,
     leads,
     price,
+    shards,
     steps,
     text,
     total,
@@ -289,17 +289,14 @@ class _Propagation:
     # One axis.
 
     def _best(self, node: ir.Node, axis: int, chosen: Sequence[Strategy], work: float) -> Strategy:
-        read = self.taken[node]
-        starts = [tuple(strategy.inputs[i] for strategy in chosen) for i in range(len(read))]
-        before = [
-            FREE if v is None else self._least(v, at) or FREE for v, at in zip(read, starts, strict=True)
-        ]
         ranked: list[tuple[bool, float, int, Strategy]] = []
         for strategy in strategies(self.sites[node], self.mesh.sizes[axis], self._parts(chosen)):
             if not self._is_meant(node, strategy, axis):
                 continue
-            moved = self._moved(zip(read, starts, before, strategy.inputs, strict=True))
-            if moved is None:
+            # An operand that is read twice in one placement is redistributed once.
+            operands = dict.fromkeys(zip(self.taken[node], strategy.inputs, strict=True))
+            moved = [self._moved(value, p, axis) for value, p in operands if value is not None]
+            if inf in moved:
                 continue
             # A Partial result still needs an all-reduce; without this term it would always be cheapest.
             owed = self._owed(zip(node.outputs, strategy.outputs, strict=True), axis)
@@ -307,7 +304,7 @@ class _Propagation:
             is_free = not any(moved) and not (0 < held < owed)
             share = self.mesh.sizes[axis] if strategy.label else 1
             # The position in the table breaks ties, so that strategies themselves are never compared.
-            ranked.append((not is_free, moved.seconds + work / share + owed, len(ranked), strategy))
+            ranked.append((not is_free, sum(moved) + work / share + owed, len(ranked), strategy))
         return min(ranked)[-1]
 
     def _parts(self, chosen: Sequence[Strategy]) -> dict[str, int]:
@@ -337,39 +334,18 @@ class _Propagation:
         )
         return (lies or asked) and passed and not rounded and not foreign
 
-    def _moved(self, operands: Iterable[tuple[ir.Value | None, Layout, Price, Placement]]) -> Price | None:
-        """Return the price of redistributing operands along the next axis; None if that is impossible.
-
-        An operand has its placements along the axes before, the price of these, and its placement along the next one.
-        """
-        sent = took = 0.0
-        # An operand that is read twice in one placement is redistributed once.
-        for value, start, before, wanted in dict.fromkeys(operands):
-            if value is None:
-                continue
-            least = self._least(value, (*start, wanted))
-            if least is None:
-                return None
-            # Never less than nothing: fewer steps may lead to the layout that this axis completes.
-            sent += max(0.0, least.bytes - before.bytes)
-            took += max(0.0, least.seconds - before.seconds)
-        return Price(sent, took)
-
-    def _least(self, value: ir.Value, start: Layout) -> Price | None:
-        """Return the least price of a value with these placements along the first axes; None if that is impossible.
-
-        Along all other axes it stays as it is, also where these have to be gathered on the way.
-        """
-        forms = self.forms[value]
-        if any(form[: len(start)] == start for form in forms):
-            return FREE
-        nbytes = value_bytes(type_of(value, self.types))
-        prices = []
-        for form in forms:
-            target = (*start, *form[len(start) :])
-            if leads(form, target):
-                prices.append(total(steps(form, target), form, nbytes, self.mesh, self.link))
-        return min(prices, key=lambda found: (found.seconds, found.bytes), default=None)
+    def _moved(self, value: ir.Value, wanted: Placement, axis: int) -> float:
+        """Return the least seconds of placing a value along an axis, while it stays along the others; or infinity."""
+        nbytes, ranks = value_bytes(type_of(value, self.types)), self.mesh.sizes[axis]
+        ways = ((kind(form[axis], wanted), form) for form in self.forms[value])
+        return min(
+            (
+                price(found, nbytes / shards(form, self.mesh, without=(axis,)), ranks, self.link).seconds
+                for found, form in ways
+                if found is not None
+            ),
+            default=inf,
+        )
 
     def _owed(self, pairs: Iterable[tuple[ir.Value | None, Placement]], axis: int) -> float:
         """Return the seconds of the all-reduces that Partial values still need, but those left to the caller."""
