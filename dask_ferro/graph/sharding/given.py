@@ -17,12 +17,11 @@ from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.ir.nodes import Types, bodies, type_of
-from dask_ferro.graph.ops.labels import REDUCTIONS
 from dask_ferro.graph.ops.table import facts_of
-from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
+from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Mesh, text
 
-Placed: TypeAlias = Placement | Sequence[Placement] | Mapping[str, Placement]
+Placed: TypeAlias = Placement | Sequence[Placement | None] | Mapping[str, Placement]
 # A placement for each axis of the mesh; None on axes that none was asked for.
 Wanted: TypeAlias = tuple[Placement | None, ...]
 
@@ -61,7 +60,7 @@ def layouts(
 ) -> dict[str, Wanted]:
     """Return the requested layouts of values by name, or raise `ConfigError` with all impossible ones.
 
-    `what` is "given", "starts" or "outputs"; only the last ones, and graph inputs, may be Partial.
+    `what` is the argument of `propagate`, for messages.
     """
     found: dict[str, Wanted] = {}
     problems: list[str] = []
@@ -70,54 +69,25 @@ def layouts(
             close = difflib.get_close_matches(name, values, 1) or sorted(values)[:8]
             problems.append(f"{name!r}: no such value in the model; it has {', '.join(map(repr, close))}")
             continue
+        if isinstance(placed, Mapping):
+            if unknown := [axis for axis in placed if axis not in mesh.axes]:
+                problems.append(f"{name!r}: the mesh has no axis {unknown}; its axes are {[*mesh.axes]}")
+            placed = [placed.get(axis) for axis in mesh.axes]
+        elif not isinstance(placed, Sequence):
+            placed = [placed]
         shape = type_of(values[name], types).shape
-        layout = _layout(placed, mesh, len(shape or ()))
-        if isinstance(layout, str):
-            problems.append(f"{name!r} as {placed!r}: {layout}")
-            continue
-        closed = tuple(p or WHOLE for p in layout)
-        may_be_partial = what == "outputs" or values[name].is_graph_input()
-        wrong = list(_misfits(closed, shape, mesh, may_be_partial))
-        problems += [f"{name!r} as {text(closed)}: {each}" for each in wrong]
+        layout = [None if p is None else from_front(p, len(shape or ())) for p in placed]
+        ranks: Counter[int] = Counter()
+        for p, size in zip(layout, mesh.sizes, strict=True):
+            if isinstance(p, Shard):
+                ranks[p.dim] = (ranks[p.dim] or 1) * size
+        shown = text([p or WHOLE for p in layout])
+        wrong = (split_problem(dim, shape, count) for dim, count in ranks.items())
+        problems += [f"{name!r} as {shown}: {each}" for each in wrong if each]
         found[name] = tuple(WHOLE if n == 1 else p for p, n in zip(layout, mesh.sizes, strict=True))
     if problems:
         raise ConfigError("\n".join([f"{what}: impossible placements:", *(f"  - {p}" for p in problems)]))
     return found
-
-
-def _layout(placed: Placed, mesh: Mesh, rank: int) -> Wanted | str:
-    """Return a placement in the one form, or why it has none."""
-    names = ", ".join(mesh.axes)
-    if isinstance(placed, Mapping):
-        unknown = [repr(axis) for axis in placed if axis not in mesh.axes]
-        if unknown:
-            return f"the mesh has no axis {', '.join(unknown)}; its axes are {names}"
-        each: Wanted = tuple(placed.get(axis) for axis in mesh.axes)
-    else:
-        each = tuple(placed) if isinstance(placed, Sequence) else (placed,)
-    if not all(p is None or isinstance(p, Replicate | Shard | Partial) for p in each):
-        return "a placement is Replicate(), Shard(dim) or Partial()"
-    if len(each) != len(mesh.axes):
-        return f"want one placement for each axis of the mesh ({names}), or a mapping from axis to placement"
-    return tuple(None if p is None else from_front(p, rank) for p in each)
-
-
-def _misfits(
-    layout: Sequence[Placement], shape: Sequence[Dim] | None, mesh: Mesh, may_be_partial: bool
-) -> Iterator[str]:
-    kinds = {p.reduction for p in layout if isinstance(p, Partial)}
-    # With different reductions the result would depend on which axis is reduced first.
-    if len(kinds) > 1 and kinds != {"sum", "mean"}:
-        yield f"terms of {' and '.join(sorted(kinds))} do not mix; want one reduction on all axes"
-    for kind in kinds.difference(REDUCTIONS):
-        yield f"no reduction {kind!r}; want one of {', '.join(REDUCTIONS)}"
-    if kinds and not may_be_partial:
-        yield "only inputs and outputs of the graph may be Partial"
-    ranks: Counter[int] = Counter()
-    for placement, size in zip(layout, mesh.sizes, strict=True):
-        if isinstance(placement, Shard):
-            ranks[placement.dim] = (ranks[placement.dim] or 1) * size
-    yield from filter(None, (split_problem(dim, shape, count) for dim, count in ranks.items()))
 
 
 def from_front(placement: Placement, rank: int) -> Placement:

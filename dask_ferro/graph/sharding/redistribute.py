@@ -96,7 +96,7 @@ class Mesh:
         return tuple(map(tuple, rows.tolist()))
 
 
-def text(layout: Layout) -> str:
+def text(layout: Sequence[Placement]) -> str:
     """Return a layout as text: "R", "S(0)", "S(0),P"."""
     return ",".join(map(str, layout))
 
