@@ -329,9 +329,8 @@ class _Propagation:
         # Terms that are rounded are added without another rounding only where that is left to the caller.
         rounded = strategy.rounds and self._owed(made, axis) > 0
         # The shards of a sequence parallel region are for its own nodes.
-        foreign = list(self.mesh.axes)[axis] not in sequence_of(node) and any(
-            (v, axis) in self.shards and self._wanted(v, axis) == p for v, p in read
-        )
+        marked = any((v, axis) in self.shards and self._wanted(v, axis) == p for v, p in read)
+        foreign = marked and list(self.mesh.axes)[axis] not in sequence_of(node)
         return (lies or asked) and passed and not rounded and not foreign
 
     def _moved(self, value: ir.Value, wanted: Placement, axis: int) -> float:
