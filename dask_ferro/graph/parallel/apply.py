@@ -203,7 +203,7 @@ class _Applying:
 
     def applied(self) -> Applied:
         regions = self._regions()
-        given = self._given(regions)
+        given = self._placements(regions)
         asked = self.plan.optimizer_state
         state = {} if asked is None else split_dims(self._placed(asked, DATA))
         self._check_workers()
@@ -303,10 +303,10 @@ class _Applying:
             self._wrong_in(region, "workers", f"regions have {sorted(sizes)}; give a `mesh`")
         return Mesh({TENSOR: max(sizes)}) if sizes else _ONE
 
-    def _given(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, Placed]:
+    def _placements(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, Placed]:
         """Return the placements of values: those of `inputs`, those by name in regions, and then all others'."""
         found = self._inputs()
-        for value, asked in self._named(regions):
+        for value, asked in self._region_values(regions):
             self._put(found, value, self._split(value, asked), asked)
         by_name = frozenset(found)
         for node, region in regions.items():
@@ -342,7 +342,7 @@ class _Applying:
             found.update((name, (self._split(known[name], asked, DATA), asked)) for name in names)
         return found
 
-    def _named(self, regions: Mapping[ir.Node, RegionPlan]) -> Iterator[tuple[ir.Value, Asked]]:
+    def _region_values(self, regions: Mapping[ir.Node, RegionPlan]) -> Iterator[tuple[ir.Value, Asked]]:
         """Yield the values that regions name, each with its split."""
         used: set[str] = set()
         for node, region in regions.items():

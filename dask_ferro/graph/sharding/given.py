@@ -23,7 +23,7 @@ from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Mesh, text
 
 Placed: TypeAlias = Placement | Sequence[Placement | None] | Mapping[str, Placement]
 # A placement for each axis of the mesh; None on axes that none was asked for.
-Wanted: TypeAlias = tuple[Placement | None, ...]
+Request: TypeAlias = tuple[Placement | None, ...]
 
 
 def refuse(model: ir.Model) -> None:
@@ -57,12 +57,12 @@ def _trains(node: ir.Node) -> bool:
 
 def layouts(
     values: Mapping[str, ir.Value], types: Types, mesh: Mesh, asked: Mapping[str, Placed], what: str
-) -> dict[str, Wanted]:
+) -> dict[str, Request]:
     """Return the requested layouts of values by name, or raise `ConfigError` with all impossible ones.
 
     `what` is the argument of `propagate`, for messages.
     """
-    found: dict[str, Wanted] = {}
+    found: dict[str, Request] = {}
     problems: list[str] = []
     for name, placed in asked.items():
         if name not in values:

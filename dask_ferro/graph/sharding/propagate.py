@@ -34,7 +34,7 @@ from dask_ferro.graph.ir.inference import values
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.table import rule
-from dask_ferro.graph.sharding.given import Placed, Wanted, layouts, refuse
+from dask_ferro.graph.sharding.given import Placed, Request, layouts, refuse
 from dask_ferro.graph.sharding.node_placement import sequence_of
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
 from dask_ferro.graph.sharding.plan import Compute, Entry, LayoutChange, Numbers, Sharding, needed
@@ -107,8 +107,8 @@ def propagate(
     graph, known = model.graph, {value.name: value for value in values(model.graph) if value.name}
     of_inputs, of_outputs = ({v.name: v for v in ends if v.name} for ends in (graph.inputs, graph.outputs))
     wanted = layouts(known, types, mesh, given, "given")
-    wanted_out = _closed(layouts(of_outputs, types, mesh, outputs or {}, "outputs"))
-    wanted_in = _closed(layouts(of_inputs, types, mesh, starts or {}, "starts"))
+    wanted_out = _fill(layouts(of_outputs, types, mesh, outputs or {}, "outputs"))
+    wanted_in = _fill(layouts(of_inputs, types, mesh, starts or {}, "starts"))
     walk = _Propagation(model, types, mesh, wanted, link, profile)
     walk.leave(terms, wanted_out)
     walk.begin(wanted_in)
@@ -118,7 +118,7 @@ def propagate(
     return Sharding(model, types, mesh, walk.start, ends, tuple(walk.entries), walk.known)
 
 
-def _closed(wanted: Mapping[str, Wanted]) -> dict[str, Layout]:
+def _fill(wanted: Mapping[str, Request]) -> dict[str, Layout]:
     """Return layouts that are whole along axes that none was asked for."""
     return {name: tuple(p or WHOLE for p in layout) for name, layout in wanted.items()}
 
@@ -137,7 +137,7 @@ class _Propagation:
         model: ir.Model,
         types: Types,
         mesh: Mesh,
-        wanted: Mapping[str, Wanted],
+        wanted: Mapping[str, Request],
         link: Link,
         profile: DeviceProfile,
     ) -> None:
@@ -148,7 +148,7 @@ class _Propagation:
         self.taken = {node: taken(site) for node, site in self.sites.items()}
         self.nodes = needed(self.taken, model.graph.outputs)
         sources = dict.fromkeys((*model.graph.inputs, *model.graph.initializers.values()))
-        closed = _closed(wanted)
+        closed = _fill(wanted)
         self.start = {v.name or "": closed.get(v.name or "", mesh.whole) for v in sources}
         self.forms: dict[ir.Value, list[Layout]] = {v: [self.start[v.name or ""]] for v in sources}
         # A graph output counts as a reader of its value.
@@ -165,10 +165,10 @@ class _Propagation:
             for node in self.nodes
             for axis, name in enumerate(mesh.axes)
             for value in ((*self.taken[node], *node.outputs) if name in sequence_of(node) else ())
-            if value is not None and self._wanted(value, axis) == Shard(sequence_of(node)[name])
+            if value is not None and self._request(value, axis) == Shard(sequence_of(node)[name])
         }
 
-    def _wanted(self, value: ir.Value, axis: int) -> Placement | None:
+    def _request(self, value: ir.Value, axis: int) -> Placement | None:
         """Return the placement that the caller gives a value along an axis."""
         layout = self.wanted.get(value.name or "")
         return None if layout is None else layout[axis]
@@ -323,13 +323,13 @@ class _Propagation:
             return True
         made = list(zip(node.outputs, strategy.outputs, strict=True))
         lies = any(form[axis] == p for v, p in read for form in self.forms[v])
-        asked = any(isinstance(p, Shard) and self._wanted(v, axis) == p for v, p in made)
+        asked = any(isinstance(p, Shard) and self._request(v, axis) == p for v, p in made)
         # Terms that others need complete are reduced for all of them.
         passed = all(self.readers[v] == 1 for v, p in read if isinstance(p, Partial))
         # Terms that are rounded are added without another rounding only where that is left to the caller.
         rounded = strategy.rounds and self._owed(made, axis) > 0
         # The shards of a sequence parallel region are for its own nodes.
-        marked = any((v, axis) in self.shards and self._wanted(v, axis) == p for v, p in read)
+        marked = any((v, axis) in self.shards and self._request(v, axis) == p for v, p in read)
         foreign = marked and list(self.mesh.axes)[axis] not in sequence_of(node)
         return (lies or asked) and passed and not rounded and not foreign
 
