@@ -19,6 +19,8 @@ computed, are not counted.  Durations are seconds, sizes bytes, both of one work
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, product
 from typing import Any, NamedTuple
 
@@ -187,22 +189,26 @@ def _carriers(
     return {name: size for name, size in sizes.items() if size == first and isinstance(size, int)}
 
 
+@dataclass(frozen=True)
 class _Look:
     """One graph, sharded and priced for several combinations."""
 
-    def __init__(
-        self,
-        step: _Step,
-        types: Types,
-        carriers: Mapping[str, int],
-        pairs: Mapping[str, int],
-        link: Link,
-        profile: DeviceProfile,
-    ) -> None:
-        self.step, self.types, self.carriers, self.pairs = step, types, carriers, pairs
-        self.link, self.profile = link, profile
-        self.batch = min(carriers.values(), default=1)
-        self.trains = any(region_of(node).phase == BACKWARD for node in step.model.graph)
+    step: _Step
+    types: Types
+    carriers: Mapping[str, int]
+    pairs: Mapping[str, int]
+    link: Link
+    profile: DeviceProfile
+
+    @property
+    def batch(self) -> int:
+        """The number of rows of the batch."""
+        return min(self.carriers.values(), default=1)
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether the graph computes gradients."""
+        return any(region_of(node).phase == BACKWARD for node in self.step.model.graph)
 
     def shard(self, data: int, tensor: int) -> Sharding | None:
         """Return the graph sharded over data x tensor ranks; None if an axis has nothing to split."""

@@ -195,8 +195,7 @@ class _Propagation:
             if (layout := starts.get(value.name or "")) is not None:
                 given, self.start[value.name or ""] = self.start[value.name or ""], layout
                 self.forms[value] = [layout]
-                self._bring(value, given)
-                self.forms[value] = [given]
+                self._settle(value, given)
 
     def take(self, node: ir.Node) -> None:
         """Place one node, redistribute its inputs, and its outputs if the caller placed them."""
@@ -205,14 +204,16 @@ class _Propagation:
         else:
             self._place(node)
         for value in node.outputs:
-            asked = self.wanted.get(value.name or "")
-            if asked is not None:
-                wanted = tuple(
-                    now if p is None else p for now, p in zip(self.forms[value][0], asked, strict=True)
+            if (asked := self.wanted.get(value.name or "")) is not None:
+                made = self.forms[value][0]
+                self._settle(
+                    value, tuple(now if p is None else p for now, p in zip(made, asked, strict=True))
                 )
-                self._bring(value, wanted)
-                # Readers start from the requested layout and not from an earlier one.
-                self.forms[value] = [wanted]
+
+    def _settle(self, value: ir.Value, layout: Layout) -> None:
+        """Redistribute a value to a layout, from which its readers start, and not from an earlier one."""
+        self._bring(value, layout)
+        self.forms[value] = [layout]
 
     def end(self, value: ir.Value, wanted: Layout | None) -> Layout:
         """Return the layout of a graph output: the requested one, else the last one that is not Partial.
