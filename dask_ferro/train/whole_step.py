@@ -65,7 +65,7 @@ def program_of(recipe: Recipe, params: Tree, form: Any, first: Batch) -> Trainin
 def is_whole(options: Mapping[str, Any]) -> bool:
     """Return whether a step is one graph, for the keywords of `parallel` that are given."""
     plan = options.get("plan")
-    is_apart = plan is not None and plan.enabled and plan.has_stages
+    is_apart = plan is not None and plan.enabled and plan.has_pipeline
     return options.keys() <= _WHOLE and options.get("micro_batches", 1) == 1 and not is_apart
 
 

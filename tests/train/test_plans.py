@@ -183,7 +183,7 @@ def test_a_checkpoint_goes_on_by_another_plan(tmp_path):
         ({"micro_batches": 4, "data": data(18)}, "one has 2 rows, fewer than the 4 micro-batches"),
         (
             {"plan": {**FSDP, "mesh": {"data": 2, "fsdp": 3}}},
-            "'last.weight' as R,S.0.: its dimension 0 is 8, which 3 ranks do not divide",
+            "'last.weight': its dimension 0 is 8, which 3 ranks do not divide",
         ),
         ({"plan": {"third": {"stage": 0}}}, "the graph has no such region"),
     ],

@@ -60,6 +60,8 @@ def test_it_has_the_bits_of_a_pipeline_of_one_stage(name, clip, accumulate, prec
         ({"plan": {**PLANS["data"], "optimizer_state": {"data": 0}}}, True),
         ({"plan": {**PLANS["data"], "optimizer_state": {"data": 0}}, "micro_batches": 2}, False),
         ({"plan": {"enabled": False, **PLANS["pipeline"]}}, True),
+        ({"plan": {**PLANS["data"], "micro_batches": 2}}, False),
+        ({"plan": {"stages": 2}}, False),
         ({"stages": 2}, False),
         ({"schedule": "gpipe"}, False),
     ],

@@ -17,7 +17,7 @@ needs no other plan.  Workers are numbers here, not addresses.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -27,14 +27,15 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.inference import declared_type
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, parse_plan, read_plan, together
 from dask_ferro.graph.parallel.node_values import (
     Placed,
     front_dims,
-    lies_alike,
     named,
+    ranks_along,
     shown,
     sized,
     sources,
@@ -44,6 +45,7 @@ from dask_ferro.graph.parallel.node_values import (
 )
 from dask_ferro.graph.parallel.remat import draws, rematerialized, units_of
 from dask_ferro.graph.parallel.sequence import mark, misfits, with_sequences
+from dask_ferro.graph.sharding.given import split_problem
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement, place
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.placements import WHOLE, Shard
@@ -53,7 +55,6 @@ from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.tensor import Tensor
-from dask_ferro.words import few
 
 DATA, TENSOR = "data", "tensor"
 # The key of a model's metadata with the text of its plan.
@@ -202,11 +203,10 @@ class _Applying:
 
     def applied(self) -> Applied:
         regions = self._regions()
-        given = self._placements(self._inputs(), self._values(regions))
-        given |= self._all_split(regions, given)
-        state = self._optimizer_state()
+        given = self._placements(regions)
+        asked = self.plan.optimizer_state
+        state = {} if asked is None else split_dims(self._placed(asked, DATA))
         self._check_workers()
-        self._check_stages(regions)
         self._check_remat(regions)
         for asked, problem in misfits(regions, self._placed, self.mesh):
             self._wrong(asked, problem)
@@ -303,82 +303,75 @@ class _Applying:
             self._wrong_in(region, "workers", f"regions have {sorted(sizes)}; give a `mesh`")
         return Mesh({TENSOR: max(sizes)}) if sizes else _ONE
 
-    def _inputs(self) -> dict[str, Placed]:
+    def _placements(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, Placed]:
+        """Return the placements of values: those of `inputs`, those by name in regions, and then all others'."""
+        found = self._inputs()
+        for value, asked in self._region_values(regions):
+            self._put(found, value, self._split(value, asked), asked)
+        by_name = frozenset(found)
+        for node, region in regions.items():
+            for asked in (asked for asked in region.shard.values() if asked.is_general):
+                # Scalars are constants of the expression.
+                values = [
+                    v for v in sources(node) if v.name not in by_name and v.shape is not None and len(v.shape)
+                ]
+                for value in values:
+                    self._put(found, value, split_or_whole(self._placed(asked), value, self.mesh), asked)
+        return {name: placed for name, (placed, _) in found.items()}
+
+    def _put(
+        self, found: dict[str, tuple[Placed, Asked]], value: ir.Value, placed: Placed, asked: Asked
+    ) -> None:
+        first, by = found.setdefault(value.name or "", (placed, asked))
+        if first != placed:
+            has = f"which is {shown(first)} by {by.key}"
+            remedy = "keep one of them, or place it in `inputs` alone"
+            self._wrong(asked, f"got {shown(placed)} for {value.name!r}, {has}; {remedy}")
+
+    def _inputs(self) -> dict[str, tuple[Placed, Asked]]:
+        """Return the placements of inputs and weights by `inputs`, of which later entries override earlier ones."""
         graph = self.model.graph
         known = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
-        found: dict[str, Placed] = {}
+        found: dict[str, tuple[Placed, Asked]] = {}
         for pattern, asked in self.plan.inputs.items():
             names = [name for name in known if fnmatchcase(name, pattern)]
             if not names:
                 # A number has no dimension to split.
                 others = [v.name or "" for v in graph.inputs if v.shape is None or len(v.shape)] or [*known]
                 self._wrong(asked, f"no such input; the graph has {', '.join(others)}")
-            placed = self._placed(asked, DATA)
-            found.update((name, front_dims(placed, known[name])) for name in names)
+            found.update((name, (self._split(known[name], asked, DATA), asked)) for name in names)
         return found
 
-    def _placements(self, inputs: Mapping[str, Placed], values: Mapping[str, Placed]) -> dict[str, Placed]:
-        """Return the placements of `inputs` and of regions, which must agree on a value that both place."""
-        for pattern, asked in self.plan.inputs.items():
-            for name in sorted(n for n in inputs.keys() & values.keys() if fnmatchcase(n, pattern)):
-                if not lies_alike(inputs[name], values[name]):
-                    problem = (
-                        f"{name!r} is placed as {shown(inputs[name])}, and by a region's `shard` as"
-                        f" {shown(values[name])}; keep one of them"
-                    )
-                    self._wrong(asked, problem)
-        return {**inputs, **values}
-
-    def _values(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, Placed]:
-        """Return the placements that regions give to values."""
-        found: dict[str, Placed] = {}
+    def _region_values(self, regions: Mapping[ir.Node, RegionPlan]) -> Iterator[tuple[ir.Value, Asked]]:
+        """Yield the values that regions name, each with its split."""
         used: set[str] = set()
         for node, region in regions.items():
             for key, asked in region.shard.items():
-                for value in named(node, key):
+                for value in named(node, key) if not asked.is_general else ():
                     used.add(asked.key)
-                    name, own = value.name or "", front_dims(self._placed(asked), value)
-                    if found.setdefault(name, own) != own:
-                        self._wrong(asked, f"{name!r} is placed differently by another region")
+                    yield value, asked
         for region in self.plan.regions:
             mine = [node for node, r in regions.items() if region.shard.items() <= r.shard.items()]
             for asked in region.shard.values():
-                if asked.key not in used:
+                if asked.key not in used and not asked.is_general:
                     there = sorted({v.name or "" for v in chain.from_iterable(map(sources, mine))})
                     listed = ", ".join(map(repr, there[:6]))
                     problem = f"no such value in the region; its weights and inputs are {listed or 'none'}"
                     self._wrong(asked, problem)
-        return found
 
-    def _all_split(
-        self, regions: Mapping[ir.Node, RegionPlan], given: Mapping[str, Placed]
-    ) -> dict[str, Placed]:
-        """Return the placements of weights and graph inputs by their regions' `split_all`, without those given."""
-        found: dict[str, Placed] = {}
-        axes = list(self.mesh.axes)
-        one = f"name one of {', '.join(axes)} {TENSOR!r}"
-        remedy = f"{one}, or split values by name, as in {{weight: {{{axes[0]}: 0}}}}"
-        for node, region in regions.items():
-            asked = region.split_all
-            if asked is None:
-                continue
-            split = self._placed(asked, remedy=remedy)
-            for value in sources(node):
-                # Scalars are constants of the expression.
-                if value.name in given or value.shape is None or not len(value.shape):
-                    continue
-                placed = split_or_whole(split, value, self.mesh)
-                if found.setdefault(value.name or "", placed) != placed:
-                    problem = f"{value.name!r} is placed differently by another region; name it in `inputs`"
-                    self._wrong(asked, problem)
-        return found
+    def _split(self, value: ir.Value, asked: Asked, axis: str = TENSOR) -> Placed:
+        """Return the placement of a value that the plan names, after a check of the sizes that are known."""
+        placed = front_dims(self._placed(asked, axis), value)
+        shape = declared_type(value).shape
+        if shape is None:
+            return placed
+        for dim, ranks in ranks_along(placed, self.mesh).items():
+            is_open = 0 <= dim < len(shape) and not isinstance(shape[dim], int)
+            if not is_open and (problem := split_problem(dim, shape, ranks)):
+                self._wrong(asked, f"{value.name!r}: {problem}")
+        return placed
 
-    def _optimizer_state(self) -> dict[str, int]:
-        asked = self.plan.optimizer_state
-        placed = {} if asked is None else self._placed(asked, DATA)
-        return split_dims(placed)
-
-    def _placed(self, asked: Asked, axis: str = TENSOR, *, remedy: str = "") -> Placed:
+    def _placed(self, asked: Asked, axis: str = TENSOR) -> Placed:
         """Return a placement for each named axis of the mesh; a bare dimension is split along `axis`."""
         axes = list(self.mesh.axes)
         if asked.split is None:
@@ -389,7 +382,7 @@ class _Applying:
                     self._wrong(asked, f"no axis {name!r}; the mesh has {', '.join(axes)}")
             return {name: Shard(dim) for name, dim in asked.split.items() if name in axes}
         if axis not in axes and len(axes) > 1:
-            wanted = remedy or f"name one of {', '.join(axes)}, as in {{{axes[0]}: 0}}"
+            wanted = f"name one of {', '.join(axes)}, as in {{{axes[0]}: {asked.split}}}"
             self._wrong(asked, f"which axis? {wanted}")
         return {axis if axis in axes else axes[0]: Shard(asked.split)}
 
@@ -406,26 +399,6 @@ class _Applying:
             if first.workers != region.workers:
                 got = f"got {list(region.workers)}, and {first.name!r} has {list(first.workers or ())}"
                 self._wrong_in(region, "workers", f"{got}; regions of one stage share their workers")
-
-    def _check_stages(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
-        """Check that stages and workers are numbered from 0 without a gap; nodes without a stage are in stage 0."""
-        told = reversed(self.plan.regions)
-        named = [r for r in told if r.stage is not None or r.workers]
-        rest = {0} if any(regions.get(node, _NOTHING).stage is None for node in self.model.graph) else set()
-        self._check_numbers("stage", {r.stage: r for r in named if r.stage is not None}, rest)
-        of_worker: dict[int, RegionPlan] = {}
-        for region in named:
-            of_worker |= dict.fromkeys(region.workers or (), region)
-        self._check_numbers("workers", of_worker, set())
-
-    def _check_numbers(self, key: str, named: Mapping[int, RegionPlan], rest: set[int]) -> None:
-        # A missing number would be a stage or a worker without nodes.
-        missing = sorted(set(range(max(named, default=-1))) - named.keys() - rest)
-        if missing:
-            problem = (
-                f"got {max(named)}, and no region has {few(missing)}; number them 0, 1, ... without a gap"
-            )
-            self._wrong_in(named[max(named)], key, problem)
 
 
 def _covered(name: str, paths: Iterable[str]) -> set[str]:

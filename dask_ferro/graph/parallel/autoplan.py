@@ -3,168 +3,56 @@
     plan(graph, workers=8)      all combinations for up to 8 workers; the fastest that fits the memory is marked
 
 - data: inputs with the batch dimension are split along it, their first dimension.
-- tensor: weights of matrix products are split by columns and rows in turn, so that a pair costs one all-reduce;
-  columns without rows after them, convolutions and embeddings stay whole.
+- tensor: weights of matrix products are split by columns and rows in turn, so that a pair costs one all-reduce, and a
+  vector that is added to columns with them.  Columns without rows after them, whose result would have to be gathered,
+  stay whole, and so do convolutions and embeddings.
 - pipeline: stages of equal seconds, with the most micro-batches that divide the batch, up to four per stage; makespan
   and activations are those of 1f1b.
 - optimizer's state: split over the data ranks too, where that takes less memory (`parallel.state_layouts`).
 
 Seconds are those of the cost model for compute, those of the link for communication, and one hop of a flow for each
 collective in a chain and for each action of a stage.  `sharding.propagate` does the sharding; where it refuses, the
-reason is given.  Everything is projected: nothing runs.  Durations are seconds, sizes bytes, both of one worker.
+reason is given.  Everything is projected: nothing runs.  The memory of engines, and second copies while new values are
+computed, are not counted.  Durations are seconds, sizes bytes, both of one worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, product
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError, UnsupportedOp, is_count
-from dask_ferro.graph.bundling.partition import DASK, FLOW, FLOW_LINK
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.bundling.partition import FLOW, FLOW_LINK
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile
 from dask_ferro.graph.ir.nodes import Types, type_of
-from dask_ferro.graph.parallel.apply import DATA, TENSOR
+from dask_ferro.graph.ir.regions import BACKWARD, region_of
+from dask_ferro.graph.parallel.apply import DATA, TENSOR, model_of
 from dask_ferro.graph.parallel.node_values import sized, split_dims
-from dask_ferro.graph.parallel.step_bytes import StepBytes, StepGraph, step_bytes, step_graph
+from dask_ferro.graph.parallel.proposals import Proposal, Proposals
+from dask_ferro.graph.parallel.state_layouts import state_layouts
+from dask_ferro.graph.pipeline.stages import LOSS, input_names
+from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph
 from dask_ferro.graph.sharding.given import divides
-from dask_ferro.graph.sharding.megatron import pairs_of
 from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.plan import Compute, LayoutChange, Sharding
 from dask_ferro.graph.sharding.propagate import propagate
-from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Mesh
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Mesh, shards
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.graph.tensor.tensor import Tensor
 from dask_ferro.policy.estimates import Link
 
 # Ranks run as a flow.
 _HOP = FLOW.way_s
 _MICRO_BATCHES_A_STAGE = 4
-_MIB = 2**20
-
-
-class Proposal(NamedTuple):
-    """One combination of data, tensor and pipeline parallelism.
-
-    Attributes
-    ----------
-    data, tensor, stages, micro_batches : int
-    seconds : float
-        Of one step: computing, exchanging and waiting (the pipeline's ramp, and hops).
-    computing, exchanging, waiting : float
-    parameters, gradients, state, activations : float
-        Bytes of weights and other inputs that are no batch, of gradients, of the optimizer's state, and of the
-        activations that are kept.
-    given : mapping of str to (axis to dimension)
-        The inputs and weights that are split.
-    optimizer_state : mapping of str to int
-        The dimension that each axis splits of the optimizer's state, beyond the parameters' own splits.
-    """
-
-    data: int
-    tensor: int
-    stages: int
-    micro_batches: int
-    seconds: float
-    computing: float
-    exchanging: float
-    waiting: float
-    parameters: float
-    gradients: float
-    state: float
-    activations: float
-    given: Mapping[str, Mapping[str, int]]
-    optimizer_state: Mapping[str, int] = {}
-
-    @property
-    def memory(self) -> float:
-        """The sum of the bytes."""
-        return self.parameters + self.gradients + self.state + self.activations
-
-    @property
-    def workers(self) -> int:
-        """The number of workers that the plan uses."""
-        return self.data * self.tensor * self.stages
-
-    def as_plan(self) -> dict[str, Any]:
-        """Return the plan for `apply`: mesh, and splits of inputs, weights and the optimizer's state.
-
-        Stages are cut by the pipeline.
-        """
-        mesh = {axis: n for axis, n in ((DATA, self.data), (TENSOR, self.tensor)) if n > 1}
-        if not mesh:
-            return {}
-        found = {"mesh": mesh, "inputs": {name: dict(at) for name, at in self.given.items()}}
-        return found | ({"optimizer_state": dict(self.optimizer_state)} if self.optimizer_state else {})
-
-
-@dataclass(frozen=True, repr=False)
-class Proposals:
-    """The plans that were considered, the fastest first.
-
-    Attributes
-    ----------
-    rows : tuple of Proposal
-    memory : float or None
-        The memory of one worker.
-    refused : mapping of (data, tensor) to str
-        The reason for each combination that cannot be sharded.
-    """
-
-    rows: tuple[Proposal, ...]
-    memory: float | None = None
-    refused: Mapping[tuple[int, int], str] = field(default_factory=dict)
-
-    @property
-    def best(self) -> Proposal:
-        """The fastest plan that fits, or one with fewer workers that is at most one per cent and a task slower.
-
-        Raises
-        ------
-        ConfigError
-            No plan fits.
-        """
-        if (found := self._best()) is None:
-            least = min(row.memory for row in self.rows)
-            raise ConfigError(
-                f"plan: a worker has {(self.memory or 0) / _MIB:,.4g} MiB, and the smallest plan takes "
-                f"{least / _MIB:,.4g}; give more workers, or more memory to each"
-            )
-        return found
-
-    def _best(self) -> Proposal | None:
-        fits = [row for row in self.rows if self.memory is None or row.memory <= self.memory]
-        # Projections are off by more than one per cent, so that is not worth more workers, each of which has a task of
-        # Dask's.
-        limit = 1.01 * fits[0].seconds + DASK.task_s if fits else 0.0
-        near = (row for row in fits if row.seconds <= limit)
-        return min(near, key=lambda row: (row.workers, row.seconds), default=None)
-
-    def __repr__(self) -> str:
-        best = self._best()
-        told = "none fits" if best is None else f"best {best.data} x {best.tensor} x {best.stages}"
-        return f"<Proposals: {len(self.rows)} plans, {told}, {len(self.refused)} refused>"
-
-    def __str__(self) -> str:
-        """Return a table, with the best row marked, if one fits."""
-        best = self._best()
-        lines = [
-            "  data x tensor x stages   step s  computing  exchanging  waiting  parameters  gradients     state"
-            "  activations  MiB a worker"
-        ]
-        for row in self.rows:
-            split = ", state split" if row.optimizer_state else ""
-            shape = f"{row.data} x {row.tensor} x {row.stages}{split}"
-            mark = "*" if row is best else " "
-            lines.append(
-                f"{mark} {shape:<22} {row.seconds:>8.3g} {row.computing:>10.3g} {row.exchanging:>11.3g} "
-                f"{row.waiting:>8.3g} {row.parameters / _MIB:>11,.1f} {row.gradients / _MIB:>10,.1f} "
-                f"{row.state / _MIB:>9,.1f} {row.activations / _MIB:>12,.1f} {row.memory / _MIB:>13,.1f}"
-            )
-        return "\n".join([*lines, *(f"  {d} x {t}: {why}" for (d, t), why in self.refused.items())])
 
 
 def plan(
@@ -227,9 +115,9 @@ def plan(
     """
     if not is_count(workers):
         raise ConfigError(f"plan: workers={workers!r}, wanted a number from 1 on")
-    step = step_graph(graph, params, optimizer)
+    step = _step(graph, params, optimizer)
     types = sized(step.model, dims)
-    pairs = pairs_of(step.model, types)
+    pairs = _pairs(step.model, types)
     weights = {*pairs, *step.bound, *(step.params or ())}
     carriers = _carriers(step.model, types, batched, weights)
     look = _Look(step, types, carriers, pairs, link, profile)
@@ -253,6 +141,40 @@ def plan(
     return Proposals(tuple(sorted(rows, key=lambda r: (r.seconds, r.workers))), memory, refused)
 
 
+class _Step(NamedTuple):
+    """A graph, its inputs with a value, the inputs that are parameters, and the optimizer's step.
+
+    Without `params` all weights have gradients, if the graph has any.
+    """
+
+    model: ir.Model
+    bound: frozenset[str]
+    params: tuple[str, ...] | None = None
+    update: UpdateGraph | None = None
+
+
+def _step(graph: object, params: Tree | None, optimizer: Optimizer | None) -> _Step:
+    """Return the graph of inference or of a training step."""
+    if params is None:
+        if optimizer is not None:
+            raise ConfigError("plan: optimizer: there are no parameters; pass the loss, and params too")
+        return _Step(model_of(graph), frozenset(graph.bound if isinstance(graph, Built) else ()))
+    loss = graph.get(LOSS) if isinstance(graph, Mapping) else graph
+    if not isinstance(loss, Tensor):
+        raise ConfigError(
+            f"plan: params: wanted a Tensor, the loss, or a mapping with {LOSS!r}, got {type(graph).__name__}; a graph"
+            " that has its gradients needs no params"
+        )
+    others = graph if isinstance(graph, Mapping) else {}
+    leaves = pytree.leaves(params, "plan")
+    grads = [f"gradient_{i}" for i in range(len(leaves))]
+    outputs = {LOSS: loss, **others, **dict(zip(grads, grad(loss, leaves), strict=True))}
+    model, bound = build(outputs, leaves)
+    names = input_names(model, leaves)
+    update = None if optimizer is None else update_graph(optimizer, params, names, grads)
+    return _Step(model, frozenset(bound), names, update)
+
+
 def _carriers(
     model: ir.Model, types: Types, batched: Sequence[str] | None, weights: set[str]
 ) -> dict[str, int]:
@@ -267,21 +189,26 @@ def _carriers(
     return {name: size for name, size in sizes.items() if size == first and isinstance(size, int)}
 
 
+@dataclass(frozen=True)
 class _Look:
     """One graph, sharded and priced for several combinations."""
 
-    def __init__(
-        self,
-        step: StepGraph,
-        types: Types,
-        carriers: Mapping[str, int],
-        pairs: Mapping[str, int],
-        link: Link,
-        profile: DeviceProfile,
-    ) -> None:
-        self.step, self.types, self.carriers, self.pairs = step, types, carriers, pairs
-        self.link, self.profile = link, profile
-        self.batch = min(carriers.values(), default=1)
+    step: _Step
+    types: Types
+    carriers: Mapping[str, int]
+    pairs: Mapping[str, int]
+    link: Link
+    profile: DeviceProfile
+
+    @property
+    def batch(self) -> int:
+        """The number of rows of the batch."""
+        return min(self.carriers.values(), default=1)
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether the graph computes gradients."""
+        return any(region_of(node).phase == BACKWARD for node in self.step.model.graph)
 
     def shard(self, data: int, tensor: int) -> Sharding | None:
         """Return the graph sharded over data x tensor ranks; None if an axis has nothing to split."""
@@ -297,17 +224,6 @@ class _Look:
 
     def priced(self, sharding: Sharding, stages: int) -> list[Proposal]:
         """Return a sharded graph in a number of stages; and with split state, if that takes less memory."""
-        usual = self._priced(sharding, stages)
-        split = {DATA: 0}
-        state = self._bytes(sharding, stages, usual.micro_batches, split).state
-        if state >= usual.state:
-            return [usual]
-        # A reduce-scatter and an all-gather send the bytes of an all-reduce, in one hop more.
-        seconds, waiting = usual.seconds + _HOP, usual.waiting + _HOP
-        return [usual, usual._replace(seconds=seconds, waiting=waiting, state=state, optimizer_state=split)]
-
-    def _priced(self, sharding: Sharding, stages: int) -> Proposal:
-        """Return the projected seconds and bytes of a sharded graph in a number of stages."""
         data, tensor = sharding.mesh.sizes
         micro = _micro_batches(self.batch // data, stages)
         computing = sum(e.seconds for e in sharding.entries if isinstance(e, Compute))
@@ -319,9 +235,14 @@ class _Look:
         busy = (computing + exchanging) / stages
         # 1F1B fills and drains the pipeline once: as long as the other stages take for a micro-batch.
         actions = micro + stages - 1
-        sends = 0.0 if stages == 1 else actions * (2 if self.step.trains else 1) * _HOP
+        sends = 0.0 if stages == 1 else actions * (2 if self.trains else 1) * _HOP
         total = actions * busy / micro + hops + sends
-        return Proposal(
+        # 1F1B keeps at most as many micro-batches as there are stages; inference keeps one value at a time.
+        made, kept = sharding.activations, min(micro, stages) / micro
+        activations = sum(made) * kept if self.trains else max(made, default=0.0)
+        held = self._held(sharding)
+        trained = dict.fromkeys(held if self.step.params is None else self.step.params) if self.trains else {}
+        usual = Proposal(
             data,
             tensor,
             stages,
@@ -330,14 +251,34 @@ class _Look:
             computing / stages,
             exchanging / stages,
             max(0.0, total - busy),
-            *self._bytes(sharding, stages, micro, {}),
+            sum(held.values()) / stages,
+            sum(map(held.__getitem__, trained)) / stages,
+            self._state(sharding, {}) / stages,
+            activations / stages,
             _split(sharding),
         )
+        split = {DATA: 0}
+        state = self._state(sharding, split) / stages
+        if state >= usual.state:
+            return [usual]
+        # A reduce-scatter and an all-gather send the bytes of an all-reduce, in one hop more.
+        seconds, waiting = usual.seconds + _HOP, usual.waiting + _HOP
+        return [usual, usual._replace(seconds=seconds, waiting=waiting, state=state, optimizer_state=split)]
 
-    def _bytes(self, sharding: Sharding, stages: int, micro: int, split: Mapping[str, int]) -> StepBytes:
-        # 1F1B keeps at most as many micro-batches as there are stages.
-        kept = min(micro, stages) / micro
-        return step_bytes(self.step, sharding, self.carriers, kept=kept, stages=stages, split=split)
+    def _held(self, sharding: Sharding) -> dict[str, float]:
+        """Return the bytes of each input that a rank holds from step to step: all but those of the batch."""
+        graph, given = self.step.model.graph, sharding.given
+        sources = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
+        return {n: sharding.part_bytes(v, given[n]) for n, v in sources.items() if n not in self.carriers}
+
+    def _state(self, sharding: Sharding, split: Mapping[str, int]) -> float:
+        """Return the bytes of the optimizer's state on a rank, split further along axes of the mesh."""
+        update, mesh = self.step.update, sharding.mesh
+        if update is None:
+            return 0.0
+        shapes = {name: self.types[name].shape or () for name in update.params}
+        layouts = state_layouts(update.owners, shapes, sharding.given, mesh, split)
+        return sum(float(array.nbytes) / shards(layouts[name], mesh) for name, array in update.start.items())
 
 
 def _longest_chain(sharding: Sharding) -> int:
@@ -366,3 +307,62 @@ def _split(sharding: Sharding) -> dict[str, dict[str, int]]:
     axes = sharding.mesh.axes
     found = {n: split_dims(dict(zip(axes, at, strict=True))) for n, at in sharding.given.items()}
     return {name: split for name, split in found.items() if split}
+
+
+# Column-row pairs.
+
+
+def _pairs(model: ir.Model, types: Types) -> dict[str, int]:
+    """Return the dimension along which each weight of a column-row pair, and each vector with it, is split.
+
+    The weight of a product is split by rows if its left operand depends on split columns, and by columns otherwise
+    (Shoeybi and others, arXiv:1909.08053):  x @ [columns] --elementwise, heads, attention--> @ [rows] --> all-reduce.
+    Only forward nodes are considered; backward nodes follow by propagation.
+    """
+    columns: dict[str, int] = {}
+    split: dict[str, int] = {}
+    biases: dict[str, frozenset[str]] = {}
+    paired: set[str] = set()
+    # For each value the column-parallel weights that it depends on.
+    came: dict[ir.Value, frozenset[str]] = {}
+    for node in model.graph:
+        if region_of(node).phase == BACKWARD:
+            continue
+        origin = frozenset[str]().union(*(came.get(v, frozenset()) for v in node.inputs if v is not None))
+        # A matrix product's weight is its second factor.
+        weight, is_turned = _weight(node, types) if node.op_type in ("MatMul", "Gemm") else (None, False)
+        if weight is None:
+            biases.update(dict.fromkeys(_vectors(node, types) if origin else (), origin))
+        elif origin:
+            split[weight] = int(is_turned)
+            paired |= origin
+            origin = frozenset()
+        else:
+            columns[weight] = int(not is_turned)
+            origin = frozenset({weight})
+            biases.update(dict.fromkeys(_vectors(node, types), origin))
+        came.update(dict.fromkeys(node.outputs, origin))
+    split.update({name: dim for name, dim in columns.items() if name in paired})
+    return split | {name: 0 for name, origin in biases.items() if origin <= paired}
+
+
+def _weight(node: ir.Node, types: Types) -> tuple[str | None, bool]:
+    """Return the weight of a product, and whether its rows are the columns of the product."""
+    factor, told = node.inputs[1], node.attributes.get("transB")
+    is_turned = told is not None and bool(told.value)
+    maker = None if factor is None else factor.producer()
+    if maker is not None and maker.op_type == "Transpose":
+        factor, is_turned = maker.inputs[0], not is_turned
+    return next(iter(_sources([factor], types, rank=2)), None), is_turned
+
+
+def _vectors(node: ir.Node, types: Types) -> list[str]:
+    """Return the 1-D weights that an Add reads, or a Gemm as its third input."""
+    read = node.inputs[2:3] if node.op_type == "Gemm" else node.inputs if node.op_type == "Add" else ()
+    return _sources(read, types, rank=1)
+
+
+def _sources(values: Iterable[ir.Value | None], types: Types, rank: int) -> list[str]:
+    """Return the names of the weights and graph inputs of a rank among values."""
+    sources = [v for v in values if v is not None and (v.is_initializer() or v.is_graph_input())]
+    return [v.name for v in sources if v.name and len(type_of(v, types).shape or ()) == rank]

@@ -4,6 +4,9 @@
     mesh: {data: 2, tensor: 2}          # axes of the ranks; without it, one axis "tensor" over a region's workers
     inputs: {x: {data: 0}}              # which dimension of an input (or weight) is split, by axis
     optimizer_state: {data: 0}          # which dimension of the optimizer's state is split, by axis
+    schedule: 1f1b                      # the order of a pipeline's actions, on `micro_batches` parts of a batch,
+    micro_batches: 8                    # in `stages` of equal seconds where no region has a stage,
+    chunks: 1                           # of so many chunks each: defaults of `parallel` and `fit`
     layer1:                             # a signal's path, or a pattern over paths or over names of nodes
       shard: {weight: 1, bias: 0}       # which dimension of a value is split; `whole`: on every rank
       workers: [0, 1]                   # numbers of workers, in the order of ranks
@@ -15,8 +18,9 @@
     layer2:                             # GT's form: all weights and inputs of the region
       shard: {axis: 0, workers: [0, 1], replicated: false}
 
-In GT's form a value without that dimension, or with one that the ranks do not divide, is whole on every rank; its
-`compile` is accepted and changes nothing, since every region is compiled.
+GT's form is a split of every weight and input that no plan names: one without that dimension, or with one that the
+ranks do not divide, is whole on every rank.  Its `compile` is accepted and changes nothing, since every region is
+compiled.
 
 Problems are reported together, at most ten of them, each with file, line and key.  `apply` checks a plan against a
 graph: its regions, values and dimensions.
@@ -35,40 +39,43 @@ from typing import Any, NamedTuple, TypeAlias
 import yaml
 
 from dask_ferro.errors import ConfigError, did_you_mean
+from dask_ferro.graph.pipeline.named import NAMES
 from dask_ferro.words import at_most
 
 # A dimension split along the default axis, dimensions by axis, or None: whole on every rank.
 Split: TypeAlias = int | Mapping[str, int] | None
 
-DEVICES = ("cpu", "gpu")
 # More than the workers, stages or dimensions of any cluster or array.
 _MOST = 1 << 20
 # Problems that an error lists; a plan of 200 regions may have a fault in each.
 _SHOWN = 10
-RESERVED = ("enabled", "mesh", "inputs", "optimizer_state")
 WHOLE = "whole"
+# The key of a split of all weights and inputs of a region.
+ALL = "*"
 
 
 class Asked(NamedTuple):
-    """The split of a value, and its line and key in the plan."""
+    """The split of a value, and its line and key in the plan.
+
+    `is_general` is true for a split of all weights and inputs of a region: those that it does not fit are whole.
+    """
 
     split: Split
     line: int
     key: str
+    is_general: bool = False
 
 
 @dataclass(frozen=True)
 class RegionPlan:
     """The settings of one region; absent ones are None.  `lines` has the line of each key.
 
-    `shard` has splits of values by name, `split_all` that of all other weights and inputs, and `sequence` that of
-    activations.
+    `shard` has splits of values by name, and `sequence` that of activations.
     """
 
     name: str = ""
     line: int = 0
     shard: Mapping[str, Asked] = field(default_factory=lambda: MappingProxyType({}))
-    split_all: Asked | None = None
     workers: tuple[int, ...] | None = None
     stage: int | None = None
     device: str | None = None
@@ -91,9 +98,12 @@ class PlanFile:
     regions : tuple of RegionPlan
     inputs : mapping of str to Asked
     mesh : mapping of str to int, or None
-    enabled : bool
     optimizer_state : Asked or None
         The dimension of the optimizer's state that is split, as `state_layouts` takes it.
+    enabled : bool
+    schedule : str or None
+    stages, micro_batches, chunks : int or None
+        Of its pipeline, as `parallel` takes them.
     """
 
     source: str
@@ -101,13 +111,22 @@ class PlanFile:
     regions: tuple[RegionPlan, ...] = ()
     inputs: Mapping[str, Asked] = field(default_factory=lambda: MappingProxyType({}))
     mesh: Mapping[str, int] | None = None
-    enabled: bool = True
     optimizer_state: Asked | None = None
+    enabled: bool = True
+    schedule: str | None = None
+    stages: int | None = None
+    micro_batches: int | None = None
+    chunks: int | None = None
 
     @property
     def has_stages(self) -> bool:
         """Whether a region of it has a stage."""
         return any(region.stage is not None for region in self.regions)
+
+    @property
+    def has_pipeline(self) -> bool:
+        """Whether it asks for stages or for several micro-batches."""
+        return self.has_stages or (self.stages or 1) > 1 or (self.micro_batches or 1) > 1
 
     def refusal(self, problems: Sequence[str]) -> ConfigError:
         """Return the error with problems of this plan, each from `at`: each once, and the first ones only."""
@@ -121,7 +140,7 @@ def together(regions: Sequence[RegionPlan]) -> RegionPlan:
     for region in regions[1:]:
         said = {
             key: value
-            for key in ("split_all", "workers", "stage", "device", "backward", "remat", "sequence")
+            for key in ("workers", "stage", "device", "backward", "remat", "sequence")
             if (value := getattr(region, key)) is not None
         }
         shard = {**found.shard, **region.shard}
@@ -176,6 +195,13 @@ def _text(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, str]
         raise ConfigError(f"plan {source!r}: cannot be read ({error}); give a path or a mapping") from error
 
 
+class _Kind(NamedTuple):
+    """Whether a plain value is of a kind, and that kind in words."""
+
+    is_valid: Callable[[Any], bool]
+    wanted: str
+
+
 class _Reader:
     """A reader of YAML nodes, which collects all problems."""
 
@@ -185,17 +211,21 @@ class _Reader:
 
     def plan(self, root: Any) -> PlanFile:
         found = dict(self._items(root, "plan")) if root is not None else {}
-        enabled, mesh, inputs, state = (found.pop(name, None) for name in RESERVED)
+        own = {key: found.pop(key) for key in _OF_GRAPH if key in found}
         plan = PlanFile(
             self.source,
             self.text,
             tuple(self._region(name, node, _lines(root)[name]) for name, node in found.items()),
-            {} if inputs is None else self._splits(inputs, "inputs"),
-            None if mesh is None else self._mesh(mesh),
-            enabled is None or self._scalar(enabled, "enabled", _flag) is not False,
-            None if state is None else self._asked(state, "optimizer_state"),
+            self._splits(own["inputs"], "inputs") if "inputs" in own else {},
+            self._mesh(own["mesh"]) if "mesh" in own else None,
+            self._asked(own["optimizer_state"], "optimizer_state") if "optimizer_state" in own else None,
+            **{key: self._scalar(own[key], key, kind) for key, kind in _SETTINGS.items() if key in own},
         )
         self._check_backward(plan, found)
+        if plan.stages is not None and plan.has_stages:
+            self._wrong(
+                own["stages"], "stages", f"got {plan.stages}, and regions have a `stage` too; keep one"
+            )
         if self.problems:
             raise plan.refusal(self.problems)
         return plan
@@ -208,40 +238,44 @@ class _Reader:
                 self.problems.append(at(region.lines["backward"], f"{region.name}.backward", problem))
 
     def _region(self, name: str, node: Any, line: int) -> RegionPlan:
+        if not isinstance(node, yaml.MappingNode):
+            wanted = f"wanted a mapping, `key: value`{did_you_mean(name, _OF_GRAPH)}"
+            self.problems.append(at(line, name, wanted))
+            return RegionPlan(name, line)
         found = dict(self._items(node, name))
-        for key in found:
-            if key not in _KEYS:
-                wanted = f"wanted one of {', '.join(_KEYS)}{did_you_mean(key, _KEYS)}"
-                self._wrong(found[key], f"{name}.{key}", f"no such key; {wanted}")
+        self._check_keys(found, name, _OF_REGION)
         values = {
             key: self._scalar(found[key], f"{name}.{key}", _PLAIN[key]) for key in found if key in _PLAIN
         }
         values.pop("compile", None)
         if "sequence" in found:
             values["sequence"] = self._asked(found["sequence"], f"{name}.sequence")
-        if "shard" in found and _is_gt(found["shard"]):
-            return self._gt_region(RegionPlan(name, line, lines=_lines(node), **values), found)
-        shard = self._splits(found["shard"], f"{name}.shard") if "shard" in found else {}
-        workers = self._workers(found["workers"], f"{name}.workers") if "workers" in found else None
-        return RegionPlan(name, line, shard, workers=workers, lines=_lines(node), **values)
+        shard, key, lines = found.get("shard"), f"{name}.shard", _lines(node)
+        workers, where = found.get("workers"), f"{name}.workers"
+        splits: Mapping[str, Asked] = {}
+        if shard is not None and _is_gt(shard):
+            told = dict(self._items(shard, key))
+            self._check_keys(told, key, _GT_KEYS)
+            splits = {ALL: self._general(told, shard, key)}
+            if "workers" in told:
+                if workers is not None:
+                    self._wrong(shard, f"{key}.workers", f"{where} is given too; keep one of them")
+                workers, where, lines = told["workers"], f"{key}.workers", lines | _lines(shard)
+        elif shard is not None:
+            splits = self._splits(shard, key)
+        numbers = None if workers is None else self._workers(workers, where)
+        return RegionPlan(name, line, splits, numbers, lines=lines, **values)
 
-    def _gt_region(self, region: RegionPlan, found: Mapping[str, Any]) -> RegionPlan:
-        """Return a region whose `shard` is in GT's form, with its workers."""
-        key, node = f"{region.name}.shard", found["shard"]
-        told = dict(self._items(node, key))
-        line = node.start_mark.line + 1
-        for name in told.keys() - _GT_KEYS:
-            self._wrong(node, f"{key}.{name}", f"no such key beside `workers`; wanted {', '.join(_GT_KEYS)}")
-        if "workers" in found and "workers" in told:
-            self._wrong(node, f"{key}.workers", f"{region.name}.workers is given too; keep one of them")
-        where = told.get("workers", found.get("workers"))
-        workers = None if where is None else self._workers(where, f"{key}.workers")
-        whole = "replicated" in told and self._scalar(told["replicated"], f"{key}.replicated", _flag)
-        axis = self._scalar(told["axis"], f"{key}.axis", _gt_axis) if "axis" in told else 0
-        lines = {**region.lines, "workers": line if where is None else where.start_mark.line + 1}
-        return replace(
-            region, split_all=Asked(None if whole else axis, line, key), workers=workers, lines=lines
-        )
+    def _general(self, told: Mapping[str, Any], node: yaml.Node, key: str) -> Asked:
+        """Return the split of a `shard` in GT's form."""
+        whole = "replicated" in told and self._scalar(told["replicated"], f"{key}.replicated", _FLAG)
+        split = self._split(told["axis"], f"{key}.axis") if "axis" in told else 0
+        return Asked(None if whole else split, node.start_mark.line + 1, key, is_general=True)
+
+    def _check_keys(self, found: Mapping[str, Any], where: str, known: Sequence[str]) -> None:
+        for key in (key for key in found if key not in known):
+            wanted = f"wanted one of {', '.join(known)}{did_you_mean(key, known)}"
+            self._wrong(found[key], f"{where}.{key}", f"no such key; {wanted}")
 
     def _splits(self, node: Any, key: str) -> dict[str, Asked]:
         return {name: self._asked(value, f"{key}.{name}") for name, value in self._items(node, key)}
@@ -251,16 +285,16 @@ class _Reader:
 
     def _split(self, node: Any, key: str) -> Split:
         if isinstance(node, yaml.MappingNode):
-            pairs = [(axis, self._scalar(v, f"{key}.{axis}", _dim)) for axis, v in self._items(node, key)]
+            pairs = [(axis, self._scalar(v, f"{key}.{axis}", _DIM)) for axis, v in self._items(node, key)]
             return {axis: dim for axis, dim in pairs if dim is not None}
         if isinstance(node, yaml.ScalarNode) and node.value == WHOLE:
             return None
-        found = self._scalar(node, key, _dim)
+        found = self._scalar(node, key, _DIM)
         return None if found is None else int(found)
 
     def _mesh(self, node: Any) -> dict[str, int]:
         pairs = [
-            (axis, self._scalar(value, f"mesh.{axis}", _count)) for axis, value in self._items(node, "mesh")
+            (axis, self._scalar(value, f"mesh.{axis}", _COUNT)) for axis, value in self._items(node, "mesh")
         ]
         if not pairs:
             self._wrong(node, "mesh", "got no axis, wanted such as {data: 2, tensor: 4}")
@@ -270,7 +304,7 @@ class _Reader:
         if not isinstance(node, yaml.SequenceNode) or not node.value:
             self._wrong(node, key, "wanted a list of numbers of workers, such as [0, 1]")
             return None
-        found = [self._scalar(one, key, _number) for one in node.value]
+        found = [self._scalar(one, key, _NUMBER) for one in node.value]
         if len(set(found)) < len(found):
             self._wrong(node, key, f"got {found}, wanted every worker once")
         return tuple(one for one in found if one is not None)
@@ -286,16 +320,16 @@ class _Reader:
             seen.add(str(name.value))
             yield str(name.value), value
 
-    def _scalar(self, node: Any, key: str, check: Callable[[Any], str]) -> Any:
-        """Return the value of a node; None, and a problem, if the check returns the wanted form."""
+    def _scalar(self, node: Any, key: str, kind: _Kind) -> Any:
+        """Return the value of a node; None, and a problem, if it is of another kind."""
         try:
             value = yaml.SafeLoader("").construct_object(node, deep=True)
         except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError) as error:
             told = getattr(error, "problem", None) or str(error)
             self._wrong(node, key, f"cannot be read ({told})")
             return None
-        if wanted := check(value):
-            self._wrong(node, key, f"got {reprlib.repr(value)}, wanted {wanted}")
+        if not kind.is_valid(value):
+            self._wrong(node, key, f"got {reprlib.repr(value)}, wanted {kind.wanted}")
             return None
         return value
 
@@ -317,50 +351,37 @@ def _lines(node: Any) -> dict[str, int]:
     return {str(name.value): name.start_mark.line + 1 for name, _ in pairs}
 
 
-# Checks: each returns the wanted form as text, or "" for a correct value.
-
-
 def _is_int(value: Any) -> bool:
     # YAML reads `yes` as true, and a bool is an int in Python.
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST
 
 
-def _flag(value: Any) -> str:
-    return "" if isinstance(value, bool) else "true or false"
+def _one_of(names: Sequence[str]) -> _Kind:
+    return _Kind(names.__contains__, f"one of {', '.join(names)}")
 
 
-def _count(value: Any) -> str:
-    return "" if _is_int(value) and value >= 1 else "a number of ranks, 1 or more"
+_FLAG = _Kind(lambda value: isinstance(value, bool), "true or false")
+_COUNT = _Kind(lambda value: _is_int(value) and value >= 1, "a whole number, 1 or more")
+_NUMBER = _Kind(lambda value: _is_int(value) and value >= 0, "a number from 0 on")
+_DIM = _Kind(_is_int, f"a dimension, {WHOLE!r}, or dimensions by axis such as {{tensor: 1}}")
+_NAME = _Kind(lambda value: isinstance(value, str) and value != "", "the name of a region")
 
-
-def _number(value: Any) -> str:
-    return "" if _is_int(value) and value >= 0 else "a number from 0 on"
-
-
-def _dim(value: Any) -> str:
-    return "" if _is_int(value) else f"a dimension, {WHOLE!r}, or dimensions by axis such as {{tensor: 1}}"
-
-
-def _gt_axis(value: object) -> str:
-    return "" if _is_int(value) else "a dimension, such as 0; or `replicated: true` for whole values"
-
-
-def _device(value: Any) -> str:
-    return "" if value in DEVICES else f"one of {', '.join(DEVICES)}"
-
-
-def _name(value: Any) -> str:
-    return "" if isinstance(value, str) and value else "the name of a region"
-
-
-# Keys of a region with a plain value, and all its keys.
-_PLAIN: Mapping[str, Callable[[Any], str]] = {
-    "stage": _number,
-    "device": _device,
-    "backward": _name,
-    "compile": _flag,
-    "remat": _flag,
+# Keys with a plain value: of the whole graph, and of a region.
+_SETTINGS = {
+    "enabled": _FLAG,
+    "schedule": _one_of(NAMES),
+    "stages": _COUNT,
+    "micro_batches": _COUNT,
+    "chunks": _COUNT,
 }
-_KEYS = ("shard", "workers", "sequence", *_PLAIN)
-# Those of `shard` in GT's form.
+_PLAIN = {
+    "stage": _NUMBER,
+    "device": _one_of(("cpu", "gpu")),
+    "backward": _NAME,
+    "compile": _FLAG,
+    "remat": _FLAG,
+}
+# All keys of the whole graph, of a region, and of `shard` in GT's form.
+_OF_GRAPH = ("mesh", "inputs", "optimizer_state", *_SETTINGS)
+_OF_REGION = ("shard", "workers", "sequence", *_PLAIN)
 _GT_KEYS = ("axis", "workers", "replicated")

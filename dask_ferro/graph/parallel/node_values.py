@@ -101,11 +101,6 @@ def _has_parts(placed: Placed, shape: ir.Shape | Sequence[Size] | None, mesh: Me
     )
 
 
-def lies_alike(a: Placed, b: Placed) -> bool:
-    """Return whether two placements are equal; a missing axis counts as whole."""
-    return all(a.get(axis, WHOLE) == b.get(axis, WHOLE) for axis in {*a, *b})
-
-
 def shown(placed: Placed) -> str:
     """Return a placement in the form of a plan."""
     return str(split_dims(placed) or "whole")
@@ -113,20 +108,11 @@ def shown(placed: Placed) -> str:
 
 def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str, ValueType]:
     """Return the types of a model's values: the declared ones, or the inferred one where a size is left open."""
-    declared = infer(model, dims=dims)
-    # Inference runs a second time only where a size is open.
-    if all(_is_known(found) for found in declared.values()):
-        return declared
-    bare = model.clone()
-    for node in bare.graph:
-        for value in node.outputs:
-            value.shape = value.shape if value.is_graph_output() else None
-    inferred = infer(bare, dims=dims)
-    # Only types with open sizes are inferred: the user's declarations take precedence.
-    return {
-        name: inferred[name] if not _is_known(found) and _is_known(inferred[name]) else found
-        for name, found in declared.items()
-    }
+    found = infer(model, dims=dims)
+    if not all(map(_is_known, found.values())):
+        inferred = infer(model, dims=dims, trusts_declared=False)
+        found |= {n: inferred[n] for n, t in found.items() if not _is_known(t) and _is_known(inferred[n])}
+    return found
 
 
 def _is_known(found: ValueType) -> bool:

@@ -11,7 +11,7 @@ weights and graph inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -56,7 +56,7 @@ def sequence_values(node: ir.Node, split: Placed) -> Iterator[ir.Value]:
 def misfits(
     regions: Mapping[ir.Node, RegionPlan], placed: Callable[[Asked], Placed], mesh: Mesh
 ) -> Iterator[tuple[Asked, str]]:
-    """Yield the splits of sequences that the values of their regions cannot have, each with the reason.
+    """Yield the splits of sequences that values of their regions cannot have, each with the reason.
 
     Parameters
     ----------
@@ -65,30 +65,29 @@ def misfits(
         Returns the placement of a split.
     mesh : Mesh
     """
-    found: dict[str, tuple[Asked, dict[ir.Value, None]]] = {}
-    for node, region in regions.items():
-        if (asked := region.sequence) is not None:
-            values = found.setdefault(asked.key, (asked, {}))[1]
-            values.update(dict.fromkeys(sequence_values(node, placed(asked))))
-    for asked, values in found.values():
-        for dim, ranks in ranks_along(placed(asked), mesh).items():
-            axes = [axis for axis, split in split_dims(placed(asked)).items() if split == dim]
-            problem = _misfit(values, dim, axes, ranks)
-            yield from [(asked, problem)] if problem else []
-
-
-def _misfit(values: Iterable[ir.Value], dim: int, axes: Sequence[str], ranks: int) -> str:
-    """Return why values cannot be split along a dimension; "" if they can, as far as sizes are known."""
-    if dim < 0:
-        return f"got {dim}, wanted a dimension counted from the front, such as {{{axes[0]}: 1}}"
-    sizes = [value.shape[dim] for value in values if value.shape is not None]
-    if not sizes:
-        return f"no float value of the region has a dimension {dim} with features behind it"
-    uneven = next((size for size in sizes if isinstance(size, int) and not divides(ranks, size)), None)
-    if uneven is None:
-        return ""
-    split = " and ".join(map(repr, axes))
-    return f"its values have {uneven} in dimension {dim}, which the {ranks} ranks of {split} do not divide; pad it"
+    wanted: dict[tuple[str, int], Asked] = {}
+    used: set[tuple[str, int]] = set()
+    for node, asked in ((node, region.sequence) for node, region in regions.items() if region.sequence):
+        split = placed(asked)
+        for dim, ranks in ranks_along(split, mesh).items():
+            axes = [axis for axis, at in split_dims(split).items() if at == dim]
+            if dim < 0:
+                front = f"wanted a dimension counted from the front, such as {{{axes[0]}: 1}}"
+                yield asked, f"got {dim}, {front}"
+                continue
+            sizes = [value.shape[dim] for value in sequence_values(node, split) if value.shape is not None]
+            wanted[asked.key, dim] = asked
+            used.update([(asked.key, dim)] if sizes else [])
+            for size in sizes:
+                if isinstance(size, int) and not divides(ranks, size):
+                    of = f"the {ranks} ranks of {' and '.join(map(repr, axes))}"
+                    yield (
+                        asked,
+                        f"its values have {size} in dimension {dim}, which {of} do not divide; pad it",
+                    )
+    for key, asked in wanted.items():
+        if key not in used:
+            yield asked, f"no float value of the region has a dimension {key[1]} with features behind it"
 
 
 def _is_float(value: ir.Value) -> bool:

@@ -1,7 +1,7 @@
 """Checks of a sharding's inputs: of the graph, and of the placements asked for its values.
 
-The checked layouts have one form: a placement for each axis of the mesh, dimensions counted from the front, and
-`Replicate` on axes of one rank.
+The checked layouts have one form: a placement for each axis of the mesh, dimensions counted from the front, `Replicate`
+on axes of one rank, and None on axes that a placement by axis does not name.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.ir.inference import values
+from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.ir.nodes import Types, bodies, type_of
-from dask_ferro.graph.ops.labels import REDUCTIONS
 from dask_ferro.graph.ops.table import facts_of
-from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
-from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, Mesh, text
+from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Mesh, text
 
-Placed: TypeAlias = Placement | Sequence[Placement] | Mapping[str, Placement]
+Placed: TypeAlias = Placement | Sequence[Placement | None] | Mapping[str, Placement]
+# A placement for each axis of the mesh; None on axes that none was asked for.
+Request: TypeAlias = tuple[Placement | None, ...]
 
 
 def refuse(model: ir.Model) -> None:
@@ -55,74 +56,38 @@ def _trains(node: ir.Node) -> bool:
 
 
 def layouts(
-    model: ir.Model, types: Types, mesh: Mesh, asked: Mapping[str, Placed], what: str
-) -> dict[str, Layout]:
-    """Return the requested layouts by value name, or raise `ConfigError` with all impossible ones.
+    values: Mapping[str, ir.Value], types: Types, mesh: Mesh, asked: Mapping[str, Placed], what: str
+) -> dict[str, Request]:
+    """Return the requested layouts of values by name, or raise `ConfigError` with all impossible ones.
 
-    `what` is "given", for any value of the graph, "starts", for its inputs, or "outputs", for its outputs alone.
+    `what` is the argument of `propagate`, for messages.
     """
-    known = {value.name: value for value in values(model.graph) if value.name}
-    ends = {value.name or "" for value in model.graph.outputs}
-    found: dict[str, Layout] = {}
+    found: dict[str, Request] = {}
     problems: list[str] = []
     for name, placed in asked.items():
-        if name not in known or (what == "outputs" and name not in ends):
-            choices = sorted(ends if what == "outputs" else known)
-            close = difflib.get_close_matches(name, choices, 1) or choices[:8]
+        if name not in values:
+            close = difflib.get_close_matches(name, values, 1) or sorted(values)[:8]
             problems.append(f"{name!r}: no such value in the model; it has {', '.join(map(repr, close))}")
             continue
-        rank = len(type_of(known[name], types).shape or ())
-        layout, wrong = _layout(placed, mesh, rank)
-        may_be_partial = what == "outputs" or known[name].is_graph_input()
-        wrong = wrong or list(_misfits(layout, types, known[name], mesh, may_be_partial))
-        shown = text(layout) if layout else repr(placed)
-        problems += [f"{name!r} as {shown}: {each}" for each in wrong]
-        if not wrong:
-            found[name] = tuple(WHOLE if n == 1 else p for p, n in zip(layout, mesh.sizes, strict=True))
+        if isinstance(placed, Mapping):
+            if unknown := [axis for axis in placed if axis not in mesh.axes]:
+                problems.append(f"{name!r}: the mesh has no axis {unknown}; its axes are {[*mesh.axes]}")
+            placed = [placed.get(axis) for axis in mesh.axes]
+        elif not isinstance(placed, Sequence):
+            placed = [placed]
+        shape = type_of(values[name], types).shape
+        layout = [None if p is None else from_front(p, len(shape or ())) for p in placed]
+        ranks: Counter[int] = Counter()
+        for p, size in zip(layout, mesh.sizes, strict=True):
+            if isinstance(p, Shard):
+                ranks[p.dim] = (ranks[p.dim] or 1) * size
+        shown = text([p or WHOLE for p in layout])
+        wrong = (split_problem(dim, shape, count) for dim, count in ranks.items())
+        problems += [f"{name!r} as {shown}: {each}" for each in wrong if each]
+        found[name] = tuple(WHOLE if n == 1 else p for p, n in zip(layout, mesh.sizes, strict=True))
     if problems:
         raise ConfigError("\n".join([f"{what}: impossible placements:", *(f"  - {p}" for p in problems)]))
     return found
-
-
-def _layout(placed: Placed, mesh: Mesh, rank: int) -> tuple[Layout, list[str]]:
-    names = ", ".join(mesh.axes)
-    if isinstance(placed, Mapping):
-        unknown = [repr(axis) for axis in placed if axis not in mesh.axes]
-        if unknown:
-            return (), [f"the mesh has no axis {', '.join(unknown)}; its axes are {names}"]
-        layout = tuple(placed.get(axis, WHOLE) for axis in mesh.axes)
-    elif isinstance(placed, Sequence):
-        layout = tuple(placed)
-    else:
-        layout = (placed,)
-    if not all(isinstance(p, Replicate | Shard | Partial) for p in layout):
-        return (), ["a placement is Replicate(), Shard(dim) or Partial()"]
-    if len(layout) != len(mesh.axes):
-        return (), [
-            f"want one placement for each axis of the mesh ({names}), or a mapping from axis to placement"
-        ]
-    return tuple(from_front(p, rank) for p in layout), []
-
-
-def _misfits(
-    layout: Layout, types: Types, value: ir.Value, mesh: Mesh, may_be_partial: bool
-) -> Iterator[str]:
-    shape = type_of(value, types).shape
-    kinds = {p.reduction for p in layout if isinstance(p, Partial)}
-    # With different reductions the result would depend on which axis is reduced first.
-    if len(kinds) > 1 and kinds != {"sum", "mean"}:
-        yield f"terms of {' and '.join(sorted(kinds))} do not mix; want one reduction on all axes"
-    ranks: Counter[int] = Counter()
-    for placement, size in zip(layout, mesh.sizes, strict=True):
-        if isinstance(placement, Partial):
-            if placement.reduction not in REDUCTIONS:
-                yield f"no reduction {placement.reduction!r}; want one of {', '.join(REDUCTIONS)}"
-            if not may_be_partial:
-                yield "only inputs and outputs of the graph may be Partial"
-        elif isinstance(placement, Shard):
-            ranks[placement.dim] = (ranks[placement.dim] or 1) * size
-    for dim, count in ranks.items():
-        yield from _unsplit(dim, shape, count)
 
 
 def from_front(placement: Placement, rank: int) -> Placement:
@@ -132,24 +97,17 @@ def from_front(placement: Placement, rank: int) -> Placement:
     return placement
 
 
-def _unsplit(dim: int, shape: Sequence[int | str | None] | None, ranks: int) -> Iterator[str]:
+def split_problem(dim: int, shape: Sequence[Dim] | None, ranks: int) -> str:
+    """Return why ranks have no equal parts of a dimension, with a remedy; "" if they have."""
     if shape is None or not 0 <= dim < len(shape):
-        yield f"its shape is {shape}, so there is no dimension {dim}"
-    elif not isinstance(shape[dim], int):
-        yield f"its dimension {dim} is {shape[dim]!r}; give it a size, as in dims={{{shape[dim]!r}: {8 * ranks}}}"
-    elif not divides(ranks, shape[dim]):
-        yield f"its dimension {dim} is {shape[dim]}, which {ranks} ranks do not divide; pad it, or leave it whole"
+        return f"its shape is {shape}, so there is no dimension {dim}"
+    if not isinstance(shape[dim], int):
+        return f"its dimension {dim} is {shape[dim]!r}; give it a size, as in dims={{{shape[dim]!r}: {8 * ranks}}}"
+    if not divides(ranks, shape[dim]):
+        return f"its dimension {dim} is {shape[dim]}, which {ranks} ranks do not divide; pad it, or leave it whole"
+    return ""
 
 
 def divides(ranks: int, size: object) -> bool:
     """Return whether a size is known, and ranks have equal parts of it."""
     return isinstance(size, int) and size >= ranks and size % ranks == 0
-
-
-def unnamed_axes(mesh: Mesh, asked: Mapping[str, Placed]) -> dict[str, frozenset[int]]:
-    """Return the axes that are not named where a value is placed by axis, by the value's name."""
-    found: dict[str, frozenset[int]] = {}
-    for name, placed in asked.items():
-        if isinstance(placed, Mapping):
-            found[name] = frozenset(i for i, axis in enumerate(mesh.axes) if axis not in placed)
-    return found

@@ -1,15 +1,15 @@
 """The plan of a sharding as data: the entries that every rank executes in order, with their counts and costs.
 
-An entry is a node with the layouts of its operands, a redistribution, or a value known in advance.  Nothing is decided
-here: `sharding.propagate` makes a plan, and `spmd.lower` writes it as a graph.  Durations are seconds, sizes bytes,
-both projected.
+An entry is a node with the layouts of its operands, or a redistribution.  Nothing is decided here:
+`sharding.propagate` makes a plan, and `spmd.lower` writes it as a graph.  Durations are seconds, sizes bytes, both
+projected.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, starmap
 from typing import NamedTuple, TypeAlias
 
@@ -19,6 +19,8 @@ import onnx_ir as ir
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, LayoutStep, Mesh, Price, shards
+
+Numbers: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class Compute(NamedTuple):
@@ -44,14 +46,7 @@ class LayoutChange(NamedTuple):
     price: Price
 
 
-class Folded(NamedTuple):
-    """A value that is known before the run: the global shape of another value."""
-
-    value: ir.Value
-    array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-
-
-Entry: TypeAlias = Compute | LayoutChange | Folded
+Entry: TypeAlias = Compute | LayoutChange
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,9 @@ class Sharding:
         Layouts in which graph inputs and initializers start.
     outputs : tuple of Layout
         Of the graph's outputs.
-    entries : tuple of Compute, LayoutChange and Folded
+    entries : tuple of Compute and LayoutChange
+    known : mapping of onnx_ir.Value to array
+        The values that are known before the run: global shapes of other values.
     """
 
     model: ir.Model
@@ -77,6 +74,7 @@ class Sharding:
     given: Mapping[str, Layout]
     outputs: tuple[Layout, ...]
     entries: tuple[Entry, ...]
+    known: Mapping[ir.Value, Numbers] = field(default_factory=dict)
 
     @property
     def moves(self) -> tuple[LayoutChange, ...]:

@@ -7,8 +7,8 @@ along each axis of the mesh, one strategy of the placement table:
    be whole: nothing is split without a request; axes are taken in the order of the mesh, and a later one may split the
    parts of earlier ones again;
 2. strategies without communication come first, except those whose Partial result is larger than the Partial they read;
-3. then the least projected seconds: of moving the operands, of the node itself, and of the all-reduce that a Partial
-   result will need; the first in the table breaks ties.
+3. then the least projected seconds: of moving the operands along this axis, of the node itself, and of the all-reduce
+   that a Partial result will need; the first in the table breaks ties.
 
 A Partial is passed on to a single reader; with several readers the first one's all-reduce serves all.  Graph outputs
 are never Partial unless asked for.  The shards of a sequence parallel region (`node_placement.SEQUENCE`)
@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import prod
-from typing import NamedTuple
+from math import inf, prod
 
 import numpy as np
 import onnx_ir as ir
@@ -31,32 +30,26 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.partition import FLOW_LINK
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, node_cost, seconds
+from dask_ferro.graph.ir.inference import values
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.table import rule
-from dask_ferro.graph.sharding.given import Placed, layouts, refuse, unnamed_axes
+from dask_ferro.graph.sharding.given import Placed, Request, layouts, refuse
 from dask_ferro.graph.sharding.node_placement import sequence_of
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
-from dask_ferro.graph.sharding.plan import (
-    Compute,
-    Entry,
-    Folded,
-    LayoutChange,
-    Sharding,
-    needed,
-)
+from dask_ferro.graph.sharding.plan import Compute, Entry, LayoutChange, Numbers, Sharding, needed
 from dask_ferro.graph.sharding.redistribute import (
-    FREE,
     Layout,
     Mesh,
-    Price,
+    kind,
     leads,
     price,
+    shards,
     steps,
     text,
     total,
 )
-from dask_ferro.graph.sharding.strategies import Strategy, sequence_shards, strategies, taken
+from dask_ferro.graph.sharding.strategies import Strategy, strategies, taken
 from dask_ferro.policy.estimates import Link
 
 
@@ -111,30 +104,29 @@ def propagate(
     layers (Shoeybi and others 2019, arXiv:1909.08053) are ``Shard(1)`` and ``Shard(0)`` on a weight.
     """
     refuse(model)
-    wanted = layouts(model, types, mesh, given, "given")
-    wanted_out = layouts(model, types, mesh, outputs or {}, "outputs")
-    wanted_in = layouts(model, types, mesh, starts or {}, "starts")
-    walk = _Propagation(model, types, mesh, wanted, unnamed_axes(mesh, given), link, profile)
+    graph, known = model.graph, {value.name: value for value in values(model.graph) if value.name}
+    of_inputs, of_outputs = ({v.name: v for v in ends if v.name} for ends in (graph.inputs, graph.outputs))
+    wanted = layouts(known, types, mesh, given, "given")
+    wanted_out = _fill(layouts(of_outputs, types, mesh, outputs or {}, "outputs"))
+    wanted_in = _fill(layouts(of_inputs, types, mesh, starts or {}, "starts"))
+    walk = _Propagation(model, types, mesh, wanted, link, profile)
     walk.leave(terms, wanted_out)
     walk.begin(wanted_in)
     for node in walk.nodes:
         walk.take(node)
-    ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in model.graph.outputs)
-    return Sharding(model, types, mesh, walk.start, ends, tuple(walk.entries))
+    ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in graph.outputs)
+    return Sharding(model, types, mesh, walk.start, ends, tuple(walk.entries), walk.known)
+
+
+def _fill(wanted: Mapping[str, Request]) -> dict[str, Layout]:
+    """Return layouts that are whole along axes that none was asked for."""
+    return {name: tuple(p or WHOLE for p in layout) for name, layout in wanted.items()}
 
 
 # The walk.
 
 # The terms that may be left to the caller, who adds them to others; terms of a maximum cannot be added.
 _SUMS = (Partial("sum"), Partial("mean"))
-
-
-class _PlacedOperand(NamedTuple):
-    """An operand, its placements along the axes that are chosen, and the price of these."""
-
-    value: ir.Value | None
-    start: Layout
-    price: Price
 
 
 class _Propagation:
@@ -145,20 +137,19 @@ class _Propagation:
         model: ir.Model,
         types: Types,
         mesh: Mesh,
-        wanted: Mapping[str, Layout],
-        unnamed: Mapping[str, frozenset[int]],
+        wanted: Mapping[str, Request],
         link: Link,
         profile: DeviceProfile,
     ) -> None:
         self.types, self.mesh, self.wanted, self.link, self.profile = types, mesh, wanted, link, profile
-        # The axes that a placement by axis does not name, by the value's name.
-        self.unnamed = unnamed
         self.graph = model.graph
-        self.opset = model.opset_imports.get("", 0) or 0
-        self.taken = {node: taken(node, types, self.opset) for node in model.graph}
+        opset = model.opset_imports.get("", 0) or 0
+        self.sites = {node: TypedNode(node, types, opset) for node in model.graph}
+        self.taken = {node: taken(site) for node, site in self.sites.items()}
         self.nodes = needed(self.taken, model.graph.outputs)
         sources = dict.fromkeys((*model.graph.inputs, *model.graph.initializers.values()))
-        self.start = {v.name or "": wanted.get(v.name or "", mesh.whole) for v in sources}
+        closed = _fill(wanted)
+        self.start = {v.name or "": closed.get(v.name or "", mesh.whole) for v in sources}
         self.forms: dict[ir.Value, list[Layout]] = {v: [self.start[v.name or ""]] for v in sources}
         # A graph output counts as a reader of its value.
         self.readers = Counter[ir.Value | None](model.graph.outputs)
@@ -167,20 +158,33 @@ class _Propagation:
         # The axes along which an output may stay in terms.
         self.left: dict[ir.Value, frozenset[int]] = {}
         self.entries: list[Entry] = []
-        self.shards = sequence_shards(self.nodes, self.taken, wanted, mesh)
+        self.known: dict[ir.Value, Numbers] = {}
+        # The values that sequence parallel regions read or make in shards, with the axis.
+        self.shards = {
+            (value, axis)
+            for node in self.nodes
+            for axis, name in enumerate(mesh.axes)
+            for value in ((*self.taken[node], *node.outputs) if name in sequence_of(node) else ())
+            if value is not None and self._request(value, axis) == Shard(sequence_of(node)[name])
+        }
+
+    def _request(self, value: ir.Value, axis: int) -> Placement | None:
+        """Return the placement that the caller gives a value along an axis."""
+        layout = self.wanted.get(value.name or "")
+        return None if layout is None else layout[axis]
 
     def leave(self, terms: Collection[str], wanted: Mapping[str, Layout]) -> None:
         """Leave outputs in terms along the axes on which they are not wanted split, or are wanted in terms."""
         for value in self.graph.outputs:
             layout = wanted.get(value.name or "", self.mesh.whole)
-            left = [isinstance(p, Partial) or (p == WHOLE and value.name in terms) for p in layout]
-            if any(left):
-                self.left[value] = frozenset(i for i, is_left in enumerate(left) if is_left)
+            may = (isinstance(p, Partial) or (p == WHOLE and value.name in terms) for p in layout)
+            if left := frozenset(axis for axis, is_left in enumerate(may) if is_left):
+                self.left[value] = left
         # So may a value of which one linear node makes such an output: a gradient that is widened at last.
         for node in reversed(self.nodes):
-            found = rule(TypedNode(node, self.types, self.opset))
             axes = self.left.get(node.outputs[0], frozenset())
-            for group in found.linear if found is not None and axes else ():
+            found = rule(self.sites[node]) if axes else None
+            for group in () if found is None else found.linear:
                 operand = self.taken[node][group[0]]
                 if len(group) == 1 and operand is not None and self.readers[operand] == 1:
                     self.left.setdefault(operand, axes)
@@ -191,8 +195,7 @@ class _Propagation:
             if (layout := starts.get(value.name or "")) is not None:
                 given, self.start[value.name or ""] = self.start[value.name or ""], layout
                 self.forms[value] = [layout]
-                self._bring(value, given)
-                self.forms[value] = [given]
+                self._settle(value, given)
 
     def take(self, node: ir.Node) -> None:
         """Place one node, redistribute its inputs, and its outputs if the caller placed them."""
@@ -201,17 +204,16 @@ class _Propagation:
         else:
             self._place(node)
         for value in node.outputs:
-            wanted = self.wanted.get(value.name or "")
-            if wanted is not None:
-                wanted = self._closed(value, wanted)
-                self._bring(value, wanted)
-                # Readers start from the requested layout and not from an earlier one.
-                self.forms[value] = [wanted]
+            if (asked := self.wanted.get(value.name or "")) is not None:
+                made = self.forms[value][0]
+                self._settle(
+                    value, tuple(now if p is None else p for now, p in zip(made, asked, strict=True))
+                )
 
-    def _closed(self, value: ir.Value, wanted: Layout) -> Layout:
-        """Return the layout of a node's result, which stays as it is along axes that its placement does not name."""
-        unnamed, made = self.unnamed.get(value.name or "", frozenset()), self.forms[value][0]
-        return tuple(made[i] if i in unnamed else p for i, p in enumerate(wanted))
+    def _settle(self, value: ir.Value, layout: Layout) -> None:
+        """Redistribute a value to a layout, from which its readers start, and not from an earlier one."""
+        self._bring(value, layout)
+        self.forms[value] = [layout]
 
     def end(self, value: ir.Value, wanted: Layout | None) -> Layout:
         """Return the layout of a graph output: the requested one, else the last one that is not Partial.
@@ -232,10 +234,11 @@ class _Propagation:
         return wanted
 
     def _place(self, node: ir.Node) -> None:
+        work = seconds(node, node_cost(node, self.types), self.profile, types=self.types)
         chosen: list[Strategy] = []
         for axis in range(len(self.mesh.axes)):
             # Chosen axis by axis: all combinations would be strategies ** axes, too many for a mesh of three.
-            chosen.append(self._best(node, axis, chosen))
+            chosen.append(self._best(node, axis, chosen, work))
         # The placements of each operand by axis become the operand's layout.
         read = zip(*(strategy.inputs for strategy in chosen), strict=True)
         inputs = tuple(
@@ -250,18 +253,18 @@ class _Propagation:
             once.update((axis, i) for i in strategy.once)
         # Only axes that split a label divide the work: along the others every rank computes the same.
         share = prod(size for size, s in zip(self.mesh.sizes, chosen, strict=True) if s.label)
-        self.entries.append(Compute(node, inputs, outputs, frozenset(once), self._work(node) / share))
+        self.entries.append(Compute(node, inputs, outputs, frozenset(once), work / share))
         self.forms.update((v, [layout]) for v, layout in zip(node.outputs, outputs, strict=True))
 
     def _fold(self, node: ir.Node) -> None:
-        site = TypedNode(node, self.types, self.opset)
+        site = self.sites[node]
         if node.op_type == "Size":
             array = np.array(site.size(0), np.int64)
         else:
             cut = slice(site.attribute("start", 0), site.attribute("end", None))
             array = np.array(site.shape(0)[cut], np.int64)
         self.forms[node.outputs[0]] = [self.mesh.whole]
-        self.entries.append(Folded(node.outputs[0], array))
+        self.known[node.outputs[0]] = array
 
     def _bring(self, value: ir.Value, target: Layout) -> None:
         forms = self.forms[value]
@@ -286,19 +289,15 @@ class _Propagation:
 
     # One axis.
 
-    def _best(self, node: ir.Node, axis: int, chosen: Sequence[Strategy]) -> Strategy:
-        site = TypedNode(node, self.types, self.opset)
-        work = self._work(node)
-        before = self._settled(node, chosen)
+    def _best(self, node: ir.Node, axis: int, chosen: Sequence[Strategy], work: float) -> Strategy:
         ranked: list[tuple[bool, float, int, Strategy]] = []
-        inside = list(self.mesh.axes)[axis] in sequence_of(node)
-        for strategy in strategies(site, self.mesh.sizes[axis], self._parts(chosen)):
+        for strategy in strategies(self.sites[node], self.mesh.sizes[axis], self._parts(chosen)):
             if not self._is_meant(node, strategy, axis):
                 continue
-            if not inside and self._reads_shards(node, strategy, axis):
-                continue
-            moved = self._moved(strategy, before)
-            if moved is None:
+            # An operand that is read twice in one placement is redistributed once.
+            operands = dict.fromkeys(zip(self.taken[node], strategy.inputs, strict=True))
+            moved = [self._moved(value, p, axis) for value, p in operands if value is not None]
+            if inf in moved:
                 continue
             # A Partial result still needs an all-reduce; without this term it would always be cheapest.
             owed = self._owed(zip(node.outputs, strategy.outputs, strict=True), axis)
@@ -306,7 +305,7 @@ class _Propagation:
             is_free = not any(moved) and not (0 < held < owed)
             share = self.mesh.sizes[axis] if strategy.label else 1
             # The position in the table breaks ties, so that strategies themselves are never compared.
-            ranked.append((not is_free, moved.seconds + work / share + owed, len(ranked), strategy))
+            ranked.append((not is_free, sum(moved) + work / share + owed, len(ranked), strategy))
         return min(ranked)[-1]
 
     def _parts(self, chosen: Sequence[Strategy]) -> dict[str, int]:
@@ -318,74 +317,35 @@ class _Propagation:
         return parts
 
     def _is_meant(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
-        """Return whether a strategy uses an operand's current layout, and no Partial that others need complete."""
+        """Return whether a strategy is whole, or what was asked for: by a layout of an operand, or by a result's."""
         pairs = zip(self.taken[node], strategy.inputs, strict=True)
-        parts = [(v, p) for v, p in pairs if v is not None and p != WHOLE]
-        # Whether a value has the placement in one of its layouts.
-        lies = [any(form[axis] == p for form in self.forms[value]) for value, p in parts]
-        passed = all(self.readers[v] == 1 for v, p in parts if isinstance(p, Partial))
+        read = [(v, p) for v, p in pairs if v is not None and p != WHOLE]
+        if not read:
+            return True
+        made = list(zip(node.outputs, strategy.outputs, strict=True))
+        lies = any(form[axis] == p for v, p in read for form in self.forms[v])
+        asked = any(isinstance(p, Shard) and self._request(v, axis) == p for v, p in made)
+        # Terms that others need complete are reduced for all of them.
+        passed = all(self.readers[v] == 1 for v, p in read if isinstance(p, Partial))
         # Terms that are rounded are added without another rounding only where that is left to the caller.
-        made = zip(node.outputs, strategy.outputs, strict=True)
         rounded = strategy.rounds and self._owed(made, axis) > 0
-        meant = any(lies) or self._is_given(node, strategy, axis)
-        return not parts or (meant and passed and not rounded)
+        # The shards of a sequence parallel region are for its own nodes.
+        marked = any((v, axis) in self.shards and self._request(v, axis) == p for v, p in read)
+        foreign = marked and list(self.mesh.axes)[axis] not in sequence_of(node)
+        return (lies or asked) and passed and not rounded and not foreign
 
-    def _is_given(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
-        """Return whether a strategy splits a result as it is wanted along an axis."""
-        made = [
-            (self.wanted.get(v.name or ""), p)
-            for v, p in zip(node.outputs, strategy.outputs, strict=True)
-            if isinstance(p, Shard) and axis not in self.unnamed.get(v.name or "", ())
-        ]
-        return any(layout is not None and layout[axis] == p for layout, p in made)
-
-    def _reads_shards(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
-        """Return whether a strategy reads shards of a sequence parallel region."""
-        return any(
-            isinstance(p, Shard) and axis in self.shards.get(v, ()) and self.wanted[v.name or ""][axis] == p
-            for v, p in zip(self.taken[node], strategy.inputs, strict=True)
-            if v is not None
+    def _moved(self, value: ir.Value, wanted: Placement, axis: int) -> float:
+        """Return the least seconds of placing a value along an axis, while it stays along the others; or infinity."""
+        nbytes, ranks = value_bytes(type_of(value, self.types)), self.mesh.sizes[axis]
+        ways = ((kind(form[axis], wanted), form) for form in self.forms[value])
+        return min(
+            (
+                price(found, nbytes / shards(form, self.mesh, without=(axis,)), ranks, self.link).seconds
+                for found, form in ways
+                if found is not None
+            ),
+            default=inf,
         )
-
-    def _settled(self, node: ir.Node, chosen: Sequence[Strategy]) -> list[_PlacedOperand]:
-        """Return the operands with their placements along the axes chosen so far."""
-        found = []
-        for position, value in enumerate(self.taken[node]):
-            start = tuple(strategy.inputs[position] for strategy in chosen)
-            least = None if value is None else self._least(value, start)
-            found.append(_PlacedOperand(value, start, least or FREE))
-        return found
-
-    def _moved(self, strategy: Strategy, before: Sequence[_PlacedOperand]) -> Price | None:
-        """Return the price of redistributing the operands along the next axis; None if that is impossible."""
-        sent = took = 0.0
-        # An operand that is read twice in one placement is redistributed once.
-        for one, wanted in dict.fromkeys(zip(before, strategy.inputs, strict=True)):
-            if one.value is None:
-                continue
-            least = self._least(one.value, (*one.start, wanted))
-            if least is None:
-                return None
-            # Never less than nothing: fewer steps may lead to the layout that this axis completes.
-            sent += max(0.0, least.bytes - one.price.bytes)
-            took += max(0.0, least.seconds - one.price.seconds)
-        return Price(sent, took)
-
-    def _least(self, value: ir.Value, start: Layout) -> Price | None:
-        """Return the least price of a value with these placements along the first axes; None if that is impossible.
-
-        Along all other axes it stays as it is, also where these have to be gathered on the way.
-        """
-        forms = self.forms[value]
-        if any(form[: len(start)] == start for form in forms):
-            return FREE
-        nbytes = value_bytes(type_of(value, self.types))
-        prices = []
-        for form in forms:
-            target = (*start, *form[len(start) :])
-            if leads(form, target):
-                prices.append(total(steps(form, target), form, nbytes, self.mesh, self.link))
-        return min(prices, key=lambda found: (found.seconds, found.bytes), default=None)
 
     def _owed(self, pairs: Iterable[tuple[ir.Value | None, Placement]], axis: int) -> float:
         """Return the seconds of the all-reduces that Partial values still need, but those left to the caller."""
@@ -394,6 +354,3 @@ class _Propagation:
             for v, p in pairs
             if v is not None and isinstance(p, Partial) and not (p in _SUMS and axis in self.left.get(v, ()))
         )
-
-    def _work(self, node: ir.Node) -> float:
-        return seconds(node, node_cost(node, self.types), self.profile, types=self.types)

@@ -96,7 +96,7 @@ class Mesh:
         return tuple(map(tuple, rows.tolist()))
 
 
-def text(layout: Layout) -> str:
+def text(layout: Sequence[Placement]) -> str:
     """Return a layout as text: "R", "S(0)", "S(0),P"."""
     return ",".join(map(str, layout))
 
@@ -145,13 +145,7 @@ def leads(source: Layout, target: Layout) -> bool:
 
 @lru_cache(4096)
 def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
-    """Return the steps from one layout to another.
-
-    Raises
-    ------
-    ConfigError
-        The target is Partial where the source is not.
-    """
+    """Return the steps from one layout to another, if there are any (`leads`)."""
     now = source
     found: list[LayoutStep] = []
     while differing := [axis for axis, (a, b) in enumerate(zip(now, target, strict=True)) if a != b]:
@@ -171,8 +165,7 @@ def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
 
 def _step(axis: int, source: Placement, target: Placement) -> LayoutStep:
     found = kind(source, target)
-    if not found:
-        raise ConfigError(f"there is no step from {source} to {target}; want Replicate() or Shard(dim) there")
+    assert found, "there is a step, since one layout leads to the other"
     return LayoutStep(found, (axis,), source, target)
 
 
@@ -201,9 +194,6 @@ class Price(NamedTuple):
     seconds: float
 
 
-FREE = Price(0.0, 0.0)
-
-
 def price(found: str, nbytes: float, ranks: int, link: Link) -> Price:
     """Return the price of a step in a group of `ranks`.
 
@@ -223,7 +213,7 @@ def price(found: str, nbytes: float, ranks: int, link: Link) -> Price:
     Price(bytes=12000000.0, seconds=0.012)
     """
     if found in ("", "Slice") or ranks == 1:
-        return FREE
+        return Price(0.0, 0.0)
     hops = ranks - 1
     sent = nbytes * hops / ranks
     # A ring all-reduce is a reduce-scatter and an all-gather, one after the other.

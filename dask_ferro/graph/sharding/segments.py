@@ -30,16 +30,14 @@ from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement, pl
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES
 from dask_ferro.graph.sharding.spmd import RANK, RANKS
 
-# The largest bucket: beyond this size the wait for the last of its values costs more than another collective, which
-# takes about 10 ms where Dask runs it.  Where there are more bytes than for so many buckets, buckets are larger.
+# A bucket takes no further value from this size on: the wait for its last one would cost more than another collective,
+# which takes about 10 ms where Dask runs it.  Where there are more bytes than for so many buckets, buckets are larger.
 _BUCKET_BYTES, _BUCKETS = 8 * 2**20, 8
-# A value that is smaller than a bucket by this factor begins none if no other collective waits for it: the loss.
+# A value that is smaller than a bucket by this factor is computed with those of another one if no other collective
+# waits for it: the loss.
 _SMALL = 2048
 # A task of Dask's with its hop takes longer than this.
 _SHORT_S = 2e-3
-# The last bucket is smaller by this factor, and each earlier one twice as large as the next, so that little is
-# exchanged when there is nothing left to compute.
-_TAPER = 4
 # Nodes whose result has the elements of their input, in another order or shape.
 _LAYOUT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
@@ -108,8 +106,8 @@ def cut(model: ir.Model, *, bucket_bytes: int | None = None, seconds: Sequence[f
     model : onnx_ir.Model
         From `spmd.lower`, sorted; the metadata of a node has its rank.
     bucket_bytes : int, optional
-        The most bytes that each rank sends in a bucket of several values; 0: no collectives share messages.  By
-        default by the bytes of all collectives.
+        The bytes of a rank after which a bucket takes no further value; 0: no collectives share messages.  By default
+        by the bytes of all collectives.
     seconds : sequence of float, optional
         The projected seconds of each node.  Short work that no collective needs is then no segment of its own.
     """
@@ -119,9 +117,8 @@ def cut(model: ir.Model, *, bucket_bytes: int | None = None, seconds: Sequence[f
     if bucket_bytes is None:
         total = sum(_bytes(node.inputs[0]) for node in nodes if is_collective(node))
         bucket_bytes = max(_BUCKET_BYTES, total // _BUCKETS)
-    minor = _minor(nodes, bucket_bytes // _SMALL)
-    groups = _grouped(nodes, waits, where, bucket_bytes, minor)
-    number = _numbers(groups, waits, where, minor)
+    groups = _grouped(nodes, waits, where, bucket_bytes)
+    number = _numbers(groups, waits, where, _minor(nodes, bucket_bytes // _SMALL))
     first = _first_readers(nodes, number, len(groups))
     if seconds is not None:
         # What the collectives of its own depth do not need can wait for its readers.
@@ -206,7 +203,6 @@ def _grouped(
     waits: Mapping[ir.Node, tuple[int, int]],
     where: Mapping[ir.Node, NodePlacement],
     bucket_bytes: int,
-    minor: Collection[ir.Node],
 ) -> list[list[ir.Node]]:
     """Return the collectives of each bucket, by depth in collectives and then by how early their operands are ready.
 
@@ -216,22 +212,17 @@ def _grouped(
     found: dict[ir.Node, int] = {}
     for node in nodes:
         found[node] = max((found[maker] + 1 for maker in node.predecessors()), default=0)
-    # In reverse order, since the last bucket is the smallest and is filled first.
     groups: list[list[ir.Node]] = []
-    filling: dict[tuple[tuple[int, int], str, str, NodePlacement], tuple[list[ir.Node], int, int]] = {}
-    for node in sorted(filter(is_collective, nodes), key=found.__getitem__, reverse=True):
+    filling: dict[tuple[tuple[int, int], str, str, NodePlacement], tuple[list[ir.Node], float]] = {}
+    for node in sorted(filter(is_collective, nodes), key=found.__getitem__):
         key = (waits[node], node.op_type, node.metadata_props.get(RANKS, ""), where[node])
-        nbytes = _bytes(node.inputs[0])
-        group, held, most = filling.get(key, ([], inf, bucket_bytes // _TAPER))
-        joins = bool(group) and node in minor
-        if held + nbytes > most and not joins:
-            # Each bucket may be twice as large as the next one, up to the bound.
-            most = most if not group else min(2 * most, bucket_bytes)
+        group, held = filling.get(key, ([], inf))
+        if held >= bucket_bytes:
             group, held = [], 0
             groups.append(group)
         group.append(node)
-        filling[key] = group, int(held) + nbytes, most
-    return sorted((group[::-1] for group in reversed(groups)), key=lambda group: waits[group[0]])
+        filling[key] = group, held + _bytes(node.inputs[0])
+    return sorted(groups, key=lambda group: waits[group[0]])
 
 
 def _numbers(

@@ -29,7 +29,7 @@ from dask_ferro.graph.ops.table import rule
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
 from dask_ferro.graph.sharding.placements import PLACEMENT, Shard
-from dask_ferro.graph.sharding.plan import Compute, Folded, LayoutChange, Sharding, needed
+from dask_ferro.graph.sharding.plan import Compute, Entry, LayoutChange, Sharding, needed
 from dask_ferro.graph.sharding.redistribute import Layout, LayoutStep, collective, text
 
 # The part of each rank, in order.
@@ -74,16 +74,16 @@ class _RankGraphWriter:
         self.inputs = [(value, plan.given[value.name or ""]) for value in graph.inputs]
         for value in dict.fromkeys((*graph.inputs, *graph.initializers.values())):
             self._source(value, plan.given[value.name or ""])
+        for value, array in plan.known.items():
+            piece = self._constant(_name(value, self.mesh.whole, 0), array)
+            self.forms[value, self.mesh.whole] = (piece,) * self.mesh.ranks
 
-    def add(self, entry: Compute | LayoutChange | Folded) -> None:
+    def add(self, entry: Entry) -> None:
         """Write one entry of the plan, rank by rank."""
         if isinstance(entry, Compute):
             self._compute(entry)
-        elif isinstance(entry, LayoutChange):
-            self._move(entry)
         else:
-            piece = self._constant(_name(entry.value, self.mesh.whole, 0), entry.array)
-            self.forms[entry.value, self.mesh.whole] = (piece,) * self.mesh.ranks
+            self._move(entry)
 
     def finish(self) -> Spmd:
         """Return the graph of all ranks, with the nodes that its outputs need."""

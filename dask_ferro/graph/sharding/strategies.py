@@ -7,19 +7,17 @@ of a mesh, after those of the axes before it; `redistribute` has the costs, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import onnx_ir as ir
 
-from dask_ferro.graph.ir.nodes import Types
 from dask_ferro.graph.ops.labels import Rule, TypedNode
 from dask_ferro.graph.ops.table import rule
-from dask_ferro.graph.sharding.node_placement import sequence_of
+from dask_ferro.graph.sharding.given import divides
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
-from dask_ferro.graph.sharding.redistribute import Layout, Mesh
 
 # The number of parts into which earlier axes of a mesh split a label.
 Parts: TypeAlias = Mapping[str, int]
@@ -111,16 +109,15 @@ def _divides(o: TypedNode, found: Rule, label: str, ranks: int) -> bool:
         for name, (position, dim) in found.counts.items()
         if found.inputs[position][dim] == label
     ]
-    return all(size >= ranks and size % ranks == 0 for size in sizes)
+    return all(divides(ranks, size) for size in sizes)
 
 
 # What a node reads.
 
 
-def taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ...]:
+def taken(site: TypedNode) -> tuple[ir.Value | None, ...]:
     """Return the inputs that a node reads; None for one left out, or known from the types (a Reshape's shape)."""
-    site = TypedNode(node, types, opset)
-    found = rule(site)
+    node, found = site.node, rule(site)
     skipped = None if found is None else found.shape
     if node.op_type in ("Shape", "Size") and site.is_known:
         skipped = 0
@@ -128,22 +125,3 @@ def taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ...
         None if value is None or not value.name or i == skipped else value
         for i, value in enumerate(node.inputs)
     )
-
-
-def sequence_shards(
-    nodes: Sequence[ir.Node],
-    read: Mapping[ir.Node, Sequence[ir.Value | None]],
-    wanted: Mapping[str, Layout],
-    mesh: Mesh,
-) -> dict[ir.Value, frozenset[int]]:
-    """Return the axes along which each value of a sequence parallel region is read in shards there alone."""
-    found: dict[ir.Value, frozenset[int]] = {}
-    for node in nodes:
-        marks = sequence_of(node)
-        split = [(i, Shard(marks[axis])) for i, axis in enumerate(mesh.axes) if axis in marks]
-        for value in (*read[node], *node.outputs) if split else ():
-            layout = None if value is None else wanted.get(value.name or "")
-            if value is not None and layout is not None:
-                axes = {i for i, placement in split if layout[i] == placement}
-                found[value] = found.get(value, frozenset()) | axes
-    return found

@@ -40,7 +40,7 @@ def parallel(
     *,
     optimizer: Optimizer | None = None,
     micro_batches: int | None = None,
-    schedule: str | Schedule = "1f1b",
+    schedule: str | Schedule | None = None,
     chunks: int | None = None,
     stages: int | Signals | None = None,
     batched: Sequence[str] | None = None,
@@ -58,8 +58,9 @@ def parallel(
         With `params` the scalar loss of one micro-batch, or a mapping of "loss" to it and of other names to scalars
         that are combined over micro-batches as the loss is (metrics); otherwise the outputs to compute.
     plan : path, mapping or PlanFile, optional
-        How values are split, and the stages, as `apply` takes it; by default nothing is split.  A stage has as many
-        workers as the plan's mesh has ranks, and `workers` lists those of all stages, stage by stage.
+        How values are split, the stages and their schedule, as `apply` takes it; by default nothing is split.  A stage
+        has as many workers as the plan's mesh has ranks, and `workers` lists those of all stages, stage by stage.
+        Keywords override its `schedule`, `micro_batches`, `chunks` and `stages`.
     params : Tensor, or lists and dicts of Tensor, optional
         The tensors to differentiate the loss with respect to: constants, which become inputs bound to their values,
         or arguments.  Without them only the schedule's forwards run.
@@ -71,7 +72,7 @@ def parallel(
         The number of parts of a batch; 1 by default.  Parts have the same rows, or the first ones have one more; a
         batch has at least one row for each.  A complete schedule has its own number.
     schedule : str or Schedule, optional
-        The order of the stages' actions: a name that `schedule` takes, or a schedule.
+        The order of the stages' actions: a name that `schedule` takes, or a schedule; "1f1b" by default.
     chunks : int, optional
         For a schedule by name: chunks of the model on each stage, as `schedule` takes them.
     stages : int or sequence, optional
@@ -115,9 +116,15 @@ def parallel(
     _check_options(reduction, params, optimizer)
     sharding = _sharding(plan)
     outputs = _outputs(graph, params)
+    # A complete schedule has its own numbers.
+    if sharding is not None and not isinstance(schedule, Schedule):
+        chunks = sharding.chunks if chunks is None and schedule is None else chunks
+        schedule = sharding.schedule if schedule is None else schedule
+        micro_batches = sharding.micro_batches if micro_batches is None else micro_batches
+        stages = sharding.stages if stages is None else stages
     if stages is None and sharding is not None and sharding.has_stages:
         stages = plan_signals(outputs, params, sharding)
-    order = _schedule(schedule, stages, micro_batches, chunks)
+    order = _schedule("1f1b" if schedule is None else schedule, stages, micro_batches, chunks)
     trains = any(action.kind != "F" for action in order.actions)
     # Without parameters nothing is differentiated: only the forwards of the lists are kept.
     if params is None:

@@ -72,6 +72,18 @@ def test_the_plan_of_the_issue_is_read(tmp_path):
     assert (backward.line, backward.stage, backward.workers) == (2, 1, None)
 
 
+@pytest.mark.parametrize(
+    ("plan", "has_pipeline"),
+    [({}, False), ({"schedule": "zb-h1", "micro_batches": 8, "stages": 2, "chunks": 1}, True),
+     ({"micro_batches": 2}, True), ({"l1": {"stage": 0}}, True), ({"stages": 1, "schedule": "1f1b"}, False)],
+)  # fmt: skip
+def test_a_plan_has_the_numbers_of_its_pipeline(plan, has_pipeline):
+    found = read_plan(plan)
+    keys = ("schedule", "micro_batches", "stages", "chunks")
+    assert {key: getattr(found, key) for key in keys} == {key: plan.get(key) for key in keys}
+    assert found.has_pipeline == has_pipeline
+
+
 WRONG = [
     pytest.param("l1: {shrad: {weight: 1}}", "line 1: l1.shrad: no such key", id="a key is unknown"),
     pytest.param("l1: {shrad: {weight: 1}}", "did you mean shard?", id="a key is nearly one"),
@@ -82,9 +94,15 @@ WRONG = [
     pytest.param("l1:\n  shard: {weight: x}", "line 2: l1.shard.weight: got 'x'", id="a dimension is a word"),
     pytest.param("l1: {backward: l9}\nl2: {}", "line 1: l1.backward: got 'l9'", id="backward names no region"),
     pytest.param("l1: {}\nl1: {}", "line 2: plan.l1: is given twice", id="a region stands there twice"),
-    pytest.param("mesh: {data: 0}", "line 1: mesh.data: got 0, wanted a number of ranks", id="an empty axis"),
+    pytest.param("mesh: {data: 0}", "line 1: mesh.data: got 0, wanted a whole number, 1 or", id="an empty axis"),
     pytest.param("mesh: {}", "line 1: mesh: got no axis", id="a mesh without axes"),
     pytest.param("enabled: maybe", "line 1: enabled: got 'maybe', wanted true or false", id="enabled is a word"),
+    pytest.param("schedule: 1f2b", "line 1: schedule: got '1f2b', wanted one of gpipe, 1f1b", id="a schedule"),
+    pytest.param("micro_batches: 0", "line 1: micro_batches: got 0, wanted a whole number, 1 or", id="no parts"),
+    pytest.param("schedul: 1f1b", "line 1: schedul: wanted a mapping, `key: value`, did you mean schedule?",
+                 id="a key of the graph is nearly one"),
+    pytest.param("stages: 2\nl1: {stage: 0}", "line 1: stages: got 2, and regions have a `stage` too; keep one",
+                 id="stages are given in two ways"),
     pytest.param("- l1", "line 1: plan: wanted a mapping", id="the file is a list"),
     pytest.param("l1: {a: [}", "line 1: not YAML", id="it is no YAML"),
 ]  # fmt: skip
@@ -118,6 +136,9 @@ MISFITS = [
                  "line 1: inputs.z: no such input; the graph has x, l1.weight, l2.weight, l3.weight", id="an input"),
     pytest.param("mesh: {a: 2, b: 2}\nl1: {shard: {weight: 1}}", "l1.shard.weight: which axis?", id="axis not said"),
     pytest.param("mesh: {data: 2}\nl1: {shard: {weight: {tensor: 1}}}", "no axis 'tensor'", id="axis not there"),
+    pytest.param("mesh: {tensor: 3}\nl1:\n  shard: {weight: 1}",
+                 "line 3: l1.shard.weight: 'l1.weight': its dimension 1 is 8, which 3 ranks do not divide; pad it, or",
+                 id="a size that ranks do not divide"),
     pytest.param("mesh: {data: 2}\nl1:\n  stage: 0\n  workers: [0, 1, 2]",
                  "line 4: l1.workers: got 3 workers, wanted 2",
                  id="workers"),
@@ -211,9 +232,9 @@ class TestRegions:
 def test_a_pattern_that_splits_a_scalar_too_is_refused(mesh):
     y = argument("x", (4, 2)) * argument("scale", ())
     with pytest.raises(
-        ConfigError, match=r"'scale' as S\(0\): its shape is \(\), so there is no dimension 0"
+        ConfigError, match=r"inputs.\*: 'scale': its shape is \(\), so there is no dimension 0"
     ):
-        apply(y, {"mesh": {"data": mesh}, "inputs": {"*": 0}}).shard()
+        apply(y, {"mesh": {"data": mesh}, "inputs": {"*": 0}})
 
 
 def test_a_layer_on_a_batch_of_sequences_has_one_all_reduce_each_way():
@@ -246,30 +267,19 @@ def test_no_plan_changes_a_number(first, second, batch, mesh):
     assert_same(evaluate_sharded(apply(model, plan).spmd(), feeds()), evaluate(ir.to_proto(model), feeds()))
 
 
-class TestNumbersAndPlacementsThatContradict:
-    """What a plan says twice in two ways, and numbers that it leaves out, are refused with line and key."""
-
-    @pytest.mark.parametrize(
-        ("plan", "said"),
-        [
-            pytest.param({"mesh": {"tensor": 2}, "inputs": {"l1.weight": {"tensor": 0}},
-                "l1": {"shard": {"weight": 1}}},
-                r"inputs.l1.weight: 'l1.weight' is placed as \{'tensor': 0\}, and by a region's `shard` as \{'tensor':"
-                r" 1\}; keep one", id="another dimension"),
-            pytest.param({"mesh": {"tensor": 2}, "inputs": {"*.weight": "whole"}, "l1": {"shard": {"weight": 1}}},
-                r"inputs.\*.weight: 'l1.weight' is placed as whole", id="whole against split, by a pattern"),
-            pytest.param({"l1": {"workers": [7]}}, "l1.workers: got 7, and no region has 0, 1, 2 and 4 more",
-                id="worker 7"),
-            pytest.param({"l1": {"stage": 0, "workers": [0, 2]}},
-                "l1.workers: got 2, and no region has 1; number them 0, 1, ... without a gap",
-                id="a worker is left out"),
-            pytest.param({"l1": {"stage": 0}, "l2": {"stage": 2}}, "l2.stage: got 2, and no region has 1",
-                id="a stage is left out"),
-        ],
-    )  # fmt: skip
-    def test_are_refused(self, plan, said):
-        with pytest.raises(ConfigError, match=said):
-            apply(network(), plan)
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        pytest.param({"inputs": {"l1.weight": {"tensor": 0}}},
+            r"l1.shard.weight: got \{'tensor': 1\} for 'l1.weight', which is \{'tensor': 0\} by inputs.l1.weight;"
+            " keep one of them", id="another dimension"),
+        pytest.param({"inputs": {"*.weight": "whole"}}, r"for 'l1.weight', which is whole by inputs.\*.weight",
+            id="whole against split, by a pattern"),
+    ],
+)  # fmt: skip
+def test_placements_that_contradict_are_refused_with_line_and_key(plan, said):
+    with pytest.raises(ConfigError, match=said):
+        apply(network(), {"mesh": {"tensor": 2}, "l1": {"shard": {"weight": 1}}, **plan})
 
 
 class TestGtForm:
@@ -330,9 +340,8 @@ class TestGtForm:
             "a": {"shard": {"axis": 0, "workers": [0, 1]}},
             "b": {"shard": {"axis": 1, "workers": [0, 1]}},
         }
-        with pytest.raises(
-            ConfigError, match="'x' is placed differently by another region; name it in `inputs`"
-        ):
+        says = r"b.shard: got {'tensor': 1} for 'x', which is {'tensor': 0} by a.shard"
+        with pytest.raises(ConfigError, match=f"{says}; keep one of them, or place it in `inputs` alone"):
             apply(z, plan)
         assert apply(z, {**plan, "inputs": {"x": 0}}).given["x"] == {"tensor": S(0)}
 

@@ -18,6 +18,7 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.policy.estimates import Link
 from tests.graph.sharding.shard_run import assert_same, evaluate, evaluate_sharded
 
@@ -80,6 +81,22 @@ def test_a_proposal_is_a_plan_that_runs_with_the_same_numbers(data, tensor):
     assert_same(evaluate_sharded(applied.spmd(), feeds), evaluate(ir.to_proto(built.model), feeds))
 
 
+def test_a_proposal_in_stages_is_a_plan_with_its_schedule():
+    loss, params = training(rows="N")
+    proposal = row(plan(loss, 4, params=params, dims={"N": 8}), 2, 1, 2)
+    given = {"schedule": "1f1b", "stages": 2, "micro_batches": proposal.micro_batches}
+    assert proposal.as_plan() == {"mesh": {"data": 2}, "inputs": {"x": {"data": 0}}, **given}
+    step = parallel(loss, proposal.as_plan(), params)
+    assert (len(step.schedule.stages), step.schedule.micro_batches) == (2, proposal.micro_batches)
+    batch = {"x": np.random.default_rng(2).standard_normal((8, 16)).astype(np.float32)}
+    found, wanted = (one(batch).compute(scheduler="sync") for one in (step, parallel(loss, params=params)))
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
+    # A keyword overrides the plan.
+    assert parallel(loss, proposal.as_plan(), params, micro_batches=1).schedule.micro_batches == 1
+    chunks = parallel(loss, {**given, "schedule": "interleaved", "chunks": 3}, params).schedule.chunks
+    assert chunks == 6
+
+
 def test_one_worker_needs_no_plan():
     assert row(plan(mlp(8), 1), 1, 1, 1).as_plan() == {}
     assert apply(mlp(8), {}).mesh == Mesh({"tensor": 1})
@@ -94,11 +111,11 @@ def test_a_number_of_workers_is_one_at_least(workers):
 # ---- gradients and the optimizer's state -------------------------------------------------------------------
 
 
-def training(width: int = 16):
+def training(width: int = 16, rows: int | str = 8):
     """A loss of two layers and its parameters: of the last one, ranks divide only the rows."""
     shapes = {"w0": (width, width), "b0": (width,), "w1": (width, 7), "b1": (7,)}
     params = {name: asarray(np.ones(shape, np.float32), name=name) for name, shape in shapes.items()}
-    y = nn.relu(argument("x", (8, width), np.float32) @ params["w0"] + params["b0"]) @ params["w1"]
+    y = nn.relu(argument("x", (rows, width), np.float32) @ params["w0"] + params["b0"]) @ params["w1"]
     return ((y + params["b1"]) ** 2).mean(), params
 
 

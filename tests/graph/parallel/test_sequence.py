@@ -63,6 +63,20 @@ def test_a_layer_has_two_reduce_scatters_and_two_all_gathers_forward(layers, ran
     assert sharding.bytes - plain.bytes == pytest.approx(loss_bytes(ranks))
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_layer_without_it_has_two_all_reduces_forward_and_two_backward(ranks):
+    """And gradients lie as their weights do, without being asked to."""
+    model, feeds = trained(1)
+    applied = apply(model, {"mesh": {"tensor": ranks}, **WITHOUT})
+    assert applied.shard(dims={"N": ROWS}).collectives == {"AllReduce": 4}
+    spmd = applied.spmd(dims={"N": ROWS})
+    lies = {port.name: port.layout for port in (*spmd.inputs, *spmd.outputs)}
+    assert {name: lies[f"d_{name}0"] for name in SHAPES} == {name: lies[f"{name}0"] for name in SHAPES}
+    found = evaluate_sharded(spmd, feeds)
+    for name, value in evaluate(ir.to_proto(model), feeds).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-11, err_msg=name)
+
+
 def loss_bytes(ranks):
     return 2 * 8 * (ranks - 1) / ranks
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dask_ferro.graph.sharding.redistribute import Mesh, text
+from dask_ferro.graph.sharding.redistribute import Mesh
 from tests.each import every
 
 from .shard_run import Net, R, S
@@ -97,11 +97,3 @@ def test_any_layout_gives_the_numbers_of_one_rank(net, mesh):
 def test_rows_over_all_axes_are_reduced_once_a_weight(mesh):
     plan, _ = gradients(8).sharded(mesh, rows(mesh, gradients(8)))
     assert plan.collectives == {"AllReduce": 4}
-
-
-def test_a_split_by_an_outer_axis_costs_the_gather_of_the_inner_one():
-    """Rows of x lie along b: that they be split along a first is no Slice, so the small operand moves."""
-    net = Net({"x": (256, 64), "z": (256, 1)})
-    net.end(y=net.op("Mul", "x", "z"))
-    plan, _ = net.sharded(Mesh({"a": 2, "b": 2}), {"x": (R, S(0)), "z": (S(0), R)})
-    assert [(move.value.name, text(move.target)) for move in plan.moves] == [("z", "R,S(0)")]

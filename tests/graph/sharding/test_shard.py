@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.graph.sharding.spmd import lower
 from tests.each import every
 from tests.graphs import written
 
-from .shard_run import MESHES, Net, P, R, S, evaluate, evaluate_sharded, layouts
+from .shard_run import MESHES, Net, R, S, evaluate, evaluate_sharded, layouts
 
 # ---- models -------------------------------------------------------------------------------------------------
 
@@ -130,78 +129,6 @@ def test_rows_over_two_axes(weights, counts):
     at = {port.name: text(port.layout) for port in spmd.outputs}
     lies = ",".join(str(weights.get(axis, R)) for axis in FSDP.axes)
     assert at == {"y": "S(0),S(0)", "dx": "S(0),S(0)", "d_up0": lies, "d_down0": lies}
-
-
-def transformer(batch: int = 4, seq: int = 4, d: int = 16, heads: int = 4, hidden: int = 32) -> Net:
-    """A pre-norm layer and its backward pass: attention and a feed-forward part, each in column-row form."""
-    shapes = {"q": (d, d), "k": (d, d), "v": (d, d), "o": (d, d), "up": (d, hidden), "down": (hidden, d)}
-    net = Net({"x": (batch, seq, d), "dout": (batch, seq, d)}, shapes | {"g1": (d,), "g2": (d,)})
-    split, eps = [batch, seq, heads, d // heads], net.op("Constant", value_float=1e-5)
-    eps = net.op("Cast", eps, to=onnx.TensorProto.DOUBLE)
-
-    def norm(x: str, gain: str) -> tuple[str, str, str]:
-        centred = net.op("Sub", x, net.op("ReduceMean", x, [-1]))
-        variance = net.op("ReduceMean", net.op("Mul", centred, centred), [-1])
-        inverse = net.op("Reciprocal", net.op("Sqrt", net.op("Add", variance, eps)))
-        unit = net.op("Mul", centred, inverse)
-        return net.op("Mul", unit, gain), unit, inverse
-
-    def norm_backward(dn: str, gain: str, unit: str, inverse: str) -> tuple[str, str]:
-        du = net.op("Mul", dn, gain)
-        along = net.op("Mul", unit, net.op("ReduceMean", net.op("Mul", du, unit), [-1]))
-        dx = net.op("Sub", net.op("Sub", du, net.op("ReduceMean", du, [-1])), along)
-        return net.op("Mul", dx, inverse), net.op("ReduceSum", net.op("Mul", dn, unit), [0, 1], keepdims=0)
-
-    def to_heads(x: str) -> str:
-        return net.op("Transpose", net.op("Reshape", x, split), perm=[0, 2, 1, 3])
-
-    def from_heads(x: str) -> str:
-        return net.op("Reshape", net.op("Transpose", x, perm=[0, 2, 1, 3]), [batch, seq, d])
-
-    def turned(x: str) -> str:
-        return net.op("Transpose", x, perm=[0, 1, 3, 2])
-
-    def outer(x: str, dy: str) -> str:
-        return net.op("Einsum", x, dy, equation="bsi,bso->io")
-
-    def back(dy: str, weight: str) -> str:
-        return net.op("MatMul", dy, net.op("Transpose", weight))
-
-    n1, unit1, inverse1 = norm("x", "g1")
-    q, k, v = (to_heads(net.op("MatMul", n1, w)) for w in "qkv")
-    p = net.op("Softmax", net.op("MatMul", q, turned(k)))
-    o = from_heads(net.op("MatMul", p, v))
-    r = net.op("Add", "x", net.op("MatMul", o, "o"))
-    n2, unit2, inverse2 = norm(r, "g2")
-    h = net.op("MatMul", n2, "up")
-    a = net.op("Relu", h)
-    y = net.op("Add", r, net.op("MatMul", a, "down"))
-
-    mask = net.op("Cast", net.op("Greater", h, net.op("Sub", h, h)), to=onnx.TensorProto.DOUBLE)
-    dh = net.op("Mul", back("dout", "down"), mask)
-    dr, dg2 = norm_backward(back(dh, "up"), "g2", unit2, inverse2)
-    dr = net.op("Add", "dout", dr)
-    do = to_heads(back(dr, "o"))
-    dp = net.op("MatMul", do, turned(v))
-    ds = net.op("Mul", p, net.op("Sub", dp, net.op("ReduceSum", net.op("Mul", dp, p), [-1])))
-    dq, dk, dv = (from_heads(net.op("MatMul", *pair)) for pair in ((ds, k), (turned(ds), q), (turned(p), do)))
-    dn1 = net.op("Sum", back(dq, "q"), back(dk, "k"), back(dv, "v"))
-    dx, dg1 = norm_backward(dn1, "g1", unit1, inverse1)
-    slopes = {"d_q": outer(n1, dq), "d_k": outer(n1, dk), "d_v": outer(n1, dv), "d_o": outer(o, dr)}
-    slopes |= {"d_up": outer(n2, dh), "d_down": outer(a, "dout"), "d_g1": dg1, "d_g2": dg2}
-    net.end(y=y, dx=net.op("Add", dr, dx), **slopes)
-    return net
-
-
-TENSOR_PARALLEL = {"q": S(1), "k": S(1), "v": S(1), "o": S(0), "up": S(1), "down": S(0)}
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_transformer_layer_has_two_all_reduces_forward_and_two_backward(ranks):
-    plan, spmd = transformer().sharded(Mesh({"tensor": ranks}), TENSOR_PARALLEL)
-    assert plan.collectives == {"AllReduce": 4}
-    at = {port.name.removeprefix("d_"): port.layout for port in spmd.outputs}
-    assert {name: at[name] for name in TENSOR_PARALLEL} == {name: (p,) for name, p in TENSOR_PARALLEL.items()}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -326,11 +253,9 @@ def test_a_weight_that_ranks_share_is_there_once_and_shards_are_views_until_they
     [
         pytest.param({"w": S(0)}, "'w': no such value in the model; it has ", id="an unknown name"),
         pytest.param({"x": S(2)}, "no dimension 2", id="a dimension beyond the rank"),
-        pytest.param({"up0": {"rows": S(0)}}, "no axis 'rows'; its axes are tensor", id="an unknown axis"),
-        pytest.param({"x": [R, R]}, "one placement for each axis", id="too many placements"),
-        pytest.param({"up0": "S(0)"}, "Replicate(), Shard(dim) or Partial()", id="no placement at all"),
-        pytest.param({"x": P, "up0": P}, "'up0' as P: only inputs and outputs", id="a weight in terms"),
-        pytest.param({"x": Partial("product")}, "no reduction 'product'", id="an unknown reduction"),
+        pytest.param(
+            {"up0": {"rows": S(0)}}, "no axis ['rows']; its axes are ['tensor']", id="an unknown axis"
+        ),
         pytest.param(
             {"x": S(0)}, "is 2, which 3 ranks do not divide; pad it", id="shards that are not equal"
         ),
@@ -345,25 +270,14 @@ def test_placements_that_cannot_be_are_named(placed, said):
 def test_all_wrong_placements_are_told_at_once():
     net = mlp()
     with pytest.raises(ConfigError) as caught:
-        propagate(net.model, infer(net.model), Mesh({"tensor": 3}), {"a": R, "up0": P, "x": S(9)})
+        propagate(net.model, infer(net.model), Mesh({"tensor": 3}), {"a": R, "up0": S(5), "x": S(9)})
     assert len(str(caught.value).splitlines()) == 4
 
 
-@pytest.mark.parametrize(
-    ("placed", "said"),
-    [
-        pytest.param((P, Partial("max")), "terms of max and sum do not mix", id="terms of two reductions"),
-        pytest.param(
-            (S(0), S(-2)),
-            "its dimension 0 is 6, which 4 ranks do not divide",
-            id="axes that do not divide together",
-        ),
-    ],
-)
-def test_placements_on_two_axes_that_do_not_mix_are_refused(placed, said):
+def test_axes_that_do_not_divide_together_are_refused():
     net = mlp(rows=6)
-    with pytest.raises(ConfigError, match=said):
-        propagate(net.model, infer(net.model), Mesh({"a": 2, "b": 2}), {"x": placed})
+    with pytest.raises(ConfigError, match="its dimension 0 is 6, which 4 ranks do not divide"):
+        propagate(net.model, infer(net.model), Mesh({"a": 2, "b": 2}), {"x": (S(0), S(-2))})
 
 
 def test_an_open_batch_has_to_be_given_a_size():
