@@ -265,6 +265,12 @@ def test_an_interrupted_write_leaves_the_last_checkpoint(call, number, by, tmp_p
     assert told + whole[2 : 2 + ended] + ran(checkpoint=tmp_path)[0] == whole
 
 
+def test_a_file_that_cannot_be_written_is_named_with_the_reason(tmp_path):
+    path = str(tmp_path / "gone" / "rank-0.safetensors")
+    with pytest.raises(OSError, match=r"No such file or directory.*gone/rank-0\.safetensors'"):
+        checkpoint.write_file(path, [("params.w", BITS, -1)])
+
+
 HOLDER = """
 import sys, time
 from tests.train.nets import ran
