@@ -13,6 +13,7 @@ import stat
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import index
 from typing import Any
 
 import xxhash
@@ -23,7 +24,8 @@ _CHECK = b', "check": "'
 
 def sealed(record: Mapping[str, Any]) -> bytes:
     """Return a record as a line of JSON; its last field is a checksum of the fields before it."""
-    body = json.dumps(record).encode()[:-1]
+    # Whole numbers may be numpy's.
+    body = json.dumps(record, default=index).encode()[:-1]
     return body + _CHECK + xxhash.xxh3_64_hexdigest(body).encode() + b'"}\n'
 
 

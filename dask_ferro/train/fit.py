@@ -113,9 +113,9 @@ def fit(
         number.  "skip": it changes nothing, as with a loss scale, and neither does one whose gradients are not finite,
         which ranks and stages tell each other in every step.  "continue": it is a batch as any other.
     checkpoint : path, optional
-        A folder of checkpoints, of one training at a time.  If it has one, the training goes on from the newest, with
-        the same bits; a warning names settings that have changed.  With workers they have to see the folder too: they
-        write the parts that they hold.
+        A folder of checkpoints, of one training at a time: arrays as safetensors, and a manifest.  If it has one, the
+        training goes on from the newest, with the same bits; a warning names settings that have changed.  With workers
+        they have to see the folder too: they write the parts that they hold.
     every : int, optional
         The number of batches between checkpoints.  One is also written at the end, and when the loop is left: by
         `break`, an error, or Ctrl-C.  Arrays that are not finite are no checkpoint, and replace none.

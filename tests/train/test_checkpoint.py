@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 import sys
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from shutil import copytree, rmtree
 from subprocess import PIPE, Popen
 
 import dask
+import ml_dtypes
 import numpy as np
 import pytest
-import xxhash
+from safetensors.numpy import load_file, save
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
-from dask_ferro.train.saved.manifest import Manifest
+from dask_ferro.train.saved import checkpoint, reading
+from dask_ferro.train.saved.manifest import Manifest, Position
+from dask_ferro.train.stopping import EarlyStopping
 from tests.train.nets import data, loss, params, ran, same_bits
 from tests.waiting import WHOLE_S
 
@@ -43,6 +46,7 @@ def dropping(p, batch, step):
 OPTIONS = {
     "dropout": {"loss": dropping},
     "all of Adam, a cosine, accumulation, clipping, a loss scale and patience": FULL,
+    "numbers of numpy": {"seed": np.int64(3), "accumulate": np.int64(2), "batch_size": np.int64(8)},
     "momentum, in order": {"optimizer": ff.optim.SGD(0.1, momentum=0.9), "seed": None},
     "SGD, whose state is empty": {"optimizer": ff.optim.SGD(0.1)},
     "float16": {"precision": "float16", "loss_scale": ff.LossScale(interval=1)},
@@ -106,6 +110,57 @@ def test_the_loop_goes_on_in_the_same_process():
     losses = [next(iter(training)).loss for _ in range(2)]
     losses += [step.loss for step in training]
     assert losses == [row[4] for row in whole]
+
+
+# ---- what is in them ---------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_one_file_of_safetensors_that_opens_without_dask_ferro(saved):
+    folder = saved / "step-000000000003"
+    assert names(folder) == ["manifest.json", "rank-0.safetensors"]
+    arrays = load_file(folder / "rank-0.safetensors")
+    assert sorted(arrays) == [
+        *("params.first.bias", "params.first.weight", "params.last.weight"),
+        *(
+            f"state.optimizer.{m}.{p}"
+            for m in ("mean", "square")
+            for p in ("first.bias", "first.weight", "last.weight")
+        ),
+        "state.optimizer.step",
+    ]
+    _, after = ran(epochs=1)
+    assert same_bits(after["first"], {n: arrays[f"params.first.{n}"] for n in after["first"]})
+    assert arrays["state.optimizer.step"].item() == 3
+    # Whoever may read the manifest may read the arrays.
+    assert len({stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}) == 1
+
+
+BITS = np.arange(24, dtype="f8")
+ARRAYS = {
+    "bfloat16": BITS.astype(ml_dtypes.bfloat16),
+    "float16": BITS.astype("f2").reshape(2, 3, 4),
+    "float64, columns first": np.asfortranarray(BITS.reshape(4, 6)),
+    "float32, every second": BITS.astype("f4")[::2],
+    "float32, big-endian": BITS.astype(">f4"),
+    "int64": BITS.astype("i8"),
+    "uint8": BITS.astype("u1"),
+    "bool": BITS > 3,
+    "a scalar": np.asarray(np.float32(1.5)),
+    "a scalar of numpy": np.int64(7),
+    "no rows": np.zeros((0, 3), "f4"),
+    "a[0:1].b c": BITS[:1],
+}
+
+
+def test_arrays_of_any_dtype_and_shape_are_read_as_they_were(tmp_path):
+    types = {name: (array.dtype.name, array.shape) for name, array in ARRAYS.items()}
+    manifest = Manifest(Position(step=7), EarlyStopping(), {})
+    checkpoint.save(str(tmp_path), manifest, ARRAYS, types, keep=1)
+    (path,) = reading.found_in(str(tmp_path))
+    found = reading.read_arrays(path, reading.read_manifest(path))
+    for name, array in ARRAYS.items():
+        assert (found[name].dtype.name, found[name].shape) == types[name]
+        assert (found[name] == array).all()
 
 
 # ---- when they are written ---------------------------------------------------------------------------------
@@ -204,12 +259,16 @@ def test_an_interrupted_write_leaves_the_last_checkpoint(call, number, by, tmp_p
             ran(checkpoint=tmp_path, every=1)
     ended = by == "Ctrl-C"
     if not ended:
-        assert re.search(
-            r"No space left on device; those before it stay: '.*/\.step-0+3\.", str(raised.value)
-        )
+        assert re.search(r"step-0+3': .*No space left on device; those before it stay", str(raised.value))
     assert names(tmp_path) == ["step-000000000002", "step-000000000003"][: 1 + ended]
     # The loop had the third step, and is not told of it again.
     assert told + whole[2 : 2 + ended] + ran(checkpoint=tmp_path)[0] == whole
+
+
+def test_a_file_that_cannot_be_written_is_named_with_the_reason(tmp_path):
+    path = str(tmp_path / "gone" / "rank-0.safetensors")
+    with pytest.raises(OSError, match=r"No such file or directory.*gone/rank-0\.safetensors'"):
+        checkpoint.write_file(path, [("params.w", BITS, -1)])
 
 
 HOLDER = """
@@ -251,7 +310,7 @@ def test_what_a_killed_writer_left_is_neither_read_nor_kept(tmp_path):
 
 
 def _shorten(path: Path):
-    path.write_bytes(path.read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[:-2])
 
 
 def _flip(path: Path):
@@ -260,27 +319,31 @@ def _flip(path: Path):
     path.write_bytes(content)
 
 
-def _spoil(path: Path):
-    """Write a NaN and its right checksums, as earlier releases did."""
-    manifest, held = Manifest.from_bytes(path.read_bytes()), path.with_name("held-0.bin")
-    name, saved = next(iter(manifest.arrays.items()))
-    nan = np.full(saved.shape, np.nan, "f4").tobytes()
-    held.write_bytes(nan + held.read_bytes()[len(nan) :])
-    spoiled = saved._replace(parts=(saved.parts[0]._replace(check=xxhash.xxh3_64_hexdigest(nan)),))
-    path.write_bytes(replace(manifest, arrays={**manifest.arrays, name: spoiled}).to_bytes())
+def _lengthen(path: Path):
+    path.write_bytes(path.read_bytes() + b"0")
 
 
+def _empty(path: Path):
+    path.write_bytes(b"")
+
+
+def _take_another(path: Path):
+    arrays = load_file(path)
+    path.write_bytes(save({name: np.asarray(array + 1) for name, array in arrays.items()}))
+
+
+ARRAYS_FILE, WRONG = "rank-0.safetensors", "its checksum is wrong"
 DAMAGE = {
-    "a file that is missing": ("held-0.bin", os.unlink, "held-0.bin: .*No such file"),
-    "a file that is cut short": ("held-0.bin", _shorten, r"held-0.bin: it ends at byte \d+, wanted \d+"),
-    "a bit that is flipped": ("held-0.bin", _flip, r"held-0.bin: the checksum of bytes \d+ to \d+ is wrong"),
-    "no manifest": ("manifest.json", os.unlink, "manifest.json: .*No such file"),
-    "a manifest that is changed": ("manifest.json", _flip, "manifest.json: its checksum is wrong"),
-    "a NaN": (
-        "manifest.json",
-        _spoil,
-        r"params.first.weight: 1 of \d+ arrays have values that are not finite",
-    ),
+    "a file that is missing": (ARRAYS_FILE, os.unlink, "No such file"),
+    "a file that is empty": (ARRAYS_FILE, _empty, WRONG),
+    "a file that is cut short": (ARRAYS_FILE, _shorten, WRONG),
+    "a file with more at its end": (ARRAYS_FILE, _lengthen, WRONG),
+    "a bit that is flipped": (ARRAYS_FILE, _flip, WRONG),
+    "a file with other arrays": (ARRAYS_FILE, _take_another, WRONG),
+    "no manifest": ("manifest.json", os.unlink, "No such file"),
+    "a manifest that is empty": ("manifest.json", _empty, WRONG),
+    "a manifest that is cut short": ("manifest.json", _shorten, WRONG),
+    "a manifest that is changed": ("manifest.json", _flip, WRONG),
 }
 
 
@@ -293,7 +356,9 @@ def test_a_damaged_checkpoint_is_told_with_what_to_do(name, earlier, saved, tmp_
         rmtree(tmp_path / "made" / "step-000000000002")
     damage(tmp_path / "made" / "step-000000000003" / file)
     then = "to go on from step-000000000002" if earlier else "to begin again"
-    with pytest.raises(ConfigError, match=f"step-000000000003': {message}.*; remove this checkpoint {then}"):
+    with pytest.raises(
+        ConfigError, match=f"step-000000000003': {file}: .*{message}.*; remove this checkpoint {then}"
+    ):
         ran(checkpoint=tmp_path / "made", steps=0)
 
 
@@ -301,12 +366,12 @@ OTHERS = {
     "another seed": ({"seed": 1}, "seed: was 0, is 1"),
     "another batch size": ({"batch_size": 4}, "batch_size: was 8, is 4"),
     "other rows": ({"data": data(24)}, "rows: was 20, is 24"),
-    "another optimizer": ({"optimizer": ff.optim.SGD(0.1)}, "'state.optimizer.step' is in it alone"),
-    "accumulation": ({"accumulate": 2}, "accumulate: was 1, is 2; .*'state.sums.first.weight' is not in it"),
-    "a loss scale": ({"loss_scale": "dynamic"}, "'state.scale' is not in it"),
+    "another optimizer": ({"optimizer": ff.optim.SGD(0.1)}, r"state.optimizer.step: was \('.*\), is None"),
+    "accumulation": ({"accumulate": 2}, "accumulate: was 1, is 2; .*state.sums.first.weight: was None, is"),
+    "a loss scale": ({"loss_scale": "dynamic"}, "state.scale: was None, is"),
     "another dtype": (
         {"params": {"first": params()["first"], "last": {"weight": params()["last"]["weight"].astype("f8")}}},
-        r"'params.last.weight' is float32 \(8, 4\), wanted float64 \(8, 4\)",
+        r"params.last.weight: was \('float32', \(8, 4\)\), is \('float64', \(8, 4\)\)",
     ),
 }
 

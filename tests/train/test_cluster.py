@@ -10,6 +10,7 @@ import dask.array
 import distributed
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
@@ -31,7 +32,16 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("plan", ["none", "tensor", "pipeline", "data, split state"])
+# Some of the keys in the files: arrays by name, and boxes of those that a plan splits.
+KEYS = {
+    "none": {"params.first.weight", "params.last.weight", "state.optimizer.mean.first.weight"},
+    "tensor": {"params.first.weight[0:6, 0:4]", "params.first.weight[0:6, 4:8]", "params.first.bias[0:4]"},
+    "pipeline": {"params.first.weight", "params.last.weight"},
+    "data, split state": {"params.first.weight", "state.optimizer.mean.last.weight[4:8, 0:4]"},
+}
+
+
+@pytest.mark.parametrize("plan", KEYS)
 def test_on_workers_it_has_the_bits_of_one_process_and_workers_write_their_parts(plan, tmp_path, request):
     plans = {**PLANS, "data, split state": {**PLANS["data"], "optimizer_state": {"data": 0}}}
     options = {**OPTIONS, "plan": plans[plan]}
@@ -39,8 +49,10 @@ def test_on_workers_it_has_the_bits_of_one_process_and_workers_write_their_parts
     client = request.getfixturevalue("client")
     first, _ = ran(**options, checkpoint=tmp_path, steps=2)
     (folder,) = tmp_path.iterdir()
-    writers = 1 if plan == "none" else 2
-    assert len(list(folder.glob("held-*.bin"))) == writers
+    files = ["rank-0.safetensors", "rank-1.safetensors"][: 1 if plan == "none" else 2]
+    assert sorted(os.listdir(folder)) == ["manifest.json", *files]
+    keys = {key for file in files for key in load_file(folder / file)}
+    assert KEYS[plan] <= keys
     assert client.status == "running"
     rest, found = ran(**options, checkpoint=tmp_path)
     assert first + rest == whole

@@ -75,11 +75,6 @@ def _is_masked(array: Any) -> bool:
     return isinstance(meta_from_array(array), np.ma.MaskedArray)
 
 
-def copied(value: Any) -> Any:
-    """Return a copy of an array in memory; a dask array as it is."""
-    return value if is_dask_array(value) else value.copy()
-
-
 def rows_of(batch: Batch) -> int:
     """Return the number of rows of a batch; raises `ConfigError` for arrays of different lengths, or without axes."""
     lengths = {name: int(value.shape[0]) if value.ndim else -1 for name, value in batch.items()}

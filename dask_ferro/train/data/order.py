@@ -10,7 +10,6 @@ it, so any position can be found again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import ceil
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,8 +33,8 @@ def is_whole(value: object, least: int) -> bool:
     return is_count(int(value) if isinstance(value, np.integer) else value, least)
 
 
-def permutation(count: int, seed: int, *counter: int) -> Rows:
-    """Return the numbers from 0 to below `count` in an order that depends on seed and counter alone.
+def permutation(count: int, seed: int | None, *counter: int) -> Rows:
+    """Return the numbers from 0 to below `count` in an order that depends on seed and counter alone; None: in order.
 
     The order is that of Philox's raw words (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), which
     are the same in all releases of numpy, as `Generator.permutation` need not be.
@@ -43,6 +42,8 @@ def permutation(count: int, seed: int, *counter: int) -> Rows:
     >>> permutation(5, 0, 1).tolist() == permutation(5, 0, 1).tolist()
     True
     """
+    if seed is None:
+        return np.arange(count)
     # The lowest word counts the blocks of four numbers that are drawn.
     words = np.zeros(4, np.uint64)
     words[1 : 1 + len(counter)] = counter
@@ -51,18 +52,9 @@ def permutation(count: int, seed: int, *counter: int) -> Rows:
     return np.argsort(numbers, kind="stable")
 
 
-def block_order(blocks: int, seed: int | None, epoch: int) -> Rows:
-    """Return the order in which an epoch reads blocks; without a seed, theirs."""
-    return np.arange(blocks) if seed is None else permutation(blocks, seed, epoch, 0, _BLOCKS)
-
-
-def batch_count(rows: int, size: int, *, keeps_last: bool) -> int:
-    """Return the number of batches of an epoch.
-
-    >>> batch_count(10, 4, keeps_last=True), batch_count(10, 4, keeps_last=False)
-    (3, 2)
-    """
-    return ceil(rows / size) if keeps_last else rows // size
+def block_order(blocks: int, seed: int | None, epoch: int) -> list[int]:
+    """Return the order in which an epoch reads blocks, or the batches of a list."""
+    return permutation(blocks, seed, epoch, 0, _BLOCKS).tolist()
 
 
 def batches(
@@ -76,14 +68,12 @@ def batches(
     [[(0, [0, 1])], [(0, [2]), (1, [0])], [(1, [1])]]
     """
     skipped, held, taken = start * size, [], 0
-    for block in block_order(len(lengths), seed, epoch).tolist():
-        length = lengths[block]
+    for block in block_order(len(lengths), seed, epoch):
         # A block before the position is skipped without its order.
-        if skipped >= length:
-            skipped -= length
+        if skipped >= lengths[block]:
+            skipped -= lengths[block]
             continue
-        rows = np.arange(length) if seed is None else permutation(length, seed, epoch, block, _ROWS)
-        rows, skipped = rows[skipped:], 0
+        rows, skipped = permutation(lengths[block], seed, epoch, block, _ROWS)[skipped:], 0
         while len(rows):
             part, rows = np.split(rows, [min(size - taken, len(rows))])
             held.append(Take(block, part))

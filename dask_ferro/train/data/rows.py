@@ -19,7 +19,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import is_dask_array
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.train.data.batch import Batch, Named, form_of, named, rows_of
-from dask_ferro.train.data.order import Take, batch_count, batches
+from dask_ferro.train.data.order import Take, batches
 
 # Blocks of a file have at least so many rows: reading one costs a millisecond or more.
 _BLOCK_ROWS = 4096
@@ -36,39 +36,32 @@ class Blocks(NamedTuple):
 
 
 class RowBatches:
-    """Rows in blocks, in an order by seed and epoch, cut into batches of `size`."""
+    """Rows in blocks, in an order by seed and epoch, cut into batches of `size`.
+
+    Attributes
+    ----------
+    form : object
+        A batch in the user's form, with a name in place of each array.
+    facts : dict
+        What has to be the same for the same batches.
+    count : int
+        The number of batches of an epoch.
+    sizes : tuple of int
+        Rows of a batch, and of the last one.
+    """
 
     def __init__(self, blocks: Blocks, size: int, seed: int | None, keeps_last: bool) -> None:
-        self._blocks, self._size, self._seed, self._keeps_last = blocks, size, seed, keeps_last
-        self._rows = sum(blocks.lengths)
+        self._blocks, self._size, self._seed = blocks, size, seed
+        rows, last = sum(blocks.lengths), "keep" if keeps_last else "drop"
+        full, rest = divmod(rows, size)
+        rest = rest if keeps_last else 0
+        self.form, self.count = blocks.form, full + bool(rest)
+        self.sizes = tuple(n for n in (size if full else 0, rest) if n)
+        self.facts = {**blocks.facts, "rows": rows, "batch_size": size, "seed": seed, "last": last}
         if not self.count:
             raise ConfigError(
-                f"fit: batches: {self._rows} rows give no batch of {size}; take a smaller batch_size, or last='keep'"
+                f"fit: batches: {rows} rows give no batch of {size}; take a smaller batch_size, or last='keep'"
             )
-
-    @property
-    def form(self) -> Any:
-        """A batch in the user's form, with a name in place of each array."""
-        return self._blocks.form
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """What has to be the same for the same batches."""
-        last = "keep" if self._keeps_last else "drop"
-        told = {"rows": self._rows, "batch_size": self._size, "seed": self._seed, "last": last}
-        return {**self._blocks.facts, **told}
-
-    @property
-    def count(self) -> int:
-        """The number of batches of an epoch."""
-        return batch_count(self._rows, self._size, keeps_last=self._keeps_last)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Rows of a batch, and of the last one."""
-        rest = self._rows % self._size if self._keeps_last else 0
-        full = [self._size] if self._rows >= self._size else []
-        return (*full, rest) if rest else tuple(full)
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
         """Yield the batches of an epoch from batch `start` on."""
@@ -88,9 +81,7 @@ class RowBatches:
 def _joined(parts: list[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
-    names = list(parts[0])
-    columns = zip(*(part.values() for part in parts), strict=True)
-    return {name: _concatenated(arrays) for name, arrays in zip(names, columns, strict=True)}
+    return {name: _concatenated([part[name] for part in parts]) for name in parts[0]}
 
 
 def _concatenated(arrays: Sequence[Any]) -> Any:

@@ -2,59 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.train.data.batch import Batch, copied, form_of, named
-from dask_ferro.train.data.order import permutation
-
-# The counter of a list's order, beside those of `order`.
-_LISTED = 2
+from dask_ferro.lower.signature import is_dask_array
+from dask_ferro.train.data.batch import Batch, form_of, named
+from dask_ferro.train.data.order import block_order
 
 
 class Stream:
-    """Batches of an iterable, in its order; those of a list in an order by seed and epoch."""
+    """Batches of an iterable, in its order; those of a list in an order by seed and epoch.
+
+    Attributes are those of `RowBatches`; `form` is None before the first batch was read, and sizes are not known.
+    """
+
+    sizes: tuple[int, ...] = ()
 
     def __init__(self, given: Any, seed: int | None) -> None:
-        self._given, self._seed = given, seed
-        self._form: Any = None
+        self._given, self._seed, self._used = given, seed, False
         listed = isinstance(given, Sequence)
-        self.count: int | None = len(given) if listed else None
-        self.facts: Mapping[str, Any] = {
-            "source": "batches",
-            "batches": self.count,
-            "seed": seed if listed else None,
-        }
-        self.sizes: tuple[int, ...] = ()
-        self._used = False
+        self.form: Any = None
+        self.count = len(given) if listed else None
+        self.facts = {"source": "batches", "batches": self.count, "seed": seed if listed else None}
         if self.count == 0:
             raise ConfigError("fit: batches: got an empty sequence, wanted one batch or more")
-
-    @property
-    def form(self) -> Any:
-        """The form of the first batch; None before it was read."""
-        return self._form
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
         """Yield the batches of an epoch from batch `start` on."""
         is_empty = not start
         for batch in islice(self._batches(epoch), start, None):
-            if self._form is None:
-                self._form = form_of(batch)
+            if self.form is None:
+                self.form = form_of(batch)
             is_empty = False
             # A generator may fill the same buffer again, while this batch is still being computed.
-            yield {name: copied(value) for name, value in named(batch, self._form).items()}
+            yield {
+                name: value if is_dask_array(value) else value.copy()
+                for name, value in named(batch, self.form).items()
+            }
         if is_empty:
             raise ConfigError(f"fit: batches: epoch {epoch} has none, wanted one batch or more in each")
 
     def _batches(self, epoch: int) -> Iterator[Any]:
         if isinstance(self._given, Sequence):
-            if self._seed is None:
-                return iter(self._given)
-            order = permutation(len(self._given), self._seed, epoch, 0, _LISTED)
-            return (self._given[number] for number in order.tolist())
+            return (self._given[number] for number in block_order(len(self._given), self._seed, epoch))
         found = self._given(epoch) if callable(self._given) else self._given
         # PyTorch's convention for samplers that shuffle by epoch.
         for owner in (found, getattr(found, "sampler", None)):
