@@ -1,4 +1,4 @@
-"""Checks the English of README.md and docs/: expressions that a reader has to decode, each with its remedy.
+"""Checks the English of README.md, docs/ and two other pages: finds expressions that a reader has to decode.
 
     python -m tests.house.sentences [PAGE ...]
 
@@ -283,7 +283,8 @@ def findings(page: str) -> list[Finding]:
 
 def pages() -> list[Path]:
     """Return the pages that are checked."""
-    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    others = ("README.md", "CONTRIBUTING.md", "examples/README.md")
+    paths = [*map(ROOT.joinpath, others), *sorted((ROOT / "docs").rglob("*.md"))]
     return [path for path in paths if path.relative_to(ROOT).as_posix() not in EXCLUDED]
 
 
