@@ -58,13 +58,14 @@ quick: $(VENV)/.installed-dev ## decisions and plain values, without a cluster o
 test-versions: | $(VENV)/bin/python ## the tests that depend on Dask, with its oldest, a middle and its newest release
 	$(BIN)/python -m tests.versions
 
-check: $(VENV)/.installed-dev ## lint, format, spelling, types, import layers, and tests/house: lines by room, private names, circles
+check: $(VENV)/.installed-dev ## lint, format, spelling, types, import layers, and tests/house: lines by room, private names, circles, English
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.house
+	$(BIN)/python -m tests.house.sentences
 
 docs: $(VENV)/.installed-dev ## the site of docs/, into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -231,8 +231,8 @@ class PluginOptions:
     )
     placement: bool = flag(
         True,
-        "Whether to assign a ready task to the worker where it is projected to finish first; false: Dask's own choice,"
-        " a worker that holds its data.",
+        "Whether to assign a ready task to the worker that should finish it first; false: Dask's own choice, a worker"
+        " that holds its data.",
     )
     rank: bool = flag(
         True,
@@ -249,7 +249,7 @@ class PluginOptions:
     record: str | None = path(
         None,
         "File on the scheduler's machine to which the decisions of stealing are appended, one line of JSON each, for"
-        " `dask ferro replay`. If the file cannot be written, one warning says so and the scheduler goes on.",
+        " `dask ferro replay`. If the file cannot be written, the scheduler logs one warning and continues.",
     )
 
 
@@ -285,12 +285,12 @@ class ElasticOptions:
         0.0,
         "Number of workers beyond the maximum while successors take over from jobs that are about to end (walltime, a"
         " drained node, a preemption). 0: none; jobs that end together are then replaced one after the other, in time."
-        " With a maximum of one job no other worker could take over its data: set 1 there.",
+        " Set 1 if the maximum is one job, since no other worker could then take over its data.",
         "workers",
     )
     patience: float = seconds(
         "10s",
-        "Minimum idle time of a job before it ends; it is longer where a new job would take longer to arrive.",
+        "Minimum idle time of a job before it ends; it is longer if a new job would take longer to arrive.",
     )
     fail_unrunnable: bool = flag(
         False,
@@ -340,9 +340,9 @@ _FIELDS: dict[str, Any] = {
     ),
     "limits.value-bytes": size(
         "8GiB",
-        "Maximum size of a value that a model may make, where the size is known before the model runs: what a hostile"
-        " file would use to fill the memory of a worker. Weights stored in the file are exempt: what is large on disk"
-        " is mapped, not read.",
+        "Maximum size of a value that a model may make, if the size is known before the model runs. A hostile file"
+        " could otherwise fill the memory of a worker. Weights stored in the file are exempt, because a large file on"
+        " disk is mapped, not read.",
     ),
     "limits.mapped-above": size(
         "128MiB",
@@ -369,8 +369,8 @@ _FIELDS: dict[str, Any] = {
     ),
     "bundle.workers": count(
         AUTO,
-        'Number of worker threads that granularity "auto" plans for; "auto": those of the current cluster, or the cores'
-        " of this machine if there is none.",
+        'Number of worker threads that granularity "auto" plans for; "auto": the threads of the current cluster,'
+        " or the cores of this machine if there is none.",
         "threads",
         none=AUTO,
     ),
@@ -381,7 +381,7 @@ _FIELDS: dict[str, Any] = {
         " program too; null: they are forgotten with the scheduler.",
     ),
     "worker.device": choice(
-        (AUTO, *DEVICES), 'Device class of a worker\'s tasks; "auto": gpu where CuPy sees a device.'
+        (AUTO, *DEVICES), 'Device class of a worker\'s tasks; "auto": gpu if CuPy sees a device.'
     ),
     "device.tf32": flag(
         False,
@@ -402,8 +402,8 @@ _FIELDS: dict[str, Any] = {
     ),
     "device.onnxruntime": choice(
         (AUTO, "never", "anywhere"),
-        'Devices on which ONNX Runtime may compute instead of the array table: "auto": where its CUDA provider works;'
-        ' "never"; "anywhere": also on a device whose memory is the host\'s (an emulated one).',
+        'Devices on which ONNX Runtime may compute instead of the array table: "auto": GPUs on which its CUDA'
+        ' provider works; "never"; "anywhere": also on a device whose memory is the host\'s (an emulated one).',
         off="never",
     ),
 }

@@ -32,8 +32,9 @@ This page is printed by `dask ferro config --markdown`.
 _CALLED = """
 # Keywords of ff.SLURMCluster
 
-These come in addition to dask-jobqueue's own. Pass them in the call, or write them beside those in the section
-`jobqueue.slurm` of Dask's configuration (or the one that `config_name` names), with a hyphen for each underscore.
+These come in addition to dask-jobqueue's own. Pass them in the call, or write them next to dask-jobqueue's in the
+section `jobqueue.slurm` of Dask's configuration (or the one that `config_name` names), with a hyphen for each
+underscore.
 """
 _KEYWORDS = {"the cluster": ClusterKeywords, "a pool, in `pools`": PoolKeywords, "`patience`": Patience}
 

@@ -34,8 +34,8 @@ class JobKeywords:
     )
     grace: float | None = seconds(
         AUTO,
-        "How long a preempted job goes on after that signal; by default the grace time of the SLURM partition, or 30 s"
-        " where it has none.",
+        "How long a preempted job continues after that signal; by default the grace time of the SLURM partition, or"
+        " 30 s if it has none.",
         none=AUTO,
         most=_MOST,
     )
@@ -63,7 +63,7 @@ class ClusterKeywords(JobKeywords):
     """Keywords of the cluster."""
 
     pools: Mapping[str, Mapping[str, object]] | None = mapping(
-        "Further kinds of jobs by name, each with the keywords that replace those of the cluster. The arguments"
+        "Further kinds of jobs by name, each with the keywords that replace the cluster's. The arguments"
         ' themselves are the pool "default". A pool may also have `minimum`, `maximum` and `cost`.',
         "by name",
     )

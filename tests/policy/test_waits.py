@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from dask_ferro.policy.waits import REASONS, by_reason, wait_of
+from tests.pages import ROOT
 from tests.policy.facts import ledger, needs, stand, task
 
 
@@ -103,3 +105,9 @@ def test_a_moved_task_is_overdue_behind_one_that_has_overrun_for_as_long() -> No
     book.confirm(0.0, "short")
     book.listen(0.0)
     assert [entry.key for entry, _, _ in book.overdue(24.0, 0.5, 0)] == ["short"]
+
+
+def test_the_page_of_metrics_explains_each_reason():
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    table = page.partition("| `reason` | the task waits because |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(REASONS)
