@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.pipeline.run import Step
 from dask_ferro.train.program import StepInputs
@@ -57,11 +56,12 @@ class FitStep:
 
 def computed(steps: Sequence[Step], inputs: Sequence[StepInputs]) -> list[FitStep]:
     """Return steps once they are computed; their numbers are fetched together, as they are in one result."""
-    numbers = [(step.loss, step.metrics, step.state.get(UPDATED, 1.0)) for step in steps]
-    floats = pytree.like(numbers, map(float, fetched(numbers)))
-    return [
-        FitStep(
-            *(own.epoch, own.number, own.rows, own.rate, updated > 0 and own.ends), loss, metrics, step.params
-        )
-        for step, own, (loss, metrics, updated) in zip(steps, inputs, floats, strict=True)
-    ]
+    numbers = [x for step in steps for x in (step.loss, step.state.get(UPDATED, 1.0), *step.metrics.values())]
+    left = map(float, fetched(numbers))
+    found = []
+    for step, own in zip(steps, inputs, strict=True):
+        loss, is_updated = next(left), next(left) > 0 and own.ends
+        metrics = {name: next(left) for name in step.metrics}
+        facts = own.epoch, own.number, own.rows, own.rate, is_updated
+        found.append(FitStep(*facts, loss, metrics, step.params))
+    return found
