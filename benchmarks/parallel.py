@@ -35,8 +35,7 @@ from simulated.pipeline import StageSeconds, simulate  # noqa: E402
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.graph.pipeline.named import NAMES, known  # noqa: E402
 from dask_ferro.graph.pipeline.schedule import Schedule  # noqa: E402
-from dask_ferro.lower.pipeline.parts import parts_of  # noqa: E402
-from dask_ferro.lower.pipeline.staged import Pipeline  # noqa: E402
+from dask_ferro.lower.pipeline.pipeline import Pipeline  # noqa: E402
 
 SEED = 0
 STAGES = 4
@@ -97,7 +96,7 @@ def _step(name: str, stages: int, m: int, seconds: float) -> Pipeline:
     schedule = known(name, stages, m)
     each = schedule.chunks // stages
     model = sleeping(schedule.chunks, seconds / each)
-    return Pipeline(parts_of(model, list(range(schedule.chunks)), schedule))
+    return Pipeline(model, schedule, list(range(schedule.chunks)))
 
 
 def _ran(client: Client, run: Any) -> Ran:

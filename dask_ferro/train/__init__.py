@@ -4,7 +4,6 @@ data           the rows of each batch, by seed and epoch, and where they are rea
 update         the update of a batch: loss scale, accumulation, clipping, the user's optimizer
 graphs         loss and metrics as tensors
 program        they and the update as one pipeline, whose calls are the steps
-whole_step     they and the update as one graph, where there are no stages and one micro-batch
 saved          parameters, state and position in files
 rates          learning rates by step;  stopping: when to end
 training, fit  the loop

@@ -9,7 +9,7 @@ There are no callbacks: what is to happen between two steps is written in the lo
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -162,12 +162,19 @@ def fit(
     (18, [[3.0]])
     """
     metrics = {} if metrics is None else metrics
-    _check_kinds(loss, metrics, optimizer)
     counts = {"epochs": epochs, "accumulate": accumulate, "every": every, "keep": keep, "patience": patience}
-    _check_counts(counts, seed)
     choices = {"last": last, "precision": precision, "nonfinite": nonfinite, "monitor": monitor}
-    _check_choices(choices, {**_CHOICES, "monitor": ("loss", *metrics)})
-    _check_others(options, metrics, clip, checkpoint if every else "")
+    for name, value, fits, wanted in _rules(loss, metrics, optimizer, seed, counts, choices, clip, options):
+        if not fits:
+            raise ConfigError(f"fit: {name}: got {value!r}, wanted {wanted}")
+    if unknown := sorted(options.keys() - set(_OPTIONS)):
+        raise ConfigError(
+            f"fit: unknown option {', '.join(unknown)}; those of ff.parallel are {', '.join(_OPTIONS)}"
+        )
+    if "loss" in metrics:
+        raise ConfigError("fit: metrics: 'loss' is the name of the loss; use another one")
+    if every is not None and checkpoint is None:
+        raise ConfigError("fit: every: there is no folder for checkpoints; give checkpoint= too")
     tensors, scale, rates = constants(params), loss_scale_of(loss_scale, precision), rate_of(lr)
     update, options = optimizer if rates is None else with_rate(optimizer), {"plan": plan, **options}
     recipe = Recipe(loss, metrics, update, clip, accumulate, precision, scale, nonfinite, options)
@@ -190,48 +197,36 @@ def _folder(checkpoint: str | os.PathLike[str] | None) -> str | None:
     return os.path.abspath(path)
 
 
-def _check_kinds(loss: object, metrics: object, optimizer: object) -> None:
-    if isinstance(optimizer, type) or not (hasattr(optimizer, "init") and hasattr(optimizer, "step")):
-        raise ConfigError(f"fit: optimizer: got {optimizer!r}, wanted one such as ff.optim.Adam(1e-3)")
-    if not isinstance(metrics, Mapping):
-        raise ConfigError(f"fit: metrics: got {metrics!r}, wanted them by name: {{'accuracy': accuracy}}")
-    for name, value in {
-        "loss": loss,
-        **{f"metrics: {name!r}": metric for name, metric in metrics.items()},
-    }.items():
-        if not isinstance(value, Tensor) and not callable(value):
-            raise ConfigError(
-                f"fit: {name}: got {value!r}, wanted a function of (params, batch), or a Tensor"
-            )
-
-
-def _check_counts(counts: Mapping[str, int | None], seed: int | None) -> None:
-    if seed is not None and not is_whole(seed, 0):
-        raise ConfigError(f"fit: seed: got {seed!r}, wanted a number from 0 on, or None")
-    for name, value in counts.items():
-        # A count that has a default is no None, but then the type checker says so.
-        if value is not None and not is_whole(value, 1):
-            raise ConfigError(f"fit: {name}: got {value!r}, wanted a number from 1 on")
-
-
-def _check_choices(values: Mapping[str, object], known: Mapping[str, Collection[object]]) -> None:
-    for name, value in values.items():
-        if value not in known[name]:
-            raise ConfigError(
-                f"fit: {name}: got {value!r}, wanted one of {', '.join(map(repr, known[name]))}"
-            )
-
-
-def _check_others(options: Mapping[str, Any], metrics: Metrics, clip: float | None, folder: Any) -> None:
-    if unknown := sorted(options.keys() - set(_OPTIONS)):
-        raise ConfigError(
-            f"fit: unknown option {', '.join(unknown)}; those of ff.parallel are {', '.join(_OPTIONS)}"
+def _rules(
+    loss: object,
+    metrics: Any,
+    optimizer: object,
+    seed: int | None,
+    counts: Mapping[str, int | None],
+    choices: Mapping[str, object],
+    clip: float | None,
+    options: Mapping[str, Any],
+) -> Iterator[tuple[str, object, bool, str]]:
+    """Yield each option with its value, whether that fits, and what does."""
+    is_optimizer = (
+        hasattr(optimizer, "init") and hasattr(optimizer, "step") and not isinstance(optimizer, type)
+    )
+    yield "optimizer", optimizer, is_optimizer, "one such as ff.optim.Adam(1e-3)"
+    yield "metrics", metrics, isinstance(metrics, Mapping), "them by name: {'accuracy': accuracy}"
+    for name, value in {"loss": loss, **{f"metrics: {n!r}": metric for n, metric in metrics.items()}}.items():
+        yield (
+            name,
+            value,
+            isinstance(value, Tensor) or callable(value),
+            "a function of (params, batch), or a Tensor",
         )
-    if "loss" in metrics:
-        raise ConfigError("fit: metrics: 'loss' is the name of the loss; use another one")
-    if options.get("reduction", "mean") not in ("mean", "sum"):
-        raise ConfigError(f"fit: reduction: got {options['reduction']!r}, wanted 'mean' or 'sum'")
-    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, Real) or not clip > 0):
-        raise ConfigError(f"fit: clip: got {clip!r}, wanted a norm above 0")
-    if folder is None:
-        raise ConfigError("fit: every: there is no folder for checkpoints; give checkpoint= too")
+    yield "seed", seed, seed is None or is_whole(seed, 0), "a number from 0 on, or None"
+    for name, count in counts.items():
+        # A count that has a default is no None, but then the type checker says so.
+        yield name, count, count is None or is_whole(count, 1), "a number from 1 on"
+    for name, choice in choices.items():
+        known = _CHOICES.get(name, ("loss", *metrics))
+        yield name, choice, choice in known, f"one of {', '.join(map(repr, known))}"
+    yield "reduction", (sums := options.get("reduction", "mean")), sums in ("mean", "sum"), "'mean' or 'sum'"
+    is_norm = isinstance(clip, Real) and not isinstance(clip, bool) and clip > 0
+    yield "clip", clip, clip is None or is_norm, "a norm above 0"

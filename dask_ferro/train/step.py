@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from typing import Any
-
-import numpy as np
 
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.ranks.sharded import ShardedArray, gather
-from dask_ferro.train.program import StepInputs, Trained
-from dask_ferro.train.trees import whole
-
-_LOSS, _SCALE, _UPDATED = "the loss", "the scale", "the update"
+from dask_ferro.lower.pipeline.run import Step
+from dask_ferro.train.program import StepInputs
+from dask_ferro.train.trees import fetched, whole
+from dask_ferro.train.update.update import UPDATED
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,47 +54,14 @@ class FitStep:
         return f"<FitStep {self.index}, epoch {self.epoch}, {self.rows} rows>"
 
 
-class SubmittedStep:
-    """A step whose numbers may not be computed yet."""
-
-    def __init__(self, trained: Trained, inputs: StepInputs, epoch: int) -> None:
-        more = {_SCALE: trained.scale, _UPDATED: trained.updated}
-        others = {name: value for name, value in more.items() if value is not None}
-        self._held: Mapping[str, Any] = {_LOSS: trained.loss, **others, **trained.metrics}
-        self._inputs, self._epoch, self._params = inputs, epoch, trained.params
-        self._step: FitStep | None = None
-
-    def computed(self, later: Iterable[SubmittedStep]) -> FitStep:
-        """Return the step, once it is computed; later ones that are computed too are fetched with it.
-
-        Each fetch takes the client two round trips.
-        """
-        if self._step is None:
-            self._fetch([self, *(one for one in later if one._is_computed)])
-        assert self._step is not None
-        return self._step
-
-    @property
-    def _is_computed(self) -> bool:
-        """Whether all of its numbers are results on workers, and not fetched."""
-        held = [value.held() for value in self._held.values() if isinstance(value, ShardedArray)]
-        futures = chain.from_iterable(({} if one is None else one).values() for one in held)
-        return (
-            self._step is None and None not in held and all(future.status == "finished" for future in futures)
-        )
-
-    def _fetch(self, together: Sequence[SubmittedStep]) -> None:
-        values = list(chain.from_iterable(one._held.values() for one in together))
-        sharded = {str(i): value for i, value in enumerate(values) if isinstance(value, ShardedArray)}
-        got = gather(sharded) if sharded else {}
-        found = (got.get(str(i), value) for i, value in enumerate(values))
-        for one in together:
-            numbers = {name: float(np.asarray(next(found))) for name in one._held}
-            # A power of two, so the quotient is exact.
-            loss = numbers.pop(_LOSS) / numbers.pop(_SCALE, 1.0)
-            own = one._inputs
-            is_updated = numbers.pop(_UPDATED, 1.0) > 0 and own.ends
-            facts = one._epoch, own.number, own.rows, own.rate, is_updated
-            one._step = FitStep(*facts, loss=loss, metrics=numbers, _params=one._params)
-            # Results on workers are let go, once the numbers are there.
-            one._held = {}
+def computed(steps: Sequence[Step], inputs: Sequence[StepInputs]) -> list[FitStep]:
+    """Return steps once they are computed; their numbers are fetched together, as they are in one result."""
+    numbers = [x for step in steps for x in (step.loss, step.state.get(UPDATED, 1.0), *step.metrics.values())]
+    left = map(float, fetched(numbers))
+    found = []
+    for step, own in zip(steps, inputs, strict=True):
+        loss, is_updated = next(left), next(left) > 0 and own.ends
+        metrics = {name: next(left) for name in step.metrics}
+        facts = own.epoch, own.number, own.rows, own.rate, is_updated
+        found.append(FitStep(*facts, loss, metrics, step.params))
+    return found

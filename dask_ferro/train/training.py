@@ -1,6 +1,6 @@
 """`Fit`: a training as an iterable of steps, which holds the position and the arrays.
 
-    batch --TrainingProgram.step--> parameters and state of the next step       checkpoint: between two steps
+    batch --TrainingProgram.steps--> parameters and state of the next step       checkpoint: between two steps
                        `--> FitStep, for the caller
 
 With a client the steps are submitted in groups, each of which is a flow of some quarter of a second, and the next group
@@ -27,6 +27,7 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lock import Hold
 from dask_ferro.lower.client import current_client
+from dask_ferro.lower.pipeline.run import Step
 from dask_ferro.lower.ranks.spmd_inputs import IN_GRAPH_BYTES
 from dask_ferro.stream.progress import bar
 from dask_ferro.train.data.batch import Batch, digest_of, rows_of
@@ -37,11 +38,10 @@ from dask_ferro.train.rates import RateOf, rate_at
 from dask_ferro.train.saved import checkpoint as files
 from dask_ferro.train.saved import reading
 from dask_ferro.train.saved.manifest import Manifest, Position, differences, mismatches
-from dask_ferro.train.step import FitStep, SubmittedStep
+from dask_ferro.train.step import FitStep, computed
 from dask_ferro.train.stopping import EarlyStopping
 from dask_ferro.train.trees import check_reachable, named_leaves, values, whole
 from dask_ferro.train.update.update import UPDATED
-from dask_ferro.train.whole_step import program_of
 
 # With a client, the seconds that a group of steps takes, the bytes of parameters and state that it may hold on workers,
 # and the steps: each of them is written again where workers join meanwhile.  A group costs Dask some 20 ms.
@@ -81,10 +81,6 @@ class _State(NamedTuple):
         )
 
 
-# A step, and the state after it.
-_Submitted = tuple[SubmittedStep, _State]
-
-
 class _Mark(NamedTuple):
     """When so many steps of an iteration were computed, by `perf_counter`."""
 
@@ -92,12 +88,12 @@ class _Mark(NamedTuple):
     steps: int
 
 
-class _LazyStep(NamedTuple):
-    """A step that is not submitted, its epoch, and the state after it, with the arrays before its group."""
+class _Group(NamedTuple):
+    """Steps that are submitted together, what each reads, and the state after each."""
 
-    inputs: StepInputs
-    epoch: int
-    after: _State
+    steps: Sequence[Step]
+    inputs: Sequence[StepInputs]
+    after: Sequence[_State]
 
 
 def next_size(size: int, pace: float) -> int:
@@ -137,7 +133,9 @@ class Fit:
         self._holds: list[Hold] = []
         # Batches of known sizes are checked before any is computed; others when they come.
         if source.sizes:
-            self._ready(next(source.epoch(0, 0))).check(source.sizes)
+            program = self._ready(next(source.epoch(0, 0)))
+            for rows in source.sizes:
+                program.check(rows)
         if keeping.folder is not None:
             with files.held(keeping.folder):
                 self._resume(keeping.folder)
@@ -186,17 +184,15 @@ class Fit:
         while self._now.position.epoch < self._epochs and not self._now.stopping.is_over:
             for group in _ahead(self._submitted(), 0 if current_client() is None else 1):
                 try:
-                    group[0][0].computed([later for later, _ in group[1:]])
+                    steps = computed(group.steps, group.inputs)
                 except Exception:
-                    if len(group) == 1:
+                    if len(group.steps) == 1:
                         raise
                     # The steps before the one that failed are computed again, one by one.
-                    self._size, self._singly = 1, len(group)
+                    self._size, self._singly = 1, len(group.steps)
                     break
-                self._took(len(group))
-                for number, (submitted, after) in enumerate(group):
-                    # It is waited for in any case, so that the client is not far ahead of the workers.
-                    step = submitted.computed([later for later, _ in group[number + 1 :]])
+                self._took(len(steps))
+                for step, after in zip(steps, group.after, strict=True):
                     # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
                     self._now = after._replace(stopping=self._counted(step, after.position))
                     advance(1, head=f"epoch {step.epoch + 1}", said=f"  loss {step.loss:.4g}")
@@ -240,23 +236,24 @@ class Fit:
         here = sum(value.nbytes for value in batch.values() if isinstance(value, np.ndarray))
         return max(1, min(_GROUP_STEPS, _GROUP_BYTES // max(1, self._nbytes), IN_GRAPH_BYTES // max(1, here)))
 
-    def _submitted(self) -> Iterator[list[_Submitted]]:
-        """Submit the steps that are left, with early stopping those of an epoch; yield each group, with later states.
+    def _submitted(self) -> Iterator[_Group]:
+        """Submit the steps that are left, with early stopping those of an epoch; yield each group.
 
         If a step cannot be submitted, those before it are.
         """
         batches, now = self._left(), self._now
-        group: list[_LazyStep] = []
+        # What steps read, and the state after each, with the arrays before their group.
+        group: list[tuple[StepInputs, _State]] = []
         try:
             while True:
                 # One batch ahead, since the last of an epoch ends its group of `accumulate`.
                 for batch, following in pairwise(chain[Any](batches, (None,))):
                     group.append(self._advance(now, batch, following is None))
-                    now = group[-1].after
+                    now = group[-1][1]
                     if current_client() is None or len(group) >= min(self._size, self._most(batch)):
                         group, full = [], group
                         sent = self._sent(full)
-                        now = sent[-1][1]
+                        now = sent.after[-1]
                         yield sent
                 now = now.epoch_ended()
                 if now.stopping.most is not None or now.position.epoch == self._epochs:
@@ -269,18 +266,13 @@ class Fit:
         if group:
             yield self._sent(group)
 
-    def _sent(self, group: Sequence[_LazyStep]) -> list[_Submitted]:
+    def _sent(self, group: Sequence[tuple[StepInputs, _State]]) -> _Group:
         """Submit a group of steps."""
         assert self._program is not None
-        before = group[0].after
-        steps = self._program.steps([one.inputs for one in group], before.params, before.state)
-        return [
-            (
-                SubmittedStep(trained, one.inputs, one.epoch),
-                one.after._replace(params=trained.params, state=trained.state),
-            )
-            for one, trained in zip(group, self._program.submit(list(steps)), strict=True)
-        ]
+        inputs, after = zip(*group, strict=True)
+        steps = self._program.submit(list(self._program.steps(inputs, after[0].params, after[0].state)))
+        pairs = zip(after, steps, strict=True)
+        return _Group(steps, inputs, [at._replace(params=one.params, state=one.state) for at, one in pairs])
 
     def _left(self) -> Iterator[Batch]:
         """Return the batches of this epoch that are not done, if the last one before is the one that it was."""
@@ -298,20 +290,20 @@ class Fit:
         self._now = self._now._replace(batch=last)
         return found
 
-    def _advance(self, now: _State, batch: Batch, is_last: bool) -> _LazyStep:
-        """Return the step from a state."""
+    def _advance(self, now: _State, batch: Batch, is_last: bool) -> tuple[StepInputs, _State]:
+        """Return what the step from a state reads, and the state after it."""
         rows, at = rows_of(batch), now.position
         check_reachable(now.params)
-        self._ready(batch).check([rows])
+        self._ready(batch).check(rows)
         ends = is_last or (at.batch + 1) % self._recipe.accumulate == 0
         rate = None if self._rate is None else rate_at(self._rate, at.updates)
         after = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
-        inputs = StepInputs(batch, at.step, rows, ends, rate)
-        return _LazyStep(inputs, at.epoch, now._replace(position=after, batch=batch))
+        inputs = StepInputs(batch, at.epoch, at.step, rows, ends, rate)
+        return inputs, now._replace(position=after, batch=batch)
 
     def _ready(self, batch: Batch) -> TrainingProgram:
         if self._program is None:
-            self._program = program_of(self._recipe, self._tensors, self._source.form, batch)
+            self._program = TrainingProgram(self._recipe, self._tensors, self._source.form, batch)
         return self._program
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
@@ -373,9 +365,9 @@ def _filled(tree: Tree, prefix: str, arrays: Mapping[str, Any]) -> Tree:
     return pytree.like(tree, [arrays.get(name, leaf) for name, leaf in named_leaves(tree, prefix)])
 
 
-def _ahead(groups: Iterator[list[_Submitted]], beyond: int) -> Iterator[list[_Submitted]]:
+def _ahead(groups: Iterator[_Group], beyond: int) -> Iterator[_Group]:
     """Yield each group once so many more are submitted; if one cannot be, those before it come first."""
-    held: deque[list[_Submitted]] = deque()
+    held: deque[_Group] = deque()
     failed = None
     try:
         for group in groups:

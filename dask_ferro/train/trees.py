@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,18 @@ def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
         yield ".".join(map(str, (name, *path) if name else path)), leaf
 
 
-def whole(tree: Tree) -> Tree:
-    """Return a tree of arrays, not to be written to; sharded ones are fetched, together."""
-    check_reachable(tree)
-    leaves = dict(enumerate(leaves_of(tree)))
+def fetched(leaves: Sequence[Any]) -> list[Any]:
+    """Return arrays, of which sharded ones are fetched, together."""
     # One round trip for all of them.
-    sharded = {str(i): leaf for i, leaf in leaves.items() if isinstance(leaf, ShardedArray)}
-    fetched = gather(sharded) if sharded else {}
-    return pytree.like(tree, [_read_only(fetched.get(str(i), leaf)) for i, leaf in leaves.items()])
+    sharded = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, ShardedArray)}
+    found = gather(sharded) if sharded else {}
+    return [found.get(str(i), leaf) for i, leaf in enumerate(leaves)]
+
+
+def whole(tree: Tree) -> Tree:
+    """Return a tree of arrays, not to be written to; sharded ones are fetched."""
+    check_reachable(tree)
+    return pytree.like(tree, map(_read_only, fetched(leaves_of(tree))))
 
 
 def check_reachable(tree: Tree) -> None:

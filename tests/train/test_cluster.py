@@ -15,8 +15,7 @@ from safetensors.numpy import load_file
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.ranks.sharded import gather
-from dask_ferro.train import leaving
-from dask_ferro.train import step as step_module
+from dask_ferro.train import leaving, trees
 from dask_ferro.train import training as training_module
 from tests.clusters import on_cluster
 from tests.train.nets import FSDP, PLANS, data, leaves, loss, params, ran, same_bits
@@ -139,7 +138,7 @@ def test_a_group_holds_so_many_bytes_and_one_step_at_least(nbytes, client, monke
 
 def test_losses_that_are_there_are_fetched_together(client, monkeypatch):
     fetched = []
-    monkeypatch.setattr(step_module, "gather", lambda arrays: fetched.append(len(arrays)) or gather(arrays))
+    monkeypatch.setattr(trees, "gather", lambda arrays: fetched.append(len(arrays)) or gather(arrays))
     steps = list(ff.fit(loss, params(), data(40), ff.optim.SGD(0.1), batch_size=8, loss_scale="dynamic"))
     assert (sum(fetched), len(steps)) == (
         10,
@@ -192,8 +191,7 @@ def test_ctrl_c_while_a_step_is_waited_for_leaves_a_checkpoint_of_the_one_before
             raise KeyboardInterrupt
         return gather(arrays)
 
-    monkeypatch.setattr(step_module, "gather", interrupted)
-    monkeypatch.setattr(step_module.SubmittedStep, "_is_computed", False)  # each is fetched alone
+    monkeypatch.setattr(trees, "gather", interrupted)
     training = ff.fit(
         loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, epochs=2, checkpoint=tmp_path
     )

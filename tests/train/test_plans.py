@@ -2,6 +2,7 @@
 
     plan  x  optimizer  x  accumulation  x  clipping       all of them in `make soak`, pairs of each in `make test`
     plan  x  rematerialization  x  precision  x  dropout  x  accumulation  x  clipping     the same, from a few rows
+    optimizer  x  plan  x  schedule  x  precision  x  accumulation                     pairs of each
     plan  x  resuming, with a loss scale
 
 Everything is on Dask's synchronous scheduler: where tasks run changes no number (`tests/lower/ranks/test_spmd`).
@@ -20,6 +21,9 @@ import pytest
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.regions import REMAT_KEY
+from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
+from tests.each import every
+from tests.pairs import covering
 from tests.train.nets import FSDP, PLANS, data, dropped, leaves, loss, params, ran, same_bits
 
 OPTIMIZERS = {
@@ -138,13 +142,50 @@ def test_half_precision_and_rematerialization_are_those_without_a_plan(row):
         np.testing.assert_allclose(mine, theirs, rtol=near, atol=near)
 
 
+# ---- schedules ---------------------------------------------------------------------------------------------
+
+MATRIX = (tuple(OPTIMIZERS), ("none", "data", "tensor", "pipeline"), NAMES, tuple(NEAR), (1, 2))
+PAIRS = [
+    tuple(axis[i] for axis, i in zip(MATRIX, row, strict=True))
+    for row in sorted(covering(list(product(*(range(len(axis)) for axis in MATRIX)))))
+]
+
+
+@cache
+def scheduled(optimizer, precision, accumulate, plan="none", schedule=None):
+    """A training in two chunks and two micro-batches by a schedule; without one, as one graph."""
+    stages = None if plan == "pipeline" else 2 // usual_chunks(schedule)
+    return ran(
+        optimizer=OPTIMIZERS[optimizer],
+        precision=precision,
+        loss_scale=2.0**8 if precision == "float16" else None,
+        accumulate=accumulate,
+        plan=PLANS[plan],
+        data=data(24),
+        epochs=1,
+        **({} if schedule is None else {"schedule": schedule, "micro_batches": 2, "stages": stages}),
+    )
+
+
+@every(("optimizer", "plan", "schedule", "precision", "accumulate"), PAIRS)
+def test_every_pair_of_options_trains_as_one_graph_does(optimizer, plan, schedule, precision, accumulate):
+    """Optimizers, plans, schedules, precisions and accumulation: each value of one with each of another."""
+    options = optimizer, precision, accumulate
+    (told, params), (wanted, wanted_params) = scheduled(*options, plan, schedule), scheduled(*options)
+    near = NEAR[precision]
+    assert [r[:4] for r in told] == [r[:4] for r in wanted]
+    np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=near, atol=near)
+    for mine, theirs in zip(leaves(params), leaves(wanted_params), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=near, atol=near)
+
+
 @pytest.mark.parametrize("plan", ["none", "data", "tensor"])
 def test_a_plan_with_remat_computes_activations_again(plan):
     counts = []
     for remat in (False, True):
         asked = plan_with(plan, remat)
         training = ff.fit(loss, params(), data(8), OPTIMIZERS["SGD"], batch_size=8, plan=asked or {})
-        nodes = training._program.ranks(8).spmd.model.graph
+        nodes = training._program.pipeline.graphs(8).step.spmd.model.graph
         counts.append(sum(REMAT_KEY in node.metadata_props for node in nodes))
     assert counts[0] == 0 < counts[1]
 

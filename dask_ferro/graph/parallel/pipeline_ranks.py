@@ -3,31 +3,35 @@
     loss ──cut by the plan's stages──> chunks ──grad──> model ──shard by the plan──> ranks' nodes ──> their actions
 
 Sharding is the last step, so gradients of shards are the same as without a pipeline: same nodes, same collectives,
-same order of sums.  A collective belongs to the action that makes its operands.
+same order of sums.  A collective belongs to the action that makes its operands.  A model that has the optimizer's step
+too (`whole_step`) is sharded alike, and has no chunks and no actions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from math import lcm
 
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.inference import Dim, values
 from dask_ferro.graph.ir.regions import BACKWARD as BACKWARD_PHASE
 from dask_ferro.graph.ir.regions import PHASE_KEY, region_of
 from dask_ferro.graph.parallel.apply import Applied, apply
 from dask_ferro.graph.parallel.config import PlanFile, at
 from dask_ferro.graph.parallel.node_values import Placed, ranks_along
-from dask_ferro.graph.parallel.state_layouts import layout_of, state_layout
+from dask_ferro.graph.parallel.state_layouts import layout_of, state_layouts
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import Staged, actions
-from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, STAGE, WORKERS
+from dask_ferro.graph.pipeline.update import UpdateGraph, after
+from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, STAGE, UNPLACED, WORKERS, place
 from dask_ferro.graph.sharding.parts import Port, Spmd
-from dask_ferro.graph.sharding.redistribute import Mesh
-from dask_ferro.graph.sharding.spmd import RANK
+from dask_ferro.graph.sharding.redistribute import Layout, Mesh
+from dask_ferro.graph.sharding.spmd import RANK, lower
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.pytree import Tree
@@ -72,7 +76,9 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
     ConfigError
         The plan names workers of some stages only.
     """
-    named = {r.stage: r.workers for r in plan.regions if r.workers is not None and r.stage is not None}
+    # With one stage, regions need not name it.
+    own = [r for r in plan.regions if r.workers is not None and (stages == 1 or r.stage is not None)]
+    named = {r.stage or 0: r.workers or () for r in own}
     if not named:
         return None
     # The workers of all other stages would not be known.
@@ -110,12 +116,12 @@ def sharded(
     plan: PlanFile,
     schedule: Schedule,
     dims: Mapping[str, int],
+    update: UpdateGraph | None = None,
     terms: Collection[str] = (),
-    stateful: Collection[str] = (),
 ) -> Spmd:
     """Return the graph of all ranks for one micro-batch, with the action and the stage of each node as metadata.
 
-    Gradients have the layouts of their parameters, or those of the optimizer's state where the plan splits that.
+    Gradients have the layouts in which the optimizer's step reads them, or those of their parameters.
 
     Parameters
     ----------
@@ -125,39 +131,65 @@ def sharded(
         Its chunks are those of the model.
     dims : mapping of str to int
         Sizes of symbolic dimensions.
+    update : UpdateGraph, optional
+        The optimizer's step.
     terms : collection of str, optional
         Outputs that are added over micro-batches before they are reduced.  A gradient that its parameter's layout
         splits is scattered in each micro-batch all the same: whole, it would be as large as the parameter.
-    stateful : collection of str, optional
-        The parameters that entries of the optimizer's state belong to.
 
     Raises
     ------
     ConfigError, UnsupportedOp
         As `apply` and `Applied.spmd`.
     """
-    follow = dict(zip(model.grads, model.params, strict=True))
     applied = apply(model.model, plan)
-    outputs = {name: at for name, at in _as_state(applied, model, stateful).items() if name not in terms}
+    placed = {} if update is None else _placed_for(update, applied)
+    if update is not None and update.model is None:
+        # A gradient is reduced where its readers want it, unless its state has another layout than its parameter; one
+        # that equals another value has no name.
+        there = (
+            {value.name for value in values(applied.model.graph)} if applied.optimizer_state else update.state
+        )
+        given = {name: own for name, own in placed.items() if name in there}
+        follow = {after(name): name for name in update.kept}
+        whole = replace(applied, given={**given, **applied.given})
+        # Each rank has a copy of what it updates.
+        return lower(whole.shard(follow=follow, dims=dims), {*follow, *follow.values()})
+    follow = dict(zip(model.grads, model.params, strict=True))
+    outputs = {name: own for name, own in placed.items() if name in follow and name not in terms}
     spmd = applied.spmd(follow=follow, dims=dims, terms=terms, outputs=outputs)
     fill_chunks(spmd.model, schedule.chunks - 1)
     return _in_actions(spmd, model, schedule)
 
 
-def _as_state(applied: Applied, model: Staged, stateful: Collection[str]) -> dict[str, Placed]:
-    """Return the placements of the gradients that are read where the state of their parameters is."""
-    mesh, values = applied.mesh, {value.name: value for value in applied.model.graph.inputs}
-    found: dict[str, Placed] = {}
-    for name, grad in zip(model.params, model.grads, strict=True):
-        if name in stateful:
-            shape = tuple(map(_dim, values[name].shape or ()))
-            layout = layout_of(applied.given.get(name, {}), mesh)
-            layout = state_layout(layout, shape, mesh, applied.optimizer_state)
-            found[grad] = dict(zip(mesh.axes, layout, strict=True))
-    return found
+def _placed_for(update: UpdateGraph, applied: Applied) -> dict[str, Placed]:
+    """Return the placement of each gradient and each entry of the state in an optimizer's step, by a plan."""
+    mesh, inputs = applied.mesh, {value.name: value for value in applied.model.graph.inputs}
+    shapes = {name: tuple(map(_dim, inputs[name].shape or ())) for name in update.params}
+    layouts = {name: layout_of(applied.given.get(name, {}), mesh) for name in update.params}
+    found = update_layouts(update, layouts, shapes, mesh, applied.optimizer_state)
+    return {name: dict(zip(mesh.axes, layout, strict=True)) for name, layout in found.items()}
 
 
-def unsharded(model: Staged, schedule: Schedule) -> Spmd:
+def update_layouts(
+    update: UpdateGraph,
+    layouts: Mapping[str, Layout],
+    shapes: Mapping[str, Sequence[Dim]],
+    mesh: Mesh,
+    split: Mapping[str, int],
+) -> dict[str, Layout]:
+    """Return the layout in which an optimizer's step reads each gradient and each entry of the state.
+
+    A gradient, and so its parameter, is read as the state of the parameter is, or as the parameter where it has none.
+    Parameters other than `update` are those of `state_layouts`.
+    """
+    state = state_layouts(update.owners, shapes, layouts, mesh, split)
+    read = {owner: state[entry] for entry, owner in update.owners.items() if owner is not None}
+    pairs = zip(update.params, update.grads, strict=True)
+    return state | {grad: read.get(name, layouts[name]) for name, grad in pairs}
+
+
+def unsharded(model: Staged, schedule: Schedule, update: UpdateGraph | None = None) -> Spmd:
     """Return the graph of one rank for one micro-batch, with the action and the stage of each node as metadata.
 
     It has the model's own nodes and names, and needs neither sizes nor rules of sharding.
@@ -169,8 +201,14 @@ def unsharded(model: Staged, schedule: Schedule) -> Spmd:
         return Port(value.name or "", mesh.whole, shape, (value.name or "",))
 
     own = model.model.clone()
-    ports = [tuple(map(port, values)) for values in (own.graph.inputs, own.graph.outputs)]
-    return _in_actions(Spmd(own, mesh, *ports), model, schedule)
+    ports = [tuple(map(port, ends)) for ends in (own.graph.inputs, own.graph.outputs)]
+    spmd = Spmd(own, mesh, *ports)
+    if update is None or update.model is not None:
+        return _in_actions(spmd, model, schedule)
+    for node in own.graph:
+        # A loaded model may have any placement in its metadata.
+        place(node, UNPLACED)
+    return spmd
 
 
 def _dim(size: int | ir.SymbolicDim) -> int | str | None:

@@ -15,8 +15,7 @@ from types import MappingProxyType
 import onnx_ir as ir
 
 from dask_ferro.graph.parallel.node_values import sized
-from dask_ferro.graph.parallel.pipeline_ranks import fill_chunks
-from dask_ferro.graph.parallel.state_layouts import state_layouts
+from dask_ferro.graph.parallel.pipeline_ranks import fill_chunks, update_layouts
 from dask_ferro.graph.pipeline.update import UpdateGraph, after, before
 from dask_ferro.graph.sharding.node_placement import CHUNK, STAGE
 from dask_ferro.graph.sharding.parts import Spmd
@@ -53,20 +52,19 @@ def sharded_update(
     ConfigError, UnsupportedOp
         As `propagate`.
     """
+    assert step.model is not None
     model, mesh, last = step.model.clone(), lies.mesh, len(stage_of) - 1
     ports = {port.name: port for port in (*lies.inputs, *lies.outputs)}
     starts = {name: ports[name].layout for name in (*step.params, *step.grads)}
     shapes = {name: ports[name].shape or () for name in step.params}
-    state = state_layouts(step.owners, shapes, starts, mesh, split)
-    # A parameter and its gradient are read in the layout of their state.
-    there = {name: state[entry] for entry, name in step.owners.items() if name is not None}
-    there = {name: there.get(name, starts[name]) for name in step.params}
+    read = update_layouts(step, starts, shapes, mesh, split)
     grad_of = dict(zip(step.params, step.grads, strict=True))
-    given = there | {grad_of[name]: layout for name, layout in there.items()} | state
+    given = read | {name: read[grad] for name, grad in grad_of.items()}
     homes = {name: chunk_of.get(grad, last) for name, grad in grad_of.items()}
     homes |= {entry: homes[name] for entry, name in step.owners.items() if name is not None}
     _assign(model, homes | {grad: homes[name] for name, grad in grad_of.items()}, last)
-    outputs = {after(name): (starts | state)[name] for name in (*step.params, *step.state)}
+    # A parameter stays in its own layout from step to step.
+    outputs = {after(name): (starts | read)[name] for name in step.kept}
     spmd = lower(propagate(model, sized(model), mesh, given, outputs=outputs, starts=starts))
     fill_chunks(spmd.model, last)
     for node in spmd.model.graph:

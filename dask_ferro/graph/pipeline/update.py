@@ -1,4 +1,7 @@
-"""An optimizer's step as a separate model, from parameters, gradients and state to new parameters and state.
+"""An optimizer's step: as a model of its own, or in one model with the loss and its gradients.
+
+    update_graph   parameters, gradients, state -> new parameters and state      after all micro-batches, in stages
+    whole_step     batch, parameters, state -> loss, new parameters and state    where there is one of both
 
 The output for an input `w` is `next w`.  All other tensors that the step reads, such as a rate that changes from step
 to step, are arguments.
@@ -12,6 +15,8 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.pipeline.stages import LOSS, Staged, input_names
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import Optimizer
@@ -29,9 +34,10 @@ class UpdateGraph(NamedTuple):
 
     Attributes
     ----------
-    model : onnx_ir.Model
+    model : onnx_ir.Model or None
+        None: the model of loss and gradients has the step's nodes.
     params, grads, state : tuple of str
-        Names of inputs, in the order of their trees.
+        Names of inputs, in the order of their trees; without a model, gradients are values inside the other one.
     form : tree of int
         The tree of the state, with positions in `state`.
     start : dict
@@ -43,7 +49,7 @@ class UpdateGraph(NamedTuple):
         in `{"mean": <a tree like the parameters>}`; None for an entry without one, such as a count of steps.
     """
 
-    model: ir.Model
+    model: ir.Model | None
     params: tuple[str, ...]
     grads: tuple[str, ...]
     state: tuple[str, ...]
@@ -53,9 +59,9 @@ class UpdateGraph(NamedTuple):
     owners: Mapping[str, str | None]
 
     @property
-    def stateful(self) -> frozenset[str]:
-        """The parameters that entries of the state belong to."""
-        return frozenset(name for name in self.owners.values() if name is not None)
+    def kept(self) -> tuple[str, ...]:
+        """The inputs that a step has from the one before it: parameters and state."""
+        return (*self.params, *self.state)
 
 
 def after(name: str) -> str:
@@ -84,39 +90,86 @@ def update_graph(
     ConfigError
         A parameter that is given twice, or an argument with the name of a parameter, gradient or state.
     """
+    leaves = pytree.leaves(params)
+    inputs = [
+        argument(name, leaf.shape, leaf.dtype)
+        for name, leaf in zip((*names, *grads), 2 * leaves, strict=True)
+    ]
+    w, g = (pytree.like(params, part) for part in (inputs[: len(leaves)], inputs[len(leaves) :]))
+    update, outputs, entries = _updated(optimizer, params, w, g, names, grads)
+    model, bound = build(outputs, [*inputs, *entries], name="update")
+    return update._replace(model=model, bound=bound)
+
+
+def whole_step(
+    outputs: Mapping[str, Tensor], params: Tree, optimizer: Optimizer
+) -> tuple[Staged, UpdateGraph]:
+    """Return a training step as one model, of loss, metrics, new parameters and state.
+
+    Parameters
+    ----------
+    outputs : mapping of str to Tensor
+        The loss, and metrics.
+    params : tree of Tensor
+        The constants or arguments to differentiate the loss with respect to.
+    optimizer : Optimizer
+
+    Raises
+    ------
+    ConfigError, UnsupportedOp
+        As `update_graph`, and as `staged`.
+    """
+    leaves = pytree.leaves(params, "parallel")
+    # The same names as in the model of the step, whose first inputs they are.
+    names = input_names(build(outputs, leaves).model, leaves)
+    found = grad(outputs[LOSS], leaves)
+    # No user's name: such an argument would get another one.
+    grads = tuple(f"gradient {i}" for i in range(len(leaves)))
+    update, ends, entries = _updated(optimizer, params, params, pytree.like(params, found), names, grads)
+    model, bound = build(
+        {**outputs, **ends},
+        [*leaves, *entries],
+        name="step",
+        names=dict(zip(grads, found, strict=True)),
+    )
+    return Staged(model, bound, names, ()), update
+
+
+def _updated(
+    optimizer: Optimizer,
+    params: Tree,
+    w: Tree,
+    g: Tree,
+    names: Sequence[str],
+    grads: Sequence[str],
+) -> tuple[UpdateGraph, dict[str, Tensor], list[Tensor]]:
+    """Return the step from parameters `w` by gradients `g` without its model, its outputs, and arguments for the state.
+
+    The state begins with that of `params`.
+    """
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
         raise ConfigError(f"parallel: optimizer: parameter {twice} is given twice; give it once")
     began = optimizer.init(params)
     kept = pytree.leaves(began, "optimizer's state")
     state = tuple(f"optimizer.{i}" for i in range(len(kept)))
-    given = {
-        name: argument(name, leaf.shape, leaf.dtype)
-        for name, leaf in zip((*names, *grads, *state), (*(2 * pytree.leaves(params)), *kept), strict=True)
-    }
-
-    def tree(like: Tree, of: Sequence[str]) -> Tree:
-        return pytree.like(like, [given[name] for name in of])
-
-    moved, then = optimizer.step(tree(params, names), tree(params, grads), tree(began, state))
-    ends = pytree.leaves(moved)
-    ends += pytree.leaves(pytree.mapped(lambda _, now: now, began, then)) if kept else []
-    outputs = {after(name): end for name, end in zip((*names, *state), ends, strict=True)}
-    model, bound = build(outputs, list(given.values()), name="update")
-    places = {path: (name, leaf) for name, (path, leaf) in zip(names, pytree.paths(params), strict=True)}
-    start = build(dict(zip(state, kept, strict=True)), kept).bound if kept else {}
-    return UpdateGraph(
-        model,
-        tuple(names),
-        tuple(grads),
-        state,
-        pytree.like(began, range(len(kept))) if kept else {},
-        dict(zip(state, start.values(), strict=True)),
-        bound,
-        {
-            name: _owner(path, entry, places)
-            for name, (path, entry) in zip(state, pytree.paths(began), strict=True)
-        },
+    entries = [argument(name, leaf.shape, leaf.dtype) for name, leaf in zip(state, kept, strict=True)]
+    moved, then = optimizer.step(w, g, pytree.like(began, entries))
+    # In the order of the state, whatever the order in which the optimizer returns it.
+    ends = pytree.leaves(moved) + pytree.leaves(
+        pytree.mapped(lambda _, now: now, began, then) if kept else {}
     )
+    outputs = {after(name): end for name, end in zip((*names, *state), ends, strict=True)}
+    places = {path: (name, leaf) for name, (path, leaf) in zip(names, pytree.paths(params), strict=True)}
+    owners = {
+        name: _owner(path, entry, places)
+        for name, (path, entry) in zip(state, pytree.paths(began), strict=True)
+    }
+    start = build(dict(zip(state, kept, strict=True)), kept).bound.values() if kept else ()
+    form = pytree.like(began, range(len(kept))) if kept else {}
+    update = UpdateGraph(
+        None, tuple(names), tuple(grads), state, form, dict(zip(state, start, strict=True)), {}, owners
+    )
+    return update, outputs, entries
 
 
 def _owner(path: Path, entry: Tensor, places: Mapping[Path, tuple[str, Tensor]]) -> str | None:

@@ -1,122 +1,34 @@
-"""The inputs of a pipeline's call: names and shapes are checked, and the rows of a micro-batch are counted."""
+"""Batches of a pipeline: the inputs that carry them, their rows in micro-batches, and trees of arrays by their form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.pipeline.parts import PipelineParts
-from dask_ferro.lower.ranks.collection import Arrays
-from dask_ferro.lower.signature import as_array, check_arrays, shape_of
-
-_NAMED = "name in batched=[...] the inputs that carry the batch, if not these"
+from dask_ferro.graph.ir.inference import Dim
 
 
-class Batches:
-    """The check of a pipeline's calls.
+def carriers(shapes: Mapping[str, tuple[Dim, ...] | None], batched: Sequence[str] | None) -> frozenset[str]:
+    """Return the inputs that carry the batch, among those of these shapes: the named ones, or by their sizes.
 
-    Parameters
-    ----------
-    parts : PipelineParts
-    row_ranks : callable (int) -> int
-        Returns the number of ranks over which a plan splits the rows, of at least so many in a micro-batch.
+    Raises
+    ------
+    ConfigError
+        Names in `batched` that are no inputs, or none.
     """
-
-    def __init__(self, parts: PipelineParts, row_ranks: Callable[[int], int]) -> None:
-        self.parts, self._row_ranks = parts, row_ranks
-
-    def of(
-        self, inputs: Any, params: Tree | None, state: Tree | None, named: Mapping[str, Any]
-    ) -> tuple[Arrays, tuple[int, ...]]:
-        """Return all inputs of a call by name, those of the optimizer too, and the rows of each micro-batch.
-
-        Parameters and errors are those of `Pipeline.__call__`.
-        """
-        update = self.parts.update
-        arrays = ({} if update is None else update.graph.bound) | self.parts.staged.bound
-        if params is not None:
-            arrays |= zip(
-                self.parts.staged.params, arrays_like(self.parts.form, params, "params"), strict=True
-            )
-        arrays |= {**self._given(inputs), **named}
-        settings = None if update is None else update.settings
-        specs = {s.name: s for s in (() if settings is None else settings.inputs)}
-        specs |= {s.name: s for s in self.parts.opened.signature.inputs}
-        unknown, missing = sorted(arrays.keys() - specs.keys()), sorted(specs.keys() - arrays.keys())
-        if unknown or missing:
-            listed = [f"unknown input {n!r}" for n in unknown] + [f"missing input {n!r}" for n in missing]
-            raise ConfigError(
-                f"parallel: {', '.join(listed)}; it takes {', '.join(self.parts.inputs) or 'none'}"
-            )
-        arrays = {name: as_array(spec, arrays[name], "parallel") for name, spec in specs.items()}
-        rows = self._rows(arrays)
-        for count in dict.fromkeys(rows):
-            own = {name: x[:count] if name in self.parts.batch else x for name, x in arrays.items()}
-            check_arrays(self.parts.opened.signature, own, "parallel")
-        if settings is not None:
-            check_arrays(settings, arrays, "parallel: optimizer")
-        return arrays | self._state(state), rows
-
-    def _state(self, state: Tree | None) -> dict[str, Any]:
-        if self.parts.update is None:
-            if state is not None:
-                raise ConfigError("parallel: state: the pipeline has no optimizer; leave it out, or pass one")
-            return {}
-        # The initial state is sent like any input, for the first step alone.
-        if state is None:
-            return dict(self.parts.update.graph.start)
-        update = self.parts.update
-        specs = update.state.inputs
-        given = zip(specs, arrays_like(update.graph.form, state, "state"), strict=True)
-        found = {spec.name: as_array(spec, value, "parallel") for spec, value in given}
-        check_arrays(update.state, found, "parallel")
-        return dict(zip(update.graph.state, found.values(), strict=True))
-
-    def _given(self, inputs: Any) -> dict[str, Any]:
-        if inputs is None:
-            return {}
-        if isinstance(inputs, Mapping):
-            return dict(inputs)
-        if len(self.parts.own) != 1:
-            raise ConfigError(
-                f"parallel: got one array, wanted {', '.join(self.parts.inputs)}; pass a dict by name"
-            )
-        return {self.parts.own[0]: inputs}
-
-    def _rows(self, arrays: Arrays) -> tuple[int, ...]:
-        """Return the rows of each micro-batch."""
-        lengths = {}
-        for name in self.parts.batch:
-            shape = shape_of(arrays[name])
-            if not shape:
-                raise ConfigError(
-                    f"parallel: input {name!r} carries the batch and has no rows to cut; pass an array"
-                )
-            lengths[name] = shape[0]
-        if len(set(lengths.values())) > 1:
-            raise ConfigError(f"parallel: got rows {lengths}, wanted one number; {_NAMED}")
-        return self.cut(lengths)
-
-    def cut(self, lengths: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the rows of each micro-batch, for inputs of one number of rows, by name.
-
-        Raises
-        ------
-        ConfigError
-            They are fewer than micro-batches.
-        """
-        m, rows = self.parts.schedule.micro_batches, next(iter(lengths.values()), 0)
-        if lengths and rows < m:
-            raise ConfigError(
-                f"parallel: got rows {dict(lengths)}, wanted a row or more for each of the {m} micro-batches; pass"
-                f" more rows, or take fewer of them; {_NAMED}"
-            )
-        unit = self._row_ranks(rows // m) if lengths else 1
-        return cut_rows(rows, m, unit)
+    if batched is None:
+        ranked = {name: shape for name, shape in shapes.items() if shape}
+        rows = next((shape[0] for shape in ranked.values()), None)
+        # A model's batch axis often has a size and no name, so equal sizes decide: only `batched` can tell a batch
+        # of 8 rows from 8 weights.
+        return frozenset(name for name, shape in ranked.items() if shape[0] == rows is not None)
+    names = [batched] if isinstance(batched, str) else list(batched)
+    if not names or (unknown := [name for name in names if name not in shapes]):
+        got = f"the model has no argument {unknown}" if names else "got no arguments"
+        raise ConfigError(f"parallel: batched: {got}; it has {', '.join(shapes) or 'none'}")
+    return frozenset(names)
 
 
 def cut_rows(rows: int, parts: int, unit: int = 1) -> tuple[int, ...]:
@@ -134,13 +46,26 @@ def cut_rows(rows: int, parts: int, unit: int = 1) -> tuple[int, ...]:
     return (*each[:-1], each[-1] + rest)
 
 
-def form_of(params: Tree | None) -> Any:
-    """Return the form of a tree, with a position in place of each tensor, since tensors are not sent to workers."""
-    return None if params is None else pytree.like(params, range(len(pytree.leaves(params))))
+def slices(rows: Sequence[int]) -> Iterator[slice]:
+    """Yield the rows of a batch that each micro-batch has."""
+    for count, stop in zip(rows, accumulate(rows), strict=True):
+        yield slice(stop - count, stop)
+
+
+def shares(rows: Sequence[int], reduction: str) -> tuple[tuple[int, ...], int]:
+    """Return the weights of micro-batches and the divisor that make their sum the loss and gradients of the batch.
+
+    A mean is over the rows of the batch, so a micro-batch weighs as much as it has rows.
+    """
+    ones = (1,) * len(rows)
+    if reduction == "sum":
+        return ones, 1
+    # Equal micro-batches need no products, which would round.
+    return (ones, len(rows)) if len(set(rows)) == 1 else (tuple(rows), sum(rows))
 
 
 def arrays_like(form: Any, values: Any, what: str) -> list[Any]:
-    """Return the arrays of a tree of the given form, in order.
+    """Return the arrays of a tree of the given form, whose leaves are numbers, in order.
 
     Raises
     ------

@@ -2,9 +2,9 @@
 
     graph --cut--> chunks --schedule--> the tasks of each action, with their member, order and dependencies
 
-A call on a batch returns a `PipelineRun`, a Dask collection of loss and gradients, or without parameters a
-`ForwardRun`, of outputs.  Gradients of micro-batches are added in the order of micro-batches, whatever the schedule, so
-every schedule gives the same bits.  `step_tasks` defines the tasks.
+A call on a batch returns a `PipelineRun`, a Dask collection of loss and gradients, or of outputs.  Gradients of
+micro-batches are added in the order of micro-batches, whatever the schedule, so every schedule gives the same bits.
+`step_tasks` defines the tasks.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from dask_ferro.graph.parallel.pipeline_ranks import plan_signals
 from dask_ferro.graph.pipeline.named import known, usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import LOSS, Signals, staged
+from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph, whole_step
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
-from dask_ferro.lower.pipeline.batch import form_of
-from dask_ferro.lower.pipeline.parts import parts_of
-from dask_ferro.lower.pipeline.staged import Pipeline
+from dask_ferro.lower.pipeline.pipeline import Pipeline
 from dask_ferro.lower.worker.models import limits
 
 
@@ -67,7 +66,8 @@ def parallel(
     optimizer : Optimizer, optional
         With it a call is a whole training step and gives the new parameters and state in place of gradients; each
         parameter is updated on the stage where its gradient is made, or with a plan on the rank that holds its part.
-        Arguments that it reads (a learning rate that changes) are inputs of each call, by name.
+        Arguments that it reads (a learning rate that changes) are inputs of each call, by name.  A step of one stage
+        and one micro-batch is one graph.
     micro_batches : int, optional
         The number of parts of a batch; 1 by default.  Parts have the same rows, or the first ones have one more; a
         batch has at least one row for each.  A complete schedule has its own number.
@@ -134,11 +134,17 @@ def parallel(
             f"schedule {order.name!r} has only forwards; leave out the parameters, or add backwards"
         )
     signals = None if stages is None or isinstance(stages, int) else stages
-    model = staged(outputs, params, chunks=order.chunks, signals=signals)
-    parts = parts_of(*(model, form_of(params), order), reduction=reduction, workers=workers, batched=batched)
-    if optimizer is not None and params is not None:
-        parts = parts.updated(optimizer, params)
-    return Pipeline(parts, sharding)
+    update: UpdateGraph | None = None
+    if optimizer is not None and signals is None and (order.chunks, order.micro_batches) == (1, 1):
+        model, update = whole_step(outputs, params, optimizer)
+    else:
+        model = staged(outputs, params, chunks=order.chunks, signals=signals)
+        if optimizer is not None:
+            update = update_graph(optimizer, params, model.params, model.grads)
+    # Tensors are not sent to workers.
+    form = None if params is None else pytree.like(params, range(len(pytree.leaves(params))))
+    how: dict[str, Any] = {"reduction": reduction, "workers": workers, "batched": batched}
+    return Pipeline(model, order, form, update=update, plan=sharding, **how)
 
 
 def _check_options(reduction: str, params: Tree | None, optimizer: Optimizer | None) -> None:

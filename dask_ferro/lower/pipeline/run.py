@@ -1,4 +1,4 @@
-"""A pipeline on a batch, as a Dask collection: `PipelineRun` of a training step, `ForwardRun` of forwards alone."""
+"""A pipeline on a batch, as a Dask collection."""
 
 from __future__ import annotations
 
@@ -10,60 +10,97 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import Action
-from dask_ferro.graph.pipeline.stages import LOSS
-from dask_ferro.graph.pipeline.update import after
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.ranks.collection import ContentKeyed
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.sharded import ShardedArray, gather, merged, on_results, whole
+from dask_ferro.lower.ranks.sharded import Joining, ShardedArray, gather, merged, on_results, whole
 
 Actions = Mapping[Key, tuple[Action, int]]
-Found = Mapping[str, ShardedArray]
 
 
 class Step(NamedTuple):
-    """The result of a training step: the loss before it, parameters and the optimizer's state after it."""
+    """The result of a training step: the loss and the metrics before it, parameters and state after it."""
 
     loss: Any
     params: Any
     state: Any
+    metrics: Mapping[str, Any]
 
 
-class ForwardRun(ContentKeyed):
-    """The forwards of a pipeline on a batch.  Its result is an array, or with several outputs a dict by name.
+class RunForm(NamedTuple):
+    """What runs of a pipeline have.
 
-    Outputs of micro-batches are joined along axis 0 where they have one; of a scalar the result has one number for each
-    micro-batch.
+    Attributes
+    ----------
+    names : tuple of str
+        The names of the arrays.
+    result : tree of int
+        The result, with positions in `names`: (loss, gradients), or with an optimizer a `Step`; without parameters the
+        parts of each output by its name.
+    metrics : tuple of str
+    title : str
+        The pipeline, in words.
+    """
+
+    names: tuple[str, ...]
+    result: Any
+    metrics: tuple[str, ...]
+    title: str
+
+
+class PipelineRun(ContentKeyed):
+    """A pipeline on a batch.
+
+    Its result is (loss, gradients), with an optimizer a `Step`, and without parameters the output, or several as a dict
+    by name; all in whole arrays.  Outputs of micro-batches are joined along axis 0 where they have one; of a scalar the
+    result has one number for each micro-batch.
 
     Parameters
     ----------
     found : mapping of str to ShardedArray
-        Each output of each micro-batch, by the name that `of_micro_batch` gives it.
-    parts : PipelineParts
+        By name.
+    form : RunForm
     rows : int
         Rows of the batch.
     actions : mapping, optional
         The action of each task, and its rank, where the arrays do not know it.
+
+    Attributes
+    ----------
+    loss : ShardedArray
+        Partial where ranks have terms of it, as a metric may be.  None without parameters, as all others.
+    gradients : tree of ShardedArray
+        In the form and the layouts of the parameters; None with an optimizer, whose step uses them up.
+    metrics : mapping of str to ShardedArray
+        The scalars beside the loss, by name.
+    params, state : tree of ShardedArray
+        With an optimizer their values after the step; None without one.
     """
 
-    def __init__(self, found: Found, parts: PipelineParts, rows: int, actions: Actions | None = None) -> None:
-        self._found, self._parts, self.rows, self._actions = found, parts, rows, actions
-        self._names, self._form = _results(parts)
+    def __init__(
+        self, found: Mapping[str, ShardedArray], form: RunForm, rows: int, actions: Actions | None = None
+    ) -> None:
+        self._form, self.rows, self._actions = form, rows, actions
+        self._arrays = [found[name] for name in form.names]
+        self.metrics: Mapping[str, Any] = {name: found[name] for name in form.metrics}
+        self.loss: Any = None
+        self.gradients: Any = None
+        self.params: Any = None
+        self.state: Any = None
+        result = pytree.like(form.result, self._arrays)
+        if isinstance(result, Step):
+            self.loss, self.params, self.state, self.metrics = result
+        elif isinstance(result, tuple):
+            self.loss, self.gradients = result
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.rows} rows, in {self._parts!r}>"
+        return f"<PipelineRun of {self.rows} rows, in {self._form.title}>"
 
     @property
     def actions(self) -> Actions:
         """The schedule's action that each task is part of, and its rank."""
         return self._arrays[0].tasks.here().actions if self._actions is None else self._actions
-
-    @property
-    def _arrays(self) -> list[ShardedArray]:
-        """The arrays of the result, in order."""
-        return [self._found[name] for name in self._names]
 
     def __dask_graph__(self) -> HighLevelGraph:
         return merged(self._arrays)
@@ -78,15 +115,16 @@ class ForwardRun(ContentKeyed):
         return "ferro-pipeline", [array.token for array in self._arrays]
 
     def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _whole_of, ([(a.port.layout, a.mesh.sizes) for a in self._arrays], self._form)
+        joins = [Joining(a.port.layout, a.mesh.sizes, a.items) for a in self._arrays]
+        return _whole_of, (joins, self._form.result)
 
     def persisted(self, graph: Mapping[Key, Any]) -> Self:
         """Return the run on a graph that holds the parts of its arrays."""
-        held = on_results(dict(zip(self._names, self._arrays, strict=True)), graph)
-        return type(self)(held, self._parts, self.rows, self.actions)
+        held = on_results(dict(zip(self._form.names, self._arrays, strict=True)), graph)
+        return type(self)(held, self._form, self.rows, self.actions)
 
     def compute(self, **kwargs: Any) -> Any:
-        """Return the result, of whole arrays; of a training step (loss, gradients), or with an optimizer a `Step`.
+        """Return the result.
 
         When a worker dies, the step runs again as a whole on those that are left, from data that the client sends again
         where needed.
@@ -96,36 +134,8 @@ class ForwardRun(ContentKeyed):
         **kwargs
             `scheduler`, and the scheduler's own options.
         """
-        found = gather(dict(zip(self._names, self._arrays, strict=True)), **kwargs)
-        return _result(list(found.values()), self._form)
-
-
-class PipelineRun(ForwardRun):
-    """A pipeline on a batch.  Its result is (loss, gradients), or with an optimizer a `Step`, in whole arrays.
-
-    Attributes
-    ----------
-    loss : ShardedArray
-        Partial where ranks have terms of it, as a metric may be.
-    gradients : tree of ShardedArray
-        In the form of the parameters; each has the layout of its parameter or, with an optimizer, the layout that its
-        step reads: Partial where the step reduces it.  None where a training step is persisted: its gradients are no
-        part of the result, and are not kept.
-    metrics : mapping of str to ShardedArray
-        The scalars beside the loss, by name.
-    params, state : tree of ShardedArray
-        With an optimizer their values after the step; None without one.
-    """
-
-    def __init__(self, found: Found, parts: PipelineParts, rows: int, actions: Actions | None = None) -> None:
-        super().__init__(found, parts, rows, actions)
-        self.loss = found[LOSS]
-        self.metrics = {name: found[name] for name in parts.metrics}
-        grads = [found[name] for name in parts.staged.grads if name in found]
-        self.gradients: Any = pytree.like(parts.form, grads) if grads else None
-        step = None if parts.update is None else pytree.like(self._form, self._arrays)
-        self.params: Any = None if step is None else step.params
-        self.state: Any = None if step is None else step.state
+        found = gather(dict(zip(self._form.names, self._arrays, strict=True)), **kwargs)
+        return _result(list(found.values()), self._form.result)
 
     def submit(self) -> Step:
         """Start a training step on the current client; return sharded arrays whose parts stay on their ranks.
@@ -139,7 +149,7 @@ class PipelineRun(ForwardRun):
             There is no optimizer, or no client.
         """
         client = current_client()
-        if self._parts.update is None:
+        if self.params is None:
             raise ConfigError(
                 "parallel: submit: it has no optimizer, so it gives no parameters for the next step; pass one"
             )
@@ -147,8 +157,12 @@ class PipelineRun(ForwardRun):
             raise ConfigError(
                 "parallel: submit: there is no distributed client; create one, or call compute()"
             )
-        held = client.persist(self)
-        return Step(held.loss, held.params, held.state)
+        return client.persist(self).lazy_step
+
+    @property
+    def lazy_step(self) -> Step:
+        """The result of a training step, in sharded arrays."""
+        return Step(self.loss, self.params, self.state, self.metrics)
 
 
 def of_micro_batch(name: str, number: int) -> str:
@@ -156,25 +170,9 @@ def of_micro_batch(name: str, number: int) -> str:
     return f"{name}[{number}]"
 
 
-def _results(parts: PipelineParts) -> tuple[list[str], Any]:
-    """Return the names of the arrays of a run, and the form of its result, which has all but the last: the metrics."""
-    if parts.form is None:
-        outputs, m = [spec.name for spec in parts.opened.signature.outputs], parts.schedule.micro_batches
-        return [of_micro_batch(name, i) for name in outputs for i in range(m)], dict.fromkeys(
-            outputs, (0,) * m
-        )
-    count = len(parts.staged.grads)
-    leaves = pytree.like(parts.form, range(1, 1 + count))
-    if parts.update is None:
-        return [LOSS, *parts.staged.grads, *parts.metrics], (0, leaves)
-    graph = parts.update.graph
-    state = pytree.like(graph.form, range(1 + count, 1 + count + len(graph.state)))
-    return [LOSS, *map(after, (*graph.params, *graph.state)), *parts.metrics], Step(0, leaves, state)
-
-
-def _whole_of(results: Sequence[Any], lies: Sequence[tuple[Any, Any]], form: Any) -> Any:
+def _whole_of(results: Sequence[Any], joins: Sequence[Joining], form: Any) -> Any:
     """Return the result of a run from the parts of each of its arrays."""
-    return _result([whole(held, *how) for held, how in zip(results, lies, strict=True)], form)
+    return _result([whole(held, *how) for held, how in zip(results, joins, strict=True)], form)
 
 
 def _result(arrays: Sequence[Any], form: Any) -> Any:

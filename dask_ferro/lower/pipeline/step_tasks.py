@@ -1,7 +1,7 @@
 """The tasks of a pipeline: the graph of a stage's ranks once for each micro-batch, in a schedule's order.
 
     RankCall of each micro-batch --> the action of each task --> the schedule's edges, rank by rank
-                             \\-> gradients, added by rank in the order of micro-batches
+                             \\-> gradients, added by rank in the order of micro-batches --> the optimizer's step
 
 A schedule's edge between two actions becomes edges between each rank's tasks: the first tasks of an action on a rank
 wait for the last tasks of the other action there.  Where a rank has no task of an action, they wait for the actions
@@ -11,20 +11,120 @@ before it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
+from dask.base import tokenize
+
+from dask_ferro.graph.ir.dtypes import array_dtype
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.parts import Port, holders_of
-from dask_ferro.lower.pipeline.parts import Share
+from dask_ferro.lower.pipeline.batch import shares, slices
 from dask_ferro.lower.pipeline.run import of_micro_batch
+from dask_ferro.lower.ranks.calls import CallGraph, RankFunction
+from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
+from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
+from dask_ferro.lower.ranks.spmd import Ranks
+from dask_ferro.lower.ranks.spmd_inputs import CallInputs, checked, feed
 from dask_ferro.lower.ranks.spmd_tasks import Home, PartPlace, RankCall, RankTasks
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.rank_functions import added, after, share
 from dask_ferro.trace import About
+
+
+class RankGraphs(NamedTuple):
+    """The graphs of all ranks: of a micro-batch of some size, and of an optimizer's step that is not in it."""
+
+    step: Ranks
+    end: Ranks | None
+
+
+class BatchCall(RankFunction):
+    """A pipeline as a function of all of its inputs by name, for micro-batches of these rows.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    rows : tuple of int
+        The rows of each micro-batch.
+    graphs : sequence of RankGraphs
+        Those of each micro-batch; the optimizer's step is that of the first.
+    batch : frozenset of str
+        The inputs that carry the batch.
+    reduction : str
+        As `parallel` takes it.
+    workers : RankWorkers
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rows: tuple[int, ...],
+        graphs: Sequence[RankGraphs],
+        batch: frozenset[str],
+        reduction: str,
+        workers: RankWorkers,
+    ) -> None:
+        self.schedule, self.rows, self.batch, self.workers = schedule, rows, batch, workers
+        self._steps, self._end = [each.step for each in graphs], graphs[0].end
+        self._shares = shares(rows, reduction)
+        first = self._steps[0]
+        self.mesh = first.mesh
+        self._spmds = [ranks.spmd for ranks in (first, self._end) if ranks is not None]
+        ports = first.outputs
+        if not first.source.trains:
+            ports = tuple(replace(p, name=of_micro_batch(p.name, i)) for i in range(len(rows)) for p in ports)
+        if self._end is not None:
+            # Gradients are the step's own.
+            read = {port.name for port in self._end.spmd.inputs}
+            ports = (*(port for port in ports if port.name not in read), *self._end.outputs)
+        self.outputs = self.results = ports
+        self.identity = tokenize(
+            *(sorted({ranks.digest for ranks in self._steps}), self._end and self._end.digest),
+            *(self.mesh.sizes, str(schedule), self._shares[1]),
+            # The same arrays give another result where other ones of them are cut into micro-batches.
+            *(sorted(batch), rows),
+        )
+
+    def check(self, arrays: Arrays) -> None:
+        """Raise `ConfigError` for inputs by name that have another dtype or layout."""
+        for spmd in self._spmds:
+            checked(spmd, {port.name: arrays[port.name] for port in spmd.inputs if port.name in arrays})
+
+    def tasks(self, name: str, inputs: CallInputs, there: Homes) -> CallGraph:
+        """Return the tasks of a call in the order of the schedule; each micro-batch has its graph."""
+        spmd = self._steps[0].spmd
+        whole = {port.name for port in spmd.inputs} - self.batch
+        shared, below = self._steps[0].call(f"{name}_shared")
+        fed = [feed(shared, spmd, inputs, there, whole)]
+        calls: list[RankCall] = []
+        for i, (ranks, rows) in enumerate(zip(self._steps, slices(self.rows), strict=True)):
+            call, own = ranks.call(f"{name}_{i}")
+            # Parameters are the same parts in every micro-batch, and in the graph once.
+            call.share(shared)
+            fed.append(feed(call, ranks.spmd, inputs, there, self.batch, rows))
+            below += own
+            call.write()
+            calls.append(call)
+        step = StepTasks(self.schedule, calls, shared, spmd.outputs, self._shares, name)
+        places = step.places
+        actions = {key: (action, step.home[key][0]) for key, action in step.action.items()}
+        if self._end is not None:
+            # After all actions: no action of another rank waits for the end of a step.
+            call, own = self._end.call(f"{name}_end", step.bound)
+            fed.append(feed(call, self._end.spmd, inputs, there, inputs.arrays))
+            below += own
+            for port in self._end.spmd.inputs:
+                if port.name in places:
+                    call.keep(port.parts, *zip(*places[port.name], strict=True))
+            call.write()
+            places = places | self._end.places(call)
+            step.update(call)
+        return CallGraph(step, places, fed, below, actions)
 
 
 class StepTasks(RankTasks):
@@ -39,7 +139,8 @@ class StepTasks(RankTasks):
         The call that holds the inputs read by all micro-batches.
     ports : sequence of Port
         Loss and gradients, or the outputs of a graph without backward.
-    share : Share
+    shares : tuple of (tuple of int, int)
+        The weights of micro-batches and the divisor, as `shares` returns them.
     token : str
 
     Attributes
@@ -58,11 +159,12 @@ class StepTasks(RankTasks):
         calls: Sequence[RankCall],
         shared: RankCall,
         ports: Sequence[Port],
-        share: Share,
+        shares: tuple[tuple[int, ...], int],
         token: str,
     ) -> None:
         super().__init__()
-        self.schedule, self.calls, self.share, self.token = schedule, calls, share, token
+        self.schedule, self.calls, self.token = schedule, calls, token
+        self.weights, self.divisor = shares
         self.action: dict[Key, Action] = {}
         # The levels of an action: inputs have -1, tasks 0 up to the last bucket.
         self._span = 2 + max(len(call.source.pieces.buckets) for call in calls)
@@ -153,9 +255,8 @@ class StepTasks(RankTasks):
     def _sums(self, ports: Sequence[Port]) -> dict[str, list[PartPlace]]:
         """Build the sums over micro-batches; return the places of each port's parts."""
         holder = holders_of(ports)
-        dtypes: dict[str, Any] = {}
-        for port in ports:
-            dtypes |= dict.fromkeys(port.parts, self.share.dtypes[port.name])
+        outputs = self.calls[0].source.model.graph.outputs
+        dtypes = {v.name: array_dtype(v.dtype) for v in outputs if v.dtype is not None}
         groups: dict[tuple[int, int], list[str]] = {}
         for name, rank in holder.items():
             groups.setdefault((self._chunk(name), rank), []).append(name)
@@ -165,7 +266,7 @@ class StepTasks(RankTasks):
             last = self._added(number, names, home)
             for index, name in enumerate(names):
                 key = (f"gradient-{self.token}", number, index)
-                task = Task(key, share, TaskRef(last), index, self.share.divisor, dtypes[name])
+                task = Task(key, share, TaskRef(last), index, self.divisor, dtypes.get(name))
                 self._put(key, task, home, self._action(home[1], len(self.calls) - 1), 0)
                 ends[name] = PartPlace(key)
         return {port.name: [ends[name] for name in port.parts] for port in ports}
@@ -178,7 +279,7 @@ class StepTasks(RankTasks):
             key = (f"gradient_sum-{self.token}", number, i)
             before = None if last is None else TaskRef(last)
             picks, arguments = call.reads(names, home)
-            task = Task(key, added, before, self.share.weights[i], picks, *arguments)
+            task = Task(key, added, before, self.weights[i], picks, *arguments)
             self._put(key, task, home, self._action(home[1], i), 0)
             last = key
         return last

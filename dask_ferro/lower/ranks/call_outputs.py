@@ -72,9 +72,12 @@ def member_tuples(
     """
     token = tokenize([(name, array.token) for name, array in arrays.items()], sorted(apart))
 
+    # Not the arrays, whose tasks hold the results of the call before.
+    made = {name: array.made for name, array in arrays.items()}
+
     def again(name: str, memo: Memo) -> ShardedArray:
         if token not in memo:
-            rebuilt = {one: array.made.again(memo) for one, array in arrays.items()}
+            rebuilt = {one: origin.again(memo) for one, origin in made.items()}
             memo[token] = member_tuples(rebuilt, apart, where)
         return memo[token][name]
 

@@ -17,8 +17,7 @@ from dask_ferro.graph.pipeline.named import known
 from dask_ferro.graph.tensor.optim import Adam
 from dask_ferro.lower.client import written_for
 from dask_ferro.lower.pipeline.parallel import parallel
-from dask_ferro.lower.pipeline.parts import parts_of
-from dask_ferro.lower.pipeline.staged import Pipeline
+from dask_ferro.lower.pipeline.pipeline import Pipeline
 from tests.clusters import running
 from tests.graph.pipeline.nets import mlp, tied
 from tests.lower.pipeline.runs import (
@@ -50,7 +49,7 @@ def order_of(client, run):
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 def test_four_processes_keep_the_exact_order_of_the_list(four, name):
     model = sleeping(4, 0.1)
-    step = Pipeline(parts_of(model, list(range(4)), pipeline_of(name)))
+    step = Pipeline(model, pipeline_of(name), list(range(4)))
     run = step(np.arange(12, dtype=np.float32)[:, None])
     nothing = {Action(0, "I", i) for i in range(6)}  # the gradient of the batch itself is not computed
     wanted = [tuple(a for a in row if a not in nothing) for row in step.schedule.stages]
@@ -92,7 +91,7 @@ def test_stages_run_on_the_workers_that_are_named(four):
     names = [four.scheduler_info()["workers"][worker]["name"] for worker in workers]
     for rows, given in enumerate((workers, names)):  # other rows, other tasks
         model = sleeping(4, 0.0)
-        step = Pipeline(parts_of(model, list(range(4)), pipeline_of("gpipe"), workers=given))
+        step = Pipeline(model, pipeline_of("gpipe"), list(range(4)), workers=given)
         order, _ = order_of(four, step(np.full((6, 1), rows, np.float32)))
         assert [{action.chunk for action in row} for row in order] == [{3}, {2}, {1}, {0}]
 

@@ -17,8 +17,7 @@ from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.parallel import parallel
-from dask_ferro.lower.pipeline.parts import parts_of
-from dask_ferro.lower.pipeline.staged import Pipeline
+from dask_ferro.lower.pipeline.pipeline import Pipeline
 from tests.each import every
 from tests.graph.pipeline.nets import mlp, tied, transformer, without_pipeline
 from tests.graph.pipeline.schedules import feasible
@@ -212,7 +211,7 @@ def test_options_that_do_not_go_together(options, said):
         pytest.param({n: np.ones((3, 6)) for n in "xt"}, "a row or more for each of the 4 micro-batches",
             id="fewer rows than micro-batches"),
         pytest.param({"x": None}, "carries the batch and has no rows", id="no array"),
-        pytest.param({"y": np.ones(3)}, "unknown input 'y'; it takes x, t", id="a name that is not there"),
+        pytest.param({"y": np.ones(3)}, "unknown input 'y'; the model takes x.* t", id="a name that is not there"),
         pytest.param({"x": np.ones((12, 5))}, "has 5 on axis 1, wanted 6", id="another width"),
         pytest.param({"x": np.ones((12, 6), np.float32)}, "dtype float32, wanted float64", id="another dtype"),
         pytest.param({"params": [{"w": 1}]}, "got a list of 1, wanted a list of 9", id="parameters of another form"),
@@ -252,7 +251,7 @@ def test_gradients_of_a_micro_batch_are_added_by_one_task_a_stage():
 
 def test_an_action_waits_for_the_one_before_it():
     model = sleeping(3, 0.0)
-    run = Pipeline(parts_of(model, [0, 1, 2], known("1f1b", 3, 5)))(np.zeros((5, 1), np.float32))
+    run = Pipeline(model, known("1f1b", 3, 5), [0, 1, 2])(np.zeros((5, 1), np.float32))
     tasks = run.__dask_graph__()
     waits = {}
     for key, (action, _) in run.actions.items():

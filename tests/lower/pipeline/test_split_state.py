@@ -69,13 +69,15 @@ def steps(step, given, count):
 
 def of_first_rank(arrays):
     """The parts of arrays on rank 0."""
-    return dask.get(dict(merged(arrays)), [array.keys[0] for array in arrays])
+    held = dask.get(dict(merged(arrays)), [array.keys[0] for array in arrays])
+    items = [array.items[0] for array in arrays]
+    return [value if item < 0 else value[item] for value, item in zip(held, items, strict=True)]
 
 
 def collectives(*graphs):
     """The kind of each collective of graphs, and the bytes that its ranks send together."""
     found = []
-    for node in (node for graph in graphs for node in graph.spmd.model.graph):
+    for node in (node for graph in filter(None, graphs) for node in graph.spmd.model.graph):
         if node.op_type in COLLECTIVES:
             whole = (node.outputs if node.op_type == "AllGather" else node.inputs)[0]
             nbytes = whole.dtype.itemsize * np.prod(whole.shape.numpy(), initial=1)
@@ -145,7 +147,7 @@ def test_gradients_are_scattered_and_parameters_gathered_in_the_bytes_of_an_all_
     loss = 2 - micro_batches
     assert Counter(kind for kind, _ in before) == {"AllReduce": loss + 4}
     if optimizer == "no state":
-        assert after == before
+        assert sorted(after) == sorted(before)
         return
     # Two ranks do not divide one of the gradients.
     assert Counter(kind for kind, _ in after) == {"AllReduce": loss + 1, "ReduceScatter": 3, "AllGather": 3}
@@ -153,8 +155,8 @@ def test_gradients_are_scattered_and_parameters_gathered_in_the_bytes_of_an_all_
 
 
 def test_ranks_do_only_their_part_of_the_update():
-    step, _ = stepping(DATA | SPLIT, STATES["moments and a count"])
-    graph = step.graphs(8).end.spmd.model.graph
+    step, _ = stepping(DATA | SPLIT, STATES["moments and a count"], micro_batches=2)
+    graph = step.graphs(4).end.spmd.model.graph
     sizes = {
         v.shape.numpy() for node in graph if node.op_type in ("Mul", "Div", "Sqrt") for v in node.outputs
     }
@@ -176,6 +178,7 @@ def test_parts_of_the_state_stay_on_their_ranks(four):
             homes = [four.who_has([future])[future.key] for future in futures_of(entry)]
             assert [len(there) for there in homes] == [1, 1]
             assert homes[0] != homes[1]
-            parts = [future.result(timeout=WHOLE_S).nbytes for future in futures_of(entry)]
+            held = [entry.held()[key].result(timeout=WHOLE_S) for key in entry.keys]
+            parts = [value[item].nbytes for value, item in zip(held, entry.items, strict=True)]
             assert parts == [4 * np.prod(entry.port.shape) / 2] * 2
     alike(dask.compute(*found), tuple(steps(step, given, 2)))

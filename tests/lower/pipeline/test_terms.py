@@ -133,16 +133,11 @@ def test_a_step_reduces_once(plan, m, name):
 @pytest.mark.parametrize("plan", PLANS)
 def test_gradients_lie_as_their_parameters_and_the_optimizer_reads_terms(plan):
     plain, trained = trainer(PLANS[plan][0], 2), trainer(PLANS[plan][0], 2, SGD(0.1))
-    run, read = plain(batch_of()), trained(batch_of())
+    run = plain(batch_of())
     lies = {port.name: port.layout for port in plain.graphs(ROWS // 2).step.spmd.inputs}
     assert [g.port.layout for g in run.gradients.values()] == [lies[name] for name in run.gradients]
-    ends = {g.port.layout for g in read.gradients.values()}
+    ends = {port.layout for port in trained.graphs(ROWS // 2).end.spmd.inputs}
     assert any(Partial() in layout for layout in ends) == ("data" in plan)
-    # Terms are joined like any array, so that those who ask for gradients beside a step get them.
-    for name, gradient in read.gradients.items():
-        np.testing.assert_allclose(
-            gradient.compute(scheduler="sync"), run.gradients[name].compute(scheduler="sync"), rtol=1e-12
-        )
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "dualpipe-v"])

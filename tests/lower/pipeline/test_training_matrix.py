@@ -80,35 +80,20 @@ def named(prefix, found):
     return {f"{prefix}{'/'.join(map(str, path))}": leaf for path, (leaf,) in pytree.rows(found)}
 
 
-class Step:
-    """A training step as one graph: parameters and state in, loss, parameters and state out."""
-
-    def __init__(self, optimizer):
-        values = weights()
-        self.form = {n: argument(n, v.shape, v.dtype) for n, v in values.items()}
-        began = optimizer.init(self.form)
-        kept = {f"state.{i}": leaf for i, leaf in enumerate(pytree.leaves(began) if began else [])}
-        fed = {n: argument(n, leaf.shape, leaf.dtype) for n, leaf in kept.items()}
-        loss = loss_of(self.form)
-        state = pytree.like(began, list(fed.values())) if kept else began
-        after, then = optimizer.step(self.form, grad(loss, self.form), state)
-        self.outputs = {"loss": loss, **{f"next {n}": w for n, w in after.items()}}
-        if kept:
-            ordered = pytree.leaves(pytree.mapped(lambda _, now: now, began, then))
-            self.outputs |= {f"next {n}": leaf for n, leaf in zip(fed, ordered, strict=True)}
-        self.now = values | {n: np.zeros(leaf.shape, leaf.dtype) for n, leaf in kept.items()}
-
-    def run(self, call, extra):
-        """Yield the results of each batch, all from the same parameters."""
-        now = dict(self.now)
-        for batch in batches():
-            found = call(now | batch | extra)
-            now = {n.removeprefix("next "): v for n, v in found.items() if n != "loss"}
-            yield found
-
-
-def alone(step):
-    return lambda feeds: compute(step.outputs, feeds, scheduler="sync")
+def assert_steps(step, gradients, optimizer, extra, same, count):
+    """Steps by a pipeline are those of an optimizer in one process, on the gradients of another pipeline."""
+    alone, now = _Alone(optimizer), {}
+    for batch in batches(count):
+        found = step(batch | extra, **now).compute(scheduler="sync")
+        loss, slopes = gradients(batch, params=alone.params).compute(scheduler="sync")
+        alone.step(slopes, extra)
+        same(found.loss, loss)
+        for got, wanted in ((found.params, alone.params), (_flat(found.state), alone.state)):
+            assert got.keys() == wanted.keys()
+            for n, value in wanted.items():
+                same(got[n], value)
+                assert (got[n].shape, got[n].dtype) == (value.shape, value.dtype)
+        now = {"params": found.params, "state": found.state}
 
 
 # ---- optimizers --------------------------------------------------------------------------------------------
@@ -122,15 +107,10 @@ def alone(step):
 )
 def test_ranks_take_the_steps_of_one_process(name, plan):
     optimizer, extra = OPTIMIZERS[name]
-    step = Step(optimizer)
-    ranks = Ranks.of(apply(step.outputs, plan), dims={"N": ROWS})
-    in_ranks = step.run(lambda feeds: gather(ranks(feeds), scheduler="sync"), extra)
-    for found, wanted in zip(in_ranks, step.run(alone(step), extra), strict=True):
-        assert found.keys() == wanted.keys()
-        for n, value in wanted.items():
-            same = np.testing.assert_array_equal if plan is None else _near
-            same(found[n], value)
-            assert (found[n].shape, found[n].dtype) == (value.shape, value.dtype)
+    params = parameters()
+    step = parallel(loss_of(params), plan, params, optimizer=optimizer)
+    same = np.testing.assert_array_equal if plan is None else _near
+    assert_steps(step, parallel(loss_of(params), params=params), optimizer, extra, same, 3)
 
 
 def _near(found, wanted):
@@ -187,18 +167,7 @@ def test_steps_by_a_plan_are_those_of_one_process_on_its_gradients(schedule, nam
     gradients = parallel(
         loss_of(params), params=params, **made | ({"plan": plan} if mesh == 2 else {"stages": stages})
     )
-    alone, now = _Alone(optimizer), {}
-    for batch in batches(2):
-        found = step(batch | extra, **now).compute(scheduler="sync")
-        loss, slopes = gradients(batch, params=alone.params).compute(scheduler="sync")
-        alone.step(slopes, extra)
-        np.testing.assert_array_equal(found.loss, loss)
-        for got, wanted in ((found.params, alone.params), (_flat(found.state), alone.state)):
-            assert got.keys() == wanted.keys()
-            for n, value in wanted.items():
-                np.testing.assert_array_equal(got[n], value)
-                assert (got[n].shape, got[n].dtype) == (value.shape, value.dtype)
-        now = {"params": found.params, "state": found.state}
+    assert_steps(step, gradients, optimizer, extra, np.testing.assert_array_equal, 2)
 
 
 class _Alone:

@@ -66,10 +66,8 @@ def test_a_rate_may_change_from_step_to_step():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        pytest.param({}, "missing input 'rate'; it takes x, t, rate", id="missing"),
-        pytest.param(
-            {"rate": np.ones(3)}, r"optimizer: input 'rate' has shape \(3,\)", id="of another shape"
-        ),
+        pytest.param({}, "missing input 'rate'; the model takes x.* t.* rate", id="missing"),
+        pytest.param({"rate": np.ones(3)}, r"input 'rate' has shape \(3,\)", id="of another shape"),
     ],
 )
 def test_settings_of_an_optimizer_that_do_not_fit(given, said):
@@ -111,7 +109,7 @@ def test_metrics_are_combined_as_the_loss_is_and_change_nothing(schedule, reduct
     plain = parallel(net.loss, params=net.params, **options)(batch)
     run = parallel(measured(net), params=net.params, **options)(batch)
     assert list(run.metrics) == ["twice"]
-    assert bits(run.compute(scheduler="sync")) == bits(plain.compute(scheduler="sync"))
+    assert bits(run.compute(scheduler="sync")[:3]) == bits(plain.compute(scheduler="sync")[:3])
     assert run.metrics["twice"].compute(scheduler="sync") == 2 * plain.loss.compute(scheduler="sync")
 
 
