@@ -44,7 +44,13 @@ class Optimizer(Protocol):
         """Return the state before the first step."""
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
-        """Return parameters and state after one step."""
+        """Return parameters and state after one step, in the form of those before it.
+
+        Raises
+        ------
+        ConfigError
+            Gradients or state with other keys or shapes than the parameters.
+        """
 
 
 @dataclass(frozen=True)
@@ -93,13 +99,7 @@ class SGD:
         return {"velocity": pytree.mapped(_zeros, params)} if self.momentum else {}
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
-        """Return parameters and state after one step, in the form of those before it.
-
-        Raises
-        ------
-        ConfigError
-            Gradients or state with other keys or shapes than the parameters.
-        """
+        """Return parameters and state after one step, as `Optimizer.step` does."""
         kept = _state_of("SGD", state, ["velocity"] if self.momentum else [])
         _check_alike(params, grads=grads, **kept)
         if self.weight_decay:
@@ -172,13 +172,7 @@ class Adam:
         return {"step": step, "mean": mean, "square": square}
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
-        """Return parameters and state after one step, in the form of those before it.
-
-        Raises
-        ------
-        ConfigError
-            Gradients or state with other keys or shapes than the parameters.
-        """
+        """Return parameters and state after one step, as `Optimizer.step` does."""
         kept = _state_of(type(self).__name__, state, ["step", "mean", "square"])
         # The count is a tensor, so that one graph serves every step.
         (b1, b2), count = self.betas, kept.pop("step") + 1.0
