@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule
-from dask_ferro.graph.autodiff.rules import elementwise, indexing, layout, linear, reductions, resampling
+from dask_ferro.graph.autodiff.rules import elementwise, layout, linear, reductions, resampling
 from dask_ferro.graph.autodiff.rules.expansions import EXPANSIONS
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.tensor import pytree
@@ -30,7 +30,7 @@ from dask_ferro.graph.tensor.manipulation import ones_like, zeros_like
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Node, Tensor
 
-_TABLES = (elementwise, reductions, layout, indexing, linear, resampling)
+_TABLES = (elementwise, reductions, layout, linear, resampling)
 RULES: Mapping[str, Row] = {op: row for rules in _TABLES for op, row in rules.TABLE.items()}
 FLAT = frozenset({"Ceil", "EyeLike", "Floor", "Hardmax", "Round", "Sign"})
 

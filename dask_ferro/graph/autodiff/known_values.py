@@ -67,9 +67,8 @@ def _value(tensor: Tensor, size: int, known: dict[int, list[Array]]) -> Array:
 
 def _is_small(node: Node) -> bool:
     shapes = [type_.shape for type_ in node.types if type_ is not None]
-    if all(map(is_static, shapes)):
-        return all(math.prod(sizes(shape)) <= _ELEMENTS for shape in shapes)
-    return node.op_type not in _GROWING
+    is_known = all(is_static(shape) or node.op_type not in _GROWING for shape in shapes)
+    return is_known and all(math.prod(sizes(shape)) <= _ELEMENTS for shape in shapes)
 
 
 def _outputs(node: Node, size: int, known: dict[int, list[Array]]) -> list[Array]:

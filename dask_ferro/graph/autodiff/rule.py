@@ -16,7 +16,8 @@ import numpy as np
 from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.autodiff.known_values import known_value
 from dask_ferro.graph.tensor.dims import axis_of
-from dask_ferro.graph.tensor.manipulation import concat, expand_dims, ints, reshape_like, shape_of, zeros_like
+from dask_ferro.graph.tensor.manipulation import fold, ints, reshape_like, shape_of
+from dask_ferro.graph.tensor.namespace import concat, expand_dims, zeros_like
 from dask_ferro.graph.tensor.statistical import count_over, reduce
 from dask_ferro.graph.tensor.tensor import Node, Tensor, cast, emit, widened
 
@@ -110,10 +111,8 @@ def summed_to(g: Tensor, x: Tensor) -> Tensor:
 def _summed_late(g: Tensor, x: Tensor) -> Tensor:
     shape = concat([ints([1] * (g.ndim - x.ndim)), shape_of(x)]) if g.ndim > x.ndim else shape_of(x)
     # The axes to sum are those of size 1, which only the run knows; an empty list sums nothing.
-    ones = emit("NonZero", [shape == 1], (1, None), shape.type.dtype)
-    axes = emit("Reshape", [ones, ints([-1])], (None,))
-    wide = emit("ReduceSum", [widened(g), axes], (None,) * g.ndim, keepdims=1, noop_with_empty_axes=1)
-    total = cast(wide, g.type.dtype)
+    axes = fold(emit("NonZero", [shape == 1], (1, None), shape.type.dtype), (-1,))
+    total = emit("ReduceSum", [g, axes], (None,) * g.ndim, keepdims=1, noop_with_empty_axes=1)
     # Of one rank, the sum is known to have the shape of `x`.
     known = Tensor(total.origin, total.index, total.type._replace(shape=x.shape))
     return reshape_like(total, x) if g.ndim > x.ndim else known

@@ -12,18 +12,17 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
-import onnx
 from onnx import TensorProto
 
 from dask_ferro import portable
 from dask_ferro.graph.model.guards import size
-from dask_ferro.graph.model.source import Identity, SourceFiles, identity, read_span
+from dask_ferro.graph.model.source import Identity, identity, read_span
 
 # Everybody may write, and in a folder replace what others own: no sticky bit.
 _OPEN = stat.S_IWOTH | stat.S_ISVTX
@@ -42,56 +41,6 @@ class FilePart(NamedTuple):
     offset: int
     length: int
     identity: Identity
-
-
-class Original(NamedTuple):
-    """A model file as it was read, for writing it again.
-
-    Attributes
-    ----------
-    proto : onnx.ModelProto
-        The file's messages without its large weights. Not to be changed.
-    content : memoryview
-        The file's bytes, in memory or mapped.
-    parts : mapping of str to FilePart
-        The places of external data by the text of the reference (`reference`).
-    held : mapping of FilePart to bytes
-        External data in memory; other external data is read from its files.
-    files : SourceFiles
-        The mapped files; calling it checks that they are unchanged.
-    """
-
-    proto: onnx.ModelProto
-    content: memoryview
-    parts: Mapping[str, FilePart]
-    held: Mapping[FilePart, bytes]
-    files: SourceFiles
-
-    def messages(self) -> onnx.ModelProto:
-        """Return all of the file's messages, parsed again.
-
-        Raises
-        ------
-        ConfigError
-            A file changed after the model was loaded.
-        """
-        self.files()
-        proto = onnx.ModelProto()
-        proto.ParseFromString(self.content)
-        # Before and after: a change meanwhile could not be noticed later.
-        self.files()
-        return proto
-
-    def data(self, tensor: TensorProto) -> bytes:
-        """Return the external data of a tensor of the messages.
-
-        Raises
-        ------
-        Problem
-            A file changed after the model was loaded.
-        """
-        part = self.parts[reference(tensor)]
-        return self.held[part] if part in self.held else content(part)
 
 
 def reference(tensor: TensorProto) -> str:

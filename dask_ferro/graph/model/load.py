@@ -29,9 +29,10 @@ from dask_ferro.graph.ir.messages import external_tensors, lean_model
 from dask_ferro.graph.ir.onnx_inference import typed
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.model import external_data, guards, self_contained
-from dask_ferro.graph.model.external_data import FilePart, Original, reference
+from dask_ferro.graph.model.external_data import FilePart, reference
 from dask_ferro.graph.model.guards import Limits
 from dask_ferro.graph.model.normalize import in_form, normalized
+from dask_ferro.graph.model.original import Original
 from dask_ferro.graph.model.outputs import select
 from dask_ferro.graph.model.self_contained import CHECKED
 from dask_ferro.graph.model.source import (

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import onnx_ir as ir
 
@@ -57,15 +59,29 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-def write(model: ir.Model, path: str) -> None:
-    """Write a model to a file of a folder that exists, large weights into `path` + ".data".
+def write(model: ir.Model, path: str, where: str) -> None:
+    """Write a model to a file, large weights into `path` + ".data"; errors are those of `publish`."""
+    with publish(path, where) as part:
+        beside = f"{os.path.basename(part)}.data" if weight_bytes(model) >= INLINE_BYTES else None
+        ir.save(self_contained(model), part, external_data=beside)
 
-    Both are written under other names and take their places when they are whole: the model may read what it replaces.
+
+@contextmanager
+def publish(path: str, where: str) -> Iterator[str]:
+    """Yield a name in a new folder, whose files take their places at `path` and beside it when they are whole.
+
+    So a model may read what it replaces.
+
+    Raises
+    ------
+    ConfigError
+        The folder of `path` does not exist.
     """
     folder, name = os.path.split(os.path.realpath(path))
-    beside = f"{name}.data" if weight_bytes(model) >= INLINE_BYTES else None
+    if not os.path.isdir(folder):
+        raise ConfigError(f"{where}: {path!r}: folder {folder!r} does not exist; make it first")
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as part:
-        ir.save(self_contained(model), os.path.join(part, name), external_data=beside)
-        for written in (beside, name):
-            if written is not None:
-                os.replace(os.path.join(part, written), os.path.join(folder, written))
+        yield os.path.join(part, name)
+        # What a model names is there before it: its own name is the shortest.
+        for written in sorted(os.listdir(part), reverse=True):
+            os.replace(os.path.join(part, written), os.path.join(folder, written))

@@ -125,17 +125,15 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int | str | None, ...]:
 def broadcast_arrays(*arrays: TensorLike) -> list[Tensor]:
     """Return the tensors in the shape to which they broadcast."""
     tensors = [asarray(array) for array in arrays]
-    return [_with_shapes(x, tensors) for x in tensors]
-
-
-def _with_shapes(x: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """Return `x` broadcast with the shapes of others, one after the other."""
-    for other in others:
-        shape = broadcast([x.shape, other.shape], "broadcast_arrays")
-        # ONNX's Expand broadcasts both ways, so a size that is not known yet may be 1 on either side.
-        if shape != x.shape or None in shape:
-            x = emit("Expand", [x, shape_of(other)], shape)
-    return x
+    results = []
+    for x in tensors:
+        for other in tensors:
+            shape = broadcast([x.shape, other.shape], "broadcast_arrays")
+            # ONNX's Expand broadcasts both ways, so a size that is not known yet may be 1 on either side.
+            if shape != x.shape or None in shape:
+                x = emit("Expand", [x, shape_of(other)], shape)
+        results.append(x)
+    return results
 
 
 @example("meshgrid([1, 2, 3], [10, 20])[1].compute()", "array([[10, 10, 10],\n       [20, 20, 20]])")

@@ -1,11 +1,12 @@
-"""Elementwise functions of tensors under the array-API standard's names: one ONNX node each, and choice.
+"""Elementwise functions of tensors under the array-API standard's names: one ONNX node each, or a composition.
 
-Most are rows: a name, an operator, what is returned, the arguments of an example, and its result.  `composed` has those
-that ONNX lacks.  Shapes and dtypes are checked in `tensor`.
+Most are rows: a name, an operator, what is returned, the arguments of an example, and its result.  Shapes and dtypes
+are checked in `tensor`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.dtypes import ARITHMETIC, INTEGER, UNSIGNED
+from dask_ferro.graph.ir.dtypes import ARITHMETIC, INTEGER, SIGNED, UNSIGNED
 from dask_ferro.graph.tensor.dims import broadcast
 from dask_ferro.graph.tensor.rows import example, row
 from dask_ferro.graph.tensor.tensor import (
@@ -22,6 +23,7 @@ from dask_ferro.graph.tensor.tensor import (
     asarray,
     binary,
     bools,
+    cast,
     elementwise,
     emit,
     floating,
@@ -29,6 +31,7 @@ from dask_ferro.graph.tensor.tensor import (
     numbers,
     of_kind,
     promoted,
+    widened,
 )
 
 Unary = Callable[[TensorLike], Tensor]
@@ -38,8 +41,10 @@ _BOOL = ir.DataType.BOOL
 _BROADCAST = "elementwise and with broadcasting"
 
 
-def _unary(name: str, compute: Callable[[Tensor], Tensor], says: str, x: str, shown: str) -> Unary:
-    @row(name, says, f"{name}({x}).compute()", f"array({shown})")
+def _unary(
+    name: str, compute: Callable[[Tensor], Tensor], says: str, x: str, shown: str, to: str = ""
+) -> Unary:
+    @row(name, says, f"{name}({x}).compute(){to}", f"array({shown})")
     def function(x: TensorLike, /) -> Tensor:
         return compute(asarray(x))
 
@@ -47,13 +52,10 @@ def _unary(name: str, compute: Callable[[Tensor], Tensor], says: str, x: str, sh
 
 
 def _of_floats(name: str, op_type: str, says: str, x: str, shown: str) -> Unary:
-    call = f"{name}({x}).compute().round(3)"
-
-    @row(name, f"{says}, elementwise", call, f"array({shown}, dtype=float32)")
-    def function(x: TensorLike, /) -> Tensor:
+    def node(x: Tensor) -> Tensor:
         return elementwise(op_type, floating(x, name))
 
-    return function
+    return _unary(name, node, f"{says}, elementwise", x, f"{shown}, dtype=float32", ".round(3)")
 
 
 def _rounded(name: str, compute: Callable[[Tensor], Tensor], says: str, x: str, shown: str) -> Unary:
@@ -107,9 +109,24 @@ def _inverted(x: Tensor) -> Tensor:
     return elementwise("Not", bools(x, "Not"))
 
 
-def _is_finite(x: Tensor) -> Tensor:
-    # The difference of an infinity, or of NaN, and itself is NaN.
-    return x - x == 0 if numbers(x, "isfinite").is_floating else x == x
+def _log_to(base: int, x: Tensor) -> Tensor:
+    return cast(log(widened(floating(x, f"log{base}"))) / math.log(base), x.type.dtype)
+
+
+def _shift(direction: str, x1: TensorLike, x2: TensorLike) -> Tensor:
+    name = f"bitwise_{direction.lower()}_shift"
+    a, b = promoted(name, x1, x2)
+    dtype = integers(a, name).type.dtype
+    # BitShift takes unsigned integers alone: a signed one is shifted as the unsigned one of its width.
+    wide = ir.DataType[f"U{dtype.name}"] if dtype in SIGNED else dtype
+
+    def shifts(x: Tensor) -> Tensor:
+        return cast(binary("BitShift", cast(x, wide), cast(b, wide), direction=direction), dtype)
+
+    if direction == "LEFT" or dtype not in SIGNED:
+        return shifts(a)
+    # The complement of a negative number is not negative, so zeros may follow it.
+    return where(a < 0, bitwise_invert(shifts(bitwise_invert(a))), shifts(a))
 
 
 @example("where([True, False], [1, 2], [3, 4]).compute()", "array([1, 4])")
@@ -139,9 +156,16 @@ tanh = _of_floats("tanh", "Tanh", "the hyperbolic tangent", "[0.0, 1.0]", "[0.  
 asinh = _of_floats("asinh", "Asinh", "the inverse of the hyperbolic sine", "[0.0, 1.0]", "[0.   , 0.881]")
 acosh = _of_floats("acosh", "Acosh", "the inverse of the hyperbolic cosine", "[1.0, 2.0]", "[0.   , 1.317]")
 atanh = _of_floats("atanh", "Atanh", "the inverse of the hyperbolic tangent", "[0.0, 0.5]", "[0.   , 0.549]")
+log2 = _unary("log2", partial(_log_to, 2),
+    "the logarithm to the base 2, elementwise: the natural one over log(2)",
+    "[1.0, 8.0]", "[0., 3.], dtype=float32", ".round(3)")
+log10 = _unary("log10", partial(_log_to, 10),
+    "the logarithm to the base 10, elementwise: the natural one over log(10)",
+    "[1.0, 1000.0]", "[0., 3.], dtype=float32", ".round(3)")
 erf = _of_floats("erf", "Erf", "the error function", "[0.0, 1.0]", "[0.   , 0.843]")
 
-isfinite = _unary("isfinite", _is_finite,
+# The difference of an infinity, or of NaN, and itself is NaN.
+isfinite = _unary("isfinite", lambda x: x - x == 0 if numbers(x, "isfinite").is_floating else x == x,
     "whether x is neither an infinity nor NaN, elementwise; every integer is finite",
     '[1.0, float("inf"), float("nan")]', "[ True, False, False]")
 isnan = _is("isnan", "IsNaN", "not a number", '[1.0, float("nan")]', "[False,  True]")
@@ -191,6 +215,11 @@ logical_xor = _logical("logical_xor", "Xor", "whether both differ", "[True, Fals
 bitwise_and = _bitwise("bitwise_and", "&", "BitwiseAnd", "And", "both", "[2, 1]")
 bitwise_or = _bitwise("bitwise_or", "|", "BitwiseOr", "Or", "at least one", "[7, 7]")
 bitwise_xor = _bitwise("bitwise_xor", "^", "BitwiseXor", "Xor", "exactly one", "[5, 6]")
+bitwise_left_shift = _binary("bitwise_left_shift", partial(_shift, "LEFT"),
+    f"the bits of x1 moved left by x2 places, {_BROADCAST}; `<<` of tensors", "[1, -3], 2", "[  4, -12], dtype=int64")
+bitwise_right_shift = _binary("bitwise_right_shift", partial(_shift, "RIGHT"),
+    f"the bits of x1 moved right by x2 places, {_BROADCAST}; `>>` of tensors\n\nThe sign is kept: -1 stays -1.",
+    "[8, -3], 1", "[ 4, -2], dtype=int64")
 # fmt: on
 
 
@@ -214,10 +243,167 @@ def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike | None
     return tensor if high is None else where(tensor > high, high, tensor)
 
 
+# ---- what ONNX lacks, as compositions ----------------------------------------------------------------------------
+# Each neither overflows nor loses the sign of a zero, and has a finite gradient wherever the function has one.
+# Division rounds down, and the remainder has the sign of the divisor, as in Python: x1 == floor_divide(x1, x2) * x2 +
+# remainder(x1, x2).  Integers divided by 0 are an error when the graph runs.
+
+
+@example("log1p([0.0, 1.0]).compute().round(3)", "array([0.   , 0.693], dtype=float32)")
+def log1p(x: TensorLike, /) -> Tensor:
+    """Return log(1 + x), elementwise, accurate for tiny x; its gradient is 1 / (1 + x).
+
+    ONNX has no such function.  The sum u = 1 + x is rounded, and x - (u - 1) is the exact rounding error: log(u) plus
+    that error over u is Kahan's correction as a sum.  Its derivative is 1 / u; that of Kahan's quotient cancels near 0.
+    """
+    half = floating(x, "log1p")
+    tensor = widened(half)
+    total = 1 + tensor
+    # Outside, x - (u - 1) would be inf - inf.
+    inside = (total > 0) & (total < math.inf)
+    lost = where(inside, tensor - (total - 1), 0.0) / where(inside, total, 1.0)
+    return cast(log(total) + lost, half.type.dtype)
+
+
+@example("expm1([0.0, 1.0]).compute().round(3)", "array([0.   , 1.718], dtype=float32)")
+def expm1(x: TensorLike, /) -> Tensor:
+    """Return exp(x) - 1, elementwise, accurate for tiny x; its gradient is exp(x).
+
+    ONNX has no such function.  For |x| < 1 the rounded u = exp(x) is the exact power of log(u), so u (x - log(u)) is
+    the error of u - 1: Kahan's correction as a sum, whose derivative is right too.
+    """
+    half = floating(x, "expm1")
+    tensor = widened(half)
+    # Farther out exp(x) - 1 loses no digits, and the correction may be infinite.
+    near = (tensor > -1) & (tensor < 1)
+    small = where(near, tensor, 0.0)
+    power = exp(small)
+    close = (power - 1) + power * (small - log(power))
+    return cast(where(near, close, exp(tensor) - 1), half.type.dtype)
+
+
+def _floats(name: str, x1: TensorLike, x2: TensorLike) -> tuple[Tensor, Tensor, ir.DataType]:
+    """Return two tensors of one floating point dtype, in float32 if that is of half precision; and the dtype."""
+    a, b = promoted(name, x1, x2)
+    return widened(floating(a, name)), widened(b), a.type.dtype
+
+
+@example("signbit([1.0, -0.0, -2.0]).compute()", "array([False,  True,  True])")
+def signbit(x: TensorLike, /) -> Tensor:
+    """Return whether x is below 0 or a negative zero, elementwise; false for NaN."""
+    tensor = floating(x, "signbit")
+    # A comparison does not see the sign of a zero, but its reciprocal is an infinity of that sign.
+    return (tensor < 0) | ((tensor == 0) & (elementwise("Reciprocal", tensor) < 0))
+
+
+@example("copysign([1.0, -2.0], [-0.0, 3.0]).compute()", "array([-1.,  2.], dtype=float32)")
+def copysign(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+    """Return the magnitude of x1 with the sign of x2, elementwise and with broadcasting.
+
+    A NaN in x2 counts as positive.  The gradient with respect to x2 is 0.
+    """
+    a, b = promoted("copysign", x1, x2)
+    size = abs(floating(a, "copysign"))
+    # ONNX Runtime's Where loses the sign of a zero that it takes from its first branch; and it exchanges the branches
+    # of a negated condition, so the opposite of `signbit` is written out.
+    above = (b > 0) | ((b == 0) & (elementwise("Reciprocal", b) > 0)) | isnan(b)
+    return where(above, size, -size)
+
+
+@example("hypot([3.0, 0.0], [4.0, 2.0]).compute().round(3)", "array([5., 2.], dtype=float32)")
+def hypot(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+    """Return the square root of x1 * x1 + x2 * x2 without overflow, elementwise and with broadcasting.
+
+    It is infinite where one of both is, and its gradient at (0, 0) is 0.
+    """
+    a, b, dtype = _floats("hypot", x1, x2)
+    a, b = abs(a), abs(b)
+    large, small = binary("Max", a, b), binary("Min", a, b)
+    inside = (large > 0) & ~isinf(large)
+    # Both branches of a `where` are computed: outside, the ratio would be 0 / 0.
+    ratio = where(inside, small, 0.0) / where(inside, large, 1.0)
+    found = where(large > 0, large * sqrt(1 + ratio * ratio), large)
+    return cast(where(isinf(a) | isinf(b), math.inf, found), dtype)
+
+
+@example("atan2([1.0, -1.0], [0.0, -1.0]).compute().round(3)", "array([ 1.571, -2.356], dtype=float32)")
+def atan2(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+    """Return the angle from the positive x axis to the point (x2, x1), in radians from -pi to pi, elementwise.
+
+    The signs of zeros and infinities choose the quadrant, as in C.
+    """
+    y, x, dtype = _floats("atan2", x1, x2)
+    both = isinf(x) & isinf(y)
+    rise, run = where(both, sign(y), y), where(both, sign(x), x)
+    steep = abs(rise) > abs(run)
+    over, under = where(steep, run, rise), where(steep, rise, run)
+    # Only the quotient that is at most 1 is taken; at (0, 0) it is the zero of y.
+    angle = atan(over / where(under == 0, 1.0, under))
+    flat = where(signbit(x), angle + copysign(math.pi, y), angle)
+    return cast(where(steep, copysign(math.pi / 2, y) - angle, flat), dtype)
+
+
+@example("logaddexp([0.0, 1e4], 0.0).compute().round(3)", "array([6.93e-01, 1.00e+04], dtype=float32)")
+def logaddexp(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+    """Return log(exp(x1) + exp(x2)) without overflow, elementwise and with broadcasting."""
+    a, b, dtype = _floats("logaddexp", x1, x2)
+    # Equal infinities would differ by NaN.
+    apart = abs(where(a == b, 0.0, a - b))
+    return cast(binary("Max", a, b) + elementwise("Softplus", -apart), dtype)
+
+
+@example("remainder([5, -5], 3).compute()", "array([2, 1])")
+def remainder(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+    """Return the remainder of x1 / x2 with the sign of x2, elementwise and with broadcasting; `%` of tensors.
+
+    Of floats, a remainder of 0 has the sign of x2 too, and x2 = 0 gives NaN.  The gradient is 1 with respect to x1,
+    and -floor(x1 / x2) with respect to x2.
+    """
+    a, b = promoted("remainder", x1, x2)
+    if not numbers(a, "remainder").is_floating:
+        return binary("Mod", a, b)
+    # ONNX has no floating point Mod but C's, whose result has the dividend's sign.
+    rest = binary("Mod", a, b, fmod=1)
+    moved = where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+    # Differences, since an exact 0 of either sign has to become that of the divisor with gradient 1.
+    zero = _zero(moved)
+    return where(b >= 0, zero - (-moved), -(zero - moved))
+
+
+def _zero(like: Tensor) -> Tensor:
+    return promoted("remainder", like, 0)[1]
+
+
+@example("floor_divide([5, -5], 3).compute()", "array([ 1, -2], dtype=int64)")
+def floor_divide(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+    """Return x1 / x2 rounded down, elementwise and with broadcasting; `//` of tensors.
+
+    Of floats it is the largest whole number not above the exact quotient (1.0 // 0.1 is 9.0, as 0.1 is stored a little
+    above a tenth), and x2 = 0 gives infinity, or NaN.  The gradient is 0.
+    """
+    a, b = promoted("floor_divide", x1, x2)
+    quotient = binary("Div", numbers(a, "floor_divide"), b)
+    if a.type.dtype in UNSIGNED:
+        return quotient
+    if not a.is_floating:
+        # ONNX truncates, which is one too high where the quotient is negative and not exact.
+        rest = a - quotient * b
+        return quotient - cast((rest != 0) & ((rest < 0) != (b < 0)), a.type.dtype)
+    # An exact multiple of the divisor is divided, so that rounding lifts no quotient over a whole number.
+    whole = round((a - remainder(a, b)) / b)
+    # A finite number over an infinite one is a hair from 0, on either side of it.
+    beside = where((a != 0) & ((a < 0) != (b < 0)), -1.0, _zero(a))
+    found = where((b == 0) | ~isfinite(quotient), quotient, where(isfinite(b), whole, beside))
+    # Zeros in the second branch, without a negated condition: see `copysign`.
+    return where((found < 0) | (found > 0) | isnan(found), found, copysign(found, quotient))
+
+
 __all__ = [
-    "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atanh", "bitwise_and", "bitwise_invert", "bitwise_or",
-    "bitwise_xor", "ceil", "clip", "cos", "cosh", "divide", "equal", "erf", "exp", "floor", "greater",
-    "greater_equal", "isfinite", "isinf", "isnan", "less", "less_equal", "log", "logical_and", "logical_not",
-    "logical_or", "logical_xor", "maximum", "minimum", "multiply", "negative", "not_equal", "positive", "pow",
-    "reciprocal", "round", "sign", "sin", "sinh", "sqrt", "square", "subtract", "tan", "tanh", "trunc", "where",
+    "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and", "bitwise_invert",
+    "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "ceil", "clip", "copysign", "cos",
+    "cosh", "divide", "equal", "erf", "exp", "expm1", "floor", "floor_divide", "greater", "greater_equal", "hypot",
+    "isfinite", "isinf", "isnan", "less", "less_equal", "log", "log1p", "log2", "log10", "logaddexp", "logical_and",
+    "logical_not", "logical_or", "logical_xor", "maximum", "minimum", "multiply", "negative", "not_equal", "positive",
+    "pow", "reciprocal", "remainder", "round", "sign", "signbit", "sin", "sinh", "sqrt", "square", "subtract", "tan",
+    "tanh", "trunc", "where",
 ]  # fmt: skip

@@ -94,13 +94,10 @@ def build(
         ir_version=max(_EARLIEST_IR, int(onnx.helper.find_min_ir_version_for(imports))),
         producer_name="dask_ferro",
     )
-    bound = {}
-    for source, entry in zip(arguments, entries, strict=True):
-        data = source.data if source.tensor is None else source.tensor.numpy()
-        if data is not None:
-            bound[str(entry.name)] = data
     made.meta[CHECKED] = True
-    return Built(made, bound)
+    pairs = zip(entries, arguments, strict=True)
+    data = {str(v.name): x.data if x.tensor is None else x.tensor.numpy() for v, x in pairs}
+    return Built(made, {label: values for label, values in data.items() if values is not None})
 
 
 def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tensors") -> ir.Model:
@@ -137,15 +134,12 @@ def save_onnx(
     >>> x = ff.argument("x", ("N", 4))
     >>> ff.save_onnx({"y": ff.tanh(x)}, "tanh.onnx")  # doctest: +SKIP
     """
-    folder = os.path.dirname(os.path.realpath(path))
-    if not os.path.isdir(folder):
-        raise ConfigError(f"save_onnx: {os.fspath(path)!r}: folder {folder!r} does not exist; make it first")
     model = outputs if isinstance(outputs, ir.Model) else getattr(outputs, "model", None)
     if not isinstance(model, ir.Model):
         model = to_model(outputs, inputs)  # type: ignore[arg-type]  # no model: outputs, or refused by `build`
     elif inputs:
         raise ConfigError("save_onnx: a model has its inputs already; give `inputs` with tensors alone")
-    write(model, os.fspath(path))
+    write(model, os.fspath(path), "save_onnx")
 
 
 def _named_outputs(outputs: Outputs) -> dict[str, Tensor]:

@@ -5,6 +5,16 @@
 Nodes keep their names, attributes and regions, and weights are not copied.  ONNX's converter first raises a model older
 than opset 18, so that all later passes see one form of each operator.  Only dimension names of the model's inputs are
 kept; a name that inference made up becomes an unknown dimension.
+
+Nodes and constants of a model are written for its own dtype.  Where some tensors are of half precision in its place,
+the model computes in mixed precision, as PyTorch's autocast does:
+
+    products          in half precision: engines add up in float32
+    what moves or picks elements, and sums of two   in half precision where all of its inputs are; scalars follow
+    all others        in float32: exponentials, means, variances and normalizations
+
+Scalars of the file follow if half precision has them: the lowest float32 of a mask is -inf in float16, and 1e-12 is 0.
+Source: Micikevicius et al., "Mixed precision training" (2018), section 3.3.
 """
 
 from __future__ import annotations
@@ -12,20 +22,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 from onnx import version_converter
 
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.ir import inference, regions
+from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, HALVES, takes
 from dask_ferro.graph.ir.inference import Dim, ValueType
 from dask_ferro.graph.ir.messages import lean_model
 from dask_ferro.graph.ir.nodes import bodies, uses
 from dask_ferro.graph.tensor.dims import alike, written
-from dask_ferro.graph.tensor.imported.mixed_precision import WIDE, narrowed
-from dask_ferro.graph.tensor.tensor import OPSET, Node, Tensor, TensorSource, TensorType, argument, asarray
+from dask_ferro.graph.tensor.tensor import (
+    OPSET,
+    Node,
+    Tensor,
+    TensorSource,
+    TensorType,
+    argument,
+    asarray,
+    cast,
+    constant_of,
+)  # fmt: skip
 
 # Since opset 18 reductions take their axes as an input, the form that rules expect.
 _OLDEST = 18
+# The dtypes for which a model may be written that computes in half precision.
+WIDE = ARITHMETIC_FLOATS - HALVES
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+_FOLLOWERS = frozenset({
+    "Abs", "Add", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements",
+    "GatherND", "Identity", "LeakyRelu", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pad", "Relu",
+    "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze",
+    "Where",
+})  # fmt: skip
 
 
 class Imported(NamedTuple):
@@ -82,19 +112,18 @@ def recorded(
     *,
     weights: Mapping[str, Tensor] | None = None,
     outputs: Sequence[str] | None = None,
-    half: ir.DataType | None = None,
 ) -> Imported:
     """Return a model's inputs, weights and outputs as tensors; errors are those of `from_model`.
 
     `inputs` and `weights` are tensors in place of the model's own, by name; all others become arguments and constants.
     The `outputs` are the values to compute, and what only other values need is left out; by default they are those of
-    the model, with all of its inputs.  With `half`, some tensors have that half precision in place of a wider dtype,
-    and the nodes compute in mixed precision.
+    the model, with all of its inputs.
     """
     graph, given, own = readable.model.graph, dict(inputs or {}), dict(weights or {})
     ends = [str(v.name) for v in graph.outputs] if outputs is None else list(outputs)
     nodes, needed = needed_by(graph, ends)
     entries = [name for name in readable.inputs if outputs is None or name in needed]
+    half = _half(readable.types, given | own)
     names = _names(entries, readable.types, given, half)
     reached = {*needed, *entries}
     typed = {name: _type(type_, names) for name, type_ in readable.types.items() if name in reached}
@@ -170,27 +199,23 @@ def _names(
     names: dict[str, Dim] = {}
     # Tensors given by the caller take precedence in the meaning of a name.
     for name in sorted(entries, key=lambda name: name not in given):
-        declared = types[name].shape or ()
-        if name in given:
-            _check_given(name, types[name], given[name], half)
-        meant = given[name].shape if name in given and types[name].shape is not None else declared
+        type_, tensor = types[name], given.get(name)
+        declared = type_.shape or ()
+        if tensor is not None:
+            known = [dim if isinstance(dim, int) else None for dim in declared]
+            fits = type_.shape is None or alike(known, tensor.shape)
+            dtypes = {type_.dtype, half} if type_.dtype in WIDE else {type_.dtype}
+            if tensor.type.dtype not in dtypes or not fits:
+                dtype = type_.dtype.numpy().name if type_.dtype is not None else "unknown"
+                shape = "(...)" if type_.shape is None else written(declared)
+                raise ConfigError(f"from_model: input {name!r} is {dtype}{shape}, got {tensor!r}")
+        meant = tensor.shape if tensor is not None and type_.shape is not None else declared
         for dim, new in zip(declared, meant, strict=True):
             if isinstance(dim, str) and names.setdefault(dim, new) != new and name in given:
                 raise ConfigError(
                     f"from_model: dimension {dim!r} is {names[dim]!r} and, by input {name!r}, {new!r}"
                 )
     return names
-
-
-def _check_given(name: str, type_: ValueType, tensor: Tensor, half: ir.DataType | None) -> None:
-    declared = type_.shape
-    known = [dim if isinstance(dim, int) else None for dim in declared or ()]
-    fits = declared is None or alike(known, tensor.shape)
-    dtypes = {type_.dtype, half} if type_.dtype in WIDE else {type_.dtype}
-    if tensor.type.dtype not in dtypes or not fits:
-        dtype = type_.dtype.numpy().name if type_.dtype is not None else "unknown"
-        shape = "(...)" if declared is None else written(declared)
-        raise ConfigError(f"from_model: input {name!r} is {dtype}{shape}, got {tensor!r}")
 
 
 def _type(type_: ValueType, names: Mapping[str, Dim]) -> TensorType | None:
@@ -236,7 +261,7 @@ def _outputs(
     if half is not None:
         wanted = [None if v is None else types.get(str(v.name)) for v in node.inputs]
         with regions.written_in(region):
-            inputs, results = narrowed((domain, node.op_type, opset), inputs, wanted, results, half)
+            inputs, results = _narrow((domain, node.op_type, opset), inputs, wanted, results, half)
     made = Node(
         node.op_type,
         inputs,
@@ -249,3 +274,61 @@ def _outputs(
     )
     typed = zip(node.outputs, made.types, strict=True)
     return {str(v.name): Tensor(made, i, t) for i, (v, t) in enumerate(typed) if t is not None}
+
+
+# ---- mixed precision ------------------------------------------------------------------------------------------
+
+
+def _half(types: Mapping[str, ValueType], given: Mapping[str, Tensor]) -> ir.DataType | None:
+    """Return the one half precision that tensors have in place of a wider dtype, if any."""
+    pairs = [(x.type.dtype, types[name].dtype) for name, x in given.items() if name in types]
+    found = {dtype for dtype, own in pairs if dtype in HALVES and own in WIDE}
+    if len(found) > 1:
+        names = " and ".join(sorted(dtype.numpy().name for dtype in found))
+        raise ConfigError(f"from_model: got {names}, wanted one of them; cast to one dtype")
+    return found.pop() if found else None
+
+
+def _narrow(
+    operator: tuple[str, str, int],
+    inputs: Sequence[Tensor | None],
+    wanted: Sequence[TensorType | None],
+    results: Sequence[TensorType | None],
+    half: ir.DataType,
+) -> tuple[tuple[Tensor | None, ...], tuple[TensorType | None, ...]]:
+    """Return the inputs of a node behind casts, and the types of its outputs, in a model of mixed precision.
+
+    The operator is its domain, its name and the operator set; `wanted` and `results` are the types of inputs and
+    outputs in the model, and some of the inputs have the half precision instead.
+    """
+    floats = [
+        x for x, t in zip(inputs, wanted, strict=True) if x is not None and t is not None and t.dtype in WIDE
+    ]
+    is_narrow = bool(floats) and _is_narrow(operator[1], floats, half)
+    to = [half if t is not None and is_narrow and t.dtype in WIDE else t and t.dtype for t in wanted]
+    if is_narrow and not takes(*operator, to):
+        is_narrow, to = False, [t and t.dtype for t in wanted]
+    given = tuple(x if x is None or d is None else cast(x, d) for x, d in zip(inputs, to, strict=True))
+    if not is_narrow:
+        return given, tuple(results)
+    narrow = (t._replace(dtype=half) if t is not None and t.dtype in WIDE else t for t in results)
+    return given, tuple(narrow)
+
+
+def _is_narrow(name: str, floats: Sequence[Tensor], half: ir.DataType) -> bool:
+    """Return whether a node with these inputs, all of which are floats in the model, computes in half precision."""
+    if name in _PRODUCTS:
+        return True
+    are_half = [x.type.dtype == half for x in floats]
+    others = (x for x, is_half in zip(floats, are_half, strict=True) if not is_half)
+    return name in _FOLLOWERS and any(are_half) and all(_follows(x, half) for x in others)
+
+
+def _follows(x: Tensor, half: ir.DataType) -> bool:
+    """Return whether a tensor is a scalar of the file that half precision has."""
+    value = constant_of(x) if x.size == 1 else None
+    if value is None:
+        return False
+    with np.errstate(over="ignore"):
+        rounded = value.astype(half.numpy())
+    return bool((np.isfinite(rounded) == np.isfinite(value)).all() and ((rounded == 0) == (value == 0)).all())

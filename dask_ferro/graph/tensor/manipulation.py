@@ -6,6 +6,7 @@ Known sizes are written into the graph as constants.  A size that is only named 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from functools import partial
@@ -116,18 +117,15 @@ def scalar_size(x: Tensor, axis: int, dtype: ir.DataType) -> int | Tensor:
     return dim if isinstance(dim, int) else cast(squeeze(size_of(x, axis), 0), dtype)
 
 
-def _sizes_of(shape: Sequence[Dim], like: Sequence[Tensor], where: str) -> Tensor:
-    """Return `shape` as an int64 vector; named dimensions are read from tensors that have them."""
+def _sizes_of(shape: Sequence[Dim], x: Tensor, where: str) -> Tensor:
+    """Return `shape` as an int64 vector; named dimensions are read from those of `x`."""
     if is_static(shape):
         return ints(sizes(shape))
-    places: dict[Dim, tuple[Tensor, int]] = {}
-    for x in like:
-        places |= {dim: (x, i) for i, dim in enumerate(x.shape)}
-    unknown = [dim for dim in shape if not isinstance(dim, int) and (dim is None or dim not in places)]
+    places: dict[Dim, int] = {dim: i for i, dim in enumerate(x.shape) if dim is not None}
+    unknown = [dim for dim in shape if not isinstance(dim, int) and dim not in places]
     if unknown:
-        raise ConfigError(f"{where}: no tensor here has a dimension {unknown[0]!r}; give its size")
-    parts = [ints([dim]) if isinstance(dim, int) else size_of(*places[dim]) for dim in shape]
-    return concat(parts, axis=0)
+        raise ConfigError(f"{where}: {x!r} has no dimension {unknown[0]!r}; give its size")
+    return concat([ints([n]) if isinstance(n, int) else size_of(x, places[n]) for n in shape], axis=0)
 
 
 @example('reshape(ff.argument("x", ("N", 3, 8)), ("N", -1))', "<Tensor Reshape: float32(N, 24)>")
@@ -143,8 +141,16 @@ def reshape(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
         wanted[named[0]] = -1
     if is_static(wanted) and 0 not in shape:
         return emit("Reshape", [tensor, ints(sizes(wanted))], new)
-    target = _sizes_of(shape, [tensor], "reshape")
+    target = _sizes_of(shape, tensor, "reshape")
     return emit("Reshape", [tensor, target], new, allowzero=int(0 in shape))
+
+
+def fold(x: Tensor, pattern: Sequence[int]) -> Tensor:
+    """Return `x` in the shape of ONNX's pattern: 0 keeps the dimension at its place, and -1 takes what is left."""
+    left = [dim for i, dim in enumerate(x.shape) if i >= len(pattern) or pattern[i] != 0]
+    rest = math.prod(sizes(left)) // math.prod(n for n in pattern if n > 0) if is_static(left) else None
+    shape = (x.shape[i] if n == 0 else rest if n == -1 else n for i, n in enumerate(pattern))
+    return emit("Reshape", [x, ints(pattern)], tuple(shape))
 
 
 def reshape_like(x: Tensor, like: Tensor) -> Tensor:
@@ -169,7 +175,7 @@ def broadcast_to(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
     own = (1,) * (len(new) - tensor.ndim) + tensor.shape
     wanted = tuple(1 if isinstance(d, str) and d == o else d for d, o in zip(new, own, strict=True))
     # A size of 1 keeps the dimension of `x`.
-    return emit("Expand", [tensor, _sizes_of(wanted, [tensor], "broadcast_to")], new)
+    return emit("Expand", [tensor, _sizes_of(wanted, tensor, "broadcast_to")], new)
 
 
 def broadcast_like(x: Tensor, like: Tensor) -> Tensor:
@@ -488,7 +494,7 @@ def _rolled(x: Tensor, by: int, axis: int) -> Tensor:
     size = x.shape[axis]
     if not isinstance(size, int):
         # The places modulo a size that only the run knows.
-        return take(x, (positions(x, axis) - by) % squeeze(size_of(x, axis), 0), axis=axis)
+        return take(x, (positions(x, axis) - by) % scalar_size(x, axis, _INT64), axis=axis)
     cut = size - by % size if size else 0
     if cut in (0, size):
         return x

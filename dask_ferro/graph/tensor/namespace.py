@@ -10,24 +10,13 @@ import math
 
 import numpy as np
 
-from dask_ferro.graph.tensor import (
-    composed,
-    creation,
-    dtypes,
-    elementwise,
-    manipulation,
-    products,
-    searching,
-    statistical,
-)  # fmt: skip
-from dask_ferro.graph.tensor.composed import *  # noqa: F403
+from dask_ferro.graph.tensor import creation, dtypes, elementwise, manipulation, products, statistical
 from dask_ferro.graph.tensor.creation import *  # noqa: F403
 from dask_ferro.graph.tensor.dtypes import *  # noqa: F403
 from dask_ferro.graph.tensor.elementwise import *  # noqa: F403
 from dask_ferro.graph.tensor.manipulation import *  # noqa: F403
 from dask_ferro.graph.tensor.manipulation import getitem as getitem
 from dask_ferro.graph.tensor.products import *  # noqa: F403
-from dask_ferro.graph.tensor.searching import *  # noqa: F403
 from dask_ferro.graph.tensor.statistical import *  # noqa: F403
 from dask_ferro.graph.tensor.tensor import argument, asarray
 
@@ -40,6 +29,6 @@ uint8, uint16, uint32, uint64 = map(np.dtype, (np.uint8, np.uint16, np.uint32, n
 float16, float32, float64 = map(np.dtype, (np.float16, np.float32, np.float64))
 
 __all__ = [
-    "argument", "asarray", *composed.__all__, *creation.__all__, *dtypes.__all__, *elementwise.__all__,
-    *manipulation.__all__, *products.__all__, *searching.__all__, *statistical.__all__,
+    "argument", "asarray", *creation.__all__, *dtypes.__all__, *elementwise.__all__,
+    *manipulation.__all__, *products.__all__, *statistical.__all__,
 ]  # fmt: skip

@@ -1,6 +1,8 @@
-"""Reductions and cumulative sums of tensors, under the array-API standard's names.
+"""Reductions, cumulative sums, counting, sorting and searching, under the array-API standard's names.
 
 Integers narrower than 64 bits are summed in 64, as the standard asks.  An empty tuple of axes reduces nothing.
+Functions whose result has a size that depends on values (`nonzero`, `unique_values`) are left out: shapes are known
+before a graph runs.
 """
 
 from __future__ import annotations
@@ -16,17 +18,27 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.dtypes import SIGNED, UNSIGNED
-from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of, is_static, sizes
+from dask_ferro.graph.tensor import manipulation as xp
+from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of, sizes
 from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
-from dask_ferro.graph.tensor.elementwise import maximum, where
-from dask_ferro.graph.tensor.manipulation import concat, expand_dims, full_like, ints, reshape, shape_of
+from dask_ferro.graph.tensor.elementwise import logical_not, maximum, where
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit, floating, numbers, widened
+from dask_ferro.graph.tensor.tensor import (
+    Tensor,
+    TensorLike,
+    TensorType,
+    asarray,
+    cast,
+    emit,
+    emit_all,
+    floating,
+    numbers,
+    promoted,
+    widened,
+)  # fmt: skip
 
 Axis = int | Sequence[int] | None
-
-# Reductions whose result is one of the elements.
-_EXACT = frozenset({"ReduceMax", "ReduceMin"})
+_BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 
 
 def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
@@ -36,17 +48,10 @@ def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
 
 
 def reduce(op_type: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """Return the output of a node that reduces over `axis`; `x` itself if no axis is given.
-
-    Half precision is accumulated in float32 and rounded once: in bfloat16, 256 + 1 is 256.
-    """
+    """Return the output of a node that reduces over `axis`; `x` itself if no axis is given."""
     axes = axes_of(axis, x.ndim, op_type)
-    if not axes:
-        return x
-    wide = x if op_type in _EXACT else widened(x)
     shape = reduced_shape(x.shape, axes, keepdims)
-    found = emit(op_type, [wide, ints(axes)], shape, keepdims=int(keepdims))
-    return cast(found, x.type.dtype)
+    return emit(op_type, [x, xp.ints(axes)], shape, keepdims=int(keepdims)) if axes else x
 
 
 def _summable(x: TensorLike, where: str, dtype: DTypeLike = None) -> Tensor:
@@ -121,13 +126,15 @@ def _wide_var(x: Tensor, axis: Axis, correction: float, keepdims: bool) -> Tenso
 
 def count_over(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Tensor:
     """Return the number of elements that a reduction over `axes` combines, as a scalar."""
-    dims = [x.shape[axis] for axis in axes]
-    if is_static(dims):
-        return asarray(np.asarray(math.prod(sizes(dims)), dtype.numpy()))
+    known = math.prod(sizes(x.shape[axis] for axis in axes))
+    late = [axis for axis in axes if not isinstance(x.shape[axis], int)]
+    if not late:
+        return asarray(np.asarray(known, dtype.numpy()))
+    # The whole shape, which other nodes read too.
+    sizes_late = [emit("Gather", [xp.shape_of(x), asarray(np.int64(axis))], (), axis=0) for axis in late]
     # Products of scalars, since ONNX Runtime's ReduceProd of int64 is not used: the graph would be several runs.
-    shape = shape_of(x)
-    counts = [emit("Gather", [shape, asarray(np.int64(axis))], (), axis=0) for axis in axes]
-    return cast(functools.reduce(operator.mul, counts), dtype)
+    total = functools.reduce(operator.mul, sizes_late)
+    return cast(total if known == 1 else total * known, dtype)
 
 
 def root(x: Tensor, degree: int = 2) -> Tensor:
@@ -155,8 +162,8 @@ def argmin(x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False)
 
 def _arg(op_type: str, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
     if axis is None:
-        found = _arg(op_type, reshape(x, (-1,)), 0, keepdims)
-        return reshape(found, (1,) * x.ndim) if keepdims else found
+        found = _arg(op_type, xp.reshape(x, (-1,)), 0, keepdims)
+        return xp.reshape(found, (1,) * x.ndim) if keepdims else found
     at = axis_of(axis, x.ndim, op_type)
     shape = reduced_shape(x.shape, [at], keepdims)
     return emit(op_type, [x], shape, ir.DataType.INT64, axis=at, keepdims=int(keepdims))
@@ -193,15 +200,144 @@ def _cumulated(op_type: str, x: Tensor, axis: int | None, include_initial: bool)
         raise ConfigError(f"{op_type}: {x!r} has {x.ndim} dimensions; name an axis")
     at = axis_of(axis or 0, x.ndim, op_type)
     initial, since = _CUMULATIVE[op_type]
-    place = asarray(np.int64(at))
-    found = cast(emit(op_type, [widened(x), place], x.shape, **since), x.type.dtype)
+    found = emit(op_type, [x, asarray(np.int64(at))], x.shape, **since)
     if not include_initial:
         return found
     # A sum over the axis has the size of the first slice, also where no element is there.
-    first = expand_dims(reduce("ReduceSum", x, at, keepdims=False), axis=at)
-    return concat([full_like(first, initial), found], axis=at)
+    first = xp.expand_dims(reduce("ReduceSum", x, at, keepdims=False), axis=at)
+    return xp.concat([xp.full_like(first, initial), found], axis=at)
+
+
+# ---- counting, sorting and searching ------------------------------------------------------------------------
+
+
+def _true(x: TensorLike) -> Tensor:
+    """Return whether elements are not 0; NaN is not."""
+    tensor = asarray(x)
+    return tensor if tensor.type.dtype == _BOOL else tensor != 0
+
+
+@example("count_nonzero([[0, 2], [3, 4]], axis=1).compute()", "array([1, 2], dtype=int64)")
+def count_nonzero(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return how many elements over `axis` are not 0 (or true), as int64."""
+    return reduce("ReduceSum", cast(_true(x), _INT64), axis, keepdims)
+
+
+@example("any([[0, 0], [0, 4]], axis=1).compute()", "array([False,  True])")
+def any(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return whether at least one element over `axis` is true, or not 0; false of none."""
+    return count_nonzero(x, axis=axis, keepdims=keepdims) > 0
+
+
+@example("all([[1, 0], [3, 4]], axis=1).compute()", "array([False,  True])")
+def all(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return whether all elements over `axis` are true, or not 0; true of none."""
+    return count_nonzero(logical_not(_true(x)), axis=axis, keepdims=keepdims) == 0
+
+
+@example("sort([3.0, 1.0, 2.0]).compute()", "array([1., 2., 3.], dtype=float32)")
+def sort(x: TensorLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
+    """Return the elements in order along an axis; the place of NaN depends on the engine.
+
+    The gradient of each sorted element goes to where it came from.
+    """
+    return _sorted(x, axis, descending, "sort")[0]
+
+
+@example("argsort([3.0, 1.0, 2.0]).compute()", "array([1, 2, 0])")
+def argsort(x: TensorLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
+    """Return the int64 indices that sort `x` along an axis; equal elements keep their order."""
+    return _sorted(x, axis, descending, "argsort")[1]
+
+
+def _sorted(x: TensorLike, axis: int, descending: bool, where: str) -> tuple[Tensor, Tensor]:
+    tensor = numbers(x, where)
+    if not tensor.ndim:
+        raise ConfigError(f"{where}: {tensor!r} is a scalar and has no axis to sort along")
+    at = axis_of(axis, tensor.ndim, where)
+    types = [tensor.type, TensorType(_INT64, tensor.shape)]
+    # TopK of all elements: of equal ones it takes that of the lower index first, so it is stable.
+    values, places = emit_all(
+        "TopK", [tensor, xp.size_of(tensor, at)], types, axis=at, largest=int(descending), sorted=1
+    )
+    return values, places
+
+
+@example("searchsorted([1, 3, 5], [3, 6]).compute()", "array([1, 3], dtype=int64)")
+def searchsorted(
+    x1: TensorLike, x2: TensorLike, /, *, side: str = "left", sorter: TensorLike | None = None
+) -> Tensor:
+    """Return the int64 places in a sorted vector before which elements would be inserted to keep it sorted.
+
+    Every element is compared with the whole vector: time and memory are the product of both sizes.
+
+    Parameters
+    ----------
+    x1 : Tensor
+        A vector in ascending order.
+    x2 : Tensor
+        The elements to insert.
+    side : {"left", "right"}, optional
+        Whether equal elements of `x1` are behind the place, or before it.
+    sorter : Tensor, optional
+        Indices that sort `x1`, as `argsort` gives them.
+    """
+    vector, values = promoted("searchsorted", x1, x2)
+    if vector.ndim != 1 or side not in ("left", "right"):
+        raise ConfigError(
+            f"searchsorted: got {vector!r} and side {side!r}, wanted a vector, 'left' or 'right'"
+        )
+    ordered = vector if sorter is None else xp.take(vector, sorter)
+    each = xp.expand_dims(values, axis=-1)
+    before = ordered < each if side == "left" else ordered <= each
+    return reduce("ReduceSum", cast(before, _INT64), -1, keepdims=False)
+
+
+@example("isin([1, 2, 3], [3, 1]).compute()", "array([ True, False,  True])")
+def isin(x1: TensorLike, x2: TensorLike, /, *, invert: bool = False) -> Tensor:
+    """Return whether each element of `x1` is among those of `x2` (or, inverted, is not).
+
+    Every element is compared with all of `x2`: time and memory are the product of both sizes.
+    """
+    values, listed = promoted("isin", x1, x2)
+    found = any(xp.expand_dims(values, axis=-1) == xp.reshape(listed, (-1,)), axis=-1)
+    return logical_not(found) if invert else found
+
+
+@example("diff([1, 4, 9]).compute()", "array([3, 5])")
+def diff(
+    x: TensorLike,
+    /,
+    *,
+    axis: int = -1,
+    n: int = 1,
+    prepend: TensorLike | None = None,
+    append: TensorLike | None = None,
+) -> Tensor:
+    """Return the differences of neighbours along an axis, taken `n` times.
+
+    Parameters
+    ----------
+    x : Tensor
+    axis : int, optional
+    n : int, optional
+        From 0 on.
+    prepend, append : Tensor, optional
+        Joined to `x` along the axis first.
+    """
+    parts = [asarray(part) for part in (prepend, x, append) if part is not None]
+    tensor = numbers(xp.concat(parts, axis=axis) if len(parts) > 1 else parts[0], "diff")
+    at = axis_of(axis, tensor.ndim, "diff")
+    if not isinstance(n, int) or n < 0:
+        raise ConfigError(f"diff: n: got {n!r}, wanted a whole number from 0 on")
+    for _ in range(n):
+        # A dimension of size 0 has no last element, and its differences are none.
+        before_last = tensor if tensor.shape[at] == 0 else xp.sliced(tensor, {at: slice(None, -1)})
+        tensor = xp.sliced(tensor, {at: slice(1, None)}) - before_last
+    return tensor
 
 
 __all__ = [
-    "argmax", "argmin", "cumulative_prod", "cumulative_sum", "max", "mean", "min", "prod", "std", "sum", "var",
+    "all", "any", "argmax", "argmin", "argsort", "count_nonzero", "cumulative_prod", "cumulative_sum", "diff", "isin",
+    "max", "mean", "min", "prod", "searchsorted", "sort", "std", "sum", "var",
 ]  # fmt: skip

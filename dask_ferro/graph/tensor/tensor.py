@@ -36,6 +36,8 @@ from dask_ferro.graph.tensor.rows import example
 
 # The opset of recorded nodes; newer operators state their own.
 OPSET = 21
+# Operators that combine many numbers: in bfloat16, 256 + 1 is 256.
+_SUMS = frozenset({"CumProd", "CumSum", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceProd", "ReduceSum"})
 # Numbers of sources and nodes grow with creation, so sorting by them gives a topological order: no graph is kept.
 _NUMBERS = count()
 
@@ -341,9 +343,12 @@ def emit_all(
     opset: int = OPSET,
     **attributes: Any,
 ) -> tuple[Tensor, ...]:
-    """Return a new node's outputs, of unchecked types; in float32 if ONNX lacks the operator in half precision."""
+    """Return a new node's outputs, of unchecked types.
+
+    Half precision is computed in float32, and rounded once, by what adds up, and where ONNX lacks the operator in it.
+    """
     dtypes = [None if x is None else x.type.dtype for x in inputs]
-    if not HALVES.isdisjoint(dtypes) and not takes("", op_type, opset, dtypes):
+    if not HALVES.isdisjoint(dtypes) and (op_type in _SUMS or not takes("", op_type, opset, dtypes)):
         wide = [t._replace(dtype=ir.DataType.FLOAT) if t.dtype in HALVES else t for t in types]
         given = [x if x is None else widened(x) for x in inputs]
         found = emit_all(op_type, given, wide, opset=opset, **attributes)

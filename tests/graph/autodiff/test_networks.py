@@ -2,61 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dask_ferro.graph.autodiff.grad import grad, value_and_grad
+from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.tensor import argument
 from tests.graph.tensor.runs import by_onnxruntime, values
 
+from .against_torch import compare
 from .gradient_cases import normal, whole
 
-# ---- PyTorch -----------------------------------------------------------------------------------------------
-
-torch_is_missing = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: pip install torch"
-)
-
-
-def _by_torch(fn: Any, arrays: Any) -> tuple[float, list[np.ndarray]]:
-    import torch
-
-    tensors = [torch.tensor(a, requires_grad=True) for a in arrays]
-    y = fn(torch, *tensors)
-    weight = torch.tensor(np.random.default_rng(3).standard_normal(tuple(y.shape)))
-    loss = (y * weight).sum()
-    loss.backward()
-    return float(loss.detach()), [t.grad.numpy() for t in tensors]
-
-
-def _by_us(fn: Any, arrays: Any) -> tuple[float, list[np.ndarray]]:
-    params = [argument(f"p{i}", a.shape, np.float64) for i, a in enumerate(arrays)]
-    y = fn(*params)
-    weight = np.random.default_rng(3).standard_normal(y.shape)
-    loss, gradients = value_and_grad((y * weight).sum(), params)
-    named = {"loss": loss} | {f"d{i}": g for i, g in enumerate(gradients)}
-    found = values(named, {f"p{i}": a for i, a in enumerate(arrays)}, params)
-    return float(found["loss"]), [found[f"d{i}"] for i in range(len(arrays))]
-
-
-def _agree(ours: Any, theirs: Any, arrays: Any) -> None:
-    (loss, got), (wanted_loss, wanted) = _by_us(ours, arrays), _by_torch(theirs, arrays)
-    np.testing.assert_allclose(loss, wanted_loss, rtol=1e-9)
-    for g, w in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(g, w, rtol=1e-6, atol=1e-12 * np.abs(w).max())
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
 
 
 def _mlp(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
     return nn.cross_entropy(nn.linear(xp.tanh(nn.linear(x, w1, b1)), w2, b2), whole(0, 1, 2, 0, 1))
 
 
-def _torch_mlp(t: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
-    return t.nn.functional.cross_entropy(t.tanh(x @ w1.T + b1) @ w2.T + b2, t.tensor([0, 1, 2, 0, 1]))
+def _torch_mlp(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+    return F.cross_entropy(torch.tanh(x @ w1.T + b1) @ w2.T + b2, torch.tensor([0, 1, 2, 0, 1]))
 
 
 def _conv_net(x: Any, w1: Any, b1: Any, w2: Any, dense: Any) -> Any:
@@ -65,11 +34,10 @@ def _conv_net(x: Any, w1: Any, b1: Any, w2: Any, dense: Any) -> Any:
     return nn.cross_entropy(h.reshape(2, -1) @ dense, whole(1, 0))
 
 
-def _torch_conv_net(t: Any, x: Any, w1: Any, b1: Any, w2: Any, dense: Any) -> Any:
-    f = t.nn.functional
-    h = f.max_pool2d(f.relu(f.conv2d(x, w1, b1, padding=1)), 2)
-    h = f.gelu(f.conv2d(h, w2, stride=2))
-    return f.cross_entropy(h.reshape(2, -1) @ dense, t.tensor([1, 0]))
+def _torch_conv_net(x: Any, w1: Any, b1: Any, w2: Any, dense: Any) -> Any:
+    h = F.max_pool2d(F.relu(F.conv2d(x, w1, b1, padding=1)), 2)
+    h = F.gelu(F.conv2d(h, w2, stride=2))
+    return F.cross_entropy(h.reshape(2, -1) @ dense, torch.tensor([1, 0]))
 
 
 def _block(x: Any, qkv: Any, out: Any, up: Any, down: Any, s1: Any, s2: Any) -> Any:
@@ -83,13 +51,13 @@ def _block(x: Any, qkv: Any, out: Any, up: Any, down: Any, s1: Any, s2: Any) -> 
     return x + nn.gelu(nn.layer_norm(x, (6,), s2) @ up) @ down
 
 
-def _torch_block(t: Any, x: Any, qkv: Any, out: Any, up: Any, down: Any, s1: Any, s2: Any) -> Any:
-    f, epsilon = t.nn.functional, float(np.float32(1e-5))
-    h = f.layer_norm(x, (6,), s1, None, epsilon) @ qkv
+def _torch_block(x: Any, qkv: Any, out: Any, up: Any, down: Any, s1: Any, s2: Any) -> Any:
+    epsilon = float(np.float32(1e-5))
+    h = F.layer_norm(x, (6,), s1, None, epsilon) @ qkv
     q, k, v = (h[..., i * 6 : i * 6 + 6].reshape(2, 4, 2, 3).transpose(1, 2) for i in range(3))
-    mixed = f.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 4, 6)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 4, 6)
     x = x + mixed @ out
-    return x + f.gelu(f.layer_norm(x, (6,), s2, None, epsilon) @ up) @ down
+    return x + F.gelu(F.layer_norm(x, (6,), s2, None, epsilon) @ up) @ down
 
 
 NETWORKS = {
@@ -115,7 +83,7 @@ def test_gradients_of_a_network_run_in_onnxruntime(name):
         np.testing.assert_allclose(got[label], wanted[label], rtol=1e-3, atol=1e-4)
 
 
-@torch_is_missing
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_equals_pytorch(name):
-    _agree(*NETWORKS[name])
+    ours, theirs, arrays = NETWORKS[name]
+    compare(ours, theirs, tuple(arrays), rtol=1e-6)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from dask_ferro.graph.tensor.tensor import argument, asarray, emit
 from tests.each import every
 from tests.graph.tensor.runs import computed, values
 
+from .against_torch import compare
 from .gradient_cases import CASES, FLOAT, Case, normal
 from .torch_ops import OPS, WITHOUT, by_torch
 
@@ -116,15 +115,6 @@ def test_a_kink_is_pytorchs(name):
         agree(KINKS[name])
 
 
-def _slopes(ours: Any, theirs: Any, *arrays: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    params = [argument(f"p{i}", a.shape, np.float64) for i, a in enumerate(arrays)]
-    found = dict(zip("abc", grad(ours(*params).sum(), params), strict=False))
-    got = values(found, {f"p{i}": a for i, a in enumerate(arrays)}, params)
-    tensors = [torch.tensor(a, requires_grad=True) for a in arrays]
-    theirs(*tensors).sum().backward()
-    return list(got.values()), [t.grad.numpy() for t in tensors]
-
-
 ON_BOUNDS = np.array([-2.0, -1.0, 0.5, 1.0, 3.0])
 
 
@@ -147,6 +137,4 @@ ON_BOUNDS = np.array([-2.0, -1.0, 0.5, 1.0, 3.0])
     ],
 )  # fmt: skip
 def test_a_function_has_pytorchs_slopes(ours, theirs, arrays):
-    got, wanted = _slopes(ours, theirs, *arrays)
-    for g, w in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(g, w, rtol=1e-12, atol=0)
+    compare(ours, theirs, tuple(arrays), rtol=1e-12)

@@ -30,17 +30,13 @@ def _only_where(condition: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
 
 
 def _broadcast(rule: Rule) -> Rule:
-    return lambda call: rule(call) if _is_largest(call) else summed_to(rule(call), call.x)
+    def fn(call: GradientRequest) -> Tensor:
+        others = [x for i, x in enumerate(call.node.inputs) if i != call.index and x is not None]
+        # Whatever the unknown sizes of this input are, all others certainly broadcast to it.
+        is_largest = all(x.ndim <= call.x.ndim and set(x.shape) <= {1} for x in others)
+        return rule(call) if is_largest else summed_to(rule(call), call.x)
 
-
-def _is_largest(call: GradientRequest) -> bool:
-    """Return whether all other inputs certainly broadcast to this one, whatever its unknown sizes are."""
-    others = [x for i, x in enumerate(call.node.inputs) if i != call.index and x is not None]
-    return all(x.ndim <= call.x.ndim and set(x.shape) <= {1} for x in others)
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    return elementwise("Sigmoid", x)
+    return fn
 
 
 def _power_base(call: GradientRequest) -> Tensor:
@@ -93,17 +89,6 @@ def _gelu(x: Tensor, call: GradientRequest) -> Tensor:
         return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x)
     density = xp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     return 0.5 * (1 + elementwise("Erf", x * math.sqrt(0.5))) + x * density
-
-
-def _swish(x: Tensor, call: GradientRequest) -> Tensor:
-    alpha: float = call.get("alpha", 1.0)
-    s = _sigmoid(alpha * x)
-    return s + alpha * x * s * (1 - s)
-
-
-def _mish(x: Tensor, call: GradientRequest) -> Tensor:
-    t = xp.tanh(elementwise("Softplus", x))
-    return t + x * _sigmoid(x) * (1 - t * t)
 
 
 def _selu(x: Tensor, call: GradientRequest) -> Tensor:
@@ -167,15 +152,9 @@ TABLE: dict[str, Row] = {
     "Celu": _times(lambda x, c: xp.where(x > 0, 1.0, xp.exp(xp.minimum(x, 0.0) / c.get("alpha", 1.0)))),
     "Selu": _times(_selu),
     "Sigmoid": _times(lambda x, c: c.y * (1 - c.y)),
-    "Softplus": _times(lambda x, c: _sigmoid(x)),
+    "Softplus": _times(lambda x, c: elementwise("Sigmoid", x)),
     "Softsign": _times(lambda x, c: xp.reciprocal((1 + xp.abs(x)) ** 2)),
     "HardSigmoid": (_hard_sigmoid,),
     "HardSwish": _times(lambda x, c: xp.where(x <= -3, 0.0, xp.where(x >= 3, 1.0, x / 3 + 0.5))),
-    "Mish": _times(_mish),
-    "Swish": _times(_swish),
-    "SwiGLU": (
-        lambda c: c.g * c.input(1) * _swish(c.x, c),
-        lambda c: c.g * c.input(0) * _sigmoid(c.get("alpha", 1.0) * c.input(0)),
-    ),
     "Gelu": _times(lambda x, c: cast(_gelu(widened(x), c), x.type.dtype)),
 }

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import chain
+
+import numpy as np
+import onnx_ir as ir
 
 from dask_ferro.graph.autodiff.rule import GradientRequest
 from dask_ferro.graph.autodiff.rules.recurrent import recurrent
 from dask_ferro.graph.autodiff.rules.reductions import standardized
 from dask_ferro.graph.autodiff.rules.resampling import grid_sample
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.dims import is_static, sizes
-from dask_ferro.graph.tensor.manipulation import ints, reshape_like, sliced
+from dask_ferro.graph.tensor.dims import axis_of
+from dask_ferro.graph.tensor.manipulation import fold, ints, reshape_like, sliced
 from dask_ferro.graph.tensor.nn.attention import attention_of
 from dask_ferro.graph.tensor.nn.normalization import per_channel
 from dask_ferro.graph.tensor.statistical import reduce, root
-from dask_ferro.graph.tensor.tensor import Tensor, cast, emit, widened
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, constant_of, elementwise, emit, widened
 
 Expansion = Callable[[GradientRequest], Tensor | tuple[Tensor, ...]]
 
@@ -48,12 +52,8 @@ def _group(call: GradientRequest) -> Tensor:
     x, groups = call.input(0), call.get("num_groups", call.input(0).shape[1])
     if call.node.op_type == "GroupNormalization" and call.node.opset < 21:
         raise call.unsupported("it is the withdrawn form of opset 18; export the model again")
-    rest = x.shape[1:]
-    each = math.prod(sizes(rest)) // groups if is_static(rest) else None
-    pattern = ints([0, groups if isinstance(groups, int) else 0, -1])
-    wide, _ = standardized(
-        emit("Reshape", [x, pattern], (x.shape[0], groups, each)), (2,), call.get("epsilon", 1e-5)
-    )
+    parts = fold(x, (0, groups if isinstance(groups, int) else 0, -1))
+    wide, _ = standardized(parts, (2,), call.get("epsilon", 1e-5))
     z = reshape_like(cast(wide, x.type.dtype), x)
     return z * per_channel(call.input(1), x) + per_channel(call.input(2), x)
 
@@ -117,22 +117,7 @@ def _lp_pool(call: GradientRequest) -> Tensor:
 
 def _with_heads(x: Tensor, heads: int) -> Tensor:
     """Return (batch, sequence, heads * size) as (batch, heads, sequence, size); 4-D input is unchanged."""
-    if x.ndim == 4:
-        return x
-    width = x.shape[2]
-    size = width // heads if isinstance(width, int) else None
-    parts = emit("Reshape", [x, ints([0, 0, heads, -1])], (x.shape[0], x.shape[1], heads, size))
-    return xp.permute_dims(parts, (0, 2, 1, 3))
-
-
-def _without_heads(x: Tensor, like: Tensor) -> Tensor:
-    """Return the inverse of `_with_heads`, for a tensor of the form of `like`."""
-    if like.ndim == 4:
-        return x
-    turned = xp.permute_dims(x, (0, 2, 1, 3))
-    batch, length, heads, size = turned.shape
-    width = heads * size if isinstance(heads, int) and isinstance(size, int) else None
-    return emit("Reshape", [turned, ints([0, 0, -1])], (batch, length, width))
+    return x if x.ndim == 4 else xp.permute_dims(fold(x, (0, 0, heads, -1)), (0, 2, 1, 3))
 
 
 def _attention(call: GradientRequest) -> Tensor:
@@ -154,10 +139,61 @@ def _attention(call: GradientRequest) -> Tensor:
     cap = call.get("softcap", 0.0)
     scores = cap * xp.tanh(scores / cap) if cap else scores
     attended = attention_of(scores, v, call.maybe(3), bool(call.get("is_causal", 0)))
-    return _without_heads(attended, call.input(0))
+    if call.input(0).ndim == 4:
+        return attended
+    return fold(xp.permute_dims(attended, (0, 2, 1, 3)), (0, 0, -1))
+
+
+def _cumulative_product(call: GradientRequest) -> Tensor:
+    """Return products of ever more neighbours, in log2(n) steps: nothing is divided, so that factors may be 0."""
+    x, (given,) = call.input(0), call.constant(1, "axis")
+    axis, step = axis_of(given, x.ndim, "CumProd"), -1 if call.get("reverse", 0) else 1
+    size = x.shape[axis]
+    if not isinstance(size, int):
+        raise call.unsupported(f"dimension {axis} of {x!r} is not known; give its size")
+    x = _move(x, axis, step) if call.get("exclusive", 0) and size else x
+    while abs(step) < size:
+        x, step = x * _move(x, axis, step), 2 * step
+    return x
+
+
+def _move(x: Tensor, axis: int, step: int) -> Tensor:
+    """Return the elements moved by `step` places towards the end, below 0 towards the start, and ones for the rest."""
+    pads = [0] * (2 * x.ndim)
+    # A Pad of a negative width cuts, so one node moves and fills.
+    pads[axis], pads[x.ndim + axis] = step, -step
+    return emit("Pad", [x, ints(pads), asarray(np.ones((), x.dtype))], x.shape)
+
+
+def _compress(call: GradientRequest) -> Tensor:
+    x, axis, condition = call.input(0), call.get("axis"), call.input(1)
+    # A constant condition has a known count, so that shapes behind it stay known.
+    known = constant_of(condition)
+    at = fold(emit("NonZero", [condition], (1, None), ir.DataType.INT64), (-1,))
+    places = at if known is None else ints(np.flatnonzero(known).tolist())
+    return xp.take(fold(x, (-1,)), places) if axis is None else xp.take(x, places, axis=axis)
+
+
+def _tile(call: GradientRequest) -> Tensor:
+    """Return the input with a dimension of its repeats before each of its own, as one tensor of the result's shape."""
+    x, repeats = call.input(0), call.constant(1, "repeats")
+    parts = xp.expand_dims(x, axis=list(range(0, 2 * x.ndim, 2)))
+    shape = tuple(chain.from_iterable(zip(repeats, x.shape, strict=True)))
+    wide = emit("Expand", [parts, ints([n for times in repeats for n in (times, 1)])], shape)
+    return reshape_like(wide, call.y)
+
+
+def _swish(call: GradientRequest) -> Tensor:
+    return call.input(0) * elementwise("Sigmoid", call.get("alpha", 1.0) * call.input(0))
 
 
 EXPANSIONS: Mapping[str, Expansion] = {
+    "Mish": lambda c: c.input(0) * xp.tanh(elementwise("Softplus", c.input(0))),
+    "Swish": _swish,
+    "SwiGLU": lambda c: _swish(c) * c.input(1),
+    "Compress": _compress,
+    "Tile": _tile,
+    "CumProd": _cumulative_product,
     "BatchNormalization": _batch,
     "InstanceNormalization": _group,
     "GroupNormalization": _group,

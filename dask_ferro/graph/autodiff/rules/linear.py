@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import onnx_ir as ir
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, summed_to
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, window_size
-from dask_ferro.graph.tensor.manipulation import broadcast_like, ints, reshape_like, sliced
+from dask_ferro.graph.tensor.manipulation import broadcast_like, fold, reshape_like, sliced
 from dask_ferro.graph.tensor.namespace import expand_dims, permute_dims, reshape, squeeze, zeros_like
 from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, emit, emit_all
 
@@ -78,13 +78,20 @@ def _einsum(call: GradientRequest) -> Tensor:
     """
     terms, result = _einsum_terms(call)
     own, x = terms[call.index], call.x
-    size = _label_sizes(terms, call)
+    dims: dict[str, list[Shape]] = {}
+    for i, term in enumerate(terms):
+        for label, dim in zip(term, call.input(i).shape, strict=True):
+            dims.setdefault(label, []).append((dim,))
+    size = {label: broadcast(of_label, "Einsum")[0] for label, of_label in dims.items()}
     factors = [(result, call.g)]
     shared: set[str] = set()
     for i, term in enumerate(terms):
         if i != call.index:
+            y = call.input(i)
             shared.update(term)
-            factors.append(_without_ones(term, call.input(i), size))
+            ones = [k for k, label in enumerate(term) if y.shape[k] == 1 and size[label] != 1]
+            rest = "".join(label for k, label in enumerate(term) if k not in ones)
+            factors.append((rest, squeeze(y, ones)))
     # Labels of the other factors: along these the gradient is computed, along the rest it is constant.
     found = set("").union(*(term for term, _ in factors))
     # A label of this term alone was summed over by the forward, so its gradient repeats along it.
@@ -96,20 +103,6 @@ def _einsum(call: GradientRequest) -> Tensor:
     unknown = any(x.shape[i] is None and own[i] in shared for i in kept)
     g = summed_to(g, x) if unknown else g
     return broadcast_like(g, x) if g.shape != x.shape or len(kept) < x.ndim else g
-
-
-def _label_sizes(terms: Sequence[str], call: GradientRequest) -> dict[str, Dim]:
-    """Return the size that the dimensions of each label broadcast to."""
-    dims: dict[str, list[Shape]] = {}
-    for i, term in enumerate(terms):
-        for label, dim in zip(term, call.input(i).shape, strict=True):
-            dims.setdefault(label, []).append((dim,))
-    return {label: broadcast(of_label, "Einsum")[0] for label, of_label in dims.items()}
-
-
-def _without_ones(term: str, x: Tensor, size: Mapping[str, Dim]) -> tuple[str, Tensor]:
-    ones = [i for i, label in enumerate(term) if x.shape[i] == 1 and size[label] != 1]
-    return "".join(label for i, label in enumerate(term) if i not in ones), squeeze(x, ones)
 
 
 def _einsum_terms(call: GradientRequest) -> tuple[list[str], str]:
@@ -233,14 +226,11 @@ def _channels_first(call: GradientRequest, x: Tensor) -> Tensor:
     group: int = call.get("group", 1)
     if group == 1:
         return permute_dims(x, [1, 0, *range(2, x.ndim)])
-    (batch, channels), space = x.shape[:2], _space(x, call)
+    channels, space = x.shape[1], _space(x, call)
     if not isinstance(channels, int):
         raise call.unsupported(f"the channels of {x!r} are not known; give them")
-    each = channels // group
-    parts = emit("Reshape", [x, ints([-1, group, each, *space])], (batch, group, each, *space))
-    turned = permute_dims(parts, [2, 1, 0, *range(3, parts.ndim)])
-    rows = group * batch if isinstance(batch, int) else None
-    return emit("Reshape", [turned, ints([each, -1, *space])], (each, rows, *space))
+    parts = fold(x, (0, group, channels // group, *space))
+    return fold(permute_dims(parts, [2, 1, 0, *range(3, parts.ndim)]), (channels // group, -1, *space))
 
 
 def _per_channel(call: GradientRequest) -> Tensor:
@@ -273,11 +263,10 @@ def _average_pool(call: GradientRequest) -> Tensor:
     # The counts depend on shapes alone, so they are a constant of the graph.
     weights = 1 / _counts(window, space, counts, bool(call.get("count_include_pad", 0)))
     shared = call.g * asarray(np.asarray(weights, call.g.dtype))
-    outer = call.x.shape[:2]
-    planes = math.prod(sizes(outer)) if is_static(outer) else None
-    single = emit("Reshape", [shared, ints([-1, 1, *counts])], (planes, 1, *counts))
+    planes = fold(shared, (-1, 1, *counts))
     ones = asarray(np.ones((1, 1, *(a.kernel for a in window)), call.g.dtype))
-    return reshape_like(_transposed_conv(call, single, ones, (planes, 1, *space), window), call.x)
+    spread = _transposed_conv(call, planes, ones, (*planes.shape[:2], *space), window)
+    return reshape_like(spread, call.x)
 
 
 def _counts(

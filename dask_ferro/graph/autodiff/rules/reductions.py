@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, kept, reduced_axes, shared_over, summed_to
-from dask_ferro.graph.tensor.dims import axis_of
-from dask_ferro.graph.tensor.manipulation import broadcast_like, flip, ints
+from dask_ferro.graph.tensor.manipulation import broadcast_like
 from dask_ferro.graph.tensor.namespace import exp, reciprocal, sign, sqrt, where
 from dask_ferro.graph.tensor.statistical import reduce
 from dask_ferro.graph.tensor.tensor import Tensor, cast, emit, widened
@@ -45,42 +44,7 @@ def _product(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
 def _cumulative_sum(call: GradientRequest) -> Tensor:
     other_way = 1 - int(call.get("reverse", 0))
     exclusive = int(call.get("exclusive", 0))
-    found = emit(
-        "CumSum", [widened(call.g), call.input(1)], call.g.shape, exclusive=exclusive, reverse=other_way
-    )
-    return cast(found, call.g.type.dtype)
-
-
-def _cumulative_product(call: GradientRequest) -> Tensor:
-    """Return the gradient of y[k] = x[0] ... x[k]: at j, x[0] ... x[j - 1] times s[j] = g[j] + x[j + 1] s[j + 1].
-
-    The recurrence is solved by doubling, in log2(n) steps, and nothing is divided: factors may be 0.
-    """
-    (given,) = call.constant(1, "axis")
-    axis = axis_of(given, call.x.ndim, "CumProd")
-    size = call.x.shape[axis]
-    if not isinstance(size, int):
-        raise call.unsupported(f"dimension {axis} of {call.x!r} is not known; give its size")
-    if size == 0:
-        return call.g
-    backwards = bool(call.get("reverse", 0))
-    g, x = (flip(t, axis=axis) if backwards else t for t in (call.g, call.x))
-    total = _moved_up(g, axis, 1) if call.get("exclusive", 0) else g
-    factor, step = _moved_up(x, axis, 1), 1
-    while step < size:
-        total = total + factor * _moved_up(total, axis, step)
-        factor, step = factor * _moved_up(factor, axis, step), 2 * step
-    before = emit("CumProd", [x, call.input(1)], x.shape, exclusive=1, opset=call.node.opset)
-    found = before * total
-    return flip(found, axis=axis) if backwards else found
-
-
-def _moved_up(x: Tensor, axis: int, step: int) -> Tensor:
-    """Return the elements moved by `step` places towards the start, followed by zeros."""
-    pads = [0] * (2 * x.ndim)
-    # A Pad of a negative width cuts, so one node moves and fills.
-    pads[axis], pads[x.ndim + axis] = -step, step
-    return emit("Pad", [x, ints(pads)], x.shape)
+    return emit("CumSum", [call.g, call.input(1)], call.g.shape, exclusive=exclusive, reverse=other_way)
 
 
 def _softmax(call: GradientRequest) -> Tensor:
@@ -136,7 +100,6 @@ TABLE: dict[str, Row] = {
     "ReduceLogSum": _back(lambda c, g, y: g / exp(y)),
     "ReduceLogSumExp": _back(lambda c, g, y: g * exp(c.x - y)),
     "CumSum": (_cumulative_sum, None),
-    "CumProd": (_cumulative_product, None),
     "Softmax": (_softmax,),
     "LogSoftmax": (_log_softmax,),
     "LayerNormalization": (

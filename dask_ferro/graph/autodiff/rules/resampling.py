@@ -15,7 +15,7 @@ from dask_ferro.graph.autodiff.known_values import by_size, known_value
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import sizes
-from dask_ferro.graph.tensor.manipulation import broadcast_like, ints, reshape_like
+from dask_ferro.graph.tensor.manipulation import broadcast_like, fold, ints, reshape_like
 from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, emit, widened
 
 # ---- Resize ------------------------------------------------------------------------------------------------
@@ -25,10 +25,15 @@ def _resized(call: GradientRequest) -> Tensor:
     coordinates = call.get("coordinate_transformation_mode", "half_pixel")
     if coordinates == "tf_crop_and_resize" or call.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise call.unsupported(f"it keeps an aspect ratio, or has coordinates {coordinates!r}")
-    x, wanted, given, g = call.x, call.maybe(3), _scales(call), widened(call.g)
+    x, scaled, wanted, g = call.x, call.maybe(2), call.maybe(3), widened(call.g)
     axes = [axis % x.ndim for axis in call.get("axes") or range(x.ndim)]
-    computed = {} if given or wanted is None else by_size(wanted)
-    for i, (axis, scale) in enumerate(zip(axes, given or [None] * len(axes), strict=True)):
+    scales: list[float | None] = [None] * len(axes)
+    if scaled is not None and scaled.shape != (0,):
+        if (values := known_value(scaled)) is None:
+            raise call.unsupported("its scales are computed; make them constants")
+        wanted, scales = None, list(map(float, values))
+    computed = {} if wanted is None else by_size(wanted)
+    for i, (axis, scale) in enumerate(zip(axes, scales, strict=True)):
         n, m = x.shape[axis], call.y.shape[axis]
         # A known or named dimension of one size is not resized, nor one whose size is computed as the input's own.
         is_own = all(found[i] == (n if isinstance(n, int) else size) for size, found in computed.items())
@@ -48,17 +53,6 @@ def _matrix(call: GradientRequest, n: int, m: int, scale: float | None, dtype: n
     attributes = {name: value for name, value in call.node.attributes.items() if name != "axes"}
     matrix = emit("Resize", [identity, None, *size], (1, 1, n, m), opset=call.node.opset, **attributes)
     return xp.reshape(matrix, (n, m))
-
-
-def _scales(call: GradientRequest) -> list[float | None]:
-    """Return the given scales; none if sizes are given."""
-    given = call.maybe(2)
-    if given is None or given.shape == (0,):
-        return []
-    values = known_value(given)
-    if values is None:
-        raise call.unsupported("its scales are computed; make them constants")
-    return [float(scale) for scale in values]
 
 
 # ---- GridSample --------------------------------------------------------------------------------------------
@@ -116,9 +110,8 @@ def _read(x: Tensor, row: Tensor, column: Tensor, like: Tensor) -> Tensor:
     place = xp.where(inside, row * float(width) + column, 0.0)
     channels = xp.astype(xp.expand_dims(place, axis=1), np.int64)
     picks = broadcast_like(channels, like)
-    flat = emit("Reshape", [x, ints([0, 0, -1])], (*x.shape[:2], height * width))
-    indices = emit("Reshape", [picks, ints([0, 0, -1])], (*like.shape[:2], None))
-    found = reshape_like(xp.take_along_axis(flat, indices, axis=2), like)
+    pattern = (0, 0, -1)
+    found = reshape_like(xp.take_along_axis(fold(x, pattern), fold(picks, pattern), axis=2), like)
     return xp.where(xp.expand_dims(inside, axis=1), found, 0.0)
 
 

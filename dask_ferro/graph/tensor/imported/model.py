@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -23,13 +23,11 @@ from onnx.helper import make_tensor_value_info
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.dtypes import HALVES
-from dask_ferro.graph.model.external_data import Original
 from dask_ferro.graph.model.load import Loaded
+from dask_ferro.graph.model.original import Original
 from dask_ferro.graph.tensor.dims import sizes, written
-from dask_ferro.graph.tensor.from_model import Readable, needed_by, read, recorded, weight
-from dask_ferro.graph.tensor.imported.mixed_precision import WIDE
+from dask_ferro.graph.tensor.from_model import WIDE, Readable, needed_by, read, recorded, weight
 from dask_ferro.graph.tensor.imported.parameters import Stored, chosen, nearest, stored_weights
-from dask_ferro.graph.tensor.imported.rewrite import rewrite
 from dask_ferro.graph.tensor.tensor import Tensor, TensorSource, TensorType, asarray, bound_to, constant_of
 
 # A value of an input or a weight: a Tensor, or an array of any library that numpy reads.
@@ -177,15 +175,11 @@ class TensorModel:
         UnsupportedOp
             A node or an input that tensors cannot express.
         """
-        given, entries = params or {}, self._inputs(inputs)
-        types = {name: asarray(value).type for name, value in given.items()}
-        half = self._half(types, entries)
-        if problems := self._wrong(types, half):
+        given = {name: asarray(value, name=name) for name, value in (params or {}).items()}
+        if problems := self._wrong({name: value.type for name, value in given.items()}, HALVES):
             raise ConfigError(f"model {self.name!r}: params: {'; '.join(problems)}")
-        trained = {self.weights[name].initializer: asarray(value, name=name) for name, value in given.items()}
-        found = recorded(
-            self.readable, entries, weights=self._constants | trained, outputs=self.ends, half=half
-        ).outputs
+        weights = self._constants | {self.weights[name].initializer: value for name, value in given.items()}
+        found = recorded(self.readable, self._inputs(inputs), weights=weights, outputs=self.ends).outputs
         return found if len(self.ends) > 1 else found[self.ends[0]]
 
     def _inputs(self, given: Inputs) -> dict[str, Tensor]:
@@ -201,26 +195,15 @@ class TensorModel:
             given = dict(zip(names, values, strict=True))
         return {name: _bound(value) for name, value in given.items()}
 
-    def _half(self, params: Mapping[str, TensorType], inputs: Mapping[str, Tensor]) -> ir.DataType | None:
-        """Return the one half precision that values have in place of a wider dtype, if any."""
-        known, wanted = self.inputs, {name: stored.type for name, stored in self.weights.items()}
-        pairs = [(got, wanted.get(name)) for name, got in params.items()]
-        pairs += [(x.type, known.get(name)) for name, x in inputs.items()]
-        found = {got.dtype for got, own in pairs if own and got.dtype in HALVES and own.dtype in WIDE}
-        if len(found) > 1:
-            names = " and ".join(sorted(dtype.numpy().name for dtype in found))
-            raise ConfigError(f"model {self.name!r}: got {names}, wanted one of them; cast to one dtype")
-        return found.pop() if found else None
-
-    def _wrong(self, given: Mapping[str, TensorType], half: ir.DataType | None = None) -> list[str]:
-        """Return what is wrong with the names and types of values for weights; wide ones may be of half precision."""
+    def _wrong(self, given: Mapping[str, TensorType], halves: Set[ir.DataType] = frozenset()) -> list[str]:
+        """Return what is wrong with the names and types of values for weights; wide ones may be one of the `halves`."""
         problems = []
         for name, got in given.items():
             stored = self.weights.get(name)
             if stored is None:
                 problems.append(f"{name!r} is no weight; {nearest(name, self.weights)}")
             elif got != stored.type and not (
-                got.dtype == half and stored.type.dtype in WIDE and got.shape == stored.type.shape
+                got.dtype in halves and stored.type.dtype in WIDE and got.shape == stored.type.shape
             ):
                 swapped = got.shape == stored.type.shape[::-1] and len(got.shape) == 2
                 remedy = "; transpose it: this file's layout is (in, out)" if swapped else ""
@@ -288,7 +271,7 @@ class TensorModel:
         original = self.loaded.original
         assert original is not None
         stored = {self.weights[name].initializer: value for name, value in values.items()}
-        rewrite(original, stored, os.fspath(path), self._cut(original))
+        original.write(os.fspath(path), stored, self._cut(original))
 
     def _cut(self, original: Original) -> list[onnx.ValueInfoProto] | None:
         if self.ends == _ends(self.loaded):

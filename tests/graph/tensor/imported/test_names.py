@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from dask_ferro.graph.tensor.imported.names import is_counted, known_names
+from dask_ferro.graph.tensor.imported.parameters import is_counted, known_names
 from tests.each import every
 
 SCOPES = "pkg.torch.onnx.name_scopes"
