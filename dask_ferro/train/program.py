@@ -29,7 +29,7 @@ from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.pipeline.run import PipelineRun
 from dask_ferro.lower.ranks.call_outputs import CallOutputs, member_tuples
-from dask_ferro.lower.ranks.collection import Arrays
+from dask_ferro.lower.ranks.collection import Arrays, persist
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.ranks.sharded import ShardedArray, gather
 from dask_ferro.train.data.batch import Batch
@@ -218,7 +218,7 @@ class TrainingProgram(ABC):
         named = {str(i): array for i, array in enumerate(arrays.values())}
         names = dict(zip(arrays, named, strict=True))
         outputs = CallOutputs(member_tuples(named, [names[token] for token in apart], self._workers))
-        held = waiting(client).persist(outputs).arrays
+        held = persist(waiting(client), outputs).arrays
 
         def kept(leaf: Any) -> Any:
             return leaf if _lazy(leaf) is None else held[names[leaf.token]]

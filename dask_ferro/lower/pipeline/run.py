@@ -15,7 +15,7 @@ from dask_ferro.graph.pipeline.update import after
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.parts import PipelineParts
-from dask_ferro.lower.ranks.collection import ContentKeyed
+from dask_ferro.lower.ranks.collection import ContentKeyed, persist
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.sharded import ShardedArray, gather, merged, on_results, whole
 
@@ -88,8 +88,7 @@ class ForwardRun(ContentKeyed):
     def compute(self, **kwargs: Any) -> Any:
         """Return the result, of whole arrays; of a training step (loss, gradients), or with an optimizer a `Step`.
 
-        When a worker dies, the step runs again as a whole on those that are left, from data that the client sends again
-        where needed.
+        When a worker dies, the step runs again as a whole on those that are left.
 
         Parameters
         ----------
@@ -130,8 +129,9 @@ class PipelineRun(ForwardRun):
     def submit(self) -> Step:
         """Start a training step on the current client; return sharded arrays whose parts stay on their ranks.
 
-        They are Dask collections, and can be the parameters and state of the next call; their lineage is cut once it is
-        ``ferro.ranks.checkpoint-calls`` submissions long, unless the client is asynchronous: it cannot be waited for.
+        They are Dask collections, and can be the parameters and state of the next call.  Every
+        ``ferro.ranks.checkpoint-calls`` submissions that call fetches them, and sends them with its graph, so that Dask
+        need not keep the tasks before; not if the client is asynchronous: it cannot be waited for.
 
         Raises
         ------
@@ -147,7 +147,7 @@ class PipelineRun(ForwardRun):
             raise ConfigError(
                 "parallel: submit: there is no distributed client; create one, or call compute()"
             )
-        held = client.persist(self)
+        held = persist(client, self)
         return Step(held.loss, held.params, held.state)
 
 

@@ -37,10 +37,10 @@ from dask_ferro.lower.pipeline.run import ForwardRun, PipelineRun, of_micro_batc
 from dask_ferro.lower.pipeline.step_tasks import StepTasks
 from dask_ferro.lower.ranks.calls import CallGraph, RankFunction
 from dask_ferro.lower.ranks.collection import Arrays
-from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
+from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.ranks.repeat import successive_calls
 from dask_ferro.lower.ranks.spmd import Ranks
-from dask_ferro.lower.ranks.spmd_inputs import CallInputs, checked, feed
+from dask_ferro.lower.ranks.spmd_inputs import checked, feed
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
 
 
@@ -302,19 +302,18 @@ class BatchCall(RankFunction):
         for spmd in self._spmds:
             checked(spmd, {port.name: arrays[port.name] for port in spmd.inputs if port.name in arrays})
 
-    def tasks(self, name: str, inputs: CallInputs, there: Homes) -> CallGraph:
+    def tasks(self, name: str, arrays: Arrays) -> CallGraph:
         """Return the tasks of a call in the order of the schedule; each micro-batch has its graph."""
         spmd = self._steps[0].spmd
         whole = {port.name for port in spmd.inputs} - self.parts.batch
-        shared, below = self._steps[0].call(f"{name}_shared")
-        fed = [feed(shared, spmd, inputs, there, whole)]
+        shared = self._steps[0].call(f"{name}_shared")
+        feed(shared, spmd, arrays, whole)
         calls: list[RankCall] = []
         for i, (ranks, rows) in enumerate(zip(self._steps, _slices(self.counts), strict=True)):
-            call, own = ranks.call(f"{name}_{i}")
+            call = ranks.call(f"{name}_{i}")
             # Parameters are the same parts in every micro-batch, and in the graph once.
             call.share(shared)
-            fed.append(feed(call, ranks.spmd, inputs, there, self.parts.batch, rows))
-            below += own
+            feed(call, ranks.spmd, arrays, self.parts.batch, rows)
             call.write()
             calls.append(call)
         step = StepTasks(self.parts.schedule, calls, shared, spmd.outputs, self._share, name)
@@ -322,16 +321,16 @@ class BatchCall(RankFunction):
         places = step.places
         if self._end is not None:
             # After all actions: no action of another rank waits for the end of a step.
-            call, own = self._end.call(f"{name}_end", step.bound)
-            fed.append(feed(call, self._end.spmd, inputs, there, self.inputs))
-            below += own
+            call = self._end.call(f"{name}_end")
+            feed(call, self._end.spmd, arrays, self.inputs)
             for port in self._end.spmd.inputs:
                 if port.name in places:
-                    call.keep(port.parts, *zip(*places[port.name], strict=True))
+                    call.keep(port.parts, places[port.name])
             call.write()
+            calls.append(call)
             places = places | self._end.places(call)
-            step.update(call)
-        return CallGraph(step, places, fed, below, actions)
+            step.update(call, step.bound)
+        return CallGraph(step, places, [shared, *calls], actions)
 
 
 def _layouts(spmd: Spmd) -> set[tuple[str, Layout]]:

@@ -231,12 +231,12 @@ def test_what_does_not_fit_a_step_is_refused():
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("in_graph", [8 << 20, 0], ids=["inputs in the graph", "inputs that are sent"])
-def test_parameters_and_state_stay_on_their_ranks(four, monkeypatch, in_graph):
+@pytest.mark.parametrize("embedded", [8 << 20, 0], ids=["inputs inside tasks", "inputs that are tasks"])
+def test_parameters_and_state_stay_on_their_ranks(four, monkeypatch, embedded):
     net, step = training(Adam(0.01))
     batches = [net.batch(2 * M, seed) for seed in range(3)]
     first, *_, wanted = steps(step, batches, scheduler="sync")
-    monkeypatch.setattr("dask_ferro.lower.ranks.spmd_inputs.IN_GRAPH_BYTES", in_graph)
+    monkeypatch.setattr("dask_ferro.lower.ranks.spmd_tasks.EMBED_BYTES", embedded)
     alike(four.compute(step(batches[0])).result(timeout=WHOLE_S), first)
     homes, now = workers_of(four), {}
     for batch in batches:
@@ -264,7 +264,7 @@ def test_a_worker_that_dies_between_two_steps_changes_nothing(four, calls, plan)
         for number, batch in enumerate(batches):
             found = step(batch, **now).submit()
             now = {"params": found.params, "state": found.state}
-            assert max(array.made.calls for array in flat(found.params)) <= min(calls, number) + 1
+            assert max(array.depth for array in flat(found.params)) <= min(calls, number) + 1
             if number == 2:
                 wait(futures_of(flat(found.params)), timeout=WHOLE_S)
                 victim = sorted(four.nthreads())[1]
