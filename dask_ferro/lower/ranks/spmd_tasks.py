@@ -170,7 +170,7 @@ class RankCall(RankTasks):
         super().__init__()
         self.source, self.token = source, token
         self.below: dict[str, HighLevelGraph] = {}
-        self.extra: dict[str, TaskRef] = {}
+        self.extra: dict[str, Any] = {}
         # Tasks that compute nothing: inputs, and weights as they are.
         self.entries: set[Key] = set()
         # The place of each value, and by rank of the copies of an input's part.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
-import weakref
 from collections import Counter
 from functools import partial
 
@@ -93,20 +91,6 @@ def test_tokens_and_keys_are_of_the_content():
     assert tokenize(run) == tokenize(same) == tokenize(run.persist(scheduler="sync")) != tokenize(other)
     assert run.__dask_keys__() == same.__dask_keys__() != other.__dask_keys__()
     assert tokenize(run) != tokenize(training(Adam(0.02))[1](batch))
-
-
-@pytest.mark.parametrize("optimizer", [None, Adam(0.01)], ids=["gradients", "optimizer"])
-def test_what_is_kept_to_write_a_step_again_holds_neither_its_graph_nor_its_run(optimizer):
-    """The graph has futures of the step before, and the run its arrays: each step would keep all before it."""
-    net, step = training(optimizer)
-    run = step(net.batch(2 * M))
-    made = [array.made for array in flat(run.gradients)] + [run.loss.made]
-    made += [array.made for array in flat([run.params, run.state])] if optimizer is not None else []
-    graph, pipeline_run = weakref.ref(run.loss.graph), weakref.ref(run)
-    del run
-    gc.collect()
-    assert (graph(), pipeline_run()) == (None, None)
-    assert made[0].calls >= 1
 
 
 SPLIT = {
