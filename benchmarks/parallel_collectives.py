@@ -32,14 +32,14 @@ MIB = 2**20
 _runs = count()
 
 
-def ones(size: int, rank: int) -> np.ndarray:
+def ones(size: int, rank: int) -> tuple[np.ndarray]:
     """Return the term of a rank."""
-    return np.full(size, float(rank + 1), np.float32)
+    return (np.full(size, float(rank + 1), np.float32),)
 
 
-def last(value: Any) -> float:
+def last(value: tuple[np.ndarray]) -> float:
     """Return the last element, so that nothing else is sent to the client."""
-    return float((value[0] if isinstance(value, tuple) else value).reshape(-1)[-1])
+    return float(value[0].reshape(-1)[-1])
 
 
 class Terms:

@@ -361,9 +361,9 @@ _FIELDS: dict[str, Any] = {
     "ranks.checkpoint-calls": count(
         20,
         "Number of successive submissions of `ff.Ranks`, `ff.parallel` or groups of steps of `ff.fit`, after which"
-        " persisted results that are inputs of the next call lose their lineage: a dead worker costs at most this many"
-        " submissions, and the scheduler keeps the tasks of this many. The call waits for these results and copies each"
-        " to another worker. null: lineage is never cut.",
+        " persisted results that are inputs of the next call are fetched by the client, and sent with that call's"
+        " graph: a dead worker costs at most this many submissions, and the scheduler keeps the tasks of this many. The"
+        " call waits for these results. null: they are never fetched.",
         "calls",
         none="null",
     ),

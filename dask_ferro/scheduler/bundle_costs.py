@@ -233,10 +233,10 @@ class BundleCosts(Part):
         self._runs.clear()
 
     def task_changed(self, ts: TaskState, start: str, finish: str) -> None:
-        """Let a result of a bundle be picked anywhere, as the worker where the bundle ran is gone."""
+        """Let a bundle of ranks, and a task that picks from a bundle, run anywhere if its worker is gone."""
         if ts.key in self._runs and finish in _ENDS:
             self._end(ts.key, finish)
-        if finish == "no-worker" and is_pick(ts.run_spec):
+        if finish == "no-worker":
             prefer_no_worker(ts)
 
     def task_left(

@@ -297,9 +297,9 @@ def is_held(task: TaskState) -> bool:
 
 
 def prefer_no_worker(task: TaskState) -> None:
-    """Undo `prefer_worker`: a task that no worker runs is tried again only where its restrictions hold, even loose."""
-    if not _is_restricted_by_user(task):
-        task.worker_restrictions, task.loose_restrictions = None, False
+    """Drop loose restrictions: without a worker, a task is tried again only where even these hold."""
+    if task.loose_restrictions:
+        task.worker_restrictions, task.host_restrictions, task.loose_restrictions = None, None, False
 
 
 def _is_restricted_by_user(task: TaskState) -> bool:

@@ -124,7 +124,10 @@ class ClientPool:
 
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
         self._await_worker()
-        pieces = [unseen_content(opened, self._client), *(feed.at(0) for feed in feeds)]
+        pieces = [
+            unseen_content(opened.loaded, opened.ref.path, self._client),
+            *(feed.at(0) for feed in feeds),
+        ]
         return self._submit(partial(first_row, call), *pieces).result()
 
     def begin(
@@ -134,7 +137,7 @@ class ClientPool:
         # Another one in each call: Dask may still be cancelling the chunks of the call before.
         self._name = f"stream-{uuid4().hex}"
         self._await_worker()
-        content = unseen_content(opened, self._client)
+        content = unseen_content(opened.loaded, opened.ref.path, self._client)
         self._copy = None if content is None else self._submit(rows_of, content)
         self._whole = {i: self._submit(rows_of, f.at(0)) for i, f in enumerate(feeds) if not f.carries}
         blind = [(w, p) for w, p in ask_workers(self._client, unseen, paths).items() if p is not None]

@@ -27,6 +27,7 @@ from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.pipeline.run import Step
 from dask_ferro.lower.ranks.call_outputs import CallOutputs, member_tuples
+from dask_ferro.lower.ranks.collection import persist
 from dask_ferro.lower.ranks.sharded import ShardedArray
 from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS, STEP, Loss, Metrics, batch_graphs, own_inputs
@@ -214,7 +215,7 @@ class TrainingProgram:
         named = {str(i): array for i, array in enumerate(arrays.values())}
         names = dict(zip(arrays, named, strict=True))
         tuples = member_tuples(named, [names[token] for token in apart], self.pipeline.workers)
-        held = client.persist(CallOutputs(tuples)).arrays
+        held = persist(client, CallOutputs(tuples)).arrays
 
         def kept(leaf: Any) -> Any:
             return leaf if _lazy(leaf) is None else held[names[leaf.token]]

@@ -28,7 +28,6 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lock import Hold
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.run import Step
-from dask_ferro.lower.ranks.spmd_inputs import IN_GRAPH_BYTES
 from dask_ferro.stream.progress import bar
 from dask_ferro.train.data.batch import Batch, digest_of, rows_of
 from dask_ferro.train.data.source import Source
@@ -44,8 +43,9 @@ from dask_ferro.train.trees import check_reachable, named_leaves, values, whole
 from dask_ferro.train.update.update import UPDATED
 
 # With a client, the seconds that a group of steps takes, the bytes of parameters and state that it may hold on workers,
-# and the steps: each of them is written again where workers join meanwhile.  A group costs Dask some 20 ms.
-_GROUP_S, _GROUP_BYTES, _GROUP_STEPS = 0.25, 32 * 2**20, 64
+# those of its batches, which are in its graph, and the steps: each of them is written again where workers join
+# meanwhile.  A group costs Dask some 20 ms.
+_GROUP_S, _GROUP_BYTES, _BATCH_BYTES, _GROUP_STEPS = 0.25, 32 * 2**20, 8 * 2**20, 64
 # The fact that may change in a run that goes on from a checkpoint.
 _SETTINGS = "settings"
 
@@ -234,7 +234,7 @@ class Fit:
     def _most(self, batch: Batch) -> int:
         """Return how many steps with batches like this one may be in a group."""
         here = sum(value.nbytes for value in batch.values() if isinstance(value, np.ndarray))
-        return max(1, min(_GROUP_STEPS, _GROUP_BYTES // max(1, self._nbytes), IN_GRAPH_BYTES // max(1, here)))
+        return max(1, min(_GROUP_STEPS, _GROUP_BYTES // max(1, self._nbytes), _BATCH_BYTES // max(1, here)))
 
     def _submitted(self) -> Iterator[_Group]:
         """Submit the steps that are left, with early stopping those of an epoch; yield each group.

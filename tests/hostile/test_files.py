@@ -99,13 +99,13 @@ def test_the_copy_that_workers_are_sent_is_what_was_loaded(tmp_path: Path, mappe
     with dask.config.set({"ferro.limits.mapped-above": 0 if mapped else "128MiB"}):
         opened = ff.from_onnx(target)._opened
     before = target.read_bytes()
-    assert _content(opened).tobytes() == before
+    assert _content(opened.loaded, opened.ref.path).tobytes() == before
     changes(tmp_path, "model", target)["rewrite"]()
     if mapped:
         with pytest.raises(ff.ConfigError, match=r"model\.onnx' changed after the graph was built"):
-            _content(opened)
+            _content(opened.loaded, opened.ref.path)
     else:
-        assert _content(opened).tobytes() == before
+        assert _content(opened.loaded, opened.ref.path).tobytes() == before
 
 
 def test_a_damaged_copy_in_the_store_is_written_again(tmp_path: Path):

@@ -6,7 +6,6 @@ import os
 import sys
 
 import dask
-import dask.array
 import distributed
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from dask_ferro.train import leaving, trees
 from dask_ferro.train import training as training_module
 from tests.clusters import on_cluster
 from tests.train.nets import FSDP, PLANS, data, leaves, loss, params, ran, same_bits
-from tests.waiting import until
+from tests.waiting import WHOLE_S, until
 
 pytestmark = pytest.mark.cluster
 OPTIONS = {
@@ -212,51 +211,40 @@ def test_dask_arrays_are_read_by_the_workers(client):
     np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-6)
 
 
-def test_parts_that_were_lost_are_computed_again_for_a_checkpoint(client, tmp_path):
-    training = ff.fit(
-        loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, epochs=2, checkpoint=tmp_path
-    )
-    losses = []
-    for step in training:
-        losses.append(step.loss)
-        if step.index == 2:
-            # As after the death of the only worker that has them.
-            client.cancel([distributed.Future(key, client) for key in client.futures], force=True)
-            break
-    assert os.listdir(tmp_path) == ["step-000000000003"]
-    assert losses + [row[4] for row in ran(checkpoint=tmp_path)[0]] == [row[4] for row in ran()[0]]
-
-
+@pytest.mark.parametrize("calls", [20, 1], ids=["tasks of all steps", "parameters of the last step"])
 @pytest.mark.parametrize("plan", [None, PLANS["data"]], ids=["no plan", "data"])
-def test_batches_that_only_a_lost_worker_had_are_named(client, tmp_path, plan):
-    """Steps were written again for ever, twice as many for each step before."""
-
-    def on_a_worker(value):
-        future = client.scatter(value, hash=False)
-        return dask.array.from_delayed(dask.delayed(future), value.shape, value.dtype)
-
-    batch = {name: on_a_worker(value[:8]) for name, value in data().items()}
-    options = {"epochs": 12, "checkpoint": tmp_path, "every": 4, "plan": plan}
-    steps = iter(ff.fit(loss, params(), [batch], ff.optim.SGD(0.01), **options))
-    for _ in range(9):
-        next(steps)
-    client.cancel([distributed.Future(key, client) for key in client.futures], force=True)
-    with pytest.raises(ConfigError, match=r"lost with a worker, and so was data .* go on from a checkpoint"):
-        list(steps)
-    assert sorted(os.listdir(tmp_path))[-1] == "step-000000000008"
-
-
-def test_what_is_lost_while_it_is_made_again_is_made_again_once_more(client, monkeypatch):
-    """News of a dead worker's data comes key by key."""
-    training = ff.fit(loss, params(), data(), ff.optim.SGD(0.1), batch_size=8)
-    list(training)
-    array = training._now.params["first"]["weight"]
-    wanted = array.compute()
-    news = iter([{"one"}, {"another"}, set()])
-    monkeypatch.setattr(type(array), "lost_inputs", lambda self: next(news))
-    array.renew()
-    assert next(news, None) is None
-    np.testing.assert_array_equal(array.compute(), wanted)
+def test_a_training_goes_on_after_the_deaths_of_all_workers(calls, plan, tmp_path):
+    """One after the other; also where the parameters that died with them are to be written."""
+    wanted = [row[4] for row in ran(plan=plan)[0]]
+    with (
+        dask.config.set({"ferro.ranks.checkpoint-calls": calls}),
+        ff.LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as own,
+        distributed.Client(own) as client,
+    ):
+        training = ff.fit(
+            loss,
+            params(),
+            data(),
+            ff.optim.Adam(0.01),
+            batch_size=8,
+            epochs=2,
+            checkpoint=tmp_path,
+            plan=plan,
+        )
+        losses = []
+        for step in training:
+            losses.append(step.loss)
+            if step.index in (1, 2):
+                old, *_ = own.workers.values()
+                own.sync(old.close, timeout=WHOLE_S, nanny=False)
+                own.scale(len(own.workers) + 1)
+                until(lambda gone=old: gone.address not in client.nthreads(), "the worker to be missed")
+                client.wait_for_workers(2, timeout=WHOLE_S)
+            if step.index == 2:
+                break
+        assert os.listdir(tmp_path) == ["step-000000000003"]
+        losses += [row[4] for row in ran(checkpoint=tmp_path, plan=plan)[0]]
+    assert losses == wanted
 
 
 @pytest.mark.parametrize("size", [1, 5])

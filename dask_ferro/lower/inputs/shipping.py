@@ -1,7 +1,7 @@
-"""What a client sends straight to its workers: parts of arrays, and copies of a model whose path they cannot see.
+"""What a client asks its workers, and copies of a model whose path they cannot see.
 
-A copy is sent to the workers once, and is never in the graph.  Whether they see the path is asked once for each model
-and client.  A worker that joins later and does not see the path says so with a `ConfigError`.
+A copy is sent to the workers once, and is in no graph of a call.  Whether they see the path is asked once for each
+model and client.  A worker that joins later and does not see the path says so with a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -9,51 +9,50 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
+import dask
 import numpy as np
 import onnx_ir as ir
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.model.load import digest_of
+from dask_ferro.graph.model.load import Loaded, digest_of
 from dask_ferro.lower.layer import Feed, Key, of_future
 from dask_ferro.lower.portable import PortableCall
-from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.upstream import Alias, DataNode
 
 logger = logging.getLogger(__name__)
 # By client, as the workers of another cluster may see other paths.
 _asked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
-_KEYS_KEPT = 1000
-_sent: WeakKeyDictionary[Any, dict[str, ref[Any]]] = WeakKeyDictionary()
+# Dask warns of graphs above 10 MB.
+LARGE_GRAPHS = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
 
 
-class Sent(DataNode):
-    """A value that workers and this process hold: pickled, it is an alias of the workers' key.
+class ModelCopy(DataNode):
+    """A model's content that workers have while somebody holds its future: pickled, it is an alias of their key.
 
-    Tasks of this process are handed the value; the workers have it while somebody holds the future.
+    Tasks of this process get None, as they see the model's file.
     """
 
     __slots__ = ("future",)
-    # Inside a fused task its value would be sent.
+    # Inside a fused task None would be sent.
     block_fusion = True
 
-    def __init__(self, key: Key, value: Any, future: Any) -> None:
-        super().__init__(key, value)
+    def __init__(self, key: Key, future: Any) -> None:
+        super().__init__(key, None)
         self.future = future
 
-    def copy(self) -> Sent:
+    def copy(self) -> ModelCopy:
         """Return a copy of the node under the same key."""
-        return Sent(self.key, self.value, self.future)
+        return ModelCopy(self.key, self.future)
 
     def substitute(self, subs: dict[Any, Any], key: Any = None) -> Any:
         """Return the node under another key or, inside a fused task, an alias of the workers' key."""
         if key is not None:
-            return self if key == self.key else Sent(key, self.value, self.future)
+            return self if key == self.key else ModelCopy(key, self.future)
         return Alias(self.key, self.future.key) if self.key in subs else self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -61,52 +60,30 @@ class Sent(DataNode):
         return Alias, (self.key, self.future.key)
 
 
-def sent(key: str, value: Any, client: Any, *, workers: Sequence[str] | None = None) -> Feed:
-    """Send a value straight to the workers; its future stands in the graph under its own key.
+def copy_for(loaded: Loaded, path: str, client: Any) -> Feed | None:
+    """Return the content of a model as a task's result, or None when all workers see its path.
 
-    `key` names the content, so the same value is sent once while somebody holds it.  Each of `workers` (their
-    addresses) gets it; where one has left, or none is given, any worker may.
+    Dask has the content, and gives it to another worker where one is lost.
     """
-    known = _sent.setdefault(client, {})
-    future = known[key]() if key in known else None
-    if future is None or future.status != "finished":
-        if key not in known and len(known) >= _KEYS_KEPT:
-            del known[next(iter(known))]
-        there = [worker for worker in workers or () if worker in client.nthreads()]
-        # A new key each time: the release of an earlier one may be on its way, and would take this data with it.
-        name = f"{key}-{uuid4().hex[:8]}"
-        future = client.scatter({name: value}, workers=there or None, direct=True)[name]
-        known[key] = ref(future)
-    return of_future(future)
-
-
-def usable_here(feed: Feed, value: Any) -> Feed:
-    """Return a `sent` input with its value, so that a graph of it runs in this process too."""
-    key = feed.top
-    assert key is not None
-    return feed._replace(layers={key: {key: Sent(key, value, feed.layers[key][key])}})
-
-
-def copy_for(opened: PreparedModel, client: Any) -> Feed | None:
-    """Return the model's content on its way to the workers, or None when all of them see its path."""
-    content = unseen_content(opened, client)
+    content = unseen_content(loaded, path, client)
     if content is None:
         return None
-    # This process sees the file, so its own tasks need no copy.
-    return usable_here(sent(f"ferro-model-{opened.loaded.digest}", content, client), None)
+    # While somebody holds its future, it is the same task.  The function is one that workers have in any case.
+    with dask.config.set(LARGE_GRAPHS):
+        future = client.submit(np.asarray, content, key=f"ferro-model-{loaded.digest}")
+    return of_future(future)._replace(layers={future.key: {future.key: ModelCopy(future.key, future)}})
 
 
-def unseen_content(opened: PreparedModel, client: Any) -> np.ndarray[Any, Any] | None:
-    """Return the bytes of the model's file as it was loaded, or None when all workers see its path.
+def unseen_content(loaded: Loaded, path: str, client: Any) -> np.ndarray[Any, Any] | None:
+    """Return the bytes of a model's file as it was loaded, or None when all workers see its path.
 
     Raises
     ------
     ConfigError
         When the model has external data files, which do not travel, or the file was mapped and is another one by now.
     """
-    if _all_see(client, opened.ref.path):
+    if _all_see(client, path):
         return None
-    loaded, path = opened.loaded, opened.ref.path
     tensors = (value.const_value for value in loaded.model.graph.initializers.values())
     in_files = any(isinstance(t, ir.ExternalTensor) and str(t.path) != path for t in tensors)
     # A model in memory without files of its own was read from more than this one file.
@@ -115,16 +92,16 @@ def unseen_content(opened: PreparedModel, client: Any) -> np.ndarray[Any, Any] |
             f"model {path!r}: some workers cannot see it, and its weights lie in files of their own; put it on a file"
             " system that all workers share"
         )
-    return _content(opened)
+    return _content(loaded, path)
 
 
-def _content(opened: PreparedModel) -> np.ndarray[Any, Any]:
-    if opened.loaded.content is not None:
-        return np.frombuffer(opened.loaded.content, dtype=np.uint8)
-    content = np.fromfile(opened.ref.path, dtype=np.uint8)
-    if digest_of(content.data, opened.loaded.outputs) != opened.loaded.digest:
+def _content(loaded: Loaded, path: str) -> np.ndarray[Any, Any]:
+    if loaded.content is not None:
+        return np.frombuffer(loaded.content, dtype=np.uint8)
+    content = np.fromfile(path, dtype=np.uint8)
+    if digest_of(content.data, loaded.outputs) != loaded.digest:
         raise ConfigError(
-            f"model file {opened.ref.path!r} changed after the graph was built; build it again with ff.from_onnx"
+            f"model file {path!r} changed after the graph was built; build it again with ff.from_onnx"
         )
     return content
 

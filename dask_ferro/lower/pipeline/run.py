@@ -12,9 +12,9 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import Action
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.ranks.collection import ContentKeyed
+from dask_ferro.lower.ranks.collection import ContentKeyed, persist
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.sharded import Joining, ShardedArray, gather, merged, on_results, whole
+from dask_ferro.lower.ranks.sharded import ShardedArray, gather, join, merged, on_results
 
 Actions = Mapping[Key, tuple[Action, int]]
 
@@ -115,7 +115,7 @@ class PipelineRun(ContentKeyed):
         return "ferro-pipeline", [array.token for array in self._arrays]
 
     def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
-        joins = [Joining(a.port.layout, a.mesh.sizes, a.items) for a in self._arrays]
+        joins = [(a.items, a.port.layout, a.mesh.sizes) for a in self._arrays]
         return _whole_of, (joins, self._form.result)
 
     def persisted(self, graph: Mapping[Key, Any]) -> Self:
@@ -126,8 +126,7 @@ class PipelineRun(ContentKeyed):
     def compute(self, **kwargs: Any) -> Any:
         """Return the result.
 
-        When a worker dies, the step runs again as a whole on those that are left, from data that the client sends again
-        where needed.
+        When a worker dies, the step runs again as a whole on those that are left.
 
         Parameters
         ----------
@@ -140,8 +139,9 @@ class PipelineRun(ContentKeyed):
     def submit(self) -> Step:
         """Start a training step on the current client; return sharded arrays whose parts stay on their ranks.
 
-        They are Dask collections, and can be the parameters and state of the next call; their lineage is cut once it is
-        ``ferro.ranks.checkpoint-calls`` submissions long, unless the client is asynchronous: it cannot be waited for.
+        They are Dask collections, and can be the parameters and state of the next call.  Every
+        ``ferro.ranks.checkpoint-calls`` submissions that call fetches them, and sends them with its graph, so that Dask
+        need not keep the tasks before; not if the client is asynchronous: it cannot be waited for.
 
         Raises
         ------
@@ -157,7 +157,7 @@ class PipelineRun(ContentKeyed):
             raise ConfigError(
                 "parallel: submit: there is no distributed client; create one, or call compute()"
             )
-        return client.persist(self).lazy_step
+        return persist(client, self).lazy_step
 
     @property
     def lazy_step(self) -> Step:
@@ -170,9 +170,9 @@ def of_micro_batch(name: str, number: int) -> str:
     return f"{name}[{number}]"
 
 
-def _whole_of(results: Sequence[Any], joins: Sequence[Joining], form: Any) -> Any:
+def _whole_of(results: Sequence[Any], joins: Sequence[tuple[Any, ...]], form: Any) -> Any:
     """Return the result of a run from the parts of each of its arrays."""
-    return _result([whole(held, *how) for held, how in zip(results, joins, strict=True)], form)
+    return _result([join(held, *how) for held, how in zip(results, joins, strict=True)], form)
 
 
 def _result(arrays: Sequence[Any], form: Any) -> Any:

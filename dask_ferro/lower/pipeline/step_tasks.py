@@ -27,9 +27,9 @@ from dask_ferro.lower.pipeline.run import of_micro_batch
 from dask_ferro.lower.ranks.calls import CallGraph, RankFunction
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
+from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.ranks.spmd import Ranks
-from dask_ferro.lower.ranks.spmd_inputs import CallInputs, checked, feed
+from dask_ferro.lower.ranks.spmd_inputs import checked, feed
 from dask_ferro.lower.ranks.spmd_tasks import Home, PartPlace, RankCall, RankTasks
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.rank_functions import added, after, share
@@ -95,36 +95,35 @@ class BatchCall(RankFunction):
         for spmd in self._spmds:
             checked(spmd, {port.name: arrays[port.name] for port in spmd.inputs if port.name in arrays})
 
-    def tasks(self, name: str, inputs: CallInputs, there: Homes) -> CallGraph:
+    def tasks(self, name: str, arrays: Arrays) -> CallGraph:
         """Return the tasks of a call in the order of the schedule; each micro-batch has its graph."""
         spmd = self._steps[0].spmd
         whole = {port.name for port in spmd.inputs} - self.batch
-        shared, below = self._steps[0].call(f"{name}_shared")
-        fed = [feed(shared, spmd, inputs, there, whole)]
+        shared = self._steps[0].call(f"{name}_shared")
+        feed(shared, spmd, arrays, whole)
         calls: list[RankCall] = []
         for i, (ranks, rows) in enumerate(zip(self._steps, slices(self.rows), strict=True)):
-            call, own = ranks.call(f"{name}_{i}")
+            call = ranks.call(f"{name}_{i}")
             # Parameters are the same parts in every micro-batch, and in the graph once.
             call.share(shared)
-            fed.append(feed(call, ranks.spmd, inputs, there, self.batch, rows))
-            below += own
+            feed(call, ranks.spmd, arrays, self.batch, rows)
             call.write()
             calls.append(call)
         step = StepTasks(self.schedule, calls, shared, spmd.outputs, self._shares, name)
         places = step.places
         actions = {key: (action, step.home[key][0]) for key, action in step.action.items()}
         if self._end is not None:
-            # After all actions: no action of another rank waits for the end of a step.
-            call, own = self._end.call(f"{name}_end", step.bound)
-            fed.append(feed(call, self._end.spmd, inputs, there, inputs.arrays))
-            below += own
+            end = self._end.call(f"{name}_end")
+            feed(end, self._end.spmd, arrays, arrays)
             for port in self._end.spmd.inputs:
                 if port.name in places:
-                    call.keep(port.parts, *zip(*places[port.name], strict=True))
-            call.write()
-            places = places | self._end.places(call)
-            step.update(call)
-        return CallGraph(step, places, fed, below, actions)
+                    end.keep(port.parts, places[port.name])
+            end.write()
+            places = places | self._end.places(end)
+            # After all actions: no action of another rank waits for the end of a step.
+            step.update(end, step.bound)
+            calls.append(end)
+        return CallGraph(step, places, [shared, *calls], actions)
 
 
 class StepTasks(RankTasks):

@@ -6,7 +6,6 @@ client.persist(CallOutputs(member_tuples(out, ...))).arrays --> the outputs by n
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -17,7 +16,7 @@ from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.lower.ranks.collection import ContentKeyed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
-from dask_ferro.lower.ranks.sharded import CallTasks, Made, Memo, ShardedArray, Written, merged, on_results
+from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written, merged, on_results
 from dask_ferro.lower.ranks.spmd_tasks import PartPlace, grouped, picked
 from dask_ferro.lower.upstream import Task
 from dask_ferro.lower.worker.rank_functions import select_values
@@ -71,21 +70,9 @@ def member_tuples(
         Of the workers of the ranks.
     """
     token = tokenize([(name, array.token) for name, array in arrays.items()], sorted(apart))
-
-    # Not the arrays, whose tasks hold the results of the call before.
-    made = {name: array.made for name, array in arrays.items()}
-
-    def again(name: str, memo: Memo) -> ShardedArray:
-        if token not in memo:
-            rebuilt = {one: origin.again(memo) for one, origin in made.items()}
-            memo[token] = member_tuples(rebuilt, apart, where)
-        return memo[token][name]
-
     tasks = CallTasks(lambda there: _tuples(token, arrays, apart), where)
     return {
-        name: ShardedArray(
-            array.port, array.mesh, tasks, array.token, Made(partial(again, name), array.made.calls), name
-        )
+        name: ShardedArray(array.port, array.mesh, tasks, array.token, array.depth, name)
         for name, array in arrays.items()
     }
 
@@ -99,8 +86,8 @@ def _tuples(token: str, arrays: Mapping[str, ShardedArray], apart: Collection[st
     for name, array in arrays.items():
         written, top = calls[id(array.tasks)]
         member_of = (graph.layers[top].annotations or {}).get(MEMBER)
-        at[name], own_keys = [], written.keys[array.name]
-        for place in map(PartPlace, own_keys, written.items.get(array.name, (-1,) * len(own_keys))):
+        at[name] = []
+        for place in written.places[array.name]:
             member = None if member_of is None else member_of(place.key)._replace(order=0)
             # What all members may read, as a count of steps, takes its tuple along.
             at[name].append(((array.port.is_small or name in apart, member), place))
@@ -111,13 +98,13 @@ def _tuples(token: str, arrays: Mapping[str, ShardedArray], apart: Collection[st
         tasks[key], members[key] = Task(key, select_values, *picked(list(places))), group[1]
     annotations = {} if None in members.values() else {MEMBER: members.__getitem__}
     layer = f"spmd-outputs-{token}"
-    tops = {top for _, top in calls.values()}
     return Written(
-        token,
         HighLevelGraph(
             {**graph.layers, layer: MaterializedLayer(tasks, annotations=annotations)},
-            {**graph.dependencies, layer: tops},
+            {**graph.dependencies, layer: {top for _, top in calls.values()}},
         ),
-        {name: tuple(keys[group] for group, _ in of) for name, of in at.items()},
-        items={name: tuple(groups[group][place] for group, place in of) for name, of in at.items()},
+        {
+            name: [PartPlace(keys[group], groups[group][place]) for group, place in of]
+            for name, of in at.items()
+        },
     )

@@ -3,6 +3,9 @@
     arrays --tokens--> the name of the tasks;  --`feed`--> their inputs;  RankTasks --> a layer, a graph
 
 A graph of ranks (`spmd.Ranks`) is called, and so are the steps of a pipeline (`pipeline.staged`).
+
+Dask keeps the tasks that made a part, those of every step before, batches included.  So an input that depends on
+``ferro.ranks.checkpoint-calls`` submissions is fetched by the client, and goes on as an array of the call.
 """
 
 from __future__ import annotations
@@ -10,22 +13,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from dask.base import tokenize
-from dask.highlevelgraph import MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro import config
 from dask_ferro.graph.sharding.parts import Port
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.lower.client import live_client
-from dask_ferro.lower.ranks import checkpoint
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers, annotations_of
-from dask_ferro.lower.ranks.sharded import CallTasks, Made, Memo, ShardedArray, Written
-from dask_ferro.lower.ranks.spmd_inputs import Below, CallInputs, Fed, keys_read, stacked, tokens, travel_of
-from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankTasks
+from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written, gather
+from dask_ferro.lower.ranks.spmd_inputs import keys_read, tokens
+from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankCall, RankTasks
 
 
 class CallGraph(NamedTuple):
@@ -36,27 +39,22 @@ class CallGraph(NamedTuple):
     tasks : RankTasks
     places : mapping of str to sequence of PartPlace
         The place of each rank's part of each output.
-    fed : sequence of Fed
-        Its inputs.
-    below : sequence of Below
-        Other layers that it reads.
+    calls : sequence of RankCall
+        Those that have its inputs.
     actions : mapping
         A pipeline's action of each task, and its rank.
     """
 
     tasks: RankTasks
     places: Mapping[str, Sequence[PartPlace]]
-    fed: Sequence[Fed]
-    below: Sequence[Below] = ()
+    calls: Sequence[RankCall]
     actions: Mapping[Key, Any] = {}
 
-    def layers(self) -> list[Below]:
-        """Return the layers that it reads."""
-        return [*self.below, *(layer for one in self.fed for layer in one.below)]
-
-    def later(self, arrays: Arrays) -> dict[Key, Any]:
-        """Return the parts of inputs that were `LATER`, by the keys that the tasks have for them."""
-        return {key: value for one in self.fed for key, value in one.later(arrays).items()}
+    def graph(self, name: str, layer: MaterializedLayer) -> HighLevelGraph:
+        """Return the graph of a named layer on top of the graphs that the calls read from."""
+        below = dict(chain.from_iterable(call.below.items() for call in self.calls))
+        graph = HighLevelGraph.merge(*below.values())
+        return HighLevelGraph({**graph.layers, name: layer}, {**graph.dependencies, name: set(below)})
 
 
 class RankFunction(ABC):
@@ -83,7 +81,7 @@ class RankFunction(ABC):
         """Raise `ConfigError` for inputs that are unknown, or have another dtype or layout."""
 
     @abstractmethod
-    def tasks(self, name: str, inputs: CallInputs, there: Homes) -> CallGraph:
+    def tasks(self, name: str, arrays: Arrays) -> CallGraph:
         """Return the tasks of a call, with a name in their keys."""
 
     def __call__(self, arrays: Arrays) -> dict[str, ShardedArray]:
@@ -92,8 +90,8 @@ class RankFunction(ABC):
         Parameters
         ----------
         arrays : mapping of str to array, dask array or ShardedArray
-            All inputs, by name in the model that was sharded.  They are kept until the result's lineage is cut, to be
-            sent again after a worker's death: give each call arrays of its own.
+            All inputs, by name in the model that was sharded.  NumPy arrays are part of the graph: Dask sends them
+            again after a worker's death.  Do not write to them before the outputs are computed.
 
         Raises
         ------
@@ -102,56 +100,36 @@ class RankFunction(ABC):
 
         Notes
         -----
-        Where persisted inputs depend on ``ferro.ranks.checkpoint-calls`` successive calls or more, it waits
-        for them and cuts their lineage.
+        Where persisted inputs depend on ``ferro.ranks.checkpoint-calls`` successive calls or more, it waits for them
+        and fetches them: they are arrays of this call.
         """
         self.check(arrays)
-        return self._outputs(_shortened(arrays))
-
-    def _outputs(self, arrays: Arrays) -> dict[str, ShardedArray]:
-        # Data on workers are not held here, only their origin.
-        given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
+        arrays = _cut_lineage(arrays)
+        # As text: Dask's tokens of long nested sequences take longer than the rest of a call.
+        token = tokenize(self.identity, repr(sorted(tokens(arrays).items())))
+        tasks = CallTasks(partial(self._written, token, arrays), self.workers)
+        tasks.here()  # so that its errors are raised by the call
         # A call on the results of another one is submitted together with it, unless that was submitted already.
         sharded = [value for value in arrays.values() if isinstance(value, ShardedArray)]
-        calls = max((value.made.calls + value.tasks.is_fixed for value in sharded), default=1)
-        tasks = CallTasks(partial(self._written, arrays), self.workers)
-        token = tasks.here().token
-
-        def again(name: str, memo: Memo) -> ShardedArray:
-            if token not in memo:
-                memo[token] = self._outputs(
-                    {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
-                )
-            return memo[token][name]
-
+        depth = max((value.depth + value.tasks.is_fixed for value in sharded), default=1)
         return {
-            port.name: ShardedArray(
-                port, self.mesh, tasks, (token, port.name), Made(partial(again, port.name), calls)
-            )
+            port.name: ShardedArray(port, self.mesh, tasks, (token, port.name), depth)
             for port in self.outputs
         }
 
-    def _written(self, arrays: Arrays, there: Homes) -> Written:
+    def _written(self, token: str, arrays: Arrays, there: Homes) -> Written:
         """Return a call on arrays as a graph for these workers."""
-        told = tokens(arrays)
-        # As text: Dask's tokens of long nested sequences take longer than the rest of a call.
-        token = tokenize(self.identity, repr(sorted(told.items())))
-        travel = travel_of(arrays)
-        name = tokenize(token, travel.token, repr(keys_read(arrays)))
-        call = self.tasks(name, CallInputs(arrays, told, travel), there)
+        name = tokenize(token, repr(keys_read(arrays)))
+        call = self.tasks(name, arrays)
         layer = MaterializedLayer(call.tasks.tasks, annotations=annotations_of(call.tasks, there))
-        keys = {one: tuple(place.key for place in of) for one, of in call.places.items()}
-        items = {one: tuple(place.index for place in of) for one, of in call.places.items()}
-        return Written(token, stacked(f"spmd-{name}", layer, call.layers()), keys, call.actions, items)
+        return Written(call.graph(f"spmd-{name}", layer), call.places, call.actions)
 
 
-def _shortened(arrays: Arrays) -> Arrays:
-    """Return the inputs of a call, with the lineage cut of those that depend on too many calls."""
+def _cut_lineage(arrays: Arrays) -> Arrays:
+    """Return the inputs of a call, of which those that depend on too many submissions are arrays of this process."""
     client, most = live_client(), config.value("ranks.checkpoint-calls")
     if client is None or most is None:
         return arrays
     sharded = {name: value for name, value in arrays.items() if isinstance(value, ShardedArray)}
-    long = {
-        name: value for name, value in sharded.items() if value.made.calls >= most and value.tasks.is_fixed
-    }
-    return {**arrays, **(checkpoint.cut(long, client) if long else {})}
+    deep = {name: value for name, value in sharded.items() if value.depth >= most and value.tasks.is_fixed}
+    return {**arrays, **gather(deep, scheduler=client)} if deep else arrays

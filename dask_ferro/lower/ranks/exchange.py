@@ -1,10 +1,10 @@
-"""A bucket of collectives as tasks: the messages between ranks, their pieces, and the order of summation.
+"""A bucket of collectives as tasks: the messages between ranks, and the order of summation.
 
 An edge between tasks of two workers is the send, which the thread that computed the value does in a flow.
 
     star       every rank reads all terms and sums them itself.  One hop; each rank gets (n - 1) B.
     exchange   each rank sums a share of all terms' elements, and reads the shares of the others.  Each rank gets
-               2 (n - 1) / n B, in pieces: while one is summed the next is under way.
+               2 (n - 1) / n B.
 
 An exchange moves what a ring moves, in 2 hops where a ring takes 2 (n - 1).  Terms are summed by rank, whichever
 arrives first, and the form depends on kind, sizes and number of ranks alone: sums are the same bits from run to run.
@@ -13,8 +13,7 @@ Sizes are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import ceil
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from dask_ferro.engines.collectives import flat_piece, joined, piece, reduced, unflattened
@@ -23,11 +22,10 @@ from dask_ferro.graph.sharding.segments import Bucket
 Form = Literal["star", "exchange"]
 Key = Any
 
-# Bytes that an exchange must save each rank.  It has one hop more than a star, and n * n tasks that cut: of four
-# processes on two cores it took 3 to 5 ms more, for 40 kB as for 16 MB: it pays where links are slower than these.
+# Bytes that an exchange must save each rank.  It has one hop more than a star, and n * n tasks that cut.  An all-reduce
+# of 64 MiB over four processes took 0.34 s as an exchange and 0.49 s as a star, one of 4 MiB 82 ms and 41 ms
+# (benchmarks/results/parallel.json).
 _WORTH_EXCHANGING = 16 * 2**20
-# The largest piece of a share: a larger share is summed piece by piece.
-_PIECE_BYTES = 16 * 2**20
 
 
 class Name(NamedTuple):
@@ -46,7 +44,7 @@ class Collectives(NamedTuple):
     """The kind of a bucket, and the attributes of each of its collectives."""
 
     kind: str
-    attributes: tuple[Mapping[str, int | str], ...]
+    attributes: tuple[Mapping[str, Any], ...]
 
 
 class ExchangeTask(NamedTuple):
@@ -85,7 +83,7 @@ def exchange(
     name : Name
     bucket : Bucket
     given : sequence of key
-        The key of each rank's input: an array, or a tuple of arrays.
+        The key of each rank's input: a tuple of arrays.
     wanted : sequence of bool
         Whether a rank's result is read; where it is not, there is no task for it.
     """
@@ -109,25 +107,22 @@ def _star(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
 
 
 def _exchange(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
-    ref = Collectives(bucket.kind, bucket.attributes)
-    ranks = len(given)
-    is_whole = bucket.kind == "AllReduce"  # its elements can be cut into any number of pieces
-    each = max(1, ceil(bucket.nbytes / ranks / _PIECE_BYTES)) if is_whole else 1
-    count = ranks * each
+    ref, count = Collectives(bucket.kind, bucket.attributes), len(given)
+    owners = list(zip(bucket.ranks, given, strict=True))
     steps, sums = [], []
-    for part in range(count):
-        cuts = [name.key("cut", part, i) for i in range(ranks)]
+    for part, rank in enumerate(bucket.ranks):
+        cuts = [name.key("cut", part, i) for i in range(count)]
         steps += [
-            ExchangeTask(key, rank, share, (ref, part, count), (own,))
-            for key, rank, own in zip(cuts, bucket.ranks, given, strict=True)
+            ExchangeTask(key, owner, share, (ref, part, count), (own,))
+            for key, (owner, own) in zip(cuts, owners, strict=True)
         ]
         sums.append(name.key("sum", part))
-        steps.append(ExchangeTask(sums[-1], bucket.ranks[part // each], combined, (ref,), tuple(cuts)))
-    if not is_whole:
+        steps.append(ExchangeTask(sums[-1], rank, combined, (ref,), tuple(cuts)))
+    if bucket.kind != "AllReduce":
         return steps, tuple(sums)
-    results = tuple(name.key("whole", i) for i in range(ranks))
-    for key, rank, own in zip(results, bucket.ranks, given, strict=True):
-        steps.append(ExchangeTask(key, rank, gathered, (), (own, *sums)))
+    results = tuple(name.key("whole", i) for i in range(count))
+    for key, (owner, own) in zip(results, owners, strict=True):
+        steps.append(ExchangeTask(key, owner, gathered, (), (own, *sums)))
     return steps, results
 
 
@@ -135,54 +130,33 @@ def _exchange(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
 FORMS: Mapping[Form, Callable[[Name, Bucket, Sequence[Key]], _Tasks]] = {"star": _star, "exchange": _exchange}
 
 
-# The functions of the tasks.  A rank's input is a tuple of arrays, one per collective, or a single array as it is.
-
-
-def _each(given: Any) -> tuple[Any, ...]:
-    return given if isinstance(given, tuple) else (given,)
-
-
-def _rows(ref: Collectives, given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], tuple[Any, ...]]]:
-    """Yield the attributes of each collective, and the ranks' terms of it."""
-    return zip(ref.attributes, zip(*map(_each, given), strict=True), strict=True)
+# The functions of the tasks.  A rank's input is a tuple of arrays, one for each collective.
 
 
 def at_once(ref: Collectives, index: int, *given: Any) -> tuple[Any, ...]:
     """Return the results of the rank at `index`, from the terms of all ranks."""
-    return tuple(_at_once(ref.kind, how, index, terms) for how, terms in _rows(ref, given))
-
-
-def _at_once(kind: str, how: Mapping[str, Any], index: int, terms: Sequence[Any]) -> Any:
-    if kind == "AllGather":
-        return joined(terms, how["axis"])
-    if kind == "AllReduce":
-        return reduced(terms, how["reduction"])
-    pieces = [_share(kind, how, term, index, len(terms)) for term in terms]
-    return _combined(kind, how, pieces)
+    is_split = ref.kind not in ("AllReduce", "AllGather")
+    return combined(ref, *(share(ref, index, len(given), own) for own in given) if is_split else given)
 
 
 def share(ref: Collectives, index: int, count: int, given: Any) -> tuple[Any, ...]:
     """Return the share at `index` of `count` of a rank's arrays."""
-    pairs = zip(ref.attributes, _each(given), strict=True)
-    return tuple(_share(ref.kind, how, array, index, count) for how, array in pairs)
-
-
-def _share(kind: str, how: Mapping[str, Any], array: Any, index: int, count: int) -> Any:
-    if kind == "AllReduce":
-        return flat_piece(array, index, count)
-    return piece(array, how["split_axis" if kind == "AllToAll" else "axis"], index, count)
+    if ref.kind == "AllReduce":
+        return tuple(flat_piece(array, index, count) for array in given)
+    axis = "split_axis" if ref.kind == "AllToAll" else "axis"
+    pairs = zip(ref.attributes, given, strict=True)
+    return tuple(piece(array, how[axis], index, count) for how, array in pairs)
 
 
 def combined(ref: Collectives, *given: Any) -> tuple[Any, ...]:
-    """Return one share of all ranks' arrays, combined."""
-    return tuple(_combined(ref.kind, how, pieces) for how, pieces in _rows(ref, given))
-
-
-def _combined(kind: str, how: Mapping[str, Any], pieces: Sequence[Any]) -> Any:
-    return joined(pieces, how["concat_axis"]) if kind == "AllToAll" else reduced(pieces, how["reduction"])
+    """Return the arrays of all ranks, or one share of each, combined."""
+    rows = zip(ref.attributes, zip(*given, strict=True), strict=True)
+    if (axis := {"AllGather": "axis", "AllToAll": "concat_axis"}.get(ref.kind)) is not None:
+        return tuple(joined(terms, how[axis]) for how, terms in rows)
+    return tuple(reduced(terms, how["reduction"]) for how, terms in rows)
 
 
 def gathered(given: Any, *parts: Any) -> tuple[Any, ...]:
     """Return whole arrays, joined from their shares, in the shapes of this rank's input arrays."""
-    rows = zip(*map(_each, parts), strict=True)
-    return tuple(unflattened(row, own.shape) for own, row in zip(_each(given), rows, strict=True))
+    rows = zip(*parts, strict=True)
+    return tuple(unflattened(row, own.shape) for own, row in zip(given, rows, strict=True))

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from dask.base import tokenize
@@ -21,18 +20,11 @@ from dask_ferro.lower.ranks.calls import RankFunction
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, annotations_of
-from dask_ferro.lower.ranks.sharded import CallTasks, Made, Memo, ShardedArray, Written
-from dask_ferro.lower.ranks.spmd_inputs import (
-    IN_GRAPH_BYTES,
-    LATER,
-    CallInputs,
-    keys_read,
-    nbytes_of,
-    stacked,
-    tokens,
-)
-from dask_ferro.lower.ranks.spmd_tasks import Home, PartPlace, grouped
+from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written
+from dask_ferro.lower.ranks.spmd_inputs import LATER, keys_read, tokens
+from dask_ferro.lower.ranks.spmd_tasks import Home, PartPlace, grouped, picked
 from dask_ferro.lower.repeated import RepeatedTasks
+from dask_ferro.lower.worker.rank_functions import select_values
 
 Outputs = dict[str, ShardedArray]
 
@@ -49,10 +41,8 @@ def successive_calls(steps: RankFunction, each: Sequence[Arrays], follow: Mappin
         By input, the output of the call before.
     """
     outputs, rest = [steps(each[0])], each[1:]
-    arrays = list(chain.from_iterable(one.values() for one in rest))
-    is_here = all(isinstance(value, (np.ndarray, np.generic)) for value in arrays)
-    # Larger ones are sent to the workers, each by itself.
-    if len(rest) > 1 and is_here and sum(map(nbytes_of, rest)) <= IN_GRAPH_BYTES:
+    arrays = chain.from_iterable(one.values() for one in rest)
+    if len(rest) > 1 and all(isinstance(value, (np.ndarray, np.generic)) for value in arrays):
         for one in rest:
             steps.check(one)
         return outputs + _repeated(steps, outputs[0], rest, follow)
@@ -64,23 +54,18 @@ def successive_calls(steps: RankFunction, each: Sequence[Arrays], follow: Mappin
 def _repeated(
     steps: RankFunction, first: Outputs, rest: Sequence[Arrays], follow: Mapping[str, str]
 ) -> list[Outputs]:
-    start = {port.name: first[port.name].made for port in steps.results}
-    tasks = CallTasks(partial(_written, steps, first, rest, follow), steps.workers)
-    token = tasks.here().token
+    """Return the outputs of calls on `rest`, each on outputs of the one before, the first on those of `first`."""
+    kept = {name: first[end] for name, end in follow.items()}
+    told = [sorted(tokens(arrays).items()) for arrays in (kept, *rest)]
+    token = tokenize(steps.identity, repr(told))
+    tasks = CallTasks(partial(_written, steps, kept, rest, follow, token), steps.workers)
+    tasks.here()  # so that its errors are raised by the call
 
-    def again(name: str, memo: Memo) -> ShardedArray:
-        if token not in memo:
-            rebuilt = {one: made.again(memo) for one, made in start.items()}
-            outputs = _repeated(steps, rebuilt, rest, follow)
-            memo[token] = {array.name: array for one in outputs for array in one.values()}
-        return memo[token][name]
+    def output(end: str, number: int) -> ShardedArray:
+        one, name = first[end], _of_repeat(end, number)
+        return ShardedArray(one.port, one.mesh, tasks, (token, name), one.depth, name)
 
-    def output(port: Any, number: int) -> ShardedArray:
-        name = _of_repeat(port.name, number)
-        made = Made(partial(again, name), start[port.name].calls)
-        return ShardedArray(port, first[port.name].mesh, tasks, (token, name), made, name)
-
-    return [{port.name: output(port, number) for port in steps.results} for number in range(len(rest))]
+    return [{port.name: output(port.name, number) for port in steps.results} for number in range(len(rest))]
 
 
 def _of_repeat(name: str, number: int) -> str:
@@ -88,19 +73,22 @@ def _of_repeat(name: str, number: int) -> str:
 
 
 def _written(
-    steps: RankFunction, first: Outputs, rest: Sequence[Arrays], follow: Mapping[str, str], there: Homes
+    steps: RankFunction,
+    kept: Outputs,
+    rest: Sequence[Arrays],
+    follow: Mapping[str, str],
+    token: str,
+    there: Homes,
 ) -> Written:
-    """Return the tasks of calls on `rest`, each on outputs of the one before, the first on those of `first`."""
-    kept = {name: first[end] for name, end in follow.items()}
-    told = [sorted(tokens(arrays).items()) for arrays in (kept, *rest)]
-    token = tokenize(steps.identity, repr(told))
+    """Return the tasks of the repeats, whose first has the inputs `kept`."""
     name = tokenize(token, repr(keys_read(kept)))
-    call = steps.tasks(f"{name}-1", CallInputs({**dict.fromkeys(rest[0], LATER), **kept}), there)
+    call = steps.tasks(f"{name}-1", {**dict.fromkeys(rest[0], LATER), **kept})
     tasks, places = call.tasks, call.places
     carry: dict[Key, Key] = {}
-    for end in follow.values():
-        assert [place.index for place in places[end]] == list(first[end].items)
-        carry |= zip(first[end].keys, (place.key for place in places[end]), strict=True)
+    for start, end in follow.items():
+        before, after = kept[start].places, places[end]
+        assert [place.index for place in before] == [place.index for place in after]
+        carry |= {one.key: other.key for one, other in zip(before, after, strict=True)}
     # By rank and site, the places of its results, of whatever action.
     at: dict[str, list[tuple[Home, PartPlace]]] = {}
     for port in steps.results:
@@ -109,16 +97,16 @@ def _written(
         at[port.name] = list(zip(homes, places[port.name], strict=True))
     groups = grouped(at)
     keys = {
-        home: tasks.collect((f"spmd-ends-{name}", number), home, list(own))
+        home: tasks.add((f"spmd-ends-{name}", number), home, 0, select_values, *picked(list(own)))
         for number, (home, own) in enumerate(groups.items())
     }
-    inputs = [call.later(arrays) for arrays in rest]
+    inputs = [dict(chain.from_iterable(one.parts(arrays).items() for one in call.calls)) for arrays in rest]
     layer = RepeatedTasks(name, tasks.tasks, carry, inputs).layer(annotations_of(tasks, there))
-    of_keys: dict[str, tuple[Key, ...]] = {}
-    items: dict[str, tuple[int, ...]] = {}
-    for output, of in at.items():
-        for number in range(len(rest)):
-            one = _of_repeat(output, number)
-            of_keys[one] = tuple(keys[home] for home, _ in of)
-            items[one] = tuple(number * len(groups[home]) + groups[home][place] for home, place in of)
-    return Written(token, stacked(f"spmd-{name}", layer, call.layers()), of_keys, items=items)
+    ends = {
+        _of_repeat(output, number): [
+            PartPlace(keys[home], number * len(groups[home]) + groups[home][place]) for home, place in of
+        ]
+        for output, of in at.items()
+        for number in range(len(rest))
+    }
+    return Written(call.graph(f"spmd-{name}", layer), ends)

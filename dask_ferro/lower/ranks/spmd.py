@@ -5,8 +5,7 @@
 With a client, what is submitted together is one flow: its members are threads of the ranks' workers, and send each
 other what they read.  When a worker dies, the flow runs again, with the same results, since the order of every sum is
 fixed (`exchange`).  A `ShardedArray` may be an input of the next call without moving: the parameters of a training step
-stay on their workers, and their lineage is cut now and then (`checkpoint`).  Weights are mapped from the model's
-file.  `spmd_inputs` brings inputs to the workers.
+stay on their workers.  Weights are mapped from the model's file.
 
 A plan's stages, workers and devices are followed: a stage's nodes run on its workers, and a task requires its device
 class (where the scheduler plugin is installed).  Calls that follow each other may be submitted together, so
@@ -17,32 +16,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.engines.selection import check, support
 from dask_ferro.graph.cost.roofline import model_cost
 from dask_ferro.graph.ir.inference import infer
-from dask_ferro.graph.model.load import Loaded, load_own
+from dask_ferro.graph.model.load import load_own
 from dask_ferro.graph.model.self_contained import CHECKED
 from dask_ferro.graph.parallel.apply import Applied
 from dask_ferro.graph.sharding.parts import Spmd, holders_of
 from dask_ferro.graph.sharding.segments import Cut, is_collective
+from dask_ferro.lower.client import live_client
+from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.prepared.store import spool
 from dask_ferro.lower.ranks.calls import CallGraph, RankFunction
 from dask_ferro.lower.ranks.collection import Arrays
-from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
-from dask_ferro.lower.ranks.spmd_inputs import Below, CallInputs, checked, content_of, feed
-from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankCall, source
-from dask_ferro.lower.worker.models import ModelRef, limits, remember
-
-
-class _SpmdFile(NamedTuple):
-    """The part of an opened model that `copy_for` needs."""
-
-    loaded: Loaded
-    ref: ModelRef
+from dask_ferro.lower.ranks.rank_assignment import RankWorkers
+from dask_ferro.lower.ranks.spmd_inputs import checked, feed
+from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankCall, RankSource
+from dask_ferro.lower.upstream import TaskRef
+from dask_ferro.lower.worker.models import limits, remember
 
 
 class Ranks(RankFunction):
@@ -93,9 +88,9 @@ class Ranks(RankFunction):
         self.spmd, self.mesh, self.outputs, self.results = spmd, spmd.mesh, spmd.outputs, spmd.outputs
         own = [port for port in spmd.outputs if port.name in packed and len({*port.parts}) == spmd.mesh.ranks]
         self.packed = frozenset(chain.from_iterable(port.parts for port in own))
-        self._opened = _SpmdFile(loaded, remember(loaded, path))
         each = model_cost(loaded.model, infer(loaded.model)).seconds
-        self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact)
+        self._loaded = loaded
+        self.source = RankSource(loaded.model, remember(loaded, path), rows, each, exact)
         self.identity = tokenize(self.digest, exact, spmd.mesh.sizes)
         sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
         # Shared by calls: steps of a training follow each other in less time than a worker takes to join.
@@ -121,18 +116,22 @@ class Ranks(RankFunction):
         """The graph's segments and buckets."""
         return self.source.pieces
 
-    def tasks(self, name: str, inputs: CallInputs, there: Homes) -> CallGraph:
+    def tasks(self, name: str, arrays: Arrays) -> CallGraph:
         """Return the tasks of a call, with a name in their keys."""
-        call, below = self.call(name)
-        fed = feed(call, self.spmd, inputs, there)
+        call = self.call(name)
+        feed(call, self.spmd, arrays)
         call.write()
-        return CallGraph(call, self.places(call), [fed], below)
+        return CallGraph(call, self.places(call), [call])
 
-    def call(self, name: str, first: int = 0) -> tuple[RankCall, list[Below]]:
-        """Return a call without its inputs and tasks, which have orders from `first` on, and what else it reads."""
+    def call(self, name: str) -> RankCall:
+        """Return a call without its inputs and tasks."""
+        call, client = RankCall(self.source, name), live_client()
         # The model's content, for workers that cannot see its file.
-        extra, below = content_of(self._opened)  # type: ignore[arg-type]  # it asks for these two alone
-        return RankCall(self.source, name, extra, first), below
+        copy = None if client is None else copy_for(self._loaded, self.source.ref.path, client)
+        if copy is not None and copy.top is not None:
+            call.below[copy.top] = HighLevelGraph(copy.layers, copy.dependencies)
+            call.extra = {"copy": TaskRef(copy.source.at(0))}
+        return call
 
     def places(self, call: RankCall) -> dict[str, list[PartPlace]]:
         """Return the place of each rank's part of each output of a call."""
@@ -146,4 +145,4 @@ class Ranks(RankFunction):
     @property
     def digest(self) -> str:
         """The hash of the graph's content."""
-        return self._opened.ref.digest
+        return self.source.ref.digest

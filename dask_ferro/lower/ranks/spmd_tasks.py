@@ -19,19 +19,21 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
+from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.engines.selection import Support, first_engines, route
 from dask_ferro.graph.pipeline.action import FORWARD, KIND_NAMES
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
-from dask_ferro.graph.sharding.parts import Port
+from dask_ferro.graph.sharding.parts import Array, Spmd
 from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment, cut, is_collective
 from dask_ferro.lower.annotations import about
+from dask_ferro.lower.layer import EMBED_BYTES
+from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.models import ModelRef
 from dask_ferro.lower.worker.rank_functions import Picks, select_values
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
-from dask_ferro.trace import About
 
 G = TypeVar("G")
 # A rank, and where it is.
@@ -49,48 +51,37 @@ class PartPlace(NamedTuple):
 class RankSource:
     """The graph that a call computes: its model, the model's reference and pieces, each node's engines and seconds.
 
-    Attributes
-    ----------
-    segments, buckets : sequence of About
-        The trace annotation of each piece.
-    home : mapping of str to (int, NodePlacement)
-        The rank and the site that make each output of segments and buckets.
-    exact : bool
-        Whether bits must not depend on where the graph is cut.
+    With `exact`, bits do not depend on where the graph is cut.
     """
 
     model: ir.Model
     ref: ModelRef
-    pieces: Cut
     support: Sequence[Support]
     seconds: Sequence[float]
-    segments: Sequence[About]
-    buckets: Sequence[About]
-    home: Mapping[str, Home]
-    exact: bool
-    _bundles: dict[tuple[int, Picks], BundleRef] = field(default_factory=dict)
+    exact: bool = False
+    _bundles: dict[tuple[Any, ...], BundleRef] = field(default_factory=dict)
 
-    def segment_bundle(self, number: int, picks: Picks) -> BundleRef:
-        """Return the bundle of a segment that finds its inputs at these places; the same object for the same ones."""
-        found = self._bundles.get((number, picks))
-        if found is None:
-            segment = self.pieces.segments[number]
-            found = self.bundle(segment.inputs, segment.outputs, segment.nodes)._replace(picks=picks)
-            self._bundles[number, picks] = found
-        return found
+    @cached_property
+    def pieces(self) -> Cut:
+        """The graph's segments and buckets."""
+        return cut(self.model, seconds=self.seconds)
 
-    def bundle(self, inputs: Sequence[str], outputs: Sequence[str], nodes: Sequence[int]) -> BundleRef:
-        """Return the bundle of nodes, which reads its inputs in order."""
-        long = sum(self.seconds[position] for position in nodes) > WORTH_THREADS_S
-        return BundleRef(
-            tuple(inputs),
-            tuple(outputs),
-            first_engines(self.support, nodes) if self.exact else route(self.support, nodes),
-            tuple((i, -1) for i in range(len(inputs))),
-            parallel=self.exact or long,
-            down=tuple(range(len(outputs))),
-            exact=self.exact,
-        )
+    @cached_property
+    def about(self) -> Mapping[tuple[str, ...], tuple[Any, ...]]:
+        """The trace annotation of each piece, by what it makes."""
+        nodes = list(self.model.graph)
+        makers = {value.name: node for node in filter(is_collective, nodes) for value in node.outputs}
+        made = [(s.outputs, map(nodes.__getitem__, s.nodes), s.site) for s in self.pieces.segments]
+        made += [(b.makes[0], map(makers.__getitem__, b.makes[0]), b.site) for b in self.pieces.buckets]
+        return {names: tuple(about(own)._replace(stage=site.stage)) for names, own, site in made}
+
+    @cached_property
+    def home(self) -> Mapping[str, Home]:
+        """The rank and the site that make each output of segments and buckets."""
+        made = [(s.outputs, (s.rank, s.site)) for s in self.pieces.segments]
+        for b in self.pieces.buckets:
+            made += [(names, (rank, b.site)) for rank, names in zip(b.ranks, b.makes, strict=True)]
+        return {name: home for names, home in made for name in names}
 
     @cached_property
     def trains(self) -> bool:
@@ -109,35 +100,28 @@ class RankSource:
         """The values that anything reads, outputs of the graph included."""
         return frozenset(self.readers).union(value.name or "" for value in self.model.graph.outputs)
 
-
-def source(
-    model: ir.Model,
-    ref: ModelRef,
-    support: Sequence[Support],
-    seconds: Sequence[float],
-    *,
-    exact: bool = False,
-) -> RankSource:
-    """Return a sharded graph cut into segments and buckets, with the facts that calls need."""
-    pieces, nodes = cut(model, seconds=seconds), list(model.graph)
-    makers: dict[str | None, ir.Node] = {}
-    for node in filter(is_collective, nodes):
-        makers |= {value.name: node for value in node.outputs}
-    segments = [
-        about(map(nodes.__getitem__, segment.nodes))._replace(stage=segment.site.stage)
-        for segment in pieces.segments
-    ]
-    buckets = [
-        about(map(makers.__getitem__, bucket.makes[0]))._replace(stage=bucket.site.stage)
-        for bucket in pieces.buckets
-    ]
-    home: dict[str, Home] = {}
-    for segment in pieces.segments:
-        home |= dict.fromkeys(segment.outputs, (segment.rank, segment.site))
-    for bucket in pieces.buckets:
-        for rank, names in zip(bucket.ranks, bucket.makes, strict=True):
-            home |= dict.fromkeys(names, (rank, bucket.site))
-    return RankSource(model, ref, pieces, support, seconds, segments, buckets, home, exact)
+    def bundle(
+        self,
+        outputs: tuple[str, ...],
+        nodes: Sequence[int] = (),
+        inputs: tuple[str, ...] = (),
+        picks: Picks = (),
+    ) -> BundleRef:
+        """Return the bundle of nodes that finds its inputs at these places; the same object for the same ones."""
+        key = inputs, outputs, picks
+        if key not in self._bundles:
+            long = sum(self.seconds[position] for position in nodes) > WORTH_THREADS_S
+            engines = (first_engines if self.exact else route)(self.support, nodes)
+            self._bundles[key] = BundleRef(
+                inputs,
+                outputs,
+                engines,
+                picks,
+                parallel=self.exact or long,
+                down=tuple(range(len(outputs))),
+                exact=self.exact,
+            )
+        return self._bundles[key]
 
 
 class RankTasks:
@@ -157,16 +141,12 @@ class RankTasks:
         self.home[key], self.order[key] = home, order
         return key
 
-    def update(self, other: RankTasks) -> None:
-        """Add the tasks of another one."""
+    def update(self, other: RankTasks, first: int = 0) -> None:
+        """Add the tasks of another one, in its order from `first` on."""
         self.tasks |= other.tasks
         self.home |= other.home
-        self.order |= other.order
+        self.order |= {key: first + order for key, order in other.order.items()}
         self.about |= other.about
-
-    def collect(self, key: Key, home: Home, places: Sequence[PartPlace]) -> Key:
-        """Add a task that has values of one home as a tuple; return its key."""
-        return self.add(key, home, 0, select_values, *picked(places))
 
 
 class RankCall(RankTasks):
@@ -177,75 +157,84 @@ class RankCall(RankTasks):
     source : RankSource
     token : str
         The hash of graph and inputs.
-    extra : mapping, optional
+
+    Attributes
+    ----------
+    below : mapping of str to HighLevelGraph
+        The graphs that the tasks read from, by the last layer of each.
+    extra : mapping of str to TaskRef
         Keyword arguments of each bundle: the model's content, where workers cannot see its path.
-    first : int, optional
-        The order of the first tasks.
     """
 
-    def __init__(
-        self, source: RankSource, token: str, extra: Mapping[str, Any] | None = None, first: int = 0
-    ) -> None:
+    def __init__(self, source: RankSource, token: str) -> None:
         super().__init__()
-        self.source, self.token, self.extra, self.first = source, token, dict(extra or {}), first
+        self.source, self.token = source, token
+        self.below: dict[str, HighLevelGraph] = {}
+        self.extra: dict[str, Any] = {}
         # Tasks that compute nothing: inputs, and weights as they are.
         self.entries: set[Key] = set()
-        # The place of each value, and of each rank's own copy of an input that several have.
+        # The place of each value, and by rank of the copies of an input's part.
         self.places: dict[str, PartPlace] = {}
-        self._copies: dict[tuple[str, int], PartPlace] = {}
-        # The lowest rank of those that have a part of an input at one place.
-        self._holders: dict[tuple[str, PartPlace], int] = {}
+        self._copies: dict[str, dict[int, PartPlace]] = {}
         # The key of each value of a tuple that has one by itself.
         self._taken: dict[str, Key] = {}
         # Inputs without a task: they are inside the tasks that read them.
-        self._inline: dict[str, np.ndarray] = {}
-        # Inputs that are given when the tasks run.
-        self.later: list[Port] = []
+        self._inline: dict[str, Array] = {}
+        # Inputs that are given when the tasks run, and their rows that are read.
+        self._later: list[tuple[Spmd, slice | None]] = []
 
     def reader(self, name: str) -> NodePlacement:
         """Return the site of the first reader of a value."""
         return self.source.readers.get(name, UNPLACED)
 
-    def give(self, name: str, array: np.ndarray, rank: int, *, inline: bool = False) -> None:
-        """Add an input's part to the graph: as a task, or inside each task that reads it."""
-        if inline:
+    def give(self, name: str, array: Array, rank: int) -> None:
+        """Add an input's part to the graph: inside each task that reads it, or as a task if it is large."""
+        if array.nbytes <= EMBED_BYTES:
             self._inline[name] = array
         else:
             self.places[name] = PartPlace(self._entry("spmd-input", name, rank, same, array))
 
-    def expect(self, port: Port) -> None:
-        """Let the parts of an input be what is given when the tasks run, under the keys of their places."""
-        self.later.append(port)
-        self.places.update((name, PartPlace(self._key("spmd-input", name))) for name in port.parts)
+    def expect(self, spmd: Spmd, rows: slice | None) -> None:
+        """Let the parts of a graph's inputs be what is given when the tasks run, of these rows."""
+        self._later.append((spmd, rows))
+        for name in chain.from_iterable(port.parts for port in spmd.inputs):
+            self.places[name] = PartPlace(self._key("spmd-input", name))
 
-    def keep(self, parts: Sequence[str], keys: Sequence[Key], items: Sequence[int]) -> None:
-        """Add an input whose parts are there: each rank's by the part's name, its key and its position there."""
-        for rank, (name, *at) in enumerate(zip(parts, keys, items, strict=True)):
-            place = PartPlace(*at)
+    def parts(self, arrays: Arrays) -> dict[Key, Array]:
+        """Return the parts of expected inputs, by the keys that the tasks have for them."""
+        found: dict[Key, Array] = {}
+        for spmd, rows in self._later:
+            parts = spmd.split({port.name: take_rows(arrays[port.name], rows) for port in spmd.inputs})
+            found |= {self.places[name].key: value for name, value in parts.items()}
+        return found
+
+    def keep(self, parts: Sequence[str], places: Sequence[PartPlace]) -> None:
+        """Add an input whose parts are there: each rank's by the part's name, and its place."""
+        for rank, (name, place) in enumerate(zip(parts, places, strict=True)):
             self.places.setdefault(name, place)
-            self._copies[name, rank] = place
-            self._holders.setdefault((name, place), rank)
+            self._copies.setdefault(name, {})[rank] = place
 
     def share(self, other: RankCall) -> None:
         """Use the inputs of another call of the same graph."""
         self.places.update(other.places)
         self._copies.update(other._copies)
-        self._holders.update(other._holders)
         self._inline.update(other._inline)
 
     def write(self) -> None:
         """Build the tasks of all segments and buckets; every input must have its place."""
-        pieces = self.source.pieces
+        pieces, keys = self.source.pieces, []
         for number, segment in enumerate(pieces.segments):
+            # Dask learns durations by the name before the token: forwards and backwards take different times.
+            action = segment.site.action
+            keys.append(self._key("spmd-segment" if action is None else KIND_NAMES[action[-1]], number))
             several = len(segment.outputs) > 1
-            key = self._segment_key(number)
             for i, name in enumerate(segment.outputs):
-                self.places[name] = PartPlace(key, i if several else -1)
+                self.places[name] = PartPlace(keys[-1], i if several else -1)
         # In the order of buckets, of which one may read the results of others.
         for number, bucket in enumerate(pieces.buckets):
             self._bucket(number, bucket)
-        for number, segment in enumerate(pieces.segments):
-            self._segment(number, segment)
+        for key, segment in zip(keys, pieces.segments, strict=True):
+            self._segment(key, segment)
 
     def ends(self, holder: Mapping[str, int], packed: Collection[str] = ()) -> dict[str, PartPlace]:
         """Return the place of each output, given the rank that has it: a key of its own, but where it is packed."""
@@ -286,34 +275,33 @@ class RankCall(RankTasks):
             return self._inline[name]
         # A weight that is read as it is gets a task of its own.
         if name not in self.places:
-            bundle = self.source.bundle((), (name,), ())
+            bundle = self.source.bundle((name,))
             call = run_bundle, self.source.ref, bundle
             self.places[name] = PartPlace(self._entry("spmd-weight", name, rank, *call, **self.extra))
-        return self._copies.get((name, rank), self.places[name])
+        return self._copies.get(name, {}).get(rank, self.places[name])
 
     def _home(self, name: str, place: PartPlace, reader: Home) -> Home:
         """Return where a value is: an input is with its first reader, of the lowest rank that has the same part."""
-        return self.source.home.get(name) or (
-            self._holders.get((name, place), reader[0]),
-            self.reader(name),
-        )
+        if name in self.source.home:
+            return self.source.home[name]
+        ranks = (rank for rank, at in self._copies.get(name, {}).items() if at == place)
+        return next(ranks, reader[0]), self.reader(name)
 
     def _by_itself(self, name: str, place: PartPlace, home: Home) -> Key:
         """Return the key of a value of a tuple by itself, which a task takes from it where the tuple is."""
         if name not in self._taken:
             key = self._taken[name] = self._key("spmd-value", name)
-            order = self.order.get(place.key, self.first) - self.first
-            self._task(key, home, order, getitem, TaskRef(place.key), place.index)
+            self.add(key, home, self.order.get(place.key, 0), getitem, TaskRef(place.key), place.index)
         return self._taken[name]
 
     # Pieces.
 
-    def _segment(self, number: int, segment: RankSegment) -> None:
-        key, home = self._segment_key(number), (segment.rank, segment.site)
+    def _segment(self, key: Key, segment: RankSegment) -> None:
+        home = segment.rank, segment.site
         picks, arguments = self.reads(segment.inputs, home)
-        bundle = self.source.segment_bundle(number, picks)
-        self._task(key, home, segment.before, run_bundle, self.source.ref, bundle, *arguments, **self.extra)
-        self.about[key] = tuple(self.source.segments[number])
+        bundle = self.source.bundle(segment.outputs, segment.nodes, segment.inputs, picks)
+        self.add(key, home, segment.before, run_bundle, self.source.ref, bundle, *arguments, **self.extra)
+        self.about[key] = self.source.about[segment.outputs]
 
     def _bucket(self, number: int, bucket: Bucket) -> None:
         name = Name(bucket.kind.lower(), self.token, number)
@@ -321,23 +309,17 @@ class RankCall(RankTasks):
         for i, (names, rank) in enumerate(zip(bucket.reads, bucket.ranks, strict=True)):
             home = rank, bucket.site
             picks, arguments = self.reads(names, home)
-            terms.append(name.key("terms", i))
-            self._task(terms[-1], home, number, select_values, picks, *arguments)
+            terms.append(self.add(name.key("terms", i), home, number, select_values, picks, *arguments))
         are_read = [not self.source.read.isdisjoint(names) for names in bucket.makes]
         steps, results = exchange(name, bucket, terms, are_read)
         for step in steps:
             home = step.rank, bucket.site
-            self._task(step.key, home, number, step.call, *step.constants, *map(TaskRef, step.reads))
-            self.about[step.key] = tuple(self.source.buckets[number])
+            self.add(step.key, home, number, step.call, *step.constants, *map(TaskRef, step.reads))
+            self.about[step.key] = self.source.about[bucket.makes[0]]
         for key, names in zip(results, bucket.makes, strict=True):
             self.places.update((one, PartPlace(key, i)) for i, one in enumerate(names))
 
-    # Tasks.
-
-    def _segment_key(self, number: int) -> Key:
-        # Dask learns durations by the name before the token: forwards and backwards take different times.
-        action = self.source.pieces.segments[number].site.action
-        return self._key("spmd-segment" if action is None else KIND_NAMES[action[-1]], number)
+    # Keys.
 
     def _key(self, what: str, which: int | str) -> Key:
         # Values by their names: how many tasks a call has depends on how its inputs reach it.
@@ -346,16 +328,10 @@ class RankCall(RankTasks):
     def _entry(
         self, what: str, name: str, rank: int, call: Callable[..., Any], *of: Any, **by_name: Any
     ) -> Key:
-        """Build a task that computes nothing, on the rank that reads its value first; return its key."""
-        key = self._key(what, name)
-        self._task(key, (rank, self.reader(name)), 0, call, *of, **by_name)
+        """Add a task that computes nothing, on the rank that reads its value first; return its key."""
+        key = self.add(self._key(what, name), (rank, self.reader(name)), 0, call, *of, **by_name)
         self.entries.add(key)
         return key
-
-    def _task(
-        self, key: Key, home: Home, order: int, call: Callable[..., Any], *of: Any, **by_name: Any
-    ) -> None:
-        self.add(key, home, self.first + order, call, *of, **by_name)
 
 
 def picked(places: Sequence[PartPlace]) -> tuple[Any, ...]:
@@ -376,6 +352,11 @@ def grouped(of: Mapping[str, Sequence[tuple[G, PartPlace]]]) -> dict[G, dict[Par
 def same(array: Any) -> Any:
     """Return an input's part."""
     return array
+
+
+def take_rows(array: Any, rows: slice | None) -> Any:
+    """Return rows of an array; all of it if they are None."""
+    return array if rows is None else array[rows]
 
 
 def _is_with(one: Home, other: Home) -> bool:

@@ -54,24 +54,21 @@ def inner_tasks(client, compute):
         client.unregister_worker_plugin(InnerTasks.name)
 
 
-def killed_in_a_flow(client, begin, stands_still=True):
+def killed_in_a_flow(client, begin):
     """Kill a worker in the midst of what `begin` starts, a future, which is returned.
 
-    The worker stands still from the start, so that it has work to do when it dies.  One that is sent inputs at the
-    start cannot, and may have ended by then.
+    The worker stands still from the start, so that it has work to do when it dies.
     """
     pids = client.run(os.getpid)
     victim = sorted(pids)[1]
     # A worker that has just joined takes part once the scheduler knows where it listens.
     until(lambda: client.run_on_scheduler(take_part), "the workers' hubs")
-    if stands_still:
-        os.kill(pids[victim], signal.SIGSTOP)
+    os.kill(pids[victim], signal.SIGSTOP)
     started = begin()
     until(lambda: started.done() or client.processing([victim])[victim], "a member on the worker", every=0.01)
-    if stands_still:
-        # The others go on, as far as they do without it.
-        time.sleep(0.2)
-        assert not started.done()
+    # The others go on, as far as they do without it.
+    time.sleep(0.2)
+    assert not started.done()
     os.kill(pids[victim], signal.SIGKILL)
     until(lambda: victim not in client.nthreads(), "the worker to be missed", every=0.01)
     return started
@@ -92,7 +89,7 @@ def shares_of(run, stages, ranks=1):
     told = {}
     for layer in written.graph.layers.values():
         told |= {key: layer.annotations[MEMBER](key) for key in layer}
-    wanted = {key for keys in written.keys.values() for key in keys}
+    wanted = {place.key for places in written.places.values() for place in places}
     facts = CostFacts(lambda key: None, lambda key: None, lambda key: None, count, inf, inf, members=count)
     made = rewritten(written.graph.to_dict(), wanted, {MEMBER: told}, facts).graph
     found = filter(None, map(share_of, made.values()))

@@ -115,24 +115,24 @@ def test_workers_that_cannot_be_the_stages_are_refused(four, workers, said):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("schedule", "in_graph"),
+    ("schedule", "embedded"),
     [
         pytest.param("1f1b", 2 << 20, id="whole backwards"),
         pytest.param("zb-h1", 2 << 20, id="split backwards"),
-        pytest.param("1f1b", 0, id="inputs that are lost and sent again"),
+        pytest.param("1f1b", 0, id="inputs that are tasks"),
     ],
 )
 def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
-    four, monkeypatch, schedule, in_graph
+    four, monkeypatch, schedule, embedded
 ):
-    monkeypatch.setattr("dask_ferro.lower.ranks.spmd_inputs.IN_GRAPH_BYTES", in_graph)
+    monkeypatch.setattr("dask_ferro.lower.ranks.spmd_tasks.EMBED_BYTES", embedded)
     net = mlp(layers=8, width=64)
     step = parallel(net.loss, params=net.params, stages=4, micro_batches=24, schedule=schedule)
     run = step(net.batch(24 * 8, seed=7))
     wanted = run.compute(scheduler="sync")
     with ThreadPoolExecutor(1) as pool:
         begin = partial(pool.submit, run.compute, scheduler=four)
-        loss, grads = killed_in_a_flow(four, begin, stands_still=in_graph > 0).result(timeout=60)
+        loss, grads = killed_in_a_flow(four, begin).result(timeout=60)
     np.testing.assert_array_equal(loss, wanted[0])
     for got, value in zip(grads, wanted[1], strict=True):
         np.testing.assert_array_equal(got["w"], value["w"])
@@ -141,9 +141,9 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("in_graph", [2 << 20, 0])
-def test_parameters_stay_on_their_stages_from_step_to_step(four, monkeypatch, in_graph):
-    monkeypatch.setattr("dask_ferro.lower.ranks.spmd_inputs.IN_GRAPH_BYTES", in_graph)
+@pytest.mark.parametrize("embedded", [2 << 20, 0])
+def test_parameters_stay_on_their_stages_from_step_to_step(four, monkeypatch, embedded):
+    monkeypatch.setattr("dask_ferro.lower.ranks.spmd_tasks.EMBED_BYTES", embedded)
     net, optimizer = mlp(layers=4, width=64), Adam(0.01)
     batches = [net.batch(2 * M, seed) for seed in range(3)]
     step = parallel(
@@ -177,9 +177,7 @@ def flat(tree):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("in_graph", [8 << 20, 0], ids=["inputs in the graph", "inputs that are sent"])
-def test_a_run_is_written_again_for_another_client_and_for_none(four, monkeypatch, in_graph):
-    monkeypatch.setattr("dask_ferro.lower.ranks.spmd_inputs.IN_GRAPH_BYTES", in_graph)
+def test_a_run_is_written_again_for_another_client_and_for_none(four):
     net = mlp(layers=4, width=32)
     step = parallel(net.loss, params=net.params, stages=2, micro_batches=M)
     with written_for(None):

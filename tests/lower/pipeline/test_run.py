@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from itertools import chain
 
 import dask
 import numpy as np
 import onnx.parser
 import pytest
-from dask.highlevelgraph import MaterializedLayer
 from distributed import Client, LocalCluster, futures_of, wait
 
 from dask_ferro.errors import ConfigError
@@ -17,10 +15,8 @@ from dask_ferro.flow.run import MEMBER
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument
-from dask_ferro.lower.inputs.shipping import Sent
 from dask_ferro.lower.pipeline.parallel import parallel
-from dask_ferro.lower.ranks import rank_assignment, spmd_inputs
-from dask_ferro.lower.ranks.sharded import GONE
+from dask_ferro.lower.ranks import rank_assignment, spmd_tasks
 from tests.graph.pipeline.nets import mlp
 from tests.lower.pipeline.runs import M, alike, flat
 from tests.waiting import WHOLE_S, until
@@ -52,22 +48,6 @@ def keys_of(run):
     return set(dask.core.flatten(run.__dask_keys__()))
 
 
-def sent_nodes(run):
-    layers = [layer.mapping for layer in run.__dask_graph__().layers.values()]
-    return [value for mapping in layers for value in mapping.values() if isinstance(value, Sent)]
-
-
-def arrays_in(run):
-    """The bytes of all arrays inside the tasks of a run."""
-    tasks = chain.from_iterable(
-        layer.mapping.values()
-        for layer in run.__dask_graph__().layers.values()
-        if isinstance(layer, MaterializedLayer)
-    )
-    found = chain.from_iterable(getattr(task, "args", ()) for task in tasks if not isinstance(task, Sent))
-    return sum(one.nbytes for one in found if isinstance(one, np.ndarray))
-
-
 # ---- keys --------------------------------------------------------------------------------------------------
 
 
@@ -82,14 +62,9 @@ def test_pipelines_that_differ_in_what_carries_the_batch_share_no_key():
     assert both.compute(scheduler="sync")[0, 0] == 7
 
 
-@pytest.mark.parametrize(
-    ("rows", "in_graph"),
-    [(8, 8 << 20), (20_000, 8 << 20), (8, 0)],
-    ids=["inside the tasks", "in the graph", "sent"],
-)
-def test_tasks_written_without_a_client_and_for_one_share_the_cluster(two, monkeypatch, rows, in_graph):
-    """A collection submitted by name, and computed on the same client: inputs reach its tasks in other ways."""
-    monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", in_graph)
+@pytest.mark.parametrize("rows", [8, 20_000], ids=["inside the tasks", "as tasks"])
+def test_tasks_written_without_a_client_and_for_one_share_the_cluster(two, rows):
+    """A collection submitted by name, and computed on the same client."""
     run = three_outputs()(np.ones((rows, 64), np.float32))
     early = two.compute(run)
     held = two.persist(run)
@@ -99,10 +74,7 @@ def test_tasks_written_without_a_client_and_for_one_share_the_cluster(two, monke
 
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["gradients", "optimizer"])
-def test_no_key_is_of_two_tasks_if_two_clients_write_a_step(two, monkeypatch, caplog, optimizer):
-    """Batch and gradients reach the optimizer's step as they reached the step that it goes on from."""
-    monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 8 << 10)
-    monkeypatch.setattr(spmd_inputs, "INLINE_BYTES", 4 << 10)
+def test_no_key_is_of_two_tasks_if_two_clients_write_a_step(two, caplog, optimizer):
     net, step = training(optimizer)
     run = step(net.batch(32 * M))
     wanted = run.compute(scheduler="sync")
@@ -115,30 +87,33 @@ def test_no_key_is_of_two_tasks_if_two_clients_write_a_step(two, monkeypatch, ca
 # ---- inputs ------------------------------------------------------------------------------------------------
 
 
-def test_a_large_batch_is_sent_however_small_its_micro_batches_are(two, monkeypatch):
-    monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 64 << 10)
-    x = argument("x", ("N", 64), "float32")
-    step = parallel({"y": nn.relu(x)}, stages=1, micro_batches=16, schedule="gpipe")
-    batch = np.ones((1024, 64), np.float32)  # 256 KiB; 16 KiB each
-    with two.as_current():
-        run = step(batch)
-        assert len(sent_nodes(run)) == 16
-        assert arrays_in(run) == 0
-        alike(run.compute(scheduler=two), batch)
+def test_an_input_is_inside_the_tasks_that_read_it_or_one_task(monkeypatch):
+    net, step = training()
+    batch = net.batch(2 * M)
+    inside = step(batch)
+    assert inputs_of(inside) == 0
+    monkeypatch.setattr(spmd_tasks, "EMBED_BYTES", 0)
+    apart = step(batch)
+    assert inputs_of(apart) > 0
+    alike(apart.compute(scheduler="sync"), inside.compute(scheduler="sync"))
 
 
-@pytest.mark.parametrize("forwards", [True, False], ids=["forwards", "gradients"])
-def test_a_call_whose_inputs_were_sent_is_computed_by_daskes_other_schedulers_too(two, monkeypatch, forwards):
-    monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 0)
-    net, trained = training()
-    step, batch = (three_outputs(), np.ones((8, 64), np.float32)) if forwards else (trained, net.batch(2 * M))
-    wanted = step(batch).compute(scheduler="sync")
-    with two.as_current():
-        run = step(batch)
-        assert sent_nodes(run)
-        alike(dask.compute(run, scheduler="sync")[0], wanted)
-        alike(run.persist(scheduler="sync").compute(scheduler="sync"), wanted)
-        alike(two.compute(run).result(timeout=WHOLE_S), wanted)
+def inputs_of(run):
+    """The number of tasks of a run that are inputs."""
+    return sum(str(key[0]).startswith("spmd-input") for key in run.__dask_graph__().to_dict())
+
+
+def test_what_a_worker_had_is_computed_again_from_the_arrays_in_the_graph():
+    with (
+        LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        held = client.persist(three_outputs()(np.ones((20_000, 64), np.float32)))
+        wait(futures_of(held), timeout=WHOLE_S)
+        worker = next(iter(cluster.workers.values()))
+        cluster.sync(worker.close, timeout=WHOLE_S, nanny=False)
+        found = held.compute()
+    assert {name: float(array[0, 0]) for name, array in found.items()} == {"h": 2, "s": 4, "r": 6}
 
 
 # ---- workers and clients -----------------------------------------------------------------------------------
@@ -166,27 +141,6 @@ def homes_of(run):
     graph = run.__dask_graph__()
     layers = [layer for layer in graph.layers.values() if MEMBER in (layer.annotations or {})]
     return {layer.annotations[MEMBER](key).worker for layer in layers for key in layer}
-
-
-def test_inputs_that_were_lost_before_a_call_is_submitted_are_sent_again(monkeypatch):
-    monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 0)
-    monkeypatch.setattr(rank_assignment, "LOOKED_UP_S", 0.0)
-    net, step = training()
-    batch = net.batch(2 * M)
-    wanted = step(batch).compute(scheduler="sync")
-    with (
-        LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
-        run = step(batch)
-        keys = keys_of(run)
-        sent = [node.future for node in sent_nodes(run)]
-        worker = next(iter(cluster.workers.values()))
-        cluster.sync(worker.close, timeout=WHOLE_S, nanny=False)
-        until(lambda: any(future.status in GONE for future in sent), "the client to know what was lost")
-        until(lambda: worker.address not in client.nthreads(), "the worker to be missed")
-        alike(client.compute(run).result(timeout=WHOLE_S), wanted)
-        assert keys_of(run) == keys
 
 
 # ---- what Dask makes of it ---------------------------------------------------------------------------------
