@@ -14,7 +14,7 @@ import argparse
 import dask
 import dask.array as da
 import numpy as np
-from distributed import Client
+from dask.distributed import Client
 from train_digits import MODELS, split
 
 import dask_ferro as ff

@@ -13,7 +13,7 @@ import argparse
 import time
 
 import numpy as np
-from distributed import Client
+from dask.distributed import Client
 from make_models import branching
 
 import dask_ferro as ff

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
-from distributed import Client, get_task_stream
+from dask.distributed import Client, get_task_stream
 from train_digits import MODELS, split
 
 import dask_ferro as ff

@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("."))
     arguments = parser.parse_args()
-    from distributed import Client, LocalCluster
+    from dask.distributed import Client, LocalCluster
 
     train, held = map(inverted, split())
     model = ff.load(SOURCE)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from distributed import Client
+from dask.distributed import Client
 from sklearn.datasets import load_digits
 
 import dask_ferro as ff

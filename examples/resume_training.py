@@ -92,7 +92,7 @@ def cluster(workers: int) -> Iterator[None]:
     if not workers:
         yield
         return
-    from distributed import Client
+    from dask.distributed import Client
 
     # Its workers go on when a terminal sends Ctrl-C to all processes, so that they write the last checkpoint.
     with (

@@ -17,7 +17,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from distributed import Client, Future, wait
+from dask.distributed import Client, Future, wait
 from train_digits import MODELS, split
 
 import dask_ferro as ff

@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--workers", type=int, default=4)
     arguments = parser.parse_args()
-    from distributed import Client
+    from dask.distributed import Client
 
     batches, held_x, held_y = digits()
     runs: dict[str, Run] = {}

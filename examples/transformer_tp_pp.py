@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
     arguments = parser.parse_args()
-    from distributed import Client, LocalCluster
+    from dask.distributed import Client, LocalCluster
 
     layers, width = arguments.layers, arguments.width
     rng = np.random.default_rng(1)

@@ -19,12 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 # Pages that are not checked, with the reason.
 EXCLUDED: Mapping[str, str] = {
     "docs/design.md": "the log of the development, not a page for users",
-    "docs/howto/training.md": "changes with the code of training now",
-    "docs/howto/fine-tuning.md": "changes with the code of training now",
-    "docs/tutorials/training.md": "changes with the code of training now",
-    "docs/reference/parallelism.md": "changes with the code of plans now",
-    "docs/reference/layers.md": "changes with the code of layers now",
-    "docs/reference/functions.md": "changes with the code of functions now",
 }
 
 
