@@ -233,7 +233,7 @@ class BundleCosts(Part):
         self._runs.clear()
 
     def task_changed(self, ts: TaskState, start: str, finish: str) -> None:
-        """Let a bundle of ranks, and a task that picks from a bundle, run anywhere if its worker is gone."""
+        """Let a task whose preferred worker is gone run anywhere: Dask would wait for that worker."""
         if ts.key in self._runs and finish in _ENDS:
             self._end(ts.key, finish)
         if finish == "no-worker":

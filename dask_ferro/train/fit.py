@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from numbers import Real
 from typing import Any
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import ConfigError, did_you_mean
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
@@ -34,7 +35,7 @@ _CHOICES = {
     "nonfinite": ("stop", "skip", "continue"),
 }
 # Keywords of `parallel` that are passed on.
-_OPTIONS = ("micro_batches", "schedule", "stages", "reduction", "workers")
+_OPTIONS = ("micro_batches", "schedule", "stages", "chunks", "reduction", "workers")
 
 
 def fit(
@@ -128,7 +129,7 @@ def fit(
     progress : bool, optional
         Whether to show a progress line; by default, if standard error is a terminal, and in a notebook.
     **options
-        `micro_batches`, `schedule`, `stages`, `reduction` and `workers`, as `ff.parallel` takes them.
+        `micro_batches`, `schedule`, `stages`, `chunks`, `reduction` and `workers`, as `ff.parallel` takes them.
 
     Returns
     -------
@@ -168,8 +169,10 @@ def fit(
         if not fits:
             raise ConfigError(f"fit: {name}: got {value!r}, wanted {wanted}")
     if unknown := sorted(options.keys() - set(_OPTIONS)):
+        known = [*signature(fit).parameters, *_OPTIONS]
         raise ConfigError(
-            f"fit: unknown option {', '.join(unknown)}; those of ff.parallel are {', '.join(_OPTIONS)}"
+            f"fit: unknown option {', '.join(unknown)}; beside its own it takes {', '.join(_OPTIONS)} of ff.parallel"
+            f"{did_you_mean(unknown[0], known)}"
         )
     if "loss" in metrics:
         raise ConfigError("fit: metrics: 'loss' is the name of the loss; use another one")

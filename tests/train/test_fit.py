@@ -193,7 +193,11 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
         ({"precision": "float8"}, "precision: got 'float8', wanted one of None, 'float16', 'bfloat16'"),
         ({"monitor": "accuracy"}, "monitor: got 'accuracy', wanted one of 'loss', 'distance'"),
         ({"metrics": {"loss": loss}}, "'loss' is the name of the loss"),
-        ({"micro_batch": 2}, "unknown option micro_batch; those of ff.parallel are micro_batches, schedule"),
+        (
+            {"micro_batch": 2},
+            "unknown option micro_batch; beside its own it takes micro_batches.*mean micro_batches",
+        ),
+        ({"batchsize": 2}, r"did you mean batch_size\?"),
         (
             {"loss": lambda p, batch: batch["x"] @ p["first"]["weight"]},
             "wanted a floating point scalar; take its mean",

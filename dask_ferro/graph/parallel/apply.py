@@ -26,7 +26,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import ConfigError, did_you_mean
 from dask_ferro.graph.ir.inference import declared_type
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
@@ -55,6 +55,7 @@ from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.tensor import Tensor
+from dask_ferro.words import few
 
 DATA, TENSOR = "data", "tensor"
 # The key of a model's metadata with the text of its plan.
@@ -207,6 +208,7 @@ class _Applying:
         asked = self.plan.optimizer_state
         state = {} if asked is None else split_dims(self._placed(asked, DATA))
         self._check_workers()
+        self._check_stages(regions)
         self._check_remat(regions)
         for asked, problem in misfits(regions, self._placed, self.mesh):
             self._wrong(asked, problem)
@@ -338,7 +340,8 @@ class _Applying:
             if not names:
                 # A number has no dimension to split.
                 others = [v.name or "" for v in graph.inputs if v.shape is None or len(v.shape)] or [*known]
-                self._wrong(asked, f"no such input; the graph has {', '.join(others)}")
+                close = did_you_mean(pattern, others)
+                self._wrong(asked, f"no such input; the graph has {', '.join(others)}{close}")
             found.update((name, (self._split(known[name], asked, DATA), asked)) for name in names)
         return found
 
@@ -355,8 +358,9 @@ class _Applying:
             for asked in region.shard.values():
                 if asked.key not in used and not asked.is_general:
                     there = sorted({v.name or "" for v in chain.from_iterable(map(sources, mine))})
-                    listed = ", ".join(map(repr, there[:6]))
-                    problem = f"no such value in the region; its weights and inputs are {listed or 'none'}"
+                    listed = ", ".join(map(repr, there[:6])) or "none"
+                    close = did_you_mean(asked.key.rsplit(".", 1)[-1], [n.rsplit(".", 1)[-1] for n in there])
+                    problem = f"no such value in the region; its weights and inputs are {listed}{close}"
                     self._wrong(asked, problem)
 
     def _split(self, value: ir.Value, asked: Asked, axis: str = TENSOR) -> Placed:
@@ -399,6 +403,17 @@ class _Applying:
             if first.workers != region.workers:
                 got = f"got {list(region.workers)}, and {first.name!r} has {list(first.workers or ())}"
                 self._wrong_in(region, "workers", f"{got}; regions of one stage share their workers")
+
+    def _check_stages(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
+        """Check that stages are numbered from 0 without a gap; nodes without a stage are in stage 0."""
+        named = {r.stage: r for r in reversed(self.plan.regions) if r.stage is not None}
+        rest = {0} if any(regions.get(node, _NOTHING).stage is None for node in self.model.graph) else set()
+        missing = sorted(set(range(max(named, default=0))) - named.keys() - rest)
+        if missing:
+            problem = (
+                f"got {max(named)}, and no region has {few(missing)}; number them 0, 1, ... without a gap"
+            )
+            self._wrong_in(named[max(named)], "stage", problem)
 
 
 def _covered(name: str, paths: Iterable[str]) -> set[str]:

@@ -84,7 +84,7 @@ def plan(
         The inputs with the batch as first dimension; if left out, all inputs with the first one's size there, except
         weights and bound inputs of a `Built`.
     dims : mapping of str to int, optional
-        Sizes of symbolic dimensions.
+        Sizes of symbolic dimensions; each of the inputs' has to have one.
     memory : float, optional
         Bytes of one worker.
     link, profile : Link, DeviceProfile
@@ -93,8 +93,8 @@ def plan(
     Raises
     ------
     ConfigError
-        No workers, an input in `batched` that the graph does not have, parameters without a loss that is a Tensor, or
-        an optimizer without parameters.
+        No workers, a symbolic dimension of an input that `dims` has no size for, an input in `batched` that the graph
+        does not have, parameters without a loss that is a Tensor, or an optimizer without parameters.
 
     Examples
     --------
@@ -117,6 +117,12 @@ def plan(
         raise ConfigError(f"plan: workers={workers!r}, wanted a number from 1 on")
     step = _step(graph, params, optimizer)
     types = sized(step.model, dims)
+    sizes = chain.from_iterable(types[str(value.name)].shape or () for value in step.model.graph.inputs)
+    if names := sorted({size for size in sizes if isinstance(size, str)}):
+        # As if they were 1, nothing would be worth a second worker.
+        raise ConfigError(
+            f"plan: dims: {', '.join(map(repr, names))} without a size; give dims={{{names[0]!r}: 128}}"
+        )
     pairs = _pairs(step.model, types)
     weights = {*pairs, *step.bound, *(step.params or ())}
     carriers = _carriers(step.model, types, batched, weights)

@@ -123,11 +123,6 @@ class PlanFile:
         """Whether a region of it has a stage."""
         return any(region.stage is not None for region in self.regions)
 
-    @property
-    def has_pipeline(self) -> bool:
-        """Whether it asks for stages or for several micro-batches."""
-        return self.has_stages or (self.stages or 1) > 1 or (self.micro_batches or 1) > 1
-
     def refusal(self, problems: Sequence[str]) -> ConfigError:
         """Return the error with problems of this plan, each from `at`: each once, and the first ones only."""
         lines = (f"  - {problem}" for problem in dict.fromkeys(problems))
@@ -243,6 +238,12 @@ class _Reader:
             self.problems.append(at(line, name, wanted))
             return RegionPlan(name, line)
         found = dict(self._items(node, name))
+        # A misspelt key of the whole graph, such as `mseh: {data: 2}`, has no key of a region.
+        if found.keys().isdisjoint(_OF_REGION) and (close := did_you_mean(name, _OF_GRAPH)):
+            self.problems.append(
+                at(line, name, f"no such key of a plan, and no key of a region in it{close}")
+            )
+            return RegionPlan(name, line)
         self._check_keys(found, name, _OF_REGION)
         values = {
             key: self._scalar(found[key], f"{name}.{key}", _PLAIN[key]) for key in found if key in _PLAIN

@@ -49,7 +49,7 @@ class LayoutChange(NamedTuple):
 Entry: TypeAlias = Compute | LayoutChange
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sharding:
     """The plan of a sharding: the entries that every rank executes, in order.
 
@@ -75,6 +75,13 @@ class Sharding:
     outputs: tuple[Layout, ...]
     entries: tuple[Entry, ...]
     known: Mapping[ir.Value, Numbers] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        mesh = " x ".join(f"{axis} {ranks}" for axis, ranks in self.mesh.axes.items())
+        counts = ", ".join(f"{count} {kind}" for kind, count in self.collectives.items()) or "no collectives"
+        return (
+            f"<Sharding of {len(self.model.graph)} nodes on {mesh}: {counts}, {self.bytes:,.0f} bytes a rank>"
+        )
 
     @property
     def moves(self) -> tuple[LayoutChange, ...]:

@@ -118,7 +118,7 @@ def parallel(
     outputs = _outputs(graph, params)
     # A complete schedule has its own numbers.
     if sharding is not None and not isinstance(schedule, Schedule):
-        chunks = sharding.chunks if chunks is None and schedule is None else chunks
+        chunks = sharding.chunks if chunks is None else chunks
         schedule = sharding.schedule if schedule is None else schedule
         micro_batches = sharding.micro_batches if micro_batches is None else micro_batches
         stages = sharding.stages if stages is None else stages
@@ -135,7 +135,7 @@ def parallel(
         )
     signals = None if stages is None or isinstance(stages, int) else stages
     update: UpdateGraph | None = None
-    if optimizer is not None and signals is None and (order.chunks, order.micro_batches) == (1, 1):
+    if optimizer is not None and (order.chunks, order.micro_batches) == (1, 1):
         model, update = whole_step(outputs, params, optimizer)
     else:
         model = staged(outputs, params, chunks=order.chunks, signals=signals)

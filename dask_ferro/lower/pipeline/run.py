@@ -12,7 +12,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import Action
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.ranks.collection import ContentKeyed, persist
+from dask_ferro.lower.ranks.collection import RankCollection, persist
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.sharded import ShardedArray, gather, join, merged, on_results
 
@@ -49,7 +49,7 @@ class RunForm(NamedTuple):
     title: str
 
 
-class PipelineRun(ContentKeyed):
+class PipelineRun(RankCollection):
     """A pipeline on a batch.
 
     Its result is (loss, gradients), with an optimizer a `Step`, and without parameters the output, or several as a dict

@@ -15,8 +15,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from dask.base import tokenize
-
 from dask_ferro.graph.ir.dtypes import array_dtype
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.schedule import Schedule
@@ -83,12 +81,6 @@ class BatchCall(RankFunction):
             read = {port.name for port in self._end.spmd.inputs}
             ports = (*(port for port in ports if port.name not in read), *self._end.outputs)
         self.outputs = self.results = ports
-        self.identity = tokenize(
-            *(sorted({ranks.digest for ranks in self._steps}), self._end and self._end.digest),
-            *(self.mesh.sizes, str(schedule), self._shares[1]),
-            # The same arrays give another result where other ones of them are cut into micro-batches.
-            *(sorted(batch), rows),
-        )
 
     def check(self, arrays: Arrays) -> None:
         """Raise `ConfigError` for inputs by name that have another dtype or layout."""

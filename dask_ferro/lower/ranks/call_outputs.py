@@ -13,7 +13,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.flow.run import MEMBER, MemberTask
-from dask_ferro.lower.ranks.collection import ContentKeyed
+from dask_ferro.lower.ranks.collection import RankCollection
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written, merged, on_results
@@ -22,7 +22,7 @@ from dask_ferro.lower.upstream import Task
 from dask_ferro.lower.worker.rank_functions import select_values
 
 
-class CallOutputs(ContentKeyed):
+class CallOutputs(RankCollection):
     """The outputs of a call by name.
 
     Attributes

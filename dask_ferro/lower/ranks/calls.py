@@ -1,8 +1,8 @@
 """Calls of what ranks compute, on arrays by name: their outputs are sharded arrays, and tasks are written when needed.
 
-    arrays --tokens--> the name of the tasks;  --`feed`--> their inputs;  RankTasks --> a layer, a graph
+    arrays --`feed`--> places of the tasks' inputs;  RankTasks, under a name of the call's own --> a layer, a graph
 
-A graph of ranks (`spmd.Ranks`) is called, and so are the steps of a pipeline (`pipeline.staged`).
+A graph of ranks (`spmd.Ranks`) is called, and so are the steps of a pipeline (`pipeline.step_tasks`).
 
 Dask keeps the tasks that made a part, those of every step before, batches included.  So an input that depends on
 ``ferro.ranks.checkpoint-calls`` submissions is fetched by the client, and goes on as an array of the call.
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
@@ -27,7 +28,7 @@ from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers, annotations_of
 from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written, gather
-from dask_ferro.lower.ranks.spmd_inputs import keys_read, tokens
+from dask_ferro.lower.ranks.spmd_inputs import keys_read
 from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankCall, RankTasks
 
 
@@ -66,15 +67,12 @@ class RankFunction(ABC):
     mesh : Mesh
     outputs, results : tuple of Port
         All outputs; those that a caller keeps of calls that follow each other.
-    identity : str
-        The hash of all but the inputs that the outputs depend on.
     """
 
     workers: RankWorkers
     mesh: Mesh
     outputs: tuple[Port, ...]
     results: tuple[Port, ...]
-    identity: str
 
     @abstractmethod
     def check(self, arrays: Arrays) -> None:
@@ -105,8 +103,8 @@ class RankFunction(ABC):
         """
         self.check(arrays)
         arrays = _cut_lineage(arrays)
-        # As text: Dask's tokens of long nested sequences take longer than the rest of a call.
-        token = tokenize(self.identity, repr(sorted(tokens(arrays).items())))
+        # Not of the content: the scheduler may still release the tasks of an equal call.
+        token = uuid4().hex
         tasks = CallTasks(partial(self._written, token, arrays), self.workers)
         tasks.here()  # so that its errors are raised by the call
         # A call on the results of another one is submitted together with it, unless that was submitted already.

@@ -32,8 +32,8 @@ def persist(client: Any, collection: C) -> C:
     return found
 
 
-class ContentKeyed(DaskMethodsMixin):
-    """A collection whose keys are a function of its content, so that existing results are found by their keys."""
+class RankCollection(DaskMethodsMixin):
+    """A collection of the tasks of calls, each of which has keys of its own."""
 
     __dask_optimize__ = staticmethod(needed)
     __dask_scheduler__ = staticmethod(dask.threaded.get)
@@ -43,9 +43,7 @@ class ContentKeyed(DaskMethodsMixin):
 
     def _rebuilt(self, graph: Graph, *, rename: Mapping[str, str] | None = None) -> Self:
         if rename:
-            raise NotImplementedError(
-                f"keys of a {type(self).__name__} name its content and cannot be renamed"
-            )
+            raise NotImplementedError(f"keys of a {type(self).__name__} name its calls and cannot be renamed")
         return self.persisted(graph)
 
     @abstractmethod

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
+from uuid import uuid4
 
 import numpy as np
 from dask.base import tokenize
@@ -21,7 +22,7 @@ from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, annotations_of
 from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written
-from dask_ferro.lower.ranks.spmd_inputs import LATER, keys_read, tokens
+from dask_ferro.lower.ranks.spmd_inputs import LATER, keys_read
 from dask_ferro.lower.ranks.spmd_tasks import Home, PartPlace, grouped, picked
 from dask_ferro.lower.repeated import RepeatedTasks
 from dask_ferro.lower.worker.rank_functions import select_values
@@ -56,8 +57,7 @@ def _repeated(
 ) -> list[Outputs]:
     """Return the outputs of calls on `rest`, each on outputs of the one before, the first on those of `first`."""
     kept = {name: first[end] for name, end in follow.items()}
-    told = [sorted(tokens(arrays).items()) for arrays in (kept, *rest)]
-    token = tokenize(steps.identity, repr(told))
+    token = uuid4().hex
     tasks = CallTasks(partial(_written, steps, kept, rest, follow, token), steps.workers)
     tasks.here()  # so that its errors are raised by the call
 

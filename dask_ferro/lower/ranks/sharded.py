@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dask
+import numpy as np
 from dask.base import get_scheduler, tokenize
 from dask.highlevelgraph import HighLevelGraph
 
@@ -20,7 +21,7 @@ from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import client_name, client_of, written_for
 from dask_ferro.lower.inputs.shipping import LARGE_GRAPHS
-from dask_ferro.lower.ranks.collection import ContentKeyed, needed
+from dask_ferro.lower.ranks.collection import RankCollection, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.spmd_tasks import PartPlace
@@ -73,7 +74,7 @@ class CallTasks:
         return self._last[2]
 
 
-class ShardedArray(ContentKeyed):
+class ShardedArray(RankCollection):
     """One output of a sharded graph: an array in parts, each on the worker that made it.
 
     Parameters
@@ -154,6 +155,13 @@ class ShardedArray(ContentKeyed):
         layer = self.graph.layers[self.top]
         found = {key: layer[key] for key in self.keys}
         return found if all(map(is_future, found.values())) else None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Return the whole array, computed, as `np.asarray` of a dask array does."""
+        return np.asarray(self.compute(), dtype)
+
+    def __float__(self) -> float:
+        return float(self.compute())
 
     def __dask_graph__(self) -> HighLevelGraph:
         return self.tasks.fresh().graph

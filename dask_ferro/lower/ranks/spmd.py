@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
-from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.engines.selection import check, support
@@ -91,7 +90,6 @@ class Ranks(RankFunction):
         each = model_cost(loaded.model, infer(loaded.model)).seconds
         self._loaded = loaded
         self.source = RankSource(loaded.model, remember(loaded, path), rows, each, exact)
-        self.identity = tokenize(self.digest, exact, spmd.mesh.sizes)
         sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
         # Shared by calls: steps of a training follow each other in less time than a worker takes to join.
         self.workers = RankWorkers(workers, spmd.mesh.ranks, sites)
@@ -141,8 +139,3 @@ class Ranks(RankFunction):
     def check(self, arrays: Arrays) -> None:
         """Raise `ConfigError` for inputs that are unknown, or have another dtype or layout."""
         checked(self.spmd, arrays)
-
-    @property
-    def digest(self) -> str:
-        """The hash of the graph's content."""
-        return self.source.ref.digest

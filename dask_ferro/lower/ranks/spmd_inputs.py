@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from dask.base import tokenize
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, local_shape, part
@@ -62,11 +61,6 @@ def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
         raise ConfigError(
             f"input {name!r}: got {value.dtype}, wanted {wanted.numpy()}; convert it with astype"
         )
-
-
-def tokens(arrays: Arrays) -> dict[str, Any]:
-    """Return the token of each input: a hash of its content, or of its key where it is lazy."""
-    return {n: v.token if isinstance(v, ShardedArray) else tokenize(v) for n, v in arrays.items()}
 
 
 def keys_read(arrays: Arrays) -> list[tuple[str, tuple[Key, ...]]]:

@@ -227,14 +227,6 @@ def test_a_batch_that_does_not_fit(reference, change, said):
 # ---- what travels ------------------------------------------------------------------------------------------
 
 
-def test_the_same_call_has_the_same_keys_and_another_has_none_of_them():
-    net = mlp(layers=2)
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=2)
-    keys = [set(step(net.batch(4, seed)).__dask_graph__()) for seed in (1, 1, 2)]
-    assert keys[0] == keys[1]
-    assert keys[0].isdisjoint(keys[2])
-
-
 def test_gradients_of_a_micro_batch_are_added_by_one_task_a_stage():
     net = mlp(layers=4)
     counts = {}

@@ -83,14 +83,13 @@ def test_a_run_is_a_collection(optimizer):
     alike(dask.delayed(tuple)(held).compute(scheduler="sync"), tuple(wanted[0]))
 
 
-def test_tokens_and_keys_are_of_the_content():
+def test_tokens_and_keys_are_the_calls_own():
+    """Keys of an equal call may be on their way out of the scheduler, which would then miss them in the new call."""
     net, step = training(Adam(0.01))
     batch = net.batch(2 * M)
-    same, other = step({n: a.copy() for n, a in batch.items()}), step(net.batch(2 * M, 9))
-    run = step(batch)
-    assert tokenize(run) == tokenize(same) == tokenize(run.persist(scheduler="sync")) != tokenize(other)
-    assert run.__dask_keys__() == same.__dask_keys__() != other.__dask_keys__()
-    assert tokenize(run) != tokenize(training(Adam(0.02))[1](batch))
+    run, other = step(batch), step(batch)
+    assert tokenize(run) == tokenize(run) == tokenize(run.persist(scheduler="sync")) != tokenize(other)
+    assert set(run.__dask_graph__()).isdisjoint(other.__dask_graph__())
 
 
 SPLIT = {
