@@ -137,7 +137,7 @@ def show_step(record: Mapping[str, Any]) -> None:
             rows.append(
                 (
                     f"{name}, {contender}",
-                    found["steps"],
+                    f"{found['steps']:,}",
                     f"{1e3 * seconds[contender].median:.2f}",
                     f"{one.median:.2f}",
                     f"{one.low:.2f} to {one.high:.2f}",

@@ -45,7 +45,7 @@ from dask_ferro.train.update.update import UPDATED
 # With a client, the seconds that a group of steps takes, the bytes of parameters and state that it may hold on workers,
 # those of its batches, which are in its graph, and the steps: each of them is written again where workers join
 # meanwhile.  A group costs Dask some 20 ms.
-_GROUP_S, _GROUP_BYTES, _BATCH_BYTES, _GROUP_STEPS = 0.25, 32 * 2**20, 8 * 2**20, 64
+_GROUP_S, _GROUP_BYTES, _BATCH_BYTES, _GROUP_STEPS = 0.25, 128 * 2**20, 8 * 2**20, 64
 # The fact that may change in a run that goes on from a checkpoint.
 _SETTINGS = "settings"
 
