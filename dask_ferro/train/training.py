@@ -29,7 +29,7 @@ from dask_ferro.lock import Hold
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.run import Step
 from dask_ferro.stream.progress import bar
-from dask_ferro.train.data.batch import Batch, digest_of, rows_of
+from dask_ferro.train.data.batch import Batch, digest_of, row_types, rows_of
 from dask_ferro.train.data.source import Source
 from dask_ferro.train.leaving import written_in_a_thread
 from dask_ferro.train.program import Recipe, StepInputs, TrainingProgram
@@ -123,6 +123,7 @@ class Fit:
         self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._now.arrays.items()}
         self._nbytes = sum(leaf.nbytes for leaf in self._now.arrays.values())
         self._program: TrainingProgram | None = None
+        self._row_types: dict[str, str] = {}
         self._saved: int | None = None
         # The last error of writing a checkpoint, which is not tried again because of it.
         self._failure: BaseException | None = None
@@ -295,6 +296,11 @@ class Fit:
         rows, at = rows_of(batch), now.position
         check_reachable(now.params)
         self._ready(batch).check(rows)
+        if (own := row_types(batch)) != self._row_types:
+            raise ConfigError(
+                f"fit: batches: rows of batch {at.batch} of epoch {at.epoch} are {own}, wanted {self._row_types}, as in"
+                " the first one"
+            )
         ends = is_last or (at.batch + 1) % self._recipe.accumulate == 0
         rate = None if self._rate is None else rate_at(self._rate, at.updates)
         after = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
@@ -304,6 +310,7 @@ class Fit:
     def _ready(self, batch: Batch) -> TrainingProgram:
         if self._program is None:
             self._program = TrainingProgram(self._recipe, self._tensors, self._source.form, batch)
+            self._row_types = row_types(batch)
         return self._program
 
     # ---- checkpoints ---------------------------------------------------------------------------------------

@@ -255,3 +255,17 @@ def test_batches_that_change_their_shape_are_refused():
     training = ff.fit(loss, params(), batches, ff.optim.SGD(0.1), seed=None)
     with pytest.raises(ConfigError, match="x"):
         list(training)
+
+
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [(lambda x: x.astype("f8"), r"float64 \(6,\)"), (lambda x: x[:, :5], r"float32 \(5,\)")],
+    ids=["a dtype", "a width"],
+)
+def test_a_batch_with_other_rows_is_refused_by_its_number(change, rows):
+    whole = data(8)
+    batches = [whole, {**whole, "x": change(whole["x"])}]
+    with pytest.raises(
+        ConfigError, match=rf"batches: rows of batch 1 of epoch 0 are {{'x': '{rows}'.*as in the first"
+    ):
+        ran(data=batches, batch_size=None, epochs=1)

@@ -85,6 +85,11 @@ def rows_of(batch: Batch) -> int:
     return rows
 
 
+def row_types(batch: Batch) -> dict[str, str]:
+    """Return dtype and shape of a row of each array, as text such as "float32 (8, 8)"."""
+    return {name: f"{value.dtype} {value.shape[1:]}" for name, value in batch.items()}
+
+
 def digest_of(batch: Batch) -> str:
     """Return a digest of a batch's arrays; empty if one of them is not in this process."""
     # Computing a lazy batch to compare it would read it twice.
