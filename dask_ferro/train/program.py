@@ -169,7 +169,7 @@ class TrainingProgram:
         if current_client() is None:
             for inputs in each:
                 arrays = self._arrays(inputs) | self._scale(state)
-                step = self._told(self.pipeline.compute(arrays, params, state))
+                step = self._without_scale(self.pipeline.compute(arrays, params, state))
                 params, state = step.params, step.state
                 yield step
             return
@@ -177,7 +177,7 @@ class TrainingProgram:
         for _, alike in groupby(each, lambda inputs: inputs.rows):
             batches = [self._arrays(inputs) | self._scale(state) for inputs in alike]
             for run in self.pipeline.successive(batches, params, state, follow):
-                step = self._told(run.lazy_step)
+                step = self._without_scale(run.lazy_step)
                 yield step
             params, state = step.params, step.state
 
@@ -190,7 +190,7 @@ class TrainingProgram:
         """Return the scale of the loss by name, where it has one."""
         return {} if self._recipe.scale is None else {LOSS_SCALE: state[SCALE]}
 
-    def _told(self, step: Step) -> Step:
+    def _without_scale(self, step: Step) -> Step:
         """Return a step with the loss that the caller reads."""
         if self._recipe.scale is None:
             return step

@@ -9,7 +9,7 @@ from functools import cached_property
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.pipeline.run import Step
 from dask_ferro.train.program import StepInputs
-from dask_ferro.train.trees import fetched, whole
+from dask_ferro.train.trees import fetch, whole
 from dask_ferro.train.update.update import UPDATED
 
 
@@ -54,10 +54,10 @@ class FitStep:
         return f"<FitStep {self.index}, epoch {self.epoch}, {self.rows} rows>"
 
 
-def computed(steps: Sequence[Step], inputs: Sequence[StepInputs]) -> list[FitStep]:
+def fit_steps(steps: Sequence[Step], inputs: Sequence[StepInputs]) -> list[FitStep]:
     """Return steps once they are computed; their numbers are fetched together, as they are in one result."""
     numbers = [x for step in steps for x in (step.loss, step.state.get(UPDATED, 1.0), *step.metrics.values())]
-    left = map(float, fetched(numbers))
+    left = map(float, fetch(numbers))
     found = []
     for step, own in zip(steps, inputs, strict=True):
         loss, is_updated = next(left), next(left) > 0 and own.ends

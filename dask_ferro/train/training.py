@@ -29,7 +29,7 @@ from dask_ferro.lock import Hold
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.run import Step
 from dask_ferro.stream.progress import bar
-from dask_ferro.train.data.batch import Batch, digest_of, row_types, rows_of
+from dask_ferro.train.data.batch import Batch, RowTypes, digest_of, row_types, rows_of
 from dask_ferro.train.data.source import Source
 from dask_ferro.train.leaving import written_in_a_thread
 from dask_ferro.train.program import Recipe, StepInputs, TrainingProgram
@@ -37,7 +37,7 @@ from dask_ferro.train.rates import RateOf, rate_at
 from dask_ferro.train.saved import checkpoint as files
 from dask_ferro.train.saved import reading
 from dask_ferro.train.saved.manifest import Manifest, Position, differences, mismatches
-from dask_ferro.train.step import FitStep, computed
+from dask_ferro.train.step import FitStep, fit_steps
 from dask_ferro.train.stopping import EarlyStopping
 from dask_ferro.train.trees import check_reachable, named_leaves, values, whole
 from dask_ferro.train.update.update import UPDATED
@@ -123,7 +123,7 @@ class Fit:
         self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._now.arrays.items()}
         self._nbytes = sum(leaf.nbytes for leaf in self._now.arrays.values())
         self._program: TrainingProgram | None = None
-        self._row_types: dict[str, str] = {}
+        self._row_types: RowTypes = {}
         self._saved: int | None = None
         # The last error of writing a checkpoint, which is not tried again because of it.
         self._failure: BaseException | None = None
@@ -185,7 +185,7 @@ class Fit:
         while self._now.position.epoch < self._epochs and not self._now.stopping.is_over:
             for group in _ahead(self._submitted(), 0 if current_client() is None else 1):
                 try:
-                    steps = computed(group.steps, group.inputs)
+                    steps = fit_steps(group.steps, group.inputs)
                 except Exception:
                     if len(group.steps) == 1:
                         raise
@@ -297,9 +297,11 @@ class Fit:
         check_reachable(now.params)
         self._ready(batch).check(rows)
         if (own := row_types(batch)) != self._row_types:
+            name = next(name for name in own if own[name] != self._row_types.get(name))
+            (dtype, shape), (first_dtype, first_shape) = own[name], self._row_types[name]
             raise ConfigError(
-                f"fit: batches: rows of batch {at.batch} of epoch {at.epoch} are {own}, wanted {self._row_types}, as in"
-                " the first one"
+                f"fit: batches: {name!r} of batch {at.batch} of epoch {at.epoch} has rows of {dtype} {shape}, wanted"
+                f" {first_dtype} {first_shape}, as in the first batch"
             )
         ends = is_last or (at.batch + 1) % self._recipe.accumulate == 0
         rate = None if self._rate is None else rate_at(self._rate, at.updates)

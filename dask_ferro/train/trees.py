@@ -28,7 +28,7 @@ def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
         yield ".".join(map(str, (name, *path) if name else path)), leaf
 
 
-def fetched(leaves: Sequence[Any]) -> list[Any]:
+def fetch(leaves: Sequence[Any]) -> list[Any]:
     """Return arrays, of which sharded ones are fetched, together."""
     # One round trip for all of them.
     sharded = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, ShardedArray)}
@@ -39,7 +39,7 @@ def fetched(leaves: Sequence[Any]) -> list[Any]:
 def whole(tree: Tree) -> Tree:
     """Return a tree of arrays, not to be written to; sharded ones are fetched."""
     check_reachable(tree)
-    return pytree.like(tree, map(_read_only, fetched(leaves_of(tree))))
+    return pytree.like(tree, map(_read_only, fetch(leaves_of(tree))))
 
 
 def check_reachable(tree: Tree) -> None:

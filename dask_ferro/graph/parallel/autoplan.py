@@ -246,7 +246,7 @@ class _Look:
         # 1F1B keeps at most as many micro-batches as there are stages; inference keeps one value at a time.
         made, kept = sharding.activations, min(micro, stages) / micro
         activations = sum(made) * kept if self.trains else max(made, default=0.0)
-        held = self._held(sharding)
+        held = self._input_bytes(sharding)
         trained = dict.fromkeys(held if self.step.params is None else self.step.params) if self.trains else {}
         usual = Proposal(
             data,
@@ -271,7 +271,7 @@ class _Look:
         seconds, waiting = usual.seconds + _HOP, usual.waiting + _HOP
         return [usual, usual._replace(seconds=seconds, waiting=waiting, state=state, optimizer_state=split)]
 
-    def _held(self, sharding: Sharding) -> dict[str, float]:
+    def _input_bytes(self, sharding: Sharding) -> dict[str, float]:
         """Return the bytes of each input that a rank holds from step to step: all but those of the batch."""
         graph, given = self.step.model.graph, sharding.given
         sources = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}

@@ -58,7 +58,7 @@ class PipelineRun(RankCollection):
 
     Parameters
     ----------
-    found : mapping of str to ShardedArray
+    arrays : mapping of str to ShardedArray
         By name.
     form : RunForm
     rows : int
@@ -79,11 +79,11 @@ class PipelineRun(RankCollection):
     """
 
     def __init__(
-        self, found: Mapping[str, ShardedArray], form: RunForm, rows: int, actions: Actions | None = None
+        self, arrays: Mapping[str, ShardedArray], form: RunForm, rows: int, actions: Actions | None = None
     ) -> None:
         self._form, self.rows, self._actions = form, rows, actions
-        self._arrays = [found[name] for name in form.names]
-        self.metrics: Mapping[str, Any] = {name: found[name] for name in form.metrics}
+        self._arrays = [arrays[name] for name in form.names]
+        self.metrics: Mapping[str, Any] = {name: arrays[name] for name in form.metrics}
         self.loss: Any = None
         self.gradients: Any = None
         self.params: Any = None

@@ -12,6 +12,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import is_dask_array
 
 Batch: TypeAlias = dict[str, Any]
+RowTypes: TypeAlias = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 V = TypeVar("V")
 
 
@@ -85,9 +86,9 @@ def rows_of(batch: Batch) -> int:
     return rows
 
 
-def row_types(batch: Batch) -> dict[str, str]:
-    """Return dtype and shape of a row of each array, as text such as "float32 (8, 8)"."""
-    return {name: f"{value.dtype} {value.shape[1:]}" for name, value in batch.items()}
+def row_types(batch: Batch) -> RowTypes:
+    """Return the dtype of each array, and the shape of a row."""
+    return {name: (value.dtype, value.shape[1:]) for name, value in batch.items()}
 
 
 def digest_of(batch: Batch) -> str:
