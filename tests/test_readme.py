@@ -83,7 +83,7 @@ def _time_limit():
 
 
 def _backend():
-    """Every case passes but those of `OPEN`, of which a random one may pass: docs/figures.md has the count."""
+    """Every case passes but those of `OPEN`, of which a random one may pass: docs/performance.md has the count."""
     from tests.suite.test_backend import OPEN, TABLE
 
     table = json.loads(TABLE.read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def _backend():
 
 
 def _figures():
-    return " ".join((ROOT / "docs" / "figures.md").read_text(encoding="utf-8").split())
+    return " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
 
 
 ROWS = {
