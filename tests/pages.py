@@ -22,7 +22,7 @@ _TEST = re.compile(r"^<!-- test\n(?P<text>.*?)^-->$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
-    """A code block: language and title ("" for none), text, the page's line of its first line, and whether it is shown."""
+    """A code block: language and title ("" for none), text, the page's line of its first line, whether it is shown."""
 
     language: str
     title: str
@@ -44,8 +44,10 @@ def blocks(path: Path) -> list[Block]:
         pad, text = match["pad"], match["text"]
         lines = [line.removeprefix(pad) for line in text.splitlines(keepends=True)]
         found.append(Block(match["language"], match["title"] or "", "".join(lines), _line_after(page, match)))
-    for match in _TEST.finditer(page):
-        found.append(Block("python", "", match["text"], _line_after(page, match), is_shown=False))
+    found += [
+        Block("python", "", match["text"], _line_after(page, match), is_shown=False)
+        for match in _TEST.finditer(page)
+    ]
     return sorted(found, key=lambda block: block.line)
 
 

@@ -1,8 +1,7 @@
 """Every code block of the documentation runs, or has a title that says what it needs.
 
-The Python blocks of a page, and its hidden tests, run in order in one namespace, in a temporary folder with the models of the
-examples.
-Commands of `dask ferro` in other blocks are checked: they exist, and have the options.
+The Python blocks of a page and its hidden tests run in order in one namespace, in a temporary folder with the models of
+the examples.  Commands of `dask ferro` in other blocks are checked: they exist, and have the options.
 """
 
 from __future__ import annotations
@@ -69,7 +68,9 @@ def test_readers_see_no_asserts():
         _name(page)
         for page in PAGES
         for block in blocks(page)
-        if block.is_shown and block.language == "python" and re.search(r"^ *assert ", block.text, re.MULTILINE)
+        if block.is_shown
+        and block.language == "python"
+        and re.search(r"^ *assert ", block.text, re.MULTILINE)
     }
     assert shown == SHOW_ASSERTS
 
