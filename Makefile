@@ -3,7 +3,10 @@
 
 PYTHON ?= python3
 VENV   := .venv
-BIN    := $(VENV)/bin
+# A virtual environment on Windows has Scripts/python.exe.
+WINDOWS := $(filter Windows_NT,$(OS))
+BIN     := $(VENV)/$(if $(WINDOWS),Scripts,bin)
+INTERPRETER := $(BIN)/python$(if $(WINDOWS),.exe)
 
 # Only one make at a time may install (two terminals, one .venv); without flock, installations are not guarded.
 LOCK := $(if $(shell command -v flock 2>/dev/null),flock Makefile,)
@@ -55,7 +58,7 @@ QUICK := policy graph/autodiff/test_autodiff.py graph/bundling/test_summary.py g
 quick: $(VENV)/.installed-dev ## decisions and plain values, without a cluster or a process; under a minute
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not soak" $(QUICK:%=tests/%)
 
-test-versions: | $(VENV)/bin/python ## the tests that depend on Dask, with its oldest, a middle and its newest release
+test-versions: | $(INTERPRETER) ## the tests that depend on Dask, with its oldest, a middle and its newest release
 	$(BIN)/python -m tests.versions
 
 check: $(VENV)/.installed-dev ## lint, format, spelling, types, import layers, and tests/house: lines by room, private names, circles, English
@@ -98,15 +101,15 @@ clean: ## remove everything that the other targets made, including .venv
 	rm -rf $(VENV) .venv-versions .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-demo: pyproject.toml | $(INTERPRETER)
 	$(LOCK) $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,dashboard]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-dev: pyproject.toml | $(INTERPRETER)
 	$(LOCK) $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-$(VENV)/bin/python:
+$(INTERPRETER):
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 	    echo "dask_ferro needs Python 3.11, 3.12 or 3.13; '$(PYTHON)' is" \
 	         "$$($(PYTHON) --version 2>&1 | tail -1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }

@@ -46,6 +46,8 @@ AFTER = 3.0
 # Figures of harm are reported by their worst round, the rest by the median.
 HARM = ("lost", "twice", "wrong", "failed", "hung", "orphans", "beyond")
 FIGURES = (*HARM, "seconds", "stall", "jobs", "node_seconds")
+# The figures of the documentation; the others are in the records.
+PAGE = ("lost", "twice", "failed", "seconds", "node_seconds")
 
 
 # ---- the workload ------------------------------------------------------------------------------------------
@@ -334,15 +336,13 @@ def broken(results: Mapping[str, Mapping[str, Mapping[str, measure.Summary]]]) -
 
 
 def markdown(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterable[str]:
-    """Return a Markdown table with a line for each row, each figure as "stock, ours"."""
-    yield "| | " + " | ".join(key.replace("_", "-") for key in FIGURES) + " |"
-    yield "|---" * (1 + len(FIGURES)) + "|"
+    """Yield the table of docs/performance-data.md: a line for each fault, two columns for each figure of PAGE."""
+    titles = [f"{key.replace('_', '-')}, {who}" for key in PAGE for who in ("jobqueue", "dask_ferro")]
+    yield f"| fault | {' | '.join(titles)} |"
+    yield "|---" * (1 + len(titles)) + "|"
     for name in (name for name in ROWS if name in results):
-        cells = (
-            ", ".join(_cell(results[name][c], key) for c in CONTENDERS if c in results[name])
-            for key in FIGURES
-        )
-        yield f"| {name} | " + " | ".join(cells) + " |"
+        cells = [_cell(results[name].get(contender, {}), key) for key in PAGE for contender in CONTENDERS]
+        yield f"| {name} | {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What dask_ferro is measured by, and what the newest records say: one table of all benchmarks.
 
     python benchmarks/goals.py                 # from benchmarks/results
-    python benchmarks/goals.py --markdown      # as it stands in docs/results.md
+    python benchmarks/goals.py --markdown      # as in docs/performance-data.md
 
 A goal is a bound on a figure of a record (`--json` of the other benchmarks), so that a lost one stays lost until a
 benchmark has run again.

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import dask.config
 import pytest
+import yaml
 
 import dask_ferro as ff
 from dask_ferro import config
@@ -192,6 +193,69 @@ def test_make_help_lists_every_target_that_is_no_file():
     phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
     listed = ran(["make", "help"], check=True, cwd=ROOT).stdout
     assert set(re.findall(r"make ([\w-]+)", listed)) == phony
+
+
+# ---- what a project's visitors look for --------------------------------------------------------------------
+
+WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
+SETTINGS = (WORKFLOW, ROOT / ".pre-commit-config.yaml", ROOT / "CITATION.cff", ROOT / "mkdocs.yml")
+
+
+def _settings(path):
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_files_of_settings_parse():
+    each(
+        SETTINGS,
+        lambda path: isinstance(_settings(path), dict) or pytest.fail("no mapping"),
+        lambda path: path.name,
+    )
+
+
+def test_targets_that_are_named_exist():
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[
+        1
+    ].split()
+    pages = (ROOT / ".github" / "pull_request_template.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md")
+    texts = [
+        path.read_text(encoding="utf-8") for path in (WORKFLOW, ROOT / ".pre-commit-config.yaml", *pages)
+    ]
+    named = {name for text in texts for name in re.findall(r"(?:run: |`|^)make ([\w-]+)", text, re.MULTILINE)}
+    assert {"check", "quick", "docs"} <= named <= set(phony)
+
+
+def test_the_workflow_has_the_supported_pythons_and_systems():
+    jobs = _settings(WORKFLOW)["jobs"]
+    lowest, below = re.search(r">=3\.(\d+),<3\.(\d+)", PROJECT["project"]["requires-python"]).groups()
+    pythons = [f"3.{minor}" for minor in range(int(lowest), int(below))]
+    assert jobs["test"]["strategy"]["matrix"]["python"] == pythons
+    assert jobs["quick"]["strategy"]["matrix"]["os"] == ["macos-latest", "windows-latest"]
+    scripts = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert {name for script in scripts for name in re.findall(r"^\.\S+$", script)} == {".ci/run"}
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_the_local_hooks_are_modules_of_the_project():
+    repositories = _settings(ROOT / ".pre-commit-config.yaml")["repos"]
+    hooks = [
+        hook for repository in repositories if repository["repo"] == "local" for hook in repository["hooks"]
+    ]
+    (entry,) = (hook["entry"] for hook in hooks)
+    assert (ROOT / (entry.split()[-1].replace(".", "/") + ".py")).is_file()
+
+
+def test_the_citation_names_this_release():
+    citation = _settings(ROOT / "CITATION.cff")
+    assert (citation["version"], citation["license"]) == (ff.__version__, PROJECT["project"]["license"])
+    assert re.search(
+        rf"^## \[{re.escape(ff.__version__)}\]",
+        (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+
+
+# ---- make -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.needs("make")

@@ -83,7 +83,7 @@ def _time_limit():
 
 
 def _backend():
-    """Every case passes but those of `OPEN`, of which a random one may pass: docs/figures.md has the count."""
+    """Every case passes but those of `OPEN`, of which a random one may pass: docs/performance.md has the count."""
     from tests.suite.test_backend import OPEN, TABLE
 
     table = json.loads(TABLE.read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def _backend():
 
 
 def _figures():
-    return " ".join((ROOT / "docs" / "figures.md").read_text(encoding="utf-8").split())
+    return " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
 
 
 ROWS = {
@@ -109,7 +109,7 @@ ROWS = {
 
 
 def test_the_table_has_the_figures_of_the_records():
-    table = re.search(r"\| theirs \| ours \|\n\|[-|]+\|\n((?:\|.*\n)+)", TEXT)[1].splitlines()
+    table = re.search(r"\| baseline \| dask_ferro \|\n\|[-|]+\|\n((?:\|.*\n)+)", TEXT)[1].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     assert len(rows) == len(ROWS)
     for (start, figures), row in zip(ROWS.items(), rows, strict=True):

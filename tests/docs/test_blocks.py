@@ -1,7 +1,7 @@
 """Every code block of the documentation runs, or has a title that says what it needs.
 
-The Python blocks of a page run in order in one namespace, in a temporary folder with the models of the examples.
-Commands of `dask ferro` in other blocks are checked: they exist, and have the options.
+The Python blocks of a page and its hidden tests run in order in one namespace, in a temporary folder with the models of
+the examples.  Commands of `dask ferro` in other blocks are checked: they exist, and have the options.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ RUN = [page for page in PAGES if any(block.runs for block in blocks(page))]
 # Blocks that need what these tests do not have: SLURM, PBS, Ray, transformers, a bucket, a client.  Three of them, in
 # the tutorial of SLURM, run in tests/on_slurm/test_tutorial.py.  The number goes down, or up with a reason.
 MOST_NOT_RUN = 13
+# Pages with asserts that readers see; on others, asserts are in comments `<!-- test`.
+SHOW_ASSERTS = {"howto/training.md", "reference/parallelism.md", "tutorials/training.md"}
 
 
 def _name(page: Path) -> str:
@@ -59,6 +61,18 @@ def test_few_blocks_are_not_run():
     python = [block for page in PAGES for block in blocks(page) if block.language == "python"]
     assert len([block for block in python if not block.runs]) <= MOST_NOT_RUN
     assert len([block for block in python if block.runs]) >= 30
+
+
+def test_readers_see_no_asserts():
+    shown = {
+        _name(page)
+        for page in PAGES
+        for block in blocks(page)
+        if block.is_shown
+        and block.language == "python"
+        and re.search(r"^ *assert ", block.text, re.MULTILINE)
+    }
+    assert shown == SHOW_ASSERTS
 
 
 def test_a_block_that_is_not_run_parses():

@@ -233,12 +233,14 @@ class Passage(NamedTuple):
 
 
 _FENCE = re.compile(r" *```")
+_TEST = re.compile(r"^<!-- test\n.*?^-->$", re.MULTILINE | re.DOTALL)
 _BREAK = re.compile(r"^\s*(?:[-*] |\d+\. |#+ |\||:::|!\[|$)")
 _FIGURES = re.compile(r"\|\s*\**[<>=+-]*\s*\d|\|[^|]*\d\.\d")
 
 
 def passages(page: str) -> Iterator[Passage]:
-    """Yield the passages of a page in Markdown, without code, headings, pictures and rows of figures."""
+    """Yield the passages of a page in Markdown, without code, hidden tests, headings, pictures and rows of figures."""
+    page = _TEST.sub(lambda match: "\n" * match[0].count("\n"), page)
     parts: list[str] = []
     lines: list[tuple[int, int]] = []
     in_code = in_reference = False

@@ -134,7 +134,9 @@ class DeviceSessionRun:
         self._device = device
         self._place = place_of(device)
         if not works(self._place.provider):
-            raise ConfigError(f"ONNX Runtime's {self._place.provider} does not work here; see docs/gpu.md")
+            raise ConfigError(
+                f"ONNX Runtime's {self._place.provider} does not work here; see docs/howto/gpu.md"
+            )
         self._content = piece.proto.SerializeToString()
         self._settings = piece.folder, settings._replace(prepack=False)
         self._apart = kept_apart(nodes, exact=settings.exact)
