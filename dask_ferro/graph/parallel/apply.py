@@ -30,27 +30,19 @@ from dask_ferro.errors import ConfigError, did_you_mean
 from dask_ferro.graph.ir.inference import declared_type
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.parallel.config import (
-    ALL,
-    PlanFile,
-    RegionPlan,
-    Split,
-    at,
-    merge,
-    parse_plan,
-    read_plan,
-)
+from dask_ferro.graph.parallel import config
+from dask_ferro.graph.parallel.config import ALL, PlanFile, RegionPlan, Split, format_problem, merge
 from dask_ferro.graph.parallel.node_values import (
     find_values,
     front_dims,
     infer_types,
+    place_rows,
     read_sources,
     split_dims,
     split_or_whole,
-    with_rows,
 )
 from dask_ferro.graph.parallel.remat import draws, rematerialize, units_of
-from dask_ferro.graph.parallel.sequence import mark, misfits, with_sequences
+from dask_ferro.graph.parallel.sequence import misfits, place_sequences
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement, place
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Shard
@@ -73,22 +65,11 @@ _NOTHING = RegionPlan()
 
 @dataclass(frozen=True, repr=False)
 class Applied:
-    """A graph with the placements that a plan gives it.
+    """A graph with the placements of values and the settings of nodes, by name, that a plan gives it.
 
-    Attributes
-    ----------
-    model : onnx_ir.Model
-        The graph itself without a plan, otherwise a copy with the plan in its metadata; weights are shared.
-    plan : PlanFile or None
-        None if there is none, or it is disabled.
-    mesh : Mesh
-        One rank if nothing is split.
-    placements : mapping of str to (axis to Placement)
-        The values that the plan places.
-    regions : mapping of str to RegionPlan
-        The plan's settings of each node, by its name.
-    optimizer_state : mapping of str to int
-        The dimension that each axis splits of the optimizer's state, as `state_layouts` takes it.
+    `model` is the graph itself without a plan, otherwise a copy with the plan in its metadata; weights are shared.
+    `plan` is None if there is none, or it is disabled.  `optimizer_state` has the dimension of the optimizer's state
+    that each axis splits, `sequences` the shards that nodes of sequence parallel regions read and make.
     """
 
     model: ir.Model
@@ -96,6 +77,7 @@ class Applied:
     mesh: Mesh = _ONE
     placements: Mapping[str, ByAxis] = field(default_factory=dict)
     regions: Mapping[str, RegionPlan] = field(default_factory=dict)
+    sequences: Mapping[str, ByAxis] = field(default_factory=dict)
     optimizer_state: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -141,13 +123,13 @@ class Applied:
         if wrong := sorted(set((follow or {}).values()) - known):
             raise ConfigError(f"follow: the graph has no input {wrong}; it has {sorted(map(str, known))}")
         types = infer_types(self.model, dims)
-        placed = with_rows(self.placements, self.model, types, self.mesh)
+        placed = place_rows(self.placements, self.model, types, self.mesh)
         ends = {end: placed.get(start, {}) for end, start in (follow or {}).items()} | dict(outputs or {})
         for end in terms:
             left = {axis: Partial() for axis in self.mesh.axes}
             split = {axis: p for axis, p in ends.get(end, {}).items() if p != WHOLE}
             ends[end] = {**left, **split}
-        return propagate(self.model, types, self.mesh, placed, outputs=ends)
+        return propagate(self.model, types, self.mesh, placed, outputs=ends, sequences=self.sequences)
 
     def spmd(self, **options: Any) -> Spmd:
         """Return the graph of all ranks; options and errors are those of `shard`."""
@@ -178,9 +160,9 @@ def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFil
     ((Shard(dim=1),),)
     """
     model = model_of(graph)
-    own = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
+    own = plan if plan is None or isinstance(plan, PlanFile) else config.read_plan(plan)
     if (own is None or not own.enabled) and (text := model.metadata_props.get(PLAN)) is not None:
-        own = parse_plan(f"of {model.graph.name!r}", text)
+        own = config.parse_plan(f"of {model.graph.name!r}", text)
     if own is not None and own.enabled:
         return _Application(model, own).run()
     for node in model.graph:
@@ -229,19 +211,21 @@ class _Application:
         settings = {
             node: region for node in copy.graph if (region := by_node.get(node.name or "")) is not None
         }
-        for node in copy.graph:
-            # A plan replaces the placements in the graph.
-            sequence = settings.get(node, _NOTHING).sequence
-            mark(node, {} if sequence is None else self._placed(sequence))
         repeats = rematerialize(copy, units_of(settings))
         settings |= {node: self._backward(settings[repeated]) for node, repeated in repeats.items()}
         by_node |= {node.name or "": region for node, region in settings.items()}
         for node in copy.graph:
             region = settings.get(node, _NOTHING)
+            # A plan replaces the placements in the graph.
             place(node, NodePlacement(region.stage, region.device, region.workers))
         copy.metadata_props[PLAN] = self.plan.text
-        placements = with_sequences(copy, placements, self.mesh)
-        return Applied(copy, self.plan, self.mesh, placements, by_node, state)
+        sequences = {
+            name: {axis: p for axis, p in self._placed(region.sequence).items() if p != WHOLE}
+            for name, region in by_node.items()
+            if region.sequence is not None
+        }
+        placements = place_sequences(copy, placements, sequences)
+        return Applied(copy, self.plan, self.mesh, placements, by_node, sequences, state)
 
     def _backward(self, settings: RegionPlan) -> RegionPlan:
         """Return the settings of a region's backward nodes."""
@@ -250,10 +234,12 @@ class _Application:
         return merge([settings, self.by_name[settings.backward]])
 
     def _report(self, split: Split, problem: str) -> None:
-        self.problems.append(at(split.line, split.key, problem))
+        self.problems.append(format_problem(split.line, split.key, problem))
 
     def _report_key(self, region: RegionPlan, key: str, problem: str) -> None:
-        self.problems.append(at(region.lines.get(key, region.line), f"{region.name}.{key}", problem))
+        self.problems.append(
+            format_problem(region.lines.get(key, region.line), f"{region.name}.{key}", problem)
+        )
 
     # Regions.
 
@@ -281,7 +267,9 @@ class _Application:
             if region.name not in used:
                 names = sorted({p for p in paths.values() if p}) or [n.name or "" for n in self.model.graph]
                 like = f"its signals or nodes are like {', '.join(map(repr, names[:6]))}"
-                self.problems.append(at(region.line, region.name, f"the graph has no such region; {like}"))
+                self.problems.append(
+                    format_problem(region.line, region.name, f"the graph has no such region; {like}")
+                )
         return regions
 
     def _check_workers(self) -> None:
@@ -379,9 +367,9 @@ class _Application:
                     used.add(split.key)
                     yield value, split
         for region in self.plan.regions:
-            own = [node for node, r in regions.items() if region.shard.items() <= r.shard.items()]
             for key, split in region.shard.items():
                 if split.key not in used and key != ALL:
+                    own = [node for node, r in regions.items() if r.shard.get(key) == split]
                     names = sorted({v.name or "" for v in chain.from_iterable(map(read_sources, own))})
                     listed = ", ".join(map(repr, names[:6])) or "none"
                     close = did_you_mean(key, [name.rsplit(".", 1)[-1] for name in names])

@@ -33,7 +33,6 @@ import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import yaml
@@ -68,14 +67,14 @@ class RegionPlan:
 
     name: str = ""
     line: int = 0
-    shard: Mapping[str, Split] = field(default_factory=lambda: MappingProxyType({}))
+    shard: Mapping[str, Split] = field(default_factory=dict)
     workers: tuple[int, ...] | None = None
     stage: int | None = None
     device: str | None = None
     backward: str | None = None
     remat: bool | None = None
     sequence: Split | None = None
-    lines: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    lines: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class PlanFile:
     source: str
     text: str
     regions: tuple[RegionPlan, ...] = ()
-    inputs: Mapping[str, Split] = field(default_factory=lambda: MappingProxyType({}))
+    inputs: Mapping[str, Split] = field(default_factory=dict)
     mesh: Mapping[str, int] | None = None
     optimizer_state: Split | None = None
     enabled: bool = True
@@ -100,7 +99,7 @@ class PlanFile:
         return any(region.stage is not None for region in self.regions)
 
     def refusal(self, problems: Sequence[str]) -> ConfigError:
-        """Return the error with problems of this plan, each from `at`: each once, and the first ones only."""
+        """Return the error with problems of this plan (`format_problem`), each once, and the first ones only."""
         lines = (f"  - {problem}" for problem in dict.fromkeys(problems))
         return ConfigError("\n".join([f"plan {self.source}:", *at_most(_SHOWN, lines, before="  and ")]))
 
@@ -116,7 +115,7 @@ def merge(regions: Sequence[RegionPlan]) -> RegionPlan:
     return merged
 
 
-def at(line: int, key: str, problem: str) -> str:
+def format_problem(line: int, key: str, problem: str) -> str:
     """Return a problem with its line and its key."""
     return f"line {line}: {key}: {problem}"
 
@@ -149,7 +148,7 @@ def parse_plan(name: str, text: str) -> PlanFile:
         raise ConfigError(f"plan {name}: it is nested too deeply; the file is damaged") from None
     problems = loader.problems
     if root is not None and not isinstance(root, _Rows):
-        problems.append(at(1, "plan", "wanted a mapping, `name: value`"))
+        problems.append(format_problem(1, "plan", "wanted a mapping, `name: value`"))
     rows = _Section(root if isinstance(root, _Rows) else _Rows(), "", problems)
     plan = PlanFile(
         name,
@@ -165,7 +164,7 @@ def parse_plan(name: str, text: str) -> PlanFile:
         if region.backward is not None and region.backward not in names:
             wanted = f"wanted a region of this plan{did_you_mean(region.backward, names)}"
             problem = f"got {region.backward!r}, {wanted}"
-            problems.append(at(region.lines["backward"], f"{region.name}.backward", problem))
+            problems.append(format_problem(region.lines["backward"], f"{region.name}.backward", problem))
     if plan.stages is not None and plan.has_stages:
         rows.report("stages", f"got {plan.stages}, and regions have a `stage` too; keep one")
     if problems:
@@ -198,7 +197,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         for name, value in node.value:
             key, line = str(name.value), name.start_mark.line + 1
             if key in rows:
-                self.problems.append(at(line, key, "is given twice; keep one"))
+                self.problems.append(format_problem(line, key, "is given twice; keep one"))
             rows.lines[key] = line
             try:
                 rows[key] = self.construct_object(value, deep=True)
@@ -225,7 +224,7 @@ class _Section(NamedTuple):
     problems: list[str]
 
     def report(self, key: str, problem: str) -> None:
-        self.problems.append(at(self.rows.lines[key], self.path + key, problem))
+        self.problems.append(format_problem(self.rows.lines[key], self.path + key, problem))
 
     def value(self, key: str, kind: _Kind) -> Any:
         value = self.rows[key]

@@ -22,11 +22,11 @@ Size: TypeAlias = int | str | ir.SymbolicDim | None
 
 def read_sources(node: ir.Node) -> list[ir.Value]:
     """Return the weights and graph inputs that a node reads, also through casts."""
-    read = [_before_casts(v) for v in node.inputs if v is not None]
+    read = [_skip_casts(v) for v in node.inputs if v is not None]
     return [v for v in read if v.name and (v.is_initializer() or v.is_graph_input())]
 
 
-def _before_casts(value: ir.Value) -> ir.Value:
+def _skip_casts(value: ir.Value) -> ir.Value:
     while (node := value.producer()) is not None and node.op_type == "Cast" and node.domain == "":
         read = node.inputs[0]
         if read is None:
@@ -54,7 +54,7 @@ def front_dims(placed: ByAxis, value: ir.Value) -> dict[str, Placement]:
 def split_or_whole(placed: ByAxis, value: ir.Value, mesh: Mesh) -> dict[str, Placement]:
     """Return a placement of a value; whole if it lacks a dimension, or has one that the ranks do not divide.
 
-    An open size counts as divided: `with_rows` decides once it is known.
+    An open size counts as divided: `place_rows` decides once it is known.
     """
     own = front_dims(placed, value)
     return own if _has_parts(own, value.shape, mesh) else dict.fromkeys(own, WHOLE)
@@ -65,7 +65,7 @@ def split_dims(placed: ByAxis) -> dict[str, int]:
     return {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
 
 
-def with_rows(
+def place_rows(
     placements: Mapping[str, ByAxis], model: ir.Model, types: Mapping[str, ValueType], mesh: Mesh
 ) -> dict[str, ByAxis]:
     """Return placements for known sizes: an input whose open size, such as its rows, ranks do not divide is whole."""

@@ -21,7 +21,7 @@ from dask_ferro.graph.ir.inference import Dim, values
 from dask_ferro.graph.ir.regions import BACKWARD as BACKWARD_PHASE
 from dask_ferro.graph.ir.regions import PHASE_KEY, region_of
 from dask_ferro.graph.parallel.apply import Applied, apply
-from dask_ferro.graph.parallel.config import PlanFile, at
+from dask_ferro.graph.parallel.config import PlanFile, format_problem
 from dask_ferro.graph.parallel.state_layouts import state_layouts
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD
 from dask_ferro.graph.pipeline.schedule import Schedule
@@ -58,7 +58,7 @@ def plan_signals(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: P
             problem = (
                 f"its node {node.name!r} has no signal, and a pipeline is cut by signals; write it in one"
             )
-            raise plan.refusal([at(region.line, region.name, problem)])
+            raise plan.refusal([format_problem(region.line, region.name, problem)])
         found.setdefault(region.stage, {})[region_of(node).path] = None
     if sorted(found) != list(range(len(found))):
         raise ConfigError(

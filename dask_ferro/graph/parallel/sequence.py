@@ -3,10 +3,9 @@
     [row-parallel] --ReduceScatter--> [residual, norm, dropout on shards] --AllGather--> [column-parallel]
 
 An all-reduce and a whole activation on each rank become a reduce-scatter, an all-gather and a shard (Korthikanti and
-others 2022, arXiv:2205.05198).  A region says `sequence: {tensor: 1}`: its nodes are marked in their metadata, the
-float values that they read or make are split along that dimension, and nodes without the mark read them whole.  A
-value needs that dimension, of a size other than 1, and features behind it; all others follow by propagation, as do
-weights and graph inputs.
+others 2022, arXiv:2205.05198).  A region says `sequence: {tensor: 1}`: the float values that its nodes read or make are
+split along that dimension, and nodes of other regions read them whole.  A value needs that dimension, of a size other
+than 1, and features behind it; all others follow by propagation, as do weights and graph inputs.
 """
 
 from __future__ import annotations
@@ -17,26 +16,20 @@ import onnx_ir as ir
 
 from dask_ferro.graph.parallel.config import RegionPlan, Split
 from dask_ferro.graph.parallel.node_values import split_dims
-from dask_ferro.graph.sharding.node_placement import SEQUENCE, sequence_of
-from dask_ferro.graph.sharding.placements import Shard
+from dask_ferro.graph.sharding.placements import Placement
 from dask_ferro.graph.sharding.redistribute import ByAxis, Mesh
 from dask_ferro.graph.sharding.requests import divides, ranks_by_dim
 
 
-def mark(node: ir.Node, placed: ByAxis) -> None:
-    """Mark a node as one that reads and makes shards; a placement that splits nothing takes the mark away."""
-    node.metadata_props.pop(SEQUENCE, None)
-    if split := split_dims(placed):
-        node.metadata_props[SEQUENCE] = ",".join(f"{axis}={dim}" for axis, dim in split.items())
-
-
-def with_sequences(model: ir.Model, placements: Mapping[str, ByAxis], mesh: Mesh) -> dict[str, ByAxis]:
-    """Return the placements of values, those of marked nodes included; others take precedence axis by axis."""
-    shards: dict[str, dict[str, Shard]] = {}
+def place_sequences(
+    model: ir.Model, placements: Mapping[str, ByAxis], sequences: Mapping[str, ByAxis]
+) -> dict[str, ByAxis]:
+    """Return the placements of values, those of nodes in sequences included; others take precedence axis by axis."""
+    shards: dict[str, dict[str, Placement]] = {}
     for node in model.graph:
-        split = {axis: Shard(dim) for axis, dim in sequence_of(node).items() if axis in mesh.axes}
-        for value in sequence_values(node, split):
-            shards.setdefault(value.name or "", {}).update(split)
+        placed = sequences.get(node.name or "", {})
+        for value in sequence_values(node, placed):
+            shards.setdefault(value.name or "", {}).update(placed)
     return {**placements, **{name: {**split, **placements.get(name, {})} for name, split in shards.items()}}
 
 

@@ -7,7 +7,6 @@ numbers here, not addresses.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,9 +15,6 @@ import onnx_ir as ir
 # Keys of node metadata.
 STAGE, DEVICE, WORKERS = "dask_ferro.stage", "dask_ferro.device", "dask_ferro.workers"
 CHUNK, ACTION = "dask_ferro.chunk", "dask_ferro.action"
-# Of a node in a sequence parallel region: the dimension that each axis of the mesh splits, as in "tensor=1".
-SEQUENCE = "dask_ferro.sequence"
-_AXIS_DIM = re.compile(r"([^=,]+)=(\d{1,3})")
 
 
 class NodePlacement(NamedTuple):
@@ -61,11 +57,6 @@ def placement_of(node: ir.Node) -> NodePlacement:
         None if workers is None else tuple(map(int, workers.split(","))),
         props.get(ACTION),
     )
-
-
-def sequence_of(node: ir.Node) -> dict[str, int]:
-    """Return the dimension that each axis splits at a node of a sequence parallel region; empty for any other."""
-    return {axis: int(dim) for axis, dim in _AXIS_DIM.findall(node.metadata_props.get(SEQUENCE, ""))}
 
 
 def placements(nodes: Sequence[ir.Node]) -> dict[ir.Node, NodePlacement]:

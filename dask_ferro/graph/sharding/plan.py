@@ -48,7 +48,6 @@ class LayoutChange(NamedTuple):
 
     value: ir.Value
     source: Layout
-    target: Layout
     steps: tuple[LayoutStep, ...]
     price: Price
 

@@ -11,8 +11,7 @@ along each axis of the mesh, one strategy of the placement table:
    that a Partial result will need; the first in the table breaks ties.
 
 A Partial is passed on to a single reader; with several readers the first one's all-reduce serves all.  Graph outputs
-are never Partial unless that is requested.  The shards of a sequence parallel region (`node_placement.SEQUENCE`)
-are read by its own nodes alone; all others read them whole.
+are never Partial unless that is requested.
 
 Nothing is computed here, and weights are not read; the sizes of split dimensions have to be known.  Durations are
 seconds, sizes bytes, both projected.
@@ -34,19 +33,16 @@ from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, node_cost, second
 from dask_ferro.graph.ir.inference import values
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ops.labels import TypedNode
-from dask_ferro.graph.sharding.node_placement import sequence_of
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
 from dask_ferro.graph.sharding.plan import Compute, Entry, LayoutChange, Numbers, Sharding, select_nodes
 from dask_ferro.graph.sharding.redistribute import (
     ByAxis,
     Layout,
     Mesh,
-    count_parts,
     is_reachable,
     layout_of,
     price,
     price_steps,
-    step_kind,
     steps,
     text,
 )
@@ -65,6 +61,7 @@ def propagate(
     *,
     outputs: Mapping[str, ByAxis] = _NOTHING,
     starts: Mapping[str, ByAxis] = _NOTHING,
+    sequences: Mapping[str, ByAxis] = _NOTHING,
     link: Link = FLOW_LINK,
     profile: DeviceProfile = CPU,
 ) -> Sharding:
@@ -73,7 +70,8 @@ def propagate(
     Graph inputs and initializers are `placed` from the start, and the result of a node at once; along axes without a
     name the former are whole, and the latter stay as they come.  An input in `starts` comes in another layout.  Graph
     outputs are placed at the end; where a Partial is requested, one may be a sum or a mean of terms, which are left to
-    the caller, if no node needs it complete.  The placements are DTensor's
+    the caller, if no node needs it complete.  `sequences` has the shards of activations that the nodes of sequence
+    parallel regions, by name, read and make; no other node reads these.  The placements are DTensor's
     (docs.pytorch.org/docs/stable/distributed.tensor.html); column- and row-parallel layers (Shoeybi and others 2019,
     arXiv:1909.08053) are ``Shard(1)`` and ``Shard(0)`` on a weight.
 
@@ -89,11 +87,9 @@ def propagate(
     by_name = {value.name: value for value in values(graph) if value.name}
     ends = {value.name: value for value in graph.outputs if value.name}
     requests = check(placed, by_name, types, mesh, "placed")
-    outputs, starts = (
-        check(outputs, ends, types, mesh, "outputs"),
-        check(starts, by_name, types, mesh, "starts"),
-    )
-    walk = _Propagation(model, types, mesh, requests, outputs, link, profile)
+    outputs = check(outputs, ends, types, mesh, "outputs")
+    starts = check(starts, by_name, types, mesh, "starts")
+    walk = _Propagation(model, types, mesh, requests, outputs, sequences, link, profile)
     for name, start in starts.items():
         walk.begin(by_name[name], layout_of(start, mesh))
     for node in walk.nodes:
@@ -106,6 +102,10 @@ def propagate(
 _SUMS = (Partial("sum"), Partial("mean"))
 
 
+def _complete(layout: Layout) -> Layout:
+    return tuple(WHOLE if isinstance(p, Partial) else p for p in layout)
+
+
 class _Propagation:
     """The layouts that each value has so far, and the entries of the plan."""
 
@@ -116,11 +116,12 @@ class _Propagation:
         mesh: Mesh,
         requests: Mapping[str, ByAxis],
         outputs: Mapping[str, ByAxis],
+        sequences: Mapping[str, ByAxis],
         link: Link,
         profile: DeviceProfile,
     ) -> None:
         self.types, self.mesh, self.requests, self.link, self.profile = types, mesh, requests, link, profile
-        self.axes = list(mesh.axes)
+        self.axes, self.sequences = list(mesh.axes), sequences
         # The layout in which each graph output is requested.
         self.ends = {
             v: layout_of(outputs[v.name], mesh) for v in model.graph.outputs if v.name and v.name in outputs
@@ -140,12 +141,12 @@ class _Propagation:
         self.entries: list[Entry] = []
         self.known: dict[ir.Value, Numbers] = {}
         # The values that sequence parallel regions read or make in shards, with the axis.
-        self.sequences = {
+        self.shards = {
             (value, axis)
             for node in self.nodes
-            for axis, dim in sequence_of(node).items()
+            for axis, shard in sequences.get(node.name or "", {}).items()
             for value in (*self.reads[node], *node.outputs)
-            if value is not None and self._request(value).get(axis) == Shard(dim)
+            if value is not None and self._request(value).get(axis) == shard
         }
 
     def _request(self, value: ir.Value) -> ByAxis:
@@ -178,17 +179,16 @@ class _Propagation:
 
         A requested Partial stays as it is, unless another reader had it reduced already.
         """
-        layouts = self.layouts[value]
-        if (layout := self.ends.get(value)) is None:
+        layouts, layout = self.layouts[value], self.ends.get(value)
+        if layout is None:
             # The last complete layout is the readers' and needs no further redistribution.
-            complete = [layout for layout in layouts if not any(isinstance(p, Partial) for p in layout)]
-            reduced = tuple(WHOLE if isinstance(p, Partial) else p for p in layouts[0])
-            layout = complete[-1] if complete else reduced
-        elif any(isinstance(p, Partial) for p in layout):
+            complete = [now for now in layouts if now == _complete(now)]
+            layout = complete[-1] if complete else _complete(layouts[0])
+        elif _complete(layout) in layouts:
+            layout = _complete(layout)
+        else:
             pairs = zip(layouts[0], layout, strict=True)
-            terms = tuple((p if p in _SUMS else WHOLE) if isinstance(q, Partial) else q for p, q in pairs)
-            reduced = tuple(WHOLE if isinstance(p, Partial) else p for p in layout)
-            layout = reduced if reduced in layouts else terms
+            layout = tuple((p if p in _SUMS else WHOLE) if isinstance(q, Partial) else q for p, q in pairs)
         self._redistribute(value, layout)
         return layout
 
@@ -236,7 +236,7 @@ class _Propagation:
             (price_steps(path, start, nbytes, self.mesh, self.link), start, path) for start, path in paths
         ]
         cost, source, path = min(priced, key=lambda one: (one[0].seconds, one[0].bytes))
-        self.entries.append(LayoutChange(value, source, target, path, cost))
+        self.entries.append(LayoutChange(value, source, path, cost))
         for step in path:
             source = step.after(source)
             if source not in layouts:
@@ -281,22 +281,20 @@ class _Propagation:
         # Terms that others need complete are reduced for all of them.
         has_own_terms = all(self.readers[v] == 1 for v, p in read if isinstance(p, Partial))
         # The shards of a sequence parallel region are for its own nodes.
-        is_foreign = name not in sequence_of(node) and any(
-            (v, name) in self.sequences and self._request(v).get(name) == p for v, p in read
+        is_foreign = name not in self.sequences.get(node.name or "", {}) and any(
+            (v, name) in self.shards and self._request(v).get(name) == p for v, p in read
         )
         return (has_operand or is_requested) and has_own_terms and not is_foreign
 
     def _move_seconds(self, value: ir.Value, placement: Placement, axis: int) -> float:
         """Return the least seconds of placing a value along an axis, while it stays along the others; or infinity."""
-        nbytes, ranks = value_bytes(type_of(value, self.types)), self.mesh.sizes[axis]
-        ways = ((step_kind(layout[axis], placement), layout) for layout in self.layouts[value])
+        nbytes = value_bytes(type_of(value, self.types))
+        pairs = ((now, (*now[:axis], placement, *now[axis + 1 :])) for now in self.layouts[value])
         return min(
             (
-                price(
-                    kind, nbytes / count_parts(layout, self.mesh, without=(axis,)), ranks, self.link
-                ).seconds
-                for kind, layout in ways
-                if kind is not None
+                price_steps(steps(now, target), now, nbytes, self.mesh, self.link).seconds
+                for now, target in pairs
+                if is_reachable(now, target)
             ),
             default=inf,
         )

@@ -91,14 +91,14 @@ def cut(model: ir.Model, *, bucket_bytes: int | None = None, seconds: Sequence[f
     if bucket_bytes is None:
         total = sum(_bytes(node.inputs[0]) for node in nodes if is_collective(node))
         bucket_bytes = max(_BUCKET_BYTES, total // _BUCKETS)
-    groups = _grouped(nodes, depth, sites, bucket_bytes)
+    groups = _fill_buckets(nodes, depth, sites, bucket_bytes)
     number = {node: i for i, group in enumerate(groups) for node in group}
     first = _first_readers(nodes, number, len(groups))
     if seconds is not None:
         # What the collectives of its own depth do not need can wait for its readers.
         depth_of = {i: depth[group[0]] for i, group in enumerate(groups)}
         free = [n for n in nodes if n not in number and depth_of.get(first[n]) != depth[n]]
-        depth = _with_readers(free, first, depth, sites, dict(zip(nodes, seconds, strict=True)))
+        depth = _delay_short_work(free, first, depth, sites, dict(zip(nodes, seconds, strict=True)))
     members: dict[tuple[int, Depth, int, NodePlacement], list[int]] = {}
     for position, node in enumerate(nodes):
         if node not in number:
@@ -150,7 +150,7 @@ def _levels(nodes: Iterable[ir.Node], sites: Mapping[ir.Node, NodePlacement]) ->
     return level
 
 
-def _grouped(
+def _fill_buckets(
     nodes: Sequence[ir.Node],
     depth: Mapping[ir.Node, Depth],
     sites: Mapping[ir.Node, NodePlacement],
@@ -191,7 +191,7 @@ def _first_readers(nodes: list[ir.Node], number: Mapping[ir.Node, int], last: in
     return first
 
 
-def _with_readers(
+def _delay_short_work(
     free: Sequence[ir.Node],
     first: Mapping[ir.Node, int],
     depth: Mapping[ir.Node, Depth],

@@ -29,7 +29,7 @@ from dask_ferro.graph.ops.table import rule
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
 from dask_ferro.graph.sharding.placements import PLACEMENT, Shard
-from dask_ferro.graph.sharding.plan import Compute, Entry, LayoutChange, Sharding, select_nodes
+from dask_ferro.graph.sharding.plan import Compute, LayoutChange, Sharding, select_nodes
 from dask_ferro.graph.sharding.redistribute import Layout, LayoutStep, collective, text
 
 # The part of each rank, in order.
@@ -48,7 +48,10 @@ def lower(plan: Sharding, copied: Collection[str] = ()) -> Spmd:
     """
     writer = _RankGraphWriter(plan, frozenset(copied))
     for entry in plan.entries:
-        writer.add(entry)
+        if isinstance(entry, Compute):
+            writer.compute(entry)
+        else:
+            writer.redistribute(entry)
     return writer.finish()
 
 
@@ -68,20 +71,13 @@ class _RankGraphWriter:
             piece = self._constant(_name(value, self.mesh.whole, 0), array)
             self.pieces[value, self.mesh.whole] = (piece,) * self.mesh.ranks
 
-    def add(self, entry: Entry) -> None:
-        if isinstance(entry, Compute):
-            self._compute(entry)
-        else:
-            self._move(entry)
-
     def finish(self) -> Spmd:
         graph = self.plan.model.graph
-        ends = [self.pieces[v, at] for v, at in zip(graph.outputs, self.plan.outputs, strict=True)]
+        ends = list(zip(graph.outputs, self.plan.outputs, strict=True))
         # Ranks with the same part of an output share one value, which is computed and kept once.
-        shared = [self._holders(v, at) for v, at in zip(graph.outputs, self.plan.outputs, strict=True)]
-        pieces = [tuple(map(end.__getitem__, held)) for end, held in zip(ends, shared, strict=True)]
+        pieces = [tuple(self.pieces[end][rank] for rank in self._holders(*end)) for end in ends]
         outputs = list(dict.fromkeys(chain.from_iterable(pieces)))
-        inputs = list(dict.fromkeys(chain.from_iterable(self.pieces[entry] for entry in self.inputs)))
+        inputs = list(dict.fromkeys(chain.from_iterable(map(self.pieces.__getitem__, self.inputs))))
         nodes = select_nodes({node: node.inputs for node in self.nodes}, outputs)
         for node in set(self.nodes).difference(nodes):
             # It would count as a reader.
@@ -103,11 +99,8 @@ class _RankGraphWriter:
         return Spmd(
             model,
             self.mesh,
-            tuple(self._port(v, at, self.pieces[v, at]) for v, at in self.inputs),
-            tuple(
-                self._port(v, at, p)
-                for v, at, p in zip(graph.outputs, self.plan.outputs, pieces, strict=True)
-            ),
+            tuple(self._port(*start, self.pieces[start]) for start in self.inputs),
+            tuple(self._port(*end, own) for end, own in zip(ends, pieces, strict=True)),
         )
 
     # Values.
@@ -153,13 +146,12 @@ class _RankGraphWriter:
 
     # Nodes.
 
-    def _compute(self, entry: Compute) -> None:
-        node, ranks = entry.node, range(self.mesh.ranks)
+    def compute(self, entry: Compute) -> None:
+        node = entry.node
         outputs = [self._values(v, layout) for v, layout in zip(node.outputs, entry.outputs, strict=True)]
         attributes = self._attributes(entry)
         props = {**node.metadata_props, PLACEMENT: text(entry.outputs[0]) if entry.outputs else ""}
-        name = node.name or node.op_type
-        for rank in ranks:
+        for rank in range(self.mesh.ranks):
             inputs = [self._input(entry, i, rank) for i in range(len(node.inputs))]
             self.nodes.append(
                 ir.Node(
@@ -168,7 +160,7 @@ class _RankGraphWriter:
                     inputs,
                     attributes,
                     outputs=[pieces[rank] for pieces in outputs],
-                    name=f"{name}@{rank}",
+                    name=f"{node.name or node.op_type}@{rank}",
                     metadata_props={**props, RANK: str(rank)},
                 )
             )
@@ -210,7 +202,7 @@ class _RankGraphWriter:
                 attributes[name] = ir.AttrInt64(name, int(attributes[name].value) // share)
         return list(attributes.values())
 
-    def _move(self, entry: LayoutChange) -> None:
+    def redistribute(self, entry: LayoutChange) -> None:
         value, now = entry.value, entry.source
         # A weight needs no Slice at run time: its parts become initializers.
         is_cut = _weight(value) is not None and all(step.kind == "Slice" for step in entry.steps)
@@ -231,18 +223,16 @@ class _RankGraphWriter:
 
     def _step(self, step: LayoutStep, sources: Pieces, results: Pieces, props: Mapping[str, str]) -> None:
         for group in self.mesh.groups(*step.axes):
+            operands, outputs = ([pieces[rank] for rank in group] for pieces in (sources, results))
             if isinstance(step.target, Shard) and step.kind == "Slice":
                 for index, rank in enumerate(group):
-                    node = self._slice(step.target.dim, index, len(group), sources[rank], results[rank])
+                    node = self._slice(step.target.dim, index, len(group), operands[index], outputs[index])
                     node.metadata_props.update({RANK: str(rank), **props})
                     self.nodes.append(node)
-                continue
-            name = f"{results[group[0]].name}/{step.kind}"
-            node = collective(
-                step, [sources[rank] for rank in group], [results[rank] for rank in group], name
-            )
-            node.metadata_props.update({**props, RANKS: ",".join(map(str, group))})
-            self.nodes.append(node)
+            else:
+                node = collective(step, operands, outputs, f"{outputs[0].name}/{step.kind}")
+                node.metadata_props.update({**props, RANKS: ",".join(map(str, group))})
+                self.nodes.append(node)
 
     def _slice(self, dim: int, index: int, count: int, whole: ir.Value, piece: ir.Value) -> ir.Node:
         """Return the Slice of one of `count` parts, in the form of the model's opset."""
