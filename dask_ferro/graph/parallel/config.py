@@ -155,7 +155,7 @@ def parse_plan(name: str, text: str) -> PlanFile:
         text,
         tuple(_region(rows, key) for key in rows.rows if key not in _OF_GRAPH),
         rows.splits("inputs"),
-        rows.mesh() if "mesh" in rows.rows else None,
+        rows.mesh(),
         rows.split("optimizer_state"),
         **rows.values(_SETTINGS),
     )
@@ -245,28 +245,29 @@ class _Section(NamedTuple):
             self.report(key, "wanted a mapping, `name: value`")
         return _Section(rows if isinstance(rows, _Rows) else _Rows(), f"{self.path}{key}.", self.problems)
 
+    def by_axis(self, key: str, kind: _Kind) -> dict[str, int]:
+        axes = self.section(key)
+        numbers = axes.values(dict.fromkeys(axes.rows, kind))
+        return {axis: number for axis, number in numbers.items() if number is not None}
+
     def split(self, key: str) -> Split | None:
         if key not in self.rows:
             return None
         dims = self.rows[key]
         if isinstance(dims, _Rows):
-            axes = self.section(key)
-            pairs = {axis: axes.value(axis, _DIM) for axis in axes.rows}
-            dims = {axis: dim for axis, dim in pairs.items() if dim is not None}
-        else:
-            dims = None if dims == WHOLE else self.value(key, _DIM)
-        return Split(dims, self.rows.lines[key], self.path + key)
+            dims = self.by_axis(key, _DIM)
+        elif dims != WHOLE:
+            dims = self.value(key, _DIM)
+        return Split(None if dims == WHOLE else dims, self.rows.lines[key], self.path + key)
 
     def splits(self, key: str) -> dict[str, Split]:
         section = self.section(key)
         return {name: split for name in section.rows if (split := section.split(name)) is not None}
 
-    def mesh(self) -> dict[str, int]:
-        axes = self.section("mesh")
-        if not axes.rows and isinstance(self.rows["mesh"], _Rows):
+    def mesh(self) -> dict[str, int] | None:
+        if self.rows.get("mesh") == {}:
             self.report("mesh", "got no axis, wanted such as {data: 2, tensor: 4}")
-        sizes = {axis: axes.value(axis, _COUNT) for axis in axes.rows}
-        return {axis: size for axis, size in sizes.items() if size is not None}
+        return self.by_axis("mesh", _COUNT) if "mesh" in self.rows else None
 
     def check_keys(self, known: Sequence[str]) -> None:
         for key in (key for key in self.rows if key not in known):
@@ -286,7 +287,6 @@ def _region(plan: _Section, name: str) -> RegionPlan:
     region = plan.section(name)
     region.check_keys(_OF_REGION)
     settings = region.values(_PLAIN)
-    settings.pop("compile", None)
     shard, lines = region.section("shard"), rows.lines
     if isinstance(shard.rows.get("workers"), list) or "replicated" in shard.rows:
         # GT's form.
@@ -301,9 +301,17 @@ def _region(plan: _Section, name: str) -> RegionPlan:
         lines = {**shard.rows.lines, **lines}
     else:
         splits = region.splits("shard")
-    if settings.get("workers") is not None:
-        settings["workers"] = tuple(settings["workers"])
-    return RegionPlan(name, line, splits, sequence=region.split("sequence"), lines=lines, **settings)
+    workers = settings.pop("workers", None)
+    settings.pop("compile", None)
+    return RegionPlan(
+        name,
+        line,
+        splits,
+        None if workers is None else tuple(workers),
+        sequence=region.split("sequence"),
+        lines=lines,
+        **settings,
+    )
 
 
 # Keys.

@@ -29,7 +29,7 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
+from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
 from dask_ferro.policy.estimates import Link
 
 # One placement for each axis of the mesh.
@@ -131,23 +131,18 @@ _ONE_COLLECTIVE = ("AllGather", "AllReduce")
 _ORDER = ("Slice", "ReduceScatter", "AllToAll", "AllReduce", "AllGather")
 
 
-def step_kind(source: Placement, target: Placement) -> str | None:
-    """Return the step from one placement to another, "" if they are equal; None if there is no such step."""
-    if source == target:
-        return ""
-    # A complete value is never split into terms: zeros on all ranks but one would only cost memory.
-    if isinstance(target, Partial):
-        return None
-    to_shard = isinstance(target, Shard)
-    if isinstance(source, Partial):
-        return "ReduceScatter" if to_shard else "AllReduce"
-    if isinstance(source, Shard):
-        return "AllToAll" if to_shard else "AllGather"
-    return "Slice"
+_KINDS = {
+    (Partial, Replicate): "AllReduce",
+    (Partial, Shard): "ReduceScatter",
+    (Shard, Replicate): "AllGather",
+    (Shard, Shard): "AllToAll",
+    (Replicate, Shard): "Slice",
+}
 
 
 def is_reachable(source: Layout, target: Layout) -> bool:
-    return all(step_kind(a, b) is not None for a, b in zip(source, target, strict=True))
+    """Return whether there are steps: no complete value is split into terms, which would only cost memory."""
+    return all(a == b or not isinstance(b, Partial) for a, b in zip(source, target, strict=True))
 
 
 @lru_cache(4096)
@@ -171,9 +166,7 @@ def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
 
 
 def _step(axis: int, source: Placement, target: Placement) -> LayoutStep:
-    kind = step_kind(source, target)
-    assert kind, "there is a step, since one layout leads to the other"
-    return LayoutStep(kind, (axis,), source, target)
+    return LayoutStep(_KINDS[type(source), type(target)], (axis,), source, target)
 
 
 def _is_ready(now: Sequence[Placement], target: Layout, axis: int) -> bool:
@@ -209,7 +202,7 @@ def price(kind: str, nbytes: float, ranks: int, link: Link) -> Price:
     >>> price("AllReduce", 8e6, 4, Link(latency=0.0, bandwidth=1e9))
     Price(bytes=12000000.0, seconds=0.012)
     """
-    if kind in ("", "Slice") or ranks == 1:
+    if kind == "Slice" or ranks == 1:
         return Price(0.0, 0.0)
     hops = ranks - 1
     sent = nbytes * hops / ranks
