@@ -2,18 +2,14 @@
 
     plan(graph, workers=8)      all combinations for up to 8 workers; the fastest that fits the memory is marked
 
-- data: inputs with the batch dimension are split along it, their first dimension.
-- tensor: weights of matrix products are split by columns and rows in turn, so that a pair costs one all-reduce, and a
-  vector that is added to columns with them.  Columns without rows after them, whose result would have to be gathered,
-  stay whole, and so do convolutions and embeddings.
-- pipeline: stages of equal seconds, with the most micro-batches that divide the batch, up to four per stage; makespan
-  and activations are those of 1f1b.
-- optimizer's state: split over the data ranks too, where that takes less memory (`parallel.state_layouts`).
+Data ranks split the first dimension of inputs with the batch, and the optimizer's state where that takes less memory;
+tensor ranks split pairs of weights by columns and rows (`weight_pairs`); stages have equal seconds, and 1f1b's makespan
+and activations, with the most micro-batches that divide the batch, up to four per stage.
 
 Seconds are those of the cost model for compute, those of the link for communication, and one hop of a flow for each
 collective in a chain and for each action of a stage.  `sharding.propagate` does the sharding; where it refuses, the
-reason is given.  Everything is projected: nothing runs.  The memory of engines, and second copies while new values are
-computed, are not counted.  Durations are seconds, sizes bytes, both of one worker.
+reason is given.  Everything is projected: nothing runs.  The memory of engines is not counted.  Durations are seconds,
+sizes bytes, both of one worker.
 """
 
 from __future__ import annotations
@@ -206,15 +202,9 @@ def plan(
 
     Examples
     --------
-    >>> import dask_ferro as ff
-    >>> x, w = ff.argument("x", (32, 256)), ff.argument("w", (256, 256))
-    >>> print(ff.plan(x @ w, workers=2, batched=["x"]))  # doctest: +SKIP
-    data x tensor x stages   step s  computing  exchanging  waiting  parameters  ...  MiB a worker
-    2 x 1 x 1              2.13e-05   2.13e-05           0        0         0.2  ...           0.3
-    * 1 x 1 x 1              4.26e-05   4.26e-05           0        0         0.2  ...           0.3
-
     A step of training with Adam, whose state takes twice the bytes of the parameters, and a count of steps:
 
+    >>> import dask_ferro as ff
     >>> w = ff.asarray([[1.0, 2.0], [3.0, 4.0]], name="w")
     >>> loss = ((ff.argument("x", (32, 2)) @ w) ** 2).mean()
     >>> found = ff.plan(loss, 2, params=[w], optimizer=ff.optim.Adam())

@@ -1,29 +1,16 @@
 """Plans as YAML: the settings of each region, read and checked without a graph.
 
-    enabled: true                       # false: as if there were no plan
-    mesh: {data: 2, tensor: 2}          # axes of the ranks; without it, one axis "tensor" over a region's workers
-    inputs: {x: {data: 0}}              # which dimension of an input (or weight) is split, by axis
-    optimizer_state: {data: 0}          # which dimension of the optimizer's state is split, by axis
-    schedule: 1f1b                      # the order of a pipeline's actions, on `micro_batches` parts of a batch,
-    micro_batches: 8                    # in `stages` of equal seconds where no region has a stage,
-    chunks: 1                           # of so many chunks each: defaults of `parallel` and `fit`
-    layer1:                             # a signal's path, or a pattern over paths or over names of nodes
-      shard: {weight: 1, bias: 0}       # which dimension of a value is split; `whole`: on every rank
-      workers: [0, 1]                   # numbers of workers, in the order of ranks
-      stage: 0
-      device: gpu
-      backward: layer1_bwd              # the region of this plan that its backward nodes follow
-      remat: true                       # its activations are computed again in the backward, not kept
-      sequence: {tensor: 1}             # its activations are split along a dimension; `whole`: not, as around it
-    layer2:                             # GT's form: all weights and inputs of the region
+    mesh: {data: 2, tensor: 2}          # keys of the whole graph: `_OF_GRAPH`
+    inputs: {x: {data: 0}}
+    layer1:                             # a region: a signal's path, or a pattern over paths or over names of nodes
+      shard: {weight: 1, bias: whole}   # its keys: `_OF_REGION`
+      workers: [0, 1]
+    layer2:                             # GT's form: all weights and inputs of the region, as in `shard: {"*": 0}`
       shard: {axis: 0, workers: [0, 1], replicated: false}
 
-GT's form is that of `shard: {"*": 0}`, a split of every weight and input that no plan names: one without that
-dimension, or with one that the ranks do not divide, is whole on every rank.  Its `compile` is accepted and changes
-nothing, since every region is compiled.
-
-Problems are reported together, at most ten of them, each with file, line and key.  `apply` checks a plan against a
-graph: its regions, values and dimensions.
+docs/reference/parallelism.md says what each key means.  GT's `compile` is accepted and changes nothing, since every
+region is compiled.  Problems are reported together, at most ten of them, each with file, line and key.  `apply` checks
+a plan against a graph: its regions, values and dimensions.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Propagation of placements through a graph: a plan of the layout of each value, and of the redistributions.
 
 The caller places some values, mostly inputs and weights; `propagate` walks the nodes in order and chooses for each,
-along each axis of the mesh, one strategy of the placement table:
+along each axis of the mesh in turn, one strategy of the placement table:
 
-1. a strategy has to use at least one operand in its current layout, give a result in the layout that is requested, or
-   be whole: nothing is split without a request; axes are taken in the order of the mesh, and a later one may split the
-   parts of earlier ones again;
+1. a strategy uses at least one operand in its current layout, gives a result in the layout that is requested, or is
+   whole: nothing is split without a request;
 2. strategies without communication come first, except those whose Partial result is larger than the Partial they read;
 3. then the least projected seconds: of moving the operands along this axis, of the node itself, and of the all-reduce
    that a Partial result will need; the first in the table breaks ties.
