@@ -279,8 +279,8 @@ class _Application:
             if region.workers is None:
                 continue
             if len(region.workers) != self.mesh.ranks:
-                wanted = f"wanted {self.mesh.ranks}, one for each rank of {dict(self.mesh.axes)}"
-                self._report_key(region, "workers", f"got {len(region.workers)} workers, {wanted}")
+                count = f"wanted {self.mesh.ranks}, one for each rank of {dict(self.mesh.axes)}"
+                self._report_key(region, "workers", f"got {len(region.workers)} workers, {count}")
             first = of_stage.setdefault(region.stage, region)
             if first.workers != region.workers:
                 got = f"got {list(region.workers)}, and {first.name!r} has {list(first.workers or ())}"
@@ -399,8 +399,8 @@ class _Application:
                     self._report(split, f"no axis {name!r}; the mesh has {', '.join(axes)}")
             return {name: Shard(dim) for name, dim in split.dims.items() if name in axes}
         if axis not in axes and len(axes) > 1:
-            wanted = f"name one of {', '.join(axes)}, as in {{{axes[0]}: {split.dims}}}"
-            self._report(split, f"which axis? {wanted}")
+            remedy = f"name one of {', '.join(axes)}, as in {{{axes[0]}: {split.dims}}}"
+            self._report(split, f"which axis? {remedy}")
         return {axis if axis in axes else axes[0]: Shard(split.dims)}
 
 

@@ -337,16 +337,16 @@ class _Search(NamedTuple):
         sends = 0.0 if stages == 1 else actions * (2 if trains else 1) * _HOP
         total = actions * busy / micro + hops + sends
         # 1F1B keeps at most as many micro-batches as there are stages; inference keeps one value at a time.
-        sizes, kept = sharding.activations, min(micro, stages) / micro
-        activations = sum(sizes) * kept if trains else max(sizes, default=0.0)
+        sizes = sharding.activations
+        activations = sum(sizes) * min(micro, stages) / micro if trains else max(sizes, default=0.0)
         # What a rank holds from step to step: all but the batch.
         sources = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-        held = {
+        resident = {
             n: sharding.part_bytes(v, sharding.inputs[n])
             for n, v in sources.items()
             if n not in self.carriers
         }
-        trained = dict.fromkeys(held if self.step.params is None else self.step.params) if trains else {}
+        trained = dict.fromkeys(resident if self.step.params is None else self.step.params) if trains else {}
         axes = sharding.mesh.axes
         dims = {n: split_dims(dict(zip(axes, at, strict=True))) for n, at in sharding.inputs.items()}
         usual = Proposal(
@@ -358,8 +358,8 @@ class _Search(NamedTuple):
             computing / stages,
             exchanging / stages,
             max(0.0, total - busy),
-            sum(held.values()) / stages,
-            sum(map(held.__getitem__, trained)) / stages,
+            sum(resident.values()) / stages,
+            sum(map(resident.__getitem__, trained)) / stages,
             self._state(sharding, {}) / stages,
             activations / stages,
             {name: split for name, split in dims.items() if split},

@@ -149,8 +149,8 @@ def parse_plan(name: str, text: str) -> PlanFile:
     names = {region.name for region in plan.regions}
     for region in plan.regions:
         if region.backward is not None and region.backward not in names:
-            wanted = f"wanted a region of this plan{did_you_mean(region.backward, names)}"
-            problem = f"got {region.backward!r}, {wanted}"
+            close = did_you_mean(region.backward, names)
+            problem = f"got {region.backward!r}, wanted a region of this plan{close}"
             problems.append(format_problem(region.lines["backward"], f"{region.name}.backward", problem))
     if plan.stages is not None and plan.has_stages:
         rows.report("stages", f"got {plan.stages}, and regions have a `stage` too; keep one")
