@@ -47,8 +47,6 @@ class Rule(NamedTuple):
         The input that spells the output's shape, which is taken from the types instead.
     ignored : tuple of int
         Inputs of which nothing but the dtype is read, so that it does not matter how they lie.
-    rounds : bool
-        Whether terms of the result are each rounded, so that their sum is not as exact as the rounded sum.
     """
 
     inputs: tuple[Dims, ...]
@@ -60,7 +58,6 @@ class Rule(NamedTuple):
     counts: Mapping[str, tuple[int, int]] = MappingProxyType({})
     shape: int | None = None
     ignored: tuple[int, ...] = ()
-    rounds: bool = False
 
 
 @dataclass(frozen=True)

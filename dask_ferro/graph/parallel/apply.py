@@ -30,28 +30,26 @@ from dask_ferro.errors import ConfigError, did_you_mean
 from dask_ferro.graph.ir.inference import declared_type
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, parse_plan, read_plan, together
+from dask_ferro.graph.parallel import config
+from dask_ferro.graph.parallel.config import ALL, PlanFile, RegionPlan, Split, format_problem, merge
 from dask_ferro.graph.parallel.node_values import (
-    Placed,
+    find_values,
     front_dims,
-    named,
-    ranks_along,
-    shown,
-    sized,
-    sources,
+    infer_types,
+    place_rows,
+    read_sources,
     split_dims,
     split_or_whole,
-    with_rows,
 )
-from dask_ferro.graph.parallel.remat import draws, rematerialized, units_of
-from dask_ferro.graph.parallel.sequence import mark, misfits, with_sequences
-from dask_ferro.graph.sharding.given import split_problem
+from dask_ferro.graph.parallel.remat import draws, rematerialize, units_of
+from dask_ferro.graph.parallel.sequence import misfits, place_sequences
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement, place
 from dask_ferro.graph.sharding.parts import Spmd
-from dask_ferro.graph.sharding.placements import WHOLE, Shard
+from dask_ferro.graph.sharding.placements import WHOLE, Partial, Shard
 from dask_ferro.graph.sharding.plan import Sharding
 from dask_ferro.graph.sharding.propagate import propagate
-from dask_ferro.graph.sharding.redistribute import Mesh
+from dask_ferro.graph.sharding.redistribute import ByAxis, Mesh
+from dask_ferro.graph.sharding.requests import ranks_by_dim, split_problem
 from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.tensor import Tensor
@@ -67,42 +65,32 @@ _NOTHING = RegionPlan()
 
 @dataclass(frozen=True, repr=False)
 class Applied:
-    """A graph with the placements that a plan gives it.
+    """A graph with the placements of values and the settings of nodes, by name, that a plan gives it.
 
-    Attributes
-    ----------
-    model : onnx_ir.Model
-        The graph itself without a plan, otherwise a copy with the plan in its metadata; weights are shared.
-    plan : PlanFile or None
-        None if there is none, or it is disabled.
-    mesh : Mesh
-        One rank if nothing is split.
-    given : mapping of str to (axis to Placement)
-        The values that the plan places.
-    regions : mapping of str to RegionPlan
-        The plan's settings of each node, by its name.
-    optimizer_state : mapping of str to int
-        The dimension that each axis splits of the optimizer's state, as `state_layouts` takes it.
+    `model` is the graph itself without a plan, otherwise a copy with the plan in its metadata; weights are shared.
+    `plan` is None if there is none, or it is disabled.  `optimizer_state` has the dimension of the optimizer's state
+    that each axis splits, `sequences` the shards that nodes of sequence parallel regions read and make.
     """
 
     model: ir.Model
     plan: PlanFile | None = None
     mesh: Mesh = _ONE
-    given: Mapping[str, Placed] = field(default_factory=dict)
+    placements: Mapping[str, ByAxis] = field(default_factory=dict)
     regions: Mapping[str, RegionPlan] = field(default_factory=dict)
+    sequences: Mapping[str, ByAxis] = field(default_factory=dict)
     optimizer_state: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         plan = "no plan" if self.plan is None else f"plan {self.plan.source}"
         mesh = " x ".join(f"{axis} {ranks}" for axis, ranks in self.mesh.axes.items())
-        placed = f"{len(self.given)} values placed, {len(self.regions)} nodes in regions"
+        placed = f"{len(self.placements)} values placed, {len(self.regions)} nodes in regions"
         return f"<Applied: {len(self.model.graph)} nodes, {plan}, mesh {mesh}, {placed}>"
 
     @property
     def workers(self) -> tuple[int, ...] | None:
         """The number of each rank's worker, if the plan names workers and all regions agree."""
-        named = {region.workers for region in self.regions.values() if region.workers is not None}
-        return named.pop() if len(named) == 1 else None
+        workers = {region.workers for region in self.regions.values() if region.workers is not None}
+        return workers.pop() if len(workers) == 1 else None
 
     def shard(
         self,
@@ -110,7 +98,7 @@ class Applied:
         follow: Mapping[str, str] | None = None,
         dims: Mapping[str, int] | None = None,
         terms: Collection[str] = (),
-        outputs: Mapping[str, Placed] | None = None,
+        outputs: Mapping[str, ByAxis] | None = None,
     ) -> Sharding:
         """Return the plan of the sharding.
 
@@ -121,7 +109,8 @@ class Applied:
         dims : mapping of str to int, optional
             Sizes of symbolic dimensions.
         terms : collection of str, optional
-            Outputs whose all-reduces are left to the caller, as `sharding.propagate` takes them.
+            Outputs whose all-reduces are left to the caller: along an axis on which such an output is not requested
+            split, it may be a Partial sum or mean.
         outputs : mapping of str to (axis to Placement), optional
             The placements of other outputs.
 
@@ -133,11 +122,14 @@ class Applied:
         known = {value.name for value in self.model.graph.inputs}
         if wrong := sorted(set((follow or {}).values()) - known):
             raise ConfigError(f"follow: the graph has no input {wrong}; it has {sorted(map(str, known))}")
-        types = sized(self.model, dims)
-        given = with_rows(self.given, self.model, types, self.mesh)
-        placed = {end: given.get(start, {}) for end, start in (follow or {}).items()}
-        placed |= outputs or {}
-        return propagate(self.model, types, self.mesh, given, outputs=placed, terms=terms)
+        types = infer_types(self.model, dims)
+        placed = place_rows(self.placements, self.model, types, self.mesh)
+        ends = {end: placed.get(start, {}) for end, start in (follow or {}).items()} | dict(outputs or {})
+        for end in terms:
+            left = {axis: Partial() for axis in self.mesh.axes}
+            split = {axis: p for axis, p in ends.get(end, {}).items() if p != WHOLE}
+            ends[end] = {**left, **split}
+        return propagate(self.model, types, self.mesh, placed, outputs=ends, sequences=self.sequences)
 
     def spmd(self, **options: Any) -> Spmd:
         """Return the graph of all ranks; options and errors are those of `shard`."""
@@ -168,11 +160,11 @@ def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFil
     ((Shard(dim=1),),)
     """
     model = model_of(graph)
-    found = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
-    if (found is None or not found.enabled) and (text := model.metadata_props.get(PLAN)) is not None:
-        found = parse_plan(f"of {model.graph.name!r}", text)
-    if found is not None and found.enabled:
-        return _Applying(model, found).applied()
+    own = plan if plan is None or isinstance(plan, PlanFile) else config.read_plan(plan)
+    if (own is None or not own.enabled) and (text := model.metadata_props.get(PLAN)) is not None:
+        own = config.parse_plan(f"of {model.graph.name!r}", text)
+    if own is not None and own.enabled:
+        return _Application(model, own).run()
     for node in model.graph:
         # A file may have any placement in its metadata.
         place(node, UNPLACED)
@@ -192,107 +184,130 @@ def model_of(graph: Any) -> ir.Model:
     raise ConfigError(f"apply: got {type(graph).__name__}, wanted tensors, a model, or the path of one")
 
 
-class _Applying:
-    """The application of one plan to one model, and the problems found."""
+class _Application:
+    """The application of one plan to one model, with the problems so far."""
 
     def __init__(self, model: ir.Model, plan: PlanFile) -> None:
         self.model, self.plan = model, plan
-        # The keys are the problems: each is reported once.
-        self.problems: dict[str, None] = {}
+        self.problems: list[str] = []
         self.by_name = {region.name: region for region in plan.regions}
         self.mesh = self._mesh()
 
-    def applied(self) -> Applied:
+    def run(self) -> Applied:
         regions = self._regions()
-        given = self._placements(regions)
-        asked = self.plan.optimizer_state
-        state = {} if asked is None else split_dims(self._placed(asked, DATA))
+        placements = self._placements(regions)
+        split = self.plan.optimizer_state
+        state = {} if split is None else split_dims(self._placed(split, DATA))
         self._check_workers()
         self._check_stages(regions)
         self._check_remat(regions)
-        for asked, problem in misfits(regions, self._placed, self.mesh):
-            self._wrong(asked, problem)
+        for split, problem in misfits(regions, self._placed, self.mesh):
+            self._report(split, problem)
         if self.problems:
-            raise self.plan.refusal(list(self.problems))
+            raise self.plan.refusal(self.problems)
         by_node = {node.name or "": region for node, region in regions.items()}
         # A clone shares the weights: a plan costs nodes, not arrays.
         copy = self.model.clone()
-        placed = {node: found for node in copy.graph if (found := by_node.get(node.name or "")) is not None}
+        settings = {
+            node: region for node in copy.graph if (region := by_node.get(node.name or "")) is not None
+        }
+        repeats = rematerialize(copy, units_of(settings))
+        settings |= {node: self._backward(settings[repeated]) for node, repeated in repeats.items()}
+        by_node |= {node.name or "": region for node, region in settings.items()}
         for node in copy.graph:
+            region = settings.get(node, _NOTHING)
             # A plan replaces the placements in the graph.
-            sequence = placed.get(node, _NOTHING).sequence
-            mark(node, {} if sequence is None else self._placed(sequence))
-        placed |= self._repeated(copy, placed)
-        by_node |= {node.name or "": found for node, found in placed.items()}
-        for node in copy.graph:
-            region = placed.get(node, _NOTHING)
             place(node, NodePlacement(region.stage, region.device, region.workers))
         copy.metadata_props[PLAN] = self.plan.text
-        given = with_sequences(copy, given, self.mesh)
-        return Applied(copy, self.plan, self.mesh, given, by_node, state)
-
-    def _repeated(self, model: ir.Model, placed: Mapping[ir.Node, RegionPlan]) -> dict[ir.Node, RegionPlan]:
-        """Add the nodes that regions with `remat` compute again to the model, and return their settings."""
-        made = rematerialized(model, units_of(placed))
-        return {node: self._backward(placed[repeats]) for node, repeats in made.items()}
+        sequences = {
+            name: {axis: p for axis, p in self._placed(region.sequence).items() if p != WHOLE}
+            for name, region in by_node.items()
+            if region.sequence is not None
+        }
+        placements = place_sequences(copy, placements, sequences)
+        return Applied(copy, self.plan, self.mesh, placements, by_node, sequences, state)
 
     def _backward(self, settings: RegionPlan) -> RegionPlan:
         """Return the settings of a region's backward nodes."""
         if settings.backward is None:
             return settings
-        return together([settings, self.by_name[settings.backward]])
+        return merge([settings, self.by_name[settings.backward]])
 
-    def _check_remat(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
-        """Check that what is computed again is in a signal, and draws no random numbers, which would differ."""
-        problems = {}
-        for node, region in regions.items():
-            if region.remat and not region_of(node).path:
-                problems[region.name] = (
-                    f"{node.name!r} has no signal, so its backward nodes are not known; write it in one"
-                )
-            elif region.remat and draws(node):
-                problems[region.name] = (
-                    f"{node.name!r} draws random numbers, which would differ; use ff.nn.dropout"
-                )
-        for name, problem in problems.items():
-            self._wrong_in(self.by_name[name], "remat", problem)
+    def _report(self, split: Split, problem: str) -> None:
+        self.problems.append(format_problem(split.line, split.key, problem))
 
-    def _wrong(self, asked: Asked, problem: str) -> None:
-        self.problems[at(asked.line, asked.key, problem)] = None
-
-    def _wrong_in(self, region: RegionPlan, key: str, problem: str) -> None:
-        self.problems[at(region.lines.get(key, region.line), f"{region.name}.{key}", problem)] = None
+    def _report_key(self, region: RegionPlan, key: str, problem: str) -> None:
+        self.problems.append(
+            format_problem(region.lines.get(key, region.line), f"{region.name}.{key}", problem)
+        )
 
     # Regions.
 
     def _regions(self) -> dict[ir.Node, RegionPlan]:
         """Return the plan's settings for each node in a region."""
         paths = {node: region_of(node).path for node in self.model.graph}
-        backward = {region.backward for region in self.plan.regions}
-        by_path = {region.name: _covered(region.name, paths.values()) for region in self.plan.regions}
-        found: dict[ir.Node, RegionPlan] = {}
-        used: set[str] = set()
+        by_path = {region.name: _covered_paths(region.name, paths.values()) for region in self.plan.regions}
+        regions: dict[ir.Node, RegionPlan] = {}
+        # A region that is only another one's `backward` need not match any path.
+        used = {region.backward for region in self.plan.regions}
         for node, path in paths.items():
             name = node.name or ""
-            mine = [
-                r
-                for r in self.plan.regions
-                if (path in by_path[r.name] if by_path[r.name] else fnmatchcase(name, r.name))
+            matches = [
+                region
+                for region in self.plan.regions
+                if (path in covered if (covered := by_path[region.name]) else fnmatchcase(name, region.name))
             ]
-            used.update(region.name for region in mine)
-            if mine:
+            used.update(region.name for region in matches)
+            if matches:
                 # Sorted by length, so that the longest name is last and takes precedence key by key.
-                settings = together(sorted(mine, key=lambda r: len(r.name)))
+                settings = merge(sorted(matches, key=lambda region: len(region.name)))
                 is_backward = region_of(node).phase == BACKWARD
-                found[node] = self._backward(settings) if is_backward else settings
+                regions[node] = self._backward(settings) if is_backward else settings
         for region in self.plan.regions:
-            # A region that is only another one's `backward` need not match any path.
-            if region.name not in used and region.name not in backward:
-                there = sorted({p for p in paths.values() if p}) or [n.name or "" for n in self.model.graph]
-                wanted = f"its signals or nodes are like {', '.join(map(repr, there[:6]))}"
-                problem = at(region.line, region.name, f"the graph has no such region; {wanted}")
-                self.problems[problem] = None
-        return found
+            if region.name not in used:
+                names = sorted({p for p in paths.values() if p}) or [n.name or "" for n in self.model.graph]
+                like = f"its signals or nodes are like {', '.join(map(repr, names[:6]))}"
+                self.problems.append(
+                    format_problem(region.line, region.name, f"the graph has no such region; {like}")
+                )
+        return regions
+
+    def _check_workers(self) -> None:
+        """Check that a region names one worker per rank, and that regions of one stage name the same workers."""
+        of_stage: dict[int | None, RegionPlan] = {}
+        for region in self.plan.regions:
+            if region.workers is None:
+                continue
+            if len(region.workers) != self.mesh.ranks:
+                count = f"wanted {self.mesh.ranks}, one for each rank of {dict(self.mesh.axes)}"
+                self._report_key(region, "workers", f"got {len(region.workers)} workers, {count}")
+            first = of_stage.setdefault(region.stage, region)
+            if first.workers != region.workers:
+                got = f"got {list(region.workers)}, and {first.name!r} has {list(first.workers or ())}"
+                self._report_key(region, "workers", f"{got}; regions of one stage share their workers")
+
+    def _check_stages(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
+        """Check that stages are numbered from 0 without a gap; nodes without a stage are in stage 0."""
+        named = {r.stage: r for r in reversed(self.plan.regions) if r.stage is not None}
+        rest = {0} if any(regions.get(node, _NOTHING).stage is None for node in self.model.graph) else set()
+        if missing := sorted(set(range(max(named, default=0))) - named.keys() - rest):
+            problem = (
+                f"got {max(named)}, and no region has {few(missing)}; number them 0, 1, ... without a gap"
+            )
+            self._report_key(named[max(named)], "stage", problem)
+
+    def _check_remat(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
+        """Check that what is computed again is in a signal, and draws no random numbers, which would differ."""
+        problems = {}
+        for node, region in regions.items():
+            if region.remat and not region_of(node).path:
+                problem = "has no signal, so its backward nodes are not known; write it in one"
+                problems[region.name] = f"{node.name!r} {problem}"
+            elif region.remat and draws(node):
+                problem = "draws random numbers, which would differ; use ff.nn.dropout"
+                problems[region.name] = f"{node.name!r} {problem}"
+        for name, problem in problems.items():
+            self._report_key(self.by_name[name], "remat", problem)
 
     # Placements.
 
@@ -302,120 +317,93 @@ class _Applying:
         sizes = {len(region.workers) for region in self.plan.regions if region.workers}
         if len(sizes) > 1:
             region = next(region for region in self.plan.regions if region.workers)
-            self._wrong_in(region, "workers", f"regions have {sorted(sizes)}; give a `mesh`")
+            self._report_key(region, "workers", f"regions have {sorted(sizes)}; give a `mesh`")
         return Mesh({TENSOR: max(sizes)}) if sizes else _ONE
 
-    def _placements(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, Placed]:
+    def _placements(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, ByAxis]:
         """Return the placements of values: those of `inputs`, those by name in regions, and then all others'."""
-        found = self._inputs()
-        for value, asked in self._region_values(regions):
-            self._put(found, value, self._split(value, asked), asked)
-        by_name = frozenset(found)
+        placed = self._inputs()
+        for value, split in self._region_values(regions):
+            self._put(placed, value, self._split(value, split), split)
+        by_name = frozenset(placed)
         for node, region in regions.items():
-            for asked in (asked for asked in region.shard.values() if asked.is_general):
+            for value in read_sources(node) if ALL in region.shard else ():
                 # Scalars are constants of the expression.
-                values = [
-                    v for v in sources(node) if v.name not in by_name and v.shape is not None and len(v.shape)
-                ]
-                for value in values:
-                    self._put(found, value, split_or_whole(self._placed(asked), value, self.mesh), asked)
-        return {name: placed for name, (placed, _) in found.items()}
+                if value.name not in by_name and value.shape is not None and len(value.shape):
+                    split = region.shard[ALL]
+                    self._put(placed, value, split_or_whole(self._placed(split), value, self.mesh), split)
+        return {name: placement for name, (placement, _) in placed.items()}
 
     def _put(
-        self, found: dict[str, tuple[Placed, Asked]], value: ir.Value, placed: Placed, asked: Asked
+        self, placed: dict[str, tuple[ByAxis, Split]], value: ir.Value, placement: ByAxis, split: Split
     ) -> None:
-        first, by = found.setdefault(value.name or "", (placed, asked))
-        if first != placed:
-            has = f"which is {shown(first)} by {by.key}"
+        first, by = placed.setdefault(value.name or "", (placement, split))
+        if first != placement:
+            got, has = (split_dims(each) or "whole" for each in (placement, first))
             remedy = "keep one of them, or place it in `inputs` alone"
-            self._wrong(asked, f"got {shown(placed)} for {value.name!r}, {has}; {remedy}")
+            self._report(split, f"got {got} for {value.name!r}, which is {has} by {by.key}; {remedy}")
 
-    def _inputs(self) -> dict[str, tuple[Placed, Asked]]:
+    def _inputs(self) -> dict[str, tuple[ByAxis, Split]]:
         """Return the placements of inputs and weights by `inputs`, of which later entries override earlier ones."""
         graph = self.model.graph
         known = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
-        found: dict[str, tuple[Placed, Asked]] = {}
-        for pattern, asked in self.plan.inputs.items():
+        placed: dict[str, tuple[ByAxis, Split]] = {}
+        for pattern, split in self.plan.inputs.items():
             names = [name for name in known if fnmatchcase(name, pattern)]
             if not names:
                 # A number has no dimension to split.
                 others = [v.name or "" for v in graph.inputs if v.shape is None or len(v.shape)] or [*known]
                 close = did_you_mean(pattern, others)
-                self._wrong(asked, f"no such input; the graph has {', '.join(others)}{close}")
-            found.update((name, (self._split(known[name], asked, DATA), asked)) for name in names)
-        return found
+                self._report(split, f"no such input; the graph has {', '.join(others)}{close}")
+            placed.update((name, (self._split(known[name], split, DATA), split)) for name in names)
+        return placed
 
-    def _region_values(self, regions: Mapping[ir.Node, RegionPlan]) -> Iterator[tuple[ir.Value, Asked]]:
+    def _region_values(self, regions: Mapping[ir.Node, RegionPlan]) -> Iterator[tuple[ir.Value, Split]]:
         """Yield the values that regions name, each with its split."""
         used: set[str] = set()
         for node, region in regions.items():
-            for key, asked in region.shard.items():
-                for value in named(node, key) if not asked.is_general else ():
-                    used.add(asked.key)
-                    yield value, asked
+            for key, split in region.shard.items():
+                for value in find_values(node, key) if key != ALL else ():
+                    used.add(split.key)
+                    yield value, split
         for region in self.plan.regions:
-            mine = [node for node, r in regions.items() if region.shard.items() <= r.shard.items()]
-            for asked in region.shard.values():
-                if asked.key not in used and not asked.is_general:
-                    there = sorted({v.name or "" for v in chain.from_iterable(map(sources, mine))})
-                    listed = ", ".join(map(repr, there[:6])) or "none"
-                    close = did_you_mean(asked.key.rsplit(".", 1)[-1], [n.rsplit(".", 1)[-1] for n in there])
+            for key, split in region.shard.items():
+                if split.key not in used and key != ALL:
+                    own = [node for node, r in regions.items() if r.shard.get(key) == split]
+                    names = sorted({v.name or "" for v in chain.from_iterable(map(read_sources, own))})
+                    listed = ", ".join(map(repr, names[:6])) or "none"
+                    close = did_you_mean(key, [name.rsplit(".", 1)[-1] for name in names])
                     problem = f"no such value in the region; its weights and inputs are {listed}{close}"
-                    self._wrong(asked, problem)
+                    self._report(split, problem)
 
-    def _split(self, value: ir.Value, asked: Asked, axis: str = TENSOR) -> Placed:
+    def _split(self, value: ir.Value, split: Split, axis: str = TENSOR) -> ByAxis:
         """Return the placement of a value that the plan names, after a check of the sizes that are known."""
-        placed = front_dims(self._placed(asked, axis), value)
+        placed = front_dims(self._placed(split, axis), value)
         shape = declared_type(value).shape
         if shape is None:
             return placed
-        for dim, ranks in ranks_along(placed, self.mesh).items():
+        for dim, ranks in ranks_by_dim(placed, self.mesh).items():
             is_open = 0 <= dim < len(shape) and not isinstance(shape[dim], int)
             if not is_open and (problem := split_problem(dim, shape, ranks)):
-                self._wrong(asked, f"{value.name!r}: {problem}")
+                self._report(split, f"{value.name!r}: {problem}")
         return placed
 
-    def _placed(self, asked: Asked, axis: str = TENSOR) -> Placed:
+    def _placed(self, split: Split, axis: str = TENSOR) -> ByAxis:
         """Return a placement for each named axis of the mesh; a bare dimension is split along `axis`."""
         axes = list(self.mesh.axes)
-        if asked.split is None:
+        if split.dims is None:
             return dict.fromkeys(axes, WHOLE)
-        if not isinstance(asked.split, int):
-            for name in asked.split:
+        if not isinstance(split.dims, int):
+            for name in split.dims:
                 if name not in axes:
-                    self._wrong(asked, f"no axis {name!r}; the mesh has {', '.join(axes)}")
-            return {name: Shard(dim) for name, dim in asked.split.items() if name in axes}
+                    self._report(split, f"no axis {name!r}; the mesh has {', '.join(axes)}")
+            return {name: Shard(dim) for name, dim in split.dims.items() if name in axes}
         if axis not in axes and len(axes) > 1:
-            wanted = f"name one of {', '.join(axes)}, as in {{{axes[0]}: {asked.split}}}"
-            self._wrong(asked, f"which axis? {wanted}")
-        return {axis if axis in axes else axes[0]: Shard(asked.split)}
-
-    def _check_workers(self) -> None:
-        """Check that a region names one worker per rank, and that regions of one stage name the same workers."""
-        of_stage: dict[int | None, RegionPlan] = {}
-        for region in self.plan.regions:
-            if region.workers is None:
-                continue
-            if len(region.workers) != self.mesh.ranks:
-                wanted = f"wanted {self.mesh.ranks}, one for each rank of {dict(self.mesh.axes)}"
-                self._wrong_in(region, "workers", f"got {len(region.workers)} workers, {wanted}")
-            first = of_stage.setdefault(region.stage, region)
-            if first.workers != region.workers:
-                got = f"got {list(region.workers)}, and {first.name!r} has {list(first.workers or ())}"
-                self._wrong_in(region, "workers", f"{got}; regions of one stage share their workers")
-
-    def _check_stages(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
-        """Check that stages are numbered from 0 without a gap; nodes without a stage are in stage 0."""
-        named = {r.stage: r for r in reversed(self.plan.regions) if r.stage is not None}
-        rest = {0} if any(regions.get(node, _NOTHING).stage is None for node in self.model.graph) else set()
-        missing = sorted(set(range(max(named, default=0))) - named.keys() - rest)
-        if missing:
-            problem = (
-                f"got {max(named)}, and no region has {few(missing)}; number them 0, 1, ... without a gap"
-            )
-            self._wrong_in(named[max(named)], "stage", problem)
+            remedy = f"name one of {', '.join(axes)}, as in {{{axes[0]}: {split.dims}}}"
+            self._report(split, f"which axis? {remedy}")
+        return {axis if axis in axes else axes[0]: Shard(split.dims)}
 
 
-def _covered(name: str, paths: Iterable[str]) -> set[str]:
+def _covered_paths(name: str, paths: Iterable[str]) -> set[str]:
     """Return the paths that belong to a region."""
     return {path for path in paths if path and (fnmatchcase(path, name) or fnmatchcase(path, f"{name}/*"))}

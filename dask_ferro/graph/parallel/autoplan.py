@@ -2,25 +2,20 @@
 
     plan(graph, workers=8)      all combinations for up to 8 workers; the fastest that fits the memory is marked
 
-- data: inputs with the batch dimension are split along it, their first dimension.
-- tensor: weights of matrix products are split by columns and rows in turn, so that a pair costs one all-reduce, and a
-  vector that is added to columns with them.  Columns without rows after them, whose result would have to be gathered,
-  stay whole, and so do convolutions and embeddings.
-- pipeline: stages of equal seconds, with the most micro-batches that divide the batch, up to four per stage; makespan
-  and activations are those of 1f1b.
-- optimizer's state: split over the data ranks too, where that takes less memory (`parallel.state_layouts`).
+Data ranks split the first dimension of inputs with the batch, and the optimizer's state where that takes less memory;
+tensor ranks split pairs of weights by columns and rows (`weight_pairs`); stages have equal seconds, and 1f1b's makespan
+and activations, with the most micro-batches that divide the batch, up to four per stage.
 
 Seconds are those of the cost model for compute, those of the link for communication, and one hop of a flow for each
 collective in a chain and for each action of a stage.  `sharding.propagate` does the sharding; where it refuses, the
-reason is given.  Everything is projected: nothing runs.  The memory of engines, and second copies while new values are
-computed, are not counted.  Durations are seconds, sizes bytes, both of one worker.
+reason is given.  Everything is projected: nothing runs.  The memory of engines is not counted.  Durations are seconds,
+sizes bytes, both of one worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, product
 from typing import Any, NamedTuple
 
@@ -28,21 +23,21 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError, UnsupportedOp, is_count
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.bundling.partition import FLOW, FLOW_LINK
+from dask_ferro.graph.bundling.partition import DASK, FLOW, FLOW_LINK
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile
 from dask_ferro.graph.ir.nodes import Types, type_of
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.parallel.apply import DATA, TENSOR, model_of
-from dask_ferro.graph.parallel.node_values import sized, split_dims
-from dask_ferro.graph.parallel.proposals import Proposal, Proposals
+from dask_ferro.graph.parallel.node_values import infer_types, split_dims
 from dask_ferro.graph.parallel.state_layouts import state_layouts
+from dask_ferro.graph.parallel.weight_pairs import weight_pairs
 from dask_ferro.graph.pipeline.stages import LOSS, input_names
 from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph
-from dask_ferro.graph.sharding.given import divides
 from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.plan import Compute, LayoutChange, Sharding
 from dask_ferro.graph.sharding.propagate import propagate
-from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Mesh, shards
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Mesh, count_parts
+from dask_ferro.graph.sharding.requests import divides
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.optim import Optimizer
@@ -53,6 +48,112 @@ from dask_ferro.policy.estimates import Link
 # Ranks run as a flow.
 _HOP = FLOW.way_s
 _MICRO_BATCHES_A_STAGE = 4
+_MIB = 2**20
+
+
+class Proposal(NamedTuple):
+    """One combination of data, tensor and pipeline parallelism.
+
+    `seconds` of a step are computing, exchanging and waiting (a pipeline's ramp, and hops).  `parameters` has bytes of
+    weights and other inputs that are no batch, `activations` of those that are kept.  `inputs` has the dimensions that
+    each axis splits, `optimizer_state` those of the state beyond the parameters' own splits.
+    """
+
+    data: int
+    tensor: int
+    stages: int
+    micro_batches: int
+    seconds: float
+    computing: float
+    exchanging: float
+    waiting: float
+    parameters: float
+    gradients: float
+    state: float
+    activations: float
+    inputs: Mapping[str, Mapping[str, int]]
+    optimizer_state: Mapping[str, int] = {}
+
+    @property
+    def memory(self) -> float:
+        """The sum of the bytes."""
+        return self.parameters + self.gradients + self.state + self.activations
+
+    @property
+    def workers(self) -> int:
+        """The number of workers that the plan uses."""
+        return self.data * self.tensor * self.stages
+
+    def as_plan(self) -> dict[str, Any]:
+        """Return the plan as `apply`, `parallel` and `fit` take it; empty for one worker."""
+        mesh = {axis: n for axis, n in ((DATA, self.data), (TENSOR, self.tensor)) if n > 1}
+        keys: dict[str, Any] = {}
+        if mesh:
+            keys = {"mesh": mesh, "inputs": {name: dict(dims) for name, dims in self.inputs.items()}}
+        if self.optimizer_state:
+            keys["optimizer_state"] = dict(self.optimizer_state)
+        if self.stages > 1:
+            keys |= {"stages": self.stages, "micro_batches": self.micro_batches, "schedule": "1f1b"}
+        return keys
+
+
+# The numbers of a row of the table: fields in seconds, and in bytes.
+_SECONDS = ("seconds", "computing", "exchanging", "waiting")
+_BYTES = ("parameters", "gradients", "state", "activations", "memory")
+
+
+@dataclass(frozen=True, repr=False)
+class Proposals:
+    """The plans that were considered, the fastest first, and the reason for each (data, tensor) that was refused.
+
+    `memory` is that of one worker in bytes, or None.
+    """
+
+    rows: tuple[Proposal, ...]
+    memory: float | None = None
+    refused: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Proposal:
+        """The fastest plan that fits, or one with fewer workers that is at most one per cent and a task slower.
+
+        Raises
+        ------
+        ConfigError
+            No plan fits.
+        """
+        if (best := self._best()) is None:
+            least = min(row.memory for row in self.rows)
+            raise ConfigError(
+                f"plan: a worker has {(self.memory or 0) / _MIB:,.4g} MiB, and the smallest plan takes "
+                f"{least / _MIB:,.4g}; give more workers, or more memory to each"
+            )
+        return best
+
+    def _best(self) -> Proposal | None:
+        fits = [row for row in self.rows if self.memory is None or row.memory <= self.memory]
+        # Projections are off by more than one per cent, so that is not worth more workers, each of which has a task of
+        # Dask's.
+        limit = 1.01 * fits[0].seconds + DASK.task_s if fits else 0.0
+        near = (row for row in fits if row.seconds <= limit)
+        return min(near, key=lambda row: (row.workers, row.seconds), default=None)
+
+    def __repr__(self) -> str:
+        best = self._best()
+        choice = "none fits" if best is None else f"best {best.data} x {best.tensor} x {best.stages}"
+        return f"<Proposals: {len(self.rows)} plans, {choice}, {len(self.refused)} refused>"
+
+    def __str__(self) -> str:
+        """Return a table, with the best row marked, if one fits."""
+        best = self._best()
+        names = "".join(f"{name:>13}" for name in ("step s", *_SECONDS[1:], *_BYTES[:-1]))
+        lines = [f"  {'data x tensor x stages':<22}{names}  MiB a worker"]
+        for row in self.rows:
+            shape = f"{row.data} x {row.tensor} x {row.stages}{', state split' * bool(row.optimizer_state)}"
+            seconds = "".join(f"{getattr(row, name):>13.3g}" for name in _SECONDS)
+            mib = "".join(f"{getattr(row, name) / _MIB:>13,.1f}" for name in _BYTES)
+            lines.append(f"{'*' if row is best else ' '} {shape:<22}{seconds}{mib}")
+        return "\n".join([*lines, *(f"  {d} x {t}: {why}" for (d, t), why in self.refused.items())])
 
 
 def plan(
@@ -68,6 +169,9 @@ def plan(
     profile: DeviceProfile = CPU,
 ) -> Proposals:
     """Return plans for a graph on up to a number of workers, with projected seconds and bytes of each.
+
+    `best` of the result is the fastest plan that fits, or one with fewer workers that is at most one per cent and a
+    task slower; `best.as_plan()` is a plan as `apply`, `parallel` and `fit` take it.
 
     Parameters
     ----------
@@ -98,15 +202,9 @@ def plan(
 
     Examples
     --------
-    >>> import dask_ferro as ff
-    >>> x, w = ff.argument("x", (32, 256)), ff.argument("w", (256, 256))
-    >>> print(ff.plan(x @ w, workers=2, batched=["x"]))  # doctest: +SKIP
-    data x tensor x stages   step s  computing  exchanging  waiting  parameters  ...  MiB a worker
-    2 x 1 x 1              2.13e-05   2.13e-05           0        0         0.2  ...           0.3
-    * 1 x 1 x 1              4.26e-05   4.26e-05           0        0         0.2  ...           0.3
-
     A step of training with Adam, whose state takes twice the bytes of the parameters, and a count of steps:
 
+    >>> import dask_ferro as ff
     >>> w = ff.asarray([[1.0, 2.0], [3.0, 4.0]], name="w")
     >>> loss = ((ff.argument("x", (32, 2)) @ w) ** 2).mean()
     >>> found = ff.plan(loss, 2, params=[w], optimizer=ff.optim.Adam())
@@ -116,24 +214,23 @@ def plan(
     if not is_count(workers):
         raise ConfigError(f"plan: workers={workers!r}, wanted a number from 1 on")
     step = _step(graph, params, optimizer)
-    types = sized(step.model, dims)
+    types = infer_types(step.model, dims)
     sizes = chain.from_iterable(types[str(value.name)].shape or () for value in step.model.graph.inputs)
     if names := sorted({size for size in sizes if isinstance(size, str)}):
         # As if they were 1, nothing would be worth a second worker.
         raise ConfigError(
             f"plan: dims: {', '.join(map(repr, names))} without a size; give dims={{{names[0]!r}: 128}}"
         )
-    pairs = _pairs(step.model, types)
-    weights = {*pairs, *step.bound, *(step.params or ())}
-    carriers = _carriers(step.model, types, batched, weights)
-    look = _Look(step, types, carriers, pairs, link, profile)
+    pairs = weight_pairs(step.model, types)
+    carriers = _carriers(step.model, types, batched, {*pairs, *step.bound, *(step.params or ())})
+    search = _Search(step, types, carriers, pairs, link, profile)
     rows: list[Proposal] = []
     refused: dict[tuple[int, int], str] = {}
     for data, tensor in product(range(1, workers + 1), repeat=2):
         if data * tensor > workers:
             continue
         try:
-            sharding = look.shard(data, tensor)
+            sharding = search.shard(data, tensor)
         except (ConfigError, UnsupportedOp) as error:
             # A combination that cannot be sharded is listed with its reason and does not end the search.
             refused[data, tensor] = str(error).splitlines()[-1].strip(" -")
@@ -141,7 +238,7 @@ def plan(
         if sharding is not None:
             # A stage without a node would be a worker without work.
             most = max(1, min(workers // (data * tensor), len(step.model.graph)))
-            rows += chain.from_iterable(look.priced(sharding, stages) for stages in range(1, most + 1))
+            rows += chain.from_iterable(search.price(sharding, stages) for stages in range(1, most + 1))
     if not rows:
         raise UnsupportedOp("plan: the graph cannot be spread", sorted(set(refused.values())))
     return Proposals(tuple(sorted(rows, key=lambda r: (r.seconds, r.workers))), memory, refused)
@@ -165,17 +262,15 @@ def _step(graph: object, params: Tree | None, optimizer: Optimizer | None) -> _S
         if optimizer is not None:
             raise ConfigError("plan: optimizer: there are no parameters; pass the loss, and params too")
         return _Step(model_of(graph), frozenset(graph.bound if isinstance(graph, Built) else ()))
-    loss = graph.get(LOSS) if isinstance(graph, Mapping) else graph
-    if not isinstance(loss, Tensor):
+    outputs: Mapping[str, Any] = graph if isinstance(graph, Mapping) else {LOSS: graph}
+    if not isinstance(loss := outputs.get(LOSS), Tensor):
         raise ConfigError(
             f"plan: params: wanted a Tensor, the loss, or a mapping with {LOSS!r}, got {type(graph).__name__}; a graph"
             " that has its gradients needs no params"
         )
-    others = graph if isinstance(graph, Mapping) else {}
     leaves = pytree.leaves(params, "plan")
     grads = [f"gradient_{i}" for i in range(len(leaves))]
-    outputs = {LOSS: loss, **others, **dict(zip(grads, grad(loss, leaves), strict=True))}
-    model, bound = build(outputs, leaves)
+    model, bound = build({**outputs, **dict(zip(grads, grad(loss, leaves), strict=True))}, leaves)
     names = input_names(model, leaves)
     update = None if optimizer is None else update_graph(optimizer, params, names, grads)
     return _Step(model, frozenset(bound), names, update)
@@ -185,18 +280,17 @@ def _carriers(
     model: ir.Model, types: Types, batched: Sequence[str] | None, weights: set[str]
 ) -> dict[str, int]:
     """Return the inputs with the batch dimension, and its size."""
-    known = {value.name or "": type_of(value, types).shape or () for value in model.graph.inputs}
-    if batched is not None and (missing := [name for name in batched if name not in known]):
-        raise ConfigError(f"plan: batched: the graph has no input {missing}; it has {list(known)}")
-    named = list(batched) if batched is not None else [name for name in known if name not in weights]
-    sizes = {name: known[name][0] for name in named if known[name]}
+    shapes = {value.name or "": type_of(value, types).shape or () for value in model.graph.inputs}
+    if batched is not None and (missing := [name for name in batched if name not in shapes]):
+        raise ConfigError(f"plan: batched: the graph has no input {missing}; it has {list(shapes)}")
+    names = batched if batched is not None else [name for name in shapes if name not in weights]
+    sizes = {name: shapes[name][0] for name in names if shapes[name]}
     # Inputs whose first size differs do not have the same batch.
     first = next(iter(sizes.values()), None)
     return {name: size for name, size in sizes.items() if size == first and isinstance(size, int)}
 
 
-@dataclass(frozen=True)
-class _Look:
+class _Search(NamedTuple):
     """One graph, sharded and priced for several combinations."""
 
     step: _Step
@@ -211,26 +305,25 @@ class _Look:
         """The number of rows of the batch."""
         return min(self.carriers.values(), default=1)
 
-    @cached_property
-    def trains(self) -> bool:
-        """Whether the graph computes gradients."""
-        return any(region_of(node).phase == BACKWARD for node in self.step.model.graph)
-
     def shard(self, data: int, tensor: int) -> Sharding | None:
         """Return the graph sharded over data x tensor ranks; None if an axis has nothing to split."""
-        mesh = Mesh({DATA: data, TENSOR: tensor})
         inputs = {name: {DATA: Shard(0)} for name in self.carriers}
         shapes = {name: self.types[name].shape or () for name in self.pairs}
-        fits = {n: dim for n, dim in self.pairs.items() if divides(tensor, shapes[n][dim])}
-        if (data > 1 and (not inputs or self.batch % data)) or (tensor > 1 and not fits):
+        weights = {
+            name: {TENSOR: Shard(dim)}
+            for name, dim in self.pairs.items()
+            if divides(tensor, shapes[name][dim])
+        }
+        if (data > 1 and (not inputs or self.batch % data)) or (tensor > 1 and not weights):
             return None
-        weights = {name: {TENSOR: Shard(dim)} for name, dim in fits.items()}
-        given = {**inputs, **weights}
-        return propagate(self.step.model, self.types, mesh, given, link=self.link, profile=self.profile)
+        mesh, placed = Mesh({DATA: data, TENSOR: tensor}), {**inputs, **weights}
+        return propagate(self.step.model, self.types, mesh, placed, link=self.link, profile=self.profile)
 
-    def priced(self, sharding: Sharding, stages: int) -> list[Proposal]:
+    def price(self, sharding: Sharding, stages: int) -> list[Proposal]:
         """Return a sharded graph in a number of stages; and with split state, if that takes less memory."""
         data, tensor = sharding.mesh.sizes
+        graph = self.step.model.graph
+        trains = any(region_of(node).phase == BACKWARD for node in graph)
         micro = _micro_batches(self.batch // data, stages)
         computing = sum(e.seconds for e in sharding.entries if isinstance(e, Compute))
         # Independent collectives share messages and hops, so only the longest chain of them counts.
@@ -241,13 +334,21 @@ class _Look:
         busy = (computing + exchanging) / stages
         # 1F1B fills and drains the pipeline once: as long as the other stages take for a micro-batch.
         actions = micro + stages - 1
-        sends = 0.0 if stages == 1 else actions * (2 if self.trains else 1) * _HOP
+        sends = 0.0 if stages == 1 else actions * (2 if trains else 1) * _HOP
         total = actions * busy / micro + hops + sends
         # 1F1B keeps at most as many micro-batches as there are stages; inference keeps one value at a time.
-        made, kept = sharding.activations, min(micro, stages) / micro
-        activations = sum(made) * kept if self.trains else max(made, default=0.0)
-        held = self._input_bytes(sharding)
-        trained = dict.fromkeys(held if self.step.params is None else self.step.params) if self.trains else {}
+        sizes = sharding.activations
+        activations = sum(sizes) * min(micro, stages) / micro if trains else max(sizes, default=0.0)
+        # What a rank holds from step to step: all but the batch.
+        sources = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
+        resident = {
+            n: sharding.part_bytes(v, sharding.inputs[n])
+            for n, v in sources.items()
+            if n not in self.carriers
+        }
+        trained = dict.fromkeys(resident if self.step.params is None else self.step.params) if trains else {}
+        axes = sharding.mesh.axes
+        dims = {n: split_dims(dict(zip(axes, at, strict=True))) for n, at in sharding.inputs.items()}
         usual = Proposal(
             data,
             tensor,
@@ -257,11 +358,11 @@ class _Look:
             computing / stages,
             exchanging / stages,
             max(0.0, total - busy),
-            sum(held.values()) / stages,
-            sum(map(held.__getitem__, trained)) / stages,
+            sum(resident.values()) / stages,
+            sum(map(resident.__getitem__, trained)) / stages,
             self._state(sharding, {}) / stages,
             activations / stages,
-            _split(sharding),
+            {name: split for name, split in dims.items() if split},
         )
         split = {DATA: 0}
         state = self._state(sharding, split) / stages
@@ -271,33 +372,28 @@ class _Look:
         seconds, waiting = usual.seconds + _HOP, usual.waiting + _HOP
         return [usual, usual._replace(seconds=seconds, waiting=waiting, state=state, optimizer_state=split)]
 
-    def _input_bytes(self, sharding: Sharding) -> dict[str, float]:
-        """Return the bytes of each input that a rank holds from step to step: all but those of the batch."""
-        graph, given = self.step.model.graph, sharding.given
-        sources = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-        return {n: sharding.part_bytes(v, given[n]) for n, v in sources.items() if n not in self.carriers}
-
     def _state(self, sharding: Sharding, split: Mapping[str, int]) -> float:
         """Return the bytes of the optimizer's state on a rank, split further along axes of the mesh."""
         update, mesh = self.step.update, sharding.mesh
         if update is None:
             return 0.0
         shapes = {name: self.types[name].shape or () for name in update.params}
-        layouts = state_layouts(update.owners, shapes, sharding.given, mesh, split)
-        return sum(float(array.nbytes) / shards(layouts[name], mesh) for name, array in update.start.items())
+        layouts = state_layouts(update.owners, shapes, sharding.inputs, mesh, split)
+        return sum(
+            float(array.nbytes) / count_parts(layouts[name], mesh) for name, array in update.start.items()
+        )
 
 
 def _longest_chain(sharding: Sharding) -> int:
     """Return the length of the longest chain of collectives."""
-    depth: dict[ir.Value, int] = {}
+    depth: dict[ir.Value | None, int] = {}
     for entry in sharding.entries:
-        if isinstance(entry, Compute):
-            before = max((depth.get(v, 0) for v in entry.node.inputs if v is not None), default=0)
+        if isinstance(entry, LayoutChange):
+            collectives = sum(step.kind in COLLECTIVES for step in entry.steps)
+            depth[entry.value] = depth.get(entry.value, 0) + collectives
+        else:
+            before = max((depth.get(value, 0) for value in entry.node.inputs), default=0)
             depth.update(dict.fromkeys(entry.node.outputs, before))
-        elif isinstance(entry, LayoutChange):
-            depth[entry.value] = depth.get(entry.value, 0) + sum(
-                step.kind in COLLECTIVES for step in entry.steps
-            )
     return max(depth.values(), default=0)
 
 
@@ -306,69 +402,3 @@ def _micro_batches(rows: int, stages: int) -> int:
     # One stage has no ramp, so its batch stays whole.
     most = 1 if stages == 1 else _MICRO_BATCHES_A_STAGE * stages
     return max(count for count in range(1, most + 1) if rows % count == 0)
-
-
-def _split(sharding: Sharding) -> dict[str, dict[str, int]]:
-    """Return the split dimensions of inputs and weights, by axis."""
-    axes = sharding.mesh.axes
-    found = {n: split_dims(dict(zip(axes, at, strict=True))) for n, at in sharding.given.items()}
-    return {name: split for name, split in found.items() if split}
-
-
-# Column-row pairs.
-
-
-def _pairs(model: ir.Model, types: Types) -> dict[str, int]:
-    """Return the dimension along which each weight of a column-row pair, and each vector with it, is split.
-
-    The weight of a product is split by rows if its left operand depends on split columns, and by columns otherwise
-    (Shoeybi and others, arXiv:1909.08053):  x @ [columns] --elementwise, heads, attention--> @ [rows] --> all-reduce.
-    Only forward nodes are considered; backward nodes follow by propagation.
-    """
-    columns: dict[str, int] = {}
-    split: dict[str, int] = {}
-    biases: dict[str, frozenset[str]] = {}
-    paired: set[str] = set()
-    # For each value the column-parallel weights that it depends on.
-    came: dict[ir.Value, frozenset[str]] = {}
-    for node in model.graph:
-        if region_of(node).phase == BACKWARD:
-            continue
-        origin = frozenset[str]().union(*(came.get(v, frozenset()) for v in node.inputs if v is not None))
-        # A matrix product's weight is its second factor.
-        weight, is_turned = _weight(node, types) if node.op_type in ("MatMul", "Gemm") else (None, False)
-        if weight is None:
-            biases.update(dict.fromkeys(_vectors(node, types) if origin else (), origin))
-        elif origin:
-            split[weight] = int(is_turned)
-            paired |= origin
-            origin = frozenset()
-        else:
-            columns[weight] = int(not is_turned)
-            origin = frozenset({weight})
-            biases.update(dict.fromkeys(_vectors(node, types), origin))
-        came.update(dict.fromkeys(node.outputs, origin))
-    split.update({name: dim for name, dim in columns.items() if name in paired})
-    return split | {name: 0 for name, origin in biases.items() if origin <= paired}
-
-
-def _weight(node: ir.Node, types: Types) -> tuple[str | None, bool]:
-    """Return the weight of a product, and whether its rows are the columns of the product."""
-    factor, told = node.inputs[1], node.attributes.get("transB")
-    is_turned = told is not None and bool(told.value)
-    maker = None if factor is None else factor.producer()
-    if maker is not None and maker.op_type == "Transpose":
-        factor, is_turned = maker.inputs[0], not is_turned
-    return next(iter(_sources([factor], types, rank=2)), None), is_turned
-
-
-def _vectors(node: ir.Node, types: Types) -> list[str]:
-    """Return the 1-D weights that an Add reads, or a Gemm as its third input."""
-    read = node.inputs[2:3] if node.op_type == "Gemm" else node.inputs if node.op_type == "Add" else ()
-    return _sources(read, types, rank=1)
-
-
-def _sources(values: Iterable[ir.Value | None], types: Types, rank: int) -> list[str]:
-    """Return the names of the weights and graph inputs of a rank among values."""
-    sources = [v for v in values if v is not None and (v.is_initializer() or v.is_graph_input())]
-    return [v.name for v in sources if v.name and len(type_of(v, types).shape or ()) == rank]

@@ -21,16 +21,16 @@ from dask_ferro.graph.ir.inference import Dim, values
 from dask_ferro.graph.ir.regions import BACKWARD as BACKWARD_PHASE
 from dask_ferro.graph.ir.regions import PHASE_KEY, region_of
 from dask_ferro.graph.parallel.apply import Applied, apply
-from dask_ferro.graph.parallel.config import PlanFile, at
-from dask_ferro.graph.parallel.node_values import Placed, ranks_along
-from dask_ferro.graph.parallel.state_layouts import layout_of, state_layouts
+from dask_ferro.graph.parallel.config import PlanFile, format_problem
+from dask_ferro.graph.parallel.state_layouts import state_layouts
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import Staged, actions
 from dask_ferro.graph.pipeline.update import UpdateGraph, after
 from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, STAGE, UNPLACED, WORKERS, place
 from dask_ferro.graph.sharding.parts import Port, Spmd
-from dask_ferro.graph.sharding.redistribute import Layout, Mesh
+from dask_ferro.graph.sharding.redistribute import ByAxis, Layout, Mesh, layout_of
+from dask_ferro.graph.sharding.requests import ranks_by_dim
 from dask_ferro.graph.sharding.spmd import RANK, lower
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
@@ -58,7 +58,7 @@ def plan_signals(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: P
             problem = (
                 f"its node {node.name!r} has no signal, and a pipeline is cut by signals; write it in one"
             )
-            raise plan.refusal([at(region.line, region.name, problem)])
+            raise plan.refusal([format_problem(region.line, region.name, problem)])
         found.setdefault(region.stage, {})[region_of(node).path] = None
     if sorted(found) != list(range(len(found))):
         raise ConfigError(
@@ -106,7 +106,7 @@ def row_ranks(model: Staged, plan: PlanFile, names: Iterable[str], rows: int) ->
         As `apply`.
     """
     applied = apply(model.model, plan)
-    each = (ranks_along(applied.given.get(name, {}), applied.mesh).get(0, 1) for name in names)
+    each = (ranks_by_dim(applied.placements.get(name, {}), applied.mesh).get(0, 1) for name in names)
     ranks = lcm(*each)
     return ranks if ranks <= rows else 1
 
@@ -152,7 +152,7 @@ def sharded(
         )
         given = {name: own for name, own in placed.items() if name in there}
         follow = {after(name): name for name in update.kept}
-        whole = replace(applied, given={**given, **applied.given})
+        whole = replace(applied, placements={**given, **applied.placements})
         # Each rank has a copy of what it updates.
         return lower(whole.shard(follow=follow, dims=dims), {*follow, *follow.values()})
     follow = dict(zip(model.grads, model.params, strict=True))
@@ -162,11 +162,11 @@ def sharded(
     return _in_actions(spmd, model, schedule)
 
 
-def _placed_for(update: UpdateGraph, applied: Applied) -> dict[str, Placed]:
+def _placed_for(update: UpdateGraph, applied: Applied) -> dict[str, ByAxis]:
     """Return the placement of each gradient and each entry of the state in an optimizer's step, by a plan."""
     mesh, inputs = applied.mesh, {value.name: value for value in applied.model.graph.inputs}
     shapes = {name: tuple(map(_dim, inputs[name].shape or ())) for name in update.params}
-    layouts = {name: layout_of(applied.given.get(name, {}), mesh) for name in update.params}
+    layouts = {name: layout_of(applied.placements.get(name, {}), mesh) for name in update.params}
     found = update_layouts(update, layouts, shapes, mesh, applied.optimizer_state)
     return {name: dict(zip(mesh.axes, layout, strict=True)) for name, layout in found.items()}
 

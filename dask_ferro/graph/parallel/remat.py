@@ -21,7 +21,7 @@ from dask_ferro.graph.ir.regions import BACKWARD, PHASE_KEY, REMAT_KEY, region_o
 from dask_ferro.graph.ops.table import facts_of
 from dask_ferro.graph.parallel.config import RegionPlan
 from dask_ferro.graph.sharding.node_placement import CHUNK
-from dask_ferro.graph.sharding.plan import needed
+from dask_ferro.graph.sharding.plan import select_nodes
 
 # The end of the names of repeated nodes and their values.
 _AGAIN = "remat"
@@ -57,58 +57,49 @@ def draws(node: ir.Node) -> bool:
     return kind == "always" or (kind == "in training" and len(node.inputs) > 2)
 
 
-def rematerialized(model: ir.Model, units: Mapping[ir.Node, str]) -> dict[ir.Node, ir.Node]:
+def rematerialize(model: ir.Model, units: Mapping[ir.Node, str]) -> dict[ir.Node, ir.Node]:
     """Repeat forward nodes in front of the backward nodes that read their results; the model is changed.
 
-    Parameters
-    ----------
-    model : onnx_ir.Model
-        In a topological order, with regions and phases.
-    units : mapping of Node to str
-        The unit of each node that belongs to one, forward and backward.
-
-    Returns
-    -------
-    dict
-        The new nodes, each with the node that it repeats.
+    `units` has the unit of each node that belongs to one, forward and backward.  The new nodes are returned, each with
+    the node that it repeats.
     """
-    made: dict[ir.Node, ir.Node] = {}
+    copies: dict[ir.Node, ir.Node] = {}
     forward = {node: unit for node, unit in units.items() if region_of(node).phase != BACKWARD}
     for unit in dict.fromkeys(forward.values()):
-        made |= _unit_again(model, unit, units, forward)
+        copies |= _repeat(model, unit, units, forward)
     # A forward that was written after a gradient may be repeated in front of it.
-    if made:
+    if copies:
         model.graph.sort()
-    return made
+    return copies
 
 
-def _unit_again(
+def _repeat(
     model: ir.Model, unit: str, units: Mapping[ir.Node, str], forward: Mapping[ir.Node, str]
 ) -> dict[ir.Node, ir.Node]:
     """Repeat the nodes of one unit that its backward needs."""
     own = [node for node in model.graph if forward.get(node) == unit]
     readers = [node for node in model.graph if node not in forward and units.get(node) == unit]
     inside = set(own) | set(readers)
-    made_there = chain.from_iterable(node.outputs for node in own)
-    lost = {value for value in made_there if not _is_kept(value, inside, forward)}
+    results = chain.from_iterable(node.outputs for node in own)
+    lost = {value for value in results if not _outlives_forward(value, inside, forward)}
     read = lost.intersection(chain.from_iterable(node.inputs for node in readers))
     # Through lost values alone.
-    repeated = needed({node: [v for v in node.inputs if v in lost] for node in own}, read)
-    again: dict[ir.Value, ir.Value] = {}
-    made = {_copied(node, again, lost): node for node in repeated}
-    if not made:
+    nodes = select_nodes({node: [v for v in node.inputs if v in lost] for node in own}, read)
+    again: dict[ir.Value | None, ir.Value] = {}
+    copies = {_copy(node, again, lost): node for node in nodes}
+    if not copies:
         return {}
     # As late as they can be, so that their results wait for no other nodes.
     first = next(node for node in readers if not again.keys().isdisjoint(node.inputs))
-    model.graph.insert_before(first, list(made))
+    model.graph.insert_before(first, list(copies))
     for node in readers:
         for i, value in enumerate(node.inputs):
-            if value in again and value in lost:
+            if value in again:
                 node.replace_input_with(i, again[value])
-    return made
+    return copies
 
 
-def _is_kept(value: ir.Value, inside: set[ir.Node], forward: Mapping[ir.Node, str]) -> bool:
+def _outlives_forward(value: ir.Value, inside: set[ir.Node], forward: Mapping[ir.Node, str]) -> bool:
     """Return whether a value lives until the backward anyway: it is a result, or others will read it then."""
     others = [user for user in value.consumers() if user not in inside]
     return value.is_graph_output() or any(
@@ -118,14 +109,14 @@ def _is_kept(value: ir.Value, inside: set[ir.Node], forward: Mapping[ir.Node, st
     )
 
 
-def _copied(node: ir.Node, again: dict[ir.Value, ir.Value], lost: set[ir.Value]) -> ir.Node:
+def _copy(node: ir.Node, again: dict[ir.Value | None, ir.Value], lost: set[ir.Value]) -> ir.Node:
     """Return a copy of a node in the backward phase, on copies of its lost inputs."""
+    inputs = [again.get(value, value) for value in node.inputs]
     outputs = []
     for value in node.outputs:
         name = f"{value.name}/{_AGAIN}" if value.name else ""
         outputs.append(ir.Value(name=name, type=value.type, shape=value.shape))
-        again[value] = outputs[-1]
-    inputs = [again[v] if v is not None and v in lost and v in again else v for v in node.inputs]
+    again.update((v, copy) for v, copy in zip(node.outputs, outputs, strict=True) if v in lost)
     return ir.Node(
         node.domain,
         node.op_type,

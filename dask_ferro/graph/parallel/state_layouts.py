@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.sharding.given import divides
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh
+from dask_ferro.graph.sharding.requests import divides
 
 
 def state_layouts(
@@ -25,20 +25,9 @@ def state_layouts(
     mesh: Mesh,
     split: Mapping[str, int],
 ) -> dict[str, Layout]:
-    """Return the layout of each entry of an optimizer's state.
+    """Return the layout of each entry of an optimizer's state, by the parameter that it belongs to; else it is whole.
 
-    Parameters
-    ----------
-    entries : mapping of str to str or None
-        The parameter that each entry belongs to and has the shape of; None, such as for a count of steps: it is whole.
-    shapes : mapping of str to sequence of int
-        The shape of each parameter.
-    layouts : mapping of str to Layout
-        The layout of each parameter.
-    mesh : Mesh
-    split : mapping of str to int
-        The dimension that each axis of the mesh splits, by the plan's `optimizer_state`; empty: an entry has the layout
-        of its parameter.
+    `split` has the dimension that each axis splits, by the plan's `optimizer_state`.
     """
     return {
         entry: mesh.whole if name is None else state_layout(layouts[name], shapes[name], mesh, split)
@@ -58,20 +47,12 @@ def state_layout(layout: Layout, shape: Sequence[Dim], mesh: Mesh, split: Mappin
     >>> state_layout((WHOLE, Shard(0)), (8, 6), mesh, {"data": 0})
     (Shard(dim=1), Shard(dim=0))
     """
-    found: list[Placement] = list(layout)
-    for axis, name in enumerate(mesh.axes):
-        ranks = mesh.sizes[axis]
-        if name not in split or ranks == 1 or found[axis] != WHOLE:
+    placements: list[Placement] = list(layout)
+    for axis, (name, ranks) in enumerate(mesh.axes.items()):
+        if name not in split or ranks == 1 or placements[axis] != WHOLE:
             continue
-        taken = {placement.dim for placement in found if isinstance(placement, Shard)}
-        free = [dim for dim, size in enumerate(shape) if dim not in taken and divides(ranks, size)]
-        if free:
-            wanted = split[name] + len(shape) if split[name] < 0 else split[name]
-            found[axis] = Shard(wanted if wanted in free else free[0])
-    return tuple(found)
-
-
-def layout_of(placed: Mapping[str, Placement], mesh: Mesh) -> Layout:
-    """Return a placement by axis as a layout: whole along axes that are not named, or have one rank."""
-    axes = mesh.axes.items()
-    return tuple(placed.get(axis, WHOLE) if ranks > 1 else WHOLE for axis, ranks in axes)
+        dims = [d for d, size in enumerate(shape) if Shard(d) not in placements and divides(ranks, size)]
+        if dims:
+            dim = split[name] + (len(shape) if split[name] < 0 else 0)
+            placements[axis] = Shard(dim if dim in dims else dims[0])
+    return tuple(placements)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from dask_ferro.graph.parallel.node_values import sized
+from dask_ferro.graph.parallel.node_values import infer_types
 from dask_ferro.graph.parallel.pipeline_ranks import fill_chunks, update_layouts
 from dask_ferro.graph.pipeline.update import UpdateGraph, after, before
 from dask_ferro.graph.sharding.node_placement import CHUNK, STAGE
@@ -65,7 +65,12 @@ def sharded_update(
     _assign(model, homes | {grad: homes[name] for name, grad in grad_of.items()}, last)
     # A parameter stays in its own layout from step to step.
     outputs = {after(name): (starts | read)[name] for name in step.kept}
-    spmd = lower(propagate(model, sized(model), mesh, given, outputs=outputs, starts=starts))
+    by_axis = [
+        {name: dict(zip(mesh.axes, layout, strict=True)) for name, layout in each.items()}
+        for each in (given, outputs, starts)
+    ]
+    placed, ends, begins = by_axis
+    spmd = lower(propagate(model, infer_types(model), mesh, placed, outputs=ends, starts=begins))
     fill_chunks(spmd.model, last)
     for node in spmd.model.graph:
         node.metadata_props[STAGE] = str(stage_of[int(node.metadata_props[CHUNK])])

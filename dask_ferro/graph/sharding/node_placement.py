@@ -7,7 +7,6 @@ numbers here, not addresses.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,23 +15,13 @@ import onnx_ir as ir
 # Keys of node metadata.
 STAGE, DEVICE, WORKERS = "dask_ferro.stage", "dask_ferro.device", "dask_ferro.workers"
 CHUNK, ACTION = "dask_ferro.chunk", "dask_ferro.action"
-# Of a node in a sequence parallel region: the dimension that each axis of the mesh splits, as in "tensor=1".
-SEQUENCE = "dask_ferro.sequence"
-_AXIS_DIM = re.compile(r"([^=,]+)=(\d{1,3})")
 
 
 class NodePlacement(NamedTuple):
     """The placement of a node; a field that no plan gives is None.
 
-    Attributes
-    ----------
-    stage : int or None
-    device : str or None
-        "cpu" or "gpu".
-    workers : tuple of int or None
-        The number of each rank's worker.
-    action : str or None
-        The chunk and the kind of the pipeline's action that computes the node, as in "2F".
+    `device` is "cpu" or "gpu", `workers` has a number for each rank, and `action` is the chunk and the kind of the
+    pipeline's action that computes the node, as in "2F".
     """
 
     stage: int | None = None
@@ -51,8 +40,8 @@ UNPLACED = NodePlacement()
 def place(node: ir.Node, placement: NodePlacement) -> None:
     """Write a placement into a node's metadata, in place of an earlier one."""
     workers = None if placement.workers is None else ",".join(map(str, placement.workers))
-    told = {STAGE: placement.stage, DEVICE: placement.device, WORKERS: workers, ACTION: placement.action}
-    for key, value in told.items():
+    props = {STAGE: placement.stage, DEVICE: placement.device, WORKERS: workers, ACTION: placement.action}
+    for key, value in props.items():
         node.metadata_props.pop(key, None)
         if value is not None:
             node.metadata_props[key] = str(value)
@@ -60,41 +49,29 @@ def place(node: ir.Node, placement: NodePlacement) -> None:
 
 def placement_of(node: ir.Node) -> NodePlacement:
     """Return the placement in a node's metadata."""
-    told = node.metadata_props
-    stage, workers = told.get(STAGE), told.get(WORKERS)
+    props = node.metadata_props
+    stage, workers = props.get(STAGE), props.get(WORKERS)
     return NodePlacement(
         None if stage is None else int(stage),
-        told.get(DEVICE),
+        props.get(DEVICE),
         None if workers is None else tuple(map(int, workers.split(","))),
-        told.get(ACTION),
+        props.get(ACTION),
     )
 
 
-def sequence_of(node: ir.Node) -> dict[str, int]:
-    """Return the dimension that each axis splits at a node of a sequence parallel region; empty for any other."""
-    return {axis: int(dim) for axis, dim in _AXIS_DIM.findall(node.metadata_props.get(SEQUENCE, ""))}
-
-
 def placements(nodes: Sequence[ir.Node]) -> dict[ir.Node, NodePlacement]:
-    """Return the placement of each node; a node without one takes that of a neighbour.
-
-    Parameters
-    ----------
-    nodes : sequence of onnx_ir.Node
-        In topological order.
-    """
-    found: dict[ir.Node, NodePlacement] = {}
+    """Return the placement of each node, in topological order; a node without one takes that of a neighbour."""
+    sites: dict[ir.Node, NodePlacement] = {}
     position = {node: number for number, node in enumerate(nodes)}
     for node in nodes:
-        placed = [maker for maker in node.predecessors() if found.get(maker, UNPLACED) != UNPLACED]
+        makers = [maker for maker in node.predecessors() if sites.get(maker, UNPLACED) != UNPLACED]
         own = placement_of(node)
-        if own == UNPLACED and placed:
-            own = found[max(placed, key=position.__getitem__)]
-        found[node] = own
+        if own == UNPLACED and makers:
+            own = sites[max(makers, key=position.__getitem__)]
+        sites[node] = own
     # In reverse order, so that a chain of unplaced nodes takes the placement of its final reader.
     for node in reversed(nodes):
-        if found[node] == UNPLACED:
+        if sites[node] == UNPLACED:
             readers = [reader for reader in node.successors() if reader in position]
-            first = min(readers, key=position.__getitem__, default=node)
-            found[node] = found[first]
-    return found
+            sites[node] = sites[min(readers, key=position.__getitem__, default=node)]
+    return sites

@@ -15,7 +15,6 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.ir.nodes import extent
 from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh
 
@@ -34,13 +33,13 @@ def part(shape: Sequence[Dim], layout: Layout, mesh: Mesh, rank: int) -> tuple[s
     (slice(2, 4, None), slice(None, None, None))
     """
     index = [slice(None)] * len(shape)
-    for placement, size, at in zip(layout, mesh.sizes, mesh.coordinates(rank), strict=True):
-        whole = shape[placement.dim] if isinstance(placement, Shard) else None
-        if isinstance(placement, Shard) and isinstance(whole, int):
+    for placement, ranks, at in zip(layout, mesh.sizes, mesh.coordinates(rank), strict=True):
+        size = shape[placement.dim] if isinstance(placement, Shard) else None
+        if isinstance(placement, Shard) and isinstance(size, int):
             # A later axis splits the part that earlier axes have left.
-            first, last, _ = index[placement.dim].indices(whole)
-            start, stop = extent(last - first, at, size)
-            index[placement.dim] = slice(first + start, first + stop)
+            first, last, _ = index[placement.dim].indices(size)
+            length = (last - first) // ranks
+            index[placement.dim] = slice(first + at * length, first + (at + 1) * length)
     return tuple(index)
 
 
@@ -54,28 +53,18 @@ def local_shape(shape: Sequence[Dim], layout: Layout, mesh: Mesh) -> tuple[Dim, 
 
 
 def holders(layout: Layout, mesh: Mesh) -> tuple[int, ...]:
-    """Return for each rank the lowest rank that has the same part."""
-    found = []
-    for rank in range(mesh.ranks):
-        # Ranks have the same part if they differ only on axes on which the value is replicated.
-        pairs = zip(layout, mesh.coordinates(rank), strict=True)
-        found.append(mesh.rank([0 if isinstance(placement, Replicate) else at for placement, at in pairs]))
-    return tuple(found)
+    """Return for each rank the lowest rank that has the same part: they differ only on axes without a split."""
+    return tuple(
+        mesh.rank([0 if isinstance(p, Replicate) else at for p, at in zip(layout, where, strict=True)])
+        for where in map(mesh.coordinates, range(mesh.ranks))
+    )
 
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of the sharded graph.
+    """An input or output of the sharded graph: its name and shape in the original model, and each rank's part.
 
-    Attributes
-    ----------
-    name : str
-        Its name in the original model.
-    layout : Layout
-    shape : tuple of int, str or None
-        The shape of the whole value; None if its rank is not known.
-    parts : tuple of str
-        The value of each rank's part.
+    `shape` is None if its rank is not known.
     """
 
     name: str
@@ -92,25 +81,16 @@ class Port:
 
 def holders_of(ports: Iterable[Port]) -> dict[str, int]:
     """Return the lowest rank that has each of the ports' parts."""
-    found: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     for port in ports:
         for rank, name in enumerate(port.parts):
-            found.setdefault(name, rank)
-    return found
+            ranks.setdefault(name, rank)
+    return ranks
 
 
 @dataclass(frozen=True)
 class Spmd:
-    """A sharded graph, with the layouts of its inputs and outputs.
-
-    Attributes
-    ----------
-    model : onnx_ir.Model
-        The graph of all ranks; its inputs and outputs are parts.
-    mesh : Mesh
-    inputs, outputs : tuple of Port
-        In the order of the original model.
-    """
+    """The graph of all ranks, whose inputs and outputs are parts; ports are in the order of the original model."""
 
     model: ir.Model
     mesh: Mesh
@@ -118,25 +98,19 @@ class Spmd:
     outputs: tuple[Port, ...]
 
     def split(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the inputs of `model` for whole inputs by name; parts are views.
-
-        Raises
-        ------
-        ConfigError
-            An input is missing or has another shape.
-        """
-        found: dict[str, Array] = {}
+        """Return the inputs of `model` for whole inputs by name; parts are views."""
+        parts: dict[str, Array] = {}
         for port in self.inputs:
             array = arrays.get(port.name)
             if array is None or not _has_shape(array, port.shape):
                 got = "nothing" if array is None else f"shape {array.shape}"
                 raise ConfigError(f"input {port.name!r}: want shape {port.shape}, got {got}")
             for rank, name in enumerate(port.parts):
-                if name not in found:
+                if name not in parts:
                     # The ellipsis keeps a part without dimensions an array: `array[()]` would be a numpy scalar.
                     index: Any = (*part(port.shape or (), port.layout, self.mesh, rank), ...)
-                    found[name] = _term(array[index], port, self.mesh, rank)
-        return found
+                    parts[name] = _term(array[index], port, self.mesh, rank)
+        return parts
 
 
 def _has_shape(array: Array, shape: tuple[Dim, ...] | None) -> bool:

@@ -18,7 +18,14 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
-from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, LayoutStep, Mesh, Price, shards
+from dask_ferro.graph.sharding.redistribute import (
+    COLLECTIVES,
+    Layout,
+    LayoutStep,
+    Mesh,
+    Price,
+    count_parts,
+)
 
 Numbers: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -41,7 +48,6 @@ class LayoutChange(NamedTuple):
 
     value: ir.Value
     source: Layout
-    target: Layout
     steps: tuple[LayoutStep, ...]
     price: Price
 
@@ -53,25 +59,14 @@ Entry: TypeAlias = Compute | LayoutChange
 class Sharding:
     """The plan of a sharding: the entries that every rank executes, in order.
 
-    Attributes
-    ----------
-    model : onnx_ir.Model
-        The model as given.
-    types : mapping of str to ValueType
-    mesh : Mesh
-    given : mapping of str to Layout
-        Layouts in which graph inputs and initializers start.
-    outputs : tuple of Layout
-        Of the graph's outputs.
-    entries : tuple of Compute and LayoutChange
-    known : mapping of onnx_ir.Value to array
-        The values that are known before the run: global shapes of other values.
+    `inputs` has the layouts of graph inputs and initializers, `known` the values that are known before the run: shapes
+    of whole values.
     """
 
     model: ir.Model
     types: Types
     mesh: Mesh
-    given: Mapping[str, Layout]
+    inputs: Mapping[str, Layout]
     outputs: tuple[Layout, ...]
     entries: tuple[Entry, ...]
     known: Mapping[ir.Value, Numbers] = field(default_factory=dict)
@@ -91,8 +86,8 @@ class Sharding:
     @property
     def collectives(self) -> Counter[str]:
         """The number of collectives of each kind; one in all groups of an axis at once counts as one."""
-        every = chain.from_iterable(move.steps for move in self.moves)
-        return Counter(step.kind for step in every if step.kind in COLLECTIVES)
+        steps = chain.from_iterable(move.steps for move in self.moves)
+        return Counter(step.kind for step in steps if step.kind in COLLECTIVES)
 
     @property
     def bytes(self) -> float:
@@ -102,30 +97,25 @@ class Sharding:
     @property
     def activations(self) -> tuple[float, ...]:
         """The bytes of each result of the forward on a rank."""
-        made: list[float] = []
+        sizes: list[float] = []
         for entry in self.entries:
             if isinstance(entry, Compute) and region_of(entry.node).phase != BACKWARD:
-                made += starmap(self.part_bytes, zip(entry.node.outputs, entry.outputs, strict=True))
-        return tuple(made)
+                sizes += starmap(self.part_bytes, zip(entry.node.outputs, entry.outputs, strict=True))
+        return tuple(sizes)
 
     def part_bytes(self, value: ir.Value, layout: Layout) -> float:
         """Return the bytes of a value on a rank."""
-        return value_bytes(type_of(value, self.types)) / shards(layout, self.mesh)
+        return value_bytes(type_of(value, self.types)) / count_parts(layout, self.mesh)
 
 
-def needed(reads: Mapping[ir.Node, Sequence[ir.Value | None]], outputs: Iterable[ir.Value]) -> list[ir.Node]:
-    """Return the nodes that outputs depend on, in order.
-
-    Parameters
-    ----------
-    reads : mapping of onnx_ir.Node to sequence of onnx_ir.Value
-        The values that each node reads, in a topological order of the nodes.
-    outputs : iterable of onnx_ir.Value
-    """
-    wanted: set[ir.Value | None] = set(outputs)
-    found = []
+def select_nodes(
+    reads: Mapping[ir.Node, Sequence[ir.Value | None]], outputs: Iterable[ir.Value]
+) -> list[ir.Node]:
+    """Return the nodes that outputs depend on, in order; `reads` has the operands of all nodes in topological order."""
+    values: set[ir.Value | None] = set(outputs)
+    nodes = []
     for node in reversed(list(reads)):
-        if wanted.intersection(node.outputs):
-            wanted.update(reads[node])
-            found.append(node)
-    return found[::-1]
+        if values.intersection(node.outputs):
+            values.update(reads[node])
+            nodes.append(node)
+    return nodes[::-1]

@@ -29,11 +29,13 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
+from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
 from dask_ferro.policy.estimates import Link
 
 # One placement for each axis of the mesh.
 Layout: TypeAlias = tuple[Placement, ...]
+# Placements of a value along the axes that are named.
+ByAxis: TypeAlias = Mapping[str, Placement]
 
 COLLECTIVES = ("AllReduce", "ReduceScatter", "AllGather", "AllToAll")
 
@@ -96,6 +98,12 @@ class Mesh:
         return tuple(map(tuple, rows.tolist()))
 
 
+def layout_of(placed: ByAxis, mesh: Mesh) -> Layout:
+    """Return a placement by axis as a layout: whole along axes that are not named, or have one rank."""
+    axes = mesh.axes.items()
+    return tuple(placed.get(axis, WHOLE) if ranks > 1 else WHOLE for axis, ranks in axes)
+
+
 def text(layout: Sequence[Placement]) -> str:
     """Return a layout as text: "R", "S(0)", "S(0),P"."""
     return ",".join(map(str, layout))
@@ -118,36 +126,30 @@ class LayoutStep(NamedTuple):
 
 
 # Along several axes these are the same as one after the other: parts are joined, or terms added, in the order of ranks.
-_JOINED = ("AllGather", "AllReduce")
+_ONE_COLLECTIVE = ("AllGather", "AllReduce")
 # Steps that make pieces smaller come first, and steps that make them larger last.
 _ORDER = ("Slice", "ReduceScatter", "AllToAll", "AllReduce", "AllGather")
 
 
-def kind(source: Placement, target: Placement) -> str | None:
-    """Return the step from one placement to another, "" if they are equal; None if there is no such step."""
-    if source == target:
-        return ""
-    # A complete value is never split into terms: zeros on all ranks but one would only cost memory.
-    if isinstance(target, Partial):
-        return None
-    to_shard = isinstance(target, Shard)
-    if isinstance(source, Partial):
-        return "ReduceScatter" if to_shard else "AllReduce"
-    if isinstance(source, Shard):
-        return "AllToAll" if to_shard else "AllGather"
-    return "Slice"
+_KINDS = {
+    (Partial, Replicate): "AllReduce",
+    (Partial, Shard): "ReduceScatter",
+    (Shard, Replicate): "AllGather",
+    (Shard, Shard): "AllToAll",
+    (Replicate, Shard): "Slice",
+}
 
 
-def leads(source: Layout, target: Layout) -> bool:
-    """Return whether there are steps from one layout to another."""
-    return all(kind(a, b) is not None for a, b in zip(source, target, strict=True))
+def is_reachable(source: Layout, target: Layout) -> bool:
+    """Return whether there are steps: no complete value is split into terms, which would only cost memory."""
+    return all(a == b or not isinstance(b, Partial) for a, b in zip(source, target, strict=True))
 
 
 @lru_cache(4096)
 def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
-    """Return the steps from one layout to another, if there are any (`leads`)."""
+    """Return the steps from one layout to another one that it reaches (`is_reachable`)."""
     now = source
-    found: list[LayoutStep] = []
+    path: list[LayoutStep] = []
     while differing := [axis for axis, (a, b) in enumerate(zip(now, target, strict=True)) if a != b]:
         ready = [_step(axis, now[axis], target[axis]) for axis in differing if _is_ready(now, target, axis)]
         # Then the first one waits for later axes of its dimensions only: the last of these gathers its parts.
@@ -157,25 +159,23 @@ def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
         # Steps that make the parts smaller come first, so that later ones send less.
         step = min(ready, key=lambda s: _ORDER.index(s.kind))
         now = step.after(now)
-        if found and step.kind in _JOINED and found[-1]._replace(axes=step.axes) == step:
-            step = step._replace(axes=tuple(sorted((*found.pop().axes, *step.axes))))
-        found.append(step)
-    return tuple(found)
+        if path and step.kind in _ONE_COLLECTIVE and path[-1]._replace(axes=step.axes) == step:
+            step = step._replace(axes=tuple(sorted((*path.pop().axes, *step.axes))))
+        path.append(step)
+    return tuple(path)
 
 
 def _step(axis: int, source: Placement, target: Placement) -> LayoutStep:
-    found = kind(source, target)
-    assert found, "there is a step, since one layout leads to the other"
-    return LayoutStep(found, (axis,), source, target)
+    return LayoutStep(_KINDS[type(source), type(target)], (axis,), source, target)
 
 
 def _is_ready(now: Sequence[Placement], target: Layout, axis: int) -> bool:
     """Return whether an axis may have its target: its dimensions are split by no later axis, and settled before it."""
-    wanted = target[axis]
-    settled = not isinstance(wanted, Shard) or all(
-        (a == wanted) == (b == wanted) for a, b in zip(now[:axis], target[:axis], strict=True)
+    goal = target[axis]
+    is_settled = not isinstance(goal, Shard) or all(
+        (a == goal) == (b == goal) for a, b in zip(now[:axis], target[:axis], strict=True)
     )
-    return settled and _last_later(now, target, axis) == axis
+    return is_settled and _last_later(now, target, axis) == axis
 
 
 def _last_later(now: Sequence[Placement], target: Layout, axis: int) -> int:
@@ -194,49 +194,39 @@ class Price(NamedTuple):
     seconds: float
 
 
-def price(found: str, nbytes: float, ranks: int, link: Link) -> Price:
-    """Return the price of a step in a group of `ranks`.
-
-    Parameters
-    ----------
-    found : str
-        The kind of step.
-    nbytes : float
-        The bytes of the whole group: of the value, or of its part along the other axes.
-    ranks : int
-    link : Link
-        Between two ranks.
+def price(kind: str, nbytes: float, ranks: int, link: Link) -> Price:
+    """Return the price of a step in a group of `ranks` that holds `nbytes` together.
 
     Examples
     --------
     >>> price("AllReduce", 8e6, 4, Link(latency=0.0, bandwidth=1e9))
     Price(bytes=12000000.0, seconds=0.012)
     """
-    if found in ("", "Slice") or ranks == 1:
+    if kind == "Slice" or ranks == 1:
         return Price(0.0, 0.0)
     hops = ranks - 1
     sent = nbytes * hops / ranks
     # A ring all-reduce is a reduce-scatter and an all-gather, one after the other.
-    if found == "AllReduce":
+    if kind == "AllReduce":
         hops, sent = 2 * hops, 2 * sent
-    elif found == "AllToAll":
+    elif kind == "AllToAll":
         # Each rank keeps one piece of its part and sends the others.
         sent /= ranks
     return Price(sent, hops * link.latency + sent / link.bandwidth)
 
 
-def shards(layout: Sequence[Placement], mesh: Mesh, *, without: Collection[int] = ()) -> int:
-    """Return the number of parts that a layout splits a value into, not counting the axes `without`."""
+def count_parts(layout: Sequence[Placement], mesh: Mesh, *, without: Collection[int] = ()) -> int:
+    """Return the number of parts of a value, not counting the axes `without`."""
     pairs = enumerate(zip(layout, mesh.sizes, strict=False))
     return prod(size for axis, (p, size) in pairs if isinstance(p, Shard) and axis not in without)
 
 
-def total(steps: Sequence[LayoutStep], source: Layout, nbytes: float, mesh: Mesh, link: Link) -> Price:
+def price_steps(steps: Sequence[LayoutStep], source: Layout, nbytes: float, mesh: Mesh, link: Link) -> Price:
     """Return the price of successive steps for a value of `nbytes` that starts at `source`."""
     now, sent, seconds = source, 0.0, 0.0
     for step in steps:
         ranks = prod(mesh.sizes[axis] for axis in step.axes)
-        each = price(step.kind, nbytes / shards(now, mesh, without=step.axes), ranks, link)
+        each = price(step.kind, nbytes / count_parts(now, mesh, without=step.axes), ranks, link)
         sent, seconds = sent + each.bytes, seconds + each.seconds
         now = step.after(now)
     return Price(sent, seconds)
@@ -245,7 +235,9 @@ def total(steps: Sequence[LayoutStep], source: Layout, nbytes: float, mesh: Mesh
 # Nodes.
 
 
-def collective(step: LayoutStep, pieces: Sequence[ir.Value], made: Sequence[ir.Value], name: str) -> ir.Node:
+def collective(
+    step: LayoutStep, pieces: Sequence[ir.Value], outputs: Sequence[ir.Value], name: str
+) -> ir.Node:
     """Return the node that redistributes a group's pieces; inputs and outputs are in rank order."""
     attributes: list[ir.Attr] = []
     if isinstance(step.source, Partial):
@@ -256,4 +248,4 @@ def collective(step: LayoutStep, pieces: Sequence[ir.Value], made: Sequence[ir.V
     else:
         placements = (step.source, step.target)
         attributes += [ir.AttrInt64("axis", p.dim) for p in placements if isinstance(p, Shard)]
-    return ir.Node(OWN_DOMAIN, step.kind, pieces, attributes, outputs=made, name=name)
+    return ir.Node(OWN_DOMAIN, step.kind, pieces, attributes, outputs=outputs, name=name)

@@ -22,14 +22,14 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.ir.nodes import extent, type_of
+from dask_ferro.graph.ir.nodes import type_of
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.table import rule
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
 from dask_ferro.graph.sharding.placements import PLACEMENT, Shard
-from dask_ferro.graph.sharding.plan import Compute, Entry, LayoutChange, Sharding, needed
+from dask_ferro.graph.sharding.plan import Compute, LayoutChange, Sharding, select_nodes
 from dask_ferro.graph.sharding.redistribute import Layout, LayoutStep, collective, text
 
 # The part of each rank, in order.
@@ -42,24 +42,17 @@ RANK, RANKS = "dask_ferro.rank", "dask_ferro.ranks"
 def lower(plan: Sharding, copied: Collection[str] = ()) -> Spmd:
     """Return the graph in which each rank computes its shards.
 
-    Parameters
-    ----------
-    plan : Sharding
-        From `sharding.propagate`.
-    copied : collection of str, optional
-        Inputs and outputs of which each rank has its own copy where ranks have the same part: parameters that all
-        ranks update are then not sent from the first one to the others.
-
-    Returns
-    -------
-    Spmd
-        Its model passes `onnx.checker`, imports our domain for the collectives, declares the type of every
-        value, and reads weights only when it is saved or run.
+    Each rank has its own copy of the inputs and outputs in `copied` where ranks have the same part: parameters that all
+    update are then not sent from the first one to the others.  The model passes `onnx.checker`, imports our domain for
+    the collectives, declares the type of every value, and reads weights only when it is saved or run.
     """
-    made = _RankGraphWriter(plan, frozenset(copied))
+    writer = _RankGraphWriter(plan, frozenset(copied))
     for entry in plan.entries:
-        made.add(entry)
-    return made.finish()
+        if isinstance(entry, Compute):
+            writer.compute(entry)
+        else:
+            writer.redistribute(entry)
+    return writer.finish()
 
 
 class _RankGraphWriter:
@@ -68,33 +61,28 @@ class _RankGraphWriter:
         self.opset = plan.model.opset_imports.get("", 0) or 0
         self.nodes: list[ir.Node] = []
         self.weights: list[ir.Value] = []
-        self.spelled: dict[str, ir.Value] = {}
-        self.forms: dict[tuple[ir.Value, Layout], Pieces] = {}
+        self.constants: dict[str, ir.Value] = {}
+        self.pieces: dict[tuple[ir.Value, Layout], Pieces] = {}
         graph = plan.model.graph
-        self.inputs = [(value, plan.given[value.name or ""]) for value in graph.inputs]
+        self.inputs = [(value, plan.inputs[value.name or ""]) for value in graph.inputs]
         for value in dict.fromkeys((*graph.inputs, *graph.initializers.values())):
-            self._source(value, plan.given[value.name or ""])
+            self._source(value, plan.inputs[value.name or ""])
         for value, array in plan.known.items():
             piece = self._constant(_name(value, self.mesh.whole, 0), array)
-            self.forms[value, self.mesh.whole] = (piece,) * self.mesh.ranks
-
-    def add(self, entry: Entry) -> None:
-        """Write one entry of the plan, rank by rank."""
-        if isinstance(entry, Compute):
-            self._compute(entry)
-        else:
-            self._move(entry)
+            self.pieces[value, self.mesh.whole] = (piece,) * self.mesh.ranks
 
     def finish(self) -> Spmd:
-        """Return the graph of all ranks, with the nodes that its outputs need."""
         graph = self.plan.model.graph
-        ends = [self.forms[v, at] for v, at in zip(graph.outputs, self.plan.outputs, strict=True)]
+        ends = list(zip(graph.outputs, self.plan.outputs, strict=True))
         # Ranks with the same part of an output share one value, which is computed and kept once.
-        shared = [self._holders(v, at) for v, at in zip(graph.outputs, self.plan.outputs, strict=True)]
-        pieces = [tuple(map(end.__getitem__, held)) for end, held in zip(ends, shared, strict=True)]
+        pieces = [tuple(self.pieces[end][rank] for rank in self._holders(*end)) for end in ends]
         outputs = list(dict.fromkeys(chain.from_iterable(pieces)))
-        inputs = list(dict.fromkeys(chain.from_iterable(self.forms[entry] for entry in self.inputs)))
-        nodes = needed({node: node.inputs for node in self.nodes}, outputs)
+        inputs = list(dict.fromkeys(chain.from_iterable(map(self.pieces.__getitem__, self.inputs))))
+        nodes = select_nodes({node: node.inputs for node in self.nodes}, outputs)
+        for node in set(self.nodes).difference(nodes):
+            # It would count as a reader.
+            for i in range(len(node.inputs)):
+                node.replace_input_with(i, None)
         read = set(outputs).union(*(node.inputs for node in nodes))
         model = ir.Model(
             ir.Graph(
@@ -111,11 +99,8 @@ class _RankGraphWriter:
         return Spmd(
             model,
             self.mesh,
-            tuple(self._port(v, at, self.forms[v, at]) for v, at in self.inputs),
-            tuple(
-                self._port(v, at, p)
-                for v, at, p in zip(graph.outputs, self.plan.outputs, pieces, strict=True)
-            ),
+            tuple(self._port(*start, self.pieces[start]) for start in self.inputs),
+            tuple(self._port(*end, own) for end, own in zip(ends, pieces, strict=True)),
         )
 
     # Values.
@@ -128,16 +113,14 @@ class _RankGraphWriter:
         return Port(value.name or "", layout, shape, tuple(p.name or "" for p in pieces))
 
     def _value(self, value: ir.Value, layout: Layout, rank: int) -> ir.Value:
-        """Return a rank's part of a value, with its type."""
         if not value.name:
             return ir.Value(name="")
         type_ = type_of(value, self.plan.types)
         shape = None if type_.shape is None else ir.Shape(local_shape(type_.shape, layout, self.mesh))
-        held = ir.TensorType(type_.dtype) if type_.kind == "tensor" and type_.dtype else value.type
-        return ir.Value(name=_name(value, layout, rank), type=held, shape=shape)
+        own = ir.TensorType(type_.dtype) if type_.kind == "tensor" and type_.dtype else value.type
+        return ir.Value(name=_name(value, layout, rank), type=own, shape=shape)
 
     def _values(self, value: ir.Value, layout: Layout) -> Pieces:
-        """Return every rank's part of a value."""
         return tuple(self._value(value, layout, rank) for rank in range(self.mesh.ranks))
 
     def _holders(self, value: ir.Value, layout: Layout) -> tuple[int, ...]:
@@ -152,9 +135,9 @@ class _RankGraphWriter:
 
     def _source(self, value: ir.Value, layout: Layout) -> None:
         """Add the parts of a graph input or a weight; ranks with the same part share one value."""
-        held = self._holders(value, layout)
-        pieces = {rank: self._value(value, layout, rank) for rank in dict.fromkeys(held)}
-        self.forms[value, layout] = tuple(pieces[rank] for rank in held)
+        owners = self._holders(value, layout)
+        pieces = {rank: self._value(value, layout, rank) for rank in dict.fromkeys(owners)}
+        self.pieces[value, layout] = tuple(pieces[rank] for rank in owners)
         if (tensor := _weight(value)) is not None:
             for rank, piece in pieces.items():
                 index = part(self._shape(value), layout, self.mesh, rank)
@@ -163,29 +146,26 @@ class _RankGraphWriter:
 
     # Nodes.
 
-    def _compute(self, entry: Compute) -> None:
-        node, ranks = entry.node, range(self.mesh.ranks)
-        laid = zip(node.outputs, entry.outputs, strict=True)
-        outputs = [self._values(value, layout) for value, layout in laid]
+    def compute(self, entry: Compute) -> None:
+        node = entry.node
+        outputs = [self._values(v, layout) for v, layout in zip(node.outputs, entry.outputs, strict=True)]
         attributes = self._attributes(entry)
-        told = {**node.metadata_props, PLACEMENT: text(entry.outputs[0]) if entry.outputs else ""}
-        name = node.name or node.op_type
-        for rank in ranks:
+        props = {**node.metadata_props, PLACEMENT: text(entry.outputs[0]) if entry.outputs else ""}
+        for rank in range(self.mesh.ranks):
             inputs = [self._input(entry, i, rank) for i in range(len(node.inputs))]
-            made = [pieces[rank] for pieces in outputs]
             self.nodes.append(
                 ir.Node(
                     node.domain,
                     node.op_type,
                     inputs,
                     attributes,
-                    outputs=made,
-                    name=f"{name}@{rank}",
-                    metadata_props={**told, RANK: str(rank)},
+                    outputs=[pieces[rank] for pieces in outputs],
+                    name=f"{node.name or node.op_type}@{rank}",
+                    metadata_props={**props, RANK: str(rank)},
                 )
             )
         for value, layout, pieces in zip(node.outputs, entry.outputs, outputs, strict=True):
-            self.forms[value, layout] = pieces
+            self.pieces[value, layout] = pieces
 
     def _input(self, entry: Compute, position: int, rank: int) -> ir.Value | None:
         """Return a rank's operand at a position: its part, the shape of its part, or None."""
@@ -193,26 +173,25 @@ class _RankGraphWriter:
         if value is None or not value.name:
             return None
         if layout is None:
-            made, lies = entry.node.outputs[0], entry.outputs[0]
-            shape = local_shape(self._shape(made), lies, self.mesh)
-            return self._spelled(f"{_name(made, lies, 0)}:shape{list(shape)}", shape)
+            result, laid_out = entry.node.outputs[0], entry.outputs[0]
+            shape = local_shape(self._shape(result), laid_out, self.mesh)
+            return self._shared_constant(f"{_name(result, laid_out, 0)}:shape{list(shape)}", shape)
         at = self.mesh.coordinates(rank)
         # Only the first rank adds a bias to a Partial sum, or it would count once per rank.
         if any(at[axis] for axis, i in entry.once if i == position):
             return None
-        return self.forms[value, layout][rank]
+        return self.pieces[value, layout][rank]
 
-    def _spelled(self, name: str, numbers: Sequence[Dim]) -> ir.Value:
+    def _shared_constant(self, name: str, numbers: Sequence[Dim]) -> ir.Value:
         """Return a constant of integers, which all ranks share."""
-        if name not in self.spelled:
-            self.spelled[name] = self._constant(name, np.array(numbers, np.int64))
-        return self.spelled[name]
+        if name not in self.constants:
+            self.constants[name] = self._constant(name, np.array(numbers, np.int64))
+        return self.constants[name]
 
     def _attributes(self, entry: Compute) -> list[ir.Attr]:
         """Return the node's attributes, with counts of a split dimension divided among ranks."""
-        site = TypedNode(entry.node, self.plan.types, self.opset)
-        found = rule(site)
-        counts = {} if found is None else found.counts
+        labels = rule(TypedNode(entry.node, self.plan.types, self.opset))
+        counts = {} if labels is None else labels.counts
         attributes = dict(entry.node.attributes)
         for name, (position, dim) in counts.items():
             layout = entry.inputs[position]
@@ -223,54 +202,53 @@ class _RankGraphWriter:
                 attributes[name] = ir.AttrInt64(name, int(attributes[name].value) // share)
         return list(attributes.values())
 
-    def _move(self, entry: LayoutChange) -> None:
+    def redistribute(self, entry: LayoutChange) -> None:
         value, now = entry.value, entry.source
         # A weight needs no Slice at run time: its parts become initializers.
         is_cut = _weight(value) is not None and all(step.kind == "Slice" for step in entry.steps)
         maker = value.producer()
-        told = {} if maker is None else region_of(maker).metadata()
+        props = {} if maker is None else region_of(maker).metadata()
         if maker is not None and CHUNK in maker.metadata_props:
-            told[CHUNK] = maker.metadata_props[CHUNK]
+            props[CHUNK] = maker.metadata_props[CHUNK]
         for step in entry.steps:
             then = step.after(now)
-            if (value, then) not in self.forms and is_cut:
+            if (value, then) not in self.pieces and is_cut:
                 # The weight is split once, now, and not at each run.
                 self._source(value, then)
-            elif (value, then) not in self.forms:
-                made = self._values(value, then)
-                self._step(step, self.forms[value, now], made, {**told, PLACEMENT: text(then)})
-                self.forms[value, then] = made
+            elif (value, then) not in self.pieces:
+                pieces = self._values(value, then)
+                self._step(step, self.pieces[value, now], pieces, {**props, PLACEMENT: text(then)})
+                self.pieces[value, then] = pieces
             now = then
 
-    def _step(self, step: LayoutStep, pieces: Pieces, made: Pieces, told: Mapping[str, str]) -> None:
+    def _step(self, step: LayoutStep, sources: Pieces, results: Pieces, props: Mapping[str, str]) -> None:
         for group in self.mesh.groups(*step.axes):
-            name = f"{made[group[0]].name}/{step.kind}"
+            operands, outputs = ([pieces[rank] for rank in group] for pieces in (sources, results))
             if isinstance(step.target, Shard) and step.kind == "Slice":
                 for index, rank in enumerate(group):
-                    bounds = extent(_size(pieces[rank], step.target.dim), index, len(group))
-                    cut = self._slice(step.target.dim, bounds, pieces[rank], made[rank], rank)
-                    cut.metadata_props.update(told)
-                    self.nodes.append(cut)
-                continue
-            node = collective(step, [pieces[rank] for rank in group], [made[rank] for rank in group], name)
-            node.metadata_props.update({**told, RANKS: ",".join(map(str, group))})
-            self.nodes.append(node)
+                    node = self._slice(step.target.dim, index, len(group), operands[index], outputs[index])
+                    node.metadata_props.update({RANK: str(rank), **props})
+                    self.nodes.append(node)
+            else:
+                node = collective(step, operands, outputs, f"{outputs[0].name}/{step.kind}")
+                node.metadata_props.update({**props, RANKS: ",".join(map(str, group))})
+                self.nodes.append(node)
 
-    def _slice(
-        self, dim: int, bounds: tuple[int, int], whole: ir.Value, made: ir.Value, rank: int
-    ) -> ir.Node:
-        """Return the Slice of a part, in the form of the model's opset."""
-        cut = {"starts": bounds[:1], "ends": bounds[1:], "axes": (dim,)}
+    def _slice(self, dim: int, index: int, count: int, whole: ir.Value, piece: ir.Value) -> ir.Node:
+        """Return the Slice of one of `count` parts, in the form of the model's opset."""
+        length = _size(whole, dim) // count
+        bounds = {"starts": (index * length,), "ends": ((index + 1) * length,), "axes": (dim,)}
         # The bounds of a Slice are attributes up to opset 9, and inputs since 10.
-        read = [self._spelled(f"slice:{n[0]}", n) for n in cut.values()] if self.opset >= 10 else []
+        read = (
+            [self._shared_constant(f"slice:{n[0]}", n) for n in bounds.values()] if self.opset >= 10 else []
+        )
         return ir.Node(
             "",
             "Slice",
             [whole, *read],
-            [] if read else [ir.AttrInt64s(name, numbers) for name, numbers in cut.items()],
-            outputs=[made],
-            name=f"{made.name}/Slice",
-            metadata_props={RANK: str(rank)},
+            [] if read else [ir.AttrInt64s(name, numbers) for name, numbers in bounds.items()],
+            outputs=[piece],
+            name=f"{piece.name}/Slice",
         )
 
 

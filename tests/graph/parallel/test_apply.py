@@ -68,7 +68,7 @@ def test_the_plan_of_the_issue_is_read(tmp_path):
     region, backward = read_plan(written(tmp_path, text)).regions
     assert (region.name, region.line, region.workers, region.stage, region.device, region.backward) == (
         "l1", 1, (0, 1), 0, "gpu", "l1_bwd")  # fmt: skip
-    assert {name: asked.split for name, asked in region.shard.items()} == {"weight": 1}
+    assert {name: split.dims for name, split in region.shard.items()} == {"weight": 1}
     assert (backward.line, backward.stage, backward.workers) == (2, 1, None)
 
 
@@ -84,11 +84,11 @@ WRONG = [
     pytest.param("l1: {shrad: {weight: 1}}", "did you mean shard?", id="a key is nearly one"),
     pytest.param("l1:\n  stage: two", "line 2: l1.stage: got 'two', wanted a number", id="a stage is a word"),
     pytest.param("l1:\n  device: tpu", "line 2: l1.device: got 'tpu', wanted one of cpu, gpu", id="a device"),
-    pytest.param("l1:\n  workers: 2", "line 2: l1.workers: wanted a list", id="workers are no list"),
-    pytest.param("l1:\n  workers: [1, 1]", "wanted every worker once", id="a worker is named twice"),
+    pytest.param("l1:\n  workers: 2", "line 2: l1.workers: got 2, wanted a list", id="workers are no list"),
+    pytest.param("l1:\n  workers: [1, 1]", "with every worker once", id="a worker is named twice"),
     pytest.param("l1:\n  shard: {weight: x}", "line 2: l1.shard.weight: got 'x'", id="a dimension is a word"),
     pytest.param("l1: {backward: l9}\nl2: {}", "line 1: l1.backward: got 'l9'", id="backward names no region"),
-    pytest.param("l1: {}\nl1: {}", "line 2: plan.l1: is given twice", id="a region stands there twice"),
+    pytest.param("l1: {}\nl1: {}", "line 2: l1: is given twice", id="a region stands there twice"),
     pytest.param("mesh: {data: 0}", "line 1: mesh.data: got 0, wanted a whole number, 1 or", id="an empty axis"),
     pytest.param("mesh: {}", "line 1: mesh: got no axis", id="a mesh without axes"),
     pytest.param("enabled: maybe", "line 1: enabled: got 'maybe', wanted true or false", id="enabled is a word"),
@@ -169,32 +169,17 @@ class TestWithoutAPlan:
         assert all(np.array_equal(got[name], wanted[name]) for name in wanted)
 
 
-class TestTensorParallel:
-    def test_numbers_are_those_without_it(self):
-        model = network(trains=True)
-        assert_same(
-            evaluate_sharded(apply(model, TENSOR).spmd(), feeds()), evaluate(ir.to_proto(model), feeds())
-        )
-
-    def test_a_column_and_a_row_are_one_all_reduce(self):
-        applied = apply(network(), TENSOR)
-        assert applied.shard().collectives == Counter(AllReduce=1)
-        assert (applied.mesh, applied.workers) == (Mesh({"tensor": 2}), (0, 1))
+def test_a_column_and_a_row_are_one_all_reduce():
+    applied = apply(network(), TENSOR)
+    assert applied.shard().collectives == Counter(AllReduce=1)
+    assert (applied.mesh, applied.workers) == (Mesh({"tensor": 2}), (0, 1))
 
 
-def test_data_parallel_is_a_dimension_of_an_input():
-    model = network(trains=True)
-    applied = apply(model, {"mesh": {"data": 4}, "inputs": {"x": 0}})
-    assert applied.given == {"x": {"data": S(0)}}
-    assert_same(evaluate_sharded(applied.spmd(), feeds()), evaluate(ir.to_proto(model), feeds()))
-
-
-def test_a_mesh_of_two_axes_has_both():
-    model = network(trains=True)
+def test_a_bare_dimension_is_along_data_for_an_input_and_along_tensor_for_a_weight():
     regions = {name: {"shard": region["shard"]} for name, region in TENSOR.items()}
-    applied = apply(model, {"mesh": {"data": 2, "tensor": 2}, "inputs": {"x": 0}, **regions})
-    assert applied.given["l1.weight"] == {"tensor": S(1)}
-    assert_same(evaluate_sharded(applied.spmd(), feeds()), evaluate(ir.to_proto(model), feeds()))
+    plan = {"mesh": {"data": 2, "tensor": 2}, "inputs": {"x": 0}, **regions}
+    placements = apply(network(), plan).placements
+    assert placements == {"x": {"data": S(0)}, "l1.weight": {"tensor": S(1)}, "l2.weight": {"tensor": S(0)}}
 
 
 class TestRegions:
@@ -309,7 +294,7 @@ class TestGtForm:
         ],
     )
     def test_it_places_weights_and_inputs_of_the_region(self, shard, placed):
-        given = apply(network(), {"l1": {"shard": shard}}).given
+        given = apply(network(), {"l1": {"shard": shard}}).placements
         assert given == {name: {"tensor": placement} for name, placement in placed.items()}
 
     @pytest.mark.parametrize(
@@ -318,7 +303,7 @@ class TestGtForm:
             ("l1:\n  shard: {axis: x, workers: [0, 1]}", "line 2: l1.shard.axis: got 'x'"),
             (
                 "l1:\n  shard: {workers: [0, 0]}",
-                "line 2: l1.shard.workers: got [0, 0], wanted every worker once",
+                "line 2: l1.shard.workers: got [0, 0], wanted a list of numbers of workers",
             ),
             ("l1:\n  shard: {workers: [0, 1], dim: 0}", "line 2: l1.shard.dim: no such key"),
             ("l1:\n  shard: {axis: 0, replicated: 3}", "line 2: l1.shard.replicated: got 3"),
@@ -343,7 +328,7 @@ class TestGtForm:
         says = r"b.shard: got {'tensor': 1} for 'x', which is {'tensor': 0} by a.shard"
         with pytest.raises(ConfigError, match=f"{says}; keep one of them, or place it in `inputs` alone"):
             apply(z, plan)
-        assert apply(z, {**plan, "inputs": {"x": 0}}).given["x"] == {"tensor": S(0)}
+        assert apply(z, {**plan, "inputs": {"x": 0}}).placements["x"] == {"tensor": S(0)}
 
 
 class TestPlansInFiles:
@@ -368,7 +353,11 @@ class TestPlansInFiles:
         onnx.checker.check_model(onnx.load(path), full_check=True)
         after = apply(path)
         assert after.plan.text == before.plan.text
-        assert (after.mesh, after.given, after.regions) == (before.mesh, before.given, before.regions)
+        assert (after.mesh, after.placements, after.regions) == (
+            before.mesh,
+            before.placements,
+            before.regions,
+        )
         assert ir.to_proto(after.model).graph.node == ir.to_proto(before.model).graph.node
         assert_same(evaluate_sharded(after.spmd(), feeds()), evaluate(ir.to_proto(model), feeds()))
 

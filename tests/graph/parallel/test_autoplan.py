@@ -46,7 +46,7 @@ def row(found, data, tensor, stages):
 
 
 def test_columns_and_rows_take_turns_and_a_bias_goes_with_its_columns():
-    given = row(plan(mlp(16), 2), 1, 2, 1).given
+    given = row(plan(mlp(16), 2), 1, 2, 1).inputs
     assert given == {
         "w0": {"tensor": 1}, "b0": {"tensor": 0}, "w1": {"tensor": 0},
         "w2": {"tensor": 1}, "b2": {"tensor": 0}, "w3": {"tensor": 0},

@@ -71,9 +71,9 @@ def test_the_key_names_a_dimension_for_each_axis(mesh, asked, wanted):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"date": 0}, "line 5: optimizer_state: no axis 'date'; the mesh has data, tensor"),
+        ({"date": 0}, "line 4: optimizer_state: no axis 'date'; the mesh has data, tensor"),
         ({"data": "rows"}, "line 5: optimizer_state.data: got 'rows', wanted a dimension"),
-        ([0], "line 5: optimizer_state"),
+        ([0], "line 4: optimizer_state: got [0]"),
     ],
 )
 def test_wrong_values_of_the_key_name_its_line(asked, says):

@@ -35,9 +35,9 @@ class TestOpenRows:
             y = relu(x @ w)
         model = to_model({"y": y, "d_w": grad((y * y).mean(), {"w": w})["w"]})
         applied = apply(model, {"l1": gt(axis, ranks)})
-        assert applied.given["x"] == {"tensor": Shard(0)}
+        assert applied.placements["x"] == {"tensor": Shard(0)}
         sharding = applied.shard(follow={"d_w": "w"}, dims={"N": rows})
-        assert sharding.given["x"] == (Shard(0) if rows % ranks == 0 else Replicate(),)
+        assert sharding.inputs["x"] == (Shard(0) if rows % ranks == 0 else Replicate(),)
         rng = np.random.default_rng(0)
         arrays = {"x": rng.standard_normal((rows, 4)), "w": rng.standard_normal((4, 8))}
         spmd = applied.spmd(follow={"d_w": "w"}, dims={"N": rows})
@@ -47,7 +47,7 @@ class TestOpenRows:
         x, w = argument("x", ("N", 4)), argument("w", (7, 4))
         plan = {"mesh": {"data": 2}, "inputs": {"x": 0}}
         for rows, placed in ((8, Shard(0)), (7, Replicate()), (1, Replicate())):
-            assert apply(x * 2.0, plan).shard(dims={"N": rows}).given["x"] == (placed,)
+            assert apply(x * 2.0, plan).shard(dims={"N": rows}).inputs["x"] == (placed,)
         with pytest.raises(
             ConfigError, match="dimension 0 is 7, which 2 ranks do not divide; pad it, or leave"
         ):
@@ -77,7 +77,7 @@ def test_a_dimension_from_the_end_is_the_one_from_the_front(dim):
     with signal("l1"):
         y = x @ w
     plan = {"mesh": {"tensor": 2}, "inputs": {"w": {"tensor": 1}}, "l1": {"shard": {"w": dim}}}
-    assert apply(y, plan).given["w"] == {"tensor": Shard(1)}
+    assert apply(y, plan).placements["w"] == {"tensor": Shard(1)}
 
 
 class TestCasts:
@@ -104,7 +104,7 @@ class TestCasts:
             loss = (h @ wide["l2"]).sum()
         model = to_model({"loss": loss, **{f"d_{n}": g for n, g in grad(loss, w).items()}})
         applied = apply(model, {"mesh": {"tensor": 2}, **regions})
-        assert [applied.given[f"{n}.weight"] for n in w] == [{"tensor": Shard(dim)} for dim in placed]
+        assert [applied.placements[f"{n}.weight"] for n in w] == [{"tensor": Shard(dim)} for dim in placed]
         rng = np.random.default_rng(3)
         arrays = {
             v.name: rng.standard_normal(tuple(v.shape)).astype(v.dtype.numpy()) for v in model.graph.inputs

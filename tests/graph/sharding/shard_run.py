@@ -152,10 +152,19 @@ class Net:
 
     def sharded(self, mesh: Mesh, placed: Mapping[str, Any], **options: Any) -> tuple[Sharding, Spmd]:
         """The plan and the graph, after it gave the same numbers."""
-        plan = propagate(self.model, infer(self.model), mesh, placed, **options)
+        options = {key: by_axis(mesh, value) for key, value in options.items()}
+        plan = propagate(self.model, infer(self.model), mesh, by_axis(mesh, placed), **options)
         spmd = lower(plan)
         assert_same(evaluate_sharded(spmd, self.feeds), evaluate(self.proto, self.feeds))
         return plan, spmd
+
+
+def by_axis(mesh: Mesh, placed: Mapping[str, Any]) -> dict[str, Any]:
+    """Placements by axis, of one placement, one for each axis, or a mapping as it is."""
+    layouts = {n: p if isinstance(p, Mapping | tuple | list) else (p,) for n, p in placed.items()}
+    return {
+        n: p if isinstance(p, Mapping) else dict(zip(mesh.axes, p, strict=True)) for n, p in layouts.items()
+    }
 
 
 MESHES = [

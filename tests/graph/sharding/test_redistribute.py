@@ -19,7 +19,7 @@ from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.policy.estimates import Link
 from tests.each import every
 
-from .shard_run import MESHES, Net, P, R, S, evaluate_sharded, layouts
+from .shard_run import MESHES, Net, P, R, S, by_axis, evaluate_sharded, layouts
 
 
 @every(
@@ -129,7 +129,8 @@ def test_any_layout_becomes_any_other(data):
     model = Net({"x": shape})
     model.end(y=model.op("Identity", "x"))
     x = np.random.default_rng(0).standard_normal(shape)
-    plan = propagate(model.model, infer(model.model), mesh, {"x": source}, outputs={"y": target})
+    placed, outputs = by_axis(mesh, {"x": source}), by_axis(mesh, {"y": target})
+    plan = propagate(model.model, infer(model.model), mesh, placed, outputs=outputs)
     got = evaluate_sharded(lower(plan), {"x": x})
     np.testing.assert_allclose(got["y"], x, rtol=1e-12)
     if all(size > 1 for size in mesh.sizes):

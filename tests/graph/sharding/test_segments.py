@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_ferro as ff
-from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.segments import cut, is_collective
 from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor.emit import build
@@ -64,9 +63,9 @@ def test_every_node_is_in_one_piece_and_pieces_wait_for_each_other_in_no_cycle(p
     assert len(list(TopologicalSorter(before).static_order())) == len(reads)
 
 
-def parts(plan, second, model_of=model):
+def parts(plan, second):
     """Return the number of segments of each rank, where each node takes so many seconds."""
-    found = model_of(plan)
+    found = model(plan)
     pieces = cut(found, seconds=[second] * len(list(found.graph)))
     return Counter(segment.rank for segment in pieces.segments)
 
@@ -77,19 +76,3 @@ def test_short_work_that_a_later_collective_needs_is_in_the_segment_of_its_reade
     assert kinds == {"AllReduce": 5}
     assert parts("tensor", 1e-6) == {0: 6, 1: 6}
     assert parts("tensor", 1.0)[0] > 6
-
-
-@cache
-def of_two_kinds(_):
-    """Return a graph of a small all-reduce beside a reduce-scatter, which the same product is for."""
-    x, w = ff.argument("x", (64, 64)), ff.argument("w", (64, 64))
-    y = x @ w
-    built = build({"mean": ff.mean(y), "dw": ff.grad(ff.sum(y * y), {"w": w})["w"]}, [x, w])
-    plan = ff.apply(built, {"mesh": {"data": 2}, "inputs": {"x": 0}})
-    return lower(plan.shard(outputs={"dw": {"data": Shard(0)}})).model
-
-
-def test_a_small_value_that_nothing_waits_for_is_computed_with_the_terms_of_another_kind():
-    kinds = {node.op_type for node in of_two_kinds(None).graph if is_collective(node)}
-    assert kinds == {"AllReduce", "ReduceScatter"}
-    assert parts(None, 1e-6, of_two_kinds) == {0: 1, 1: 1}

@@ -21,7 +21,7 @@ from dask_ferro.graph.sharding.spmd import lower
 from tests.each import every
 from tests.graphs import written
 
-from .shard_run import MESHES, Net, R, S, evaluate, evaluate_sharded, layouts
+from .shard_run import MESHES, Net, R, S, by_axis, evaluate, evaluate_sharded, layouts
 
 # ---- models -------------------------------------------------------------------------------------------------
 
@@ -227,6 +227,7 @@ def test_any_graph_with_any_placements_gives_the_same_numbers(net, data):
     placed |= {w: data.draw(layouts(mesh, 2)) for w in ("w0", "w1") if w in net.model.graph.initializers}
     chosen = data.draw(st.sets(st.sampled_from(inside), max_size=2))
     placed |= {name: data.draw(layouts(mesh, 2)) for name in chosen}
+    placed = by_axis(mesh, placed)
     plan = propagate(net.model, infer(net.model), mesh, placed)
     wanted = evaluate(net.proto, net.feeds)
     for name, got in evaluate_sharded(lower(plan), net.feeds).items():
@@ -248,6 +249,9 @@ def test_a_weight_that_ranks_share_is_there_once_and_shards_are_views_until_they
 # ---- errors -------------------------------------------------------------------------------------------------
 
 
+MESH3 = Mesh({"tensor": 3})
+
+
 @every(
     ("placed", "said"),
     [
@@ -264,33 +268,33 @@ def test_a_weight_that_ranks_share_is_there_once_and_shards_are_views_until_they
 def test_placements_that_cannot_be_are_named(placed, said):
     net = mlp(rows=2)
     with pytest.raises(ConfigError, match=re.escape(said)):
-        propagate(net.model, infer(net.model), Mesh({"tensor": 3}), placed)
+        propagate(net.model, infer(net.model), MESH3, by_axis(MESH3, placed))
 
 
 def test_all_wrong_placements_are_told_at_once():
     net = mlp()
     with pytest.raises(ConfigError) as caught:
-        propagate(net.model, infer(net.model), Mesh({"tensor": 3}), {"a": R, "up0": S(5), "x": S(9)})
+        propagate(net.model, infer(net.model), MESH3, by_axis(MESH3, {"a": R, "up0": S(5), "x": S(9)}))
     assert len(str(caught.value).splitlines()) == 4
 
 
 def test_axes_that_do_not_divide_together_are_refused():
     net = mlp(rows=6)
     with pytest.raises(ConfigError, match="its dimension 0 is 6, which 4 ranks do not divide"):
-        propagate(net.model, infer(net.model), Mesh({"a": 2, "b": 2}), {"x": (S(0), S(-2))})
+        propagate(net.model, infer(net.model), Mesh({"a": 2, "b": 2}), {"x": {"a": S(0), "b": S(-2)}})
 
 
 def test_an_open_batch_has_to_be_given_a_size():
     net = mlp(rows="N")
     with pytest.raises(ConfigError, match=r"'N'; give it a size, as in dims=\{'N': 16\}"):
-        propagate(net.model, infer(net.model), Mesh({"data": 2}), {"x": S(0)})
-    plan = propagate(net.model, infer(net.model, dims={"N": 4}), Mesh({"data": 2}), {"x": S(0)})
+        propagate(net.model, infer(net.model), Mesh({"data": 2}), {"x": {"data": S(0)}})
+    plan = propagate(net.model, infer(net.model, dims={"N": 4}), Mesh({"data": 2}), {"x": {"data": S(0)}})
     assert plan.outputs == ((S(0),),)
 
 
 def test_what_is_not_split_may_stay_open():
     net = mlp(rows="N")
-    spmd = lower(propagate(net.model, infer(net.model), Mesh({"tensor": 2}), {"x": S(1)}))
+    spmd = lower(propagate(net.model, infer(net.model), Mesh({"tensor": 2}), {"x": {"tensor": S(1)}}))
     x = np.random.default_rng(0).standard_normal((3, 8))
     np.testing.assert_allclose(evaluate_sharded(spmd, {"x": x})["y"], evaluate(net.proto, {"x": x})["y"])
     assert [tuple(map(str, v.shape)) for v in spmd.model.graph.inputs] == [("N", "4")] * 2
@@ -312,7 +316,7 @@ def test_control_flow_is_refused():
     }"""
     model = load(written(text)).model
     with pytest.raises(UnsupportedOp, match="has bodies; only graphs without control flow are sharded"):
-        propagate(model, infer(model), Mesh({"data": 2}), {"x": S(0)})
+        propagate(model, infer(model), Mesh({"data": 2}), {"x": {"data": S(0)}})
 
 
 @pytest.mark.parametrize(("feeds", "got"), [({}, "nothing"), ({"x": np.zeros((4, 4))}, "shape (4, 4)")])

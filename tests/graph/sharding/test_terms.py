@@ -57,15 +57,16 @@ LINEAR: dict[str, Callable[[Net, str, str], str]] = {
 @every("ranks", [2, 4])
 @every("name", LINEAR)
 def test_linear_nodes_pass_terms_on(name, ranks):
-    """One all-reduce of the result, or none where terms are asked for or left; nothing is reduced on the way."""
+    """One all-reduce of the result, or none where terms are requested; nothing is reduced on the way."""
     net, *terms = products()
     net.end(y=net.op("Relu", LINEAR[name](net, *terms)))
     assert sharded(net, ranks).collectives == {"AllReduce": 1}
     net, *terms = products()
     net.end(y=LINEAR[name](net, *terms))
-    for left in ({"outputs": {"y": P}}, {"terms": ["y"]}):
-        plan = sharded(net, ranks, **left)
-        assert (plan.collectives, plan.outputs) == ({}, ((P,),))
+    plan = sharded(net, ranks, outputs={"y": P})
+    # Terms are reduced before they grow.
+    grows = name in ("Expand", "Pad")
+    assert (plan.collectives, plan.outputs) == (({"AllReduce": 1}, ((R,),)) if grows else ({}, ((P,),)))
 
 
 BRANCHES = {
@@ -103,9 +104,9 @@ def test_a_value_is_reduced_once_and_at_its_own_size_at_most(name):
 def test_an_output_that_is_wanted_split_is_scattered_and_a_maximum_is_reduced():
     net, a, _ = products()
     net.end(y=net.op("Neg", a), top=net.op("ReduceMax", "m", [0]))
-    plan = sharded(net, 2, outputs={"y": S(0)}, terms=["y", "top"])
+    plan = sharded(net, 2, outputs={"y": S(0), "top": P})
     assert (plan.collectives, plan.outputs) == ({"ReduceScatter": 1}, ((S(0),), (R,)))
-    rows, _ = net.sharded(Mesh({"t": 2}), {"m": S(0)}, terms=["y", "top"])
+    rows, _ = net.sharded(Mesh({"t": 2}), {"m": S(0)}, outputs={"y": P, "top": P})
     assert (rows.collectives, rows.outputs) == ({"AllReduce": 1}, ((R,), (R,)))
 
 
@@ -122,13 +123,15 @@ def test_an_input_that_comes_in_terms_is_redistributed_once(given, wanted):
     assert spmd.inputs[0].layout == (P,)
 
 
-def test_terms_of_a_mean_are_not_those_of_a_sum():
+def test_an_output_that_may_stay_in_terms_may_be_a_mean_or_complete():
     net = Net({"x": (4, 6)})
     net.end(y=net.op("ReduceMean", "x", [0]))
-    plan, _ = net.sharded(Mesh({"t": 2}), {"x": S(0)}, terms=["y"])
+    plan, _ = net.sharded(Mesh({"t": 2}), {"x": S(0)}, outputs={"y": P})
     assert plan.outputs == ((Partial("mean"),),)
-    with pytest.raises(ConfigError, match=r"is P\(mean\) and wanted as P"):
-        net.sharded(Mesh({"t": 2}), {"x": S(0)}, outputs={"y": P})
+    plan, _ = net.sharded(Mesh({"t": 2}), {"x": S(1)}, outputs={"y": P})
+    assert (plan.collectives, plan.outputs) == ({"AllGather": 1}, ((R,),))
+    with pytest.raises(ConfigError, match=r"is R and wanted as P: a complete value"):
+        net.sharded(Mesh({"t": 2}), {"reducemean_0": P})
 
 
 def test_a_placement_by_axis_says_nothing_about_the_other_axes_of_a_result():

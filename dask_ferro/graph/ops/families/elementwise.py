@@ -26,12 +26,10 @@ def _divided(o: TypedNode) -> Rule | None:
 
 
 def _cast(o: TypedNode) -> Rule:
-    """Linear where floats become floats: longer ones are the same numbers, and shorter ones are rounded."""
+    """Linear where floats become floats."""
     values = (o.node.inputs[0], o.node.outputs[0])
     dtypes = [type_of(v, o.types).dtype for v in values if v is not None]
-    widths = [d.bitwidth for d in dtypes if d is not None and d in ARITHMETIC_FLOATS]
-    found = pointwise((0,))(o)
-    return found._replace(rounds=widths[0] >= widths[1]) if len(widths) == 2 else found._replace(linear=())
+    return pointwise((0,))(o) if all(dtype in ARITHMETIC_FLOATS for dtype in dtypes) else pointwise()(o)
 
 
 def _cast_like(o: TypedNode) -> Rule:

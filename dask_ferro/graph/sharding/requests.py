@@ -1,15 +1,10 @@
-"""Checks of a sharding's inputs: of the graph, and of the placements asked for its values.
-
-The checked layouts have one form: a placement for each axis of the mesh, dimensions counted from the front, `Replicate`
-on axes of one rank, and None on axes that a placement by axis does not name.
-"""
+"""Checks of a graph that is sharded, and of the placements that are requested for its values."""
 
 from __future__ import annotations
 
 import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -18,12 +13,8 @@ from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.ir.nodes import Types, bodies, type_of
 from dask_ferro.graph.ops.table import facts_of
-from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
-from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Mesh, text
-
-Placed: TypeAlias = Placement | Sequence[Placement | None] | Mapping[str, Placement]
-# A placement for each axis of the mesh; None on axes that none was asked for.
-Request: TypeAlias = tuple[Placement | None, ...]
+from dask_ferro.graph.sharding.placements import Placement, Shard
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, ByAxis, Mesh, layout_of, text
 
 
 def refuse(model: ir.Model) -> None:
@@ -55,39 +46,29 @@ def _trains(node: ir.Node) -> bool:
     return mode is not None and (tensor is None or bool(tensor.numpy().any()))
 
 
-def layouts(
-    values: Mapping[str, ir.Value], types: Types, mesh: Mesh, asked: Mapping[str, Placed], what: str
-) -> dict[str, Request]:
-    """Return the requested layouts of values by name, or raise `ConfigError` with all impossible ones.
-
-    `what` is the argument of `propagate`, for messages.
-    """
-    found: dict[str, Request] = {}
+def check(
+    requests: Mapping[str, ByAxis], values: Mapping[str, ir.Value], types: Types, mesh: Mesh, argument: str
+) -> dict[str, ByAxis]:
+    """Return requests with dimensions from the front, without axes of one rank; or raise with all impossible ones."""
+    checked: dict[str, ByAxis] = {}
     problems: list[str] = []
-    for name, placed in asked.items():
+    for name, placed in requests.items():
         if name not in values:
             close = difflib.get_close_matches(name, values, 1) or sorted(values)[:8]
             problems.append(f"{name!r}: no such value in the model; it has {', '.join(map(repr, close))}")
             continue
-        if isinstance(placed, Mapping):
-            if unknown := [axis for axis in placed if axis not in mesh.axes]:
-                problems.append(f"{name!r}: the mesh has no axis {unknown}; its axes are {[*mesh.axes]}")
-            placed = [placed.get(axis) for axis in mesh.axes]
-        elif not isinstance(placed, Sequence):
-            placed = [placed]
+        if unknown := [axis for axis in placed if axis not in mesh.axes]:
+            problems.append(f"{name!r}: the mesh has no axis {unknown}; its axes are {[*mesh.axes]}")
+            continue
         shape = type_of(values[name], types).shape
-        layout = [None if p is None else from_front(p, len(shape or ())) for p in placed]
-        ranks: Counter[int] = Counter()
-        for p, size in zip(layout, mesh.sizes, strict=True):
-            if isinstance(p, Shard):
-                ranks[p.dim] = (ranks[p.dim] or 1) * size
-        shown = text([p or WHOLE for p in layout])
-        wrong = (split_problem(dim, shape, count) for dim, count in ranks.items())
-        problems += [f"{name!r} as {shown}: {each}" for each in wrong if each]
-        found[name] = tuple(WHOLE if n == 1 else p for p, n in zip(layout, mesh.sizes, strict=True))
+        placed = {axis: from_front(p, len(shape or ())) for axis, p in placed.items()}
+        for dim, ranks in ranks_by_dim(placed, mesh).items():
+            if problem := split_problem(dim, shape, ranks):
+                problems.append(f"{name!r} as {text(layout_of(placed, mesh))}: {problem}")
+        checked[name] = {axis: p for axis, p in placed.items() if mesh.axes[axis] > 1}
     if problems:
-        raise ConfigError("\n".join([f"{what}: impossible placements:", *(f"  - {p}" for p in problems)]))
-    return found
+        raise ConfigError("\n".join([f"{argument}: impossible placements:", *(f"  - {p}" for p in problems)]))
+    return checked
 
 
 def from_front(placement: Placement, rank: int) -> Placement:
@@ -95,6 +76,15 @@ def from_front(placement: Placement, rank: int) -> Placement:
     if isinstance(placement, Shard) and -rank <= placement.dim < 0:
         return Shard(placement.dim + rank)
     return placement
+
+
+def ranks_by_dim(placed: ByAxis, mesh: Mesh) -> dict[int, int]:
+    """Return the number of parts of each dimension that a placement splits."""
+    ranks: Counter[int] = Counter()
+    for axis, placement in placed.items():
+        if isinstance(placement, Shard):
+            ranks[placement.dim] = (ranks[placement.dim] or 1) * mesh.axes[axis]
+    return dict(ranks)
 
 
 def split_problem(dim: int, shape: Sequence[Dim] | None, ranks: int) -> str:
