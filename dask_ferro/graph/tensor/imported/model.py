@@ -26,9 +26,9 @@ from dask_ferro.graph.ir.dtypes import HALVES
 from dask_ferro.graph.model.load import Loaded
 from dask_ferro.graph.model.original import Original
 from dask_ferro.graph.tensor.dims import sizes, written
-from dask_ferro.graph.tensor.from_model import WIDE, Readable, needed_by, read, recorded, weight
-from dask_ferro.graph.tensor.imported.parameters import Stored, chosen, nearest, stored_weights
-from dask_ferro.graph.tensor.tensor import Tensor, TensorSource, TensorType, asarray, bound_to, constant_of
+from dask_ferro.graph.tensor.from_model import WIDE, Readable, constant, needed_by, read, record
+from dask_ferro.graph.tensor.imported.parameters import Weight, choose, nearest, weights_of
+from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, bound_to, constant_of
 
 # A value of an input or a weight: a Tensor, or an array of any library that numpy reads.
 Value: TypeAlias = Any
@@ -46,8 +46,8 @@ class TensorModel:
         Of the file or graph.
     inputs, outputs, values : mapping
         Name to dtype and shape, of what the model reads, returns and computes in between.
-    names : mapping
-        Name of each weight to its name in the file.
+    weights : mapping
+        Name in the file to dtype, shape, and why the weight is no parameter.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class TensorModel:
     name: str
     ends: tuple[str, ...]
     readable: Readable
-    weights: Mapping[str, Stored]
+    weights: Mapping[str, Weight]
 
     @property
     def inputs(self) -> dict[str, TensorType]:
@@ -83,11 +83,6 @@ class TensorModel:
         return self._types(str(value.name) for value in made if value.name)
 
     @property
-    def names(self) -> dict[str, str]:
-        """The name in the file of each weight, by the weight's name."""
-        return {name: stored.initializer for name, stored in self.weights.items()}
-
-    @property
     def _entries(self) -> list[str]:
         return [name for name in self.readable.inputs if name in self._needed]
 
@@ -97,9 +92,9 @@ class TensorModel:
 
     @cached_property
     def _constants(self) -> dict[str, Tensor]:
-        """All weights that are needed, by their names in the file: a graph that uses the model twice has them once."""
+        """All weights that are needed: a graph that uses the model twice has them once."""
         names = self.readable.model.graph.initializers
-        return {name: weight(self.readable, name) for name in names if name in self._needed}
+        return {name: constant(self.readable, name) for name in names if name in self._needed}
 
     def _types(self, names: Iterable[str]) -> dict[str, TensorType]:
         found = {name: self.readable.types[name] for name in names}
@@ -108,7 +103,7 @@ class TensorModel:
         }
 
     def __repr__(self) -> str:
-        shapes = [sizes(stored.type.shape) for stored in self.weights.values() if not stored.fixed]
+        shapes = [sizes(weight.type.shape) for weight in self.weights.values() if not weight.fixed]
         count = f"{len(shapes)} parameters, {sum(map(math.prod, shapes)):,} numbers"
         return f"<TensorModel {self.name!r}: {_listed(self.inputs)} -> {_listed(self.outputs)}; {count}>"
 
@@ -142,12 +137,9 @@ class TensorModel:
         >>> list(model.parameters(freeze="conv.*"))  # doctest: +SKIP
         ['fc.weight', 'fc.bias']
         """
-        stored = self.readable.model.graph.initializers
         # New constants each time: a call without them has weights of its own, which no gradient reaches.
-        return {
-            w.name: Tensor(TensorSource(w.type, w.name, stored[w.initializer].const_value), 0, w.type)
-            for w in chosen(self.weights, train, freeze, self.name)
-        }
+        names = choose(self.weights, train, freeze, self.name)
+        return {name: constant(self.readable, name) for name in names}
 
     def __call__(
         self, inputs: Inputs | None = None, *, params: Mapping[str, Value] | None = None
@@ -175,39 +167,41 @@ class TensorModel:
         UnsupportedOp
             A node or an input that tensors cannot express.
         """
-        given = {name: asarray(value, name=name) for name, value in (params or {}).items()}
-        if problems := self._wrong({name: value.type for name, value in given.items()}, HALVES):
+        tensors = {name: asarray(value, name=name) for name, value in (params or {}).items()}
+        if problems := self._mismatches({name: value.type for name, value in tensors.items()}, HALVES):
             raise ConfigError(f"model {self.name!r}: params: {'; '.join(problems)}")
-        weights = self._constants | {self.weights[name].initializer: value for name, value in given.items()}
-        found = recorded(self.readable, self._inputs(inputs), weights=weights, outputs=self.ends).outputs
-        return found if len(self.ends) > 1 else found[self.ends[0]]
+        weights = self._constants | tensors
+        outputs = record(self.readable, self._inputs(inputs), weights=weights, outputs=self.ends).outputs
+        return outputs if len(self.ends) > 1 else outputs[self.ends[0]]
 
-    def _inputs(self, given: Inputs) -> dict[str, Tensor]:
+    def _inputs(self, inputs: Inputs) -> dict[str, Tensor]:
         names = self._entries
-        if given is None:
+        if inputs is None:
             return {}
-        if not isinstance(given, Mapping):
-            values = list(given) if isinstance(given, (tuple, list)) and len(names) != 1 else [given]
+        if not isinstance(inputs, Mapping):
+            values = list(inputs) if isinstance(inputs, (tuple, list)) and len(names) != 1 else [inputs]
             if len(values) != len(names):
                 raise ConfigError(
                     f"model {self.name!r}: got {len(values)} inputs, wanted {len(names)}: {names}"
                 )
-            given = dict(zip(names, values, strict=True))
-        return {name: _bound(value) for name, value in given.items()}
+            inputs = dict(zip(names, values, strict=True))
+        return {name: _bound(value) for name, value in inputs.items()}
 
-    def _wrong(self, given: Mapping[str, TensorType], halves: Set[ir.DataType] = frozenset()) -> list[str]:
+    def _mismatches(
+        self, types: Mapping[str, TensorType], halves: Set[ir.DataType] = frozenset()
+    ) -> list[str]:
         """Return what is wrong with the names and types of values for weights; wide ones may be one of the `halves`."""
         problems = []
-        for name, got in given.items():
-            stored = self.weights.get(name)
-            if stored is None:
+        for name, got in types.items():
+            if name not in self.weights:
                 problems.append(f"{name!r} is no weight; {nearest(name, self.weights)}")
-            elif got != stored.type and not (
-                got.dtype in halves and stored.type.dtype in WIDE and got.shape == stored.type.shape
-            ):
-                swapped = got.shape == stored.type.shape[::-1] and len(got.shape) == 2
+                continue
+            own = self.weights[name].type
+            is_half = got.dtype in halves and own.dtype in WIDE and got.shape == own.shape
+            if got != own and not is_half:
+                swapped = got.shape == own.shape[::-1] and len(got.shape) == 2
                 remedy = "; transpose it: this file's layout is (in, out)" if swapped else ""
-                problems.append(f"{name!r}: got {_typed(got)}, wanted {_typed(stored.type)}{remedy}")
+                problems.append(f"{name!r}: got {_written(got)}, wanted {_written(own)}{remedy}")
         return problems
 
     def until(self, *names: str) -> TensorModel:
@@ -232,13 +226,13 @@ class TensorModel:
         known = self.values
         wrong = [name for name in names if name not in known]
         if wrong or not names:
-            told = (
+            problem = (
                 f"it computes no value {wrong[0]!r}; {nearest(wrong[0], known)}" if wrong else "got no name"
             )
-            raise ConfigError(f"until: model {self.name!r}: {told}")
+            raise ConfigError(f"until: model {self.name!r}: {problem}")
         _, needed = needed_by(self.readable.model.graph, names)
-        kept = {name: w for name, w in self.weights.items() if w.initializer in needed}
-        return replace(self, ends=names, weights=kept)
+        weights = {name: weight for name, weight in self.weights.items() if name in needed}
+        return replace(self, ends=names, weights=weights)
 
     def save(self, path: str | os.PathLike[str], params: Mapping[str, Value] | None = None) -> None:
         """Write the model's file again with other weights: the same graph, under the same names.
@@ -266,12 +260,11 @@ class TensorModel:
         """
         # Everything is checked before the first byte is written.
         values = {name: _value(name, value) for name, value in (params or {}).items()}
-        if problems := self._wrong({name: asarray(value).type for name, value in values.items()}):
+        if problems := self._mismatches({name: asarray(value).type for name, value in values.items()}):
             raise ConfigError(f"save: model {self.name!r}: {'; '.join(problems)}")
         original = self.loaded.original
         assert original is not None
-        stored = {self.weights[name].initializer: value for name, value in values.items()}
-        original.write(os.fspath(path), stored, self._cut(original))
+        original.write(os.fspath(path), values, self._cut(original))
 
     def _cut(self, original: Original) -> list[onnx.ValueInfoProto] | None:
         if self.ends == _ends(self.loaded):
@@ -299,8 +292,8 @@ def tensor_model(loaded: Loaded, name: str) -> TensorModel:
         # A weight that the upgrade of an old model reshaped cannot be written back.
         if found is not None and found.dtype is not None and found.shape == tuple(tensor.dims):
             types[tensor.name] = TensorType(found.dtype, found.shape)
-    # Names are told by the graph as it was read: ONNX's converter changes those of nodes.
-    weights = stored_weights(
+    # The graph as it was read: ONNX's converter writes other nodes.
+    weights = weights_of(
         loaded.model.graph, types, has_named_scalars=original.proto.producer_name == "pytorch"
     )
     return TensorModel(loaded, name, _ends(loaded), readable, weights)
@@ -326,8 +319,8 @@ def _value(name: str, value: Value) -> npt.NDArray[np.generic]:
 
 
 def _listed(types: Mapping[str, TensorType]) -> str:
-    return ", ".join(f"{name} {_typed(type_)}" for name, type_ in types.items())
+    return ", ".join(f"{name} {_written(type_)}" for name, type_ in types.items())
 
 
-def _typed(type_: TensorType) -> str:
+def _written(type_: TensorType) -> str:
     return f"{type_.dtype.numpy().name}{written(type_.shape)}"
