@@ -62,6 +62,7 @@ class Imported(NamedTuple):
     """A model as tensors, by the names of its values."""
 
     inputs: dict[str, Tensor]
+    weights: dict[str, Tensor]
     outputs: dict[str, Tensor]
 
 
@@ -79,7 +80,7 @@ class Readable(NamedTuple):
 
 
 def from_model(model: ir.Model, inputs: Mapping[str, Tensor] | None = None) -> Imported:
-    """Return a loaded model's inputs and outputs as tensors; `inputs` are tensors in place of its own.
+    """Return a loaded model's inputs, weights and outputs as tensors; `inputs` are tensors in place of its own.
 
     Raises `ConfigError` for an input that the model does not have, or a tensor of another dtype or shape; and
     `UnsupportedOp` for a value that is not a tensor of known rank, control flow, or an opset that cannot be raised.
@@ -108,7 +109,7 @@ def record(
     weights: Mapping[str, Tensor] | None = None,
     outputs: Sequence[str] | None = None,
 ) -> Imported:
-    """Return a model's inputs and outputs as tensors.
+    """Return a model's inputs, weights and outputs as tensors.
 
     `inputs` and `weights` are tensors in place of the model's own; all others become arguments and constants.  The
     `outputs` are the values to compute, without what only other values need; by default those of the model, with all of
@@ -131,17 +132,19 @@ def record(
         name: replaced[name] if name in replaced else argument(name, types[name].shape, types[name].dtype)
         for name in entries
     }
-    known = dict(arguments)
-    for name in graph.initializers:
-        if name in needed:
-            known[name] = own[name] if name in own else constant(readable, name)
+    constants = {
+        name: own[name] if name in own else constant(readable, name)
+        for name in graph.initializers
+        if name in needed
+    }
+    known = arguments | constants
     for node in nodes:
         # Constants that the converter adds become sources.
         if node.op_type == "Constant" and "value" in node.attributes:
             known[str(node.outputs[0].name)] = asarray(node.attributes["value"].as_tensor())
         else:
             known.update(_outputs(node, known, types, readable.model.opset_imports, half))
-    return Imported(arguments, {name: known[name] for name in ends})
+    return Imported(arguments, constants, {name: known[name] for name in ends})
 
 
 def needed_by(graph: ir.Graph, ends: Sequence[str]) -> tuple[list[ir.Node], set[str]]:

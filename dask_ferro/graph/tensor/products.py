@@ -29,14 +29,7 @@ def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
 
 @example("vecdot([[1, 2], [3, 4]], [1, 1]).compute()", "array([3, 7], dtype=int64)")
 def vecdot(x1: TensorLike, x2: TensorLike, /, *, axis: int = -1) -> Tensor:
-    """Return the sum of products along an axis; the other dimensions broadcast.
-
-    Parameters
-    ----------
-    x1, x2 : Tensor
-    axis : int, optional
-        Counted from the end (-1 is the last), so that it means the same in both.
-    """
+    """Return the sum of products along an axis, counted from the end (-1 is the last); other dimensions broadcast."""
     a, b = promoted("vecdot", x1, x2)
     if not -min(a.ndim, b.ndim) <= axis < 0:
         raise ConfigError(
@@ -51,11 +44,7 @@ def vecdot(x1: TensorLike, x2: TensorLike, /, *, axis: int = -1) -> Tensor:
 def tensordot(x1: TensorLike, x2: TensorLike, /, *, axes: int | Sequence[Sequence[int]] = 2) -> Tensor:
     """Return the sum of products over several dimensions of both; the result has the others, of `x1` first.
 
-    Parameters
-    ----------
-    x1, x2 : Tensor
-    axes : int or pair of sequence of int, optional
-        The number of the last dimensions of `x1` and of the first of `x2` to sum over; or those of each by number.
+    `axes` is how many of the last dimensions of `x1` and of the first of `x2` to sum over, or the numbers of both.
     """
     a, b = promoted("tensordot", x1, x2)
     if isinstance(axes, int):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.dims import axis_of
@@ -30,22 +30,14 @@ def _activation(name: str, says: str, x: str, shown: str, compute: Callable[[Ten
     return function
 
 
-def _in_float32(op_type: str, x: Tensor, **attributes: Any) -> Tensor:
-    """Return an elementwise node or a softmax, computed in float32 if `x` has half precision.
-
-    Otherwise engines would round each of their own steps, or have no such op in bfloat16.
-    """
-    return cast(elementwise(op_type, widened(x), **attributes), x.type.dtype)
-
-
 # fmt: off
 relu = _activation("relu", "max(x, 0)", "[-1.0, 2.0]", "[0., 2.]", partial(elementwise, "Relu"))
 sigmoid = _activation("sigmoid", "1 / (1 + exp(-x)) without overflow", "[0.0, 2.0]", "[0.5  , 0.881]",
-    partial(_in_float32, "Sigmoid"))
+    partial(elementwise, "Sigmoid"))
 silu = _activation("silu", "x * sigmoid(x)", "[0.0, 2.0]", "[0.   , 1.762]",
     lambda x: cast(widened(x) * sigmoid(widened(x)), x.type.dtype))
 softplus = _activation("softplus", "log(1 + exp(x)) without overflow", "[0.0, 2.0]", "[0.693, 2.127]",
-    partial(_in_float32, "Softplus"))
+    partial(elementwise, "Softplus"))
 # fmt: on
 
 
@@ -53,15 +45,11 @@ softplus = _activation("softplus", "log(1 + exp(x)) without overflow", "[0.0, 2.
 def gelu(input: TensorLike, *, approximate: str = "none") -> Tensor:
     """Return x times the standard normal distribution function at x, elementwise (arXiv:1606.08415).
 
-    Parameters
-    ----------
-    input : Tensor
-    approximate : {"none", "tanh"}, optional
-        The exact form by the error function, or the approximation by a hyperbolic tangent.
+    `approximate` is "none" for the exact form by the error function, or "tanh" for that by a hyperbolic tangent.
     """
     if approximate not in ("none", "tanh"):
         raise ConfigError(f"gelu: approximate: got {approximate!r}, wanted 'none' or 'tanh'")
-    return _in_float32("Gelu", floating(input, "gelu"), approximate=approximate, opset=_GELU_SINCE)
+    return elementwise("Gelu", floating(input, "gelu"), approximate=approximate, opset=_GELU_SINCE)
 
 
 def _softmax(op_type: str, where: str, input: TensorLike, axis: int | None) -> Tensor:
@@ -69,7 +57,7 @@ def _softmax(op_type: str, where: str, input: TensorLike, axis: int | None) -> T
     if axis is None and x.ndim > 2:
         raise ConfigError(f"{where}: axis: got none for {x!r}, wanted one; axis=-1 is the last dimension")
     # Without an axis PyTorch takes the last one, too, up to two dimensions.
-    return _in_float32(op_type, x, axis=axis_of(-1 if axis is None else axis, x.ndim, where))
+    return elementwise(op_type, x, axis=axis_of(-1 if axis is None else axis, x.ndim, where))
 
 
 @example("nn.softmax([0.0, 0.0]).compute()", "array([0.5, 0.5], dtype=float32)")

@@ -55,10 +55,8 @@ def _norm(
         wanted = f"the last dimensions of {x!r}, such as {written(x.shape[-1:])}"
         raise ConfigError(f"{where}: normalized_shape: got {normalized_shape!r}, wanted {wanted}")
     parts = _parameters(where, x, shape, "the normalized shape", parameters)
-    wide = list(map(widened, parts))
-    epsilon = float(np.finfo(wide[0].dtype).eps if eps is None else eps)
-    y = emit(op_type, wide, x.shape, axis=x.ndim - len(shape), epsilon=epsilon, opset=opset)
-    return cast(y, parts[0].type.dtype)
+    epsilon = float(np.finfo(widened(parts[0]).dtype).eps if eps is None else eps)
+    return emit(op_type, parts, x.shape, axis=x.ndim - len(shape), epsilon=epsilon, opset=opset)
 
 
 def _parameters(
@@ -109,9 +107,8 @@ def batch_norm(
     Parameters are those of `batch_norm_training`.
     """
     parts = _channels("batch_norm", input, running_mean, running_var, weight, bias)
-    data, mean, variance, gain, shift = map(widened, parts)
-    y = emit("BatchNormalization", [data, gain, shift, mean, variance], data.shape, epsilon=float(eps))
-    return cast(y, parts[0].type.dtype)
+    data, mean, variance, gain, shift = parts
+    return emit("BatchNormalization", [data, gain, shift, mean, variance], data.shape, epsilon=float(eps))
 
 
 def batch_norm_training(
