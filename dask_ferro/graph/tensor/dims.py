@@ -90,10 +90,10 @@ def axes_of(axis: int | Sequence[int] | None, rank: int, where: str) -> tuple[in
     """Return the axes counted from the front, in order; None means all of them."""
     if axis is None:
         return tuple(range(rank))
-    given = (axis,) if isinstance(axis, int) else tuple(axis)
-    axes = tuple(sorted(axis_of(a, rank, where) for a in given))
+    listed = (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = tuple(sorted(axis_of(a, rank, where) for a in listed))
     if len(set(axes)) != len(axes):
-        raise ConfigError(f"{where}: an axis is given twice in {given}; name each once")
+        raise ConfigError(f"{where}: an axis is given twice in {listed}; name each once")
     return axes
 
 
