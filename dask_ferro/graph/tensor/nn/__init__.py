@@ -16,10 +16,20 @@ array([0., 2.], dtype=float32)
 
 from __future__ import annotations
 
-from dask_ferro.graph.tensor.nn.activations import gelu, log_softmax, relu, sigmoid, silu, softmax, softplus
 from dask_ferro.graph.tensor.nn.attention import rotary_embedding, scaled_dot_product_attention
 from dask_ferro.graph.tensor.nn.convolution import avg_pool2d, conv1d, conv2d, conv3d, max_pool2d
-from dask_ferro.graph.tensor.nn.layers import embedding, linear, stop_gradient
+from dask_ferro.graph.tensor.nn.layers import (
+    embedding,
+    gelu,
+    linear,
+    log_softmax,
+    relu,
+    sigmoid,
+    silu,
+    softmax,
+    softplus,
+    stop_gradient,
+)
 from dask_ferro.graph.tensor.nn.losses import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,

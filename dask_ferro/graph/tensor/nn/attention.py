@@ -11,7 +11,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.manipulation import checked_indices, reshape_like
 from dask_ferro.graph.tensor.manipulation import positions as places
-from dask_ferro.graph.tensor.nn.activations import softmax
+from dask_ferro.graph.tensor.nn.layers import softmax
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import reduce
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, floating, promoted, widened
@@ -59,9 +59,9 @@ def scaled_dot_product_attention(
 def attention_of(scores: Tensor, values: Tensor, mask: TensorLike | None, is_causal: bool) -> Tensor:
     """Return the attention of scaled scores (..., queries, keys); zeros for a query that no key is left to."""
     if mask is not None:
-        given = asarray(mask)
-        is_bool = given.type.dtype == ir.DataType.BOOL
-        scores = xp.where(given, scores, float("-inf")) if is_bool else scores + given
+        allowed = asarray(mask)
+        is_bool = allowed.type.dtype == ir.DataType.BOOL
+        scores = xp.where(allowed, scores, float("-inf")) if is_bool else scores + allowed
     if is_causal:
         rows = xp.expand_dims(places(scores, scores.ndim - 2), axis=1)
         scores = xp.where(places(scores, scores.ndim - 1) <= rows, scores, float("-inf"))

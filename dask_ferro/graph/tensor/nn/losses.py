@@ -11,8 +11,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import checked_indices, scalar_size
-from dask_ferro.graph.tensor.nn.activations import log_softmax, softplus
-from dask_ferro.graph.tensor.nn.layers import check_range, check_shape
+from dask_ferro.graph.tensor.nn.layers import check_range, check_shape, log_softmax, softplus
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, floating, promoted, widened
 
@@ -102,14 +101,9 @@ def _loss(
 
 @example("nn.mse_loss([1.0, 2.0], [1.0, 4.0]).compute()", "array(2., dtype=float32)")
 def mse_loss(input: TensorLike, target: TensorLike, *, reduction: str = "mean") -> Tensor:
-    """Return the squared difference, reduced to its mean by default.
+    """Return the squared difference of tensors of one shape, reduced to its mean by default; nothing broadcasts.
 
-    Parameters
-    ----------
-    input, target : Tensor
-        Of one shape; nothing broadcasts.
-    reduction : {"mean", "sum", "none"}, optional
-        Over all elements: without one, the result has the shape of both.
+    `reduction` is "mean", "sum" or "none", over all elements: without one, the result has the shape of both.
     """
     return _loss("mse_loss", input, target, reduction, lambda a, b: xp.square(a - b))
 
@@ -158,17 +152,9 @@ def _huber(
 def binary_cross_entropy(input: TensorLike, target: TensorLike, *, reduction: str = "mean") -> Tensor:
     """Return -(t log p + (1 - t) log(1 - p)) of probabilities p and targets t, reduced to its mean by default.
 
-    A logarithm is not below -100, as in PyTorch; there its gradient is 0.  The loss of a probability outside 0 to 1 is
-    NaN.  `binary_cross_entropy_with_logits` loses no digits near 0 and 1.
-
-    Parameters
-    ----------
-    input : Tensor
-        Probabilities, from 0 to 1.
-    target : Tensor
-        Targets from 0 to 1, in the same shape.
-    reduction : {"mean", "sum", "none"}, optional
-        Over all elements.
+    A logarithm is not below -100, as in PyTorch; there its gradient is 0.  Both tensors have one shape; the loss of a
+    probability outside 0 to 1 is NaN.  `binary_cross_entropy_with_logits` loses no digits near 0 and 1.  `reduction` is
+    that of `mse_loss`.
     """
 
     def log(p: Tensor) -> Tensor:

@@ -60,11 +60,11 @@ def _norm(
 
 
 def _parameters(
-    where: str, x: Tensor, shape: Shape, meaning: str, given: Mapping[str, Any]
+    where: str, x: Tensor, shape: Shape, meaning: str, parameters: Mapping[str, Any]
 ) -> tuple[Tensor, ...]:
     """Return `x` and its parameters, all of one shape, in one dtype; those that are left out are ones and zeros."""
     parts = []
-    for name, part in given.items():
+    for name, part in parameters.items():
         if part is None and name in _FILL:
             if not is_static(shape):
                 raise ConfigError(f"{where}: {name}: got none, wanted one, as the size of {x!r} is not known")
@@ -102,9 +102,9 @@ def batch_norm(
     *,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Return the input normalized by running statistics, for inference; `batch_norm_training` takes those of the batch.
+    """Return the input normalized by running statistics, for inference.
 
-    Parameters are those of `batch_norm_training`.
+    Parameters are those of `batch_norm_training`, which takes the statistics of the batch.
     """
     parts = _channels("batch_norm", input, running_mean, running_var, weight, bias)
     data, mean, variance, gain, shift = parts
@@ -130,10 +130,9 @@ def batch_norm_training(
     ----------
     input : Tensor
         (batch, channels, ...).
-    running_mean, running_var : Tensor
-        (channels), the running statistics so far; zeros and ones before a training.
-    weight, bias : Tensor, optional
-        (channels); ones and zeros if left out.
+    running_mean, running_var, weight, bias : Tensor
+        (channels). Running statistics are zeros and ones before a training; weight and bias are ones and zeros if left
+        out.
     momentum : float, optional
         The weight of the batch in the next running statistics; ONNX's attribute is 1 minus it.
     eps : float, optional
@@ -172,12 +171,12 @@ def batch_norm_training(
     return cast(y, dtype), next_mean, next_variance
 
 
-def _channels(where: str, input: TensorLike, *given: TensorLike | None) -> tuple[Tensor, ...]:
+def _channels(where: str, input: TensorLike, *vectors: TensorLike | None) -> tuple[Tensor, ...]:
     """Return the tensors in one dtype: (batch, channels, ...), and four of (channels)."""
     x = floating(input, where)
     if x.ndim < 2:
         raise ConfigError(f"{where}: takes (batch, channels, ...), got {x!r}")
-    parameters = dict(zip(("running_mean", "running_var", "weight", "bias"), given, strict=True))
+    parameters = dict(zip(("running_mean", "running_var", "weight", "bias"), vectors, strict=True))
     return _parameters(where, x, x.shape[1:2], f"one for each channel of {x!r}", parameters)
 
 

@@ -35,22 +35,14 @@ def lstm(
     Parameters
     ----------
     input : Tensor
-        (steps, batch, features).
-    weight_ih : Tensor
-        (4 hidden, features), the gates in the order of PyTorch: input, forget, cell, output.
-    weight_hh : Tensor
-        (4 hidden, hidden).
+        (steps, batch, features); outputs are (steps, batch, hidden). With `batch_first` both are (batch, steps, ...).
+    weight_ih, weight_hh : Tensor
+        (4 hidden, features) and (4 hidden, hidden), the gates in the order of PyTorch: input, forget, cell, output.
     bias_ih, bias_hh : Tensor, optional
         (4 hidden), both or none.
     state : pair of Tensor, optional
-        The first output and cell, (batch, hidden) each; zeros if left out.
+        The first output and cell, (batch, hidden) each, as the last ones are returned; zeros if left out.
     batch_first : bool, optional
-        Whether the input and the outputs are (batch, steps, ...).
-
-    Returns
-    -------
-    tuple
-        The outputs (steps, batch, hidden), and the last output and cell of (batch, hidden) each.
     """
     weights = weight_ih, weight_hh, bias_ih, bias_hh
     y, last, cell = _layer("LSTM", _LSTM_GATES, input, weights, state or (), batch_first)
@@ -90,8 +82,8 @@ def _layer(
     where = op_type.lower()
     if (weights[2] is None) != (weights[3] is None):
         raise ConfigError(f"{where}: got one bias, wanted both bias_ih and bias_hh, or none")
-    given = [input, *(w for w in weights if w is not None), *state]
-    data, *parts = promoted(where, *(floating(part, where) for part in given))
+    arguments = [input, *(w for w in weights if w is not None), *state]
+    data, *parts = promoted(where, *(floating(part, where) for part in arguments))
     own, first = parts[: len(parts) - len(state)], parts[len(parts) - len(state) :]
     if data.ndim != 3:
         raise ConfigError(f"{where}: takes (steps, batch, features), got {data!r}")
