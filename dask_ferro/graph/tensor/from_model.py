@@ -1,19 +1,14 @@
 """Import of an `onnx_ir.Model` as tensors, for fine-tuning, a loss, or a larger graph.
 
-    model --read--> Readable: one form of each operator, types --recorded--> tensors, as often as they are wanted
+    model --read--> Readable: one form of each operator, types --record--> tensors, as often as they are asked for
 
 Nodes keep their names, attributes and regions, and weights are not copied.  ONNX's converter first raises a model older
 than opset 18, so that all later passes see one form of each operator.  Only dimension names of the model's inputs are
 kept; a name that inference made up becomes an unknown dimension.
 
 Nodes and constants of a model are written for its own dtype.  Where some tensors are of half precision in its place,
-the model computes in mixed precision, as PyTorch's autocast does:
-
-    products          in half precision: engines add up in float32
-    what moves or picks elements, and sums of two   in half precision where all of its inputs are; scalars follow
-    all others        in float32: exponentials, means, variances and normalizations
-
-Scalars of the file follow if half precision has them: the lowest float32 of a mask is -inf in float16, and 1e-12 is 0.
+matrix products and convolutions, which engines add up in float32, are computed in it, and all other nodes in the
+model's dtype: variances, masks of -3e38 and an epsilon of 1e-12 are nothing for half precision.
 Source: Micikevicius et al., "Mixed precision training" (2018), section 3.3.
 """
 
@@ -22,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 from onnx import version_converter
 
@@ -42,7 +36,6 @@ from dask_ferro.graph.tensor.tensor import (
     argument,
     asarray,
     cast,
-    constant_of,
 )  # fmt: skip
 
 # Since opset 18 reductions take their axes as an input, the form that rules expect.
@@ -50,12 +43,6 @@ _OLDEST = 18
 # The dtypes for which a model may be written that computes in half precision.
 WIDE = ARITHMETIC_FLOATS - HALVES
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-_FOLLOWERS = frozenset({
-    "Abs", "Add", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements",
-    "GatherND", "Identity", "LeakyRelu", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pad", "Relu",
-    "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze",
-    "Where",
-})  # fmt: skip
 
 
 class Imported(NamedTuple):
@@ -293,27 +280,8 @@ def _narrow(
     """
     dtypes = [t and t.dtype for t in own_types]
     narrow = [half if dtype in WIDE else dtype for dtype in dtypes]
-    floats = [x for x, dtype in zip(inputs, dtypes, strict=True) if x is not None and dtype in WIDE]
-    if _is_narrow(operator[1], floats, half) and takes(*operator, narrow):
+    if operator[1] in _PRODUCTS and takes(*operator, narrow):
         dtypes = narrow
         results = tuple(t._replace(dtype=half) if t is not None and t.dtype in WIDE else t for t in results)
     pairs = zip(inputs, dtypes, strict=True)
     return tuple(x if x is None or dtype is None else cast(x, dtype) for x, dtype in pairs), results
-
-
-def _is_narrow(name: str, floats: Sequence[Tensor], half: ir.DataType) -> bool:
-    """Return whether a node with these inputs, all of which are floats in the model, computes in half precision."""
-    if name in _PRODUCTS:
-        return bool(floats)
-    others = [x for x in floats if x.type.dtype != half]
-    return name in _FOLLOWERS and len(others) < len(floats) and all(_follows(x, half) for x in others)
-
-
-def _follows(x: Tensor, half: ir.DataType) -> bool:
-    """Return whether a tensor is a scalar of the file that half precision has."""
-    value = constant_of(x) if x.size == 1 else None
-    if value is None:
-        return False
-    with np.errstate(over="ignore"):
-        rounded = value.astype(half.numpy())
-    return bool((np.isfinite(rounded) == np.isfinite(value)).all() and ((rounded == 0) == (value == 0)).all())
