@@ -92,11 +92,6 @@ def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "te
     name : str, optional
         The name of the graph.
 
-    Raises
-    ------
-    ConfigError
-        No outputs, two arguments of one name, or an input that is computed.
-
     Examples
     --------
     >>> import dask_ferro as ff
@@ -120,11 +115,6 @@ def save_onnx(outputs: Any, path: str | os.PathLike[str], *, inputs: Sequence[Te
         (`ff.apply`) together with the plan, which `ff.apply` reads.
     path : path
     inputs : sequence of Tensor, optional
-
-    Raises
-    ------
-    ConfigError
-        A folder that does not exist, or `inputs` given with a graph that is already a model.
 
     Examples
     --------

@@ -6,7 +6,8 @@
 Nothing is updated in place and no state is kept here: a step is array math like the loss, and is sharded, sent and
 saved with it.  A training step is one model, whose outputs are its next inputs.
 
-Gradients and state have the keys and the shapes of the parameters; nothing broadcasts.
+Gradients and state have the keys and the shapes of the parameters; nothing broadcasts.  What does not fit raises
+`ConfigError`.
 
 Examples
 --------
@@ -59,11 +60,6 @@ class SGD:
         The factor of the parameter that is added to its gradient.
     nesterov : bool, optional
         Whether to use Nesterov's momentum: w <- w - lr (g + momentum v).
-
-    Raises
-    ------
-    ConfigError
-        A number out of range.
 
     Examples
     --------
@@ -128,11 +124,6 @@ class Adam:
     For parameters of half precision the means and all arithmetic are float32, and the result is rounded once: in
     bfloat16 a beta of 0.999 is 1, and in float16 1e-3 of the square of 1e-3 is 0.
 
-    Raises
-    ------
-    ConfigError
-        A number out of range, or not two betas.
-
     Examples
     --------
     >>> import dask_ferro as ff
@@ -190,7 +181,7 @@ class Adam:
 class AdamW(Adam):
     """`Adam` with decoupled weight decay: lr * weight_decay * w is subtracted from the parameter w.
 
-    Parameters and errors are those of `Adam`; the weight decay is 0.01 if left out (arXiv:1711.05101).
+    Parameters are those of `Adam`; the weight decay is 0.01 if left out (arXiv:1711.05101).
 
     Examples
     --------

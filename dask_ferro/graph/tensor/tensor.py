@@ -268,11 +268,6 @@ def argument(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, 
     dtype : dtype, optional
     data : object, optional
         The default value of the input, such as a numpy or dask array; it is kept and never read.
-
-    Raises
-    ------
-    ConfigError
-        An empty name, an invalid dimension, or a dtype that ONNX does not have.
     """
     if not isinstance(name, str) or not name:
         raise ConfigError(f"argument: a name is a string that is not empty, got {name!r}")

@@ -76,6 +76,8 @@ class Weight(NamedTuple):
 class TensorModel:
     """A loaded model as a pure function of its inputs and of named parameters.  Made by `load`.
 
+    Methods raise `ConfigError` for names, dtypes or shapes that do not fit, all of them at once, with what fits.
+
     Attributes
     ----------
     name : str
@@ -162,18 +164,6 @@ class TensorModel:
             The full name of a scalar or a folded constant trains that too.
         freeze : str or sequence of str, optional
             Names or patterns that are not trained, whatever `train` says.
-
-        Raises
-        ------
-        ConfigError
-            A pattern that matches nothing, with the nearest names; a weight that has no gradient; or nothing is left.
-
-        Examples
-        --------
-        >>> import dask_ferro as ff
-        >>> model = ff.load("examples/models/digits_conv.onnx")  # doctest: +SKIP
-        >>> list(model.parameters(freeze="conv.*"))  # doctest: +SKIP
-        ['fc.weight', 'fc.bias']
         """
         # New constants each time: a call without them has weights of its own, which no gradient reaches.
         names = _choose(self.weights, train, freeze, self.name)
@@ -196,14 +186,8 @@ class TensorModel:
 
         Returns
         -------
-        Tensor, or a dict of them by name where the model has several outputs.
-
-        Raises
-        ------
-        ConfigError
-            Names, dtypes or shapes that do not fit the model.
-        UnsupportedOp
-            A node or an input that tensors cannot express.
+        Tensor, or a dict of them by name where the model has several outputs.  `UnsupportedOp` names nodes and inputs
+        that tensors cannot express.
         """
         tensors = {name: asarray(value, name=name) for name, value in (params or {}).items()}
         if problems := self._mismatches({name: value.type for name, value in tensors.items()}, HALVES):
@@ -243,19 +227,7 @@ class TensorModel:
         return problems
 
     def until(self, *names: str) -> TensorModel:
-        """Return the model up to some of its values, as `values` lists them, which become its outputs.
-
-        Raises
-        ------
-        ConfigError
-            A name that the model does not compute, with the nearest names; or no name.
-
-        Examples
-        --------
-        >>> import dask_ferro as ff
-        >>> body = ff.load("examples/models/digits_conv.onnx").until("flat")  # doctest: +SKIP
-        >>> scores = ff.nn.linear(body(images), weight, bias)  # doctest: +SKIP
-        """
+        """Return the model up to some of its values, as `values` lists them, which become its outputs."""
         known = self.values
         wrong = [name for name in names if name not in known]
         if wrong or not names:
@@ -280,14 +252,8 @@ class TensorModel:
         Raises
         ------
         ConfigError
-            Names, dtypes or shapes that do not fit, all of them at once; a tensor that is not computed yet; a folder
-            that does not exist; or a file of the model that changed after it was loaded.
-
-        Examples
-        --------
-        >>> import dask_ferro as ff
-        >>> model = ff.load("examples/models/digits_conv.onnx")  # doctest: +SKIP
-        >>> model.save("tuned.onnx", params=step.params)  # doctest: +SKIP
+            Also for a tensor that is not computed yet, a folder that does not exist, or a file that changed
+            after the model was loaded.
         """
         # Everything is checked before the first byte is written.
         values = {name: _value(name, value) for name, value in (params or {}).items()}
