@@ -15,7 +15,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.dims import broadcast
 from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
 from dask_ferro.graph.tensor.elementwise import where
-from dask_ferro.graph.tensor.manipulation import broadcast_to, counted, expand_dims, moveaxis, shape_of
+from dask_ferro.graph.tensor.manipulation import broadcast_to, count_up, expand_dims, moveaxis, shape_of
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit
 
@@ -61,7 +61,7 @@ def arange(start: float, /, stop: float | None = None, step: float = 1, *, dtype
     # The number of elements is part of the shape, so it is computed here, in double precision.
     count = max(0, int(-((first - last) // step)) if whole else math.ceil((last - first) / step))
     # Integers are counted in int64 whatever the dtype: a product in int8 would overflow on the way.
-    places = counted(count, count)
+    places = count_up(count, count)
     if whole:
         return cast(places * int(step) + int(first), to)
     return (places.astype(np.float64) * float(step) + float(first)).astype(to)
@@ -74,7 +74,7 @@ def linspace(
     """Return `num` numbers at equal distances from `start` to `stop`, the end included or not."""
     (count,) = _sizes(num, "linspace")
     gaps = count - 1 if endpoint else count
-    places = counted(count, count).astype(np.float64)
+    places = count_up(count, count).astype(np.float64)
     values = places * ((stop - start) / gaps if gaps > 0 else 0.0) + float(start)
     if endpoint and count > 1:
         # The last one is exactly the end, whatever the steps round to.
@@ -86,7 +86,7 @@ def linspace(
 def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = np.float32) -> Tensor:
     """Return a matrix with ones on the diagonal `k` (above the main one if positive), and zeros elsewhere."""
     rows, columns = _sizes((n_rows, n_rows if n_cols is None else n_cols), "eye")
-    return (expand_dims(counted(rows, rows), axis=1) + int(k) == counted(columns, columns)).astype(dtype)
+    return (expand_dims(count_up(rows, rows), axis=1) + int(k) == count_up(columns, columns)).astype(dtype)
 
 
 @example("tril([[1, 2], [3, 4]]).compute()", "array([[1, 0],\n       [3, 4]])")

@@ -97,7 +97,7 @@ def axes_of(axis: int | Sequence[int] | None, rank: int, where: str) -> tuple[in
     return axes
 
 
-def reshaped(old: Shape, new: Sequence[Dim], where: str) -> Shape:
+def resolve_shape(old: Shape, new: Sequence[Dim], where: str) -> Shape:
     """Return `new` with its -1 replaced, as far as the names allow."""
     bad = [d for d in new if d is None or (isinstance(d, int) and d < -1)]
     if bad or list(new).count(-1) > 1:

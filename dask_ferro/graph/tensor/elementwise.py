@@ -30,7 +30,7 @@ from dask_ferro.graph.tensor.tensor import (
     integers,
     numbers,
     of_kind,
-    promoted,
+    promote,
     widened,
 )
 
@@ -100,7 +100,7 @@ _compared, _logical = partial(_binary, result=_BOOL), partial(_binary, check=boo
 
 def _bitwise(name: str, sign: str, op_type: str, logic: str, says: str, shown: str) -> Binary:
     def node(x1: TensorLike, x2: TensorLike) -> Tensor:
-        a, b = promoted(op_type, x1, x2)
+        a, b = promote(op_type, x1, x2)
         if a.type.dtype == _BOOL:
             return binary(logic, a, b, check=bools)
         return binary(op_type, a, b, check=integers)
@@ -116,7 +116,7 @@ def _log_to(base: int, x: Tensor) -> Tensor:
 
 def _shift(direction: str, x1: TensorLike, x2: TensorLike) -> Tensor:
     name = f"bitwise_{direction.lower()}_shift"
-    a, b = promoted(name, x1, x2)
+    a, b = promote(name, x1, x2)
     dtype = integers(a, name).type.dtype
     # BitShift takes unsigned integers alone: a signed one is shifted as the unsigned one of its width.
     wide = ir.DataType[f"U{dtype.name}"] if dtype in SIGNED else dtype
@@ -136,7 +136,7 @@ def where(condition: TensorLike, x1: TensorLike, x2: TensorLike, /) -> Tensor:
     mask = asarray(condition)
     if mask.type.dtype != _BOOL:
         raise ConfigError(f"where: a condition is of bools, got {mask!r}; compare first")
-    a, b = promoted("where", x1, x2)
+    a, b = promote("where", x1, x2)
     return emit("Where", [mask, a, b], broadcast([mask.shape, a.shape, b.shape], "where"), a.type.dtype)
 
 
@@ -227,7 +227,7 @@ def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike | None
 
     At a bound the gradient is that of x, as in PyTorch; where the bounds cross, the result is `max`.
     """
-    tensor, *bounds = promoted("clip", numbers(x, "clip"), *(b for b in (min, max) if b is not None))
+    tensor, *bounds = promote("clip", numbers(x, "clip"), *(b for b in (min, max) if b is not None))
     if not bounds:
         return tensor
     low, high = None if min is None else bounds[0], None if max is None else bounds[-1]
@@ -280,7 +280,7 @@ def expm1(x: TensorLike, /) -> Tensor:
 
 def _floats(name: str, x1: TensorLike, x2: TensorLike) -> tuple[Tensor, Tensor, ir.DataType]:
     """Return two tensors of one floating point dtype, in float32 if that is of half precision; and the dtype."""
-    a, b = promoted(name, x1, x2)
+    a, b = promote(name, x1, x2)
     return widened(floating(a, name)), widened(b), a.type.dtype
 
 
@@ -298,7 +298,7 @@ def copysign(x1: TensorLike, x2: TensorLike, /) -> Tensor:
 
     A NaN in x2 counts as positive.  The gradient with respect to x2 is 0.
     """
-    a, b = promoted("copysign", x1, x2)
+    a, b = promote("copysign", x1, x2)
     size = abs(floating(a, "copysign"))
     # ONNX Runtime's Where loses the sign of a zero that it takes from its first branch; and it exchanges the branches
     # of a negated condition, so the opposite of `signbit` is written out.
@@ -355,7 +355,7 @@ def remainder(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     Of floats, a remainder of 0 has the sign of x2 too, and x2 = 0 gives NaN.  The gradient is 1 with respect to x1,
     and -floor(x1 / x2) with respect to x2.
     """
-    a, b = promoted("remainder", x1, x2)
+    a, b = promote("remainder", x1, x2)
     if not numbers(a, "remainder").is_floating:
         return binary("Mod", a, b)
     # ONNX has no floating point Mod but C's, whose result has the dividend's sign.
@@ -367,7 +367,7 @@ def remainder(x1: TensorLike, x2: TensorLike, /) -> Tensor:
 
 
 def _zero(like: Tensor) -> Tensor:
-    return promoted("remainder", like, 0)[1]
+    return promote("remainder", like, 0)[1]
 
 
 @example("floor_divide([5, -5], 3).compute()", "array([ 1, -2], dtype=int64)")
@@ -377,7 +377,7 @@ def floor_divide(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     Of floats it is the largest whole number not above the exact quotient (1.0 // 0.1 is 9.0, as 0.1 is stored a little
     above a tenth), and x2 = 0 gives infinity, or NaN.  The gradient is 0.
     """
-    a, b = promoted("floor_divide", x1, x2)
+    a, b = promote("floor_divide", x1, x2)
     quotient = binary("Div", numbers(a, "floor_divide"), b)
     if a.type.dtype in UNSIGNED:
         return quotient

@@ -51,22 +51,22 @@ def build(
     (a parameter in training); other constants are weights.  All other arguments that the outputs depend on follow.
     `names` are those of computed values that are no outputs; a tensor has its first name.
     """
-    named = _named_outputs(outputs)
-    order = _origins(named.values())
+    ends = _by_name(outputs)
+    order = _origins(ends.values())
     arguments = _arguments(inputs, order)
-    if both := sorted({source.name for source in arguments if source.name is not None} & named.keys()):
+    if both := sorted({source.name for source in arguments if source.name is not None} & ends.keys()):
         raise ConfigError(f"build: {both[0]!r} names an input and an output; rename the output")
     # The names that the caller relies on are reserved before all others.
-    writer = _Writer(arguments, {**named, **(names or {})})
+    writer = _Writer(arguments, {**ends, **(names or {})})
     opsets = {"": OPSET}
     for origin in order:
         writer.write(origin)
         if isinstance(origin, Node):
             opsets[origin.domain] = max(origin.opset, opsets.get(origin.domain, 1))
-    ends = [writer.end(label, tensor) for label, tensor in named.items()]
     entries = [writer.values[source.number, 0] for source in arguments]
+    results = [writer.end(label, tensor) for label, tensor in ends.items()]
     graph = ir.Graph(
-        entries, ends, nodes=writer.nodes, initializers=writer.weights, opset_imports=opsets, name=name
+        entries, results, nodes=writer.nodes, initializers=writer.weights, opset_imports=opsets, name=name
     )
     imports = [onnx.helper.make_opsetid("", opsets[""])]
     ir_version = max(_EARLIEST_IR, int(onnx.helper.find_min_ir_version_for(imports)))
@@ -130,16 +130,16 @@ def save_onnx(outputs: Any, path: str | os.PathLike[str], *, inputs: Sequence[Te
     write(model, os.fspath(path), "save_onnx")
 
 
-def _named_outputs(outputs: Outputs) -> dict[str, Tensor]:
+def _by_name(outputs: Outputs) -> dict[str, Tensor]:
     if isinstance(outputs, Tensor):
-        named = {"y": outputs}
+        tensors = {"y": outputs}
     elif isinstance(outputs, Mapping):
-        named = dict(outputs)
+        tensors = dict(outputs)
     else:
-        named = {f"y_{i}": tensor for i, tensor in enumerate(outputs)}
-    if not named or not all(isinstance(tensor, Tensor) for tensor in named.values()):
+        tensors = {f"y_{i}": tensor for i, tensor in enumerate(outputs)}
+    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise ConfigError(f"build: outputs are tensors, at least one, got {outputs!r}")
-    return named
+    return tensors
 
 
 def reached(tensors: Iterable[Tensor]) -> list[Node]:

@@ -162,10 +162,10 @@ def _raise_opset(model: ir.Model) -> ir.Model:
         if stored is not None:
             value.const_value = stored.const_value
     # It drops regions too, and the names of nodes that it adapts: those are known by what they compute.
-    named = {node.name: node for node in model.graph}
+    by_name = {node.name: node for node in model.graph}
     makers = {node.outputs[0].name: node for node in model.graph if node.outputs}
     for node in raised.graph:
-        original = named.get(node.name) if node.name else makers.get(node.outputs[0].name)
+        original = by_name.get(node.name) if node.name else makers.get(node.outputs[0].name)
         if original is not None:
             node.name = original.name
             node.metadata_props.update(original.metadata_props)

@@ -26,7 +26,7 @@ from dask_ferro.graph.tensor.dims import (
     broadcast,
     cut_size,
     is_static,
-    reshaped,
+    resolve_shape,
     same,
     sizes,
     written,
@@ -44,7 +44,7 @@ from dask_ferro.graph.tensor.tensor import (
     emit,
     emit_all,
     of_kind,
-    promoted,
+    promote,
 )  # fmt: skip
 
 _INT64 = ir.DataType.INT64
@@ -72,7 +72,7 @@ def concat(arrays: Sequence[TensorLike], /, *, axis: int | None = 0) -> Tensor:
     """Return the tensors joined along an axis; all their other dimensions agree.  None joins them flat."""
     if not arrays:
         raise ConfigError("concat: there is nothing to join; give at least one tensor")
-    parts = promoted("concat", *arrays)
+    parts = promote("concat", *arrays)
     if axis is None:
         parts, axis = tuple(reshape(x, (-1,)) for x in parts), 0
     at = axis_of(axis, parts[0].ndim, "concat")
@@ -131,15 +131,18 @@ def _sizes_of(shape: Sequence[Dim], x: Tensor, where: str) -> Tensor:
 def reshape(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
     """Return the elements in another shape; one size may be -1, and names of dimensions of `x` may be used."""
     tensor = asarray(x)
-    new = reshaped(tensor.shape, tuple(shape), "reshape")
+    new = resolve_shape(tensor.shape, tuple(shape), "reshape")
     if new == tensor.shape and None not in new:
         return tensor
-    wanted = [0 if isinstance(d, str) and tensor.shape[i : i + 1] == (d,) else d for i, d in enumerate(shape)]
-    named = [i for i, dim in enumerate(wanted) if isinstance(dim, str)]
-    if len(named) == 1 and -1 not in wanted:
-        wanted[named[0]] = -1
-    if is_static(wanted) and 0 not in shape:
-        return emit("Reshape", [tensor, ints(sizes(wanted))], new)
+    # A name at its own place is ONNX's 0, and one other name may be the -1.
+    pattern = [
+        0 if isinstance(d, str) and tensor.shape[i : i + 1] == (d,) else d for i, d in enumerate(shape)
+    ]
+    names = [i for i, dim in enumerate(pattern) if isinstance(dim, str)]
+    if len(names) == 1 and -1 not in pattern:
+        pattern[names[0]] = -1
+    if is_static(pattern) and 0 not in shape:
+        return emit("Reshape", [tensor, ints(sizes(pattern))], new)
     target = _sizes_of(shape, tensor, "reshape")
     return emit("Reshape", [tensor, target], new, allowzero=int(0 in shape))
 
@@ -159,8 +162,8 @@ def reshape_like(x: Tensor, like: Tensor) -> Tensor:
     unknown = [i for i, dim in enumerate(like.shape) if not isinstance(dim, int)]
     if len(unknown) > 1 or 0 in like.shape:
         return emit("Reshape", [x, shape_of(like)], like.shape, allowzero=1)
-    wanted = [-1 if i in unknown else dim for i, dim in enumerate(like.shape)]
-    return emit("Reshape", [x, ints(sizes(wanted))], like.shape)
+    pattern = [-1 if i in unknown else dim for i, dim in enumerate(like.shape)]
+    return emit("Reshape", [x, ints(sizes(pattern))], like.shape)
 
 
 @example("broadcast_to([1, 2], (2, 2)).compute()", "array([[1, 2],\n       [1, 2]])")
@@ -172,9 +175,9 @@ def broadcast_to(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
     if new == tensor.shape:
         return tensor
     own = (1,) * (len(new) - tensor.ndim) + tensor.shape
-    wanted = tuple(1 if isinstance(d, str) and d == o else d for d, o in zip(new, own, strict=True))
     # A size of 1 keeps the dimension of `x`.
-    return emit("Expand", [tensor, _sizes_of(wanted, tensor, "broadcast_to")], new)
+    target = tuple(1 if isinstance(d, str) and d == o else d for d, o in zip(new, own, strict=True))
+    return emit("Expand", [tensor, _sizes_of(target, tensor, "broadcast_to")], new)
 
 
 def broadcast_like(x: Tensor, like: Tensor) -> Tensor:
@@ -386,10 +389,10 @@ def astype(x: TensorLike, dtype: DTypeLike, /) -> Tensor:
 def positions(x: Tensor, axis: int) -> Tensor:
     """Return 0, 1, ... along one dimension, as an int64 vector."""
     dim = x.shape[axis]
-    return ints(range(dim)) if isinstance(dim, int) else counted(squeeze(size_of(x, axis), 0), dim)
+    return ints(range(dim)) if isinstance(dim, int) else count_up(squeeze(size_of(x, axis), 0), dim)
 
 
-def counted(end: int | Tensor, dim: Dim) -> Tensor:
+def count_up(end: int | Tensor, dim: Dim) -> Tensor:
     """Return 0, 1, ... below `end` as an int64 vector of size `dim`, which is computed when the graph runs."""
     zero, one, last = (asarray(n, np.int64) for n in (0, 1, end))
     return emit("Range", [zero, last, one], (dim,), _INT64)

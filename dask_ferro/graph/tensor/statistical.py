@@ -33,7 +33,7 @@ from dask_ferro.graph.tensor.tensor import (
     emit_all,
     floating,
     numbers,
-    promoted,
+    promote,
     widened,
 )  # fmt: skip
 
@@ -264,7 +264,7 @@ def searchsorted(
     `side` is "left" or "right": whether equal elements of x1 are behind the place, or before it.  `sorter` are indices
     that sort x1.  Every element is compared with the whole vector: time and memory are the product of both sizes.
     """
-    vector, values = promoted("searchsorted", x1, x2)
+    vector, values = promote("searchsorted", x1, x2)
     if vector.ndim != 1 or side not in ("left", "right"):
         raise ConfigError(
             f"searchsorted: got {vector!r} and side {side!r}, wanted a vector, 'left' or 'right'"
@@ -280,7 +280,7 @@ def isin(x1: TensorLike, x2: TensorLike, /, *, invert: bool = False) -> Tensor:
 
     Every element is compared with all of `x2`: time and memory are the product of both sizes.
     """
-    values, listed = promoted("isin", x1, x2)
+    values, listed = promote("isin", x1, x2)
     is_listed = any(xp.expand_dims(values, axis=-1) == xp.reshape(listed, (-1,)), axis=-1)
     return logical_not(is_listed) if invert else is_listed
 

@@ -295,7 +295,7 @@ def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = N
         lazy: Any = values
         return bound_to(lazy if dtype is None else lazy.astype(dtype), name)
     is_onnx = isinstance(values, ir.TensorProtocol) and not isinstance(values, np.ndarray)
-    tensor: ir.TensorProtocol = values if is_onnx else _stored(values, dtype)  # type: ignore[assignment]  # of the check above
+    tensor: ir.TensorProtocol = values if is_onnx else _to_onnx(values, dtype)  # type: ignore[assignment]  # of the check above
     type_ = TensorType(tensor.dtype, tuple(int(n) for n in tensor.shape.numpy()))
     return Tensor(TensorSource(type_, name, tensor), 0, type_)
 
@@ -308,7 +308,7 @@ def bound_to(array: Any, name: str | None = None) -> Tensor:
     return Tensor(TensorSource(type_, name, data=array), 0, type_)
 
 
-def _stored(values: Any, dtype: Any) -> ir.TensorProtocol:
+def _to_onnx(values: Any, dtype: Any) -> ir.TensorProtocol:
     array = np.asarray(values, dtype)
     # A list of Python floats has no dtype; an array of float64 was made so on purpose.
     if dtype is None and array.dtype == np.float64 and not isinstance(values, (np.ndarray, np.generic)):
@@ -393,13 +393,13 @@ def binary(
     **attributes: Any,
 ) -> Tensor:
     """Return the output of a node of two broadcast inputs, promoted to one dtype that passes `check`."""
-    x, y = promoted(op_type, a, b)
+    x, y = promote(op_type, a, b)
     if check is not None:
         check(x, op_type)
     return emit(op_type, [x, y], broadcast([x.shape, y.shape], op_type), result, **attributes)
 
 
-def promoted(where: str, *values: TensorLike) -> tuple[Tensor, ...]:
+def promote(where: str, *values: TensorLike) -> tuple[Tensor, ...]:
     """Return the values as tensors of one dtype, by the array-API standard's rules."""
     tensors: list[Tensor | Scalar] = [v if _is_scalar(v) else asarray(v) for v in values]
     # In order, so that messages do not depend on hashes.

@@ -23,7 +23,7 @@ from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.dims import reshaped
+from dask_ferro.graph.tensor.dims import resolve_shape
 from dask_ferro.graph.tensor.emit import build, save_onnx, to_model
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.tensor import Node, Tensor, TensorType, argument, asarray
@@ -349,7 +349,7 @@ def test_a_reshape_to_any_grouping_is_known(dims, random):
     old = ("N", *dims)
     cut = random.randint(1, len(old))
     product = int(np.prod(dims[cut - 1 :], dtype=int))
-    assert reshaped(old, (-1, *dims[: cut - 1], product), "here") == ("N", *dims[: cut - 1], product)
+    assert resolve_shape(old, (-1, *dims[: cut - 1], product), "here") == ("N", *dims[: cut - 1], product)
 
 
 def test_a_file_in_no_folder_is_refused_and_no_folder_is_made(tmp_path):

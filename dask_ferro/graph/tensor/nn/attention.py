@@ -14,7 +14,7 @@ from dask_ferro.graph.tensor.manipulation import positions as places
 from dask_ferro.graph.tensor.nn.layers import softmax
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import reduce
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, floating, promoted, widened
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, floating, promote, widened
 
 
 @example(
@@ -45,7 +45,7 @@ def scaled_dot_product_attention(
         1 / sqrt(size) if left out.
     """
     where = "scaled_dot_product_attention"
-    q, k, v = parts = promoted(where, *(floating(part, where) for part in (query, key, value)))
+    q, k, v = parts = promote(where, *(floating(part, where) for part in (query, key, value)))
     for part in parts:
         if part.ndim < 2:
             raise ConfigError(f"{where}: got {part!r}, wanted (..., rows, columns); use expand_dims")

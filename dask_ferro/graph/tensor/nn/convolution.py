@@ -10,7 +10,7 @@ from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.graph.tensor.dims import Shape, is_static, same, sizes, window_size, written
 from dask_ferro.graph.tensor.nn.layers import check_shape
 from dask_ferro.graph.tensor.rows import example, row
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit, floating, promoted
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit, floating, promote
 
 # One number for all spatial dimensions, or one for each.
 Sizes = int | Sequence[int]
@@ -76,7 +76,7 @@ def _convolution(name: str, things: str, space: tuple[int, ...]) -> Callable[...
             The number of groups of channels that are convolved separately; it divides both numbers of channels.
         """
         parameters = [weight] if bias is None else [weight, bias]
-        image, w, *biases = promoted(name, _spatial(input, rank, name), *map(asarray, parameters))
+        image, w, *biases = promote(name, _spatial(input, rank, name), *map(asarray, parameters))
         if w.ndim != rank + 2 or not is_static(w.shape[2:]):
             form = f"(out, in / groups, {', '.join(_SPACE[rank])})"
             raise ConfigError(f"{name}: a weight is {form}, got {w!r}")

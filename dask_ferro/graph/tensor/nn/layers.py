@@ -22,7 +22,7 @@ from dask_ferro.graph.tensor.tensor import (
     constant_of,
     elementwise,
     floating,
-    promoted,
+    promote,
     widened,
 )
 
@@ -116,7 +116,7 @@ def linear(input: TensorLike, weight: TensorLike, bias: TensorLike | None = None
     bias : Tensor, optional
         (features out).
     """
-    data, w = promoted("linear", asarray(input), asarray(weight))
+    data, w = promote("linear", asarray(input), asarray(weight))
     if not data.ndim or w.ndim not in (1, 2) or not same(data.shape[-1], w.shape[-1]):
         wanted = f"(features out, features in) for {data!r}, as in PyTorch"
         raise ConfigError(f"linear: weight: got {w!r}, wanted {wanted}; weight.T if it is (in, out)")

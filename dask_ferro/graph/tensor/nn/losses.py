@@ -13,7 +13,7 @@ from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import checked_indices, scalar_size
 from dask_ferro.graph.tensor.nn.layers import check_range, check_shape, log_softmax, softplus
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, floating, promoted, widened
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, floating, promote, widened
 
 
 def _reduce(losses: Tensor, reduction: str, where: str) -> Tensor:
@@ -94,7 +94,7 @@ def _loss(
     where: str, x: TensorLike, t: TensorLike, reduction: str, each: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
     """Return the reduced losses of two tensors of one shape; those of half precision are computed in float32."""
-    a, b = promoted(where, x, t)
+    a, b = promote(where, x, t)
     check_shape(f"{where}: target", b, a.shape, f"the shape of {a!r}; reshape one, or use broadcast_to")
     return cast(_reduce(each(widened(a), widened(b)), reduction, where), a.type.dtype)
 
@@ -178,7 +178,7 @@ def binary_cross_entropy_with_logits(
     where = "binary_cross_entropy_with_logits"
 
     def each(scores: Tensor, t: Tensor) -> Tensor:
-        weight = 1.0 if pos_weight is None else promoted(where, scores, pos_weight)[1]
+        weight = 1.0 if pos_weight is None else promote(where, scores, pos_weight)[1]
         return (1 - t) * scores + (1 + (weight - 1) * t) * softplus(-scores)
 
     return _loss(where, input, target, reduction, each)

@@ -14,7 +14,7 @@ from dask_ferro.graph.tensor.dims import Shape, alike, is_static, sizes, written
 from dask_ferro.graph.tensor.nn.layers import check_shape, stop_gradient
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import count_over, reduce
-from dask_ferro.graph.tensor.tensor import OPSET, Tensor, TensorLike, cast, emit, floating, promoted, widened
+from dask_ferro.graph.tensor.tensor import OPSET, Tensor, TensorLike, cast, emit, floating, promote, widened
 
 # Operators, and the operator sets that have them.
 _NODES = {"layer_norm": ("LayerNormalization", OPSET), "rms_norm": ("RMSNormalization", 23)}
@@ -71,7 +71,7 @@ def _parameters(
             part = np.full(sizes(shape), _FILL[name], x.dtype)
         parts.append(floating(part, f"{where}: {name}"))
         check_shape(f"{where}: {name}", parts[-1], shape, meaning)
-    return promoted(where, x, *parts)
+    return promote(where, x, *parts)
 
 
 @example("nn.rms_norm([[1.0, 7.0]], (2,)).compute().round(3)", "array([[0.2, 1.4]], dtype=float32)")

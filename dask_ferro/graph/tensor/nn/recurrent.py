@@ -13,7 +13,7 @@ from dask_ferro.graph.tensor.dims import Shape
 from dask_ferro.graph.tensor.manipulation import concat, expand_dims, permute_dims, sliced, squeeze
 from dask_ferro.graph.tensor.nn.layers import check_shape
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, TensorType, emit_all, floating, promoted
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, TensorType, emit_all, floating, promote
 
 # Where each gate of ONNX lies in PyTorch's weights: i o f c of i f g o, and z r h of r z n.
 _LSTM_GATES, _GRU_GATES = (0, 3, 1, 2), (1, 0, 2)
@@ -83,7 +83,7 @@ def _layer(
     if (weights[2] is None) != (weights[3] is None):
         raise ConfigError(f"{where}: got one bias, wanted both bias_ih and bias_hh, or none")
     arguments = [input, *(w for w in weights if w is not None), *state]
-    data, *parts = promoted(where, *(floating(part, where) for part in arguments))
+    data, *parts = promote(where, *(floating(part, where) for part in arguments))
     own, first = parts[: len(parts) - len(state)], parts[len(parts) - len(state) :]
     if data.ndim != 3:
         raise ConfigError(f"{where}: takes (steps, batch, features), got {data!r}")
