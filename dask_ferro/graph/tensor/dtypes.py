@@ -29,7 +29,6 @@ _KINDS: dict[str, frozenset[ir.DataType]] = {
 
 
 def dtype_of(dtype: DTypeLike) -> ir.DataType:
-    """Return a dtype as ONNX's."""
     if isinstance(dtype, ir.DataType):
         return dtype
     try:

@@ -53,7 +53,6 @@ _END = np.iinfo(np.int64).max
 
 
 def ints(values: Sequence[int]) -> Tensor:
-    """Return a constant int64 vector, for axes, starts or pads."""
     return asarray(np.asarray(values, np.int64))
 
 
@@ -156,7 +155,6 @@ def fold(x: Tensor, pattern: Sequence[int]) -> Tensor:
 
 
 def reshape_like(x: Tensor, like: Tensor) -> Tensor:
-    """Return `x` in the shape of `like`, which has the same number of elements."""
     if x.shape == like.shape and None not in x.shape:
         return x
     unknown = [i for i, dim in enumerate(like.shape) if not isinstance(dim, int)]

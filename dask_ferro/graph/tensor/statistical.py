@@ -42,7 +42,6 @@ _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 
 
 def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
-    """Return the shape after a reduction over `axes`."""
     ones = [1 if i in axes else dim for i, dim in enumerate(shape)]
     return tuple(dim for i, dim in enumerate(ones) if keepdims or i not in axes)
 
@@ -243,10 +242,7 @@ def argsort(x: TensorLike, /, *, axis: int = -1, descending: bool = False, stabl
 
 
 def _sort(x: TensorLike, axis: int, descending: bool, where: str) -> tuple[Tensor, Tensor]:
-    tensor = numbers(x, where)
-    if not tensor.ndim:
-        raise ConfigError(f"{where}: {tensor!r} is a scalar and has no axis to sort along")
-    at = axis_of(axis, tensor.ndim, where)
+    tensor, at = xp.on_axis(numbers(x, where), axis, where)
     types = [tensor.type, TensorType(_INT64, tensor.shape)]
     # TopK of all elements: of equal ones it takes that of the lower index first, so it is stable.
     values, places = emit_all(

@@ -301,7 +301,6 @@ def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = N
 
 
 def bound_to(array: Any, name: str | None = None) -> Tensor:
-    """Return an argument bound to an array, with the array's dtype and shape."""
     # dask gives an unknown chunk size as NaN.
     dims = tuple(None if math.isnan(n) else int(n) for n in array.shape)
     type_ = TensorType(dtype_of(array.dtype), dims)
