@@ -246,15 +246,18 @@ def _outputs(
     results = tuple(types[v.name] if v.name else None for v in node.outputs)
     if half is not None:
         own_types = [None if v is None else types.get(str(v.name)) for v in node.inputs]
+        dtypes = [t and t.dtype for t in own_types]
+        narrow = [half if dtype in WIDE else dtype for dtype in dtypes]
+        if node.op_type in _PRODUCTS and takes(domain, node.op_type, opset, narrow):
+            dtypes = narrow
+            results = tuple(t._replace(dtype=half) if t and t.dtype in WIDE else t for t in results)
         with regions.written_in(region):
-            inputs, results = _narrow((domain, node.op_type, opset), inputs, own_types, results, half)
+            pairs = zip(inputs, dtypes, strict=True)
+            inputs = tuple(cast(x, dtype) if x is not None and dtype is not None else x for x, dtype in pairs)
     attributes, name = dict(node.attributes), node.name or None
     recorded = Node(node.op_type, inputs, results, attributes, domain, opset, name, region)
     typed = zip(node.outputs, results, strict=True)
     return {str(v.name): Tensor(recorded, i, t) for i, (v, t) in enumerate(typed) if t is not None}
-
-
-# ---- mixed precision ------------------------------------------------------------------------------------------
 
 
 def _half(types: Mapping[str, ValueType], tensors: Mapping[str, Tensor]) -> ir.DataType | None:
@@ -265,23 +268,3 @@ def _half(types: Mapping[str, ValueType], tensors: Mapping[str, Tensor]) -> ir.D
         names = " and ".join(sorted(dtype.numpy().name for dtype in halves))
         raise ConfigError(f"from_model: got {names}, wanted one of them; cast to one dtype")
     return halves.pop() if halves else None
-
-
-def _narrow(
-    operator: tuple[str, str, int],
-    inputs: Sequence[Tensor | None],
-    own_types: Sequence[TensorType | None],
-    results: tuple[TensorType | None, ...],
-    half: ir.DataType,
-) -> tuple[tuple[Tensor | None, ...], tuple[TensorType | None, ...]]:
-    """Return the inputs of a node behind casts, and the types of its outputs, in a model of mixed precision.
-
-    The operator is its domain, its name and the operator set; `own_types` and `results` are the model's own types.
-    """
-    dtypes = [t and t.dtype for t in own_types]
-    narrow = [half if dtype in WIDE else dtype for dtype in dtypes]
-    if operator[1] in _PRODUCTS and takes(*operator, narrow):
-        dtypes = narrow
-        results = tuple(t._replace(dtype=half) if t is not None and t.dtype in WIDE else t for t in results)
-    pairs = zip(inputs, dtypes, strict=True)
-    return tuple(x if x is None or dtype is None else cast(x, dtype) for x, dtype in pairs), results
