@@ -84,20 +84,12 @@ def rotary_embedding(
     base: float = 10000.0,
     interleaved: bool = False,
 ) -> Tensor:
-    """Return queries or keys with each pair of features turned by an angle that grows with the position.
+    """Return queries or keys (..., sequence, size), of known even size, with each pair of features turned by an angle.
 
     Pair i of `size` features is turned by position * base ** (-2 i / size) radians (RoFormer, arXiv:2104.09864), in
-    float32 for half precision.
-
-    Parameters
-    ----------
-    input : Tensor
-        (..., sequence, size), the size known and even.
-    positions : Tensor, optional
-        int32 or int64, in a shape that broadcasts to (..., sequence); 0, 1, ... if left out.
-    base : float, optional
-    interleaved : bool, optional
-        Whether a pair is two neighbours (2 i, 2 i + 1), or one of each half (i, i + size / 2), as most models have it.
+    float32 for half precision.  A pair is one feature of each half (i, i + size / 2), as most models have it, or
+    `interleaved`: two neighbours (2 i, 2 i + 1).  `positions` are int32 or int64, in a shape that broadcasts to
+    (..., sequence); 0, 1, ... if left out.
     """
     x = floating(input, "rotary_embedding")
     size = x.shape[-1] if x.ndim > 1 else None

@@ -68,10 +68,8 @@ def _convolution(name: str, things: str, space: tuple[int, ...]) -> Callable[...
             (batch, channels in, {dims}).
         weight, bias : Tensor
             (channels out, channels in / groups, {dims}), and (channels out), which may be left out.
-        stride, dilation : int or sequence of int, optional
-            Of each spatial dimension, from 1 on.
-        padding : int or sequence of int, optional
-            Zeros on both sides of each spatial dimension.
+        stride, dilation, padding : int or sequence of int, optional
+            Of each spatial dimension, from 1 on; zeros on both sides of each, from 0 on.
         groups : int, optional
             The number of groups of channels that are convolved separately; it divides both numbers of channels.
         """

@@ -133,13 +133,9 @@ def linear(input: TensorLike, weight: TensorLike, bias: TensorLike | None = None
 def embedding(input: TensorLike, weight: TensorLike) -> Tensor:
     """Return the rows of a table at indices: the shape of the indices and (features), in the dtype of the weight.
 
-    Parameters
-    ----------
-    input : Tensor
-        Indices from 0 on, int32 or int64, of any shape. Constant indices that number no row raise `ConfigError`. The
-        engine refuses others, as PyTorch does; its message names one below 0 less the number of entries.
-    weight : Tensor
-        (entries, features).
+    The input are indices from 0 on, int32 or int64, of any shape; the weight is (entries, features). Constant indices
+    that number no row raise `ConfigError`. The engine refuses others, as PyTorch does; its message names one below 0
+    less the number of entries.
     """
     indices, table = asarray(input), asarray(weight)
     if indices.type.dtype not in INDEX or table.ndim != 2:

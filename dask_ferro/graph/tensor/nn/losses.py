@@ -40,7 +40,8 @@ def cross_entropy(
         Scores (logits): (classes), (samples, classes) or (samples, classes, ...); (..., classes) with `axis=-1`.
     target : Tensor
         Labels of int32 or int64, class numbers from 0, in the shape of the input without the classes; nothing
-        broadcasts.
+        broadcasts.  Constants are checked at once.  A label outside the classes (-1 too) that is known only when the
+        graph runs makes the sample's loss, the mean, the sum and the gradient of its scores NaN, in every engine.
     axis : int, optional
         The dimension of the classes.
     ignore_index : int, optional
@@ -50,11 +51,6 @@ def cross_entropy(
         Over all samples; without one, the result has the shape of the target.
     label_smoothing : float, optional
         From 0 to 1: the part of each label that is spread over all classes evenly (arXiv:1512.00567).
-
-    Notes
-    -----
-    Labels that are constants are checked at once. Others are checked when the graph runs: if one of them is outside the
-    classes (-1 too), the sample's loss, the mean, the sum and the gradient of its scores are NaN, in every engine.
     """
     where = "cross_entropy"
     scores, labels = floating(input, where), xp.asarray(target)

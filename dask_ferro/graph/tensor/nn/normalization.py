@@ -32,15 +32,8 @@ def layer_norm(
 ) -> Tensor:
     """Return the input normalized over its last dimensions, times weight, plus bias (arXiv:1607.06450).
 
-    Parameters
-    ----------
-    input : Tensor
-    normalized_shape : sequence of int or str
-        The last dimensions of the input, such as `x.shape[-1:]`.
-    weight, bias : Tensor, optional
-        In the normalized shape; ones and zeros if left out.
-    eps : float, optional
-        Added to the variance.
+    `normalized_shape` are these dimensions, such as `x.shape[-1:]`.  Weight and bias have this shape, and are ones and
+    zeros if left out.  `eps` is added to the variance.
     """
     return _norm("layer_norm", input, normalized_shape, eps, weight=weight, bias=bias)
 
@@ -141,8 +134,7 @@ def batch_norm_training(
     Returns
     -------
     tuple of Tensor
-        The normalized input, the next mean, and the next variance: that of the batch is unbiased, as in PyTorch.  No
-        gradient passes through the next statistics.
+        The normalized input, and the next mean and (unbiased) variance, which no gradient passes through.
 
     Examples
     --------
