@@ -16,8 +16,8 @@ import onnx
 
 from dask_ferro.graph.model.load import load as load_model
 from dask_ferro.graph.tensor.emit import Outputs, build
-from dask_ferro.graph.tensor.imported.model import TensorModel, tensor_model
 from dask_ferro.graph.tensor.tensor import Tensor, evaluated_by
+from dask_ferro.graph.tensor.tensor_model import TensorModel, tensor_model
 from dask_ferro.lower.model.collection import from_onnx
 from dask_ferro.lower.prepared.prepared import read_source
 from dask_ferro.lower.signature import is_dask_array

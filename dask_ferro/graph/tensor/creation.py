@@ -15,7 +15,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.dims import broadcast
 from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
 from dask_ferro.graph.tensor.elementwise import where
-from dask_ferro.graph.tensor.manipulation import broadcast_to, counted, expand_dims, moveaxis, shape_of
+from dask_ferro.graph.tensor.manipulation import broadcast_to, count_up, expand_dims, moveaxis, shape_of
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit
 
@@ -28,11 +28,11 @@ def full(shape: int | Sequence[int], fill_value: float, *, dtype: DTypeLike = No
 
 
 def _sizes(shape: int | Sequence[int], where_: str) -> tuple[int, ...]:
-    given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in given):
+    numbers = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in numbers):
         wanted = "sizes from 0 on; a named dimension is copied from a tensor that has it, as by zeros_like"
         raise ConfigError(f"{where_}: shape: got {shape!r}, wanted {wanted}")
-    return tuple(map(int, given))
+    return tuple(map(int, numbers))
 
 
 @example("zeros((1, 2)).compute()", "array([[0., 0.]], dtype=float32)")
@@ -49,29 +49,22 @@ def ones(shape: int | Sequence[int], *, dtype: DTypeLike = np.float32) -> Tensor
 
 @example("arange(1, 7, 2).compute()", "array([1, 3, 5])")
 def arange(start: float, /, stop: float | None = None, step: float = 1, *, dtype: DTypeLike = None) -> Tensor:
-    """Return numbers from `start` on, `step` apart, up to but not including `stop`.
+    """Return numbers from `start` on, `step` apart, up to but not including `stop`; one number is the end, from 0 on.
 
-    Parameters
-    ----------
-    start, stop : int or float
-        With one number, it is the end, and the start is 0.
-    step : int or float, optional
-        Not 0; below 0 to count down.
-    dtype : dtype, optional
-        int64 if all numbers are integers, else float32.
+    The step is not 0, and below 0 to count down.  The dtype is int64 if all numbers are integers, else float32.
     """
     first, last = (0, start) if stop is None else (start, stop)
     if step == 0:
         raise ConfigError("arange: step: got 0, wanted another number")
     whole = all(isinstance(n, (int, np.integer)) for n in (first, last, step))
-    wanted = dtype_of(dtype if dtype is not None else np.int64 if whole else np.float32)
+    to = dtype_of(dtype if dtype is not None else np.int64 if whole else np.float32)
     # The number of elements is part of the shape, so it is computed here, in double precision.
     count = max(0, int(-((first - last) // step)) if whole else math.ceil((last - first) / step))
     # Integers are counted in int64 whatever the dtype: a product in int8 would overflow on the way.
-    places = counted(count, count)
+    places = count_up(count, count)
     if whole:
-        return cast(places * int(step) + int(first), wanted)
-    return (places.astype(np.float64) * float(step) + float(first)).astype(wanted)
+        return cast(places * int(step) + int(first), to)
+    return (places.astype(np.float64) * float(step) + float(first)).astype(to)
 
 
 @example("linspace(0, 1, 5).compute()", "array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)")
@@ -81,19 +74,19 @@ def linspace(
     """Return `num` numbers at equal distances from `start` to `stop`, the end included or not."""
     (count,) = _sizes(num, "linspace")
     gaps = count - 1 if endpoint else count
-    places = counted(count, count).astype(np.float64)
-    found = places * ((stop - start) / gaps if gaps > 0 else 0.0) + float(start)
+    places = count_up(count, count).astype(np.float64)
+    values = places * ((stop - start) / gaps if gaps > 0 else 0.0) + float(start)
     if endpoint and count > 1:
         # The last one is exactly the end, whatever the steps round to.
-        found = where(places == float(gaps), float(stop), found)
-    return found.astype(dtype)
+        values = where(places == float(gaps), float(stop), values)
+    return values.astype(dtype)
 
 
 @example("eye(2).compute()", "array([[1., 0.],\n       [0., 1.]], dtype=float32)")
 def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = np.float32) -> Tensor:
     """Return a matrix with ones on the diagonal `k` (above the main one if positive), and zeros elsewhere."""
     rows, columns = _sizes((n_rows, n_rows if n_cols is None else n_cols), "eye")
-    return (expand_dims(counted(rows, rows), axis=1) + int(k) == counted(columns, columns)).astype(dtype)
+    return (expand_dims(count_up(rows, rows), axis=1) + int(k) == count_up(columns, columns)).astype(dtype)
 
 
 @example("tril([[1, 2], [3, 4]]).compute()", "array([[1, 0],\n       [3, 4]])")
@@ -138,14 +131,9 @@ def broadcast_arrays(*arrays: TensorLike) -> list[Tensor]:
 
 @example("meshgrid([1, 2, 3], [10, 20])[1].compute()", "array([[10, 10, 10],\n       [20, 20, 20]])")
 def meshgrid(*arrays: TensorLike, indexing: str = "xy") -> list[Tensor]:
-    """Return coordinates of all points of a grid, one tensor for each of the given vectors.
+    """Return coordinates of all points of a grid, one tensor for each of the vectors.
 
-    Parameters
-    ----------
-    *arrays : Tensor
-        Vectors of the coordinates along each axis.
-    indexing : {"xy", "ij"}, optional
-        Whether the first two dimensions of the results are those of the second and the first vector, or in order.
+    With `indexing` "ij" the dimensions are those of the vectors in order; with "xy" the first two are exchanged.
     """
     if indexing not in ("xy", "ij"):
         raise ConfigError(f"meshgrid: indexing: got {indexing!r}, wanted 'xy' or 'ij'")
@@ -154,8 +142,8 @@ def meshgrid(*arrays: TensorLike, indexing: str = "xy") -> list[Tensor]:
         if tensor.ndim != 1:
             raise ConfigError(f"meshgrid: takes vectors, got {tensor!r}; reshape it to (-1,)")
     rank = len(tensors)
-    others = [[j for j in range(rank) if j != i] for i in range(rank)]
-    grids = broadcast_arrays(*map(lambda x, axes: expand_dims(x, axis=axes), tensors, others))
+    others = ([j for j in range(rank) if j != i] for i in range(rank))
+    grids = broadcast_arrays(*(expand_dims(x, axis=axes) for x, axes in zip(tensors, others, strict=True)))
     return [moveaxis(grid, 0, 1) for grid in grids] if indexing == "xy" and rank > 1 else grids
 
 

@@ -32,7 +32,6 @@ def checked_dim(dim: object, name: str) -> Dim:
 
 
 def is_static(shape: Iterable[Dim]) -> bool:
-    """Return whether every size is known."""
     return all(isinstance(dim, int) for dim in shape)
 
 
@@ -43,21 +42,18 @@ def sizes(shape: Iterable[Dim]) -> tuple[int, ...]:
 
 def broadcast(shapes: Sequence[Shape], where: str) -> Shape:
     """Return the shape that `shapes` broadcast to, as in numpy; `where` names the call in an error."""
-    rank = max(map(len, shapes), default=0)
-    columns = zip(*[(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes], strict=True)
-    return tuple(_meet(column, shapes, where) for column in columns)
-
-
-def _meet(dims: Sequence[Dim], shapes: Sequence[Shape], where: str) -> Dim:
-    # A name and a number are refused, and so are two names: they may differ at run time.
-    known = [dim for dim in dict.fromkeys(dims) if dim is not None and dim != 1]
-    if len(known) > 1:
-        listed = " and ".join(map(written, shapes))
-        raise ConfigError(
-            f"{where}: shapes {listed} do not broadcast: {known[0]!r} against {known[1]!r}; "
-            "reshape one, or give both dimensions one name"
-        )
-    return known[0] if known else None if None in dims else 1
+    rank, result = max(map(len, shapes), default=0), []
+    for dims in zip(*[(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes], strict=True):
+        # A name and a number are refused, and so are two names: they may differ at run time.
+        known = [dim for dim in dict.fromkeys(dims) if dim is not None and dim != 1]
+        if len(known) > 1:
+            listed = " and ".join(map(written, shapes))
+            raise ConfigError(
+                f"{where}: shapes {listed} do not broadcast: {known[0]!r} against {known[1]!r}; "
+                "reshape one, or give both dimensions one name"
+            )
+        result.append(known[0] if known else None if None in dims else 1)
+    return tuple(result)
 
 
 def written(shape: Sequence[Dim]) -> str:
@@ -72,17 +68,14 @@ def same(a: Dim, b: Dim) -> bool:
 
 
 def alike(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Return whether two shapes can be equal."""
     return len(a) == len(b) and all(map(same, a, b))
 
 
 def axis_of(axis: int, rank: int, where: str) -> int:
-    """Return the axis counted from the front."""
     # True would be axis 1.
     if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
-        raise ConfigError(
-            f"{where}: axis {axis!r} of a tensor of {rank} dimensions; take one in [{-rank}, {rank})"
-        )
+        remedy = f"take one in [{-rank}, {rank})" if rank else "a scalar has no axis"
+        raise ConfigError(f"{where}: axis {axis!r} of a tensor of {rank} dimensions; {remedy}")
     return axis % rank
 
 
@@ -90,14 +83,14 @@ def axes_of(axis: int | Sequence[int] | None, rank: int, where: str) -> tuple[in
     """Return the axes counted from the front, in order; None means all of them."""
     if axis is None:
         return tuple(range(rank))
-    given = (axis,) if isinstance(axis, int) else tuple(axis)
-    axes = tuple(sorted(axis_of(a, rank, where) for a in given))
+    listed = (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = tuple(sorted(axis_of(a, rank, where) for a in listed))
     if len(set(axes)) != len(axes):
-        raise ConfigError(f"{where}: an axis is given twice in {given}; name each once")
+        raise ConfigError(f"{where}: an axis is given twice in {listed}; name each once")
     return axes
 
 
-def reshaped(old: Shape, new: Sequence[Dim], where: str) -> Shape:
+def resolve_shape(old: Shape, new: Sequence[Dim], where: str) -> Shape:
     """Return `new` with its -1 replaced, as far as the names allow."""
     bad = [d for d in new if d is None or (isinstance(d, int) and d < -1)]
     if bad or list(new).count(-1) > 1:
@@ -126,7 +119,6 @@ def reshaped(old: Shape, new: Sequence[Dim], where: str) -> Shape:
 
 
 def cut_size(dim: Dim, cut: slice) -> Dim:
-    """Return the length of a dimension under a slice."""
     if isinstance(dim, int):
         return len(range(*cut.indices(dim)))
     # A slice of a dimension of unknown size has a known length only if it takes everything.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 import ml_dtypes
@@ -28,7 +29,6 @@ _KINDS: dict[str, frozenset[ir.DataType]] = {
 
 
 def dtype_of(dtype: DTypeLike) -> ir.DataType:
-    """Return a dtype as ONNX's."""
     if isinstance(dtype, ir.DataType):
         return dtype
     try:
@@ -39,25 +39,23 @@ def dtype_of(dtype: DTypeLike) -> ir.DataType:
 
 def common_dtype(dtypes: Sequence[ir.DataType], where: str) -> ir.DataType:
     """Return the dtype that holds the values of all, by the array-API standard's rules."""
-    named = " with ".join(d.numpy().name for d in dtypes)
+    names = " with ".join(d.numpy().name for d in dtypes)
     kinds = {"f" if d in ARITHMETIC_FLOATS else "b" if d == ir.DataType.BOOL else "i" for d in dtypes}
     common = None
     if len(kinds) == 1:
-        try:
+        # numpy and ml_dtypes may have no dtype that holds both.
+        with suppress(TypeError):
             common = ir.DataType.from_numpy(np.result_type(*(d.numpy() for d in dtypes)))
-        except TypeError:
-            # numpy and ml_dtypes have no dtype that holds both.
-            common = None
     # numpy promotes uint64 and int64 to float64, which the standard leaves undefined.
     if common is None or ("i" in kinds and common in ARITHMETIC_FLOATS):
-        raise ConfigError(f"{where}: {named} do not mix; use astype on one")
+        raise ConfigError(f"{where}: {names} do not mix; use astype on one")
     return common
 
 
 def _dtype(value: object) -> ir.DataType:
     # A numpy dtype class has a descriptor named `dtype`.
-    given = value if isinstance(value, type) else getattr(value, "dtype", value)
-    return dtype_of(given)  # type: ignore[arg-type]  # refused there
+    dtype = value if isinstance(value, type) else getattr(value, "dtype", value)
+    return dtype_of(dtype)  # type: ignore[arg-type]  # refused there
 
 
 @example('result_type("int8", "int16")', "dtype('int16')")
@@ -82,14 +80,10 @@ def can_cast(from_: object, to: DTypeLike, /) -> bool:
 
 @example('isdtype("float32", ("integral", "real floating"))', "True")
 def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> bool:
-    """Return whether a dtype is of a kind.
+    """Return whether a dtype is of a kind, or of one of several.
 
-    Parameters
-    ----------
-    dtype : dtype
-    kind : str, dtype, or tuple of them
-        "bool", "signed integer", "unsigned integer", "integral", "real floating", "complex floating" or "numeric";
-        another dtype; or several, of which one is enough.
+    A kind is "bool", "signed integer", "unsigned integer", "integral", "real floating", "complex floating", "numeric"
+    or another dtype.
     """
     if isinstance(kind, tuple):
         return any(isdtype(dtype, one) for one in kind)

@@ -30,7 +30,7 @@ from dask_ferro.graph.tensor.tensor import (
     integers,
     numbers,
     of_kind,
-    promoted,
+    promote,
     widened,
 )
 
@@ -39,83 +39,84 @@ Binary = Callable[[TensorLike, TensorLike], Tensor]
 
 _BOOL = ir.DataType.BOOL
 _BROADCAST = "elementwise and with broadcasting"
+_UNCHANGED = "elementwise; integers are unchanged"
 
 
 def _unary(
-    name: str, compute: Callable[[Tensor], Tensor], says: str, x: str, shown: str, to: str = ""
+    name: str,
+    compute: str | Callable[[Tensor], Tensor],
+    says: str,
+    x: str,
+    shown: str,
+    takes: Callable[[TensorLike, str], Tensor] = numbers,
+    to: str = "",
 ) -> Unary:
+    """Return the function that computes an operator or a composition of a tensor that `takes` passes."""
+
     @row(name, says, f"{name}({x}).compute(){to}", f"array({shown})")
     def function(x: TensorLike, /) -> Tensor:
-        return compute(asarray(x))
+        tensor = takes(x, name)
+        return elementwise(compute, tensor) if isinstance(compute, str) else compute(tensor)
 
     return function
 
 
-def _of_floats(name: str, op_type: str, says: str, x: str, shown: str) -> Unary:
-    def node(x: Tensor) -> Tensor:
-        return elementwise(op_type, floating(x, name))
-
-    return _unary(name, node, f"{says}, elementwise", x, f"{shown}, dtype=float32", ".round(3)")
+def _of_floats(name: str, compute: str | Callable[[Tensor], Tensor], says: str, x: str, shown: str) -> Unary:
+    return _unary(name, compute, f"{says}, elementwise", x, f"{shown}, dtype=float32", floating, ".round(3)")
 
 
-def _rounded(name: str, compute: Callable[[Tensor], Tensor], says: str, x: str, shown: str) -> Unary:
-    def unless_whole(x: Tensor) -> Tensor:
-        return compute(x) if numbers(x, name).is_floating else x
-
-    said = f"{says}, elementwise; integers are unchanged"
-    return _unary(name, unless_whole, said, x, f"{shown}, dtype=float32")
-
-
-def _is(name: str, op_type: str, says: str, x: str, shown: str) -> Unary:
-    def unless_whole(x: Tensor) -> Tensor:
-        is_floating = numbers(x, name).is_floating
-        return elementwise(op_type, x, _BOOL) if is_floating else _inverted(isfinite(x))
-
-    return _unary(name, unless_whole, f"whether x is {says}, elementwise; no integer is", x, shown)
+def _by_kind(
+    name: str,
+    of_floats: Callable[[Tensor], Tensor],
+    says: str,
+    x: str,
+    shown: str,
+    of_integers: Callable[[Tensor], Tensor] = lambda x: x,
+) -> Unary:
+    return _unary(name, lambda x: (of_floats if x.is_floating else of_integers)(x), says, x, shown)
 
 
-def _binary(name: str, compute: Binary, says: str, arguments: str, shown: str) -> Binary:
-    call = f"{name}({arguments}).compute()" + ".round(3)" * (name == "pow")
+def _binary(
+    name: str,
+    compute: str | Binary,
+    says: str,
+    arguments: str,
+    shown: str,
+    note: str = "",
+    to: str = "",
+    **rules: Any,
+) -> Binary:
+    """Return the function that computes an operator, by the rules of `binary`, or a composition."""
 
-    @row(name, says, call, f"array({shown})")
+    @row(name, f"{says}, {_BROADCAST}{note}", f"{name}({arguments}).compute(){to}", f"array({shown})")
     def function(x1: TensorLike, x2: TensorLike, /) -> Tensor:
-        return compute(x1, x2)
+        return binary(compute, x1, x2, **rules) if isinstance(compute, str) else compute(x1, x2)
 
     return function
 
 
-def _of_two(name: str, op_type: str, says: str, arguments: str, shown: str, **rules: Any) -> Binary:
-    def node(x1: TensorLike, x2: TensorLike) -> Tensor:
-        return binary(op_type, x1, x2, **rules)
-
-    return _binary(name, node, f"{says}, {_BROADCAST}", arguments, shown)
-
-
-_compared, _logical = partial(_of_two, result=_BOOL), partial(_of_two, check=bools)
+_compared, _logical = partial(_binary, result=_BOOL), partial(_binary, check=bools)
 
 
 def _bitwise(name: str, sign: str, op_type: str, logic: str, says: str, shown: str) -> Binary:
     def node(x1: TensorLike, x2: TensorLike) -> Tensor:
-        a, b = promoted(op_type, x1, x2)
+        a, b = promote(op_type, x1, x2)
         if a.type.dtype == _BOOL:
             return binary(logic, a, b, check=bools)
         return binary(op_type, a, b, check=integers)
 
-    said = f"the bits that are set in {says}, {_BROADCAST}; `{sign}` of tensors"
-    return _binary(name, node, said, "[6, 5], 3", shown)
-
-
-def _inverted(x: Tensor) -> Tensor:
-    return elementwise("Not", bools(x, "Not"))
+    return _binary(
+        name, node, f"the bits that are set in {says}", "[6, 5], 3", shown, f"; `{sign}` of tensors"
+    )
 
 
 def _log_to(base: int, x: Tensor) -> Tensor:
-    return cast(log(widened(floating(x, f"log{base}"))) / math.log(base), x.type.dtype)
+    return cast(log(widened(x)) / math.log(base), x.type.dtype)
 
 
 def _shift(direction: str, x1: TensorLike, x2: TensorLike) -> Tensor:
     name = f"bitwise_{direction.lower()}_shift"
-    a, b = promoted(name, x1, x2)
+    a, b = promote(name, x1, x2)
     dtype = integers(a, name).type.dtype
     # BitShift takes unsigned integers alone: a signed one is shifted as the unsigned one of its width.
     wide = ir.DataType[f"U{dtype.name}"] if dtype in SIGNED else dtype
@@ -132,11 +133,11 @@ def _shift(direction: str, x1: TensorLike, x2: TensorLike) -> Tensor:
 @example("where([True, False], [1, 2], [3, 4]).compute()", "array([1, 4])")
 def where(condition: TensorLike, x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """Return x1 where the condition is true, else x2; all three broadcast."""
-    chosen = asarray(condition)
-    if chosen.type.dtype != _BOOL:
-        raise ConfigError(f"where: a condition is of bools, got {chosen!r}; compare first")
-    a, b = promoted("where", x1, x2)
-    return emit("Where", [chosen, a, b], broadcast([chosen.shape, a.shape, b.shape], "where"), a.type.dtype)
+    mask = asarray(condition)
+    if mask.type.dtype != _BOOL:
+        raise ConfigError(f"where: a condition is of bools, got {mask!r}; compare first")
+    a, b = promote("where", x1, x2)
+    return emit("Where", [mask, a, b], broadcast([mask.shape, a.shape, b.shape], "where"), a.type.dtype)
 
 
 # fmt: off
@@ -156,55 +157,52 @@ tanh = _of_floats("tanh", "Tanh", "the hyperbolic tangent", "[0.0, 1.0]", "[0.  
 asinh = _of_floats("asinh", "Asinh", "the inverse of the hyperbolic sine", "[0.0, 1.0]", "[0.   , 0.881]")
 acosh = _of_floats("acosh", "Acosh", "the inverse of the hyperbolic cosine", "[1.0, 2.0]", "[0.   , 1.317]")
 atanh = _of_floats("atanh", "Atanh", "the inverse of the hyperbolic tangent", "[0.0, 0.5]", "[0.   , 0.549]")
-log2 = _unary("log2", partial(_log_to, 2),
-    "the logarithm to the base 2, elementwise: the natural one over log(2)",
-    "[1.0, 8.0]", "[0., 3.], dtype=float32", ".round(3)")
-log10 = _unary("log10", partial(_log_to, 10),
-    "the logarithm to the base 10, elementwise: the natural one over log(10)",
-    "[1.0, 1000.0]", "[0., 3.], dtype=float32", ".round(3)")
+log2 = _of_floats("log2", partial(_log_to, 2), "the logarithm to the base 2, as the natural one over log(2)",
+    "[1.0, 8.0]", "[0., 3.]")
+log10 = _of_floats("log10", partial(_log_to, 10), "the logarithm to the base 10, as the natural one over log(10)",
+    "[1.0, 1000.0]", "[0., 3.]")
 erf = _of_floats("erf", "Erf", "the error function", "[0.0, 1.0]", "[0.   , 0.843]")
 
 # The difference of an infinity, or of NaN, and itself is NaN.
-isfinite = _unary("isfinite", lambda x: x - x == 0 if numbers(x, "isfinite").is_floating else x == x,
+isfinite = _by_kind("isfinite", lambda x: x - x == 0,
     "whether x is neither an infinity nor NaN, elementwise; every integer is finite",
-    '[1.0, float("inf"), float("nan")]', "[ True, False, False]")
-isnan = _is("isnan", "IsNaN", "not a number", '[1.0, float("nan")]', "[False,  True]")
-isinf = _is("isinf", "IsInf", "an infinity", '[1.0, float("inf")]', "[False,  True]")
-floor = _rounded("floor", lambda x: elementwise("Floor", x), "the largest whole number not above x",
-    "[0.2, 1.7]", "[0., 1.]")
-ceil = _rounded("ceil", lambda x: elementwise("Ceil", x), "the smallest whole number not below x",
-    "[0.2, 1.7]", "[1., 2.]")
-round = _rounded("round", lambda x: elementwise("Round", x), "the nearest whole number, halves to even",
-    "[0.5, 1.5, 2.4]", "[0., 2., 2.]")
-trunc = _rounded("trunc", lambda x: where(x < 0, ceil(x), floor(x)),
-    "the whole number that is left without the fraction", "[-1.7, 1.7]", "[-1.,  1.]")
-abs = _unary("abs", lambda x: elementwise("Abs", numbers(x, "abs")), "the absolute value, elementwise",
-    "[-1.5, 2.0]", "[1.5, 2. ], dtype=float32")
-sign = _unary("sign", lambda x: elementwise("Sign", numbers(x, "sign")), "-1, 0 or 1, elementwise",
-    "[-3, 0, 5]", "[-1,  0,  1]")
+    '[1.0, float("inf"), float("nan")]', "[ True, False, False]", lambda x: x == x)
+isnan = _by_kind("isnan", lambda x: elementwise("IsNaN", x, _BOOL),
+    "whether x is not a number, elementwise; no integer is", '[1.0, float("nan")]', "[False,  True]", lambda x: x != x)
+isinf = _by_kind("isinf", lambda x: elementwise("IsInf", x, _BOOL),
+    "whether x is an infinity, elementwise; no integer is", '[1.0, float("inf")]', "[False,  True]", lambda x: x != x)
+floor = _by_kind("floor", partial(elementwise, "Floor"), f"the largest whole number not above x, {_UNCHANGED}",
+    "[0.2, 1.7]", "[0., 1.], dtype=float32")
+ceil = _by_kind("ceil", partial(elementwise, "Ceil"), f"the smallest whole number not below x, {_UNCHANGED}",
+    "[0.2, 1.7]", "[1., 2.], dtype=float32")
+round = _by_kind("round", partial(elementwise, "Round"), f"the nearest whole number, halves to even, {_UNCHANGED}",
+    "[0.5, 1.5, 2.4]", "[0., 2., 2.], dtype=float32")
+trunc = _by_kind("trunc", lambda x: where(x < 0, ceil(x), floor(x)),
+    f"the whole number that is left without the fraction, {_UNCHANGED}", "[-1.7, 1.7]", "[-1.,  1.], dtype=float32")
+abs = _unary("abs", "Abs", "the absolute value, elementwise", "[-1.5, 2.0]", "[1.5, 2. ], dtype=float32")
+sign = _unary("sign", "Sign", "-1, 0 or 1, elementwise", "[-3, 0, 5]", "[-1,  0,  1]")
 square = _unary("square", lambda x: x * x, "x * x, elementwise", "[2.0, 3.0]", "[4., 9.], dtype=float32")
-positive = _unary("positive", lambda x: numbers(x, "positive"), "x, a tensor of numbers", "[-1, 2]", "[-1,  2]")
-negative = _unary("negative",
-    lambda x: elementwise("Neg", of_kind(ARITHMETIC - UNSIGNED, "numbers that have a sign", x, "Neg")),
-    "-x, elementwise; unsigned integers are refused", "[1, -2]", "[-1,  2]")
-logical_not = _unary("logical_not", _inverted, "whether x, a tensor of bools, is false, elementwise",
-    "[True, False]", "[False,  True]")
+positive = _unary("positive", lambda x: x, "x, a tensor of numbers", "[-1, 2]", "[-1,  2]")
+negative = _unary("negative", "Neg", "-x, elementwise; unsigned integers are refused", "[1, -2]", "[-1,  2]",
+    partial(of_kind, ARITHMETIC - UNSIGNED, "numbers that have a sign"))
+logical_not = _unary("logical_not", "Not", "whether x, a tensor of bools, is false, elementwise",
+    "[True, False]", "[False,  True]", bools)
 bitwise_invert = _unary("bitwise_invert",
-    lambda x: elementwise("BitwiseNot", x) if x.type.dtype in INTEGER else _inverted(x),
-    "x with every bit inverted, elementwise; `~` of tensors",
-    "[0, 5]", "[-1, -6]")
+    lambda x: elementwise("BitwiseNot" if x.type.dtype in INTEGER else "Not", x),
+    "x with every bit inverted, elementwise; `~` of tensors", "[0, 5]", "[-1, -6]",
+    partial(of_kind, INTEGER | {_BOOL}, "bool or integers", remedy="compare first"))
 
-add = _of_two("add", "Add", "the sum", "[1, 2], [3, 4]", "[4, 6]")
-subtract = _of_two("subtract", "Sub", "the difference", "[1, 2], [3, 5]", "[-2, -3]")
-multiply = _of_two("multiply", "Mul", "the product", "[1, 2], [3, 4]", "[3, 8]")
-divide = _of_two("divide", "Div", "the quotient of floating point numbers", "[1.0, 3.0], 2.0",
+add = _binary("add", "Add", "the sum", "[1, 2], [3, 4]", "[4, 6]")
+subtract = _binary("subtract", "Sub", "the difference", "[1, 2], [3, 5]", "[-2, -3]")
+multiply = _binary("multiply", "Mul", "the product", "[1, 2], [3, 4]", "[3, 8]")
+divide = _binary("divide", "Div", "the quotient of floating point numbers", "[1.0, 3.0], 2.0",
     "[0.5, 1.5], dtype=float32", check=floating)
-pow = _of_two("pow", "Pow", "x1 to the power of x2", "[2.0, 3.0], 2.0", "[4., 9.], dtype=float32")
-maximum = _of_two("maximum", "Max", "the larger one", "[1, 5], [3, 4]", "[3, 5]")
-minimum = _of_two("minimum", "Min", "the smaller one", "[1, 5], [3, 4]", "[1, 4]")
+pow = _binary("pow", "Pow", "x1 to the power of x2", "[2.0, 3.0], 2.0", "[4., 9.], dtype=float32", to=".round(3)")
+maximum = _binary("maximum", "Max", "the larger one", "[1, 5], [3, 4]", "[3, 5]")
+minimum = _binary("minimum", "Min", "the smaller one", "[1, 5], [3, 4]", "[1, 4]")
 equal = _compared("equal", "Equal", "whether both are equal", "[1, 2], [1, 3]", "[ True, False]", check=None)
-not_equal = _binary("not_equal", lambda x1, x2: _inverted(equal(x1, x2)), f"whether both differ, {_BROADCAST}",
-    "[1, 2], [1, 3]", "[False,  True]")
+not_equal = _binary("not_equal", lambda x1, x2: logical_not(equal(x1, x2)), "whether both differ", "[1, 2], [1, 3]",
+    "[False,  True]")
 less = _compared("less", "Less", "whether x1 < x2", "[1, 2], [1, 3]", "[False,  True]")
 less_equal = _compared("less_equal", "LessOrEqual", "whether x1 <= x2", "[1, 2], [1, 3]", "[ True,  True]")
 greater = _compared("greater", "Greater", "whether x1 > x2", "[1, 4], [1, 3]", "[False,  True]")
@@ -215,11 +213,11 @@ logical_xor = _logical("logical_xor", "Xor", "whether both differ", "[True, Fals
 bitwise_and = _bitwise("bitwise_and", "&", "BitwiseAnd", "And", "both", "[2, 1]")
 bitwise_or = _bitwise("bitwise_or", "|", "BitwiseOr", "Or", "at least one", "[7, 7]")
 bitwise_xor = _bitwise("bitwise_xor", "^", "BitwiseXor", "Xor", "exactly one", "[5, 6]")
-bitwise_left_shift = _binary("bitwise_left_shift", partial(_shift, "LEFT"),
-    f"the bits of x1 moved left by x2 places, {_BROADCAST}; `<<` of tensors", "[1, -3], 2", "[  4, -12], dtype=int64")
+bitwise_left_shift = _binary("bitwise_left_shift", partial(_shift, "LEFT"), "the bits of x1 moved left by x2 places",
+    "[1, -3], 2", "[  4, -12], dtype=int64", "; `<<` of tensors")
 bitwise_right_shift = _binary("bitwise_right_shift", partial(_shift, "RIGHT"),
-    f"the bits of x1 moved right by x2 places, {_BROADCAST}; `>>` of tensors\n\nThe sign is kept: -1 stays -1.",
-    "[8, -3], 1", "[ 4, -2], dtype=int64")
+    "the bits of x1 moved right by x2 places", "[8, -3], 1", "[ 4, -2], dtype=int64",
+    "; `>>` of tensors\n\nThe sign is kept: -1 stays -1.")
 # fmt: on
 
 
@@ -229,12 +227,10 @@ def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike | None
 
     At a bound the gradient is that of x, as in PyTorch; where the bounds cross, the result is `max`.
     """
-    given = [bound for bound in (min, max) if bound is not None]
-    tensor, *bounds = promoted("clip", numbers(x, "clip"), *given)
+    tensor, *bounds = promote("clip", numbers(x, "clip"), *(b for b in (min, max) if b is not None))
     if not bounds:
         return tensor
-    rest = iter(bounds)
-    low, high = (None if bound is None else next(rest) for bound in (min, max))
+    low, high = None if min is None else bounds[0], None if max is None else bounds[-1]
     # ONNX's Clip takes only scalars.
     if all(bound.ndim == 0 for bound in bounds):
         return emit("Clip", [tensor, low, *([] if high is None else [high])], tensor.shape)
@@ -284,7 +280,7 @@ def expm1(x: TensorLike, /) -> Tensor:
 
 def _floats(name: str, x1: TensorLike, x2: TensorLike) -> tuple[Tensor, Tensor, ir.DataType]:
     """Return two tensors of one floating point dtype, in float32 if that is of half precision; and the dtype."""
-    a, b = promoted(name, x1, x2)
+    a, b = promote(name, x1, x2)
     return widened(floating(a, name)), widened(b), a.type.dtype
 
 
@@ -302,7 +298,7 @@ def copysign(x1: TensorLike, x2: TensorLike, /) -> Tensor:
 
     A NaN in x2 counts as positive.  The gradient with respect to x2 is 0.
     """
-    a, b = promoted("copysign", x1, x2)
+    a, b = promote("copysign", x1, x2)
     size = abs(floating(a, "copysign"))
     # ONNX Runtime's Where loses the sign of a zero that it takes from its first branch; and it exchanges the branches
     # of a negated condition, so the opposite of `signbit` is written out.
@@ -322,8 +318,8 @@ def hypot(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     inside = (large > 0) & ~isinf(large)
     # Both branches of a `where` are computed: outside, the ratio would be 0 / 0.
     ratio = where(inside, small, 0.0) / where(inside, large, 1.0)
-    found = where(large > 0, large * sqrt(1 + ratio * ratio), large)
-    return cast(where(isinf(a) | isinf(b), math.inf, found), dtype)
+    length = where(large > 0, large * sqrt(1 + ratio * ratio), large)
+    return cast(where(isinf(a) | isinf(b), math.inf, length), dtype)
 
 
 @example("atan2([1.0, -1.0], [0.0, -1.0]).compute().round(3)", "array([ 1.571, -2.356], dtype=float32)")
@@ -359,7 +355,7 @@ def remainder(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     Of floats, a remainder of 0 has the sign of x2 too, and x2 = 0 gives NaN.  The gradient is 1 with respect to x1,
     and -floor(x1 / x2) with respect to x2.
     """
-    a, b = promoted("remainder", x1, x2)
+    a, b = promote("remainder", x1, x2)
     if not numbers(a, "remainder").is_floating:
         return binary("Mod", a, b)
     # ONNX has no floating point Mod but C's, whose result has the dividend's sign.
@@ -371,7 +367,7 @@ def remainder(x1: TensorLike, x2: TensorLike, /) -> Tensor:
 
 
 def _zero(like: Tensor) -> Tensor:
-    return promoted("remainder", like, 0)[1]
+    return promote("remainder", like, 0)[1]
 
 
 @example("floor_divide([5, -5], 3).compute()", "array([ 1, -2], dtype=int64)")
@@ -381,7 +377,7 @@ def floor_divide(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     Of floats it is the largest whole number not above the exact quotient (1.0 // 0.1 is 9.0, as 0.1 is stored a little
     above a tenth), and x2 = 0 gives infinity, or NaN.  The gradient is 0.
     """
-    a, b = promoted("floor_divide", x1, x2)
+    a, b = promote("floor_divide", x1, x2)
     quotient = binary("Div", numbers(a, "floor_divide"), b)
     if a.type.dtype in UNSIGNED:
         return quotient
@@ -393,9 +389,9 @@ def floor_divide(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     whole = round((a - remainder(a, b)) / b)
     # A finite number over an infinite one is a hair from 0, on either side of it.
     beside = where((a != 0) & ((a < 0) != (b < 0)), -1.0, _zero(a))
-    found = where((b == 0) | ~isfinite(quotient), quotient, where(isfinite(b), whole, beside))
+    result = where((b == 0) | ~isfinite(quotient), quotient, where(isfinite(b), whole, beside))
     # Zeros in the second branch, without a negated condition: see `copysign`.
-    return where((found < 0) | (found > 0) | isnan(found), found, copysign(found, quotient))
+    return where((result < 0) | (result > 0) | isnan(result), result, copysign(result, quotient))
 
 
 __all__ = [

@@ -10,8 +10,9 @@ they may run on different workers.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -22,14 +23,6 @@ from dask_ferro.graph.model.self_contained import CHECKED, write
 from dask_ferro.graph.tensor.tensor import OPSET, Node, Tensor, TensorSource, TensorType
 
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
-
-
-class HasModel(Protocol):
-    """A value with a model, such as the results of `apply` and `build`."""
-
-    @property
-    def model(self) -> ir.Model:
-        """The model."""
 
 
 # Equal constants up to this size are merged; larger ones are not read.
@@ -53,55 +46,51 @@ def build(
 ) -> Built:
     """Return the model that computes `outputs`, with the data of its inputs.
 
+    A mapping names the model's outputs; otherwise they are y, or y_0, y_1 and so on.  Arguments or constants of
+    `inputs` become the first inputs of the model, in this order: a constant given here is an input bound to its value
+    (a parameter in training); other constants are weights.  All other arguments that the outputs depend on follow.
+    `names` are those of computed values that are no outputs; a tensor has its first name.
+    """
+    ends = _by_name(outputs)
+    order = _origins(ends.values())
+    arguments = _arguments(inputs, order)
+    if both := sorted({source.name for source in arguments if source.name is not None} & ends.keys()):
+        raise ConfigError(f"build: {both[0]!r} names an input and an output; rename the output")
+    # The names that the caller relies on are reserved before all others.
+    writer = _Writer(arguments, {**ends, **(names or {})})
+    opsets = {"": OPSET}
+    for origin in order:
+        writer.write(origin)
+        if isinstance(origin, Node):
+            opsets[origin.domain] = max(origin.opset, opsets.get(origin.domain, 1))
+    entries = [writer.values[source.number, 0] for source in arguments]
+    results = [writer.end(label, tensor) for label, tensor in ends.items()]
+    graph = ir.Graph(
+        entries, results, nodes=writer.nodes, initializers=writer.weights, opset_imports=opsets, name=name
+    )
+    imports = [onnx.helper.make_opsetid("", opsets[""])]
+    ir_version = max(_EARLIEST_IR, int(onnx.helper.find_min_ir_version_for(imports)))
+    model = ir.Model(graph, ir_version=ir_version, producer_name="dask_ferro")
+    model.meta[CHECKED] = True
+    data = {
+        str(value.name): source.data if source.tensor is None else source.tensor.numpy()
+        for value, source in zip(entries, arguments, strict=True)
+    }
+    return Built(model, {label: values for label, values in data.items() if values is not None})
+
+
+def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tensors") -> ir.Model:
+    """Return the model that computes `outputs`.
+
     Parameters
     ----------
     outputs : Tensor, or sequence or mapping of Tensor
         A mapping names the model's outputs; otherwise they are y, or y_0, y_1 and so on.
     inputs : sequence of Tensor, optional
-        Arguments or constants that become the first inputs of the model, in this order: a constant given here is
-        an input bound to its value (a parameter in training); other constants are weights. All other arguments
-        that the outputs depend on follow.
+        Arguments or constants that become the first inputs of the model, in this order; all other arguments that the
+        outputs depend on follow, and all other constants are weights.
     name : str, optional
         The name of the graph.
-    names : mapping of str to Tensor, optional
-        The names of computed values that are no outputs; a tensor has its first name.
-
-    Raises
-    ------
-    ConfigError
-        No outputs, two arguments of one name, or an input that is computed.
-    """
-    named = _named_outputs(outputs)
-    order = _reached(named.values())
-    arguments = _arguments(inputs, order)
-    if both := sorted({source.name for source in arguments if source.name is not None} & named.keys()):
-        raise ConfigError(f"build: {both[0]!r} names an input and an output; rename the output")
-    # The names that the caller relies on are reserved before all others.
-    writer = _Writer(arguments, {**named, **(names or {})})
-    opsets = {"": OPSET}
-    for step in order:
-        writer.write(step)
-        if isinstance(step, Node):
-            opsets[step.domain] = max(step.opset, opsets.get(step.domain, 1))
-    ends = [writer.end(label, tensor) for label, tensor in named.items()]
-    entries = [writer.values[source.number, 0] for source in arguments]
-    imports = [onnx.helper.make_opsetid("", opsets[""])]
-    graph = ir.Graph(
-        entries, ends, nodes=writer.nodes, initializers=writer.weights, opset_imports=opsets, name=name
-    )
-    made = ir.Model(
-        graph,
-        ir_version=max(_EARLIEST_IR, int(onnx.helper.find_min_ir_version_for(imports))),
-        producer_name="dask_ferro",
-    )
-    made.meta[CHECKED] = True
-    pairs = zip(entries, arguments, strict=True)
-    data = {str(v.name): x.data if x.tensor is None else x.tensor.numpy() for v, x in pairs}
-    return Built(made, {label: values for label, values in data.items() if values is not None})
-
-
-def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tensors") -> ir.Model:
-    """Return the model that computes `outputs`; parameters and errors are those of `build`.
 
     Examples
     --------
@@ -113,20 +102,19 @@ def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "te
     return build(outputs, inputs, name=name).model
 
 
-def save_onnx(
-    outputs: Outputs | HasModel | ir.Model, path: str | os.PathLike[str], *, inputs: Sequence[Tensor] = ()
-) -> None:
-    """Write a file that computes `outputs` in any ONNX engine; parameters are those of `build`.
-
-    A model is written unchanged, and a graph with its plan (`ff.apply`) together with the plan, which `ff.apply` reads.
+def save_onnx(outputs: Any, path: str | os.PathLike[str], *, inputs: Sequence[Tensor] = ()) -> None:
+    """Write a file that computes `outputs` in any ONNX engine.
 
     If the weights take a gigabyte or more they are written beside the model, to `path` + ".data". Weights of an
     imported model are written too: its own file is not needed any more, and may be overwritten.
 
-    Raises
-    ------
-    ConfigError
-        A folder that does not exist, or `inputs` given with a graph that is already a model.
+    Parameters
+    ----------
+    outputs : Tensor, sequence or mapping of Tensor, or what has a model
+        Tensors as `to_model` takes them, with `inputs`.  A model is written unchanged, and a graph with its plan
+        (`ff.apply`) together with the plan, which `ff.apply` reads.
+    path : path
+    inputs : sequence of Tensor, optional
 
     Examples
     --------
@@ -136,59 +124,58 @@ def save_onnx(
     """
     model = outputs if isinstance(outputs, ir.Model) else getattr(outputs, "model", None)
     if not isinstance(model, ir.Model):
-        model = to_model(outputs, inputs)  # type: ignore[arg-type]  # no model: outputs, or refused by `build`
+        model = to_model(outputs, inputs)
     elif inputs:
         raise ConfigError("save_onnx: a model has its inputs already; give `inputs` with tensors alone")
     write(model, os.fspath(path), "save_onnx")
 
 
-def _named_outputs(outputs: Outputs) -> dict[str, Tensor]:
+def _by_name(outputs: Outputs) -> dict[str, Tensor]:
     if isinstance(outputs, Tensor):
-        named = {"y": outputs}
+        tensors = {"y": outputs}
     elif isinstance(outputs, Mapping):
-        named = dict(outputs)
+        tensors = dict(outputs)
     else:
-        named = {f"y_{i}": tensor for i, tensor in enumerate(outputs)}
-    if not named or not all(isinstance(tensor, Tensor) for tensor in named.values()):
+        tensors = {f"y_{i}": tensor for i, tensor in enumerate(outputs)}
+    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise ConfigError(f"build: outputs are tensors, at least one, got {outputs!r}")
-    return named
+    return tensors
 
 
 def reached(tensors: Iterable[Tensor]) -> list[Node]:
     """Return the nodes that `tensors` depend on, in a topological order."""
-    return [step for step in _reached(tensors) if isinstance(step, Node)]
+    return [origin for origin in _origins(tensors) if isinstance(origin, Node)]
 
 
-def _reached(tensors: Iterable[Tensor]) -> list[Node | TensorSource]:
+def _origins(tensors: Iterable[Tensor]) -> list[Node | TensorSource]:
     waiting = [tensor.origin for tensor in tensors]
-    found: dict[int, Node | TensorSource] = {}
+    seen: dict[int, Node | TensorSource] = {}
     while waiting:
-        step = waiting.pop()
-        if step.number not in found:
-            found[step.number] = step
-            if isinstance(step, Node):
-                waiting.extend(x.origin for x in step.inputs if x is not None)
+        origin = waiting.pop()
+        if origin.number not in seen:
+            seen[origin.number] = origin
+            if isinstance(origin, Node):
+                waiting.extend(x.origin for x in origin.inputs if x is not None)
     # Numbers grow with creation, so their order is topological and the same from run to run.
-    return [found[number] for number in sorted(found)]
+    return [seen[number] for number in sorted(seen)]
 
 
 def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | TensorSource]) -> list[TensorSource]:
     """Return the sources that are inputs of the model, `inputs` first."""
-    found: dict[int, TensorSource] = {}
+    sources: dict[int, TensorSource] = {}
     for tensor in inputs:
         if isinstance(tensor.origin, Node):
             raise ConfigError(
                 f"build: {tensor!r} is computed and cannot be an input; give arguments or constants"
             )
-        found[tensor.origin.number] = tensor.origin
-    for step in order:
-        if isinstance(step, TensorSource) and step.tensor is None:
-            found.setdefault(step.number, step)
-    names = [source.name for source in found.values() if source.name is not None]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+        sources[tensor.origin.number] = tensor.origin
+    for origin in order:
+        if isinstance(origin, TensorSource) and origin.tensor is None:
+            sources.setdefault(origin.number, origin)
+    names = Counter(source.name for source in sources.values() if source.name is not None)
+    if twice := sorted(name for name, count in names.items() if count > 1):
         raise ConfigError(f"build: two arguments are named {', '.join(map(repr, twice))}; rename one")
-    return list(found.values())
+    return list(sources.values())
 
 
 class _Writer:
@@ -198,32 +185,31 @@ class _Writer:
         self.values: dict[tuple[int, int], ir.Value] = {}
         self.nodes: list[ir.Node] = []
         self.weights: list[ir.Value] = []
-        # Names of values, which are unique in ONNX.
-        self._taken = set(outputs)
-        # Names of nodes are separate: a node and a value may have the same name.
-        self._nodes: set[str] = set()
-        self._counts: dict[str, int] = {}
+        # Names of values are unique in ONNX; those of nodes are separate.
+        self._value_names = set(outputs)
+        self._node_names: set[str] = set()
+        self._counts: Counter[str] = Counter()
         self._labels = {tensor.key: label for label, tensor in reversed(list(outputs.items()))}
         # The key of a node or constant -> its values, so that equal ones are written once.
         self._written: dict[Any, list[ir.Value]] = {}
         for source in arguments:
-            self.values[source.number, 0] = _value(self._free(source.name, "input", self._taken), source.type)
+            name = self._reserve(source.name, "input", self._value_names)
+            self.values[source.number, 0] = _value(name, source.type)
 
-    def write(self, step: Node | TensorSource) -> None:
+    def write(self, origin: Node | TensorSource) -> None:
         """Write a constant, or a node whose inputs are written."""
         # Arguments were written first.
-        if (step.number, 0) in self.values:
+        if (origin.number, 0) in self.values:
             return
-        if isinstance(step, TensorSource):
-            self.values[step.number, 0] = self._constant(step)
+        if isinstance(origin, TensorSource):
+            self.values[origin.number, 0] = self._constant(origin)
             return
-        inputs = [None if x is None else self.values[x.key] for x in step.inputs]
-        key = _node_key(step, inputs)
-        outputs = self._written.get(key) if key is not None else None
-        if outputs is None:
-            outputs = self._node(step, inputs)
-            self._written[key or step.number] = outputs
-        self.values.update({(step.number, i): value for i, value in enumerate(outputs)})
+        inputs = [None if x is None else self.values[x.key] for x in origin.inputs]
+        key = _node_key(origin, inputs)
+        if key is None or key not in self._written:
+            self._written[key or origin.number] = self._node(origin, inputs)
+        outputs = self._written[key or origin.number]
+        self.values.update({(origin.number, i): value for i, value in enumerate(outputs)})
 
     def end(self, label: str, tensor: Tensor) -> ir.Value:
         """Return the value of a model's output, with the output's name."""
@@ -231,11 +217,9 @@ class _Writer:
         if value.name == label:
             return value
         region = tensor.origin.region if isinstance(tensor.origin, Node) else regions.Region()
-        end = _value(label, tensor.type)
-        self.nodes.append(
-            ir.Node("", "Identity", [value], outputs=[end], name=self._free(None, f"{label}:Identity", self._nodes),
-                    metadata_props=region.metadata())
-        )  # fmt: skip
+        end, name = _value(label, tensor.type), self._reserve(None, f"{label}:Identity", self._node_names)
+        metadata = region.metadata()
+        self.nodes.append(ir.Node("", "Identity", [value], outputs=[end], name=name, metadata_props=metadata))
         return end
 
     def _constant(self, source: TensorSource) -> ir.Value:
@@ -244,7 +228,7 @@ class _Writer:
         key = (source.type, tensor.tobytes()) if source.name is None and tensor.nbytes <= _KEY_BYTES else None
         if key in self._written:
             return self._written[key][0]
-        value = _value(self._free(source.name, "constant", self._taken), source.type)
+        value = _value(self._reserve(source.name, "constant", self._value_names), source.type)
         # The data are shared under the name in this model.
         is_named = tensor.name == value.name
         value.const_value = (
@@ -254,30 +238,26 @@ class _Writer:
         self._written[key or source.number] = [value]
         return value
 
-    def _node(self, step: Node, inputs: Sequence[ir.Value | None]) -> list[ir.Value]:
-        stem = "/".join(part for part in (step.region.phase, step.region.path, step.op_type) if part)
-        name = self._free(step.name, stem, self._nodes)
+    def _node(self, node: Node, inputs: Sequence[ir.Value | None]) -> list[ir.Value]:
+        stem = "/".join(part for part in (node.region.phase, node.region.path, node.op_type) if part)
+        name = self._reserve(node.name, stem, self._node_names)
         outputs = []
-        for i, type_ in enumerate(step.types):
-            label = self._labels.get((step.number, i))
-            own = name if len(step.types) == 1 else f"{name}:{i}"
-            named = label or self._free(own, own, self._taken)
-            outputs.append(ir.Value(name="") if type_ is None else _value(named, type_))
-        attributes = ir.convenience.convert_attributes(step.attributes)
+        for i, type_ in enumerate(node.types):
+            own = name if len(node.types) == 1 else f"{name}:{i}"
+            label = self._labels.get((node.number, i)) or self._reserve(own, own, self._value_names)
+            outputs.append(ir.Value(name="") if type_ is None else _value(label, type_))
+        attributes, metadata = ir.convenience.convert_attributes(node.attributes), node.region.metadata()
         self.nodes.append(
-            ir.Node(step.domain, step.op_type, inputs, attributes, outputs=outputs, name=name,
-                    metadata_props=step.region.metadata())
+            ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs, name=name, metadata_props=metadata)
         )  # fmt: skip
         return outputs
 
-    def _free(self, wanted: str | None, stem: str, taken: set[str]) -> str:
-        """Reserve and return a name: `wanted` if it is free, otherwise the stem with a number."""
-        name = wanted or ""
-        while not name or name in taken:
-            count = self._counts.get(stem, 0)
-            self._counts[stem] = count + 1
-            name = f"{stem}_{count}"
-        taken.add(name)
+    def _reserve(self, name: str | None, stem: str, names: set[str]) -> str:
+        # A free name: `name` itself, or the stem with a number.
+        while not name or name in names:
+            name = f"{stem}_{self._counts[stem]}"
+            self._counts[stem] += 1
+        names.add(name)
         return name
 
 
@@ -287,7 +267,7 @@ def _value(name: str, type_: TensorType) -> ir.Value:
 
 def _node_key(node: Node, inputs: Sequence[ir.Value | None]) -> Any:
     """Return a key that equal nodes share; None for a node that is never merged."""
-    # Only nodes of imported models have names: they stay unchanged, and may draw random numbers.
+    # Only nodes of imported models have names: they stay as they are, and may draw random numbers.
     if node.name is not None:
         return None
     attributes = tuple(sorted((name, str(value)) for name, value in node.attributes.items()))

@@ -1,19 +1,14 @@
 """Import of an `onnx_ir.Model` as tensors, for fine-tuning, a loss, or a larger graph.
 
-    model --read--> Readable: one form of each operator, types --recorded--> tensors, as often as they are wanted
+    model --read--> Readable: one form of each operator, types --record--> tensors, as often as they are asked for
 
 Nodes keep their names, attributes and regions, and weights are not copied.  ONNX's converter first raises a model older
 than opset 18, so that all later passes see one form of each operator.  Only dimension names of the model's inputs are
 kept; a name that inference made up becomes an unknown dimension.
 
 Nodes and constants of a model are written for its own dtype.  Where some tensors are of half precision in its place,
-the model computes in mixed precision, as PyTorch's autocast does:
-
-    products          in half precision: engines add up in float32
-    what moves or picks elements, and sums of two   in half precision where all of its inputs are; scalars follow
-    all others        in float32: exponentials, means, variances and normalizations
-
-Scalars of the file follow if half precision has them: the lowest float32 of a mask is -inf in float16, and 1e-12 is 0.
+matrix products and convolutions, which engines add up in float32, are computed in it, and all other nodes in the
+model's dtype: variances, masks of -3e38 and an epsilon of 1e-12 are nothing for half precision.
 Source: Micikevicius et al., "Mixed precision training" (2018), section 3.3.
 """
 
@@ -22,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 from onnx import version_converter
 
@@ -42,7 +36,6 @@ from dask_ferro.graph.tensor.tensor import (
     argument,
     asarray,
     cast,
-    constant_of,
 )  # fmt: skip
 
 # Since opset 18 reductions take their axes as an input, the form that rules expect.
@@ -50,12 +43,6 @@ _OLDEST = 18
 # The dtypes for which a model may be written that computes in half precision.
 WIDE = ARITHMETIC_FLOATS - HALVES
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-_FOLLOWERS = frozenset({
-    "Abs", "Add", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements",
-    "GatherND", "Identity", "LeakyRelu", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pad", "Relu",
-    "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze",
-    "Where",
-})  # fmt: skip
 
 
 class Imported(NamedTuple):
@@ -82,59 +69,58 @@ class Readable(NamedTuple):
 def from_model(model: ir.Model, inputs: Mapping[str, Tensor] | None = None) -> Imported:
     """Return a loaded model's inputs, weights and outputs as tensors; `inputs` are tensors in place of its own.
 
-    Raises
-    ------
-    ConfigError
-        An input that the model does not have, or a tensor of another dtype or shape.
-    UnsupportedOp
-        A value that is not a tensor of known rank, control flow, or an opset that ONNX's converter cannot raise.
+    Raises `ConfigError` for an input that the model does not have, or a tensor of another dtype or shape; and
+    `UnsupportedOp` for a value that is not a tensor of known rank, control flow, or an opset that cannot be raised.
     """
-    return recorded(read(model), inputs)
+    return record(read(model), inputs)
 
 
 def read(model: ir.Model) -> Readable:
-    """Return a model in the form that `recorded` takes; parameters and errors are those of `from_model`."""
-    raised = _raised(model)
+    """Return a model in the form that `record` takes."""
+    raised = _raise_opset(model)
     return Readable(raised, inference.infer(raised))
 
 
-def weight(readable: Readable, name: str) -> Tensor:
+def constant(readable: Readable, name: str) -> Tensor:
     """Return an initializer as a constant, whose data are not copied."""
-    found = _type(readable.types[name], {})
-    if found is None:
+    type_ = _tensor_type(readable.types[name], {})
+    if type_ is None:
         raise UnsupportedOp("cannot read the model as tensors", [f"weight {name!r} is no tensor"])
-    return Tensor(TensorSource(found, name, readable.model.graph.initializers[name].const_value), 0, found)
+    return Tensor(TensorSource(type_, name, readable.model.graph.initializers[name].const_value), 0, type_)
 
 
-def recorded(
+def record(
     readable: Readable,
     inputs: Mapping[str, Tensor] | None = None,
     *,
     weights: Mapping[str, Tensor] | None = None,
     outputs: Sequence[str] | None = None,
 ) -> Imported:
-    """Return a model's inputs, weights and outputs as tensors; errors are those of `from_model`.
+    """Return a model's inputs, weights and outputs as tensors.
 
-    `inputs` and `weights` are tensors in place of the model's own, by name; all others become arguments and constants.
-    The `outputs` are the values to compute, and what only other values need is left out; by default they are those of
-    the model, with all of its inputs.
+    `inputs` and `weights` are tensors in place of the model's own; all others become arguments and constants.  The
+    `outputs` are the values to compute, without what only other values need; by default those of the model, with all of
+    its inputs.
     """
-    graph, given, own = readable.model.graph, dict(inputs or {}), dict(weights or {})
+    graph, replaced, own = readable.model.graph, inputs or {}, weights or {}
     ends = [str(v.name) for v in graph.outputs] if outputs is None else list(outputs)
     nodes, needed = needed_by(graph, ends)
     entries = [name for name in readable.inputs if outputs is None or name in needed]
-    half = _half(readable.types, given | own)
-    names = _names(entries, readable.types, given, half)
-    reached = {*needed, *entries}
-    typed = {name: _type(type_, names) for name, type_ in readable.types.items() if name in reached}
+    half = _half(readable.types, {**replaced, **own})
+    names = _dimensions(entries, readable.types, replaced, half)
+    typed = {
+        name: _tensor_type(type_, names)
+        for name, type_ in readable.types.items()
+        if name in needed or name in entries
+    }
     _refuse(nodes, entries, typed)
     types = {name: type_ for name, type_ in typed.items() if type_ is not None}
     arguments = {
-        name: given[name] if name in given else argument(name, types[name].shape, types[name].dtype)
+        name: replaced[name] if name in replaced else argument(name, types[name].shape, types[name].dtype)
         for name in entries
     }
     constants = {
-        name: own[name] if name in own else weight(readable, name)
+        name: own[name] if name in own else constant(readable, name)
         for name in graph.initializers
         if name in needed
     }
@@ -150,16 +136,16 @@ def recorded(
 
 def needed_by(graph: ir.Graph, ends: Sequence[str]) -> tuple[list[ir.Node], set[str]]:
     """Return the nodes of a sorted graph that some values need, in order, and the names of all values around them."""
-    kept, needed = [], set(ends)
+    nodes, needed = [], set(ends)
     for node in reversed(graph):
         if any(value.name in needed for value in node.outputs if value.name):
-            kept.append(node)
+            nodes.append(node)
             needed.update(uses(node))
             needed.update(str(value.name) for value in node.outputs)
-    return kept[::-1], needed - {""}
+    return nodes[::-1], needed - {""}
 
 
-def _raised(model: ir.Model) -> ir.Model:
+def _raise_opset(model: ir.Model) -> ir.Model:
     version = model.opset_imports.get("", OPSET)
     if version >= _OLDEST:
         return model
@@ -176,30 +162,30 @@ def _raised(model: ir.Model) -> ir.Model:
         if stored is not None:
             value.const_value = stored.const_value
     # It drops regions too, and the names of nodes that it adapts: those are known by what they compute.
-    named = {node.name: node for node in model.graph}
+    by_name = {node.name: node for node in model.graph}
     makers = {node.outputs[0].name: node for node in model.graph if node.outputs}
     for node in raised.graph:
-        given = named.get(node.name) if node.name else makers.get(node.outputs[0].name)
-        if given is not None:
-            node.name = given.name
-            node.metadata_props.update(given.metadata_props)
+        original = by_name.get(node.name) if node.name else makers.get(node.outputs[0].name)
+        if original is not None:
+            node.name = original.name
+            node.metadata_props.update(original.metadata_props)
     return raised
 
 
-def _names(
+def _dimensions(
     entries: list[str],
     types: Mapping[str, ValueType],
-    given: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     half: ir.DataType | None,
 ) -> dict[str, Dim]:
-    """Return the dimension for each dimension name of the model's inputs."""
-    unknown = sorted(set(given) - set(entries))
+    """Return the dimension for each dimension name of the model's inputs, in place of which `tensors` are read."""
+    unknown = sorted(set(tensors) - set(entries))
     if unknown:
         raise ConfigError(f"from_model: the model has no input {unknown[0]!r}; its inputs are {entries}")
     names: dict[str, Dim] = {}
     # Tensors given by the caller take precedence in the meaning of a name.
-    for name in sorted(entries, key=lambda name: name not in given):
-        type_, tensor = types[name], given.get(name)
+    for name in sorted(entries, key=lambda name: name not in tensors):
+        type_, tensor = types[name], tensors.get(name)
         declared = type_.shape or ()
         if tensor is not None:
             known = [dim if isinstance(dim, int) else None for dim in declared]
@@ -211,14 +197,14 @@ def _names(
                 raise ConfigError(f"from_model: input {name!r} is {dtype}{shape}, got {tensor!r}")
         meant = tensor.shape if tensor is not None and type_.shape is not None else declared
         for dim, new in zip(declared, meant, strict=True):
-            if isinstance(dim, str) and names.setdefault(dim, new) != new and name in given:
+            if isinstance(dim, str) and names.setdefault(dim, new) != new and name in tensors:
                 raise ConfigError(
                     f"from_model: dimension {dim!r} is {names[dim]!r} and, by input {name!r}, {new!r}"
                 )
     return names
 
 
-def _type(type_: ValueType, names: Mapping[str, Dim]) -> TensorType | None:
+def _tensor_type(type_: ValueType, names: Mapping[str, Dim]) -> TensorType | None:
     """Return the type of a tensor of known rank; None for any other value."""
     if type_.kind != "tensor" or type_.dtype is None or type_.shape is None:
         return None
@@ -259,76 +245,26 @@ def _outputs(
     inputs = tuple(None if v is None or not v.name else known[v.name] for v in node.inputs)
     results = tuple(types[v.name] if v.name else None for v in node.outputs)
     if half is not None:
-        wanted = [None if v is None else types.get(str(v.name)) for v in node.inputs]
+        own_types = [None if v is None else types.get(str(v.name)) for v in node.inputs]
+        dtypes = [t and t.dtype for t in own_types]
+        narrow = [half if dtype in WIDE else dtype for dtype in dtypes]
+        if node.op_type in _PRODUCTS and takes(domain, node.op_type, opset, narrow):
+            dtypes = narrow
+            results = tuple(t._replace(dtype=half) if t and t.dtype in WIDE else t for t in results)
         with regions.written_in(region):
-            inputs, results = _narrow((domain, node.op_type, opset), inputs, wanted, results, half)
-    made = Node(
-        node.op_type,
-        inputs,
-        results,
-        dict(node.attributes),
-        domain=domain,
-        opset=opset,
-        name=node.name or None,
-        region=region,
-    )
-    typed = zip(node.outputs, made.types, strict=True)
-    return {str(v.name): Tensor(made, i, t) for i, (v, t) in enumerate(typed) if t is not None}
+            pairs = zip(inputs, dtypes, strict=True)
+            inputs = tuple(cast(x, dtype) if x is not None and dtype is not None else x for x, dtype in pairs)
+    attributes, name = dict(node.attributes), node.name or None
+    recorded = Node(node.op_type, inputs, results, attributes, domain, opset, name, region)
+    typed = zip(node.outputs, results, strict=True)
+    return {str(v.name): Tensor(recorded, i, t) for i, (v, t) in enumerate(typed) if t is not None}
 
 
-# ---- mixed precision ------------------------------------------------------------------------------------------
-
-
-def _half(types: Mapping[str, ValueType], given: Mapping[str, Tensor]) -> ir.DataType | None:
+def _half(types: Mapping[str, ValueType], tensors: Mapping[str, Tensor]) -> ir.DataType | None:
     """Return the one half precision that tensors have in place of a wider dtype, if any."""
-    pairs = [(x.type.dtype, types[name].dtype) for name, x in given.items() if name in types]
-    found = {dtype for dtype, own in pairs if dtype in HALVES and own in WIDE}
-    if len(found) > 1:
-        names = " and ".join(sorted(dtype.numpy().name for dtype in found))
+    pairs = [(x.type.dtype, types[name].dtype) for name, x in tensors.items() if name in types]
+    halves = {dtype for dtype, own in pairs if dtype in HALVES and own in WIDE}
+    if len(halves) > 1:
+        names = " and ".join(sorted(dtype.numpy().name for dtype in halves))
         raise ConfigError(f"from_model: got {names}, wanted one of them; cast to one dtype")
-    return found.pop() if found else None
-
-
-def _narrow(
-    operator: tuple[str, str, int],
-    inputs: Sequence[Tensor | None],
-    wanted: Sequence[TensorType | None],
-    results: Sequence[TensorType | None],
-    half: ir.DataType,
-) -> tuple[tuple[Tensor | None, ...], tuple[TensorType | None, ...]]:
-    """Return the inputs of a node behind casts, and the types of its outputs, in a model of mixed precision.
-
-    The operator is its domain, its name and the operator set; `wanted` and `results` are the types of inputs and
-    outputs in the model, and some of the inputs have the half precision instead.
-    """
-    floats = [
-        x for x, t in zip(inputs, wanted, strict=True) if x is not None and t is not None and t.dtype in WIDE
-    ]
-    is_narrow = bool(floats) and _is_narrow(operator[1], floats, half)
-    to = [half if t is not None and is_narrow and t.dtype in WIDE else t and t.dtype for t in wanted]
-    if is_narrow and not takes(*operator, to):
-        is_narrow, to = False, [t and t.dtype for t in wanted]
-    given = tuple(x if x is None or d is None else cast(x, d) for x, d in zip(inputs, to, strict=True))
-    if not is_narrow:
-        return given, tuple(results)
-    narrow = (t._replace(dtype=half) if t is not None and t.dtype in WIDE else t for t in results)
-    return given, tuple(narrow)
-
-
-def _is_narrow(name: str, floats: Sequence[Tensor], half: ir.DataType) -> bool:
-    """Return whether a node with these inputs, all of which are floats in the model, computes in half precision."""
-    if name in _PRODUCTS:
-        return True
-    are_half = [x.type.dtype == half for x in floats]
-    others = (x for x, is_half in zip(floats, are_half, strict=True) if not is_half)
-    return name in _FOLLOWERS and any(are_half) and all(_follows(x, half) for x in others)
-
-
-def _follows(x: Tensor, half: ir.DataType) -> bool:
-    """Return whether a tensor is a scalar of the file that half precision has."""
-    value = constant_of(x) if x.size == 1 else None
-    if value is None:
-        return False
-    with np.errstate(over="ignore"):
-        rounded = value.astype(half.numpy())
-    return bool((np.isfinite(rounded) == np.isfinite(value)).all() and ((rounded == 0) == (value == 0)).all())
+    return halves.pop() if halves else None

@@ -19,13 +19,14 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.dtypes import INDEX
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import (
+    Shape,
     alike,
     axes_of,
     axis_of,
     broadcast,
     cut_size,
     is_static,
-    reshaped,
+    resolve_shape,
     same,
     sizes,
     written,
@@ -43,7 +44,7 @@ from dask_ferro.graph.tensor.tensor import (
     emit,
     emit_all,
     of_kind,
-    promoted,
+    promote,
 )  # fmt: skip
 
 _INT64 = ir.DataType.INT64
@@ -52,8 +53,17 @@ _END = np.iinfo(np.int64).max
 
 
 def ints(values: Sequence[int]) -> Tensor:
-    """Return a constant int64 vector, for axes, starts or pads."""
     return asarray(np.asarray(values, np.int64))
+
+
+def on_axis(x: TensorLike, axis: int, where: str) -> tuple[Tensor, int]:
+    """Return a tensor, and one of its axes counted from the front."""
+    tensor = asarray(x)
+    return tensor, axis_of(axis, tensor.ndim, where)
+
+
+def _replace_dim(shape: Shape, axis: int, *dims: Dim) -> Shape:
+    return (*shape[:axis], *dims, *shape[axis + 1 :])
 
 
 @example("concat([[1, 2], [3]]).compute()", "array([1, 2, 3])")
@@ -61,12 +71,12 @@ def concat(arrays: Sequence[TensorLike], /, *, axis: int | None = 0) -> Tensor:
     """Return the tensors joined along an axis; all their other dimensions agree.  None joins them flat."""
     if not arrays:
         raise ConfigError("concat: there is nothing to join; give at least one tensor")
-    parts = promoted("concat", *arrays)
+    parts = promote("concat", *arrays)
     if axis is None:
         parts, axis = tuple(reshape(x, (-1,)) for x in parts), 0
     at = axis_of(axis, parts[0].ndim, "concat")
-    others = [(*part.shape[:at], 1, *part.shape[at + 1 :]) for part in parts]
-    if len({part.ndim for part in parts}) > 1 or not all(alike(others[0], shape) for shape in others):
+    others = [_replace_dim(part.shape, at, 1) for part in parts]
+    if not all(alike(others[0], shape) for shape in others):
         listed = ", ".join(written(part.shape) for part in parts)
         raise ConfigError(f"concat: shapes differ beside the axis: {listed}")
     along = [part.shape[at] for part in parts]
@@ -77,36 +87,24 @@ def concat(arrays: Sequence[TensorLike], /, *, axis: int | None = 0) -> Tensor:
 
 @example("split([1, 2, 3], [1, 2])", "(<Tensor Split: int64(1,)>, <Tensor Split: int64(2,)>)")
 def split(x: TensorLike, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[Tensor, ...]:
-    """Return pieces of the given lengths along an axis.
-
-    Parameters
-    ----------
-    x : Tensor
-    lengths : sequence of int
-        The length of each piece, at least 0; their sum is the size of the dimension.
-    axis : int, optional
-        The dimension to cut.
-    """
-    tensor = asarray(x)
-    at = axis_of(axis, tensor.ndim, "split")
+    """Return pieces of the given lengths along an axis; the sum of the lengths is the size of the dimension."""
+    tensor, at = on_axis(x, axis, "split")
     if any(length < 0 for length in lengths):
         raise ConfigError(f"split: lengths: got {list(lengths)}, wanted whole numbers from 0 on")
     if not same(tensor.shape[at], sum(lengths)):
         raise ConfigError(
             f"split: lengths {list(lengths)} do not add up to the {tensor.shape[at]!r} of dimension {at} of {tensor!r}"
         )
-    shapes = [(*tensor.shape[:at], length, *tensor.shape[at + 1 :]) for length in lengths]
-    types = [TensorType(tensor.type.dtype, shape) for shape in shapes]
+    types = [TensorType(tensor.type.dtype, _replace_dim(tensor.shape, at, length)) for length in lengths]
     return emit_all("Split", [tensor, ints(lengths)], types, axis=at)
 
 
 def shape_of(x: Tensor) -> Tensor:
-    """Return the shape as an int64 vector, a constant if the shape is known."""
     return ints(sizes(x.shape)) if is_static(x.shape) else emit("Shape", [x], (x.ndim,), _INT64)
 
 
 def size_of(x: Tensor, axis: int) -> Tensor:
-    """Return the size of one dimension as an int64 vector of one element."""
+    """Return the size of one dimension as a vector of one element."""
     dim = x.shape[axis]
     return ints([dim]) if isinstance(dim, int) else emit("Shape", [x], (1,), _INT64, start=axis, end=axis + 1)
 
@@ -132,15 +130,18 @@ def _sizes_of(shape: Sequence[Dim], x: Tensor, where: str) -> Tensor:
 def reshape(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
     """Return the elements in another shape; one size may be -1, and names of dimensions of `x` may be used."""
     tensor = asarray(x)
-    new = reshaped(tensor.shape, tuple(shape), "reshape")
+    new = resolve_shape(tensor.shape, tuple(shape), "reshape")
     if new == tensor.shape and None not in new:
         return tensor
-    wanted = [0 if isinstance(d, str) and tensor.shape[i : i + 1] == (d,) else d for i, d in enumerate(shape)]
-    named = [i for i, dim in enumerate(wanted) if isinstance(dim, str)]
-    if len(named) == 1 and -1 not in wanted:
-        wanted[named[0]] = -1
-    if is_static(wanted) and 0 not in shape:
-        return emit("Reshape", [tensor, ints(sizes(wanted))], new)
+    # A name at its own place is ONNX's 0, and one other name may be the -1.
+    pattern = [
+        0 if isinstance(d, str) and tensor.shape[i : i + 1] == (d,) else d for i, d in enumerate(shape)
+    ]
+    names = [i for i, dim in enumerate(pattern) if isinstance(dim, str)]
+    if len(names) == 1 and -1 not in pattern:
+        pattern[names[0]] = -1
+    if is_static(pattern) and 0 not in shape:
+        return emit("Reshape", [tensor, ints(sizes(pattern))], new)
     target = _sizes_of(shape, tensor, "reshape")
     return emit("Reshape", [tensor, target], new, allowzero=int(0 in shape))
 
@@ -154,14 +155,13 @@ def fold(x: Tensor, pattern: Sequence[int]) -> Tensor:
 
 
 def reshape_like(x: Tensor, like: Tensor) -> Tensor:
-    """Return `x` in the shape of `like`, which has the same number of elements."""
     if x.shape == like.shape and None not in x.shape:
         return x
     unknown = [i for i, dim in enumerate(like.shape) if not isinstance(dim, int)]
     if len(unknown) > 1 or 0 in like.shape:
         return emit("Reshape", [x, shape_of(like)], like.shape, allowzero=1)
-    wanted = [-1 if i in unknown else dim for i, dim in enumerate(like.shape)]
-    return emit("Reshape", [x, ints(sizes(wanted))], like.shape)
+    pattern = [-1 if i in unknown else dim for i, dim in enumerate(like.shape)]
+    return emit("Reshape", [x, ints(sizes(pattern))], like.shape)
 
 
 @example("broadcast_to([1, 2], (2, 2)).compute()", "array([[1, 2],\n       [1, 2]])")
@@ -173,13 +173,12 @@ def broadcast_to(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
     if new == tensor.shape:
         return tensor
     own = (1,) * (len(new) - tensor.ndim) + tensor.shape
-    wanted = tuple(1 if isinstance(d, str) and d == o else d for d, o in zip(new, own, strict=True))
     # A size of 1 keeps the dimension of `x`.
-    return emit("Expand", [tensor, _sizes_of(wanted, tensor, "broadcast_to")], new)
+    target = tuple(1 if isinstance(d, str) and d == o else d for d, o in zip(new, own, strict=True))
+    return emit("Expand", [tensor, _sizes_of(target, tensor, "broadcast_to")], new)
 
 
 def broadcast_like(x: Tensor, like: Tensor) -> Tensor:
-    """Return `x` broadcast to the shape of `like`."""
     if x.shape == like.shape and None not in x.shape:
         return x
     return emit("Expand", [x, shape_of(like)], like.shape)
@@ -197,9 +196,9 @@ def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
     if order == list(range(tensor.ndim)):
         return tensor
     # The gradient of `x @ w.mT` transposes back what the product reads, which would be computed and kept.
-    made = tensor.origin
-    if isinstance(made, Node) and (made.domain, made.op_type) == ("", "Transpose"):
-        (before,), perm = made.inputs, made.attribute("perm")
+    origin = tensor.origin
+    if isinstance(origin, Node) and (origin.domain, origin.op_type) == ("", "Transpose"):
+        (before,), perm = origin.inputs, origin.attribute("perm")
         if before is not None and perm and [perm[i] for i in order] == list(range(tensor.ndim)):
             return before
     return emit("Transpose", [tensor], tuple(tensor.shape[i] for i in order), perm=order)
@@ -218,9 +217,8 @@ def matrix_transpose(x: TensorLike, /) -> Tensor:
 def moveaxis(x: TensorLike, source: int | Sequence[int], destination: int | Sequence[int], /) -> Tensor:
     """Return `x` with some dimensions moved to new positions, the others in their order."""
     tensor = asarray(x)
-    old = [axis_of(a, tensor.ndim, "moveaxis") for a in ((source,) if isinstance(source, int) else source)]
-    places = (destination,) if isinstance(destination, int) else destination
-    new = [axis_of(a, tensor.ndim, "moveaxis") for a in places]
+    pair = ((axes,) if isinstance(axes, int) else axes for axes in (source, destination))
+    old, new = ([axis_of(axis, tensor.ndim, "moveaxis") for axis in axes] for axes in pair)
     if len(old) != len(new) or len(set(old)) != len(old) or len(set(new)) != len(new):
         raise ConfigError(
             f"moveaxis: got {source!r} to {destination!r}, wanted as many positions as dimensions"
@@ -269,7 +267,7 @@ def flip(x: TensorLike, /, *, axis: int | Sequence[int] | None = None) -> Tensor
 
 
 def sliced(x: Tensor, cuts: dict[int, slice]) -> Tensor:
-    """Return `x` with one slice along each of some dimensions."""
+    """Return `x` with a slice along each of some dimensions, by number."""
     cuts = {axis: cut for axis, cut in cuts.items() if cut != slice(None)}
     if not cuts:
         return x
@@ -296,9 +294,9 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     if isinstance(index, (Tensor, np.ndarray)):
         return take(x, index, axis=0)
     items = _without_ellipsis(index if isinstance(index, tuple) else (index,), x)
-    given = [item for item in items if item is not None]
-    cuts = {axis: _cut(x, axis, item) for axis, item in enumerate(given)}
-    dropped = [axis for axis, item in enumerate(given) if not isinstance(item, slice)]
+    by_axis = [item for item in items if item is not None]
+    cuts = {axis: _cut(x, axis, item) for axis, item in enumerate(by_axis)}
+    dropped = [axis for axis, item in enumerate(by_axis) if not isinstance(item, slice)]
     left = [item for item in items if item is None or isinstance(item, slice)]
     new = [position for position, item in enumerate(left) if item is None]
     return expand_dims(squeeze(sliced(x, cuts), dropped), axis=new)
@@ -335,22 +333,10 @@ checked_indices = partial(of_kind, INDEX, "int32 or int64 indices")
 def take(x: TensorLike, indices: TensorLike, /, *, axis: int = 0) -> Tensor:
     """Return the slices of `x` along an axis at `indices`, whose dimensions replace the axis.
 
-    Parameters
-    ----------
-    x : Tensor
-    indices : Tensor
-        Of int32 or int64, in any shape; negative ones count from the back. The engine refuses indices out of bounds.
-    axis : int, optional
-        The indexed dimension.
-
-    Returns
-    -------
-    Tensor
-        (x.shape before the axis, indices.shape, x.shape after it), in the dtype of `x`.
+    Indices are int32 or int64 of any shape; negative ones count from the back.  The engine refuses those out of bounds.
     """
-    tensor, at_indices = asarray(x), checked_indices(indices, "take")
-    at = axis_of(axis, tensor.ndim, "take")
-    shape = (*tensor.shape[:at], *at_indices.shape, *tensor.shape[at + 1 :])
+    (tensor, at), at_indices = on_axis(x, axis, "take"), checked_indices(indices, "take")
+    shape = _replace_dim(tensor.shape, at, *at_indices.shape)
     return emit("Gather", [tensor, at_indices], shape, axis=at)
 
 
@@ -358,23 +344,13 @@ def take(x: TensorLike, indices: TensorLike, /, *, axis: int = 0) -> Tensor:
 def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) -> Tensor:
     """Return for each index the element of `x` at that index along the axis, and at its own position elsewhere.
 
-    Parameters
-    ----------
-    x : Tensor
-    indices : Tensor
-        Of int32 or int64, in the shape of `x` except along the axis, where any size will do; nothing broadcasts.
-    axis : int, optional
-        The indexed dimension.
-
-    Returns
-    -------
-    Tensor
-        In the shape of `indices` and the dtype of `x`.
+    Indices are int32 or int64, in the shape of `x` except along the axis, where any size will do; nothing broadcasts.
     """
-    tensor, at_indices = asarray(x), checked_indices(indices, "take_along_axis")
-    at = axis_of(axis, tensor.ndim, "take_along_axis")
-    sides = [(*t.shape[:at], *t.shape[at + 1 :]) for t in (tensor, at_indices)]
-    if at_indices.ndim != tensor.ndim or not alike(*sides):
+    (tensor, at), at_indices = (
+        on_axis(x, axis, "take_along_axis"),
+        checked_indices(indices, "take_along_axis"),
+    )
+    if not alike(_replace_dim(tensor.shape, at, None), at_indices.shape):
         raise ConfigError(
             f"take_along_axis: indices: got {at_indices!r}, wanted the shape of {tensor!r} but for axis {at}; "
             "use take to index whole slices"
@@ -411,10 +387,10 @@ def astype(x: TensorLike, dtype: DTypeLike, /) -> Tensor:
 def positions(x: Tensor, axis: int) -> Tensor:
     """Return 0, 1, ... along one dimension, as an int64 vector."""
     dim = x.shape[axis]
-    return ints(range(dim)) if isinstance(dim, int) else counted(squeeze(size_of(x, axis), 0), dim)
+    return ints(range(dim)) if isinstance(dim, int) else count_up(squeeze(size_of(x, axis), 0), dim)
 
 
-def counted(end: int | Tensor, dim: Dim) -> Tensor:
+def count_up(end: int | Tensor, dim: Dim) -> Tensor:
     """Return 0, 1, ... below `end` as an int64 vector of size `dim`, which is computed when the graph runs."""
     zero, one, last = (asarray(n, np.int64) for n in (0, 1, end))
     return emit("Range", [zero, last, one], (dim,), _INT64)
@@ -423,8 +399,7 @@ def counted(end: int | Tensor, dim: Dim) -> Tensor:
 @example("tile([1, 2], (2, 2)).compute()", "array([[1, 2, 1, 2],\n       [1, 2, 1, 2]])")
 def tile(x: TensorLike, repetitions: Sequence[int], /) -> Tensor:
     """Return `x` repeated as a whole, so many times along each dimension; missing dimensions are added in front."""
-    tensor = asarray(x)
-    counts = [operator.index(n) for n in repetitions]
+    tensor, counts = asarray(x), [operator.index(n) for n in repetitions]
     if any(n < 0 for n in counts):
         raise ConfigError(f"tile: repetitions: got {tuple(repetitions)}, wanted whole numbers from 0 on")
     tensor = expand_dims(tensor, axis=list(range(len(counts) - tensor.ndim)))
@@ -438,45 +413,31 @@ def tile(x: TensorLike, repetitions: Sequence[int], /) -> Tensor:
 
 @example("repeat([1, 2], 2).compute()", "array([1, 1, 2, 2], dtype=int64)")
 def repeat(x: TensorLike, repeats: int | Sequence[int] | Tensor, /, *, axis: int | None = None) -> Tensor:
-    """Return `x` with each element repeated, one after the other.
+    """Return `x` with each element repeated, one after the other; without an axis, `x` is flattened first.
 
-    Parameters
-    ----------
-    x : Tensor
-    repeats : int, or sequence of int
-        For all elements, or for each position along the axis.  A computed tensor is refused: the size of the result
-        would depend on its values.
-    axis : int, optional
-        The dimension that becomes longer; by default `x` is flattened first.
+    `repeats` is one number, or one for each position along the axis.  A computed tensor is refused: the size of the
+    result would depend on its values.
     """
-    tensor = reshape(asarray(x), (-1,)) if axis is None else asarray(x)
-    at = axis_of(axis or 0, tensor.ndim, "repeat")
+    tensor, at = on_axis(reshape(x, (-1,)) if axis is None else x, axis or 0, "repeat")
     counts = constant_of(repeats) if isinstance(repeats, Tensor) else np.asarray(repeats)
     if counts is None or counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts < 0).any():
         raise ConfigError(f"repeat: repeats: got {repeats!r}, wanted constant whole numbers from 0 on")
-    if counts.ndim:
-        size = tensor.shape[at]
-        if not isinstance(size, int) or len(counts) not in (1, size):
-            wanted = f"wanted one, or one for each of {size!r}"
-            raise ConfigError(f"repeat: repeats: got {len(counts)} numbers, {wanted}")
-        places = ints(np.repeat(np.arange(size), counts).tolist())
-    else:
+    if not counts.ndim:
         columns = expand_dims(positions(tensor, at), axis=1)
-        places = reshape(tile(columns, (1, int(counts.item()))), (-1,))
-    return take(tensor, places, axis=at)
+        return take(tensor, reshape(tile(columns, (1, int(counts.item()))), (-1,)), axis=at)
+    size = tensor.shape[at]
+    if not isinstance(size, int) or len(counts) not in (1, size):
+        wanted = f"wanted one, or one for each of {size!r}"
+        raise ConfigError(f"repeat: repeats: got {len(counts)} numbers, {wanted}")
+    return take(tensor, ints(np.repeat(np.arange(size), counts).tolist()), axis=at)
 
 
 @example("roll([1, 2, 3], 1).compute()", "array([3, 1, 2])")
 def roll(x: TensorLike, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | None = None) -> Tensor:
     """Return `x` with its elements moved by `shift` places towards the end; those that leave come in at the front.
 
-    Parameters
-    ----------
-    x : Tensor
-    shift : int or sequence of int
-        Below 0 it moves towards the start.
-    axis : int or sequence of int, optional
-        The dimensions, one for each shift; by default `x` is rolled as if it were flat.
+    A shift below 0 moves towards the start.  There is one shift for each axis; without an axis `x` is rolled as if it
+    were flat.
     """
     tensor = asarray(x)
     if axis is None:
@@ -486,11 +447,11 @@ def roll(x: TensorLike, /, shift: int | Sequence[int], *, axis: int | Sequence[i
     if len(axes) != len(shifts):
         raise ConfigError(f"roll: got {len(shifts)} shifts for {len(axes)} axes; give one for each axis")
     for by, at in zip(shifts, axes, strict=True):
-        tensor = _rolled(tensor, by, axis_of(at, tensor.ndim, "roll"))
+        tensor = _roll(tensor, by, axis_of(at, tensor.ndim, "roll"))
     return tensor
 
 
-def _rolled(x: Tensor, by: int, axis: int) -> Tensor:
+def _roll(x: Tensor, by: int, axis: int) -> Tensor:
     size = x.shape[axis]
     if not isinstance(size, int):
         # The places modulo a size that only the run knows.
@@ -504,8 +465,7 @@ def _rolled(x: Tensor, by: int, axis: int) -> Tensor:
 @example("unstack([[1, 2], [3, 4]])", "(<Tensor Squeeze: int64(2,)>, <Tensor Squeeze: int64(2,)>)")
 def unstack(x: TensorLike, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     """Return the slices of `x` along an axis of known size, without that axis."""
-    tensor = asarray(x)
-    at = axis_of(axis, tensor.ndim, "unstack")
+    tensor, at = on_axis(x, axis, "unstack")
     size = tensor.shape[at]
     if not isinstance(size, int):
         raise ConfigError(f"unstack: dimension {at} of {tensor!r} has no known size; declare it")

@@ -6,7 +6,8 @@
 Nothing is updated in place and no state is kept here: a step is array math like the loss, and is sharded, sent and
 saved with it.  A training step is one model, whose outputs are its next inputs.
 
-Gradients and state have the keys and the shapes of the parameters; nothing broadcasts.
+Gradients and state have the keys and the shapes of the parameters; nothing broadcasts.  What does not fit raises
+`ConfigError`.
 
 Examples
 --------
@@ -38,16 +39,11 @@ State = Mapping[str, Tree]
 
 
 class Optimizer(Protocol):
-    """The interface of an optimizer: an initial state, and a step."""
+    """The interface of an optimizer: the state before the first step, and parameters and state after a step."""
 
-    def init(self, params: Tree) -> State:
-        """Return the state before the first step."""
+    def init(self, params: Tree) -> State: ...
 
-    def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
-        """Return parameters and state after one step.
-
-        Raises `ConfigError` for gradients or state with other keys or shapes than the parameters.
-        """
+    def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]: ...
 
 
 @dataclass(frozen=True)
@@ -64,11 +60,6 @@ class SGD:
         The factor of the parameter that is added to its gradient.
     nesterov : bool, optional
         Whether to use Nesterov's momentum: w <- w - lr (g + momentum v).
-
-    Raises
-    ------
-    ConfigError
-        A number out of range.
 
     Examples
     --------
@@ -98,18 +89,18 @@ class SGD:
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
         """Return parameters and state after one step, in the form of those before it."""
-        kept = _state_of("SGD", params, grads, state, ["velocity"] if self.momentum else [])
+        parts = _state_of("SGD", params, grads, state, ["velocity"] if self.momentum else [])
         if self.weight_decay:
             grads = pytree.mapped(lambda w, g: g + self.weight_decay * w, params, grads)
         if not self.momentum:
-            return pytree.mapped(self._moved, params, grads), {}
-        velocity = pytree.mapped(lambda v, g: self.momentum * v + g, kept["velocity"], grads)
+            return pytree.mapped(self._move, params, grads), {}
+        velocity = pytree.mapped(lambda v, g: self.momentum * v + g, parts["velocity"], grads)
         ahead = (
             pytree.mapped(lambda v, g: g + self.momentum * v, velocity, grads) if self.nesterov else velocity
         )
-        return pytree.mapped(self._moved, params, ahead), {"velocity": velocity}
+        return pytree.mapped(self._move, params, ahead), {"velocity": velocity}
 
-    def _moved(self, w: Tensor, direction: Tensor) -> Tensor:
+    def _move(self, w: Tensor, direction: Tensor) -> Tensor:
         return w - _rate(self.lr, w) * direction
 
 
@@ -133,11 +124,6 @@ class Adam:
     For parameters of half precision the means and all arithmetic are float32, and the result is rounded once: in
     bfloat16 a beta of 0.999 is 1, and in float16 1e-3 of the square of 1e-3 is 0.
 
-    Raises
-    ------
-    ConfigError
-        A number out of range, or not two betas.
-
     Examples
     --------
     >>> import dask_ferro as ff
@@ -151,7 +137,7 @@ class Adam:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    _decoupled: ClassVar[bool] = False
+    _is_decoupled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check("lr", self.lr)
@@ -170,32 +156,32 @@ class Adam:
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
         """Return parameters and state after one step, in the form of those before it."""
-        kept = _state_of(type(self).__name__, params, grads, state, ["step", "mean", "square"])
+        parts = _state_of(type(self).__name__, params, grads, state, ["step", "mean", "square"])
         # The count is a tensor, so that one graph serves every step.
-        (b1, b2), count = self.betas, kept["step"] + 1.0
-        added = 0.0 if self._decoupled else self.weight_decay
+        (b1, b2), count = self.betas, parts["step"] + 1.0
+        decay = 0.0 if self._is_decoupled else self.weight_decay
         grads = pytree.mapped(
-            lambda w, g: widened(g) + added * widened(w) if added else widened(g), params, grads
+            lambda w, g: widened(g) + decay * widened(w) if decay else widened(g), params, grads
         )
-        means = pytree.mapped(lambda m, g: b1 * m + (1 - b1) * g, kept["mean"], grads)
-        squares = pytree.mapped(lambda v, g: b2 * v + (1 - b2) * (g * g), kept["square"], grads)
-        moved = pytree.mapped(lambda w, m, v: self._moved(w, m, v, count), params, means, squares)
-        return moved, {"step": count, "mean": means, "square": squares}
+        means = pytree.mapped(lambda m, g: b1 * m + (1 - b1) * g, parts["mean"], grads)
+        squares = pytree.mapped(lambda v, g: b2 * v + (1 - b2) * (g * g), parts["square"], grads)
+        after = pytree.mapped(lambda w, m, v: self._move(w, m, v, count), params, means, squares)
+        return after, {"step": count, "mean": means, "square": squares}
 
-    def _moved(self, w: Tensor, mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
+    def _move(self, w: Tensor, mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
         wide = widened(w)
         (b1, b2), t, rate = self.betas, cast(count, wide.type.dtype), _rate(self.lr, wide)
         # Epsilon is added outside the root, as PyTorch does.
         root = sqrt(square / (1 - b2**t)) + self.eps
-        kept = wide - rate * self.weight_decay * wide if self._decoupled and self.weight_decay else wide
-        return cast(kept - rate * (mean / (1 - b1**t)) / root, w.type.dtype)
+        decayed = wide - rate * self.weight_decay * wide if self._is_decoupled and self.weight_decay else wide
+        return cast(decayed - rate * (mean / (1 - b1**t)) / root, w.type.dtype)
 
 
 @dataclass(frozen=True)
 class AdamW(Adam):
     """`Adam` with decoupled weight decay: lr * weight_decay * w is subtracted from the parameter w.
 
-    Parameters and errors are those of `Adam`; the weight decay is 0.01 if left out (arXiv:1711.05101).
+    Parameters are those of `Adam`; the weight decay is 0.01 if left out (arXiv:1711.05101).
 
     Examples
     --------
@@ -207,7 +193,7 @@ class AdamW(Adam):
     """
 
     weight_decay: float = 0.01
-    _decoupled: ClassVar[bool] = True
+    _is_decoupled: ClassVar[bool] = True
 
 
 def _zeros(w: Tensor) -> Tensor:
@@ -227,14 +213,13 @@ def _state_of(
     if missing := [name for name in names if name not in state]:
         wanted = "begin with state = optimizer.init(params), and go on with the state that each step returns"
         raise ConfigError(f"{optimizer}: state: got {sorted(state)}, without {missing}; {wanted}")
-    kept = {name: state[name] for name in names}
-    alike = {"grads": grads} | {name: tree for name, tree in kept.items() if name != "step"}
-    for what, tree in alike.items():
-        for path, (w, x) in pytree.rows(params, tree):
+    parts = {name: state[name] for name in names}
+    for label, tree in {"grads": grads, **parts}.items():
+        for path, (w, x) in pytree.rows(params, tree) if label != "step" else ():
             if w.shape != x.shape:
                 got = f"got {written(x.shape)}, wanted {written(w.shape)}, the parameter's shape"
-                raise ConfigError(f"{what} {pytree.named(path)}: {got}")
-    return kept
+                raise ConfigError(f"{label} {pytree.named(path)}: {got}")
+    return parts
 
 
 def _check(name: str, value: Rate, below: float = math.inf) -> None:

@@ -9,13 +9,13 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.dims import alike, axis_of, broadcast, same, written
 from dask_ferro.graph.tensor.manipulation import expand_dims, moveaxis, squeeze
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, emit, promoted
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, emit, promote
 
 
 @example("matmul([[1, 2], [3, 4]], [1, 1]).compute()", "array([3, 7])")
 def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """Return the matrix product over the last dimension of `x1` and the last but one of `x2`; the rest broadcasts."""
-    a, b = promoted("matmul", x1, x2)
+    a, b = promote("matmul", x1, x2)
     if a.ndim == 0 or b.ndim == 0:
         raise ConfigError(f"matmul: {a!r} @ {b!r}: a scalar has no rows; use *")
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
@@ -29,15 +29,8 @@ def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
 
 @example("vecdot([[1, 2], [3, 4]], [1, 1]).compute()", "array([3, 7], dtype=int64)")
 def vecdot(x1: TensorLike, x2: TensorLike, /, *, axis: int = -1) -> Tensor:
-    """Return the sum of products along an axis; the other dimensions broadcast.
-
-    Parameters
-    ----------
-    x1, x2 : Tensor
-    axis : int, optional
-        Counted from the end (-1 is the last), so that it means the same in both.
-    """
-    a, b = promoted("vecdot", x1, x2)
+    """Return the sum of products along an axis, counted from the end (-1 is the last); other dimensions broadcast."""
+    a, b = promote("vecdot", x1, x2)
     if not -min(a.ndim, b.ndim) <= axis < 0:
         raise ConfigError(
             f"vecdot: axis: got {axis}, wanted one from {-min(a.ndim, b.ndim)} to -1, of both tensors"
@@ -51,13 +44,9 @@ def vecdot(x1: TensorLike, x2: TensorLike, /, *, axis: int = -1) -> Tensor:
 def tensordot(x1: TensorLike, x2: TensorLike, /, *, axes: int | Sequence[Sequence[int]] = 2) -> Tensor:
     """Return the sum of products over several dimensions of both; the result has the others, of `x1` first.
 
-    Parameters
-    ----------
-    x1, x2 : Tensor
-    axes : int or pair of sequence of int, optional
-        The number of the last dimensions of `x1` and of the first of `x2` to sum over; or those of each by number.
+    `axes` is how many of the last dimensions of `x1` and of the first of `x2` to sum over, or the numbers of both.
     """
-    a, b = promoted("tensordot", x1, x2)
+    a, b = promote("tensordot", x1, x2)
     if isinstance(axes, int):
         if not 0 <= axes <= min(a.ndim, b.ndim):
             raise ConfigError(

@@ -64,8 +64,8 @@ def named(path: Path) -> str:
 
 
 def _tensors(tree: Tree, where: str) -> dict[Path, Tensor]:
-    found = dict(paths(tree))
-    for leaf in found.values():
+    tensors = dict(paths(tree))
+    for leaf in tensors.values():
         if not isinstance(leaf, Tensor):
             raise ConfigError(f"{where}: a tensor, or lists and dicts of tensors, got {type(leaf).__name__}")
-    return found
+    return tensors

@@ -17,8 +17,8 @@ def example(call: str, shown: str) -> Callable[[_F], _F]:
     """Return a decorator that appends an example to a docstring: what `ff.` and `call` print."""
 
     def with_example(function: _F) -> _F:
-        said = inspect.cleandoc(function.__doc__ or "")
-        lines = (said, "", "Examples", "--------", ">>> import dask_ferro as ff", f">>> ff.{call}", shown, "")
+        text = inspect.cleandoc(function.__doc__ or "")
+        lines = (text, "", "Examples", "--------", ">>> import dask_ferro as ff", f">>> ff.{call}", shown, "")
         function.__doc__ = "\n".join(lines)
         return function
 

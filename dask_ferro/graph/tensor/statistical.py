@@ -11,7 +11,6 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -24,6 +23,7 @@ from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
 from dask_ferro.graph.tensor.elementwise import logical_not, maximum, where
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import (
+    OPSET,
     Tensor,
     TensorLike,
     TensorType,
@@ -33,7 +33,7 @@ from dask_ferro.graph.tensor.tensor import (
     emit_all,
     floating,
     numbers,
-    promoted,
+    promote,
     widened,
 )  # fmt: skip
 
@@ -42,13 +42,12 @@ _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 
 
 def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
-    """Return the shape after a reduction over `axes`."""
-    kept = [1 if i in axes else dim for i, dim in enumerate(shape)]
-    return tuple(dim for i, dim in enumerate(kept) if keepdims or i not in axes)
+    ones = [1 if i in axes else dim for i, dim in enumerate(shape)]
+    return tuple(dim for i, dim in enumerate(ones) if keepdims or i not in axes)
 
 
 def reduce(op_type: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """Return the output of a node that reduces over `axis`; `x` itself if no axis is given."""
+    """Return the output of a node that reduces over `axis`; `x` itself without an axis to reduce over."""
     axes = axes_of(axis, x.ndim, op_type)
     shape = reduced_shape(x.shape, axes, keepdims)
     return emit(op_type, [x, xp.ints(axes)], shape, keepdims=int(keepdims)) if axes else x
@@ -116,12 +115,12 @@ def _wide_var(x: Tensor, axis: Axis, correction: float, keepdims: bool) -> Tenso
     wide = widened(x)
     # Two passes: the mean of squares minus the square of the mean cancels for large means.
     centred = wide - mean(wide, axis=axis, keepdims=True)
-    found = mean(centred * centred, axis=axis, keepdims=keepdims)
+    variance = mean(centred * centred, axis=axis, keepdims=keepdims)
     if not correction:
-        return found
+        return variance
     total = count_over(wide, axes_of(axis, wide.ndim, "var"), wide.type.dtype)
     # No degrees of freedom give 0 / 0, which is NaN, or x / 0, which is inf, as in numpy.
-    return found * total / maximum(total - correction, 0.0)
+    return variance * total / maximum(total - correction, 0.0)
 
 
 def count_over(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Tensor:
@@ -144,8 +143,7 @@ def root(x: Tensor, degree: int = 2) -> Tensor:
     zero = x == 0
     # The root gets no 0: where() alone would still multiply an infinite gradient by 0, which is NaN.
     above = where(zero, 1.0, x)
-    found = emit("Sqrt", [above], x.shape) if degree == 2 else above ** (1 / degree)
-    return where(zero, 0.0, found)
+    return where(zero, 0.0, emit("Sqrt", [above], x.shape) if degree == 2 else above ** (1 / degree))
 
 
 @example("argmax([[1, 7, 3], [9, 2, 4]], axis=1).compute()", "array([1, 0])")
@@ -162,8 +160,8 @@ def argmin(x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False)
 
 def _arg(op_type: str, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
     if axis is None:
-        found = _arg(op_type, xp.reshape(x, (-1,)), 0, keepdims)
-        return xp.reshape(found, (1,) * x.ndim) if keepdims else found
+        place = _arg(op_type, xp.reshape(x, (-1,)), 0, keepdims)
+        return xp.reshape(place, (1,) * x.ndim) if keepdims else place
     at = axis_of(axis, x.ndim, op_type)
     shape = reduced_shape(x.shape, [at], keepdims)
     return emit(op_type, [x], shape, ir.DataType.INT64, axis=at, keepdims=int(keepdims))
@@ -177,41 +175,34 @@ def cumulative_sum(
 
     With `include_initial` the sum of nothing, 0, comes first, and the axis is longer by one.
     """
-    return _cumulated("CumSum", _summable(x, "cumulative_sum", dtype), axis, include_initial)
+    return _cumulate("CumSum", _summable(x, "cumulative_sum", dtype), axis, 0 if include_initial else None)
 
 
 @example("cumulative_prod([1, 2, 3]).compute()", "array([1, 2, 6])")
 def cumulative_prod(
     x: TensorLike, /, *, axis: int | None = None, dtype: DTypeLike = None, include_initial: bool = False
 ) -> Tensor:
-    """Return the cumulative products along an axis, which may be left out for a vector; computed in `dtype`.
-
-    With `include_initial` the product of nothing, 1, comes first, and the axis is longer by one.
-    """
-    return _cumulated("CumProd", _summable(x, "cumulative_prod", dtype), axis, include_initial)
+    """Return the cumulative products along an axis; parameters are those of `cumulative_sum`, with 1 for nothing."""
+    tensor = _summable(x, "cumulative_prod", dtype)
+    return _cumulate("CumProd", tensor, axis, 1 if include_initial else None, opset=26)
 
 
-# The identity of each cumulative op, and the operator set that has it first.
-_CUMULATIVE: dict[str, tuple[int, dict[str, Any]]] = {"CumSum": (0, {}), "CumProd": (1, {"opset": 26})}
-
-
-def _cumulated(op_type: str, x: Tensor, axis: int | None, include_initial: bool) -> Tensor:
+def _cumulate(op_type: str, x: Tensor, axis: int | None, initial: int | None, opset: int = OPSET) -> Tensor:
     if axis is None and x.ndim != 1:
         raise ConfigError(f"{op_type}: {x!r} has {x.ndim} dimensions; name an axis")
     at = axis_of(axis or 0, x.ndim, op_type)
-    initial, since = _CUMULATIVE[op_type]
-    found = emit(op_type, [x, asarray(np.int64(at))], x.shape, **since)
-    if not include_initial:
-        return found
+    results = emit(op_type, [x, asarray(np.int64(at))], x.shape, opset=opset)
+    if initial is None:
+        return results
     # A sum over the axis has the size of the first slice, also where no element is there.
     first = xp.expand_dims(reduce("ReduceSum", x, at, keepdims=False), axis=at)
-    return xp.concat([xp.full_like(first, initial), found], axis=at)
+    return xp.concat([xp.full_like(first, initial), results], axis=at)
 
 
 # ---- counting, sorting and searching ------------------------------------------------------------------------
 
 
-def _true(x: TensorLike) -> Tensor:
+def _is_true(x: TensorLike) -> Tensor:
     """Return whether elements are not 0; NaN is not."""
     tensor = asarray(x)
     return tensor if tensor.type.dtype == _BOOL else tensor != 0
@@ -220,7 +211,7 @@ def _true(x: TensorLike) -> Tensor:
 @example("count_nonzero([[0, 2], [3, 4]], axis=1).compute()", "array([1, 2], dtype=int64)")
 def count_nonzero(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return how many elements over `axis` are not 0 (or true), as int64."""
-    return reduce("ReduceSum", cast(_true(x), _INT64), axis, keepdims)
+    return reduce("ReduceSum", cast(_is_true(x), _INT64), axis, keepdims)
 
 
 @example("any([[0, 0], [0, 4]], axis=1).compute()", "array([False,  True])")
@@ -232,7 +223,7 @@ def any(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tenso
 @example("all([[1, 0], [3, 4]], axis=1).compute()", "array([False,  True])")
 def all(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return whether all elements over `axis` are true, or not 0; true of none."""
-    return count_nonzero(logical_not(_true(x)), axis=axis, keepdims=keepdims) == 0
+    return count_nonzero(logical_not(_is_true(x)), axis=axis, keepdims=keepdims) == 0
 
 
 @example("sort([3.0, 1.0, 2.0]).compute()", "array([1., 2., 3.], dtype=float32)")
@@ -241,20 +232,17 @@ def sort(x: TensorLike, /, *, axis: int = -1, descending: bool = False, stable: 
 
     The gradient of each sorted element goes to where it came from.
     """
-    return _sorted(x, axis, descending, "sort")[0]
+    return _sort(x, axis, descending, "sort")[0]
 
 
 @example("argsort([3.0, 1.0, 2.0]).compute()", "array([1, 2, 0])")
 def argsort(x: TensorLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """Return the int64 indices that sort `x` along an axis; equal elements keep their order."""
-    return _sorted(x, axis, descending, "argsort")[1]
+    return _sort(x, axis, descending, "argsort")[1]
 
 
-def _sorted(x: TensorLike, axis: int, descending: bool, where: str) -> tuple[Tensor, Tensor]:
-    tensor = numbers(x, where)
-    if not tensor.ndim:
-        raise ConfigError(f"{where}: {tensor!r} is a scalar and has no axis to sort along")
-    at = axis_of(axis, tensor.ndim, where)
+def _sort(x: TensorLike, axis: int, descending: bool, where: str) -> tuple[Tensor, Tensor]:
+    tensor, at = xp.on_axis(numbers(x, where), axis, where)
     types = [tensor.type, TensorType(_INT64, tensor.shape)]
     # TopK of all elements: of equal ones it takes that of the lower index first, so it is stable.
     values, places = emit_all(
@@ -267,30 +255,19 @@ def _sorted(x: TensorLike, axis: int, descending: bool, where: str) -> tuple[Ten
 def searchsorted(
     x1: TensorLike, x2: TensorLike, /, *, side: str = "left", sorter: TensorLike | None = None
 ) -> Tensor:
-    """Return the int64 places in a sorted vector before which elements would be inserted to keep it sorted.
+    """Return the int64 places in a sorted vector x1 before which the elements of x2 would keep it sorted.
 
-    Every element is compared with the whole vector: time and memory are the product of both sizes.
-
-    Parameters
-    ----------
-    x1 : Tensor
-        A vector in ascending order.
-    x2 : Tensor
-        The elements to insert.
-    side : {"left", "right"}, optional
-        Whether equal elements of `x1` are behind the place, or before it.
-    sorter : Tensor, optional
-        Indices that sort `x1`, as `argsort` gives them.
+    `side` is "left" or "right": whether equal elements of x1 are behind the place, or before it.  `sorter` are indices
+    that sort x1.  Every element is compared with the whole vector: time and memory are the product of both sizes.
     """
-    vector, values = promoted("searchsorted", x1, x2)
+    vector, values = promote("searchsorted", x1, x2)
     if vector.ndim != 1 or side not in ("left", "right"):
         raise ConfigError(
             f"searchsorted: got {vector!r} and side {side!r}, wanted a vector, 'left' or 'right'"
         )
     ordered = vector if sorter is None else xp.take(vector, sorter)
     each = xp.expand_dims(values, axis=-1)
-    before = ordered < each if side == "left" else ordered <= each
-    return reduce("ReduceSum", cast(before, _INT64), -1, keepdims=False)
+    return count_nonzero(ordered < each if side == "left" else ordered <= each, axis=-1)
 
 
 @example("isin([1, 2, 3], [3, 1]).compute()", "array([ True, False,  True])")
@@ -299,9 +276,9 @@ def isin(x1: TensorLike, x2: TensorLike, /, *, invert: bool = False) -> Tensor:
 
     Every element is compared with all of `x2`: time and memory are the product of both sizes.
     """
-    values, listed = promoted("isin", x1, x2)
-    found = any(xp.expand_dims(values, axis=-1) == xp.reshape(listed, (-1,)), axis=-1)
-    return logical_not(found) if invert else found
+    values, listed = promote("isin", x1, x2)
+    is_listed = any(xp.expand_dims(values, axis=-1) == xp.reshape(listed, (-1,)), axis=-1)
+    return logical_not(is_listed) if invert else is_listed
 
 
 @example("diff([1, 4, 9]).compute()", "array([3, 5])")
@@ -314,17 +291,7 @@ def diff(
     prepend: TensorLike | None = None,
     append: TensorLike | None = None,
 ) -> Tensor:
-    """Return the differences of neighbours along an axis, taken `n` times.
-
-    Parameters
-    ----------
-    x : Tensor
-    axis : int, optional
-    n : int, optional
-        From 0 on.
-    prepend, append : Tensor, optional
-        Joined to `x` along the axis first.
-    """
+    """Return the differences of neighbours along an axis, taken `n` times, of `x` between `prepend` and `append`."""
     parts = [asarray(part) for part in (prepend, x, append) if part is not None]
     tensor = numbers(xp.concat(parts, axis=axis) if len(parts) > 1 else parts[0], "diff")
     at = axis_of(axis, tensor.ndim, "diff")

@@ -36,15 +36,18 @@ from dask_ferro.graph.tensor.rows import example
 
 # The opset of recorded nodes; newer operators state their own.
 OPSET = 21
-# Operators that combine many numbers: in bfloat16, 256 + 1 is 256.
-_SUMS = frozenset({"CumProd", "CumSum", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceProd", "ReduceSum"})
+# Operators that are computed in float32 for half precision: those that combine many numbers (in bfloat16, 256 + 1 is
+# 256), and those of several steps, each of which an engine would round.
+_WIDE = frozenset({
+    "BatchNormalization", "CumProd", "CumSum", "Gelu", "LayerNormalization", "LogSoftmax", "RMSNormalization",
+    "ReduceL1", "ReduceL2", "ReduceMean", "ReduceProd", "ReduceSum", "Sigmoid", "Softmax", "Softplus",
+})  # fmt: skip
 # Numbers of sources and nodes grow with creation, so sorting by them gives a topological order: no graph is kept.
 _NUMBERS = count()
 
 Scalar = bool | int | float
 # Arguments of functions of tensors; dask arrays are array-like too.
 TensorLike: TypeAlias = "Tensor | npt.ArrayLike | ir.TensorProtocol"
-_Method = Callable[["Tensor", Any], "Tensor"]
 
 # What returns a tensor's values: the floor above that has workers adds it.
 _evaluators: list[Callable[..., Any]] = []
@@ -55,20 +58,22 @@ def evaluated_by(function: Callable[..., Any]) -> None:
     _evaluators.append(function)
 
 
-def _operator(name: str) -> tuple[_Method, _Method]:
-    """Return the methods of a binary function of the namespace, for a tensor on its left and on its right."""
+def _method(name: str) -> Callable[..., Tensor]:
+    """Return the method that calls a function of the namespace with the tensor first."""
 
-    def left(self: Tensor, other: TensorLike) -> Tensor:
-        return getattr(self.__array_namespace__(), name)(self, other)  # type: ignore[no-any-return]
+    def method(self: Tensor, *others: TensorLike) -> Tensor:
+        return getattr(self.__array_namespace__(), name)(self, *others)  # type: ignore[no-any-return]
+
+    return method
+
+
+def _operator(name: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Return the methods of a binary function, for a tensor on its left and on its right."""
 
     def right(self: Tensor, other: TensorLike) -> Tensor:
         return getattr(self.__array_namespace__(), name)(other, self)  # type: ignore[no-any-return]
 
-    return left, right
-
-
-def _unary(name: str) -> Callable[[Tensor], Tensor]:
-    return lambda self: getattr(self.__array_namespace__(), name)(self)  # type: ignore[no-any-return]
+    return _method(name), right
 
 
 class TensorType(NamedTuple):
@@ -176,8 +181,8 @@ class Tensor:
         return namespace
 
     def __repr__(self) -> str:
-        made_by = self.origin.op_type if isinstance(self.origin, Node) else self.origin.name or "constant"
-        return f"<Tensor {made_by}: {self.dtype.name}{written(self.shape)}>"
+        label = self.origin.op_type if isinstance(self.origin, Node) else self.origin.name or "constant"
+        return f"<Tensor {label}: {self.dtype.name}{written(self.shape)}>"
 
     # Conversions to values are refused.
 
@@ -208,18 +213,15 @@ class Tensor:
     __xor__, __rxor__ = _operator("bitwise_xor")
     __lshift__, __rlshift__ = _operator("bitwise_left_shift")
     __rshift__, __rrshift__ = _operator("bitwise_right_shift")
-    __neg__, __pos__, __abs__, __invert__ = map(_unary, ("negative", "positive", "abs", "bitwise_invert"))
+    __neg__, __pos__, __abs__, __invert__ = map(_method, ("negative", "positive", "abs", "bitwise_invert"))
+
+    __getitem__ = _method("getitem")
 
     def __divmod__(self, other: TensorLike) -> tuple[Tensor, Tensor]:
         return self // other, self % other
 
     def __rdivmod__(self, other: TensorLike) -> tuple[Tensor, Tensor]:
         return self.__rfloordiv__(other), self.__rmod__(other)
-
-    # Layout and sums
-
-    def __getitem__(self, index: Any) -> Tensor:
-        return self.__array_namespace__().getitem(self, index)  # type: ignore[no-any-return]
 
     @property
     def T(self) -> Tensor:
@@ -261,18 +263,11 @@ def argument(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, 
     Parameters
     ----------
     name : str
-        The name of the model's input.
     shape : sequence of int, str or None
         A string names a dimension that is not known yet ("N" for the batch), None leaves it open.
     dtype : dtype, optional
-        float32 if left out.
     data : object, optional
         The default value of the input, such as a numpy or dask array; it is kept and never read.
-
-    Raises
-    ------
-    ConfigError
-        An empty name, an invalid dimension, or a dtype that ONNX does not have.
     """
     if not isinstance(name, str) or not name:
         raise ConfigError(f"argument: a name is a string that is not empty, got {name!r}")
@@ -290,14 +285,9 @@ def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = N
     values : array_like, onnx_ir tensor, dask array or Tensor
         An array is not copied: leave it unchanged. A dask array becomes an argument that is bound to it.
     dtype : dtype, optional
-        The dtype of `values` if left out; Python floats are float32.
+        The dtype of `values` if left out; Python floats are float32.  `ConfigError` if ONNX does not have it.
     name : str, optional
         The name of the weight in the model.
-
-    Raises
-    ------
-    ConfigError
-        ONNX does not have the dtype.
     """
     if isinstance(values, Tensor):
         return values if dtype is None else cast(values, dtype_of(dtype))
@@ -305,20 +295,19 @@ def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = N
         lazy: Any = values
         return bound_to(lazy if dtype is None else lazy.astype(dtype), name)
     is_onnx = isinstance(values, ir.TensorProtocol) and not isinstance(values, np.ndarray)
-    tensor: ir.TensorProtocol = values if is_onnx else _stored(values, dtype)  # type: ignore[assignment]  # of the check above
+    tensor: ir.TensorProtocol = values if is_onnx else _to_onnx(values, dtype)  # type: ignore[assignment]  # of the check above
     type_ = TensorType(tensor.dtype, tuple(int(n) for n in tensor.shape.numpy()))
     return Tensor(TensorSource(type_, name, tensor), 0, type_)
 
 
 def bound_to(array: Any, name: str | None = None) -> Tensor:
-    """Return an argument bound to an array, with the array's dtype and shape."""
     # dask gives an unknown chunk size as NaN.
     dims = tuple(None if math.isnan(n) else int(n) for n in array.shape)
     type_ = TensorType(dtype_of(array.dtype), dims)
     return Tensor(TensorSource(type_, name, data=array), 0, type_)
 
 
-def _stored(values: Any, dtype: Any) -> ir.TensorProtocol:
+def _to_onnx(values: Any, dtype: Any) -> ir.TensorProtocol:
     array = np.asarray(values, dtype)
     # A list of Python floats has no dtype; an array of float64 was made so on purpose.
     if dtype is None and array.dtype == np.float64 and not isinstance(values, (np.ndarray, np.generic)):
@@ -345,16 +334,16 @@ def emit_all(
 ) -> tuple[Tensor, ...]:
     """Return a new node's outputs, of unchecked types.
 
-    Half precision is computed in float32, and rounded once, by what adds up, and where ONNX lacks the operator in it.
+    Half precision is computed in float32, and rounded once, by `_WIDE` and where ONNX lacks the operator in it.
     """
     dtypes = [None if x is None else x.type.dtype for x in inputs]
-    if not HALVES.isdisjoint(dtypes) and (op_type in _SUMS or not takes("", op_type, opset, dtypes)):
+    if not HALVES.isdisjoint(dtypes) and (op_type in _WIDE or not takes("", op_type, opset, dtypes)):
         wide = [t._replace(dtype=ir.DataType.FLOAT) if t.dtype in HALVES else t for t in types]
-        given = [x if x is None else widened(x) for x in inputs]
-        found = emit_all(op_type, given, wide, opset=opset, **attributes)
-        return tuple(cast(y, type_.dtype) for y, type_ in zip(found, types, strict=True))
-    kept = {name: value for name, value in attributes.items() if value is not None}
-    node = Node(op_type, tuple(inputs), tuple(types), kept, opset=opset)
+        wide_inputs = [x if x is None else widened(x) for x in inputs]
+        outputs = emit_all(op_type, wide_inputs, wide, opset=opset, **attributes)
+        return tuple(cast(y, type_.dtype) for y, type_ in zip(outputs, types, strict=True))
+    attributes = {name: value for name, value in attributes.items() if value is not None}
+    node = Node(op_type, tuple(inputs), tuple(types), attributes, opset=opset)
     return tuple(Tensor(node, i, type_) for i, type_ in enumerate(types))
 
 
@@ -373,7 +362,6 @@ def emit(
 
 
 def elementwise(op_type: str, x: Tensor, dtype: ir.DataType | None = None, **attributes: Any) -> Tensor:
-    """Return the output of a node that keeps its input's shape."""
     return emit(op_type, [x], x.shape, dtype, **attributes)
 
 
@@ -404,16 +392,16 @@ def binary(
     **attributes: Any,
 ) -> Tensor:
     """Return the output of a node of two broadcast inputs, promoted to one dtype that passes `check`."""
-    x, y = promoted(op_type, a, b)
+    x, y = promote(op_type, a, b)
     if check is not None:
         check(x, op_type)
     return emit(op_type, [x, y], broadcast([x.shape, y.shape], op_type), result, **attributes)
 
 
-def promoted(where: str, *values: TensorLike) -> tuple[Tensor, ...]:
+def promote(where: str, *values: TensorLike) -> tuple[Tensor, ...]:
     """Return the values as tensors of one dtype, by the array-API standard's rules."""
     tensors: list[Tensor | Scalar] = [v if _is_scalar(v) else asarray(v) for v in values]
-    # Unique dtypes in order, so that results and messages do not depend on hashes.
+    # In order, so that messages do not depend on hashes.
     dtypes = list(dict.fromkeys(t.type.dtype for t in tensors if isinstance(t, Tensor)))
     if not dtypes:
         return tuple(asarray(value) for value in values)

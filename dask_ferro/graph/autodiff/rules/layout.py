@@ -224,7 +224,7 @@ TABLE: dict[str, Row] = {
     "Identity": (lambda c: c.g,),
     "Dropout": (_dropped, None),
     "Cast": (lambda c: cast(c.g, c.x.type.dtype),),
-    "CastLike": (lambda c: cast(c.g, c.x.type.dtype), None),
+    "CastLike": (lambda c: cast(c.g, c.x.type.dtype), lambda c: xp.zeros_like(c.x)),
     "Reshape": (_reshaped, None),
     "Flatten": (_reshaped,),
     "Squeeze": (_reshaped, None),

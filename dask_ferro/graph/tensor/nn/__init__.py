@@ -2,10 +2,9 @@
 
 No layer holds parameters: they are arguments, so that one function serves for inference, for training and for
 weights from a file.  A function with a name of `torch.nn.functional` takes PyTorch's arguments, by position or by name,
-with PyTorch's defaults, and gives its numbers; arguments that PyTorch has and we do not end what may be given by
-position.  The differences are a table in docs/reference/layers.md.  A layer is one ONNX operator where there is one;
-only attention is written as products and a softmax, since those can be sharded and every engine computes them in every
-dtype.  Images are (batch, channels, height, width).
+with PyTorch's defaults, and gives its numbers; the differences are a table in docs/reference/layers.md.  A layer is one
+ONNX operator where there is one; only attention is written as products and a softmax, since those can be sharded and
+every engine computes them in every dtype.  Images are (batch, channels, height, width).
 
 Examples
 --------
@@ -16,10 +15,20 @@ array([0., 2.], dtype=float32)
 
 from __future__ import annotations
 
-from dask_ferro.graph.tensor.nn.activations import gelu, log_softmax, relu, sigmoid, silu, softmax, softplus
 from dask_ferro.graph.tensor.nn.attention import rotary_embedding, scaled_dot_product_attention
 from dask_ferro.graph.tensor.nn.convolution import avg_pool2d, conv1d, conv2d, conv3d, max_pool2d
-from dask_ferro.graph.tensor.nn.layers import embedding, linear, stop_gradient
+from dask_ferro.graph.tensor.nn.layers import (
+    embedding,
+    gelu,
+    linear,
+    log_softmax,
+    relu,
+    sigmoid,
+    silu,
+    softmax,
+    softplus,
+    stop_gradient,
+)
 from dask_ferro.graph.tensor.nn.losses import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,

@@ -11,10 +11,10 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.manipulation import checked_indices, reshape_like
 from dask_ferro.graph.tensor.manipulation import positions as places
-from dask_ferro.graph.tensor.nn.activations import softmax
+from dask_ferro.graph.tensor.nn.layers import softmax
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import reduce
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, floating, promoted, widened
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, floating, promote, widened
 
 
 @example(
@@ -45,7 +45,7 @@ def scaled_dot_product_attention(
         1 / sqrt(size) if left out.
     """
     where = "scaled_dot_product_attention"
-    q, k, v = parts = promoted(where, *(floating(part, where) for part in (query, key, value)))
+    q, k, v = parts = promote(where, *(floating(part, where) for part in (query, key, value)))
     for part in parts:
         if part.ndim < 2:
             raise ConfigError(f"{where}: got {part!r}, wanted (..., rows, columns); use expand_dims")
@@ -59,9 +59,9 @@ def scaled_dot_product_attention(
 def attention_of(scores: Tensor, values: Tensor, mask: TensorLike | None, is_causal: bool) -> Tensor:
     """Return the attention of scaled scores (..., queries, keys); zeros for a query that no key is left to."""
     if mask is not None:
-        given = asarray(mask)
-        is_bool = given.type.dtype == ir.DataType.BOOL
-        scores = xp.where(given, scores, float("-inf")) if is_bool else scores + given
+        allowed = asarray(mask)
+        is_bool = allowed.type.dtype == ir.DataType.BOOL
+        scores = xp.where(allowed, scores, float("-inf")) if is_bool else scores + allowed
     if is_causal:
         rows = xp.expand_dims(places(scores, scores.ndim - 2), axis=1)
         scores = xp.where(places(scores, scores.ndim - 1) <= rows, scores, float("-inf"))
@@ -84,20 +84,12 @@ def rotary_embedding(
     base: float = 10000.0,
     interleaved: bool = False,
 ) -> Tensor:
-    """Return queries or keys with each pair of features turned by an angle that grows with the position.
+    """Return queries or keys (..., sequence, size), of known even size, with each pair of features turned by an angle.
 
     Pair i of `size` features is turned by position * base ** (-2 i / size) radians (RoFormer, arXiv:2104.09864), in
-    float32 for half precision.
-
-    Parameters
-    ----------
-    input : Tensor
-        (..., sequence, size), the size known and even.
-    positions : Tensor, optional
-        int32 or int64, in a shape that broadcasts to (..., sequence); 0, 1, ... if left out.
-    base : float, optional
-    interleaved : bool, optional
-        Whether a pair is two neighbours (2 i, 2 i + 1), or one of each half (i, i + size / 2), as most models have it.
+    float32 for half precision.  A pair is one feature of each half (i, i + size / 2), as most models have it, or
+    `interleaved`: two neighbours (2 i, 2 i + 1).  `positions` are int32 or int64, in a shape that broadcasts to
+    (..., sequence); 0, 1, ... if left out.
     """
     x = floating(input, "rotary_embedding")
     size = x.shape[-1] if x.ndim > 1 else None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import cleandoc
-from typing import Any, Protocol
+from typing import Any
 
 from dask_ferro.errors import ConfigError, is_count
 from dask_ferro.graph.tensor.dims import Shape, is_static, same, sizes, window_size, written
 from dask_ferro.graph.tensor.nn.layers import check_shape
 from dask_ferro.graph.tensor.rows import example, row
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit, floating, promoted
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit, floating, promote
 
 # One number for all spatial dimensions, or one for each.
 Sizes = int | Sequence[int]
@@ -20,12 +20,12 @@ _SPACE = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width"
 
 
 def _counts(value: Sizes, name: str, rank: int, where: str, least: int = 1) -> tuple[int, ...]:
-    given = tuple(value) if isinstance(value, Sequence) else (value,) * rank
-    if len(given) != rank or not all(is_count(n, least) for n in given):
+    counts = tuple(value) if isinstance(value, Sequence) else (value,) * rank
+    if len(counts) != rank or not all(is_count(n, least) for n in counts):
         several = " and ".join(f"one for {dim}" for dim in _SPACE[rank])
         wanted = f"wanted a whole number from {least} on, or {several}"
         raise ConfigError(f"{where}: {name}: got {value!r}, {wanted}")
-    return given
+    return counts
 
 
 def _spatial(input: TensorLike, rank: int, where: str) -> Tensor:
@@ -47,22 +47,7 @@ def _windows(
     return shape, {"strides": list(strides), "pads": [*pads, *pads], "dilations": list(spans)}
 
 
-class Convolution(Protocol):
-    """A convolution over some number of spatial dimensions."""
-
-    def __call__(
-        self,
-        input: TensorLike,
-        weight: TensorLike,
-        bias: TensorLike | None = None,
-        stride: Sizes = 1,
-        padding: Sizes = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-    ) -> Tensor: ...
-
-
-def _convolution(name: str, things: str, space: tuple[int, ...]) -> Convolution:
+def _convolution(name: str, things: str, space: tuple[int, ...]) -> Callable[..., Tensor]:
     """Return the convolution whose example has this size of its input."""
     rank = len(space)
 
@@ -83,15 +68,13 @@ def _convolution(name: str, things: str, space: tuple[int, ...]) -> Convolution:
             (batch, channels in, {dims}).
         weight, bias : Tensor
             (channels out, channels in / groups, {dims}), and (channels out), which may be left out.
-        stride, dilation : int or sequence of int, optional
-            Of each spatial dimension, from 1 on.
-        padding : int or sequence of int, optional
-            Zeros on both sides of each spatial dimension.
+        stride, dilation, padding : int or sequence of int, optional
+            Of each spatial dimension, from 1 on; zeros on both sides of each, from 0 on.
         groups : int, optional
             The number of groups of channels that are convolved separately; it divides both numbers of channels.
         """
-        given = [weight] if bias is None else [weight, bias]
-        image, w, *biases = promoted(name, _spatial(input, rank, name), *map(asarray, given))
+        parameters = [weight] if bias is None else [weight, bias]
+        image, w, *biases = promote(name, _spatial(input, rank, name), *map(asarray, parameters))
         if w.ndim != rank + 2 or not is_static(w.shape[2:]):
             form = f"(out, in / groups, {', '.join(_SPACE[rank])})"
             raise ConfigError(f"{name}: a weight is {form}, got {w!r}")
@@ -151,10 +134,8 @@ def max_pool2d(
     ----------
     input : Tensor
         (batch, channels, height, width). The result has the numbers of windows in place of height and width.
-    kernel_size : int or pair of int
-        Of a window, in height and width; at least 1.
-    stride : int or pair of int, optional
-        From one window to the next; the size of a window if left out.
+    kernel_size, stride : int or pair of int
+        Of a window, and from one window to the next, in height and width; the stride is the size if left out.
     padding : int or pair of int, optional
         Elements of -inf on both sides of height and width, at most half of a window.
     """
@@ -165,8 +146,5 @@ def max_pool2d(
 def avg_pool2d(
     input: TensorLike, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0
 ) -> Tensor:
-    """Return the mean of each window, channel by channel; its padding counts as zeros, as in PyTorch.
-
-    Parameters and result are those of `max_pool2d`.
-    """
+    """Return the mean of each window; its padding counts as zeros.  Parameters and result are those of `max_pool2d`."""
     return _pool("avg_pool2d", "AveragePool", input, kernel_size, stride, padding)

@@ -11,10 +11,9 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import checked_indices, scalar_size
-from dask_ferro.graph.tensor.nn.activations import log_softmax, softplus
-from dask_ferro.graph.tensor.nn.layers import check_range, check_shape
+from dask_ferro.graph.tensor.nn.layers import check_range, check_shape, log_softmax, softplus
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, floating, promoted, widened
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, floating, promote, widened
 
 
 def _reduce(losses: Tensor, reduction: str, where: str) -> Tensor:
@@ -41,7 +40,8 @@ def cross_entropy(
         Scores (logits): (classes), (samples, classes) or (samples, classes, ...); (..., classes) with `axis=-1`.
     target : Tensor
         Labels of int32 or int64, class numbers from 0, in the shape of the input without the classes; nothing
-        broadcasts.
+        broadcasts.  Constants are checked at once.  A label outside the classes (-1 too) that is known only when the
+        graph runs makes the sample's loss, the mean, the sum and the gradient of its scores NaN, in every engine.
     axis : int, optional
         The dimension of the classes.
     ignore_index : int, optional
@@ -51,11 +51,6 @@ def cross_entropy(
         Over all samples; without one, the result has the shape of the target.
     label_smoothing : float, optional
         From 0 to 1: the part of each label that is spread over all classes evenly (arXiv:1512.00567).
-
-    Notes
-    -----
-    Labels that are constants are checked at once. Others are checked when the graph runs: if one of them is outside the
-    classes (-1 too), the sample's loss, the mean, the sum and the gradient of its scores are NaN, in every engine.
     """
     where = "cross_entropy"
     scores, labels = floating(input, where), xp.asarray(target)
@@ -95,21 +90,16 @@ def _loss(
     where: str, x: TensorLike, t: TensorLike, reduction: str, each: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
     """Return the reduced losses of two tensors of one shape; those of half precision are computed in float32."""
-    a, b = promoted(where, x, t)
+    a, b = promote(where, x, t)
     check_shape(f"{where}: target", b, a.shape, f"the shape of {a!r}; reshape one, or use broadcast_to")
     return cast(_reduce(each(widened(a), widened(b)), reduction, where), a.type.dtype)
 
 
 @example("nn.mse_loss([1.0, 2.0], [1.0, 4.0]).compute()", "array(2., dtype=float32)")
 def mse_loss(input: TensorLike, target: TensorLike, *, reduction: str = "mean") -> Tensor:
-    """Return the squared difference, reduced to its mean by default.
+    """Return the squared difference of tensors of one shape, reduced to its mean by default; nothing broadcasts.
 
-    Parameters
-    ----------
-    input, target : Tensor
-        Of one shape; nothing broadcasts.
-    reduction : {"mean", "sum", "none"}, optional
-        Over all elements: without one, the result has the shape of both.
+    `reduction` is "mean", "sum" or "none", over all elements: without one, the result has the shape of both.
     """
     return _loss("mse_loss", input, target, reduction, lambda a, b: xp.square(a - b))
 
@@ -158,17 +148,9 @@ def _huber(
 def binary_cross_entropy(input: TensorLike, target: TensorLike, *, reduction: str = "mean") -> Tensor:
     """Return -(t log p + (1 - t) log(1 - p)) of probabilities p and targets t, reduced to its mean by default.
 
-    A logarithm is not below -100, as in PyTorch; there its gradient is 0.  The loss of a probability outside 0 to 1 is
-    NaN.  `binary_cross_entropy_with_logits` loses no digits near 0 and 1.
-
-    Parameters
-    ----------
-    input : Tensor
-        Probabilities, from 0 to 1.
-    target : Tensor
-        Targets from 0 to 1, in the same shape.
-    reduction : {"mean", "sum", "none"}, optional
-        Over all elements.
+    A logarithm is not below -100, as in PyTorch; there its gradient is 0.  Both tensors have one shape; the loss of a
+    probability outside 0 to 1 is NaN.  `binary_cross_entropy_with_logits` loses no digits near 0 and 1.  `reduction` is
+    that of `mse_loss`.
     """
 
     def log(p: Tensor) -> Tensor:
@@ -192,7 +174,7 @@ def binary_cross_entropy_with_logits(
     where = "binary_cross_entropy_with_logits"
 
     def each(scores: Tensor, t: Tensor) -> Tensor:
-        weight = 1.0 if pos_weight is None else promoted(where, scores, pos_weight)[1]
+        weight = 1.0 if pos_weight is None else promote(where, scores, pos_weight)[1]
         return (1 - t) * scores + (1 + (weight - 1) * t) * softplus(-scores)
 
     return _loss(where, input, target, reduction, each)

@@ -14,7 +14,7 @@ from dask_ferro.graph.tensor.dims import Shape, alike, is_static, sizes, written
 from dask_ferro.graph.tensor.nn.layers import check_shape, stop_gradient
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import count_over, reduce
-from dask_ferro.graph.tensor.tensor import OPSET, Tensor, TensorLike, cast, emit, floating, promoted, widened
+from dask_ferro.graph.tensor.tensor import OPSET, Tensor, TensorLike, cast, emit, floating, promote, widened
 
 # Operators, and the operator sets that have them.
 _NODES = {"layer_norm": ("LayerNormalization", OPSET), "rms_norm": ("RMSNormalization", 23)}
@@ -32,15 +32,8 @@ def layer_norm(
 ) -> Tensor:
     """Return the input normalized over its last dimensions, times weight, plus bias (arXiv:1607.06450).
 
-    Parameters
-    ----------
-    input : Tensor
-    normalized_shape : sequence of int or str
-        The last dimensions of the input, such as `x.shape[-1:]`.
-    weight, bias : Tensor, optional
-        In the normalized shape; ones and zeros if left out.
-    eps : float, optional
-        Added to the variance.
+    `normalized_shape` are these dimensions, such as `x.shape[-1:]`.  Weight and bias have this shape, and are ones and
+    zeros if left out.  `eps` is added to the variance.
     """
     return _norm("layer_norm", input, normalized_shape, eps, weight=weight, bias=bias)
 
@@ -55,25 +48,23 @@ def _norm(
         wanted = f"the last dimensions of {x!r}, such as {written(x.shape[-1:])}"
         raise ConfigError(f"{where}: normalized_shape: got {normalized_shape!r}, wanted {wanted}")
     parts = _parameters(where, x, shape, "the normalized shape", parameters)
-    wide = list(map(widened, parts))
-    epsilon = float(np.finfo(wide[0].dtype).eps if eps is None else eps)
-    y = emit(op_type, wide, x.shape, axis=x.ndim - len(shape), epsilon=epsilon, opset=opset)
-    return cast(y, parts[0].type.dtype)
+    epsilon = float(np.finfo(widened(parts[0]).dtype).eps if eps is None else eps)
+    return emit(op_type, parts, x.shape, axis=x.ndim - len(shape), epsilon=epsilon, opset=opset)
 
 
 def _parameters(
-    where: str, x: Tensor, shape: Shape, meaning: str, given: Mapping[str, Any]
+    where: str, x: Tensor, shape: Shape, meaning: str, parameters: Mapping[str, Any]
 ) -> tuple[Tensor, ...]:
     """Return `x` and its parameters, all of one shape, in one dtype; those that are left out are ones and zeros."""
     parts = []
-    for name, part in given.items():
+    for name, part in parameters.items():
         if part is None and name in _FILL:
             if not is_static(shape):
                 raise ConfigError(f"{where}: {name}: got none, wanted one, as the size of {x!r} is not known")
             part = np.full(sizes(shape), _FILL[name], x.dtype)
         parts.append(floating(part, f"{where}: {name}"))
         check_shape(f"{where}: {name}", parts[-1], shape, meaning)
-    return promoted(where, x, *parts)
+    return promote(where, x, *parts)
 
 
 @example("nn.rms_norm([[1.0, 7.0]], (2,)).compute().round(3)", "array([[0.2, 1.4]], dtype=float32)")
@@ -104,14 +95,13 @@ def batch_norm(
     *,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Return the input normalized by running statistics, for inference; `batch_norm_training` takes those of the batch.
+    """Return the input normalized by running statistics, for inference.
 
-    Parameters are those of `batch_norm_training`.
+    Parameters are those of `batch_norm_training`, which takes the statistics of the batch.
     """
     parts = _channels("batch_norm", input, running_mean, running_var, weight, bias)
-    data, mean, variance, gain, shift = map(widened, parts)
-    y = emit("BatchNormalization", [data, gain, shift, mean, variance], data.shape, epsilon=float(eps))
-    return cast(y, parts[0].type.dtype)
+    data, mean, variance, gain, shift = parts
+    return emit("BatchNormalization", [data, gain, shift, mean, variance], data.shape, epsilon=float(eps))
 
 
 def batch_norm_training(
@@ -133,10 +123,9 @@ def batch_norm_training(
     ----------
     input : Tensor
         (batch, channels, ...).
-    running_mean, running_var : Tensor
-        (channels), the running statistics so far; zeros and ones before a training.
-    weight, bias : Tensor, optional
-        (channels); ones and zeros if left out.
+    running_mean, running_var, weight, bias : Tensor
+        (channels). Running statistics are zeros and ones before a training; weight and bias are ones and zeros if left
+        out.
     momentum : float, optional
         The weight of the batch in the next running statistics; ONNX's attribute is 1 minus it.
     eps : float, optional
@@ -145,8 +134,7 @@ def batch_norm_training(
     Returns
     -------
     tuple of Tensor
-        The normalized input, the next mean, and the next variance: that of the batch is unbiased, as in PyTorch.  No
-        gradient passes through the next statistics.
+        The normalized input, and the next mean and (unbiased) variance, which no gradient passes through.
 
     Examples
     --------
@@ -175,12 +163,12 @@ def batch_norm_training(
     return cast(y, dtype), next_mean, next_variance
 
 
-def _channels(where: str, input: TensorLike, *given: TensorLike | None) -> tuple[Tensor, ...]:
+def _channels(where: str, input: TensorLike, *vectors: TensorLike | None) -> tuple[Tensor, ...]:
     """Return the tensors in one dtype: (batch, channels, ...), and four of (channels)."""
     x = floating(input, where)
     if x.ndim < 2:
         raise ConfigError(f"{where}: takes (batch, channels, ...), got {x!r}")
-    parameters = dict(zip(("running_mean", "running_var", "weight", "bias"), given, strict=True))
+    parameters = dict(zip(("running_mean", "running_var", "weight", "bias"), vectors, strict=True))
     return _parameters(where, x, x.shape[1:2], f"one for each channel of {x!r}", parameters)
 
 

@@ -64,12 +64,11 @@ def dropout(
     input : Tensor
     p : float, optional
         From 0 to 1, rounded to a multiple of 2 ** -16.
-    seed : int or Tensor
-        A scalar of integers, of the whole run.
+    seed, step : int or Tensor
+        Scalars of integers: of the whole run, and an argument that counts the steps of training, so that each has other
+        places.
     layer : int or str
         What distinguishes this call from the others of a step: two calls with one layer drop the same places.
-    step : int or Tensor, optional
-        A scalar of integers: an argument that counts the steps of training, so that each has other places.
     rows : Tensor, optional
         The number of each row (dimension 0) in the whole batch, integers of (rows), where the graph sees a part of it:
         an argument that is cut into chunks or micro-batches as the input is.  0, 1, ... if left out.
@@ -84,17 +83,16 @@ def dropout(
     if rows is not None:
         rows = cast(integers(rows, "dropout: rows"), _INT64)
         check_shape("dropout: rows", rows, x.shape[:1], f"the number of each row of {x!r}")
-    kept = _mask(x, key, dropped, rows)
-    return xp.where(kept, x * (_PARTS / (_PARTS - dropped)), 0.0)
+    return xp.where(_mask(x, key, dropped, rows), x * (_PARTS / (_PARTS - dropped)), 0.0)
 
 
 def _scalar(value: TensorLike, name: str) -> Tensor | np.ndarray[tuple[()], np.dtype[np.uint64]]:
     """Return a scalar of uint64: a number where it is known, else a tensor."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return np.asarray(int(value) % _WORD, np.uint64)
-    given = integers(value, f"dropout: {name}")
-    check_shape(f"dropout: {name}", given, (), "one integer")
-    return cast(given, _UINT64)
+    scalar = integers(value, f"dropout: {name}")
+    check_shape(f"dropout: {name}", scalar, (), "one integer")
+    return cast(scalar, _UINT64)
 
 
 def _mix(x: _Bits) -> _Bits:
@@ -140,8 +138,8 @@ def _mask(x: Tensor, key: TensorLike, dropped: int, rows: Tensor | None) -> Tens
 
 def _reshape_last(x: Tensor, shape: tuple[int, ...], replaced: int = 1) -> Tensor:
     """Return `x` with its last dimensions in another shape, the others as they are, known or not."""
-    kept = x.shape[: x.ndim - replaced]
-    return emit("Reshape", [x, ints([*(0 for _ in kept), *shape])], (*kept, *shape))
+    first = x.shape[: x.ndim - replaced]
+    return emit("Reshape", [x, ints([*(0 for _ in first), *shape])], (*first, *shape))
 
 
 def _above(x: Tensor, groups: Tensor, rows: Tensor | None, behind: int) -> Tensor:

@@ -13,7 +13,7 @@ from dask_ferro.graph.tensor.dims import Shape
 from dask_ferro.graph.tensor.manipulation import concat, expand_dims, permute_dims, sliced, squeeze
 from dask_ferro.graph.tensor.nn.layers import check_shape
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, TensorType, emit_all, floating, promoted
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, TensorType, emit_all, floating, promote
 
 # Where each gate of ONNX lies in PyTorch's weights: i o f c of i f g o, and z r h of r z n.
 _LSTM_GATES, _GRU_GATES = (0, 3, 1, 2), (1, 0, 2)
@@ -35,22 +35,14 @@ def lstm(
     Parameters
     ----------
     input : Tensor
-        (steps, batch, features).
-    weight_ih : Tensor
-        (4 hidden, features), the gates in the order of PyTorch: input, forget, cell, output.
-    weight_hh : Tensor
-        (4 hidden, hidden).
+        (steps, batch, features); outputs are (steps, batch, hidden). With `batch_first` both are (batch, steps, ...).
+    weight_ih, weight_hh : Tensor
+        (4 hidden, features) and (4 hidden, hidden), the gates in the order of PyTorch: input, forget, cell, output.
     bias_ih, bias_hh : Tensor, optional
         (4 hidden), both or none.
     state : pair of Tensor, optional
-        The first output and cell, (batch, hidden) each; zeros if left out.
+        The first output and cell, (batch, hidden) each, as the last ones are returned; zeros if left out.
     batch_first : bool, optional
-        Whether the input and the outputs are (batch, steps, ...).
-
-    Returns
-    -------
-    tuple
-        The outputs (steps, batch, hidden), and the last output and cell of (batch, hidden) each.
     """
     weights = weight_ih, weight_hh, bias_ih, bias_hh
     y, last, cell = _layer("LSTM", _LSTM_GATES, input, weights, state or (), batch_first)
@@ -90,8 +82,8 @@ def _layer(
     where = op_type.lower()
     if (weights[2] is None) != (weights[3] is None):
         raise ConfigError(f"{where}: got one bias, wanted both bias_ih and bias_hh, or none")
-    given = [input, *(w for w in weights if w is not None), *state]
-    data, *parts = promoted(where, *(floating(part, where) for part in given))
+    arguments = [input, *(w for w in weights if w is not None), *state]
+    data, *parts = promote(where, *(floating(part, where) for part in arguments))
     own, first = parts[: len(parts) - len(state)], parts[len(parts) - len(state) :]
     if data.ndim != 3:
         raise ConfigError(f"{where}: takes (steps, batch, features), got {data!r}")

@@ -2,7 +2,8 @@
 
     python -m tests.graph.tensor.imported.nets     # writes exported/*.onnx again; dynamo=True needs onnxscript
 
-The files are kept since an import of onnxscript and an export take ten seconds.  They have the weights of `seeded`.
+The files are kept since an import of onnxscript and an export take ten seconds.  They have the weights of `seeded`, and
+are exported as docs/howto/fine-tuning.md says, so that weights keep PyTorch's names.
 """
 
 from __future__ import annotations
@@ -10,18 +11,23 @@ from __future__ import annotations
 import io
 import warnings
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
 from torch import nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 FOLDER = Path(__file__).parent / "exported"
 EXPORTERS = {"TorchScript": False, "dynamo": True}
+# Without them, exporters transpose and merge weights, and name the results by counts.
+KEEPING_NAMES: dict[bool, dict[str, Any]] = {
+    False: {"do_constant_folding": False, "training": torch.onnx.TrainingMode.PRESERVE},
+    True: {"optimize": False},
+}
 
 
 class Convolutional(nn.Module):
-    """A convolution with a BatchNormalization that exporters fold, another one that they keep, and Dropout."""
+    """Convolutions, one of them without a bias, BatchNormalization, and Dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,14 +77,6 @@ def seeded(name: str) -> nn.Module:
     return net.eval()
 
 
-def as_exported(name: str) -> nn.Module:
-    """Return the network with the parameters of its files: one convolution has its BatchNormalization in it."""
-    net = seeded(name)
-    if isinstance(net, Convolutional):
-        net.layer1[0], net.layer1[1] = fuse_conv_bn_eval(net.layer1[0], net.layer1[1]), nn.Identity()
-    return net.requires_grad_()
-
-
 def batch(name: str, rows: int = 3) -> torch.Tensor:
     """Return seeded inputs."""
     torch.manual_seed(1)
@@ -87,7 +85,8 @@ def batch(name: str, rows: int = 3) -> torch.Tensor:
 
 def exported(name: str, *, dynamo: bool) -> onnx.ModelProto:
     """Return what an exporter writes of a network, without metadata that no test reads."""
-    file, options = io.BytesIO(), {"input_names": ["x"], "output_names": ["logits"], "opset_version": 20}
+    options = {"input_names": ["x"], "output_names": ["logits"], "opset_version": 20, **KEEPING_NAMES[dynamo]}
+    file = io.BytesIO()
     if dynamo:
         options |= {"dynamic_shapes": ({0: torch.export.Dim("N")},), "external_data": False, "verbose": False}
     else:
@@ -99,10 +98,8 @@ def exported(name: str, *, dynamo: bool) -> onnx.ModelProto:
     proto.graph.doc_string = ""
     del proto.metadata_props[:]
     for held in (*proto.graph.node, *proto.graph.input, *proto.graph.output, *proto.graph.value_info):
-        kept = [entry for entry in held.metadata_props if entry.key == "pkg.torch.onnx.name_scopes"]
         held.doc_string = ""
         del held.metadata_props[:]
-        held.metadata_props.extend(kept)
     del proto.graph.metadata_props[:]
     return proto
 

@@ -16,8 +16,7 @@ F16, BF16 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)
 RNG = np.random.default_rng(0)
 W, ROW = RNG.standard_normal((4, 4)).astype("f4"), RNG.standard_normal(4).astype("f4")
 IMAGE = RNG.standard_normal((1, 1, 3, 3)).astype("f4")
-HALF, EPSILON = "half precision", "half precision where it is not 0"
-LOWEST = np.float32(np.finfo("f4").min)
+HALF = "half precision"
 
 # What follows p = MatMul (x, w), which is of half precision; constants of the file; the dtype of y.
 ROWS = {
@@ -28,21 +27,11 @@ ROWS = {
         HALF,
     ),
     "a Gemm": ("y = Gemm (p, v, b)", {"v": W, "b": ROW}, HALF),
-    "what moves elements": ("y = Transpose (p)", {}, HALF),
-    "a choice of elements": ("y = Relu (p)", {}, HALF),
-    "a sum of two": ("y = Add (p, p)", {}, HALF),
-    "a sum with a scalar": ("y = Add (p, c)", {"c": np.float32(0.5)}, HALF),
-    "a sum with a row of the file": ("y = Add (p, c)", {"c": ROW}, "float32"),
-    "a mask's lowest number, -inf in float16": ("y = Add (p, c)", {"c": LOWEST}, "float32"),
-    "an epsilon, 0 in float16": ("y = Add (p, c)", {"c": np.float32(1e-12)}, EPSILON),
-    "a choice by a mask": (
-        "z = Less (p, c) y = Where (z, p, c)",
-        {"c": np.float32(0)},
-        HALF,
-    ),
-    "two outputs": ("y, z = Split <axis = 1, num_outputs = 2> (p)", {}, HALF),
+    "what moves elements": ("y = Transpose (p)", {}, "float32"),
+    "a sum of two": ("y = Add (p, p)", {}, "float32"),
+    "a sum with a scalar": ("y = Add (p, c)", {"c": np.float32(0.5)}, "float32"),
+    "a choice by a mask": ("z = Less (p, c) y = Where (z, p, c)", {"c": np.float32(0)}, "float32"),
     "an exponential": ("y = Exp (p)", {}, "float32"),
-    "a quotient": ("y = Div (p, p)", {}, "float32"),
     "a softmax": ("y = Softmax (p)", {}, "float32"),
     "a mean": ("y = ReduceMean (p)", {}, "float32"),
     "a normalization": ("y = LayerNormalization (p, one, one)", {"one": ROW}, "float32"),
@@ -67,21 +56,21 @@ def test_each_operator_computes_in_the_dtype_of_its_kind(row, half):
     net, x = model(then, constants).until("y"), RNG.standard_normal((3, 4)).astype("f4")
     w = ff.asarray(W.astype(half), name="w")
     y = net(x, params={"w": w})
-    assert y.dtype == (half if dtype == HALF or (dtype == EPSILON and half == BF16) else "float32")
+    assert y.dtype == (half if dtype == HALF else "float32")
     found, wanted = (compute(of, scheduler="sync").astype("f8") for of in (y, net(x)))
     near = 2e-3 if half == F16 else 2e-2
     np.testing.assert_allclose(found, wanted, rtol=near * 4, atol=near * 4)
 
 
 def test_an_operator_that_onnx_has_not_in_bfloat16_computes_in_float32():
-    text = "(float[N,1,3,3] x) => (float[N,1,1,1] y) { h = Conv (x, w) y = Relu (h) }"
+    text = "(float[N,1,3,3] x) => (float[N,1,1,1] y) { y = Conv (x, w) }"
     net = ff.load(written(text, {"w": IMAGE}))
     dtypes = [net(IMAGE, params={"w": IMAGE.astype(half)}).dtype for half in ("f4", F16, BF16)]
     assert dtypes == ["float32", "float16", "float32"]
 
 
 def test_an_input_in_half_precision_is_enough():
-    net = model("y = Relu (p)")
+    net = model("y = MatMul (p, v)", {"v": W})
     assert net(ff.argument("x", ("N", 4), "float16")).dtype == F16
     assert net(ff.argument("x", ("N", 4))).dtype == "float32"
 

@@ -102,6 +102,16 @@ class TestParameters:
         }"""
         assert list(ff.load(written(text, {"val_1": ONES, "scale": ONES})).parameters()) == ["scale"]
 
+    def test_have_the_names_that_an_exporter_made_of_counts(self):
+        """As PyTorch's exporters write transposed and merged weights by default."""
+        text = """(float[N,4] x) => (float[N,3] y) {
+            a = Mul (x, val_2)
+            y = MatMul (a, val_1)
+        }"""
+        model = ff.load(written(text, {"val_1": V, "val_2": ONES}))
+        assert list(model.parameters()) == ["val_1"]
+        assert list(model.parameters(["val_1", "val_2"])) == ["val_1", "val_2"]
+
     def test_are_tensors_with_the_values_of_the_file(self, model):
         assert np.array_equal(model.parameters()["head.weight"].compute(scheduler="sync"), V)
         assert (

@@ -1,1 +1,0 @@
-"""Loaded models as pure functions of inputs and named parameters: names, what is a parameter, and writing back."""
