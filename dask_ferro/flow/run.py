@@ -179,10 +179,10 @@ class FlowRun:
         self._ready: list[tuple[float, int, InnerTask]] = []
         self._entered = 0
         self._unfinished = 0
-        # What other workers run for this one; what this one runs for others; what came back, and stays.
+        # What other workers run for this one, what this one runs for others; whether others can run its tasks.
         self._away: dict[Key, InnerTask] = {}
         self._stolen: dict[Key, StolenTask] = {}
-        self._staying: set[Key] = set()
+        self._gives = True
 
     @property
     def is_done(self) -> bool:
@@ -258,11 +258,8 @@ class FlowRun:
 
     def spare(self, most: int) -> list[InnerTask]:
         """Return ready tasks that another worker may run, from the one that would begin last on."""
-        return [
-            task
-            for _, _, task in nlargest(most, self._ready)
-            if task.key not in self._stolen and task.key not in self._staying
-        ]
+        last = nlargest(most, self._ready) if self._gives else ()
+        return [task for _, _, task in last if task.key not in self._stolen]
 
     def give(self, tasks: Collection[InnerTask], owner: int) -> list[StolenTask]:
         """Return ready tasks with their inputs, which another worker runs now."""
@@ -273,9 +270,9 @@ class FlowRun:
         return [StolenTask(task, self.inputs_of(task), owner) for task in tasks]
 
     def take_back(self, key: Key) -> None:
-        """Run a task here that another worker cannot run, or whose result cannot be sent."""
+        """Run a task here that cannot be sent, or whose result cannot; the next ones stay, since each try is logged."""
         if key in self._away:
-            self._staying.add(key)
+            self._gives = False
             self._push(self._away.pop(key))
 
     def accept(self, stolen: StolenTask) -> None:

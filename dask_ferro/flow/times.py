@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from math import isfinite, nan
 from statistics import fmean
 from time import monotonic, perf_counter
@@ -19,7 +20,7 @@ from dask.typing import Key
 from distributed import get_worker
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.flow.costs import MeasuredTasks, MemberFigures, merged, names_of
+from dask_ferro.flow.costs import MeasuredTasks, merged, names_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,17 @@ _SIZING = 0.05
 TOPIC = "ferro-task-costs"
 _EVERY = 0.2
 _GROUPS = 256
+
+
+@dataclass
+class MemberFigures:
+    """What a member of a flow did: values and bytes that it sent to other workers, tasks of others that it ran, and the
+    seconds for which it had none to run."""
+
+    values: int = 0
+    nbytes: int = 0
+    stolen: int = 0
+    waited: float = 0.0
 
 
 class InnerRun(NamedTuple):
@@ -54,13 +66,7 @@ def listen(listener: Listener | None) -> None:
 
 
 class TaskTimes:
-    """The tasks that ran in one task of Dask's.
-
-    Attributes
-    ----------
-    figures : MemberFigures
-        What a member of a flow did.
-    """
+    """The tasks that ran in one task of Dask's, and what it did as a member of a flow."""
 
     def __init__(self) -> None:
         self.figures = MemberFigures()

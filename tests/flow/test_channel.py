@@ -41,7 +41,7 @@ def lost() -> list[bool]:
 
 @pytest.fixture
 def listener(contexts: Any, arrived: queue.Queue[list[memoryview]], lost: list[bool]) -> Iterator[Listener]:
-    listener = Listener("127.0.0.1", 0, TOKEN, contexts[0], arrived.put, lambda: lost.append(True))
+    listener = Listener("127.0.0.1", TOKEN, contexts[0], arrived.put, lambda: lost.append(True))
     yield listener
     listener.close()
 
@@ -88,7 +88,7 @@ def test_a_message_that_breaks_off_may_have_been_a_value(
 def test_without_the_token_nothing_is_read(start: bytes) -> None:
     arrived: queue.Queue[list[memoryview]] = queue.Queue()
     lost: list[bool] = []
-    listener = Listener("127.0.0.1", 0, TOKEN, None, arrived.put, lambda: lost.append(True))
+    listener = Listener("127.0.0.1", TOKEN, None, arrived.put, lambda: lost.append(True))
     try:
         with socket.create_connection(("127.0.0.1", listener.port), BOUND_S) as connection:
             connection.sendall(start + b"".join(packed("run", 1)))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from math import inf
@@ -34,12 +34,11 @@ from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.task_cost import FERRO, TaskCost, own_cost
 from dask_ferro.graph.bundling.partition import (
     DASK,
+    FLOW,
     Bundles,
     Dag,
     Floats,
-    FlowCosts,
     Ints,
-    Overheads,
     as_sent,
     finest,
     partitioned,
@@ -107,14 +106,12 @@ class CostFacts:
         them until the last one was read, and so longer than single tasks would.
     allowance : float
         Bytes; the results of bundles may take so much at a time, though those of single tasks would take less.
-    overheads : Overheads
-        What a task costs beside its own seconds.
+    bytes_per_s : float
+        Between two workers.
     members : int
         Members of a flow at most: threads of workers that take part; 0 or 1: no flows are made.
     recent : RecentChoices
-        The plans of recent graphs, and what these took.
-    of_flows : FlowCosts
-        What a task of a flow costs beside its own seconds; bytes pass as fast as between other tasks.
+        The plans of recent graphs.
     """
 
     cost: Callable[[Key], TaskCost | None]
@@ -124,10 +121,9 @@ class CostFacts:
     holds: float
     memory: float
     allowance: float = inf
-    overheads: Overheads = DASK
+    bytes_per_s: float = DASK.bytes_per_s
     members: int = 0
     recent: RecentChoices = field(default_factory=RecentChoices)
-    of_flows: FlowCosts = field(default_factory=FlowCosts)
 
 
 class Needed(NamedTuple):
@@ -288,27 +284,21 @@ def choose(
         work,
         (facts.workers, facts.holds, facts.allowance, 0 if is_bound else facts.members),
         lambda: () if is_bound else _flows(work, picked, facts),
-        (facts.overheads.hop_s, facts.overheads.dispatch_s, *astuple(facts.of_flows)),
     )
-    flows, starts = plans.flows, facts.recent.starts_s * len(plans.flows)
-    flow_s = plans.seconds("flow", starts + sum(flow.seconds for flow in flows)) if flows else inf
+    flows, starts_s = plans.flows, FLOW_STARTS * len(plans.flows)
+    flow_s = plans.seconds("flow", starts_s + sum(flow.seconds for flow in flows)) if flows else inf
     # Bundles take the least at best, and their search takes longer than a flow's plan.
-    if flow_s < FLOW_STARTS * len(flows) + FLOW_ENOUGH * least:
+    if flow_s < starts_s + FLOW_ENOUGH * least:
         facts.recent.choose(wanted, plans, "flow")
         return made(_alone(work, flows), flows=flows), tasks
-    search = partial(
-        bundle_tasks,
-        work,
-        workers=facts.workers,
-        allowance=facts.allowance,
-        ranks=_ranks,
-        overheads=facts.overheads,
-    )
     if plans.bundles is None:
-        plans.bundles = search()
+        overheads = replace(DASK, bytes_per_s=facts.bytes_per_s)
+        plans.bundles = bundle_tasks(
+            work, workers=facts.workers, allowance=facts.allowance, ranks=_ranks, overheads=overheads
+        )
         if flows:
-            sent = as_sent(partitioned(work.dag, plans.bundles), facts.overheads)
-            plans.bundles_s = scheduled(sent, workers=facts.workers, overheads=facts.overheads).seconds
+            sent = as_sent(partitioned(work.dag, plans.bundles), overheads)
+            plans.bundles_s = scheduled(sent, workers=facts.workers, overheads=overheads).seconds
     if flow_s < (1 - FLOW_GAINS) * plans.seconds("bundles", plans.bundles_s):
         facts.recent.choose(wanted, plans, "flow")
         return made(_alone(work, flows), flows=flows), tasks
@@ -359,7 +349,7 @@ def _flows(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Sequence[
     if not (inside[src] & inside[dst]).any():
         return ()
     number = np.empty(len(kinds), np.int64)
-    costs = replace(facts.of_flows, bytes_per_s=facts.overheads.bytes_per_s)
+    costs = replace(FLOW, bytes_per_s=facts.bytes_per_s)
 
     def plan(tasks: Ints, held: float) -> Flow | None:
         """Return the flow of some tasks, unless it takes too long or too many bytes."""
@@ -376,7 +366,7 @@ def _flows(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Sequence[
         made = planned(finest_tasks, members, costs)
         if made.seconds > lasts or held + peak_bytes(finest_tasks, made) > facts.allowance:
             return None
-        picks_s = len(picked) * facts.overheads.task_s / facts.workers
+        picks_s = len(picked) * DASK.task_s / facts.workers
         return Flow(tasks.tolist(), made.members, made.order, made.seconds + picks_s)
 
     most = max(1, int(float(seconds[inside].sum()) / members / FLOW_LEAST))

@@ -20,7 +20,6 @@ from distributed.utils import key_split_group
 from dask_ferro.flow.member import is_ours, is_pick, share_of
 from dask_ferro.flow.run import Share
 from dask_ferro.flow.task_cost import TaskCost
-from dask_ferro.graph.bundling.partition import FlowCosts
 from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef, references
@@ -321,18 +320,6 @@ def test_a_graph_is_as_many_flows_as_it_needs(
     assert len(chosen.flows) == count
     inside = [i for flow in chosen.flows for i in flow.tasks]
     assert sorted([*inside, *(i for part in chosen.bundles for i in part)]) == list(range(len(tasks.order)))
-
-
-def test_a_graph_is_planned_again_when_what_flows_cost_is_known_better() -> None:
-    """Two chains that read each other's results at each step, and twice at the end."""
-    graph: dict[Any, GraphNode] = {}
-    for i in range(100):
-        reads = [(i - 1, 0), (i - 1, 1)] if i else []
-        graph |= {(i, x): Task((i, x), told, "y", *map(TaskRef, reads)) for x in (0, 1)}
-    known = facts(seconds=1e-3, members=2)
-    slow = replace(known, of_flows=FlowCosts(hop_s=1e-2))
-    choices = [choose(graph, [(99, 0), (99, 1)], {}, one)[0] for one in (known, slow, known)]
-    assert [len(choice.flows) for choice in choices] == [1, 0, 1]
 
 
 def test_tasks_of_different_spans_are_of_different_groups() -> None:
