@@ -15,16 +15,9 @@ Step = Literal["wait", "admit", "again", "fail", "lose", "unreachable"]
 def next_step(members: int, states: Sequence[str], has_failed: bool, voids: int) -> Step:
     """Return what is done with a flow that does not run.
 
-    Parameters
-    ----------
-    members : int
-        How many it has.
-    states : sequence of str
-        Dask's states of those that the scheduler knows; a member that is ready and held is in "no-worker".
-    has_failed : bool
-        Whether a member or an input of one has failed.
-    voids : int
-        Its last runs that were void, although all of their workers were there.
+    `states` are Dask's of the members that the scheduler knows: one that is ready and held is in "no-worker".
+    `has_failed` says so of a member or an input of one.  `voids` counts the newest runs that were void, although all of
+    their workers were there.
     """
     if "no-worker" not in states:
         # All are needed where one is: its inputs, of other flows, would else be computed again for the next one.
@@ -50,25 +43,17 @@ class Threads(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a member asks of its worker.
+    """What a member asks of its worker."""
 
-    Parameters
-    ----------
-    held : mapping of str to int
-        The bytes of its inputs on each worker.
-    home : str
-        The address of the worker on which it runs, if that has a free thread; "": any.
-    able : collection of str, optional
-        The workers on which it can run; None: all.
-    """
-
+    # The bytes of its inputs on each worker.
     held: Mapping[str, int]
+    # The address of the worker on which it runs, if that has a free thread; "": any.
     home: str = ""
+    # The workers on which it can run; None: all.
     able: Collection[str] | None = None
 
     @property
     def can_run(self) -> bool:
-        """Whether there is a worker on which the member can run."""
         return self.able is None or bool(self.able)
 
 

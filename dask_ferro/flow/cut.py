@@ -24,21 +24,11 @@ _OFF = 1 / 8
 
 
 def cut(seconds: Floats, edges: Floats, inside: Sequence[bool], plan: Plan[Part], most: int) -> list[Part]:
-    """Return the parts of a graph, in the order in which they run; [] where they would be too many.
+    """Return the parts of a graph, in the order in which they run; [] where they would be more than `most`.
 
-    Parameters
-    ----------
-    seconds : array
-        Of each task; tasks are in a topological order.
-    edges : array of three columns
-        Task, its reader, and bytes; those into one task are side by side, and tasks in their order.
-    inside : sequence of bool
-        Whether each task may be in a part; the others run by themselves.
-    plan : callable
-        Returns the part of some tasks, while so many bytes of results that cross its bounds are in memory; None: it
-        does not fit.
-    most : int
-        Parts, at most.
+    Tasks are in a topological order.  A row of `edges` is (task, its reader, bytes); those into one task are side by
+    side, and tasks in their order.  Tasks that are not `inside` run by themselves.  `plan` returns the part of some
+    tasks, while so many bytes of results that cross its bounds are in memory, or None if it does not fit.
     """
     order, spans = ordered(edges, inside)
     src, dst = np.argsort(order)[edges[:, :2].T.astype(np.int64)]

@@ -34,13 +34,7 @@ class Read(NamedTuple):
 
 
 def run_share(share: Share, reads: tuple[Read, ...], *arguments: Any) -> Any:
-    """Return the results of a share's tasks.
-
-    Raises
-    ------
-    Exception
-        What a task raised, with a note that names it, if its result is the only one.
-    """
+    """Return the results of a share's tasks; if there is but one, the error of its task is raised."""
     inputs = {
         read.key: arguments[read.argument] if read.place < 0 else arguments[read.argument][read.place]
         for read in reads
@@ -83,13 +77,7 @@ def _among(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any,
 
 
 def pick(results: tuple[Any, ...], place: int, *silent: Any) -> Any:
-    """Return one result of a share that has several; `silent` are members that have none.
-
-    Raises
-    ------
-    Exception
-        What the task raised.
-    """
+    """Return one result of a share that has several, or raise its error; `silent` are members that have none."""
     result = results[place]
     if isinstance(result, Failed):
         raise result.error

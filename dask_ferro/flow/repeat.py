@@ -28,11 +28,9 @@ class Renamed:
 
     @property
     def dependencies(self) -> Collection[Key]:
-        """The keys of its inputs."""
         return self.keys.values()
 
     def __call__(self, values: dict[Any, Any]) -> Any:
-        """Return its result."""
         return self.call({**self.constants, **{key: values[other] for key, other in self.keys.items()}})
 
 
@@ -46,11 +44,9 @@ class Joined:
 
     @property
     def dependencies(self) -> Collection[Key]:
-        """The keys of its inputs."""
         return frozenset(chain.from_iterable(call.dependencies for call in self.calls))
 
     def __call__(self, values: dict[Any, Any]) -> tuple[Any, ...]:
-        """Return its result."""
         return tuple(chain.from_iterable(call(values) for call in self.calls))
 
 
