@@ -58,40 +58,25 @@ class ValueSource(NamedTuple):
 
 @dataclass(frozen=True)
 class Bundle:
-    """Nodes that run as one task.
+    """Nodes that run as one task."""
 
-    Attributes
-    ----------
-    nodes : tuple of int
-        Positions in the main graph, ascending.
-    inputs, outputs : tuple of str
-        Value names.
-    sources : tuple of ValueSource
-        Where each input comes from.
-    ops : Counter
-        Operator types.
-    cost : Cost
-        Summed over the nodes.
-    seconds : float
-        Projected on one thread of the profile.
-    """
-
+    # Positions in the main graph, ascending.
     nodes: tuple[int, ...]
+    # Names of values, and where each input comes from.
     inputs: tuple[str, ...]
     sources: tuple[ValueSource, ...]
     outputs: tuple[str, ...]
     ops: Counter[str]
+    # Summed over the nodes; seconds on one thread of the profile.
     cost: Cost
     seconds: float
 
     @property
     def flops(self) -> float:
-        """Projected floating-point operations."""
         return self.cost.flops
 
     @property
     def bytes(self) -> float:
-        """Projected bytes read and written by the nodes."""
         return self.cost.read_bytes + self.cost.write_bytes
 
 
@@ -112,20 +97,9 @@ def plan(
     granularity: Granularity = "auto",
     workers: int = 1,
 ) -> Plan:
-    """Return the plan of a loaded model.
+    """Return the plan of a model from `load` (sorted, no dead nodes), with types and costs at the batch that is run.
 
-    Parameters
-    ----------
-    model : onnx_ir.Model
-        From `load`: sorted, no dead nodes.
-    types : mapping
-        Value types at the batch that is to be run.
-    cost : ModelCost
-        At the same batch.
-    granularity : "auto", "op", "model" or float
-        As `choose` takes it.
-    workers : int
-        Threads that can run bundles at once.
+    `workers` are threads that can run bundles at once.
     """
     nodes = list(model.graph)
     read = [tuple(value.name for value in reads(node) if value.name) for node in nodes]
@@ -146,18 +120,9 @@ def dag(
     seconds: Sequence[float],
     constant: Collection[int] = (),
 ) -> Dag:
-    """Return the main graph of a loaded model as integers, seconds and bytes.
+    """Return the main graph of a loaded model as integers, seconds (of `model_cost`) and bytes.
 
-    Parameters
-    ----------
-    model : onnx_ir.Model
-        Sorted; node `i` of the result is its i-th node.
-    types : mapping of str to ValueType
-        At the batch that is to be run.
-    seconds : sequence of float
-        Of the nodes, as `model_cost` projects them.
-    constant : collection of int
-        Nodes that take no time, and that nothing waits for.
+    Node `i` of the result is the model's i-th node.  Nothing waits for `constant` nodes, which take no time.
     """
     nodes = list(model.graph)
     makers: dict[ir.Value, int] = {}
@@ -303,27 +268,10 @@ PIECES_PER_WORKER = 1024
 
 
 def choose(dag: Dag, granularity: Granularity = "auto", *, workers: int) -> Quotient:
-    """Return the partition of `dag` into bundles.
+    """Return the partition of `dag` into bundles, of which so many `workers` run at a time.
 
-    Parameters
-    ----------
-    dag : Dag
-    granularity : {"auto", "op", "model"} or float
-        "op" is one node a bundle (glued ones together), "model" one bundle, a number pieces of about that
-        many seconds; "auto" is the least projected makespan.
-    workers : int
-        How many bundles can run at a time.
-
-    Raises
-    ------
-    ConfigError
-        The granularity or the number of workers is not valid.
-    ValueError
-        Edges that do not go forward.
-
-    Examples
-    --------
-    Two branches worth a task each, then a join:
+    "op" is one node a bundle (glued ones together), "model" one bundle, a number pieces of about that many seconds;
+    "auto" is the least projected makespan.  Two branches worth a task each, then a join:
 
     >>> dag = Dag([0.0, 0.1, 0.1, 0.0], [(0, 1, 8.0), (0, 2, 8.0), (1, 3, 8.0), (2, 3, 8.0)])
     >>> choose(dag, workers=2).bundles()
@@ -347,7 +295,7 @@ def choose(dag: Dag, granularity: Granularity = "auto", *, workers: int) -> Quot
     grain = float(granularity)
     if sum(dag.seconds) <= grain:
         return _whole(base)
-    return coarsened(base, grain, Limits(budget=grain, lanes=1, cap=grain))
+    return coarsened(base, grain, Limits(budget=grain, cap=grain))
 
 
 def _whole(base: Quotient) -> Quotient:
@@ -361,7 +309,7 @@ def _auto(base: Quotient, workers: int) -> Quotient:
     bound = lower_bound(base, workers=workers, overheads=FREE) + DASK.task_s + DASK.dispatch_s
     if alone <= _enough(bound):
         return whole
-    how = Limits(budget=DASK.task_s, lanes=workers)
+    how = Limits(budget=DASK.task_s)
     candidates: list[tuple[float, Quotient]] = []
     # The coarsest is projected fastest, and what it takes rules finer ones out.
     for partition in reversed([base, *series(base, _grains(base, workers), how)]):

@@ -212,13 +212,6 @@ def test_projected_near_the_bound(dag: Dag, workers: int, ratio: float) -> None:
 # --- where it is cut ----------------------------------------------------------------------------------------
 
 
-def test_a_reshape_goes_to_the_side_of_more_bytes() -> None:
-    # 0 and 1 are branches; 2 reads little of 0 and feeds much to 3, which reads 1 too
-    dag = Dag([0.1, 0.1, 0.0, 0.1, 0.1], [(0, 2, 1e3), (0, 4, 1e3), (1, 3, 1e3), (2, 3, 1e6)])
-    bundles = choose(dag, workers=2).bundles()
-    assert any({2, 3} <= set(nodes) and 0 not in nodes for nodes in bundles)
-
-
 # --- granularities ------------------------------------------------------------------------------------------
 
 
