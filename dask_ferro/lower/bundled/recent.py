@@ -58,27 +58,15 @@ class Flow(NamedTuple):
 
 
 class GraphPlans:
-    """How a graph may run, and what it took.
-
-    Parameters
-    ----------
-    flows : sequence of Flow
-        In their order; none: it is not planned as flows.
-    facts : tuple of arrays
-        The seconds, longest seconds and shares of tasks that might be bundled, and the bytes of all edges.
-
-    Attributes
-    ----------
-    bundles : Bundles, optional
-        None: they were not needed yet.
-    bundles_s : float
-        What they are projected to take.
-    """
+    """How a graph may run, and what it took."""
 
     def __init__(self, flows: Sequence[Flow], facts: tuple[Floats, ...]) -> None:
+        # None: the graph is not planned as flows.
         self.flows = flows
+        # None: they were not needed yet; what they are projected to take.
         self.bundles: Bundles | None = None
         self.bundles_s = 0.0
+        # The seconds, longest seconds and shares of tasks that might be bundled, and the bytes of all edges.
         self._facts = facts
         self._took: dict[Way, deque[float]] = {way: deque(maxlen=_NEWEST) for way in ("bundles", "flow")}
 
@@ -100,7 +88,6 @@ class GraphPlans:
             self._took = last._took
 
     def took(self, way: Way, seconds: float) -> None:
-        """Note what the graph took."""
         self._took[way].append(seconds)
 
     def seconds(self, way: Way, projected: float) -> float:
@@ -121,13 +108,7 @@ class RecentChoices:
     ) -> GraphPlans:
         """Return the plans of a graph, its last ones if they still hold.
 
-        Parameters
-        ----------
-        work : TaskDag
-        limits : tuple of numbers
-            What else decides: workers, members, bytes.
-        plan : callable
-            Returns its flows.
+        `limits` are what else decides (workers, members, bytes); `plan` returns the graph's flows.
         """
         kinds, shares = np.asarray(work.kinds, np.int64), np.asarray(work.shares, np.float64)
         edges = np.asarray(work.dag.edges, np.float64).reshape(-1, 3)

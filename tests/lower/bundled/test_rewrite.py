@@ -134,8 +134,8 @@ def test_what_dask_forbids_to_fuse_is_by_itself_and_so_is_what_is_next_to_it() -
     graph["barrier"] = Barrier("barrier", told, "barrier", TaskRef(("inc", 3)))
     graph["read"] = Task("read", told, "read", TaskRef("barrier"))
     graph["end"] = Task("end", told, "end", TaskRef("read"))
-    choice, _ = choose(graph, ["end"], {}, facts())
-    alone = {choice.order[b[0]] for b in choice.bundles if len(b) == 1}
+    choice = choose(graph, ["end"], {}, facts())
+    alone = {choice.tasks.order[b[0]] for b in choice.bundles if len(b) == 1}
     assert {("inc", 3), "barrier", "read"} <= alone
 
 
@@ -288,7 +288,7 @@ def test_a_flow_has_room_for_its_inputs(allowance: float, is_flow: bool) -> None
         facts(seconds=1e-2, members=2, allowance=allowance),
         cost=lambda key: TaskCost(1e-2, 1e6 if key[0] == "x" else 28),
     )
-    chosen, _ = choose(graph, ends, {"retries": {("x", i): 1 for i in range(8)}}, known)
+    chosen = choose(graph, ends, {"retries": {("x", i): 1 for i in range(8)}}, known)
     assert bool(chosen.flows) == is_flow
 
 
@@ -316,10 +316,12 @@ def test_a_graph_is_as_many_flows_as_it_needs(
         facts(seconds=seconds, **{"members": 2, **limits}),
         cost=lambda key: None if key in unknown else TaskCost(seconds, 28),
     )
-    chosen, tasks = choose(graph, [("s", 39, x) for x in range(8)], {}, known)
+    chosen = choose(graph, [("s", 39, x) for x in range(8)], {}, known)
     assert len(chosen.flows) == count
     inside = [i for flow in chosen.flows for i in flow.tasks]
-    assert sorted([*inside, *(i for part in chosen.bundles for i in part)]) == list(range(len(tasks.order)))
+    assert sorted([*inside, *(i for part in chosen.bundles for i in part)]) == list(
+        range(len(chosen.tasks.order))
+    )
 
 
 def test_tasks_of_different_spans_are_of_different_groups() -> None:
@@ -345,8 +347,8 @@ def test_the_same_graph_has_the_same_bundles_in_every_process(hash_seed: str) ->
         "        reads = [TaskRef(('s', t - 1, j)) for j in (i - 1, i, i + 1) if 0 <= j < 20]\n"
         "        graph['s', t, i] = Task(('s', t, i), told, 's', *reads)\n"
         "wanted = [('s', 9, i) for i in range(20)]\n"
-        "choice, _ = choose(graph, wanted, {}, facts())\n"
-        "print([[choice.order[i] for i in b] for b in choice.bundles])\n"
+        "choice = choose(graph, wanted, {}, facts())\n"
+        "print([[choice.tasks.order[i] for i in b] for b in choice.bundles])\n"
     )
     run = ran([sys.executable, "-c", program], cwd=ROOT, env={"PYTHONHASHSEED": hash_seed})
     other = ran([sys.executable, "-c", program], cwd=ROOT, env={"PYTHONHASHSEED": "3"})
@@ -365,7 +367,7 @@ def test_a_graph_is_planned_once_under_whatever_names() -> None:
             row = [Task(uuid4().hex, told, "s", near[0], more=List(*near[1:])) for near in reads]
             row = [Task.fuse(task, Task(uuid4().hex, told, "s", TaskRef(task.key))) for task in row]
             graph |= {task.key: task for task in row}
-        choice, _ = choose(graph, [task.key for task in row], {}, known)
+        choice = choose(graph, [task.key for task in row], {}, known)
         flows.append(choice.flows)
     assert flows[0]
     assert all(flow is flows[0] for flow in flows)
