@@ -258,13 +258,10 @@ def _bundles(
 # The choice of bundles: few, and as many as keep the workers busy.  A task costs about 2.3 ms of CPU and a hop between
 # tasks 6 ms, so a bundle has to be worth many of those.  "auto" does not guess how many: it merges the graph at a
 # series of grains, projects the makespan of each partition by list scheduling, and keeps the one that ends first; what
-# is within `TOLERANCE` or one hop of it counts as equal, and then one bundle wins, else the number of bundles nearest
-# to the number of workers.
+# is within `TOLERANCE` or one hop of it counts as equal, and then the fewest bundles win.
 
 # Projections are less exact than this: the durations of a kernel spread more.
 TOLERANCE = 0.03
-# Finer grains are not tried: such pieces cost the scheduler more than they balance.
-PIECES_PER_WORKER = 1024
 
 
 def choose(dag: Dag, granularity: Granularity = "auto", *, workers: int) -> Quotient:
@@ -310,23 +307,15 @@ def _auto(base: Quotient, workers: int) -> Quotient:
     if alone <= _enough(bound):
         return whole
     how = Limits(budget=DASK.task_s)
-    candidates: list[tuple[float, Quotient]] = []
+    candidates = [(alone, whole)]
     # The coarsest is projected fastest, and what it takes rules finer ones out.
     for partition in reversed([base, *series(base, _grains(base, workers), how)]):
         if lower_bound(partition, workers=workers, overheads=DASK, enough=_enough(best)) <= _enough(best):
             projected = scheduled(partition, workers=workers, overheads=DASK).seconds
             candidates.append((projected, partition))
             best = min(best, projected)
-    if alone <= (enough := _enough(best)):
-        return whole
-
-    def preference(candidate: tuple[float, Quotient]) -> tuple[int, int, float]:
-        projected, partition = candidate
-        # Pieces below the cost of a task keep no worker busy.
-        worthy = int((partition.seconds >= DASK.task_s).sum())
-        return abs(worthy - workers), len(partition), projected
-
-    return min((c for c in candidates if c[0] <= enough), key=preference)[1]
+    enough = _enough(best)
+    return min((partition for seconds, partition in candidates if seconds <= enough), key=len)
 
 
 def _enough(best: float) -> float:
@@ -337,7 +326,7 @@ def _enough(best: float) -> float:
 def _grains(base: Quotient, workers: int) -> list[float]:
     """Return the grains to try, in seconds: a worker's share of the work by powers of two, above a hop."""
     work = float(base.seconds.sum())
-    least = max(DASK.task_s + DASK.hop_s, work / workers / PIECES_PER_WORKER)
+    least = DASK.task_s + DASK.hop_s
     if len(base) > SMALL:
         least = max(least, work / len(base))
     grain = work / workers
