@@ -29,13 +29,13 @@ from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from dask.typing import Key
-from distributed import Reschedule
+from distributed import Reschedule, secede
 from distributed.sizeof import safe_sizeof
+from distributed.threadpoolexecutor import rejoin, thread_state
 
 from dask_ferro.flow.channel import Listener, Sender, name_of, packed, received, value_of
 from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Share, StolenTask
 from dask_ferro.flow.times import TaskTimes
-from dask_ferro.flow.upstream import has_seceded, leave_pool, rejoin_pool
 from dask_ferro.policy.stealing.peers import Thief, gift
 
 logger = logging.getLogger(__name__)
@@ -359,8 +359,8 @@ class Hub:
             now = perf_counter()
             times.figures.waited += now - start
             # What this member waits for may itself wait for this thread: others have it from now on.
-            if now - idle >= _PATIENCE and not has_seceded():
-                leave_pool()
+            if now - idle >= _PATIENCE and not _has_seceded():
+                secede()  # type: ignore[no-untyped-call]
 
     def _send_result(self, here: _Here, run: FlowRun, task: InnerTask, value: Any, times: TaskTimes) -> bool:
         """Send a result to its readers; return False if the worker that gave the task away has to run it itself."""
@@ -387,12 +387,7 @@ class Hub:
     def _send(self, message: Message, homes: Collection[Home]) -> int:
         """Send a message to workers; return the bytes that passed.
 
-        Raises
-        ------
-        Void
-            If one cannot be reached.
-        _Unsendable
-            If the message cannot be pickled; nobody was sent it.
+        `Void`: a worker cannot be reached.  `_Unsendable`: the message cannot be pickled, and was sent to nobody.
         """
         here = {home: hub for home in homes if (hub := _hubs.get(home.worker)) is not None}
         away = [home for home in homes if home not in here]
@@ -504,7 +499,7 @@ def called(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
     for value in inputs.values():
         if isinstance(value, Failed):
             return value
-    start, had_seceded = perf_counter(), has_seceded()
+    start, had_seceded = perf_counter(), _has_seceded()
     try:
         result = task.call(inputs)
     except Reschedule:
@@ -517,10 +512,15 @@ def called(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
         return Failed(error)
     finally:
         # The next task may call `secede` too.
-        if has_seceded() and not had_seceded:
-            rejoin_pool()
+        if _has_seceded() and not had_seceded:
+            rejoin()  # type: ignore[no-untyped-call]
     times.note(task.key, start, result, task.about)
     return result
+
+
+def _has_seceded() -> bool:
+    """Return whether this thread has left its worker's pool of threads."""
+    return not getattr(thread_state, "proceed", True)
 
 
 @contextmanager
