@@ -57,7 +57,7 @@ class Claim(NamedTuple):
         return self.able is None or bool(self.able)
 
 
-def admitted(flows: Sequence[Sequence[Claim]], workers: Sequence[Threads]) -> list[list[str] | None]:
+def admit(flows: Sequence[Sequence[Claim]], workers: Sequence[Threads]) -> list[list[str] | None]:
     """Return the workers of the members of each flow, in the order of the flows; None: the flow waits.
 
     No flow overtakes one that waits for threads.  One that requires what no worker has is not waited for.
@@ -67,7 +67,7 @@ def admitted(flows: Sequence[Sequence[Claim]], workers: Sequence[Threads]) -> li
     for claims in flows:
         chosen = None
         if not is_full and all(claim.can_run for claim in claims):
-            chosen = placed(claims, workers)
+            chosen = place(claims, workers)
             is_full = chosen is None
         if chosen is not None:
             counts = Counter(chosen)
@@ -79,7 +79,7 @@ def admitted(flows: Sequence[Sequence[Claim]], workers: Sequence[Threads]) -> li
     return places
 
 
-def placed(claims: Sequence[Claim], workers: Sequence[Threads]) -> list[str] | None:
+def place(claims: Sequence[Claim], workers: Sequence[Threads]) -> list[str] | None:
     """Return the workers of members; None: there are too few threads now."""
     chosen = _placed(claims, workers, takes_turns=False)
     if chosen is None and not any(one.taken for one in workers):

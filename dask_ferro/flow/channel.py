@@ -38,7 +38,7 @@ _COUNT = struct.Struct("!I")
 _BUFFER = 1 << 16
 
 
-def packed(name: object, value: object) -> list[Any]:
+def pack(name: object, value: object) -> list[Any]:
     """Return a message as the bytes that are sent, in parts: the pickles of a name and of its value, and buffers."""
     buffers: list[pickle.PickleBuffer] = []
     payload = dumps(value, protocol=5, buffer_callback=buffers.append)  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ def value_of(parts: list[memoryview]) -> Any:
     return pickle.loads(parts[1], buffers=parts[2:])
 
 
-def received(stream: BufferedReader) -> list[memoryview]:
+def read_message(stream: BufferedReader) -> list[memoryview]:
     """Return the parts of the next message of a stream; EOFError at its end."""
     (count,) = _COUNT.unpack(_exactly(stream, _COUNT.size))
     sizes = struct.unpack(f"!{count}Q", _exactly(stream, 8 * count))
@@ -193,7 +193,7 @@ class Listener:
         """Pass the messages of a connection on, until it ends."""
         try:
             while stream.peek(1):
-                self._receive(received(stream))
+                self._receive(read_message(stream))
         # A value that was not stored would be waited for.
         except Exception as error:  # noqa: BLE001
             if not self._is_closed:

@@ -33,7 +33,7 @@ from distributed import Reschedule, secede
 from distributed.sizeof import safe_sizeof
 from distributed.threadpoolexecutor import rejoin, thread_state
 
-from dask_ferro.flow.channel import Listener, Sender, name_of, packed, received, value_of
+from dask_ferro.flow.channel import Listener, Sender, name_of, pack, read_message, value_of
 from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Share, StolenTask
 from dask_ferro.flow.times import TaskTimes
 from dask_ferro.policy.stealing.peers import Thief, gift
@@ -200,7 +200,7 @@ class Hub:
 
     def take(self, message: bytes) -> None:
         """Store what a worker has sent that does not reach this hub."""
-        self._receive(received(BufferedReader(BytesIO(message))))
+        self._receive(read_message(BufferedReader(BytesIO(message))))
 
     def _receive(self, parts: list[memoryview]) -> None:
         name, kind, key = name_of(parts)
@@ -321,7 +321,7 @@ class Hub:
             if isinstance(step, _Post):
                 self._send(*step)
                 continue
-            value = called(step, inputs, times)
+            value = call_task(step, inputs, times)
             del inputs
             is_sent = self._send_result(here, run, step, value, times)
             with here.changed:
@@ -394,7 +394,7 @@ class Hub:
         parts: list[Any] = []
         if away:
             try:
-                parts = packed(message[:3], message.value)
+                parts = pack(message[:3], message.value)
             except Exception as error:
                 raise _Unsendable from error
         for hub in here.values():
@@ -491,7 +491,7 @@ def hub_of(worker: str) -> Hub | None:
     return _hubs.get(worker)
 
 
-def called(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
+def call_task(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
     """Return the result of a task; a `Failed` if it raises an error, or reads one.
 
     If the task raises `Reschedule`, all that runs with it starts again.

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from dask.typing import Key
 from distributed import Reschedule, get_worker
 
-from dask_ferro.flow.hub import Home, Void, called, hub_of
-from dask_ferro.flow.repeat import unrolled
+from dask_ferro.flow.hub import Home, Void, call_task, hub_of
+from dask_ferro.flow.repeat import unroll
 from dask_ferro.flow.run import Failed, FlowRun, Share
 from dask_ferro.flow.times import TaskTimes
 
@@ -39,7 +39,7 @@ def run_share(share: Share, reads: tuple[Read, ...], *arguments: Any) -> Any:
         read.key: arguments[read.argument] if read.place < 0 else arguments[read.argument][read.place]
         for read in reads
     }
-    share, times = unrolled(share), TaskTimes()
+    share, times = unroll(share), TaskTimes()
     try:
         results = _alone(share, inputs, times) if share.members == 1 else _among(share, inputs, times)
     finally:
@@ -54,7 +54,7 @@ def _alone(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any,
     run.add(share, inputs)
     while run.is_ready:
         task = run.take()
-        run.finish(task, called(task, run.inputs_of(task), times))
+        run.finish(task, call_task(task, run.inputs_of(task), times))
     return run.results(share)
 
 

@@ -50,16 +50,16 @@ class Joined:
         return tuple(chain.from_iterable(call(values) for call in self.calls))
 
 
-def unrolled(share: Share) -> Share:
+def unroll(share: Share) -> Share:
     """Return a share with its repeats as tasks."""
     if not share.repeats:
         return share
     return share._replace(
-        tasks=(*share.tasks, *chain.from_iterable(map(repeated, share.repeats))), repeats=()
+        tasks=(*share.tasks, *chain.from_iterable(map(write_repeats, share.repeats))), repeats=()
     )
 
 
-def repeated(repeat: Repeat) -> Iterator[InnerTask]:
+def write_repeats(repeat: Repeat) -> Iterator[InnerTask]:
     """Yield the tasks of all repeats."""
     last = len(repeat.inputs)
     for task in repeat.tasks:

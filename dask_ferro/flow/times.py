@@ -91,7 +91,7 @@ class TaskTimes:
             # The caller's own thread, where Dask's local schedulers compute, has none.
             with suppress(ValueError):
                 worker = get_worker()
-            if worker is not None and (measured := _pending.taken(tallied(self._runs))):
+            if worker is not None and (measured := _pending.taken(tally(self._runs))):
                 worker.log_event(TOPIC, [one._asdict() for one in measured])
             if _listener is not None:
                 _listener(self._runs)
@@ -128,7 +128,7 @@ class _Pending:
 _pending = _Pending()
 
 
-def tallied(runs: list[InnerRun]) -> list[MeasuredTasks]:
+def tally(runs: list[InnerRun]) -> list[MeasuredTasks]:
     """Return the runs of a bundle's tasks summed up by group."""
     found: dict[tuple[str, str], list[InnerRun]] = {}
     for run in runs:

@@ -26,7 +26,7 @@ from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.flow.admission import Claim, Threads, admitted, next_step
+from dask_ferro.flow.admission import Claim, Threads, admit, next_step
 from dask_ferro.flow.member import FIGURES, PLACES, is_pick, share_of
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.times import MemberFigures
@@ -330,7 +330,7 @@ class Flows:
         ]
         ready.sort(key=lambda flow: tasks[flow.keys[0]].priority or ())
         claims = [[self._claim(tasks[key], workers) for key in flow.keys] for flow in ready]
-        places = admitted(claims, self._threads(workers))
+        places = admit(claims, self._threads(workers))
         for flow, own, chosen in zip(ready, claims, places, strict=True):
             flow.can_run = all(claim.can_run for claim in own)
             if chosen is not None:
