@@ -1,4 +1,4 @@
-"""What becomes of a flow: whether it runs, runs again or fails, and where its members run; pure."""
+"""The fate of a flow: whether it runs, runs again or fails, and where its members run; pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Threads(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a member asks of its worker."""
+    """The requirements of a member."""
 
     # The bytes of its inputs on each worker.
     held: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""What tasks cost: measured seconds and bytes, by prefix and group of the key.
+"""The costs of tasks: measured seconds and bytes, by prefix and group of the key.
 
 A group is one operation of one collection (`sum-6f3c...`), so that its tasks are alike, and a collection that is
 computed again has the same groups.  Calls of a model have one group for bundles of the same operators, FLOPs and bytes:
@@ -33,7 +33,7 @@ GROUPS, PREFIXES = 64, 1024
 _NEWEST, _ENOUGH = 8, 2
 # After so many tasks that take another time than before, 7/8 of an estimate is theirs.
 _FORGOTTEN = 20
-# Of an array's operation, bytes are the mean of so many tasks.
+# The bytes of an array's operation are the mean of so many tasks.
 _SIZED = 1000
 
 
@@ -105,7 +105,7 @@ class Costs:
             groups = self._prefixes[measured.prefix] = self._prefixes.pop(measured.prefix, {})
             group = groups.pop(measured.group, None) or _GroupCost(_FORGOTTEN if is_mixed else _SIZED)
             groups[measured.group] = group
-            # As often as tasks ran, up to where the mean has forgotten what was before.
+            # Once for each task, up to where the mean has forgotten what was before.
             for _ in range(min(max(measured.tasks, 1), _FORGOTTEN)):
                 group.seconds.add(mean)
             if isfinite(measured.nbytes) and measured.nbytes >= 0:

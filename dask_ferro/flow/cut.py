@@ -19,7 +19,7 @@ from dask_ferro.graph.bundling.partition import Floats, Ints
 
 Part = TypeVar("Part")
 Plan: TypeAlias = Callable[[Ints, float], Part | None]
-# Of a part's seconds, how far from their middle it may be cut.
+# How far from the middle of its seconds a part may be cut, as a share of them.
 _OFF = 1 / 8
 
 
@@ -52,7 +52,7 @@ def cut(seconds: Floats, edges: Floats, inside: Sequence[bool], plan: Plan[Part]
 
 def ordered(edges: Floats, inside: Sequence[bool]) -> tuple[Ints, list[tuple[int, int]]]:
     """Return tasks in a topological order, and the bounds of those `inside` that no others lie between."""
-    # Of tasks inside, how often those before them are left for tasks outside.
+    # How often paths to each task inside leave for tasks outside.
     stage = [0 if is_inside else -1 for is_inside in inside]
     for u, v in edges[:, :2].astype(np.int64).tolist():
         stage[v] = max(stage[v], stage[u] + (inside[v] and not inside[u]))
@@ -65,7 +65,7 @@ def ordered(edges: Floats, inside: Sequence[bool]) -> tuple[Ints, list[tuple[int
 def _middle(seconds: Floats, last: Ints) -> int:
     """Return where the fewest values cross, near the middle; `last` has the last reader of each task's result."""
     n = len(seconds)
-    # What is read behind all of them is picked wherever they are cut.
+    # Results that are read behind all of them are picked wherever they are cut.
     own = np.flatnonzero(last < n)
     changes = np.bincount(own, minlength=n) - np.bincount(last[own], minlength=n)
     done = np.cumsum(seconds)

@@ -74,7 +74,7 @@ class _Unsendable(Exception):
 
 
 class Message(NamedTuple):
-    """What one worker sends another.
+    """A message from one worker to another.
 
     kind     key                                    value
     value    a task's                               its result
@@ -206,7 +206,7 @@ class Hub:
         name, kind, key = name_of(parts)
         try:
             value = value_of(parts)
-        # What reads the value fails, as if this worker had computed it.
+        # Readers of the value fail, as if this worker had computed it.
         except Exception as error:  # noqa: BLE001
             value = Failed(error)
         self.deliver(Message(name, kind, key, value))
@@ -358,7 +358,7 @@ class Hub:
             here.changed.wait(min(_PATIENCE, here.thief.seconds(start)))
             now = perf_counter()
             times.figures.waited += now - start
-            # What this member waits for may itself wait for this thread: others have it from now on.
+            # The awaited value may itself wait for this thread: others have the thread from now on.
             if now - idle >= _PATIENCE and not _has_seceded():
                 secede()  # type: ignore[no-untyped-call]
 
@@ -375,7 +375,7 @@ class Hub:
             if owner is not None:
                 self._send(Message(here.name, "back", task.key, None), [here.homes[owner]])
                 return False
-            # What reads the value elsewhere fails; the reason itself may be an error that cannot be pickled.
+            # Readers of the value elsewhere fail; the reason itself may be an error that cannot be pickled.
             reason = PicklingError(f"the result of {task.key!r} cannot be pickled: {error.__cause__!r}")
             nbytes = self._send(Message(here.name, "value", task.key, Failed(reason)), homes)
         figures = times.figures

@@ -1,4 +1,4 @@
-"""What Dask runs for a share: a bundle, which is a flow of one member, or a member of a flow.
+"""The task of Dask's that runs a share: a bundle, which is a flow of one member, or a member of a flow.
 
     one member, one output     its value
     else                       a tuple of values; an error of a task is a `Failed`, which `pick` raises

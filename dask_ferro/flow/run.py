@@ -25,7 +25,7 @@ from dask.typing import Key
 
 
 class Call(Protocol):
-    """What an inner task does: the task of a Dask graph."""
+    """The call of an inner task: the task of a Dask graph."""
 
     @property
     def dependencies(self) -> Collection[Key]: ...
@@ -67,7 +67,7 @@ class Repeat(NamedTuple):
     tasks: tuple[InnerTask, ...]
     # By input, the key of the first repeat's task whose result the next repeat reads in its place.
     carry: Mapping[Key, Key]
-    # Of each repeat, the values that it alone reads, by the keys that the first one has for them.
+    # For each repeat, the values that it alone reads, by the keys that the first one has for them.
     inputs: Sequence[Mapping[Key, Any]]
     # By key, the members with tasks of the next repeat that read the result.
     next_readers: Mapping[Key, tuple[int, ...]]
@@ -120,7 +120,7 @@ class FlowRun:
         self._ready: list[tuple[float, int, InnerTask]] = []
         self._entered = 0
         self._unfinished = 0
-        # What other workers run for this one, what this one runs for others; whether others can run its tasks.
+        # Tasks that other workers run for this one, and that this one runs for others; whether it gives tasks away.
         self._away: dict[Key, InnerTask] = {}
         self._stolen: dict[Key, StolenTask] = {}
         self._gives = True

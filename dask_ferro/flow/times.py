@@ -24,8 +24,8 @@ from dask_ferro.flow.costs import MeasuredTasks, merged, names_of
 
 logger = logging.getLogger(__name__)
 
-# Of the seconds of a bundle's tasks, what may be spent on the bytes of their results: 1 us for an array, 0.1 ms for a
-# table with text.
+# The share of the seconds of a bundle's tasks that may be spent on the bytes of their results: 1 us for an array,
+# 0.1 ms for a table with text.
 _SIZING = 0.05
 # The topic of Dask's events under which measurements are sent; seconds between two messages, and groups in one.
 TOPIC = "ferro-task-costs"
@@ -35,8 +35,8 @@ _GROUPS = 256
 
 @dataclass
 class MemberFigures:
-    """What a member of a flow did: values and bytes that it sent to other workers, tasks of others that it ran, and the
-    seconds for which it had none to run."""
+    """The values and bytes that a member of a flow sent to other workers, the tasks of others that it ran, and how long
+    it had none to run."""
 
     values: int = 0
     nbytes: int = 0
@@ -100,7 +100,7 @@ class TaskTimes:
 
 
 class _Pending:
-    """What was measured since the last message."""
+    """The measurements since the last message."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -76,7 +76,7 @@ class FlowWorker(WorkerPlugin):
 async def _relay(worker: Worker, address: str, message: bytes) -> None:
     """Send a message to another worker over Dask's own connections."""
     pool = worker.rpc
-    # Of a worker that is gone, the scheduler knows at once, and Dask's own 30 s would hold up the next run.
+    # The scheduler knows at once of a worker that is gone, and Dask's own 30 s would hold up the next run.
     comm = await pool.connect(address, timeout=CONNECTS)
     try:
         await send_recv(comm, op=_VALUE, message=message)

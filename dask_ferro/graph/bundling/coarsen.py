@@ -122,7 +122,7 @@ def _along(q: Quotient, grain: float, how: Limits, *, down: bool) -> Quotient:
         total[home] += mine
         share[home] += share[own]
         taken[home] += 0.0 if is_next else mine
-        # What nothing waits for is no inner reader.
+        # A piece that nothing waits for is no inner reader.
         inner[home] += inner[own] - (inside if ahead[own] else 0)
         ahead[home] += ahead[own] - inside
     made = np.asarray(label, np.int64)

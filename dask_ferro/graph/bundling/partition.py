@@ -53,7 +53,7 @@ class Quotient:
 
     # The piece of each node of the `Dag`.
     piece_of: Ints
-    # Of each piece, its seconds, and its part of what one piece may hold.
+    # The seconds of each piece, and its part of what one piece may hold.
     seconds: Floats
     shares: Floats
     # Pieces of different kinds are never merged, and one of a kind below 0 with none.
@@ -164,9 +164,9 @@ def _contracted(n: int, glued: Sequence[tuple[int, int]]) -> Ints:
 
 # Projections, in the figures of a Dask cluster of processes: a task costs its worker `task_s` besides its own seconds;
 # a task that follows another is ready `hop_s` after it, wherever it runs; bytes cost their transfer when their producer
-# ran elsewhere; and the scheduler, one process, hands out a task every `dispatch_s`.  Of the ready pieces, a free
-# worker takes that of highest upward rank (the longest way to the end; Topcuoglu, Hariri, Wu, 2002), or the first in
-# another order, and of the free workers that which holds most of its inputs.
+# ran elsewhere; and the scheduler, one process, hands out a task every `dispatch_s`.  The ready piece of highest upward
+# rank (the longest way to the end; Topcuoglu, Hariri, Wu, 2002), or the first in another order, goes to the free worker
+# that holds most of its inputs.
 #
 # A piece of several nodes keeps what it hands out until the last reader of any of it has run; what is sent to another
 # worker counts there once more.  Results that nobody reads are not counted: they stay, however the graph is cut.
@@ -174,7 +174,7 @@ def _contracted(n: int, glued: Sequence[tuple[int, int]]) -> Ints:
 # A piece that reads some results of another is sent all of them if that is at most so many bytes more for each one
 # that it reads: a task that picks one takes as long.
 MORE = 2 << 20
-# Of each piece, those that it waits for, to the place of each in an order: of ready pieces, the least runs first.
+# From those that each piece waits for to the place of each in an order: the ready piece of least place runs first.
 Ranks: TypeAlias = Callable[[Sequence[Sequence[int]]], Sequence[int]]
 
 

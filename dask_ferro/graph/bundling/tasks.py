@@ -1,7 +1,7 @@
 """Bundles of a graph whose durations were measured, or are guesses from what is alike.
 
 `plan.choose` cuts a model, whose nodes are projected from their operators.  Here the nodes are tasks of somebody
-else's graph.  Of the partitions of one series, that which is projected to end first is taken, if it gains:
+else's graph.  The partition of a series that is projected to end first is taken, if it gains:
 
     projected(bundles, seconds) <= projected(tasks, seconds, half of the overheads of tasks that may be bundled)
     projected(bundles, most)    <= projected(tasks, most) x 1.05
@@ -63,7 +63,7 @@ PEAKS = 2
 class TaskDag:
     """A graph of tasks, and what may be bundled."""
 
-    # With the estimated seconds; those of tasks of kind `ALONE` may be a guess.
+    # The seconds are estimates; those of tasks of kind `ALONE` may be a guess.
     dag: Dag
     # `ALONE`, or a number from 0.
     kinds: Sequence[int]
@@ -131,7 +131,7 @@ class _Search:
         base, overheads = self.base, self.overheads
         # Merging saves nothing of what tasks cost that are by themselves.
         spent = (base.kinds == ALONE) * overheads.task_s
-        # What a partition gains has to be more than half of what tasks are assumed to cost.
+        # The gain of a partition has to be more than half of what tasks are assumed to cost.
         halves = {name: getattr(overheads, name) / 2 for name in ("task_s", "hop_s", "dispatch_s")}
         half = replace(self, overheads=replace(overheads, **halves))
         best = self._alone(base)

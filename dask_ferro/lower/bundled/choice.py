@@ -51,7 +51,7 @@ from dask_ferro.trace import ABOUT
 
 # The seconds of a task whose cost is not known: it is by itself, and delays what waits for it.
 UNKNOWN_S = 0.01
-# Of what a bundle may hold, the part of a task that is wanted: two do not fit.
+# The part of what a bundle may hold that a wanted task has: two do not fit.
 WANTED_SHARE = 0.6
 # Bytes of data in a graph that may be bundled with what reads it.
 SMALL_DATA = 4096
@@ -59,7 +59,7 @@ SMALL_DATA = 4096
 PLACING = frozenset({"workers", "restrictions", "resources", "allow_other_workers", "loose_restrictions"})
 # The annotation of how often a task is tried again.
 _RETRIES = "retries"
-# What the annotation "ferro" says of one task alone.
+# Parts of the annotation "ferro" that are about one task alone.
 _OF_ONE_TASK = ("seconds", "flops", "bytes")
 # Seconds that a flow may last, and those that flows of one graph last at least, on average; of the seconds of bundles,
 # what flows have to gain; of the seconds of the tasks alone, with how many no bundles are sought.
@@ -85,7 +85,7 @@ class HeldResult(NamedTuple):
 
 @dataclass(frozen=True)
 class CostFacts:
-    """What a scheduler knows of tasks."""
+    """The facts that a scheduler knows of tasks."""
 
     # Returns the projected cost of a task by its key, or None.
     cost: Callable[[Key], TaskCost | None]
@@ -223,7 +223,7 @@ def choose(
     edges, outside = _edges(nodes, number, sizes)
     choice = BundleChoice(tasks, costs, edges, outside, tuple((i,) for i in range(len(nodes))))
     if of_ranks := annotations.get(MEMBER):
-        # What the call says of all tasks is Dask's to follow, task by task.
+        # Dask follows such annotations of the call task by task.
         if any(common.get(name) for name in (*PLACING, _RETRIES)):
             return choice
         return _rank_choice(choice, of_ranks, facts.members > 0)
@@ -334,7 +334,7 @@ def _flows(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Sequence[
     # A flow of one member is a bundle.
     if all(len(set(flow.members)) < 2 for flow in flows):
         return ()
-    # What is by itself is projected as with bundles, roughly.
+    # Tasks by themselves are projected as with bundles, roughly.
     others = float(seconds[~inside].sum()) / facts.workers / len(flows)
     return [flow._replace(seconds=flow.seconds + others) for flow in flows]
 
@@ -389,7 +389,7 @@ def _cost(
         # Data in the graph goes to whoever reads it: alone, or with its readers if it is small.
         nbytes = safe_sizeof(task.value)
         return TaskCost(0.0, nbytes) if nbytes <= SMALL_DATA else None
-    # What was measured is nearer than what a task tells.
+    # Measurements are nearer than what a task tells.
     if (cost := facts.cost(key) or own_cost(annotation(FERRO, key, None, annotations, common))) is not None:
         return cost
     return task.cost if isinstance(task, BundleTask) else None

@@ -106,7 +106,7 @@ class BundledGraph:
         try:
             graph, annotations = folded(layers)
             return rewritten_once(convert_legacy_graph(graph), keys, annotations, facts, common, repeats)
-        # As below: the tasks are right, all of them written out.
+        # The tasks are right, all of them written out.
         except Exception:
             logger.exception("dask_ferro: steps of a training are submitted with all of their tasks")
             return None

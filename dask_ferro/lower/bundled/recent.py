@@ -22,7 +22,7 @@ from dask_ferro.engines.cache import Cache
 from dask_ferro.graph.bundling.partition import Bundles, Floats
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
 
-# Of the seconds (or bytes) of all tasks, the sum of changes with which a choice still holds.
+# The sum of changes with which a choice still holds, as a share of the seconds (or bytes) of all tasks.
 CHANGED = 0.25
 # Longer tasks count as long as this: one of them must not hide what changes in a thousand short ones.
 LONG_S = 0.05
@@ -36,8 +36,8 @@ FLOW_STARTS = 0.02
 _SUBMITTED = 64
 
 
-# What a graph took one way counts once it ran so often that way, since the first run opens connections.  Of the newest
-# runs, the fastest counts, as other graphs may have run beside the rest.
+# The time of a graph counts once it ran so often one way, since the first run opens connections.  The fastest of the
+# newest runs counts, as other graphs may have run beside the rest.
 _RUNS, _NEWEST = 2, 4
 # Tasks that take so many times as long, or as short, make another graph.
 _ANOTHER = 2.0
